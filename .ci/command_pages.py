@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from overlapscope.cli import parser
+from overlapscope.cli import build_parser
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -20,7 +20,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def _page() -> str:
     os.environ["COLUMNS"] = "100"  # argparse asks for it
-    sections = [f"## {name}\n\n```\n{verb.format_help().rstrip()}\n```\n" for name, verb in _verbs(parser())]
+    sections = [f"## {name}\n\n```\n{verb.format_help().rstrip()}\n```\n" for name, verb in _verbs(build_parser())]
     return "\n".join(["# Commands\n", *sections])
 
 

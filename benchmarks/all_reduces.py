@@ -20,11 +20,11 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.quiet_machine import wait_until_quiet
-from instrumented_ddp.recording.bucket_sum import BucketSum
-from instrumented_ddp.strategies.known import STRATEGIES, strategy_of
+from instrumented_ddp.recording.bucket_sum import BucketSumRecorder
+from instrumented_ddp.strategies.known import STRATEGIES, resolve_strategy
 from instrumented_ddp.strategies.wire import Wire
 from overlapscope.lab.network import link as links
-from overlapscope.lab.network.link import hosts_over
+from overlapscope.lab.network.link import make_linked_hosts
 from tests.cluster.hosts import entrance_to
 from tests.cluster.ranks import Ranks, on_loopback
 from tests.cluster.shaped_link import LINKS
@@ -40,7 +40,7 @@ def times_of(names: Sequence[str], sizes_bytes: Sequence[int], repetitions: int)
     group = dist.group.WORLD
     assert group is not None
     # None where the backend has an all-reduce of its own.
-    all_reduces = {name: None if name == GLOO else strategy_of(name).all_reduce for name in names}
+    all_reduces = {name: None if name == GLOO else resolve_strategy(name).all_reduce for name in names}
     draw, seen = random.Random(0), []
     for size_bytes in sizes_bytes:
         buffer = torch.ones(size_bytes // 4)
@@ -53,7 +53,7 @@ def times_of(names: Sequence[str], sizes_bytes: Sequence[int], repetitions: int)
                 if all_reduce is None:
                     dist.all_reduce(buffer)
                 else:
-                    all_reduce(buffer, Wire(group, range(group.size()), BucketSum(name, None, None)))
+                    all_reduce(buffer, Wire(group, range(group.size()), BucketSumRecorder(name, None, None)))
                 end_ns = time.monotonic_ns()
                 assert bool((buffer == group.size()).all()), name
                 if repetition > 0:
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--link", choices=LINKS, default="1gbit")
     parser.add_argument("--mb", type=float, nargs="+", default=[1, 4, 16, 64])
-    summing = [name for name in STRATEGIES if strategy_of(name).all_reduce is not None]
+    summing = [name for name in STRATEGIES if resolve_strategy(name).all_reduce is not None]
     parser.add_argument("--strategies", nargs="+", choices=summing, default=["ring"])
     parser.add_argument("--repetitions", type=int, default=11)
     args = parser.parse_args()
@@ -79,9 +79,9 @@ def main() -> None:
             seen = ranks.call(times_of, names, sizes_bytes, args.repetitions, is_last=True)
     else:
         link = LINKS[args.link]
-        with hosts_over(link, args.ranks) as hosts:
+        with make_linked_hosts(link, args.ranks) as hosts:
             wait_until_quiet(LONGEST_WAIT_S)
-            rate = links.check([hosts.command(0), hosts.command(1)], hosts.address(0), link).bytes_per_s
+            rate = links.measure_link([hosts.command(0), hosts.command(1)], hosts.address(0), link).bytes_per_s
             print(f"{args.link}: {rate / 1e6:.1f} MB/s each way, {args.ranks} ranks", flush=True)
             with Ranks(args.ranks, entrance_to(hosts)) as ranks:
                 seen = ranks.call(times_of, names, sizes_bytes, args.repetitions, is_last=True)

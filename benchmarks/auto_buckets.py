@@ -29,7 +29,7 @@ from rich.table import Table
 from benchmarks.auto_training import CAPS_MB, wait_for
 from benchmarks.quiet_machine import QUIET_CORES
 from benchmarks.swept_training import MODELS, WORLD_SIZE
-from overlapscope.lab.network.link import parsed_rate
+from overlapscope.lab.network.link import parse_rate
 from tests.cluster.shaped_link import LINKS, Ranks, ranks_over
 
 TIME_LIMIT_S: Final = 1800
@@ -43,14 +43,14 @@ def train(ranks: Ranks, model: str, rounds: int, slower: str | None) -> list[lis
         folder = Path(name)
         if slower is not None:
             threading.Thread(target=_slow_down_when_asked, args=(ranks, folder, slower), daemon=True).start()
-        arguments = [name, model, str(rounds), "0" if slower is None else "1", *map(str, ranks.carriers)]
+        arguments = [name, model, str(rounds), "0" if slower is None else "1", *map(str, ranks.carrier_pids)]
         ranks.run(["-m", "benchmarks.auto_training", *arguments], environment, TIME_LIMIT_S)
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD_SIZE)]
 
 
 def _slow_down_when_asked(ranks: Ranks, folder: Path, rate: str) -> None:
     wait_for(folder / "slow-down")
-    ranks.set_rate(parsed_rate(rate))
+    ranks.set_rate(parse_rate(rate))
     (folder / "slowed").touch()
 
 

@@ -35,7 +35,7 @@ _MOST_STEPS: Final = 1500
 def choose(model: DistributedDataParallel, step: Callable[[], None], decisions: int) -> int:
     """Train until so many decisions were made and the plan is in force. Returns after how many steps that was."""
     for steps in range(_MOST_STEPS):
-        made = torch.tensor([len(model._plans.wished.decisions)])
+        made = torch.tensor([len(model._plans.requested_schedule.decisions)])
         dist.broadcast(made, 0)
         if made.item() >= decisions and model._reducer.plan_reason != "probe":
             return steps
@@ -43,9 +43,9 @@ def choose(model: DistributedDataParallel, step: Callable[[], None], decisions: 
     raise RuntimeError(f"no decision after {_MOST_STEPS} steps")
 
 
-def take_turns(steps: list[Callable[[], None]], rounds: int, carriers: Sequence[int]) -> list[dict[str, Any]]:
+def take_turns(steps: list[Callable[[], None]], rounds: int, carrier_pids: Sequence[int]) -> list[dict[str, Any]]:
     """Blocks of steps of all, in another order in every round: number, ends in ns, cores of others."""
-    task = Task(model="", settings=(), rounds=rounds, steps=STEPS, carriers=tuple(carriers), time_limit_s=0)
+    task = Task(model="", settings=(), rounds=rounds, steps=STEPS, carrier_pids=tuple(carrier_pids), time_limit_s=0)
     blocks = []
     for _ in range(rounds):
         for number in torch.randperm(len(steps)).tolist():
@@ -83,7 +83,7 @@ def main() -> None:
             (folder / "slow-down").touch()
             wait_for(folder / "slowed")
         steps = choose(model, step, number + 1)
-        decisions = [asdict(decision) for decision in model._plans.wished.decisions]
+        decisions = [asdict(decision) for decision in model._plans.requested_schedule.decisions]
         blocks = take_turns([step, *fixed], rounds, list(map(int, sys.argv[5:])))
         phases.append({"steps": steps, "decisions": decisions, "blocks": blocks, "buckets": model.bucket_plan.buckets})
     (folder / f"{rank}.json").write_text(json.dumps(phases))

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from benchmarks.noise import Floats
-from overlapscope.account.means import student
+from overlapscope.account.means import student_quantile
 from overlapscope.interval import SIGMAS_90
 
 
@@ -38,5 +38,5 @@ def bootstrap_holds(rng: np.random.Generator, series: Floats, length: int, draws
     begins = rng.integers(0, steps, (draws, blocks))
     means = (sums[begins + length] - sums[begins]).sum(axis=1) / (blocks * length)
     free = np.array([max(2.0, steps / length - 1)])
-    half = float(student(free, SIGMAS_90)[0]) * means.std() * math.sqrt((free[0] + 1) / free[0])
+    half = float(student_quantile(free, SIGMAS_90)[0]) * means.std() * math.sqrt((free[0] + 1) / free[0])
     return bool(abs(series.mean()) <= half)

@@ -64,9 +64,9 @@ def served(folder: Path) -> Iterator[Server]:
 
 def _serve(folder: Path, pipe: Connection) -> None:
     from dashboards.app import prepare, start_server
-    from dashboards.runs import Runs
+    from dashboards.runs import RunIndex
 
-    runs = Runs([folder])
+    runs = RunIndex([folder])
     begin = time.monotonic()
     prepare(runs)
     seconds = time.monotonic() - begin

@@ -36,10 +36,10 @@ from rich.table import Table
 from benchmarks.bayesian_search import SAMPLES, STEPS_PER_SAMPLE, search
 from benchmarks.sweep_file import Measured, read_sweep
 from benchmarks.swept_training import Setting
-from overlapscope.analysis.observations import lanes_of, observations_of
-from overlapscope.model.calibration import CALIBRATION_FILE, read_calibration, spans_of
+from overlapscope.analysis.observations import extract_observations, get_backend_lanes
+from overlapscope.model.calibration import CALIBRATION_FILE, collect_spans, read_calibration
 from overlapscope.model.cost import CollectiveCost
-from overlapscope.model.fit import Fitted, fit
+from overlapscope.model.fit import FittedModel, fit_model
 from overlapscope.model.line import fit_line
 from overlapscope.model.observation import Spans
 from overlapscope.model.partition import Buckets
@@ -125,9 +125,9 @@ def _has_size(measured: Measured) -> bool:
 
 
 def read_spans(folder: Path) -> dict[str, Spans | None]:
-    """All-reduces that were measured alone and in pairs, as ``fit`` takes them."""
+    """All-reduces that were measured alone and in pairs, as ``fit_model`` takes them."""
     calibration = read_calibration(folder / CALIBRATION_FILE)
-    return {"calibration": spans_of(calibration.samples), "pairs": spans_of(calibration.pairs)}
+    return {"calibration": collect_spans(calibration.samples), "pairs": collect_spans(calibration.pairs)}
 
 
 def scores(folder: Path, truth: Truth) -> Iterator[Score]:
@@ -138,27 +138,27 @@ def scores(folder: Path, truth: Truth) -> Iterator[Score]:
         if not path.exists():
             continue
         trace = read_trace(path)
-        observations, lanes = observations_of(trace), lanes_of(trace)
+        observations, lanes = extract_observations(trace), get_backend_lanes(trace)
         if name != RECORDINGS[0] and len(set(observations.plan.tolist())) == 1:
             continue  # nothing was probed
         for spans in ({}, calibrated):
-            fitted = fit(observations, lanes=lanes, **spans)
+            fitted = fit_model(observations, lanes=lanes, **spans)
             way = f"{name}, calibrated" if spans else name
             yield _score(way, fitted, truth)
             yield _score(f"{way}: straight line", _with_line(fitted), truth, has_interval=False)
     yield Score(way="leave it", predicted_ns=None, interval_ns=None, chosen=truth.default)
 
 
-def _score(way: str, fitted: Fitted, truth: Truth, *, has_interval: bool = True) -> Score:
+def _score(way: str, fitted: FittedModel, truth: Truth, *, has_interval: bool = True) -> Score:
     predicted_ns = replay(truth.plans, fitted.work, fitted.costs).typical_ns
-    interval_ns = np.quantile(fitted.cycle_draws_ns(truth.plans), [0.05, 0.95], axis=0) if has_interval else None
+    interval_ns = np.quantile(fitted.draw_step_times_ns(truth.plans), [0.05, 0.95], axis=0) if has_interval else None
     best = int(np.argmin(predicted_ns))
     is_change = not has_interval or recommend(fitted, truth.plans[truth.default]).verdict == "change"
     chosen = best if is_change else truth.default
     return Score(way=way, predicted_ns=predicted_ns, interval_ns=interval_ns, chosen=chosen)
 
 
-def _with_line(fitted: Fitted) -> Fitted:
+def _with_line(fitted: FittedModel) -> FittedModel:
     """The same with latency and bandwidth alone."""
     cost = fitted.costs.collective
     line = fit_line(cost.sizes_bytes, cost.times_ns) if fitted.calibration is None else _line_of(fitted.calibration)

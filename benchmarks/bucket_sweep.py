@@ -61,7 +61,7 @@ def sweep(model: str, link: str, ranks: Ranks, settings: Sequence[Setting], roun
         settings=tuple(settings),
         rounds=rounds,
         steps=STEPS,
-        carriers=ranks.carriers,
+        carrier_pids=ranks.carrier_pids,
         time_limit_s=time_limit_s,
     )
     link_check = check(ranks, LINKS[link])

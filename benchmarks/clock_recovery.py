@@ -48,7 +48,7 @@ def run_rank(rank: int, folder: Path, runs: int, seconds: float) -> None:
     from overlapscope.trace import host
 
     if rank == 1:
-        host.boot_identity = lambda: "another host"
+        host.get_boot_id = lambda: "another host"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     chance = random.Random(1)

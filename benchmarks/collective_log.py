@@ -22,16 +22,16 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from instrumented_ddp.collective_log.collectives import Collectives
-from instrumented_ddp.collective_log.position import Position
-from instrumented_ddp.collective_log.purposes import Purpose, launched_for
+from instrumented_ddp.collective_log.collectives import CollectiveLog
+from instrumented_ddp.collective_log.position import TrainingPosition
+from instrumented_ddp.collective_log.purposes import CollectiveRole, collective_context
 
 COLLECTIVES = 2000
 
 
 def reduce_bucket(buffer: torch.Tensor) -> None:
     """As our reducer does, which says what it launches."""
-    with launched_for(Purpose(role="bucket", bucket=0)):
+    with collective_context(CollectiveRole(role="bucket", bucket=0)):
         dist.group.WORLD.allreduce([buffer], dist.AllreduceOptions()).wait()
 
 
@@ -51,7 +51,7 @@ def fail(error: Exception) -> None:
 def us_when_logged(launch: Callable[[], object]) -> float:
     """The same with a log, which is new and knows nothing yet."""
     with tempfile.TemporaryDirectory() as folder:
-        log = Collectives(Path(folder, "rank_0"), 0, Position(), on_error=fail)
+        log = CollectiveLog(Path(folder, "rank_0"), 0, TrainingPosition(), on_error=fail)
         try:
             return us_of_each(launch)
         finally:

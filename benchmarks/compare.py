@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.quiet_machine import wait_until_quiet
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.compare.comparison import Comparison, compare
-from overlapscope.analysis.compare.side import Choice, Side
+from overlapscope.analysis.compare.side import ComparisonSide, StepChoice
 from overlapscope.lab.network.link import Link
 from overlapscope.trace.reader import read_trace
 from tests.cluster.shaped_link import Ranks, ranks_over
@@ -65,7 +65,9 @@ def record_pairs(folder: Path, pairs: int, steps: int, sides: tuple[str, ...]) -
 
 
 def compared(folder: Path, pair: int, side: str) -> Comparison:
-    base, new = (Side.of(Analysis(read_trace(folder / f"{pair}_{name}")), Choice()) for name in ("base", side))
+    base, new = (
+        ComparisonSide.of(Analysis(read_trace(folder / f"{pair}_{name}")), StepChoice()) for name in ("base", side)
+    )
     return compare(base, new)
 
 

@@ -29,13 +29,13 @@ from overlapscope.trace.group_log import (
     ENTRY_BYTES,
     ENTRY_DTYPE,
     HEADER_BYTES,
+    CollectiveLogHeader,
     Entries,
-    GroupHeader,
+    entry_digest,
     group_file,
-    mix,
-    step_that_must_agree,
+    hashed_step,
 )
-from overlapscope.trace.writer import EventLog
+from overlapscope.trace.writer import EventLogWriter
 from tests.ordered import bucket, make_folder
 
 BUCKETS = 10
@@ -66,7 +66,7 @@ def running_hash(number: np.ndarray, step: np.ndarray) -> np.ndarray:
     """As the writer of collective logs adds it up."""
     signatures = [bucket(one) for one in range(BUCKETS)]
     added = [
-        mix(signature.hash, n, step_that_must_agree(signature, s, 0))
+        entry_digest(signature.hash, n, hashed_step(signature, s, 0))
         for n, s in zip(number.tolist(), step.tolist(), strict=True)
         for signature in [signatures[(n - 1) % BUCKETS]]
     ]
@@ -82,17 +82,17 @@ def write_recording(folder: Path, ranks: int, collectives: int) -> None:
     for rank in range(ranks):
         rank_dir = make_folder(folder, rank, ranks, host=f"node{rank // 8}")
         (rank_dir / SIGNATURES_FILE).write_text(signatures)
-        header = GroupHeader(
+        header = CollectiveLogHeader(
             name="0", ranks=tuple(range(ranks)), rank=rank, description="default_pg", capacity=collectives
         )
         with (rank_dir / group_file(0)).open("wb") as file:
             file.write(header.pack())
             file.write(other if rank == ranks // 2 else usual)
-        events = EventLog(rank_dir / EVENTS_FILE, 4096 + 64 * 4096)
+        events = EventLogWriter(rank_dir / EVENTS_FILE, 4096 + 64 * 4096)
         for step in range(collectives // BUCKETS - 100, collectives // BUCKETS):
             begin_ns = BEGIN_NS + step * STEP_NS
-            for phase in (Phase.LOOP, Phase.FORWARD, Phase.BACKWARD, Phase.FINALISE, Phase.OPTIMIZER):
-                events.append(pack_body(Kind.ENTER, index=phase), step, begin_ns, begin_ns)
+            for phase in (Phase.LOOP, Phase.FORWARD, Phase.BACKWARD, Phase.FINALIZE, Phase.OPTIMIZER):
+                events.append(pack_body(Kind.PHASE_BEGIN, index=phase), step, begin_ns, begin_ns)
             events.append(pack_body(Kind.STEP), step, begin_ns, begin_ns + STEP_NS)
 
 

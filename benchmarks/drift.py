@@ -26,12 +26,12 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.models import LARGE_MODELS, SMALL_MODELS, TINY_MODELS, training_step
 from instrumented_ddp import DistributedDataParallel, attach
-from instrumented_ddp.replicas.replica import Replica
+from instrumented_ddp.replicas.replica import FingerprintedReplica
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.lab import jobs
 from overlapscope.lab.catalogue import FAULT_STEP, FAULTS, Fault
-from overlapscope.lab.scripts import script_of
+from overlapscope.lab.scripts import find_fault_script
 from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.reports import read_reports
 from tests.cluster import replicated
@@ -52,15 +52,15 @@ def measure(model: str, steps: int, folder: Path) -> tuple[float, float, float, 
     train = training_step(workload, ddp)
     spent_ns: list[int] = []
     clock_ns = min(-(time.thread_time_ns() - time.thread_time_ns()) for _ in range(1000))
-    original = Replica.forward_begins
+    original = FingerprintedReplica.on_forward_start
 
-    def timed(replica: Replica, reductions: int, step: int) -> None:
+    def timed(replica: FingerprintedReplica, reductions: int, step: int) -> None:
         time.thread_time_ns()  # after a step the clock itself is slow, the first time
         begin_ns = time.thread_time_ns()
         original(replica, reductions, step)
         spent_ns.append(time.thread_time_ns() - begin_ns - clock_ns)
 
-    Replica.forward_begins = timed  # type: ignore[method-assign]
+    FingerprintedReplica.on_forward_start = timed  # type: ignore[method-assign]
     ends_ns = [time.perf_counter_ns()]
     for _ in range(steps + _WHOLE_SWEEPS):
         train()
@@ -75,7 +75,7 @@ def found(fault: Fault) -> str:
     """Run a fault, and say how soon it is reported."""
     with tempfile.TemporaryDirectory() as temporary:
         trace = Path(temporary, "trace")
-        with jobs.running(script_of(fault), 3, trace=trace, start=WarmRank) as job:
+        with jobs.run_fault_job(find_fault_script(fault), 3, trace=trace, start=WarmRank) as job:
             job.wait(patience_s=fault.patience_s)
         reports = read_reports(find_rank_folders(trace))
         if not reports:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.noise import Floats, Noise, autoregressive, bimodal, heavy_tailed
 from overlapscope.analysis.cycles import CAUSES, Cycles
 from overlapscope.analysis.finding import Finding
-from overlapscope.analysis.stragglers import findings_of
+from overlapscope.analysis.stragglers import find_all_findings
 
 MS = 1_000_000
 USUAL_MS = {"copies": 1, "optimizer": 3, "data_wait": 2, "forward": 10, "between": 1, "backward": 20}
@@ -87,7 +87,7 @@ def made_up(rng: np.random.Generator, noise: Noise, ranks: int, steps: int, dela
 def judged(cycles: Cycles) -> tuple[Finding, ...]:
     """What is said of a recording, eight ranks to a host."""
     hosts = {rank: f"node{rank // 8}" for rank in cycles.ranks.tolist()}
-    return findings_of(cycles, hosts, [], float(cycles.cycle_time_ns.mean()))
+    return find_all_findings(cycles, hosts, [], float(cycles.cycle_time_ns.mean()))
 
 
 def main() -> None:

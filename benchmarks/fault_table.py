@@ -34,9 +34,9 @@ from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.lab import jobs
 from overlapscope.lab.catalogue import FAULTS, Fault
 from overlapscope.lab.diagnosing import diagnose
-from overlapscope.lab.reports import reports_in
-from overlapscope.lab.scripts import script_of
-from overlapscope.lab.truth import Check, compare
+from overlapscope.lab.reports import load_reports
+from overlapscope.lab.scripts import find_fault_script
+from overlapscope.lab.truth import VerdictCheck, check_verdict
 from tests.lab.outcome import Outcome, run_fault
 from tests.lab.warm_ranks import WarmRank
 
@@ -47,19 +47,19 @@ _NOTICED_WITHIN_S: Final = 8
 
 
 def row(fault: Fault, world_size: int, outcome: Outcome, stock: str | None) -> list[str]:
-    checks = {check.point: check for check in compare(fault, world_size, outcome.verdict)}
+    checks = {check.point: check for check in check_verdict(fault, world_size, outcome.verdict)}
     wrong = outcome.wrong(fault, world_size)
     return [
         fault.name,
         str(world_size),
         *(_cell(checks.get(point)) for point in POINTS),
-        "-" if fault.is_negative else outcome.seconds,
+        "-" if fault.is_healthy else outcome.seconds,
         *(f"**{'; '.join(wrong[what])}**" if what in wrong else "yes" for what in ("message", "afterwards")),
         *([] if stock is None else [stock]),
     ]
 
 
-def _cell(check: Check | None) -> str:
+def _cell(check: VerdictCheck | None) -> str:
     if check is None:
         return "-"
     return "yes" if check.is_right else f"**{check.said}**"
@@ -68,7 +68,9 @@ def _cell(check: Check | None) -> str:
 def stock_ends(fault: Fault, world_size: int) -> str:
     """How a job ends that nobody watches."""
     timeout_s = jobs.STOCK_TIMEOUT_S
-    with jobs.running(script_of(fault), world_size, wrapper="torch", timeout_s=timeout_s, start=WarmRank) as job:
+    with jobs.run_fault_job(
+        find_fault_script(fault), world_size, wrapper="torch", timeout_s=timeout_s, start=WarmRank
+    ) as job:
         job.wait(patience_s=timeout_s + 5)
         fault_ns = job.fault_ns()
         after = "" if fault_ns is None else f" after {time.monotonic() - fault_ns / 1e9:.0f} s"
@@ -125,7 +127,7 @@ def print_kills(sizes: Sequence[int]) -> bool:
 def verdict_after_kill(world_size: int, victims: Sequence[int], number: signal.Signals) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="fault-table-") as temporary:
         trace = Path(temporary, "trace")
-        with jobs.running(HEALTHY_TRAINING, world_size, trace=trace, start=WarmRank) as job:
+        with jobs.run_fault_job(HEALTHY_TRAINING, world_size, trace=trace, start=WarmRank) as job:
             while not all((trace / f"rank_{rank}").exists() for rank in range(world_size)):
                 time.sleep(0.05)
             time.sleep(_KILLED_AFTER_S)
@@ -139,12 +141,12 @@ def print_healthy(steps: int, world_size: int) -> bool:
     with tempfile.TemporaryDirectory(prefix="fault-table-") as temporary:
         trace = Path(temporary, "trace")
         environment = {"OVERLAPSCOPE_LAB_STEPS": str(steps)}
-        with jobs.running(
+        with jobs.run_fault_job(
             HEALTHY_TRAINING, world_size, trace=trace, extra_environment=environment, start=WarmRank
         ) as job:
             job.wait(time_limit_s=600)
             ends = job.ends()
-        reports = reports_in(trace)
+        reports = load_reports(trace)
         verdict, _ = diagnose(trace)
     print(f"{steps} steps on {world_size} ranks: {', '.join(ends)}; {len(reports)} reports; verdict: {verdict.kind}")
     for report in reports:

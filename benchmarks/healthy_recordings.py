@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from overlapscope.analysis.analysis import Analysis
-from overlapscope.analysis.sentences import describe, who
+from overlapscope.analysis.sentences import describe, name_culprit
 from overlapscope.trace.reader import read_trace
 
 TRAINING = Path(__file__).parents[1] / "examples" / "train_gpt.py"
@@ -68,7 +68,7 @@ def main() -> None:
                 record(folder, args.ranks, args.steps)
         stragglers = Analysis(read_trace(folder)).stragglers
         findings = stragglers.findings if stragglers is not None else ()
-        named.update({who(finding) for finding in findings})
+        named.update({name_culprit(finding) for finding in findings})
         print(f"{folder.name}: {' '.join(map(describe, findings)) or 'nobody'}", flush=True)
     print(f"\n{args.recordings} recordings; named: {dict(named) or 'nobody'}")
 

@@ -38,8 +38,8 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.finding import Finding
-from overlapscope.analysis.sentences import who
-from overlapscope.lab.network.hosts import cluster_of
+from overlapscope.analysis.sentences import name_culprit
+from overlapscope.lab.network.hosts import make_cluster
 from overlapscope.trace.reader import read_trace
 from tests.cluster.faults import Fault, SlowLink
 from tests.cluster.injected import CASES, STEPS, WORLD_SIZE, names, train
@@ -55,10 +55,10 @@ def record(case: str, folder: Path, steps: int) -> None:
     healthy = folder.with_name(f"{folder.name}.healthy")
     links = [fault for fault in faults if isinstance(fault, SlowLink)]
     if links:
-        with cluster_of(WORLD_SIZE) as hosts:
+        with make_cluster(WORLD_SIZE) as hosts:
             train((), healthy, hosts, steps)
             for link in links:
-                hosts.slow_down(link.rank, link.rate)
+                hosts.limit_rate(link.rank, link.rate)
             train(faults, folder, hosts, steps)
     else:
         train((), healthy, steps=steps)
@@ -168,7 +168,7 @@ def rows_of(case: str, faults: Sequence[Fault], folder: Path) -> Iterator[tuple[
         finding = judgement.finding
         said, cost, error = "NOT FOUND", "", ""
         if finding is not None:
-            said = f"{who(finding)}: {finding.cause}, {finding.pattern.kind}"
+            said = f"{name_culprit(finding)}: {finding.cause}, {finding.pattern.kind}"
             cost = f"{finding.cost.value / 1e6:.2f}"
             cost += f" ({finding.cost.low / 1e6:.2f} to {finding.cost.high / 1e6:.2f})"
             error = f"{100 * judgement.error:+.1f} %" if judgement.truth_ns else "not injected"

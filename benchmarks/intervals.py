@@ -26,16 +26,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.bootstraps import bootstrap_holds, chosen_length
 from benchmarks.false_alarms import judged, made_up
 from benchmarks.noise import Floats, Noise, autoregressive, bimodal, heavy_tailed
-from overlapscope.account.mean_step import mean_step_of
-from overlapscope.account.means import mean_of
+from overlapscope.account.mean_step import compute_mean_step
+from overlapscope.account.means import mean_with_ci
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.finding import Finding
 from overlapscope.interval import Interval
-from overlapscope.model.fit import fit
-from overlapscope.model.measured import Measured
+from overlapscope.model.fit import fit_model
+from overlapscope.model.measured import MeasuredSteps
 from overlapscope.model.partition import Buckets
 from overlapscope.model.plan import default_plan
-from overlapscope.model.probe import probe
+from overlapscope.model.probe import plan_probe
 from overlapscope.model.recommend import recommend
 from overlapscope.trace.reader import read_trace
 from tests.model.oracle import Job, observe, simulate
@@ -73,7 +73,7 @@ def print_means(rng: np.random.Generator, recordings: int, lengths: list[int]) -
     for steps in lengths:
         for name, noise in NOISE.items():
             series = noise(rng, steps, recordings)
-            ours = np.mean([holds(mean, 0) for mean in mean_of(series)])
+            ours = np.mean([holds(mean, 0) for mean in mean_with_ci(series)])
             some = series[:, : max(1, recordings // 5)].T
             chosen = np.mean([bootstrap_holds(rng, one, chosen_length(one)) for one in some])
             cube = np.mean([bootstrap_holds(rng, one, round(steps ** (1 / 3))) for one in some])
@@ -138,13 +138,13 @@ def noisy(job: Job, rng: np.random.Generator, noise: float) -> Job:
 
 def advice_on(rng: np.random.Generator, job: Job, noise: float, *, is_probed: bool) -> tuple[bool, bool | None]:
     """Whether the intervals hold of the best size's step, and of its gain; None if that size is in force."""
-    in_force, probed = default_plan(job.gradients).buckets, probe(job.gradients)
+    in_force, probed = default_plan(job.gradients).buckets, plan_probe(job.gradients)
     plans: list[Buckets] = [probed.plans[number] for number in probed.plan_of_step] if is_probed else []
     plans += [in_force] * RECORDED_STEPS
     observations = observe([noisy(job, rng, noise) for _ in plans], plans)
-    (step_ns,) = mean_of(observations.cycle_ns[1 - RECORDED_STEPS :].mean(axis=1, keepdims=True))
-    measured = Measured(plan=in_force, step_ns=step_ns, exposed_ns=0.0)
-    advice = recommend(fit(observations, lanes=job.lanes), measured=measured)
+    (step_ns,) = mean_with_ci(observations.cycle_ns[1 - RECORDED_STEPS :].mean(axis=1, keepdims=True))
+    measured = MeasuredSteps(plan=in_force, step_ns=step_ns, exposed_ns=0.0)
+    advice = recommend(fit_model(observations, lanes=job.lanes), measured=measured)
     truth_ns = mean_step_ns(rng, job, noise, advice.best.buckets)
     if advice.best.buckets == in_force:
         return holds(advice.best.step_ns, truth_ns), None
@@ -166,7 +166,7 @@ def print_recordings(folder: Path) -> None:
         half = len(blocks_ns) // 2
         if half < 3:
             continue
-        change = mean_step_of(blocks_ns[half:]).minus(mean_step_of(blocks_ns[:half]))
+        change = compute_mean_step(blocks_ns[half:]).minus(compute_mean_step(blocks_ns[:half]))
         found["step"].append(holds(change.step, 0))
         for name, each in change.present.items():
             found[name].append(holds(each, 0))

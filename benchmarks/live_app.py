@@ -59,7 +59,7 @@ _KEYS: Final = (
 def record(folder: Path, ranks: int, hours: float, is_ready: Event) -> None:
     """Write a recording of this process that goes on."""
     logs = [make_rank(folder, rank, world_size=ranks) for rank in range(ranks)]
-    here = {"host": socket.gethostname(), "pid": os.getpid(), "boot_id": host.boot_identity(), "device": "cpu"}
+    here = {"host": socket.gethostname(), "pid": os.getpid(), "boot_id": host.get_boot_id(), "device": "cpu"}
     for rank in range(ranks):
         write_json(rank_folder(folder, rank) / RANK_FILE, {"rank": rank, "clock_samples": [], **here})
     steps_before = int(hours * 3600 * STEPS_PER_S)

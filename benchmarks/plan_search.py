@@ -15,13 +15,13 @@ from collections.abc import Callable
 import numpy as np
 
 from overlapscope.model.cost import CollectiveCost
-from overlapscope.model.line import Line
+from overlapscope.model.line import CostLine
 from overlapscope.model.partition import MB, Gradients
-from overlapscope.model.plan import caps_mb_of, default_plan, uniform_plans
-from overlapscope.model.plan_table import table_of_cuts
+from overlapscope.model.plan import default_plan, find_caps_mb, uniform_plans
+from overlapscope.model.plan_table import build_table_from_cuts
 from overlapscope.model.schedule import Costs, replay
-from overlapscope.model.search import best_plan
-from overlapscope.model.work import Work
+from overlapscope.model.search import find_best_plan
+from overlapscope.model.work import ComputeTimes
 
 MS = 1e6
 LINKS = {
@@ -49,7 +49,7 @@ def convnet(blocks: int) -> np.ndarray:
     return np.array([*sizes, 64 * 3 * 49]) * 4
 
 
-def job(sizes: np.ndarray, backward_ms: float, times_follow_bytes: float, cycles: int, ranks: int) -> Work:
+def job(sizes: np.ndarray, backward_ms: float, times_follow_bytes: float, cycles: int, ranks: int) -> ComputeTimes:
     """Made-up work of ranks that differ by 3 %."""
     random = np.random.default_rng(0)
     share = times_follow_bytes * sizes / sizes.sum() + (1 - times_follow_bytes) / len(sizes)
@@ -63,17 +63,17 @@ def job(sizes: np.ndarray, backward_ms: float, times_follow_bytes: float, cycles
         kinds=np.zeros(len(sizes), dtype=np.int64),
         order=np.arange(len(sizes)),
     )
-    return Work(gradients=gradients, start_ns=start_ns, ready_ns=ready_ns, end_ns=ready_ns[:, :, -1])
+    return ComputeTimes(gradients=gradients, start_ns=start_ns, ready_ns=ready_ns, end_ns=ready_ns[:, :, -1])
 
 
 def costs_of(latency_ms: float, mb_per_s: float, lanes: int, compute_slowdown: float = 1.0) -> Costs:
     """Costs of a link."""
     sizes = np.geomspace(1e3, 1e9, 30)
-    line = Line(alpha_ns=latency_ms * MS, beta_ns=1e9 / (mb_per_s * MB))
+    line = CostLine(alpha_ns=latency_ms * MS, beta_ns=1e9 / (mb_per_s * MB))
     cost = CollectiveCost(
         world_size=2, sizes_bytes=sizes, times_ns=line.time_ns(sizes), line=line, is_identifiable=True
     )
-    copy = Line(alpha_ns=2e4, beta_ns=0.1)
+    copy = CostLine(alpha_ns=2e4, beta_ns=0.1)
     return Costs(collective=cost, copy_in=copy, copy_out=copy, compute_slowdown=compute_slowdown, lanes=lanes)
 
 
@@ -94,8 +94,8 @@ def speed(plans: int, parameters: int, cycles: int, ranks: int) -> None:
     print(f"{plans} plans of {parameters} parameters, {cycles} cycles, {ranks} ranks:")
     for lanes in (1, 2):
         costs = costs_of(0.4, 118.0, lanes)
-        replaying = seconds(lambda costs=costs: replay(table_of_cuts(cuts, work.gradients), work, costs))
-        searching = seconds(lambda costs=costs: best_plan(work, costs), times=3)
+        replaying = seconds(lambda costs=costs: replay(build_table_from_cuts(cuts, work.gradients), work, costs))
+        searching = seconds(lambda costs=costs: find_best_plan(work, costs), times=3)
         print(f"  {lanes} lane(s): replayed in {replaying:.2f} s, best plan found in {searching:.2f} s")
     listing = seconds(lambda: uniform_plans(work.gradients))
     print(f"  {len(uniform_plans(work.gradients))} partitions by cap listed in {listing:.2f} s")
@@ -113,11 +113,11 @@ def gains() -> None:
             for lanes in (1, 2):
                 costs = costs_of(latency_ms, mb_per_s, lanes, 1.1)
                 caps = uniform_plans(work.gradients)
-                best = best_plan(work, costs)
+                best = find_best_plan(work, costs)
                 plans = [default_plan(work.gradients).buckets, best, *(plan.buckets for plan in caps)]
                 default_ns, best_ns, *cap_ns = replay(plans, work, costs).cycle_ns.mean(axis=1)
                 cap = int(np.argmin(cap_ns))
-                as_list = caps_mb_of(best, work.gradients)
+                as_list = find_caps_mb(best, work.gradients)
                 print(f"{name:<14}{link:<22}{lanes:>6}{default_ns / MS:>8.1f} ms{cap_ns[cap] / MS:>8.1f} ms"
                       f"{caps[cap].cap_mb:>8g}{best_ns / MS:>8.1f} ms{len(best):>9}"
                       f"{100 * (1 - best_ns / cap_ns[cap]):>11.1f} %  {as_list}")  # fmt: skip

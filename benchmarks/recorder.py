@@ -38,7 +38,7 @@ from torch.autograd.graph import get_gradient_edge
 
 import instrumented_ddp
 from overlapscope.trace.format import Kind, pack_body
-from overlapscope.trace.writer import EventLog
+from overlapscope.trace.writer import EventLogWriter
 from tests.cluster.processes import Program, run_together
 
 TIME_LIMIT_S: Final = 300
@@ -131,7 +131,7 @@ def table_of(rounds: list[dict[str, dict[str, tuple[float, float]]]]) -> Table:
 def time_tight_loop(records: int = 500_000) -> float:
     """Nanoseconds of a clock reading and an append."""
     with tempfile.TemporaryDirectory() as folder:
-        log = EventLog(Path(folder) / "events.log")
+        log = EventLogWriter(Path(folder) / "events.log")
         body, append, now = pack_body(Kind.GRADIENT_READY), log.append, time.monotonic_ns
         start = time.perf_counter_ns()
         for _ in range(records):

@@ -21,16 +21,16 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from instrumented_ddp.collective_log.collectives import Collectives
-from instrumented_ddp.collective_log.position import Position
-from instrumented_ddp.collective_log.purposes import Purpose
-from instrumented_ddp.recording.bucket_sum import BucketSum
+from instrumented_ddp.collective_log.collectives import CollectiveLog
+from instrumented_ddp.collective_log.position import TrainingPosition
+from instrumented_ddp.collective_log.purposes import CollectiveRole
+from instrumented_ddp.recording.bucket_sum import BucketSumRecorder
 from instrumented_ddp.recording.records import BucketRecords
 from instrumented_ddp.recording.segment_table import SegmentTable
 from instrumented_ddp.recording.timing import HostTimer
 from instrumented_ddp.strategies.wire import Message, Wire
 from overlapscope.trace.format import EVENTS_FILE, Flag
-from overlapscope.trace.writer import EventLog
+from overlapscope.trace.writer import EventLogWriter
 
 BUCKETS, ROUNDS = 200, 12
 """Those of a ring of seven ranks."""
@@ -44,22 +44,22 @@ class Silent(Wire):
 
 
 class Recording:
-    """What ``BucketSum`` needs of a recorder."""
+    """What ``BucketSumRecorder`` needs of a recorder."""
 
     step = 0
 
     def __init__(self, folder: Path) -> None:
-        self.collectives = Collectives(folder, 0, Position(), on_error=self.gives_up)
+        self.collectives = CollectiveLog(folder, 0, TrainingPosition(), on_error=self.disable_recording)
         self.completions = self.collectives.completions
         self.segments = SegmentTable(folder)
-        self.log = EventLog(folder / EVENTS_FILE)
+        self.log = EventLogWriter(folder / EVENTS_FILE)
         self.timer = HostTimer(self.log)
 
-    def timer_on(self, device: torch.device) -> HostTimer:  # noqa: ARG002
+    def get_timer(self, device: torch.device) -> HostTimer:  # noqa: ARG002
         """The host's."""
         return self.timer
 
-    def gives_up(self, error: Exception) -> None:
+    def disable_recording(self, error: Exception) -> None:
         """What is not recorded makes it cheaper."""
         raise error
 
@@ -75,7 +75,7 @@ def us_of_a_round(recording: Any, records: BucketRecords | None, buffer: torch.T
     group = dist.group.WORLD
     begin_ns = time.perf_counter_ns()
     for _ in range(BUCKETS):
-        told = BucketSum("ring", records, recording)
+        told = BucketSumRecorder("ring", records, recording)
         told.launched(group, buffer)
         wire = Silent(group, [0], told)
         for phase in ("reduce-scatter", "all-gather"):
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=9, help="measurements of each (default: 9)")
     turns = parser.parse_args().turns
     buffer = torch.zeros(1000)
-    purpose = Purpose(role="bucket", bucket=0)
+    purpose = CollectiveRole(role="bucket", bucket=0)
     what = {"index": 0, "model": 0, "plan_epoch": 0, "plan_hash": 0}
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)

@@ -27,8 +27,8 @@ from pathlib import Path
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from overlapscope.analysis.pieces import analyse
-from overlapscope.lab.synth import bytes_of, write_recording
+from overlapscope.analysis.pieces import analyze_recording
+from overlapscope.lab.synth import estimate_bytes, write_recording
 from overlapscope.trace.format import TABLES_FOLDER
 from overlapscope.workers import dask
 
@@ -75,7 +75,7 @@ def row(folder: Path, ranks: int, steps: int, buckets: int) -> None:
     written_s = time.monotonic() - begin
     millions = ranks * steps * buckets / 1e6
     said = ""
-    cells = [f"{ranks:,}", f"{millions:.2f}", f"{bytes_of(ranks, steps, buckets) / 1e9:.1f}", f"{written_s:.0f}"]
+    cells = [f"{ranks:,}", f"{millions:.2f}", f"{estimate_bytes(ranks, steps, buckets) / 1e9:.1f}", f"{written_s:.0f}"]
     for command in ("summary", "summary", "stragglers"):
         seconds, gigabytes, last = timed(command, folder)
         cells += [f"{seconds:.1f}", f"{seconds / millions:.2f}", f"{gigabytes:.1f}"]
@@ -88,9 +88,9 @@ def on_dask(folder: Path) -> None:
     """The same on a cluster whose workers die, beside what one process comes to."""
     from distributed import LocalCluster
 
-    from overlapscope.workers import Here
+    from overlapscope.workers import SerialWorkers
 
-    whole = analyse(folder, Here(), None, lambda _phase: None)
+    whole = analyze_recording(folder, SerialWorkers(), None, lambda _phase: None)
     _ = whole.summary, whole.cycles
     shutil.rmtree(folder / TABLES_FOLDER)
     begin, killed = time.monotonic(), 0
@@ -121,7 +121,7 @@ def on_dask(folder: Path) -> None:
             current = next(phases, current)
 
         with dask(cluster.scheduler_address) as workers:
-            found = analyse(folder, workers, lambda done, of: current(done, of), begin_phase)
+            found = analyze_recording(folder, workers, lambda done, of: current(done, of), begin_phase)
             same = found.summary.figures.equals(whole.summary.figures)
             same &= found.summary.sentence == whole.summary.sentence
             if found.cycles is not None and whole.cycles is not None:

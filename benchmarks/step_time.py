@@ -41,10 +41,10 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.models import KNOWN_MODELS, SMALL_MODELS
 from benchmarks.timed_training import MODELS, Timed
-from overlapscope.commands.child_process import plain_environment, recording_environment
-from overlapscope.trace.environment import DETAILS, Detail, with_startup
+from overlapscope.commands.child_process import environment_without_recording, recording_environment
+from overlapscope.trace.environment import DETAILS, Detail, add_startup_hook
 from overlapscope.trace.format import EVENTS_FILE, rank_folder
-from overlapscope.trace.log import newest_step
+from overlapscope.trace.log import read_latest_step
 from tests.cluster.processes import Program, run_together
 
 WORLD_SIZE: Final = 2
@@ -75,7 +75,11 @@ def run(model: str, way: Way, steps: int, detail: Detail) -> Run:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         traces = folder / "traces"
-        environment = with_startup(recording_environment(traces, detail)) if way.is_recorded else plain_environment()
+        environment = (
+            add_startup_hook(recording_environment(traces, detail))
+            if way.is_recorded
+            else environment_without_recording()
+        )
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -92,7 +96,7 @@ def run(model: str, way: Way, steps: int, detail: Detail) -> Run:
         except (RuntimeError, TimeoutError) as error:
             error.add_note(f"in a run of {model} with {way}")
             raise
-        is_recorded = (newest_step(rank_folder(traces, 0) / EVENTS_FILE) or 0) >= steps
+        is_recorded = (read_latest_step(rank_folder(traces, 0) / EVENTS_FILE) or 0) >= steps
         assert is_recorded == way.is_recorded, f"{way}: recorded is {is_recorded}"
         return [Timed.read(folder / f"{rank}.json") for rank in range(WORLD_SIZE)]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from benchmarks.quiet_machine import QUIET_CORES
 from benchmarks.swept_training import WORLD_SIZE, Partition, Setting
-from overlapscope.lab.network.link import LinkCheck
+from overlapscope.lab.network.link import LinkMeasurement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Sweep:
     link: str
     parameters: tuple[tuple[str, int], ...]
     """Name and bytes, by number."""
-    link_check: LinkCheck
+    link_check: LinkMeasurement
     measured: tuple[Measured, ...]
 
     def write(self, path: Path) -> None:
@@ -116,6 +116,6 @@ def read_sweep(path: Path) -> Sweep:
         model=content["model"],
         link=content["link"],
         parameters=tuple((name, size) for name, size in content["parameters"]),
-        link_check=LinkCheck(**content["link_check"]),
+        link_check=LinkMeasurement(**content["link_check"]),
         measured=tuple(measured),
     )

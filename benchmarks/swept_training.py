@@ -106,7 +106,7 @@ class Task:
     """Quiet blocks wanted of each setting."""
     steps: int
     """Of each block that count."""
-    carriers: tuple[int, ...]
+    carrier_pids: tuple[int, ...]
     """Processes that carry packets between the ranks, by id. They may be busy in a quiet block."""
     time_limit_s: float
     """After which no further block begins, if all settings have had one."""
@@ -115,9 +115,9 @@ class Task:
     def read(cls, path: Path) -> Task:
         """From a JSON file that ``write`` has written."""
         content = json.loads(path.read_text())
-        carriers = tuple(content.pop("carriers"))
+        carrier_pids = tuple(content.pop("carrier_pids"))
         settings = tuple(map(Setting.read, content.pop("settings")))
-        return cls(settings=settings, carriers=carriers, **content)
+        return cls(settings=settings, carrier_pids=carrier_pids, **content)
 
     def write(self, path: Path) -> None:
         """To a JSON file."""
@@ -170,7 +170,7 @@ def measure_block(step: Callable[[], None], task: Task) -> tuple[list[int], floa
     is_first = dist.get_rank() == 0
     if is_first:
         wait_until_quiet(LONGEST_WAIT_S)
-    belonging = task.carriers if is_first else ()
+    belonging = task.carrier_pids if is_first else ()
     dist.barrier()
     for _ in range(UNCOUNTED_STEPS):
         step()

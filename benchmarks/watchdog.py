@@ -35,8 +35,8 @@ from rich.console import Console
 from benchmarks.models import KNOWN_MODELS, SMALL_MODELS, TINY_MODELS, training_step
 from benchmarks.pairing import BlockTimes, Side, block_of, measure_pairs, ratio_of
 from instrumented_ddp import DistributedDataParallel
-from instrumented_ddp.recording.housekeeper import Housekeeper
-from instrumented_ddp.session import session_of_this_process
+from instrumented_ddp.recording.housekeeper import BackgroundScheduler
+from instrumented_ddp.session import get_current_session
 from instrumented_ddp.watchdog.watchdog import Watchdog
 from tests.cluster.processes import METHOD
 
@@ -65,7 +65,7 @@ class PacedWatchdog(Watchdog):
         yield
 
 
-def cpu_s_of_watchdog(housekeeper: Housekeeper) -> float:
+def cpu_s_of_watchdog(housekeeper: BackgroundScheduler) -> float:
     """CPU seconds of the watchdog's thread until now; it has no other job there."""
     thread = housekeeper._thread
     assert thread is not None
@@ -102,15 +102,15 @@ def run_rank(
     workload = MODELS[model]()
     recorded = DistributedDataParallel(workload.module, trace=f"{folder}/trace", on_incident="off")
     step = training_step(workload, recorded)
-    session = session_of_this_process()
+    session = get_current_session()
     assert session is not None, "nothing is recorded"
-    housekeeper = Housekeeper(rank)
+    housekeeper = BackgroundScheduler(rank)
     watchdog = PacedWatchdog(
         session.collectives,
         session.models,
         session.replicas,
         housekeeper,
-        stops_after_s=None,
+        abort_after_s=None,
         on_fault=lambda: None,
         before_exit=lambda: None,
     )

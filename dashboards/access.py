@@ -25,7 +25,7 @@ from tornado.web import create_signed_value, decode_signed_value
 
 from overlapscope.errors import OverlapScopeError
 
-LEAST_TOKEN_LENGTH: Final = 16
+MIN_TOKEN_LENGTH: Final = 16
 _LOGIN_DAYS: Final = 31
 
 
@@ -52,13 +52,13 @@ class Access:
         self,
         *,
         token: str | None = None,
-        is_token_made: bool = False,
+        is_token_generated: bool = False,
         passwords: Mapping[str, str] | None = None,
         hosts: Collection[str] = (),
         oauth: str | None = None,
     ) -> None:
         self.token = token
-        self.is_token_made = is_token_made
+        self.is_token_generated = is_token_generated
         self.passwords = passwords or {}
         self.hosts = frozenset(map(str.lower, hosts))
         self.oauth = oauth
@@ -74,59 +74,59 @@ class Access:
 
     def refusal(self, request: HTTPServerRequest) -> Refusal | None:
         """Return why a request is refused; None if it is allowed."""
-        host = name_of_host(request.host)
+        host = parse_host_name(request.host)
         # With a login, any host name is safe: cookies belong to a name, so nobody is logged in under a foreign one.
-        if not (self.needs_login or self.oauth or self._is_own(host)):
+        if not (self.needs_login or self.oauth or self._is_allowed_host(host)):
             return Refusal.HOST
         is_socket = request.headers.get("Upgrade", "").lower() == "websocket"
-        if is_socket and not self._is_own_page(request.headers.get("Origin"), request.host):
+        if is_socket and not self._is_same_origin(request.headers.get("Origin"), request.host):
             return Refusal.ORIGIN
-        if self.needs_login and ("token" in request.query_arguments or not self.knows(request)):
+        if self.needs_login and ("token" in request.query_arguments or not self.is_authorized(request)):
             return Refusal.LOGIN
         return None
 
-    def knows(self, request: HTTPServerRequest) -> bool:
+    def is_authorized(self, request: HTTPServerRequest) -> bool:
         """Return whether a request is authorized, by the cookie of a login or by an Authorization header."""
-        if self._admits_program(request.headers.get("Authorization", "")):
+        if self._is_valid_authorization(request.headers.get("Authorization", "")):
             return True
         cookie = request.cookies.get(self.cookie_name)
         value = cookie.value if cookie else None
         return decode_signed_value(self.secret, self.cookie_name, value, max_age_days=_LOGIN_DAYS) is not None
 
-    def admits(self, *, token: str = "", user: str = "", password: str = "") -> bool:
+    def is_valid_login(self, *, token: str = "", user: str = "", password: str = "") -> bool:
         """Return whether a token, or a user name and password, is valid."""
         if self.token is not None and hmac.compare_digest(token.encode(), self.token.encode()):
             return True
         return user in self.passwords and hmac.compare_digest(password.encode(), self.passwords[user].encode())
 
-    def _admits_program(self, authorization: str) -> bool:
+    def _is_valid_authorization(self, authorization: str) -> bool:
         """Return whether an Authorization header is valid, for clients without cookies such as Prometheus or curl."""
         scheme, _, credentials = authorization.partition(" ")
         if scheme.lower() == "bearer":
-            return self.admits(token=credentials)
+            return self.is_valid_login(token=credentials)
         if scheme.lower() != "basic":
             return False
         with suppress(ValueError):  # not base64, or not text
             user, _, password = b64decode(credentials, validate=True).decode().partition(":")
-            return self.admits(user=user, password=password)
+            return self.is_valid_login(user=user, password=password)
         return False
 
     def login_cookie(self) -> bytes:
         """Create the signed value of the cookie of a logged-in user."""
         return create_signed_value(self.secret, self.cookie_name, "admitted")
 
-    def _is_own_page(self, origin: str | None, host: str) -> bool:
+    def _is_same_origin(self, origin: str | None, host: str) -> bool:
         """Return whether a request comes from a page of this server, or from no page at all."""
         if origin is None:
             return True
         asked_from = origin.rpartition("://")[2].lower()
-        return asked_from == host.lower() or name_of_host(asked_from) in self.hosts
+        return asked_from == host.lower() or parse_host_name(asked_from) in self.hosts
 
-    def _is_own(self, host: str) -> bool:
+    def _is_allowed_host(self, host: str) -> bool:
         return is_loopback(host) or host in self.hosts
 
 
-def name_of_host(host: str) -> str:
+def parse_host_name(host: str) -> str:
     """Return the host name or address in a Host header or an origin, without the port; empty if there is none."""
     try:
         return urlsplit(f"//{host}").hostname or ""
@@ -142,7 +142,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def made_token() -> str:
+def generate_token() -> str:
     """Generate a random token."""
     return secrets.token_urlsafe(24)
 
@@ -154,9 +154,9 @@ def read_token(path: Path) -> str:
         OverlapScopeError: the file can't be read, or the token is too short.
     """
     token = _text_of(path, "a line with a token").strip()
-    if len(token) < LEAST_TOKEN_LENGTH:
+    if len(token) < MIN_TOKEN_LENGTH:
         raise OverlapScopeError(
-            f"{path}: a token has at least {LEAST_TOKEN_LENGTH} characters; 'openssl rand -hex 24 > {path}' makes one"
+            f"{path}: a token has at least {MIN_TOKEN_LENGTH} characters; 'openssl rand -hex 24 > {path}' makes one"
         )
     return token
 

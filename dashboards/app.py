@@ -17,23 +17,23 @@ import panel as pn
 from bokeh.io import curdoc
 
 from dashboards.access import Access, is_loopback
-from dashboards.closed_pages import LIFETIMES, forget_closed_pages
+from dashboards.closed_pages import SESSION_LIFETIME_OPTIONS, release_closed_pages
 from dashboards.experiment_files import experiment_routes
-from dashboards.experiments import experiments_in
-from dashboards.gate import SERVER_OPTIONS, guard, login_options
+from dashboards.experiments import find_experiments
+from dashboards.gate import SERVER_OPTIONS, install_access_rules, login_options
 from dashboards.metrics import metrics_routes
-from dashboards.news import news_routes
+from dashboards.news import live_status_routes
 from dashboards.pages import buckets, compare, experiments, order, overview, problem, stragglers, timeline
 from dashboards.pages import runs as runs_page
-from dashboards.pages.shell import BuildPage, which_steps
-from dashboards.place import RUN_ROUTE, Place
+from dashboards.pages.shell import PageBuilder, parse_step_range
+from dashboards.place import RUN_ROUTE, RunUrl
 from dashboards.recording import Recording
-from dashboards.runs import Runs
+from dashboards.runs import RunIndex
 from dashboards.saving import table_routes
 from overlapscope.errors import OverlapScopeError
 from overlapscope.progress import Progress
 
-ROUTES: Final[dict[str, BuildPage]] = {
+ROUTES: Final[dict[str, PageBuilder]] = {
     "/": overview.build,
     "/timeline": timeline.build,
     "/stragglers": stragglers.build,
@@ -49,7 +49,7 @@ ROUTES: Final[dict[str, BuildPage]] = {
 
 DEFAULT_PORT: Final = 5006
 
-_PREPARED: Final = (
+_PREPARATION_PHASES: Final = (
     ("dividing steps", ("summary", "rank_means")),
     ("looking for stragglers", ("stragglers", "heatmap")),
     ("comparing the order of collectives", ("diagnosis",)),
@@ -57,51 +57,51 @@ _PREPARED: Final = (
 """Phases of preparing a snapshot, as progress shows them, with the slow properties that all pages share."""
 
 
-def open_page(build: BuildPage, recording: Recording) -> None:
+def open_page(build: PageBuilder, recording: Recording) -> None:
     """Fill the current document with a page of the latest state of a recording, or with an error page."""
     document = curdoc()
     arguments = pn.state.session_args
-    which = which_steps(arguments)
+    which = parse_step_range(arguments)
     try:
-        build(document, recording.newest(which=which), arguments)
+        build(document, recording.latest(which=which), arguments)
     except OverlapScopeError as error:
         (problem.build if which is None else problem.build_no_steps)(document, error)
 
 
-def open_run_page(build: BuildPage, runs: Runs, name: str) -> None:
+def open_run_page(build: PageBuilder, runs: RunIndex, name: str) -> None:
     """Fill the current document with a page of a run.
 
     Args:
         name: name of the run, as in the URL; empty if the URL has none, for a run that is the only one served.
     """
     document = curdoc()
-    place = Place.of_route(name) if name else Place(has_table=runs.alone is None)
+    run_url = RunUrl.from_route(name) if name else RunUrl(has_table=runs.only_run is None)
     try:
-        path = runs.path_of(place.run) if name else runs.alone
+        path = runs.path_of(run_url.run) if name else runs.only_run
         if path is None:
             raise OverlapScopeError("this address names no run, and several are served")
     except OverlapScopeError as error:
-        document.template_variables["place"] = replace(place, run="")
+        document.template_variables["place"] = replace(run_url, run="")
         problem.build_no_run(document, error)
         return
-    document.template_variables["place"] = place
+    document.template_variables["place"] = run_url
     open_page(build, runs.recording(path))
 
 
-def open_first_page(runs: Runs) -> None:
+def open_first_page(runs: RunIndex) -> None:
     """Fill the current document with the table of runs, or with the overview of the only one served."""
-    if runs.alone is None:
+    if runs.only_run is None:
         runs_page.build(curdoc(), runs)
     else:
         open_run_page(overview.build, runs, "")
 
 
-def open_comparison(runs: Runs) -> None:
+def open_comparison(runs: RunIndex) -> None:
     """Fill the current document with a comparison of two runs, or of two step ranges of one."""
     compare.build(curdoc(), runs, pn.state.session_args)
 
 
-def open_experiments(runs: Runs) -> None:
+def open_experiments(runs: RunIndex) -> None:
     """Fill the current document with the experiments in the served folders."""
     experiments.build(curdoc(), runs)
 
@@ -131,15 +131,15 @@ def serve(
         OverlapScopeError: the server can't listen on the address and port.
     """
     access = access or Access()
-    runs = Runs(folders)
+    runs = RunIndex(folders)
     chosen = _free_port(address, range(DEFAULT_PORT, DEFAULT_PORT + 100)) if port is None else port
     try:
         server = start_server(runs, address, chosen, access=access, prefix=prefix, metrics=metrics)
     except OSError as error:
         raise OverlapScopeError(f"can't listen on {address} port {chosen}: {error.strerror or error}") from None
     first_page = prepare(runs)
-    url = f"http://{_reachable_name(address)}:{server.port}{_path_of(prefix)}/{first_page}"
-    full_url = f"{url}?token={access.token}" if access.is_token_made else url
+    url = f"http://{_reachable_host(address)}:{server.port}{_normalize_prefix(prefix)}/{first_page}"
+    full_url = f"{url}?token={access.token}" if access.is_token_generated else url
     print(f"Serving {', '.join(map(str, folders))} at {full_url}  (Ctrl-C to stop)", flush=True)
     if not is_loopback(address):
         print("Other machines can reach it, and the connection is not encrypted.", flush=True)
@@ -155,22 +155,22 @@ def serve(
         runs.close()
 
 
-def prepare(runs: Runs) -> str:
+def prepare(runs: RunIndex) -> str:
     """Prepare the only run served, or start the search for runs. Problems with a folder go to stderr.
 
     Returns:
         The path of the first page to open.
     """
-    alone = runs.alone
-    if alone is not None:
-        return _prepare_alone(runs.recording(alone))
-    if not runs.newest() and runs.is_found:
-        for reason in runs_page.why_none(runs):
+    only_run = runs.only_run
+    if only_run is not None:
+        return _prepare_only_run(runs.recording(only_run))
+    if not runs.latest() and runs.is_found:
+        for reason in runs_page.explain_missing_runs(runs):
             print(f"overlapscope serve: {reason}", file=sys.stderr)
     return ""
 
 
-def _prepare_alone(recording: Recording) -> str:
+def _prepare_only_run(recording: Recording) -> str:
     """Read and analyze a recording with a progress display, so that its first page opens as fast as later ones.
 
     An unreadable recording is no error here, and only printed to stderr: the page shows the problem as well, and a run
@@ -181,8 +181,8 @@ def _prepare_alone(recording: Recording) -> str:
     """
     try:
         with Progress() as progress:
-            snapshot = recording.newest(progress.count)
-            for phase, figures in _PREPARED:
+            snapshot = recording.latest(progress.count)
+            for phase, figures in _PREPARATION_PHASES:
                 progress.begin(phase)
                 for figure in figures:
                     getattr(snapshot, figure)
@@ -193,7 +193,7 @@ def _prepare_alone(recording: Recording) -> str:
 
 
 def start_server(
-    runs: Runs, address: str, port: int, *, access: Access | None = None, prefix: str = "", metrics: bool = False
+    runs: RunIndex, address: str, port: int, *, access: Access | None = None, prefix: str = "", metrics: bool = False
 ) -> pn.io.server.Server:
     """Start a server that listens; it answers once its ``io_loop`` runs."""
     access = access or Access()
@@ -211,45 +211,45 @@ def start_server(
         pages,
         address=address,
         port=port,
-        prefix=_path_of(prefix),
+        prefix=_normalize_prefix(prefix),
         show=False,
         start=False,
         verbose=False,
         extra_patterns=[
-            *news_routes(runs),
+            *live_status_routes(runs),
             *table_routes(runs),
             *experiment_routes(runs.folders),
             *(metrics_routes(runs) if metrics else ()),
         ],
-        **LIFETIMES,
+        **SESSION_LIFETIME_OPTIONS,
         **SERVER_OPTIONS,
         **login_options(access),
     )
-    guard(server, access)
-    forget_closed_pages(server)
+    install_access_rules(server, access)
+    release_closed_pages(server)
     server.start()  # starts its periodic tasks: drop the sessions of closed pages, ping those of open ones
     return server
 
 
-def _open_of_route(build: BuildPage, runs: Runs) -> None:
+def _open_of_route(build: PageBuilder, runs: RunIndex) -> None:
     open_run_page(build, runs, pn.state.route_params.get("run", ""))
 
 
-_one_page_at_a_time: Final = threading.Lock()
+_page_lock: Final = threading.Lock()
 
 
-def _page(runs: Runs, fill: Callable[[], None]) -> Callable[[], None]:
+def _page(runs: RunIndex, fill: Callable[[], None]) -> Callable[[], None]:
     # Panel recognizes pages by their type: it has to be a plain function.
     def page() -> None:
         # Bokeh 3.10 calls this on threads. Two pages that are built at once would compute the same results twice.
-        with _one_page_at_a_time:
-            curdoc().template_variables["has_experiments"] = bool(experiments_in(runs.folders))
+        with _page_lock:
+            curdoc().template_variables["has_experiments"] = bool(find_experiments(runs.folders))
             fill()
 
     return page
 
 
-def _reachable_name(address: str) -> str:
+def _reachable_host(address: str) -> str:
     """Return the host for a URL that reaches a server listening on an address."""
     if address in ("0.0.0.0", "::"):
         return socket.gethostname()
@@ -258,7 +258,7 @@ def _reachable_name(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def _path_of(prefix: str) -> str:
+def _normalize_prefix(prefix: str) -> str:
     return f"/{prefix.strip('/')}" if prefix.strip("/") else ""
 
 

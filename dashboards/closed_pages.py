@@ -10,7 +10,7 @@ from bokeh.server.server import Server
 from bokeh.server.views.ws import WSHandler
 from tornado.ioloop import PeriodicCallback
 
-LIFETIMES: Final[dict[str, Any]] = {
+SESSION_LIFETIME_OPTIONS: Final[dict[str, Any]] = {
     # Long enough for a page on a slow connection to open its websocket, or to open it again after an interruption.
     "check_unused_sessions_milliseconds": 5_000,
     "unused_session_lifetime_milliseconds": 60_000,
@@ -19,10 +19,10 @@ LIFETIMES: Final[dict[str, Any]] = {
 
 _GOING_AWAY: Final = 1001
 """Websocket close code of a page that is closed or left (RFC 6455, 7.4.1); a broken connection sends none."""
-_GIVEN_BACK_MS: Final = 20_000
+_TRIM_INTERVAL_MS: Final = 20_000
 
 
-def forget_closed_pages(server: Server) -> None:
+def release_closed_pages(server: Server) -> None:
     """Release the memory of closed pages soon.
 
     Otherwise it grows: a page that follows a live recording is reloaded again and again, each time with a later state.
@@ -30,19 +30,19 @@ def forget_closed_pages(server: Server) -> None:
     for rule in server._tornado.wildcard_router.rules:
         if isinstance(rule.target, type) and issubclass(rule.target, WSHandler):
             # The class is Panel's, a subclass of Bokeh's.
-            rule.target = type("WebSocket", (_ForgetsClosedPages, rule.target), {})
+            rule.target = type("WebSocket", (_ExpiringWSHandler, rule.target), {})
     if sys.platform == "linux":
-        PeriodicCallback(_give_freed_memory_back, _GIVEN_BACK_MS).start()
+        PeriodicCallback(_trim_heap, _TRIM_INTERVAL_MS).start()
 
 
-class _ForgetsClosedPages(WSHandler):
+class _ExpiringWSHandler(WSHandler):
     def on_close(self) -> None:
         if self.connection is not None and self.close_code == _GOING_AWAY:
             self.connection.session.request_expiration()
         super().on_close()
 
 
-def _give_freed_memory_back() -> None:
+def _trim_heap() -> None:
     """Return freed memory to the system: glibc keeps most of what tables used. Other C libraries lack this call."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -14,10 +14,10 @@ from tornado.web import HTTPError, RequestHandler, authenticated
 from dashboards.charts.drawing import draw_figure
 from dashboards.charts.png import png_file
 from dashboards.charts.svg import svg_file
-from dashboards.experiments import FoundExperiment, experiments_in
+from dashboards.experiments import FoundExperiment, find_experiments
 from dashboards.place import file_stem
 from overlapscope.errors import OverlapScopeError
-from overlapscope.exports.table_files import csv_parts, parquet_of
+from overlapscope.exports.table_files import encode_parquet, generate_csv
 
 
 def experiment_routes(folders: Sequence[Path]) -> list[tuple[str, type[RequestHandler], dict[str, Any]]]:
@@ -40,7 +40,7 @@ class _FileHandler(AuthRequestHandler):
     @authenticated
     async def get(self, name: str, kind: str) -> None:
         self.set_header("Cache-Control", "no-store")
-        found = next((each for each in experiments_in(self._folders) if each.name == unquote(name)), None)
+        found = next((each for each in find_experiments(self._folders) if each.name == unquote(name)), None)
         if found is None:
             raise HTTPError(404, "no such experiment")
         try:
@@ -54,8 +54,8 @@ class _FileHandler(AuthRequestHandler):
 
 def _content(found: FoundExperiment, kind: str) -> bytes:
     if kind == "csv":
-        return b"".join(csv_parts(found.rows))
+        return b"".join(generate_csv(found.rows))
     if kind == "parquet":
-        return parquet_of(found.rows)
+        return encode_parquet(found.rows)
     scene = draw_figure(found.experiment.title, found.figure)
     return svg_file(scene).encode() if kind == "svg" else png_file(scene)

@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from overlapscope.lab.experiments.charts import Figure
+from overlapscope.lab.experiments.charts import FigureContent
 from overlapscope.lab.experiments.experiment import Experiment
-from overlapscope.lab.experiments.known import experiment_in, figure_of, results_in
+from overlapscope.lab.experiments.known import draw_figure, find_experiment_results, read_experiment
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class FoundExperiment:
 
     @cached_property
     def _read(self) -> tuple[Experiment, pd.DataFrame]:
-        return experiment_in(self.folder)
+        return read_experiment(self.folder)
 
     @property
     def experiment(self) -> Experiment:
@@ -38,9 +38,9 @@ class FoundExperiment:
         return self._read[1]
 
     @cached_property
-    def figure(self) -> Figure:
+    def figure(self) -> FigureContent:
         """Compute the figure of the results."""
-        return figure_of(self.experiment, self.rows)
+        return draw_figure(self.experiment, self.rows)
 
     @property
     def address(self) -> str:
@@ -48,9 +48,9 @@ class FoundExperiment:
         return f"experiments/{quote(self.name, safe='')}"
 
 
-def experiments_in(folders: Sequence[Path]) -> list[FoundExperiment]:
+def find_experiments(folders: Sequence[Path]) -> list[FoundExperiment]:
     """Find all experiments that have results, in the order of the paper."""
-    found = results_in([folder.resolve() for folder in folders])
+    found = find_experiment_results([folder.resolve() for folder in folders])
     names = [path.name for path in found]
     return [
         FoundExperiment(path, path.name if names.count(path.name) == 1 else f"{path.parent.name}/{path.name}")

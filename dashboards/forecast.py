@@ -8,12 +8,12 @@ from typing import Final, TypeVar
 from overlapscope.analysis.advice import Advice, advise
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.errors import OverlapScopeError
-from overlapscope.model.curve import Curve, Options, Special, curve_of
+from overlapscope.model.curve import Curve, Options, Special, predict_curve
 from overlapscope.model.partition import Buckets, Gradients
-from overlapscope.model.search import best_plan
-from overlapscope.model.typical_step import Step, TypicalStep
+from overlapscope.model.search import find_best_plan
+from overlapscope.model.typical_step import DrawnStep, TypicalStep
 
-_BESIDE: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forecast")
+_EXECUTOR: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forecast")
 """Background thread for fits and predictions, which take longer than a page may take to load."""
 
 
@@ -31,7 +31,7 @@ def soon(future: Future[Awaited]) -> Awaited | None:
         return None
 
 
-def is_soon(forecast: Future[Forecast], options: Options) -> bool:
+def is_forecast_ready(forecast: Future[Forecast], options: Options) -> bool:
     """Return whether the curve for some options, or the error instead of it, is ready within a short wait."""
     try:
         made = soon(forecast)
@@ -58,16 +58,16 @@ class Forecast:
     @classmethod
     def soon(cls, analysis: Analysis) -> Future[Forecast]:
         """Compute a forecast in the background; the future raises OverlapScopeError if nothing can be predicted."""
-        return _BESIDE.submit(lambda: cls(advise(analysis)))
+        return _EXECUTOR.submit(lambda: cls(advise(analysis)))
 
     @property
     def gradients(self) -> Gradients:
         """Return the gradients that are reduced."""
         return self.fitted.work.gradients
 
-    def step_with(self, plan: Buckets, options: Options) -> Step:
+    def step_with(self, plan: Buckets, options: Options) -> DrawnStep:
         """Predict the typical step with other buckets."""
-        return self.step.with_buckets(plan, options.applied_to(self.fitted.costs))
+        return self.step.predict_with_buckets(plan, options.apply_to(self.fitted.costs))
 
     def curve(self, options: Options) -> Future[Curve]:
         """Return the curve for some options, computed in the background if not cached."""
@@ -76,17 +76,17 @@ class Forecast:
             known.set_result(self.reference)
             return known
         if options not in self._curves:
-            self._curves[options] = _BESIDE.submit(self._curve, options)
+            self._curves[options] = _EXECUTOR.submit(self._curve, options)
         return self._curves[options]
 
     def _curve(self, options: Options) -> Curve:
         advice, fitted = self.advice.recommendation, self.fitted
         best = advice.free.buckets  # independent of a limit of the first bucket
         if options.is_compressed:
-            best = best_plan(fitted.work, options.applied_to(fitted.costs))
+            best = find_best_plan(fitted.work, options.apply_to(fitted.costs))
         specials: dict[Special, Buckets] = {
             "present": advice.now.buckets,
             "default": advice.default.buckets,
             "best": best,
         }
-        return curve_of(fitted, options, specials, advice.curve.measured)
+        return predict_curve(fitted, options, specials, advice.curve.measured)

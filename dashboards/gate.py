@@ -13,7 +13,7 @@ from tornado.routing import Matcher, Rule
 from tornado.web import RedirectHandler, RequestHandler
 
 from dashboards.access import Access, Refusal
-from dashboards.pages.shell import render_alone
+from dashboards.pages.shell import render_standalone
 from overlapscope.errors import OverlapScopeError
 
 SERVER_OPTIONS: Final[dict[str, Any]] = {
@@ -40,11 +40,14 @@ def login_options(access: Access) -> dict[str, Any]:
     return {"oauth_provider": access.oauth, "cookie_secret": access.secret.hex()}
 
 
-def guard(server: Server, access: Access) -> None:
+def install_access_rules(server: Server, access: Access) -> None:
     """Install the access rules on a server: its handlers get only requests that are allowed."""
-    server._tornado.settings |= {"default_handler_class": _Nowhere, "default_handler_args": {"prefix": server.prefix}}
+    server._tornado.settings |= {
+        "default_handler_class": _NotFoundHandler,
+        "default_handler_args": {"prefix": server.prefix},
+    }
     # Rules for any host are matched before those of the pages.
-    server._tornado.add_handlers(".*", [Rule(_Refused(access), _Door)])
+    server._tornado.add_handlers(".*", [Rule(_RefusedRequests(access), _LoginHandler)])
     if access.oauth:
         # Panel redirects pages in subfolders to a login page in the same subfolder.
         login = f"{server.prefix}/login"
@@ -53,7 +56,7 @@ def guard(server: Server, access: Access) -> None:
     server._tornado._websocket_origins.add("*")
 
 
-class _Nowhere(RequestHandler):
+class _NotFoundHandler(RequestHandler):
     """Handler of URLs that don't exist."""
 
     def initialize(self, prefix: str) -> None:
@@ -62,23 +65,23 @@ class _Nowhere(RequestHandler):
     def prepare(self) -> None:
         path, prefix = self.request.path, self._prefix
         # Relative: a proxy may have stripped a prefix from the path.
-        to_top = "../" * (path.removeprefix(prefix).count("/") - 1) if path.startswith(f"{prefix}/") else f"{prefix}/"
+        top_url = "../" * (path.removeprefix(prefix).count("/") - 1) if path.startswith(f"{prefix}/") else f"{prefix}/"
         self.set_status(404)
         self.set_header("Cache-Control", "no-store")
         self.finish(
-            render_alone(
+            render_standalone(
                 "problem.html",
                 title="No such page",
                 headline="There is no such page",
                 message=f"Nothing is at {path}.",
                 advice="",
                 way_out="Go to the first page",
-                way_out_to=to_top or "./",
+                way_out_to=top_url or "./",
             )
         )
 
 
-class _Refused(Matcher):
+class _RefusedRequests(Matcher):
     """Matcher of requests that are refused."""
 
     def __init__(self, access: Access) -> None:
@@ -89,7 +92,7 @@ class _Refused(Matcher):
         return None if refusal is None else {"target_kwargs": {"access": self._access, "refusal": refusal}}
 
 
-class _Door(RequestHandler):
+class _LoginHandler(RequestHandler):
     """Handler of refused requests: shows the reason, or the login page."""
 
     def initialize(self, access: Access, refusal: Refusal) -> None:
@@ -98,23 +101,23 @@ class _Door(RequestHandler):
 
     def get(self) -> None:
         if self._refusal is not Refusal.LOGIN:
-            self._say_why()
-        elif self._access.admits(token=self.get_query_argument("token", "")):
-            self._let_in()
-        elif self._access.knows(self.request):
-            self._go_on()
+            self._show_refusal()
+        elif self._access.is_valid_login(token=self.get_query_argument("token", "")):
+            self._log_in()
+        elif self._access.is_authorized(self.request):
+            self._redirect_without_token()
         else:
-            self._ask()
+            self._show_login()
 
     head = get
 
     def post(self) -> None:
         if self._refusal is not Refusal.LOGIN:
-            return self._say_why()
+            return self._show_refusal()
         given = {name: self.get_body_argument(name, "") for name in ("token", "user", "password")}
-        return self._let_in() if self._access.admits(**given) else self._ask(is_wrong=True)
+        return self._log_in() if self._access.is_valid_login(**given) else self._show_login(is_wrong=True)
 
-    def _let_in(self) -> None:
+    def _log_in(self) -> None:
         self.set_cookie(
             self._access.cookie_name,
             self._access.login_cookie().decode(),
@@ -122,17 +125,17 @@ class _Door(RequestHandler):
             samesite="lax",
             secure=self.request.protocol == "https",
         )
-        self._go_on()
+        self._redirect_without_token()
 
-    def _go_on(self) -> None:
+    def _redirect_without_token(self) -> None:
         """Redirect to the same URL without the token, which would otherwise stay in the history of the browser."""
         query = [(name, value) for name, value in parse_qsl(self.request.query, True) if name != "token"]
         self.set_header("Referrer-Policy", "no-referrer")
         # Relative: a proxy may have stripped a prefix from the path.
-        place = "./" + self.request.path.rpartition("/")[2]
-        self.redirect(f"{place}?{urlencode(query)}" if query else place, status=303)
+        relative_url = "./" + self.request.path.rpartition("/")[2]
+        self.redirect(f"{relative_url}?{urlencode(query)}" if query else relative_url, status=303)
 
-    def _ask(self, *, is_wrong: bool = False) -> None:
+    def _show_login(self, *, is_wrong: bool = False) -> None:
         self._refuse(
             "login.html",
             title="Log in",
@@ -141,7 +144,7 @@ class _Door(RequestHandler):
             is_wrong=is_wrong or bool(self.get_query_argument("token", "")),
         )
 
-    def _say_why(self) -> None:
+    def _show_refusal(self) -> None:
         self._refuse(
             "problem.html",
             title="Not here",
@@ -154,4 +157,4 @@ class _Door(RequestHandler):
     def _refuse(self, template: str, *, title: str, **variables: Any) -> None:
         self.set_status(403)
         self.set_header("Cache-Control", "no-store")
-        self.finish(render_alone(template, title=title, **variables))
+        self.finish(render_standalone(template, title=title, **variables))

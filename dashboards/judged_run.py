@@ -11,22 +11,22 @@ from dashboards.recording import Recording, Snapshot
 from overlapscope.analysis.run_facts import StepTimes
 from overlapscope.analysis.summary import Summary
 from overlapscope.analysis.trend import trend_by_step
-from overlapscope.diagnosis.wording import capitalised
+from overlapscope.diagnosis.wording import capitalize
 from overlapscope.errors import OverlapScopeError
-from overlapscope.exports.open_metrics import Sample, samples_of
+from overlapscope.exports.open_metrics import Sample, generate_samples
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgedRun:
+class RunSummary:
     """Facts of a run that take long to compute; figures as on the page Overview, the verdict as on the page Order."""
 
     kind: str = ""
     """Kind of the verdict, as on the page Order; empty if nothing can be read."""
     line: str
     """Verdict in one line; for a run without a fault, where its step time goes."""
-    can_tell: bool = True
+    has_enough_evidence: bool = True
     """True if there is enough evidence for a verdict."""
     is_fault: bool = False
     """True if the verdict is a fault, or the recording can't be read."""
@@ -44,37 +44,37 @@ class JudgedRun:
     """Step times over the whole recording."""
     samples: tuple[Sample, ...] = ()
     """All metrics, for Prometheus."""
-    took_s: float = 0.0
+    duration_s: float = 0.0
     """Seconds that the computation took."""
 
 
-def judge_run(path: Path) -> JudgedRun:
+def summarize_run(path: Path) -> RunSummary:
     """Analyze a recording or dumps; the result for one that can't be read has no verdict, and ``line`` says why."""
     began_s = time.monotonic()
     try:
-        return _judged(Recording(path).newest(), began_s)
+        return _judged(Recording(path).latest(), began_s)
     except OverlapScopeError as error:
         line = str(error)
     except Exception as error:  # an unforeseen recording must not stop the analysis of others
         _log.exception("%s can't be judged", path)
         line = f"can't be judged: {error!r}"
-    return JudgedRun(line=line, is_fault=True, took_s=time.monotonic() - began_s)
+    return RunSummary(line=line, is_fault=True, duration_s=time.monotonic() - began_s)
 
 
-def _judged(snapshot: Snapshot, began_s: float) -> JudgedRun:
+def _judged(snapshot: Snapshot, began_s: float) -> RunSummary:
     diagnosis, trace = snapshot.diagnosis, snapshot.trace
     summary = snapshot.summary if len(trace.steps) else None
     has_mean = summary is not None and bool(summary.steps)
     verdict = None if diagnosis is None else diagnosis.verdict
     kind, line = "Not judged", "It has no logs of collectives."
     if verdict is not None:
-        kind, line = capitalised(verdict.kind), verdict.sentence
+        kind, line = capitalize(verdict.kind), verdict.sentence
     if summary is not None and (verdict is None or verdict.kind == "healthy"):
         line = summary.sentence
-    return JudgedRun(
+    return RunSummary(
         kind=kind,
         line=" ".join(line.split()),
-        can_tell=verdict is not None and verdict.certainty != "can't tell",
+        has_enough_evidence=verdict is not None and verdict.certainty != "can't tell",
         is_fault=verdict is not None and verdict.is_fault,
         is_incident=diagnosis is not None and diagnosis.is_incident,
         step_ns=summary.mean.step.value if summary is not None and has_mean else None,
@@ -82,8 +82,8 @@ def _judged(snapshot: Snapshot, began_s: float) -> JudgedRun:
         steps=None if summary is None else int(trace.steps["step"].max()) + 1,
         ranks=len(trace.ranks),
         times=None if summary is None else _times(summary),
-        samples=tuple(samples_of(snapshot, diagnosis)),
-        took_s=time.monotonic() - began_s,
+        samples=tuple(generate_samples(snapshot, diagnosis)),
+        duration_s=time.monotonic() - began_s,
     )
 
 

@@ -11,15 +11,15 @@ from typing import Any, Final
 import pandas as pd
 
 from dashboards.recording import Recording
-from dashboards.report.html import chapter_html
-from dashboards.report.sections import Content, content_of
-from dashboards.tables import account_table, findings_table, interval_columns, ranks_table, steps_table
+from dashboards.report.html import render_section_html
+from dashboards.report.sections import ReportContent, build_report_content
+from dashboards.tables import breakdown_table, findings_table, interval_columns, ranks_table, steps_table
 from overlapscope.analysis import sentences
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
-from overlapscope.exports.curves import Log, log_steps
+from overlapscope.exports.curves import LogScalars, log_steps
 from overlapscope.model.recommend import Prediction
-from overlapscope.model.sentences import headline
+from overlapscope.model.sentences import format_headline
 from overlapscope.trace.table_file import StepRange
 
 _HEIGHT_PX: Final = 640
@@ -77,7 +77,7 @@ class Run:
     """
 
     def __init__(self, path: Path | str, steps: StepRange | None = None) -> None:
-        self._snapshot = Recording(Path(path)).newest(which=steps)
+        self._snapshot = Recording(Path(path)).latest(which=steps)
         self.trace = self._snapshot.trace
         """The recorded data as tables."""
 
@@ -104,7 +104,7 @@ class Run:
     def account(self) -> Answer:
         """Return the breakdown of the mean step: blocks that sum to it, and exposed communication by reason."""
         summary = self._snapshot.summary
-        return Answer(summary.sentence, account_table(summary))
+        return Answer(summary.sentence, breakdown_table(summary))
 
     def stragglers(self) -> Answer:
         """Find the stragglers: which ranks delay the others, why, how often, and what fixing it would save.
@@ -114,9 +114,9 @@ class Run:
         """
         found = self._snapshot.stragglers
         if found is None:
-            reason = sentences.why_none(self.trace)
+            reason = sentences.explain_missing_stragglers(self.trace)
             raise OverlapScopeError(f"{self.trace.path}: {reason.message} {reason.advice}")
-        return Answer(sentences.verdict(found), findings_table(found))
+        return Answer(sentences.describe_verdict(found), findings_table(found))
 
     def recommend(self) -> Answer:
         """Predict the step time of bucket sizes, and recommend one.
@@ -133,13 +133,13 @@ class Run:
             _size(each) | {"is_best": each.buckets == found.best.buckets, "is_now": each.buckets == found.now.buckets}
             for each in found.sizes
         ]
-        return Answer(headline(found), pd.DataFrame(rows))
+        return Answer(format_headline(found), pd.DataFrame(rows))
 
     def diagnose(self) -> Verdict | None:
         """Return the verdict on faults of the job; None without logs of collectives."""
         return None if self._snapshot.diagnosis is None else self._snapshot.diagnosis.verdict
 
-    def log_to(self, log: Log, after_step: int = -1) -> int:
+    def log_to(self, log: LogScalars, after_step: int = -1) -> int:
         """Log the breakdown of each step that all ranks have finished to an experiment tracker.
 
         Args:
@@ -173,11 +173,11 @@ class Run:
         return self._draw("order")
 
     @cached_property
-    def _content(self) -> Content:
-        return content_of(self._snapshot)
+    def _content(self) -> ReportContent:
+        return build_report_content(self._snapshot)
 
     def _draw(self, name: str) -> Drawing:
-        return Drawing(name, chapter_html(self._content, name))
+        return Drawing(name, render_section_html(self._content, name))
 
 
 def _size(prediction: Prediction) -> dict[str, Any]:

@@ -18,24 +18,24 @@ RUN_ROUTE: Final = "/runs/{run:path}/-"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RunUrl:
     """The run of a page, and the relative URLs that lead out of it."""
 
     run: str = ""
     """Name of the run; empty for the only recording served, and for the table of runs."""
-    to_top: str = ""
+    top_url: str = ""
     """Relative URL of the top page; empty on the top page itself."""
     has_table: bool = False
     """True if the top page is a table of runs."""
 
     @classmethod
-    def of_route(cls, run: str) -> Place:
-        """Create it from a route: run ``a/b`` has the pages ``/runs/a/b/-/...``, whose ``to_top`` is ``../../../../``.
+    def from_route(cls, run: str) -> RunUrl:
+        """Create it from a route: run ``a/b`` has the pages ``/runs/a/b/-/...``, whose ``top_url`` is ``../../../../``.
 
         Args:
             run: percent-encoded name of the run, as in the URL.
         """
-        return cls(run=os.fsdecode(unquote_to_bytes(run)), to_top="../" * (run.count("/") + 3), has_table=True)
+        return cls(run=os.fsdecode(unquote_to_bytes(run)), top_url="../" * (run.count("/") + 3), has_table=True)
 
     def compare(self, steps: str = "") -> str:
         """Return the relative URL of the comparison page; from the pages of a run, it compares two of its step ranges.
@@ -46,10 +46,10 @@ class Place:
         name = quote(os.fsencode(self.run), safe="")
         of_run = [f"base={name}", f"new={name}"] if self.run else []
         of_steps = [f"base_steps={steps}", f"new_steps={steps}"] if steps else []
-        return "?".join(filter(None, [f"{self.to_top}compare", "&".join(of_run + of_steps)]))
+        return "?".join(filter(None, [f"{self.top_url}compare", "&".join(of_run + of_steps)]))
 
 
-def address_of(run: str) -> str:
+def run_pages_url(run: str) -> str:
     """Return the URL of a run's pages, relative to the table of runs."""
     return f"runs/{quote(os.fsencode(run))}/-/"
 

@@ -13,29 +13,29 @@ from typing import Final, Literal
 
 import pandas as pd
 
-from dashboards.forecast import Forecast, is_soon
-from dashboards.newsroom import Newsroom
+from dashboards.forecast import Forecast, is_forecast_ready
+from dashboards.newsroom import LiveStatus
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.clocks import clock_offsets
 from overlapscope.analysis.heatmap import Heatmap
-from overlapscope.analysis.lanes import LanesByRank
+from overlapscope.analysis.lanes import LaneCache
 from overlapscope.analysis.rounds import Rounds
-from overlapscope.analysis.stragglers import hosts_of
+from overlapscope.analysis.stragglers import get_hosts
 from overlapscope.diagnosis.attempts import Attempt, read_attempts
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.model.calibration import CALIBRATION_FILE
 from overlapscope.model.curve import Options
 from overlapscope.trace import store
-from overlapscope.trace.attempts import attempts_beside, number_of
+from overlapscope.trace.attempts import attempt_number, find_sibling_attempts
 from overlapscope.trace.flight_recorder_files import holds_dumps
 from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.format import EVENTS_FILE, RECORD_BYTES
-from overlapscope.trace.log import bytes_to_read, live_records
-from overlapscope.trace.memory import bytes_needed, free_bytes
+from overlapscope.trace.log import count_record_bytes, live_record_limit
+from overlapscope.trace.memory import estimate_memory, free_bytes
 from overlapscope.trace.reader import Progress, Trace, empty_trace, read_trace
-from overlapscope.trace.table_file import EVERYTHING, StepRange
+from overlapscope.trace.table_file import ALL_STEPS, StepRange
 
-WhichSteps = Literal["all", "newest"] | StepRange
+StepSelection = Literal["all", "latest"] | StepRange
 """Steps of a recording to read: all, the last ones of a long recording, or a range."""
 
 _OUTDATED_AFTER_S: Final = 2.0
@@ -71,28 +71,28 @@ class Snapshot(Analysis):
         self._attempts_judged_s = time.monotonic()
         return read_attempts(self.trace.path)
 
-    def forget_outdated(self) -> None:
+    def drop_outdated(self) -> None:
         """Drop results that may be outdated although no file has changed: a running job may hang by now."""
-        self._forget_attempts()
+        self._drop_outdated_attempts()
         known: Diagnosis | None = self.__dict__.get("diagnosis")
         if known is not None and known.evidence.is_live and time.monotonic() - self._diagnosed_s > _OUTDATED_AFTER_S:
             self.__dict__.pop("diagnosis", None)  # another thread may have dropped it already
 
-    def _forget_attempts(self) -> None:
+    def _drop_outdated_attempts(self) -> None:
         """Drop the cached attempts, unless all have ended and no further one has started."""
-        judged: tuple[Attempt, ...] | None = self.__dict__.get("attempts")
-        if judged is None:
+        diagnosed_attempts: tuple[Attempt, ...] | None = self.__dict__.get("attempts")
+        if diagnosed_attempts is None:
             return
-        newest = max((each.number for each in judged), default=0)
+        latest = max((each.number for each in diagnosed_attempts), default=0)
         is_old = time.monotonic() - self._attempts_judged_s > _OUTDATED_AFTER_S
-        is_live = any(each.evidence.is_live for each in judged)
-        if (is_live and is_old) or _newest_beside(self.trace.path) != newest:
+        is_live = any(each.evidence.is_live for each in diagnosed_attempts)
+        if (is_live and is_old) or _last_attempt_number(self.trace.path) != latest:
             self.__dict__.pop("attempts", None)
 
     @cached_property
-    def lanes(self) -> LanesByRank:
+    def lanes(self) -> LaneCache:
         """Return the lanes of the timeline, arranged per rank when a page first needs them."""
-        return LanesByRank(self.trace)
+        return LaneCache(self.trace)
 
     @cached_property
     def rounds(self) -> Rounds:
@@ -111,7 +111,7 @@ class Snapshot(Analysis):
             return None
         summary = self.summary
         return Heatmap(
-            self.cycles, hosts_of(self.trace), summary.figures, self.stragglers.step_time_ns, summary.job_account
+            self.cycles, get_hosts(self.trace), summary.figures, self.stragglers.step_time_ns, summary.job_breakdown
         )
 
     @cached_property
@@ -120,24 +120,24 @@ class Snapshot(Analysis):
         _ = self.summary, self.stragglers  # computed here, so that the two threads don't both do it
         return Forecast.soon(self)
 
-    def forecast_by_now(self, options: Options) -> Snapshot | None:
+    def latest_forecast(self, options: Options) -> Snapshot | None:
         """Return the latest snapshot with a forecast for these options; None while the first is being computed.
 
         It is this snapshot or, for a live recording, an earlier one, as each is replaced before its forecast is ready.
         """
-        earlier = None if self._before is None else self._before.forecast_by_now(options)
+        earlier = None if self._before is None else self._before.latest_forecast(options)
         if earlier is not self._before:
             return earlier  # that of the previous snapshot is being computed: one at a time, or all would be late
-        if not is_soon(self.forecast, options):
+        if not is_forecast_ready(self.forecast, options):
             return earlier
         self._before = None
         return self
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Reading:
+class _CachedSnapshot:
     snapshot: Snapshot
-    mark: str
+    file_state: str
     """Fingerprint of the files that were read."""
     until_s: float
     """Time (``time.monotonic``) before which the files are not read again."""
@@ -156,11 +156,11 @@ class Recording:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._newsroom = Newsroom(folder)
-        self._readings: dict[WhichSteps, _Reading] = {}
-        self._one_at_a_time = threading.RLock()  # concurrent callers wait, and get the same snapshot
+        self._live_status = LiveStatus(folder)
+        self._snapshots: dict[StepSelection, _CachedSnapshot] = {}
+        self._lock = threading.RLock()  # concurrent callers wait, and get the same snapshot
 
-    def newest(self, progress: Progress | None = None, *, which: WhichSteps | None = None) -> Snapshot:
+    def latest(self, progress: Progress | None = None, *, which: StepSelection | None = None) -> Snapshot:
         """Return the current snapshot of the folder, read again if its files have changed.
 
         Args:
@@ -170,56 +170,58 @@ class Recording:
         Raises:
             OverlapScopeError: the folder holds nothing to show, or more than fits into memory.
         """
-        with self._one_at_a_time:
+        with self._lock:
             return self._newest(which, progress)
 
-    def _newest(self, which: WhichSteps | None, progress: Progress | None) -> Snapshot:
+    def _newest(self, which: StepSelection | None, progress: Progress | None) -> Snapshot:
         is_dumps, folders = self._is_dumps, self._folders()
-        is_live = self._newsroom.newest().is_live
+        is_live = self._live_status.latest().is_live
         is_long = is_live and not is_dumps and _is_long(folders.values())
-        if is_dumps or which == EVERYTHING:
+        if is_dumps or which == ALL_STEPS:
             which = "all"
         elif which is None:
-            which = "newest" if is_long or not (is_live or self.fits) else "all"
-        self._forget_for(which, is_live=is_live)
-        reading = self._readings.get(which)
+            which = "latest" if is_long or not (is_live or self.fits) else "all"
+        self._evict_before(which, is_live=is_live)
+        reading = self._snapshots.get(which)
         begun_s = time.monotonic()
-        mark = reading.mark if reading is not None and begun_s < reading.until_s else self.state()
-        if reading is None or mark != reading.mark:
+        file_state = reading.file_state if reading is not None and begun_s < reading.until_s else self.state()
+        if reading is None or file_state != reading.file_state:
             before = None if reading is None or not is_live else reading.snapshot
-            self._readings.pop(which, None)  # so that an outdated snapshot doesn't stay if reading fails
-            snapshot = _of_dumps(self.folder) if is_dumps else Snapshot(self._read(which, progress), before)
+            self._snapshots.pop(which, None)  # so that an outdated snapshot doesn't stay if reading fails
+            snapshot = _snapshot_of_dumps(self.folder) if is_dumps else Snapshot(self._read(which, progress), before)
             now_s = time.monotonic()
             until_s = now_s + (now_s - begun_s) / _READING_SHARE if is_long else 0.0
-            reading = self._readings[which] = _Reading(snapshot=snapshot, mark=mark, until_s=until_s)
-        reading.snapshot.is_live = self._newsroom.newest().is_live
-        reading.snapshot.forget_outdated()
+            reading = self._snapshots[which] = _CachedSnapshot(
+                snapshot=snapshot, file_state=file_state, until_s=until_s
+            )
+        reading.snapshot.is_live = self._live_status.latest().is_live
+        reading.snapshot.drop_outdated()
         return reading.snapshot
 
     @property
     def fits(self) -> bool:
         """Return whether there is enough memory for all steps, or they are loaded already."""
         free = free_bytes()
-        needed = bytes_needed(folder / EVENTS_FILE for folder in self._folders().values())
-        return "all" in self._readings or free is None or needed <= free
+        needed = estimate_memory(folder / EVENTS_FILE for folder in self._folders().values())
+        return "all" in self._snapshots or free is None or needed <= free
 
-    def _read(self, which: WhichSteps, progress: Progress | None) -> Trace:
-        if which == "newest":
-            return read_trace(self.folder, progress, only_newest=live_records(len(self._folders())))
-        return read_trace(self.folder, progress, steps=EVERYTHING if which == "all" else which)
+    def _read(self, which: StepSelection, progress: Progress | None) -> Trace:
+        if which == "latest":
+            return read_trace(self.folder, progress, latest_records=live_record_limit(len(self._folders())))
+        return read_trace(self.folder, progress, steps=ALL_STEPS if which == "all" else which)
 
-    def _forget_for(self, which: WhichSteps, *, is_live: bool) -> None:
+    def _evict_before(self, which: StepSelection, *, is_live: bool) -> None:
         """Release the readings of other steps that are unlikely to be used again, before some steps are read."""
         now_s = time.monotonic()
-        for kept, reading in list(self._readings.items()):
+        for kept, reading in list(self._snapshots.items()):
             if isinstance(which, tuple):
                 is_done = isinstance(kept, tuple) and kept != which
-            elif which == "newest":  # a reading of all steps of a live recording is soon outdated
+            elif which == "latest":  # a reading of all steps of a live recording is soon outdated
                 is_done = kept == "all" and now_s > reading.until_s
             else:
-                is_done = kept == "newest" and not is_live
+                is_done = kept == "latest" and not is_live
             if is_done:
-                del self._readings[kept]
+                del self._snapshots[kept]
 
     def state(self) -> str:
         """Return a fingerprint of all files that are read.
@@ -227,7 +229,7 @@ class Recording:
         Raises:
             OverlapScopeError: the folder holds nothing to show.
         """
-        return store.fingerprint(self._folders()) + _version_of(self.folder / CALIBRATION_FILE)
+        return store.compute_fingerprint(self._folders()) + _version_of(self.folder / CALIBRATION_FILE)
 
     def _folders(self) -> dict[int, Path]:
         return {0: self.folder} if self._is_dumps else find_rank_folders(self.folder)
@@ -239,12 +241,12 @@ class Recording:
 
 def _is_long(folders: Collection[Path]) -> bool:
     """Return whether the logs have more records than are read of a live recording."""
-    logged = sum(bytes_to_read(folder / EVENTS_FILE) for folder in folders)
-    return logged > live_records(len(folders)) * len(folders) * RECORD_BYTES
+    logged = sum(count_record_bytes(folder / EVENTS_FILE) for folder in folders)
+    return logged > live_record_limit(len(folders)) * len(folders) * RECORD_BYTES
 
 
-def _newest_beside(path: Path) -> int:
-    return max(map(number_of, attempts_beside(path)), default=0)
+def _last_attempt_number(path: Path) -> int:
+    return max(map(attempt_number, find_sibling_attempts(path)), default=0)
 
 
 def _version_of(file: Path) -> str:
@@ -252,7 +254,7 @@ def _version_of(file: Path) -> str:
     return str(file.stat().st_mtime_ns) if file.exists() else ""
 
 
-def _of_dumps(folder: Path) -> Snapshot:
+def _snapshot_of_dumps(folder: Path) -> Snapshot:
     diagnosis = Diagnosis.of_dumps(folder)
     snapshot = Snapshot(empty_trace(folder, diagnosis.evidence.ranks))
     snapshot.diagnosis = diagnosis

@@ -14,33 +14,33 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from dashboards.comparisons import Comparisons
-from dashboards.judged_run import JudgedRun, judge_run
+from dashboards.comparisons import ComparisonCache
+from dashboards.judged_run import RunSummary, summarize_run
 from dashboards.recording import Recording
-from overlapscope.analysis.run_facts import RunFacts, run_facts
+from overlapscope.analysis.run_facts import RunFacts, read_run_facts
 from overlapscope.diagnosis.rank_files import is_running
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.attempts import recorded_ranks
-from overlapscope.trace.folders import is_over
+from overlapscope.trace.attempts import find_recorded_ranks
+from overlapscope.trace.folders import has_finished_recording
 from overlapscope.trace.format import EVENTS_FILE, TABLES_FOLDER
-from overlapscope.trace.log import newest_records
+from overlapscope.trace.log import read_latest_records
 from overlapscope.trace.run_notes import NOTES_FILE, RunNotes, read_notes, write_notes
 from overlapscope.trace.runs import FoundRuns, Run, find_runs, is_run
 
 _log = logging.getLogger(__name__)
 
-_LOOK_AFTER_S: Final = 2.0
+_SCAN_INTERVAL_S: Final = 2.0
 """Minimum seconds between two scans of the folders, which requests trigger."""
-_LOOK_SHARE: Final = 0.1
+_MAX_SCAN_SHARE: Final = 0.1
 """Maximum share of one core's time that is spent on scans."""
-_FIRST_LOOK_S: Final = 1.0
+_FIRST_SCAN_WAIT_S: Final = 1.0
 """Seconds for which the first page waits for the first scan."""
-_JUDGED_SHARE: Final = 0.05
+_MAX_SUMMARY_SHARE: Final = 0.05
 """Maximum share of one core's time that is spent on analyzing a live run again and again."""
-_SHORTEST_S: Final = 4.0
-_GROWS_S: Final = 60.0
+_MIN_SUMMARY_INTERVAL_S: Final = 4.0
+_MAX_PAUSE_S: Final = 60.0
 """Seconds after its last growth for which a log counts as live; slow steps take that long."""
-_MOST_OPEN: Final = 4
+_MAX_OPEN_RECORDINGS: Final = 4
 """Number of recordings that are kept in memory for their pages."""
 
 
@@ -52,7 +52,7 @@ class RunRow:
     facts: RunFacts
     is_live: bool
     """True if one of its processes runs on this host, or its log has grown recently, as from another host."""
-    judged: JudgedRun | None = None
+    judged: RunSummary | None = None
     """Summary of the run; None until it is computed."""
     notes: RunNotes = field(default_factory=RunNotes)
     notes_problem: str = ""
@@ -61,42 +61,42 @@ class RunRow:
     @property
     def is_incident(self) -> bool:
         """Return whether the run has an incident; a verdict of "can't tell" is none while the run is live."""
-        is_going_on = self.is_live and self.judged is not None and not self.judged.can_tell
+        is_going_on = self.is_live and self.judged is not None and not self.judged.has_enough_evidence
         return self.judged is not None and self.judged.is_incident and not is_going_on
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Seen:
+class _ScannedState:
     """State of a run at the last scan."""
 
-    mark: object
+    fingerprint: object
     """Fingerprint of the recording."""
     facts: RunFacts
     position: int
     """Sequence number of the last record of its first rank; 0 if that has none or has ended."""
-    grew_s: float
+    last_growth_s: float
     """Time (``time.monotonic``) at which ``position`` was last seen to have changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Judgement:
+class _SummaryJob:
     """A pending or finished analysis of a run."""
 
-    result: Future[JudgedRun]
-    mark: object
+    result: Future[RunSummary]
+    fingerprint: object
     """Fingerprint of the recording that is analyzed."""
-    asked_s: float
+    requested_s: float
     """Time (``time.monotonic``) of the request."""
-    before: JudgedRun | None
+    before: RunSummary | None
     """Previous result, which is used until this one is ready."""
 
     @property
-    def known(self) -> JudgedRun | None:
+    def known(self) -> RunSummary | None:
         """Return the latest result so far."""
         return self.result.result() if self.result.done() else self.before
 
 
-class Runs:
+class RunIndex:
     """The runs in the served folders: a request returns the state of the last scan, and starts another.
 
     Args:
@@ -105,20 +105,20 @@ class Runs:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = tuple(folders)
-        self.recording = lru_cache(maxsize=_MOST_OPEN)(Recording)
+        self.recording = lru_cache(maxsize=_MAX_OPEN_RECORDINGS)(Recording)
         """Cached constructor of the recording in a folder."""
-        self.comparisons = Comparisons(self.recording)
+        self.comparisons = ComparisonCache(self.recording)
         self.found = FoundRuns()
         self._rows: tuple[RunRow, ...] = ()
-        self._judgements: dict[Path, _Judgement] = {}
-        self._seen: dict[Path, _Seen] = {}
-        self._looker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="looker")
-        self._judge = ThreadPoolExecutor(max_workers=1, thread_name_prefix="judge")
-        self._look: Future[None] | None = None
-        self._look_again_s = 0.0
+        self._summary_jobs: dict[Path, _SummaryJob] = {}
+        self._scanned: dict[Path, _ScannedState] = {}
+        self._scan_executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="looker")
+        self._summary_executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="judge")
+        self._current_scan: Future[None] | None = None
+        self._next_scan_s = 0.0
 
     @property
-    def alone(self) -> Path | None:
+    def only_run(self) -> Path | None:
         """Return the folder if it is the only one given and itself a run, so that its pages are shown and no table."""
         return self.folders[0] if len(self.folders) == 1 and is_run(self.folders[0]) else None
 
@@ -136,28 +136,28 @@ class Runs:
             raise OverlapScopeError(f"there is no run of the name {name!r} in {', '.join(map(str, self.folders))}")
         return path
 
-    def newest(self) -> tuple[RunRow, ...]:
+    def latest(self) -> tuple[RunRow, ...]:
         """Return the rows as of the last scan: incidents first, then live runs, then the others, latest first."""
-        is_first = self._look is None
-        if self._look is None or (self._look.done() and time.monotonic() > self._look_again_s):
-            self._look = self._looker.submit(self._look_again)
+        is_first = self._current_scan is None
+        if self._current_scan is None or (self._current_scan.done() and time.monotonic() > self._next_scan_s):
+            self._current_scan = self._scan_executor.submit(self._scan)
         if is_first:
             with suppress(TimeoutError):
-                self._look.result(_FIRST_LOOK_S)
-        asked = self._judgements
-        rows = (replace(row, judged=asked[row.run.newest].known) for row in self._rows if row.run.newest in asked)
-        return tuple(sorted(rows, key=_order))
+                self._current_scan.result(_FIRST_SCAN_WAIT_S)
+        asked = self._summary_jobs
+        rows = (replace(row, judged=asked[row.run.latest].known) for row in self._rows if row.run.latest in asked)
+        return tuple(sorted(rows, key=_sort_key))
 
     def close(self) -> None:
         """Cancel scans and analyses that have not begun."""
-        for pool in (self._looker, self._judge):
+        for pool in (self._scan_executor, self._summary_executor):
             pool.shutdown(cancel_futures=True)
         self.comparisons.close()
 
     @property
     def is_found(self) -> bool:
         """Return whether the first scan is complete."""
-        return self._look_again_s > 0
+        return self._next_scan_s > 0
 
     def annotate(self, name: str, notes: RunNotes, seen: RunNotes) -> None:
         """Write the tags and the note of a run to its folder.
@@ -176,27 +176,29 @@ class Runs:
         write_notes(run.path, notes)
         self._rows = tuple(replace(row, notes=notes) if row.run.name == name else row for row in self._rows)
 
-    def _look_again(self) -> None:
+    def _scan(self) -> None:
         began_s = time.monotonic()
         try:
             self.found = find_runs(self.folders)
             rows = [self._row(run) for run in self.found.runs]
-            self._seen = {row.run.newest: self._seen[row.run.newest] for row in rows}
-            self._judgements = {row.run.newest: self._judgement(row) for row in sorted(rows, key=_order)}
+            self._scanned = {row.run.latest: self._scanned[row.run.latest] for row in rows}
+            self._summary_jobs = {row.run.latest: self._summary_job(row) for row in sorted(rows, key=_sort_key)}
             self._rows = tuple(rows)
         except Exception:
             _log.exception("looking for runs failed")
         finally:
             now_s = time.monotonic()
-            self._look_again_s = now_s + max(_LOOK_AFTER_S, (now_s - began_s) / _LOOK_SHARE)
+            self._next_scan_s = now_s + max(_SCAN_INTERVAL_S, (now_s - began_s) / _MAX_SCAN_SHARE)
 
     def _row(self, run: Run) -> RunRow:
-        path, now_s = run.newest, time.monotonic()
-        known, position, is_here = self._seen.get(path), _position(path), is_running(path)
-        mark = (is_here, position, _mark(path))
-        grew_s = -math.inf if known is None else known.grew_s if known.position == position else now_s
-        facts = known.facts if known is not None and known.mark == mark else _facts_of(path)
-        self._seen[path] = _Seen(mark=mark, facts=facts, position=position, grew_s=grew_s)
+        path, now_s = run.latest, time.monotonic()
+        known, position, is_here = self._scanned.get(path), _last_sequence(path), is_running(path)
+        fingerprint = (is_here, position, _fingerprint(path))
+        last_growth_s = -math.inf if known is None else known.last_growth_s if known.position == position else now_s
+        facts = known.facts if known is not None and known.fingerprint == fingerprint else _facts_of(path)
+        self._scanned[path] = _ScannedState(
+            fingerprint=fingerprint, facts=facts, position=position, last_growth_s=last_growth_s
+        )
         try:
             notes, problem = read_notes(run.path), ""
         except OverlapScopeError as error:
@@ -204,48 +206,50 @@ class Runs:
         return RunRow(
             run=run,
             facts=facts,
-            is_live=is_here or (position > 0 and now_s - grew_s < _GROWS_S),
+            is_live=is_here or (position > 0 and now_s - last_growth_s < _MAX_PAUSE_S),
             notes=notes,
             notes_problem=problem,
         )
 
-    def _judgement(self, row: RunRow) -> _Judgement:
+    def _summary_job(self, row: RunRow) -> _SummaryJob:
         """Return the latest analysis, or start one if the run has changed, or is live and the last one is old."""
-        path, now_s = row.run.newest, time.monotonic()
-        known, mark = self._judgements.get(path), self._seen[path].mark
+        path, now_s = row.run.latest, time.monotonic()
+        known, fingerprint = self._summary_jobs.get(path), self._scanned[path].fingerprint
         if known is not None:
             if not known.result.done():
                 return known
-            rest_s = max(_SHORTEST_S, known.result.result().took_s / _JUDGED_SHARE)
-            is_old = now_s - known.asked_s > rest_s if row.is_live else mark != known.mark
+            rest_s = max(_MIN_SUMMARY_INTERVAL_S, known.result.result().duration_s / _MAX_SUMMARY_SHARE)
+            is_old = now_s - known.requested_s > rest_s if row.is_live else fingerprint != known.fingerprint
             if not is_old:
                 return known
-        result = self._judge.submit(judge_run, path)
-        return _Judgement(result=result, mark=mark, asked_s=now_s, before=None if known is None else known.known)
+        result = self._summary_executor.submit(summarize_run, path)
+        return _SummaryJob(
+            result=result, fingerprint=fingerprint, requested_s=now_s, before=None if known is None else known.known
+        )
 
 
-def _order(row: RunRow) -> tuple[bool, bool, int, str]:
+def _sort_key(row: RunRow) -> tuple[bool, bool, int, str]:
     return not row.is_incident, not row.is_live, -(row.facts.started_unix_ns or 0), row.run.name
 
 
 def _facts_of(path: Path) -> RunFacts:
     try:
-        return run_facts(path)
+        return read_run_facts(path)
     except Exception:  # an unforeseen recording must not hide the others
         _log.exception("%s: what it is of can't be read", path)
         return RunFacts()
 
 
-def _position(path: Path) -> int:
+def _last_sequence(path: Path) -> int:
     """Return the sequence number of the last record of the first rank; 0 if it has none or has ended."""
-    first = min(recorded_ranks(path), default=None)
-    if first is None or is_over(first):
+    first = min(find_recorded_ranks(path), default=None)
+    if first is None or has_finished_recording(first):
         return 0
-    newest = newest_records(first / EVENTS_FILE, 1)
-    return int(newest["sequence"][0]) if len(newest) else 0
+    latest = read_latest_records(first / EVENTS_FILE, 1)
+    return int(latest["sequence"][0]) if len(latest) else 0
 
 
-def _mark(path: Path) -> object:
+def _fingerprint(path: Path) -> object:
     """Return a fingerprint of a recording that is not live, cheap enough for hundreds of them."""
     ours = (TABLES_FOLDER, NOTES_FILE)
     try:

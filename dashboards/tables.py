@@ -21,13 +21,13 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
 from overlapscope.model.curve import Curve
 from overlapscope.model.partition import MB, NO_LIMIT
-from overlapscope.model.typical_step import Step
+from overlapscope.model.typical_step import DrawnStep
 
-MOST_CELLS: Final = 1_000_000
+MAX_CELLS: Final = 1_000_000
 """Maximum number of cells (collectives times ranks) in a table of the order: more take minutes to read."""
 
 
-def account_table(summary: Summary) -> pd.DataFrame:
+def breakdown_table(summary: Summary) -> pd.DataFrame:
     """Tabulate the blocks of the mean step, which sum to it, and below exposed communication its parts by reason.
 
     Returns:
@@ -41,10 +41,10 @@ def account_table(summary: Summary) -> pd.DataFrame:
         step, rank, longest_ns = summary.longest.get(name, (None, None, None))
         longest = {"longest_ns": longest_ns, "longest_step": step, "longest_rank": rank}
         if mean.value or on_path:
-            rows.append(_part(BLOCK_LABELS[name], "", mean, summary) | {"critical_path_ns": on_path} | longest)
+            rows.append(_block_row(BLOCK_LABELS[name], "", mean, summary) | {"critical_path_ns": on_path} | longest)
         if name == "exposed":
             parts = {REASON_LABELS[reason]: part for reason, part in summary.exposed_for.items() if part.value}
-            rows += [_part(label, BLOCK_LABELS[name], part, summary) for label, part in parts.items()]
+            rows += [_block_row(label, BLOCK_LABELS[name], part, summary) for label, part in parts.items()]
     whole = {"longest_ns": "Int64", "longest_step": "Int64", "longest_rank": "Int64"}
     columns = ["block", "part_of", "mean_ns", "mean_low_ns", "mean_high_ns", "share", "critical_path_ns", *whole]
     return pd.DataFrame(rows, columns=columns).astype({"critical_path_ns": np.float64, **whole})
@@ -58,15 +58,15 @@ def ranks_table(snapshot: Snapshot) -> pd.DataFrame:
 
 def steps_table(summary: Summary) -> pd.DataFrame:
     """Tabulate the breakdown of every step of every rank, and whether it is included in means (``is_counted``)."""
-    return summary.figures.assign(is_counted=summary.is_alike)
+    return summary.figures.assign(is_counted=summary.is_steady)
 
 
 def findings_table(found: Stragglers) -> pd.DataFrame:
     """Tabulate the straggler findings: ranks, cause, pattern, cost, and what fixing each would save."""
-    return pd.DataFrame([_finding(each) for each in found.findings], columns=_FINDING_COLUMNS)
+    return pd.DataFrame([_finding_row(each) for each in found.findings], columns=_FINDING_COLUMNS)
 
 
-def map_table(heatmap: Heatmap) -> pd.DataFrame:
+def heatmap_table(heatmap: Heatmap) -> pd.DataFrame:
     """Tabulate the heatmap of ranks and steps, a row per cell: rank, host, step, compute_ns, lateness_ns, wait_ns."""
     ranks, steps = len(heatmap.ranks), len(heatmap.steps)
     return pd.DataFrame(
@@ -87,9 +87,9 @@ def sizes_table(curve: Curve) -> pd.DataFrame:
         up_to_mb is infinite if all larger caps do), buckets (number of them), predicted_ns with the bounds of its 90 %
         interval, exposed_ns, recorded_ns (NaN if the plan was not recorded), is_now, is_default, is_best_plan.
     """
-    measured, rows = curve.steps_measured_ns(), []
-    for place, plan in enumerate(curve.plans):
-        size = curve.sizes[place] if place < len(curve.sizes) else None
+    measured, rows = curve.measured_steps_ns(), []
+    for index, plan in enumerate(curve.plans):
+        size = curve.sizes[index] if index < len(curve.sizes) else None
         up_to = None if size is None else np.inf if size.high_bytes == NO_LIMIT else size.high_bytes / MB
         rows.append(
             {
@@ -97,19 +97,19 @@ def sizes_table(curve: Curve) -> pd.DataFrame:
                 "above_mb": None if size is None else size.low_bytes / MB,
                 "up_to_mb": up_to,
                 "buckets": len(plan),
-                **interval_columns("predicted", curve.step_of(place)),
-                "exposed_ns": float(curve.predicted.exposed_ns[place]),
-                "recorded_ns": measured[place].value if place in measured else None,
-                "is_now": place == curve.special["present"],
-                "is_default": place == curve.special["default"],
-                "is_best_plan": place == curve.special["best"],
+                **interval_columns("predicted", curve.step_of(index)),
+                "exposed_ns": float(curve.predicted.exposed_ns[index]),
+                "recorded_ns": measured[index].value if index in measured else None,
+                "is_now": index == curve.special["present"],
+                "is_default": index == curve.special["default"],
+                "is_best_plan": index == curve.special["best"],
             }
         )
     floats = ("bucket_cap_mb", "above_mb", "up_to_mb", "recorded_ns")
     return pd.DataFrame(rows).astype(dict.fromkeys(floats, np.float64))
 
 
-def bucket_spans_table(recorded: Step, predicted: Step) -> pd.DataFrame:
+def bucket_spans_table(recorded: DrawnStep, predicted: DrawnStep) -> pd.DataFrame:
     """Tabulate every bucket of the recorded and the predicted step on every rank; times are since the step's start.
 
     Returns:
@@ -124,20 +124,20 @@ def order_table(lanes: OrderLanes) -> pd.DataFrame:
     If a rank has no entry for a number, its row has the state "nothing in the log". Times are on each rank's own clock.
 
     Raises:
-        OverlapScopeError: the table would have more than ``MOST_CELLS`` rows.
+        OverlapScopeError: the table would have more than ``MAX_CELLS`` rows.
     """
-    ranks, numbers = lanes.group.ranks, max(0, lanes.newest - lanes.oldest + 1)
-    if len(ranks) * numbers > MOST_CELLS:
+    ranks, numbers = lanes.group.ranks, max(0, lanes.latest - lanes.oldest + 1)
+    if len(ranks) * numbers > MAX_CELLS:
         raise OverlapScopeError(
-            f"{numbers:,} collectives of {len(ranks):,} ranks are more than the {MOST_CELLS:,} that fit a table: "
+            f"{numbers:,} collectives of {len(ranks):,} ranks are more than the {MAX_CELLS:,} that fit a table: "
             "the logs themselves are in the recording, and docs/trace-format.md says how to read them"
         )
     shown = lanes.lanes_of(ranks)
-    cells = lanes.window(shown, lanes.oldest, lanes.newest).cells
+    cells = lanes.window(shown, lanes.oldest, lanes.latest).cells
     table = pd.DataFrame(
-        [_cell(lanes.group.name, shown[cell.lane].ranks[0], cell) for cell in cells], columns=_CELL_COLUMNS
+        [_order_row(lanes.group.name, shown[cell.lane].ranks[0], cell) for cell in cells], columns=_CELL_COLUMNS
     )
-    return table.astype(dict.fromkeys(_WHOLE_NUMBERS, "Int64"))
+    return table.astype(dict.fromkeys(_INTEGER_COLUMNS, "Int64"))
 
 
 def interval_columns(name: str, interval: Interval) -> dict[str, float]:
@@ -145,7 +145,7 @@ def interval_columns(name: str, interval: Interval) -> dict[str, float]:
     return {f"{name}_ns": interval.value, f"{name}_low_ns": interval.low, f"{name}_high_ns": interval.high}
 
 
-def _part(label: str, part_of: str, mean: Interval, summary: Summary) -> dict[str, Any]:
+def _block_row(label: str, part_of: str, mean: Interval, summary: Summary) -> dict[str, Any]:
     return {"block": label, "part_of": part_of, **interval_columns("mean", mean), "share": summary.share_of(mean)}
 
 
@@ -157,7 +157,7 @@ _FINDING_COLUMNS: Final = (
 )
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding_row(finding: Finding) -> dict[str, Any]:
     link = {} if finding.link is None else {f"link_{name}": each for name, each in asdict(finding.link).items()}
     return {
         "ranks": finding.ranks,
@@ -175,7 +175,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _bucket_spans(name: str, step: Step) -> pd.DataFrame:
+def _bucket_spans(name: str, step: DrawnStep) -> pd.DataFrame:
     ranks, buckets = step.ready_ns.shape
     times = ("ready_ns", "launch_ns", "start_ns", "end_ns")
     return pd.DataFrame(
@@ -193,14 +193,14 @@ _CELL_COLUMNS: Final = (
     *("group", "number", "rank", "state", "difference", "step", "batch", "phase", "op", "reduce_op", "dtype"),
     *("elements", "bytes", "peer", "role", "bucket", "call_site", "announced_ns", "launched_ns", "completed_ns"),
 )
-_WHOLE_NUMBERS: Final = (
+_INTEGER_COLUMNS: Final = (
     *("step", "batch", "elements", "bytes", "peer", "bucket", "announced_ns", "launched_ns", "completed_ns"),
 )
 
 
-def _cell(group: str, rank: int, cell: Cell) -> dict[str, Any]:
-    place = {"group": group, "number": cell.number, "rank": rank, "difference": cell.difference}
-    return place | ({"state": "nothing in the log"} if cell.entry is None else _entry(cell.entry))
+def _order_row(group: str, rank: int, cell: Cell) -> dict[str, Any]:
+    index = {"group": group, "number": cell.number, "rank": rank, "difference": cell.difference}
+    return index | ({"state": "nothing in the log"} if cell.entry is None else _entry(cell.entry))
 
 
 def _entry(entry: Entry) -> dict[str, Any]:

@@ -32,7 +32,7 @@ They are drawn in the color of text on spans. Not everybody could distinguish pa
 """
 assert len(HATCHES) == PATTERNS - 1
 
-LATE_SHADES: Final = 255
+LATENESS_SHADES: Final = 255
 """Number of shades from on time to late; with the transparent one they fit into a byte."""
 
 _INK: Final[Mapping[ThemeName, Mapping[str, str]]] = {
@@ -119,23 +119,23 @@ def ink(theme: ThemeName) -> Mapping[str, str]:
     return _INK[theme]
 
 
-def span_colours(theme: ThemeName) -> tuple[str, ...]:
+def span_colors(theme: ThemeName) -> tuple[str, ...]:
     """Return the color of each category of ``overlapscope.analysis.lanes.CATEGORIES``."""
     return _SPANS[theme]
 
 
-def block_colours(theme: ThemeName) -> dict[str, str]:
+def block_colors(theme: ThemeName) -> dict[str, str]:
     """Return the color of each block of ``overlapscope.account.blocks.BLOCKS``; phases as in the timeline."""
     phases = {name: _SPANS[theme][CATEGORIES.index(name)] for name in _PHASE_BLOCKS}
     return {**phases, **_OTHER_BLOCKS[theme]}
 
 
-def collective_colours(theme: ThemeName) -> tuple[str, ...]:
+def collective_colors(theme: ThemeName) -> tuple[str, ...]:
     """Return the color of each of ``overlapscope.diagnosis.categories.CATEGORIES``; buckets as in the timeline."""
     return (*_SPANS[theme][_FIRST_BUCKET : _FIRST_BUCKET + BUCKET_SLOTS], *_OTHER_COLLECTIVES[theme])
 
 
-def ink_on(colour: str) -> str:
+def text_color_on(colour: str) -> str:
     """Return black or white, whichever has more contrast with a color: at least 4.58 for any color."""
     channels = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
     linear = (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in channels)
@@ -143,19 +143,19 @@ def ink_on(colour: str) -> str:
     return "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"
 
 
-def span_inks(theme: ThemeName) -> tuple[str, ...]:
-    """Return the color of text on each of ``span_colours``."""
-    return tuple(map(ink_on, span_colours(theme)))
+def span_text_colors(theme: ThemeName) -> tuple[str, ...]:
+    """Return the color of text on each of ``span_colors``."""
+    return tuple(map(text_color_on, span_colors(theme)))
 
 
-def collective_grounds(theme: ThemeName) -> tuple[str, ...]:
-    """Return the background colors of text on collectives: ``collective_colours``, then that of cells without fill."""
-    return (*collective_colours(theme), _INK[theme]["surface"])
+def collective_backgrounds(theme: ThemeName) -> tuple[str, ...]:
+    """Return the background colors of text on collectives: ``collective_colors``, then that of cells without fill."""
+    return (*collective_colors(theme), _INK[theme]["surface"])
 
 
-def collective_inks(theme: ThemeName) -> tuple[str, ...]:
-    """Return the color of text on each of ``collective_grounds``."""
-    return (*map(ink_on, collective_colours(theme)), _INK[theme]["ink"])
+def collective_text_colors(theme: ThemeName) -> tuple[str, ...]:
+    """Return the color of text on each of ``collective_backgrounds``."""
+    return (*map(text_color_on, collective_colors(theme)), _INK[theme]["ink"])
 
 
 def shade_palette(theme: ThemeName) -> list[str]:
@@ -168,35 +168,35 @@ def shade_palette(theme: ThemeName) -> list[str]:
     palette = []
     for colour in _SPANS[theme]:
         palette.append("#00000000")
-        palette += [_mix(surface, colour, 0.22 + 0.78 * shade / (SHADES - 1)) for shade in range(1, SHADES)]
+        palette += [_mix_colors(surface, colour, 0.22 + 0.78 * shade / (SHADES - 1)) for shade in range(1, SHADES)]
     return palette
 
 
-def late_palette(theme: ThemeName) -> list[str]:
-    """Return the color of each shade of lateness, 0 to ``LATE_SHADES``: later is further from the surface.
+def lateness_palette(theme: ThemeName) -> list[str]:
+    """Return the color of each shade of lateness, 0 to ``LATENESS_SHADES``: later is further from the surface.
 
     Shade 0 is transparent. The others are a part of Magma, whose equal steps look equally large with any kind of color
     vision; its ends, which are close to the surface of one theme and to the ink of the other, are left out.
     """
     first, last = {"light": (252, 40), "dark": (48, 252)}[theme]
-    places = (round(first + (last - first) * step / (LATE_SHADES - 1)) for step in range(LATE_SHADES))
-    return ["#00000000", *(Magma256[place] for place in places)]
+    palette_indices = (round(first + (last - first) * step / (LATENESS_SHADES - 1)) for step in range(LATENESS_SHADES))
+    return ["#00000000", *(Magma256[palette_index] for palette_index in palette_indices)]
 
 
 @cache
-def browser_colours() -> dict[str, dict[str, Any]]:
+def browser_colors() -> dict[str, dict[str, Any]]:
     """Return all colors that the page's script needs to paint plots, for both themes; cached, so don't modify it."""
     names: tuple[ThemeName, ...] = ("light", "dark")
     return {
         name: {
             **_INK[name],
-            "span_colours": list(_SPANS[name]),
-            "span_inks": list(span_inks(name)),
+            "span_colors": list(_SPANS[name]),
+            "span_text_colors": list(span_text_colors(name)),
             "shade_palette": shade_palette(name),
-            "late_palette": late_palette(name),
-            "collective_colours": list(collective_colours(name)),
-            "collective_grounds": list(collective_grounds(name)),
-            "collective_inks": list(collective_inks(name)),
+            "lateness_palette": lateness_palette(name),
+            "collective_colors": list(collective_colors(name)),
+            "collective_backgrounds": list(collective_backgrounds(name)),
+            "collective_text_colors": list(collective_text_colors(name)),
         }
         for name in names
     }
@@ -208,16 +208,16 @@ def css_variables(theme: ThemeName) -> dict[str, str]:
     Blocks of the breakdown are ``--block-exposed`` ..., collectives ``--collective-barrier`` ...; the text color on
     each is ``--on-block-exposed`` ... ``--late-scale`` is a gradient from on time to late.
     """
-    late = ", ".join([_INK[theme]["surface"], *late_palette(theme)[1 :: LATE_SHADES // 16]])
+    late = ", ".join([_INK[theme]["surface"], *lateness_palette(theme)[1 :: LATENESS_SHADES // 16]])
     colours = {
         **{f"span-{name}": colour for name, colour in zip(CATEGORIES, _SPANS[theme], strict=True)},
-        **{f"block-{name}": colour for name, colour in block_colours(theme).items()},
+        **{f"block-{name}": colour for name, colour in block_colors(theme).items()},
         **{
             f"collective-{name}": colour
-            for name, colour in zip(categories.CATEGORIES, collective_colours(theme), strict=True)
+            for name, colour in zip(categories.CATEGORIES, collective_colors(theme), strict=True)
         },
     }
-    named = {**_INK[theme], **colours, **{f"on-{name}": ink_on(colour) for name, colour in colours.items()}}
+    named = {**_INK[theme], **colours, **{f"on-{name}": text_color_on(colour) for name, colour in colours.items()}}
     return {
         **{f"--{name.replace('_', '-')}": colour for name, colour in named.items()},
         "--late-scale": f"linear-gradient(to right, {late})",
@@ -231,12 +231,12 @@ def paint(model: Model, **roles: str) -> None:
 
         paint(figure.xaxis[0], axis_line_color="line", major_label_text_color="muted")
     """
-    light = browser_colours()["light"]
+    light = browser_colors()["light"]
     model.update(**{name: light[role] for name, role in roles.items()})
     model.tags = [*model.tags, {"paint": roles}]
 
 
-def _mix(background: str, colour: str, amount: float) -> str:
+def _mix_colors(background: str, colour: str, amount: float) -> str:
     under, over = (int(text[1:], 16) for text in (background, colour))
     channels = [round((under >> shift & 255) * (1 - amount) + (over >> shift & 255) * amount) for shift in (16, 8, 0)]
     return "#" + "".join(f"{channel:02x}" for channel in channels)

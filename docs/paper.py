@@ -21,12 +21,12 @@ import pandas as pd
 
 from dashboards.charts.files import write_pictures
 from overlapscope.lab.experiments import strategies
-from overlapscope.lab.experiments.charts import is_known
-from overlapscope.lab.experiments.known import EXPERIMENTS, experiment_in, figure_of
-from overlapscope.lab.network.link import parsed_rate
-from overlapscope.lab.trials.conditions import described_conditions
+from overlapscope.lab.experiments.charts import has_interval
+from overlapscope.lab.experiments.known import EXPERIMENTS, draw_figure, read_experiment
+from overlapscope.lab.network.link import parse_rate
+from overlapscope.lab.trials.conditions import describe_conditions
 from overlapscope.lab.trials.results import RESULTS_FILE
-from overlapscope.units import format_interval_ns, format_ns, format_rate
+from overlapscope.units import format_bandwidth, format_interval_ns, format_ns
 
 MINUS: Final = "\N{MINUS SIGN}"
 DOCS: Final = Path(__file__).parent
@@ -52,7 +52,7 @@ def text_of(folder: Path, args: argparse.Namespace) -> str:
         "# The paper's experiments, here\n",
         f"What [PyTorch Distributed: Experiences on Accelerating Data Parallel Training]({PAPER}) found on up to 256 "
         f"GPUs, and what holds on {args.hosts} hosts with a rank each, joined at "
-        f"{format_rate(parsed_rate(args.rate))}, that are [made on one machine](cluster.md) and share its cores. "
+        f"{format_bandwidth(parse_rate(args.rate))}, that are [made on one machine](cluster.md) and share its cores. "
         "`docs/paper.py` measures all of it and writes this page; [Experiments](experiments.md) says how to do the "
         "same where you train. Intervals are of 90 %.\n",
     ]
@@ -64,8 +64,8 @@ def text_of(folder: Path, args: argparse.Namespace) -> str:
 
 
 def _section(folder: Path) -> Iterator[str]:
-    experiment, rows = experiment_in(folder)
-    figure = figure_of(experiment, rows)
+    experiment, rows = read_experiment(folder)
+    figure = draw_figure(experiment, rows)
     name = experiment.name
     yield f"## {experiment.title}\n"
     for picture in PICTURES.glob(f"{name}.*"):
@@ -83,16 +83,16 @@ def _section(folder: Path) -> Iterator[str]:
         yield "Left out:\n"
         yield from (f"- {reason}" for reason in figure.left_out)
         yield ""
-    yield f"{figure.note} Measured with {described_conditions(rows)} [Results](paper/{name}.parquet).\n".lstrip()
+    yield f"{figure.note} Measured with {describe_conditions(rows)} [Results](paper/{name}.parquet).\n".lstrip()
 
 
 def _table(rows: pd.DataFrame) -> Iterator[str]:
     yield "| model | strategy | step | over the default |"
     yield "|---|---|---|---|"
-    for where, name, step, difference in strategies.against_default(rows):
-        interval = f" ({format_interval_ns(step)})" if is_known(step) else ""
+    for where, name, step, difference in strategies.compare_with_default(rows):
+        interval = f" ({format_interval_ns(step)})" if has_interval(step) else ""
         share = "" if name == strategies.DEFAULT else f"{100 * difference.value:+.1f} %"
-        if share and is_known(difference):
+        if share and has_interval(difference):
             share += f" ({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
         yield f"| {where} | `{name}` | {format_ns(step.value)}{interval} | {share.replace('-', MINUS)} |"
     yield ""

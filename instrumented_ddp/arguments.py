@@ -10,17 +10,17 @@ from typing import Any, Final
 
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from instrumented_ddp.plans.given_plan import AUTO, is_auto, refuse_caps_beside
+from instrumented_ddp.plans.given_plan import AUTO, is_auto, reject_conflicting_caps
 from instrumented_ddp.recording.metadata import is_plain
-from instrumented_ddp.recording.settings import settings_of_model
-from instrumented_ddp.strategies.known import strategy_of
+from instrumented_ddp.recording.settings import collect_model_settings
+from instrumented_ddp.strategies.known import resolve_strategy
 from instrumented_ddp.strategies.ladder import OVERLAPPED
 from instrumented_ddp.strategies.strategy import Strategy
 from overlapscope.errors import OverlapScopeError
 from overlapscope.model.plan_file import PlanFile
 
 TORCH_SIGNATURE: Final = inspect.signature(TorchDDP.__init__)
-_OURS: Final = {
+_EXTRA_PARAMETERS: Final = {
     "trace": "str | Path | None",
     "on_incident": "OnIncident | None",
     "bucket_plan": "str | Path | PlanFile | None",
@@ -31,19 +31,19 @@ SIGNATURE: Final = TORCH_SIGNATURE.replace(
         *TORCH_SIGNATURE.parameters.values(),
         *(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-            for name, annotation in _OURS.items()
+            for name, annotation in _EXTRA_PARAMETERS.items()
         ),
     ]
 )
 """Signature of the wrapper's constructor."""
 
 
-_LESS_THAN_A_BYTE_MB: Final = 1e-9
+_ONE_PARAMETER_PER_BUCKET_MB: Final = 1e-9
 """Bucket size that gives each parameter its own bucket. 0 would mean the same, but torch 2.11 rejects it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments:
+class DDPArguments:
     """Parsed and validated constructor arguments of a wrapper."""
 
     args: tuple[Any, ...]
@@ -64,49 +64,51 @@ class Arguments:
         bound: inspect.BoundArguments,
         bucket_plan: str | Path | PlanFile | None,
         strategy: str | Strategy | None,
-    ) -> Arguments:
+    ) -> DDPArguments:
         """Parse torch's arguments, bound to its signature, and the additional ones.
 
         Raises:
             OverlapScopeError: bucket sizes are given twice, or the strategy is unknown.
         """
-        chosen, given = strategy_of(strategy), bound.arguments
+        resolved, given = resolve_strategy(strategy), bound.arguments
         if bucket_plan is not None:
-            refuse_caps_beside("bucket_plan", given)
-        if chosen.bucket_cap_mb is not None:
-            refuse_caps_beside(f"strategy={strategy!r}", given | {"bucket_plan": bucket_plan})
-            given["bucket_cap_mb"] = chosen.bucket_cap_mb or _LESS_THAN_A_BYTE_MB
-        if chosen.pads_to is not None and (bucket_plan is not None or is_auto(given)):
-            raise OverlapScopeError(f"strategy={chosen.name!r} sizes its buckets itself: give it bucket_cap_mb at most")
-        if chosen.pads_to is not None and given.get("mixed_precision") is not None:
-            raise OverlapScopeError(f"strategy={chosen.name!r} and mixed_precision exclude each other; leave one out")
-        if chosen.order is not None:
-            _refuse_other_orders(chosen, given, bucket_plan)
+            reject_conflicting_caps("bucket_plan", given)
+        if resolved.bucket_cap_mb is not None:
+            reject_conflicting_caps(f"strategy={strategy!r}", given | {"bucket_plan": bucket_plan})
+            given["bucket_cap_mb"] = resolved.bucket_cap_mb or _ONE_PARAMETER_PER_BUCKET_MB
+        if resolved.pads_to is not None and (bucket_plan is not None or is_auto(given)):
+            raise OverlapScopeError(
+                f"strategy={resolved.name!r} sizes its buckets itself: give it bucket_cap_mb at most"
+            )
+        if resolved.pads_to is not None and given.get("mixed_precision") is not None:
+            raise OverlapScopeError(f"strategy={resolved.name!r} and mixed_precision exclude each other; leave one out")
+        if resolved.order is not None:
+            _reject_conflicting_orders(resolved, given, bucket_plan)
         wants_auto = is_auto(given)
         if wants_auto:
             given["bucket_cap_mb"] = None
         args, kwargs = bound.args[1:], bound.kwargs
         bound.apply_defaults()
-        of_strategy = {} if chosen.name == OVERLAPPED.name else {"strategy": chosen.name}
+        of_strategy = {} if resolved.name == OVERLAPPED.name else {"strategy": resolved.name}
         described = {name: value for name, value in given.items() if is_plain(value)} | of_strategy
         if wants_auto:
             described["bucket_cap_mb"] = AUTO
-        if chosen.bucket_cap_mb is not None:
-            described["bucket_cap_mb"] = chosen.bucket_cap_mb
+        if resolved.bucket_cap_mb is not None:
+            described["bucket_cap_mb"] = resolved.bucket_cap_mb
         if bucket_plan is not None:
             described["bucket_plan"] = str(bucket_plan) if isinstance(bucket_plan, str | Path) else "given"
-        return Arguments(
+        return DDPArguments(
             args=args,
             kwargs=kwargs,
             all=dict(bound.arguments),
-            strategy=chosen,
+            strategy=resolved,
             is_auto=wants_auto,
-            settings=settings_of_model(bound.arguments, wrapper="instrumented_ddp") | of_strategy,
+            settings=collect_model_settings(bound.arguments, wrapper="instrumented_ddp") | of_strategy,
             described=described,
         )
 
 
-def _refuse_other_orders(
+def _reject_conflicting_orders(
     strategy: Strategy, given: Mapping[str, Any], bucket_plan: str | Path | PlanFile | None
 ) -> None:
     """Reject arguments that fix the bucket order, or that skip the rebuild in which a strategy would set it."""

@@ -24,12 +24,12 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import _get_default_group
 
 from instrumented_ddp.recording.metadata import describe_rank, describe_run
-from instrumented_ddp.session import Session, goes_unrecorded, open_session, session_of_this_process
-from instrumented_ddp.stock.after_import import after_import
+from instrumented_ddp.session import Session, get_current_session, open_session, warn_unrecorded
+from instrumented_ddp.stock.after_import import call_after_import
 from instrumented_ddp.stock.ddp import observe_stock_ddp
-from instrumented_ddp.stock.plain_steps import PlainSteps
-from instrumented_ddp.watchdog.joining import joining
-from overlapscope.trace.environment import Recording, recording_from_environment
+from instrumented_ddp.stock.plain_steps import OptimizerStepCounter
+from instrumented_ddp.watchdog.joining import watch_rendezvous
+from overlapscope.trace.environment import RecordingOptions, read_recording_options
 from overlapscope.trace.format import RANK_FILE, RUN_FILE, write_json
 
 _log = logging.getLogger(__name__)
@@ -51,11 +51,11 @@ def attach(trace: str | Path | None = None) -> None:
     """
     global _trace
     _trace = None if trace is None else str(trace)
-    _wait_for_groups()
-    _record_if_there_is_a_group()
+    _wrap_init_process_group()
+    _record_if_initialized()
 
 
-def _wait_for_groups() -> None:
+def _wrap_init_process_group() -> None:
     """Wrap ``init_process_group`` so that recording starts with the next default process group."""
     global _is_waiting_for_groups
     if _is_waiting_for_groups:
@@ -65,39 +65,39 @@ def _wait_for_groups() -> None:
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
-        with joining(original, args, kwargs):
+        with watch_rendezvous(original, args, kwargs):
             original(*args, **kwargs)
-        _record_if_there_is_a_group()
+        _record_if_initialized()
 
     for module in list(sys.modules.values()):  # also modules that imported it by name
         if getattr(module, "__dict__", {}).get("init_process_group") is original:
             module.init_process_group = init_process_group  # type: ignore[attr-defined]
 
 
-def _record_if_there_is_a_group() -> None:
-    if not dist.is_initialized() or session_of_this_process() is not None:
+def _record_if_initialized() -> None:
+    if not dist.is_initialized() or get_current_session() is not None:
         return
     try:
-        recording = recording_from_environment(_trace)
+        recording = read_recording_options(_trace)
         if recording is not None:
             _record(open_session(recording.folder, dist.get_rank(), recording.on_incident), recording)
     except Exception as error:
-        if (session := session_of_this_process()) is not None:
-            session.gives_up(error)
+        if (session := get_current_session()) is not None:
+            session.disable_recording(error)
         else:
-            goes_unrecorded(dist.get_rank(), error)
+            warn_unrecorded(dist.get_rank(), error)
 
 
-def _record(session: Session, recording: Recording) -> None:
+def _record(session: Session, recording: RecordingOptions) -> None:
     group = _get_default_group()
     device = _device_of(group)
     with suppress(OSError):  # a full disk: training continues
         write_json(session.folder / RANK_FILE, describe_rank(session.rank, device))
         write_json(session.folder / RUN_FILE, describe_run(group, device, recording.detail))
     session.is_provisional = _trace is None
-    PlainSteps(session)
+    OptimizerStepCounter(session)
     observe_stock_ddp(session)
-    after_import(_FSDP, functools.partial(_observe_fsdp, session))
+    call_after_import(_FSDP, functools.partial(_observe_fsdp, session))
 
 
 def _observe_fsdp(session: Session) -> None:

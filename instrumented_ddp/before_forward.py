@@ -13,7 +13,7 @@ from torch import _disable_dynamo, nn  # type: ignore[attr-defined]
 from torch.utils.hooks import RemovableHandle
 
 
-class BeforeForward:
+class PreForwardWait:
     """Pre-hooks on each module's forward that wait for the parameters the module uses.
 
     Some modules' own forward is never called although their parameters are used (such as ``out_proj`` in
@@ -29,12 +29,12 @@ class BeforeForward:
 
     def __init__(self, module: nn.Module, parts: Mapping[nn.Parameter, int], wait: Callable[[int], None]) -> None:
         self._wait = wait
-        self._never_called: dict[nn.Module, tuple[int, ...]] = {}
+        self._uncalled_modules: dict[nn.Module, tuple[int, ...]] = {}
         self._handles: list[RemovableHandle] = []
         for one in module.modules():
             used = dict.fromkeys(parts[parameter] for parameter in one.parameters(recurse=False) if parameter in parts)
             if used:
-                self._never_called[one] = tuple(used)
+                self._uncalled_modules[one] = tuple(used)
                 self._handles.append(one.register_forward_pre_hook(partial(self._before, tuple(used)), prepend=True))
         self._handles.append(module.register_forward_pre_hook(self._before_all, prepend=True))
 
@@ -46,12 +46,12 @@ class BeforeForward:
 
     @_disable_dynamo
     def _before(self, parts: tuple[int, ...], module: nn.Module, _: tuple[torch.Tensor, ...]) -> None:
-        self._never_called.pop(module, None)
+        self._uncalled_modules.pop(module, None)
         for part in parts:
             self._wait(part)
 
     @_disable_dynamo
     def _before_all(self, *_: object) -> None:
-        for parts in self._never_called.values():
+        for parts in self._uncalled_modules.values():
             for part in parts:
                 self._wait(part)

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import torch
 
-from overlapscope.model.partition import ALONE, fill_buckets
 from overlapscope.model.partition import NO_LIMIT as NO_LIMIT
+from overlapscope.model.partition import SPARSE_KIND, fill_buckets
 
 _Kind = tuple[torch.dtype, torch.device]
 """Dtype and device; tensors with equal ones can share a bucket."""
@@ -68,7 +68,7 @@ class BucketPlan:
     @cached_property
     def hash(self) -> str:
         """Return the SHA-256 over names, shapes and dtypes in reduction order."""
-        return fingerprint([[self.parameters[index].signature for index in bucket] for bucket in self.buckets])
+        return hash_json([[self.parameters[index].signature for index in bucket] for bucket in self.buckets])
 
     def reduced(self, number: int) -> Traffic:
         """Return the traffic of a bucket's gradients."""
@@ -115,14 +115,15 @@ def plan_buckets(parameters: Sequence[ParameterSpec], order: Sequence[int], limi
             applies to all further buckets.
     """
     sizes_bytes = [spec.bytes for spec in parameters]
-    return BucketPlan(tuple(parameters), fill_buckets(sizes_bytes, kinds_of(parameters), order, limits_bytes))
+    return BucketPlan(tuple(parameters), fill_buckets(sizes_bytes, number_kinds(parameters), order, limits_bytes))
 
 
-def kinds_of(parameters: Sequence[ParameterSpec]) -> list[int]:
-    """Return a number for each parameter: those with equal ones can share a bucket, sparse ones have ``ALONE``."""
+def number_kinds(parameters: Sequence[ParameterSpec]) -> list[int]:
+    """Return a number for each parameter: those with equal ones can share a bucket, sparse ones have ``SPARSE_KIND``."""
     numbers: dict[_Kind, int] = {}
     return [
-        ALONE if spec.is_sparse else numbers.setdefault((spec.dtype, spec.device), len(numbers)) for spec in parameters
+        SPARSE_KIND if spec.is_sparse else numbers.setdefault((spec.dtype, spec.device), len(numbers))
+        for spec in parameters
     ]
 
 
@@ -143,6 +144,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def fingerprint(content: object) -> str:
+def hash_json(content: object) -> str:
     """Return the SHA-256, in hex, of anything that can be serialized as JSON."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

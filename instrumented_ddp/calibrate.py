@@ -20,34 +20,34 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.collective_log.backends import backend_of, require_a_device_for_each_rank
+from instrumented_ddp.collective_log.backends import get_backend_name, require_device_per_rank
 from overlapscope.errors import OverlapScopeError
-from overlapscope.model.calibration import HEADING, AllReduceSample, Calibration, row_of, write_calibration
-from overlapscope.model.wire import lanes_of_backend
-from overlapscope.pipe import outlive_the_reader
+from overlapscope.model.calibration import TABLE_HEADER, AllReduceSample, Calibration, format_sample, write_calibration
+from overlapscope.model.wire import count_lanes
+from overlapscope.pipe import ignore_broken_pipe
 from overlapscope.trace.host import host_now_ns
 from overlapscope.units import format_bytes, format_ns
 
 _SMALLEST_BYTES: Final = 1024
 _LARGEST_MB: Final = 256
 _BYTES_PER_MB: Final = 1024**2
-_LONGEST_NS: Final = 500_000_000
+_MAX_ALL_REDUCE_NS: Final = 500_000_000
 """Time limit for one all-reduce; sizes that would take longer are not measured."""
 _WARM_UPS: Final = 2
-_FEWEST_TIMES: Final = 5
-_MOST_TIMES: Final = 50
-_TIME_A_SIZE_NS: Final = 300_000_000
+_MIN_REPEATS: Final = 5
+_MAX_REPEATS: Final = 50
+_TIME_PER_SIZE_NS: Final = 300_000_000
 _PAIRS: Final = 3
 """Number of sizes measured in pairs: the largest, in which latency matters least."""
 _BYTES_PER_ELEMENT: Final = 4
 _NS_PER_MS: Final = 1e6
-_GLOO_LETS_GO_S: Final = 0.1
+_GLOO_RELEASE_S: Final = 0.1
 _ENVIRONMENT: Final = "env://"
-_RANKS_ARE_TOLD: Final = ("RANK", "WORLD_SIZE")
-_WHERE_TO_MEET: Final = ("MASTER_ADDR", "MASTER_PORT")
+_RANK_VARIABLES: Final = ("RANK", "WORLD_SIZE")
+_MASTER_VARIABLES: Final = ("MASTER_ADDR", "MASTER_PORT")
 
 
-class Sweep:
+class AllReduceTimer:
     """Timed all-reduces of one process group.
 
     Args:
@@ -68,7 +68,7 @@ class Sweep:
         elements = max(1, size_bytes // _BYTES_PER_ELEMENT)
         tensors = [torch.zeros(elements, device=self._device) for _ in range(at_once)]
         warm_up_ns = [self._time_ns(tensors) for _ in range(_WARM_UPS)]
-        repeats = min(max(_TIME_A_SIZE_NS // self._slowest(min(warm_up_ns)), _FEWEST_TIMES), _MOST_TIMES)
+        repeats = min(max(_TIME_PER_SIZE_NS // self._slowest(min(warm_up_ns)), _MIN_REPEATS), _MAX_REPEATS)
         own_ns = torch.tensor([self._time_ns(tensors) for _ in range(repeats)])
         # The last rank to launch waited for no other rank.
         times_ns = self._reduced(own_ns, dist.ReduceOp.MIN).tolist()
@@ -106,7 +106,7 @@ class Sweep:
         return there.cpu()
 
 
-def sweep(group: dist.ProcessGroup, device: torch.device, largest_bytes: int) -> Calibration:
+def measure_all_sizes(group: dist.ProcessGroup, device: torch.device, largest_bytes: int) -> Calibration:
     """Measure all sizes up to the largest, and print a row for each on rank 0. Called on all ranks.
 
     Raises:
@@ -115,7 +115,7 @@ def sweep(group: dist.ProcessGroup, device: torch.device, largest_bytes: int) ->
     world_size = group.size()
     if world_size < 2:
         raise OverlapScopeError("all-reduce needs at least 2 ranks; start two or more")
-    backend = backend_of(group, device)
+    backend = get_backend_name(group, device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     hosts: list[str] = [""] * world_size
     dist.all_gather_object(hosts, socket.gethostname(), group=group)
@@ -123,21 +123,21 @@ def sweep(group: dist.ProcessGroup, device: torch.device, largest_bytes: int) ->
     if is_printing:
         where = f"{len(set(hosts))} host{'s' if len(set(hosts)) > 1 else ''}"
         print(f"all-reduce of {world_size} ranks on {where}, {backend}, {name}; float32, outside training")
-        print(HEADING, flush=True)
-    measure = Sweep(group, device).measure
+        print(TABLE_HEADER, flush=True)
+    measure = AllReduceTimer(group, device).measure
     samples: list[AllReduceSample] = []
     size_bytes = _SMALLEST_BYTES
     measure(size_bytes)  # warm-up: opens connections and starts threads
     while size_bytes <= largest_bytes:
         samples.append(measure(size_bytes))
         if is_printing:
-            print(row_of(samples[-1], world_size), flush=True)
+            print(format_sample(samples[-1], world_size), flush=True)
         size_bytes *= 2
         # All ranks have the same samples, so they stop at the same size.
-        if 2 * samples[-1].time_ns > _LONGEST_NS:
+        if 2 * samples[-1].time_ns > _MAX_ALL_REDUCE_NS:
             break
     pairs: list[AllReduceSample] = []
-    if lanes_of_backend(backend) > 1:
+    if count_lanes(backend) > 1:
         pairs = [measure(sample.bytes, at_once=2) for sample in samples[-_PAIRS:]]
         if is_printing:
             print(_pair_row(pairs[-1], samples), flush=True)
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
-    needed = (*_RANKS_ARE_TOLD, *(_WHERE_TO_MEET if args.init_method == _ENVIRONMENT else ()))
+    needed = (*_RANK_VARIABLES, *(_MASTER_VARIABLES if args.init_method == _ENVIRONMENT else ()))
     missing = [name for name in needed if name not in os.environ]
     if missing:
         raise OverlapScopeError(
@@ -181,7 +181,7 @@ def _run(args: argparse.Namespace) -> None:
         )
     device = _device(args.device)
     backend = args.backend or ("nccl" if device.type == "cuda" else "gloo")
-    require_a_device_for_each_rank(backend)
+    require_device_per_rank(backend)
     dist.init_process_group(
         backend,
         init_method=args.init_method,
@@ -193,14 +193,14 @@ def _run(args: argparse.Namespace) -> None:
     finally:
         # gloo's threads take the GIL to release tensors after a collective, and ``destroy_process_group`` joins these
         # threads while holding the GIL: with torch 2.7 every fifth run hung.
-        time.sleep(_GLOO_LETS_GO_S)
+        time.sleep(_GLOO_RELEASE_S)
         dist.destroy_process_group()
 
 
 def _measure(device: torch.device, largest_bytes: int, output: Path) -> None:
     group = dist.group.WORLD
     assert group is not None
-    calibration = sweep(group, device, largest_bytes)
+    calibration = measure_all_sizes(group, device, largest_bytes)
     if group.rank() == 0:
         write_calibration(output, calibration)
         print(f"written to {output}", flush=True)
@@ -218,5 +218,5 @@ def _device(kind: str | None) -> torch.device:
 
 
 if __name__ == "__main__":
-    outlive_the_reader()
+    ignore_broken_pipe()
     sys.exit(main())

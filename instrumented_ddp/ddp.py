@@ -17,29 +17,29 @@ import torch
 from torch import _disable_dynamo, nn  # type: ignore[attr-defined]
 from torch.distributed import BuiltinCommHookType  # type: ignore[attr-defined]
 
-from instrumented_ddp.arguments import SIGNATURE, TORCH_SIGNATURE, Arguments
+from instrumented_ddp.arguments import SIGNATURE, TORCH_SIGNATURE, DDPArguments
 from instrumented_ddp.bucket_plan import BucketPlan, describe_parameters
-from instrumented_ddp.collective_log.purposes import Purpose, launched_for
-from instrumented_ddp.deferring import Deferring
+from instrumented_ddp.collective_log.purposes import CollectiveRole, collective_context
+from instrumented_ddp.deferring import DeferredUpdatesDDP
 from instrumented_ddp.plans.auto.schedule import AutoBuckets
 from instrumented_ddp.plans.controller import PlanController
 from instrumented_ddp.plans.first_plan import Caps, first_plan
 from instrumented_ddp.plans.probing import Probing, is_asked_to_probe
-from instrumented_ddp.plans.schedule import WishedSchedule
-from instrumented_ddp.recording.bypass import Bypass
-from instrumented_ddp.recording.model_events import events_of
+from instrumented_ddp.plans.schedule import RequestedSchedule
+from instrumented_ddp.recording.bypass import UnreducedGradientDetector
+from instrumented_ddp.recording.model_events import make_reduction_events
 from instrumented_ddp.recording.recorder import Recorder
-from instrumented_ddp.recording.settings import is_reduced_in_python, settings_of_reduction
-from instrumented_ddp.recording.warnings_to import warnings_to
-from instrumented_ddp.reduction.agreement import Wish, check_same_parameters
+from instrumented_ddp.recording.settings import collect_reduction_settings, is_reduced_in_python
+from instrumented_ddp.recording.warnings_to import reattribute_warnings
+from instrumented_ddp.reduction.agreement import PlanRequest, check_same_parameters
 from instrumented_ddp.reduction.bucket import Bucket
 from instrumented_ddp.reduction.c10d_reducer import C10dReducer
 from instrumented_ddp.reduction.logging_data import Logger
 from instrumented_ddp.reduction.reducer import Reducer
-from instrumented_ddp.replicas.replica import Replica
-from instrumented_ddp.session import session_for
+from instrumented_ddp.replicas.replica import FingerprintedReplica
+from instrumented_ddp.session import get_or_open_session
 from instrumented_ddp.sharded.buckets import sharded_buckets
-from instrumented_ddp.sharded.shards import Shards
+from instrumented_ddp.sharded.shards import ParameterShards
 from instrumented_ddp.strategies.parameter_averaging import ParameterAveraging
 from instrumented_ddp.strategies.strategy import Strategy
 from overlapscope.model.plan_file import PlanFile
@@ -47,7 +47,7 @@ from overlapscope.trace.environment import OnIncident
 from overlapscope.trace.format import Phase
 
 
-class DistributedDataParallel(Deferring):
+class DistributedDataParallel(DeferredUpdatesDDP):
     """Data-parallel training of one module: gradients are averaged over a process group during backward.
 
     Args:
@@ -79,9 +79,9 @@ class DistributedDataParallel(Deferring):
     logger: Logger
     recorder: Recorder | None = None
     """Recorder of this process, if it is recorded."""
-    _bypass: Bypass | None = None
-    _replica: Replica | None = None
-    shards: Shards | None = None
+    _bypass_detector: UnreducedGradientDetector | None = None
+    _replica: FingerprintedReplica | None = None
+    shards: ParameterShards | None = None
 
     def __init__(
         self,
@@ -97,19 +97,19 @@ class DistributedDataParallel(Deferring):
         except TypeError:
             super().__init__(*args, **kwargs)  # raises torch's own error message
             raise
-        given = Arguments.of(bound, bucket_plan, strategy)
+        given = DDPArguments.of(bound, bucket_plan, strategy)
         # Torch's constructor calls back to build the reducer before it returns.
         self._strategy = given.strategy
         self._is_auto = given.is_auto
         self._settings, self._arguments = given.settings, given.described
         self._given_plan = bucket_plan
         self._planned: BucketPlan | None = None
-        self._has_to_agree = bool(given.all["init_sync"]) or bucket_plan is not None
-        self._session = session_for(trace, on_incident, given.all["process_group"])
+        self._needs_agreement = bool(given.all["init_sync"]) or bucket_plan is not None
+        self._session = get_or_open_session(trace, on_incident, given.all["process_group"])
         self._model_number = 0
-        with warnings_to(callers=1), launched_for(Purpose(role="construction")):
+        with reattribute_warnings(callers=1), collective_context(CollectiveRole(role="construction")):
             super().__init__(*given.args, **given.kwargs)
-        self._has_to_agree = False  # unpickling rebuilds the reducer, when no other rank takes part
+        self._needs_agreement = False  # unpickling rebuilds the reducer, when no other rank takes part
 
     @property
     def bucket_plan(self) -> BucketPlan:
@@ -122,15 +122,15 @@ class DistributedDataParallel(Deferring):
         parameters, is_sparse = super()._build_params_for_reducer()
         self._specs = describe_parameters(self.module, parameters, is_sparse)
         if self._session is not None:
-            settings = self._settings | settings_of_reduction(self)
+            settings = self._settings | collect_reduction_settings(self)
             self._model_number = self._session.add_model(self.module, self._specs, settings)
-        self._wish = Wish.NONE
+        self._plan_request = PlanRequest.NONE
         if self._is_auto:
-            self._wish = Wish.AUTO
+            self._plan_request = PlanRequest.AUTO
         elif self._session is not None and is_asked_to_probe(self._session.folder):
-            self._wish = Wish.PROBE
-        self._everybody_would = self._has_to_agree and check_same_parameters(
-            self._specs, self.process_group, self.device, wish=self._wish
+            self._plan_request = PlanRequest.PROBE
+        self._all_ranks_agree = self._needs_agreement and check_same_parameters(
+            self._specs, self.process_group, self.device, plan_request=self._plan_request
         )
         return parameters, is_sparse
 
@@ -144,7 +144,7 @@ class DistributedDataParallel(Deferring):
         self.recorder = self._session.record(self.process_group, self.device) if self._session is not None else None
         if self.recorder is not None:
             self.recorder.add_model(self._model_number, self.module, parameters, self._arguments)
-            self._bypass = self.recorder.bypass_of(self._model_number)
+            self._bypass_detector = self.recorder.get_bypass_detector(self._model_number)
         caps = Caps(
             cap_bytes=self.bucket_bytes_cap,
             is_default=self.bucket_bytes_cap_default,
@@ -159,13 +159,13 @@ class DistributedDataParallel(Deferring):
             self._planned,
             buckets=sharded_buckets(self.module, parameters, self._specs, caps, ranks) if is_sharded else None,
             is_final=is_final,
-            has_to_agree=self._has_to_agree,
+            has_to_agree=self._needs_agreement,
             group=self.process_group,
             device=self.device,
         )
         self._given_plan = None  # its file may no longer exist where the wrapper is unpickled
         if self._strategy.pads_to is not None:
-            self.shards = Shards(self.module, parameters, plan, self.process_group, self._strategy.pads_to)
+            self.shards = ParameterShards(self.module, parameters, plan, self.process_group, self._strategy.pads_to)
             plan = self.shards.layout
         self._reducer = Reducer(
             parameters,
@@ -175,7 +175,7 @@ class DistributedDataParallel(Deferring):
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             skip_all_reduce_unused_params=getattr(self, "skip_all_reduce_unused_params", False),  # torch 2.8
             batched_grad_copy=getattr(self, "batched_grad_copy", False),  # torch 2.13
-            events=events_of(self.recorder, self._model_number, parameters),
+            events=make_reduction_events(self.recorder, self._model_number, parameters),
             strategy=self._strategy,
             make_bucket=Bucket if self.shards is None else self.shards.make_bucket,
         )
@@ -184,8 +184,8 @@ class DistributedDataParallel(Deferring):
             self._model_number,
             limits_bytes=caps.rebuilt_bytes,
             given=self._planned,
-            wish=self._wish,
-            wished=self._wished_schedule(),
+            plan_request=self._plan_request,
+            requested_schedule=self._make_requested_schedule(),
             order=self._strategy.order,
         )
         if self._strategy.averages_parameters:
@@ -217,22 +217,22 @@ class DistributedDataParallel(Deferring):
         self._plans.has_rebuilt = is_sharded  # parameters are stored as laid out by the first plan
         if is_final:
             in_module_order = range(len(parameters))
-            self._plans.begin_schedule(in_module_order[::-1], everybody_would=self._everybody_would)
+            self._plans.begin_schedule(in_module_order[::-1], all_ranks_agree=self._all_ranks_agree)
         self._passing_sync_batchnorm_handle(self.module)
 
     def defer(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: D102 - documented in the base class
         super().defer(optimizer)
         assert self._deferral is not None
         if self._replica is not None:
-            self._replica.is_at_rest = self._deferral.is_at_rest
+            self._replica.has_no_pending_update = self._deferral.has_no_pending_update
         if self.recorder is not None:
-            self.recorder.note_of_model(self._model_number, "updates", "deferred")
+            self.recorder.set_model_info(self._model_number, "updates", "deferred")
 
-    def _wished_schedule(self) -> WishedSchedule | None:
+    def _make_requested_schedule(self) -> RequestedSchedule | None:
         """Return the requested schedule, even if recording failed: other ranks expect this rank to follow it."""
-        if self._wish is Wish.PROBE:
+        if self._plan_request is PlanRequest.PROBE:
             return Probing(self.recorder, self._model_number)
-        if self._wish is Wish.AUTO:
+        if self._plan_request is PlanRequest.AUTO:
             return AutoBuckets(self._reducer, self.recorder, self._model_number, self.device)
         return None
 
@@ -245,7 +245,7 @@ class DistributedDataParallel(Deferring):
     def __getattr__(self, name: str) -> Any:
         if name == "module" and (bypass := self.__dict__.get("_bypass")) is not None:
             with suppress(Exception):  # an error in the call site file must not break access to the module
-                bypass.module_is_taken(sys._getframe(1))
+                bypass.on_module_access(sys._getframe(1))
         return super().__getattr__(name)
 
     # -- forward -------------------------------------------------------------------------------------------------
@@ -254,19 +254,21 @@ class DistributedDataParallel(Deferring):
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         recorder = self.recorder
         if self.shards is not None:
-            self.shards.forward_begins(no_sync=not self.require_backward_grad_sync, is_joined=self._join_config.enable)
+            self.shards.on_forward_start(
+                no_sync=not self.require_backward_grad_sync, is_joined=self._join_config.enable
+            )
         if recorder is None or self._session is None:
             self._follow_schedule()
             return super()._pre_forward(*inputs, **kwargs)
         if (backwards := self._reducer.events.backwards) is not None:
-            backwards.forward_begins()
-        recorder.forward_is_called()
+            backwards.on_forward_start()
+        recorder.on_forward_call()
         self._follow_schedule()
         if self._deferral is None:
             self._take_fingerprints(recorder)
-        recorder.note_caller()
+        recorder.update_call_site()
         if torch.is_grad_enabled():
-            self._session.training_forward(has_uneven_inputs=self._join_config.enable)
+            self._session.on_training_forward(has_uneven_inputs=self._join_config.enable)
         moved = super()._pre_forward(*inputs, **kwargs)
         phase = Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION
         recorder.enter(phase, no_sync=not self.require_backward_grad_sync)
@@ -286,27 +288,27 @@ class DistributedDataParallel(Deferring):
         return output
 
     def _take_fingerprints(self, recorder: Recorder) -> None:
-        if self._replica is not None and self._is_to_be_reduced():
-            self._replica.forward_begins(self._reducer.reductions, recorder.step)
+        if self._replica is not None and self._will_be_reduced():
+            self._replica.on_forward_start(self._reducer.reductions, recorder.step)
 
-    def _is_to_be_reduced(self) -> bool:
+    def _will_be_reduced(self) -> bool:
         """Return whether the forward that begins will be reduced, on all ranks."""
         return torch.is_grad_enabled() and self.require_backward_grad_sync and not self._join_config.enable
 
     def _follow_schedule(self) -> None:
-        if self._is_to_be_reduced():
+        if self._will_be_reduced():
             self._plans.follow_schedule()
 
     def _match_all_reduce_for_bwd_pass(self) -> None:
-        with self._stands_in():
+        with self._shadowing_joined_rank():
             super()._match_all_reduce_for_bwd_pass()
         self._reducer.reductions += 1
 
     def _match_unused_params_allreduce(self) -> None:
-        with self._stands_in(), launched_for(Purpose(role="bitmap", model=self._model_number)):
+        with self._shadowing_joined_rank(), collective_context(CollectiveRole(role="bitmap", model=self._model_number)):
             super()._match_unused_params_allreduce()
 
-    def _stands_in(self) -> AbstractContextManager[None]:
+    def _shadowing_joined_rank(self) -> AbstractContextManager[None]:
         """Mark collectives launched inside as issued on behalf of a rank that has joined."""
         return self._session.position.has_joined() if self._session is not None else nullcontext()
 
@@ -329,13 +331,13 @@ class DistributedDataParallel(Deferring):
         self._comm_hooks.append((hook, state))
         self.reducer.register_comm_hook(state, hook)
         if self.recorder is not None:
-            self.recorder.hook_is_registered(self._model_number, hook.__qualname__)
+            self.recorder.record_comm_hook(self._model_number, hook.__qualname__)
 
     def _register_builtin_comm_hook(self, comm_hook_type: BuiltinCommHookType) -> None:
         self.logger._set_comm_hook_name(str(comm_hook_type))
         self.reducer.register_builtin_comm_hook(comm_hook_type)
         if self.recorder is not None:
-            self.recorder.hook_is_registered(self._model_number, str(comm_hook_type))
+            self.recorder.record_comm_hook(self._model_number, str(comm_hook_type))
 
     def _default_broadcast_coalesced(
         self, bufs: list[torch.Tensor] | None = None, bucket_size: int | None = None, authoritative_rank: int = 0

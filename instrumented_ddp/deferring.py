@@ -15,7 +15,7 @@ from instrumented_ddp.reduction.reducer import Reducer
 from overlapscope.errors import OverlapScopeError
 
 
-class Deferring(TorchDDP):
+class DeferredUpdatesDDP(TorchDDP):
     """Deferred updates of ``DistributedDataParallel``."""
 
     _reducer: Reducer
@@ -36,19 +36,19 @@ class Deferring(TorchDDP):
         Raises:
             OverlapScopeError: the optimizer or the wrapper's settings don't support it.
         """
-        if why_not := self._why_not_deferred(optimizer):
+        if why_not := self._find_deferral_obstacle(optimizer):
             raise OverlapScopeError(f"defer(): {why_not}")
         step = type(optimizer).step
         deferral = self._deferral = Deferral(self._reducer, optimizer, getattr(step, "__wrapped__", step), self.module)
-        self._reducer.waits_later = self._waits_later
-        self._reducer.needs_buckets = deferral.finish
-        optimizer.step = types.MethodType(_step_of(deferral), optimizer)  # type: ignore[method-assign]
-        optimizer.register_state_dict_pre_hook(_Calls(deferral.finish))
-        optimizer.register_load_state_dict_pre_hook(_Calls(deferral.finish))
+        self._reducer.defers_wait = self._defers_wait
+        self._reducer.before_bucket_reuse = deferral.finish
+        optimizer.step = types.MethodType(_make_deferred_step(deferral), optimizer)  # type: ignore[method-assign]
+        optimizer.register_state_dict_pre_hook(_CallbackHook(deferral.finish))
+        optimizer.register_load_state_dict_pre_hook(_CallbackHook(deferral.finish))
         for module in self.module.modules():
-            module.register_forward_pre_hook(_CallsWithModule(deferral.forward_begins))
-            module.register_state_dict_pre_hook(_Calls(deferral.finish))
-            module.register_load_state_dict_pre_hook(_Calls(deferral.finish))
+            module.register_forward_pre_hook(_ModuleCallbackHook(deferral.on_forward_start))
+            module.register_state_dict_pre_hook(_CallbackHook(deferral.finish))
+            module.register_load_state_dict_pre_hook(_CallbackHook(deferral.finish))
 
     def synchronize(self) -> None:
         """Complete what ``defer`` has postponed, if anything: gradients become averages, or parameters are updated.
@@ -81,14 +81,14 @@ class Deferring(TorchDDP):
         with self._deferral.in_forward(no_sync=not self.require_backward_grad_sync):
             return run(*inputs, **kwargs)
 
-    def _waits_later(self) -> bool:
+    def _defers_wait(self) -> bool:
         assert self._deferral is not None
         if self._join_config.enable:  # a rank that has joined gets the parameters of another one
             return False
-        self._deferral.backward_is_over()
+        self._deferral.on_backward_end()
         return True
 
-    def _why_not_deferred(self, optimizer: torch.optim.Optimizer) -> str:
+    def _find_deferral_obstacle(self, optimizer: torch.optim.Optimizer) -> str:
         """Return the reason why the optimizer can't be deferred; empty if it can."""
         reducer = self._reducer
         updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -112,7 +112,7 @@ class Deferring(TorchDDP):
         return next((why for why, holds in reasons.items() if holds), "")
 
 
-def _step_of(deferral: Deferral) -> Callable[..., None]:
+def _make_deferred_step(deferral: Deferral) -> Callable[..., None]:
     """Return the ``step`` method of a deferred optimizer, compatible with torch's step hooks."""
 
     @torch.optim.Optimizer.profile_hook_step
@@ -124,32 +124,32 @@ def _step_of(deferral: Deferral) -> Callable[..., None]:
     return step
 
 
-class _Calls:
+class _CallbackHook:
     """Hook of a module or an optimizer that does nothing once it was copied or unpickled."""
 
     def __init__(self, then: Callable[[], None]) -> None:
-        self._then = then
+        self._callback = then
 
     def __call__(self, *_: object) -> None:
-        self._then()
+        self._callback()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (_nothing,)
+        return type(self), (_do_nothing,)
 
 
-class _CallsWithModule:
-    """Hook like ``_Calls`` that passes on its module."""
+class _ModuleCallbackHook:
+    """Hook like ``_CallbackHook`` that passes on its module."""
 
     def __init__(self, then: Callable[[nn.Module], None]) -> None:
-        self._then = then
+        self._callback = then
 
     @_disable_dynamo
     def __call__(self, module: nn.Module, _: object) -> None:
-        self._then(module)
+        self._callback(module)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (_nothing,)
+        return type(self), (_do_nothing,)
 
 
-def _nothing(*_: object) -> None:
+def _do_nothing(*_: object) -> None:
     """Do nothing, in place of a hook that was copied."""

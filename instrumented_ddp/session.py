@@ -26,25 +26,25 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_group
 
 from instrumented_ddp.bucket_plan import ParameterSpec
-from instrumented_ddp.collective_log.collectives import Collectives
-from instrumented_ddp.collective_log.position import Position
-from instrumented_ddp.recording.attempt import attempt_folder
+from instrumented_ddp.collective_log.collectives import CollectiveLog
+from instrumented_ddp.collective_log.position import TrainingPosition
+from instrumented_ddp.recording.attempt import find_attempt_folder
 from instrumented_ddp.recording.console import log_to_stderr
-from instrumented_ddp.recording.data_position import DataPosition
-from instrumented_ddp.recording.farewell import Farewell, call_at_exit
-from instrumented_ddp.recording.housekeeper import Housekeeper
-from instrumented_ddp.recording.metadata import rank_of_this_process
-from instrumented_ddp.recording.models import Models
+from instrumented_ddp.recording.data_position import DataPositionTracker
+from instrumented_ddp.recording.farewell import ExitRecorder, call_at_exit
+from instrumented_ddp.recording.housekeeper import BackgroundScheduler
+from instrumented_ddp.recording.metadata import get_global_rank
+from instrumented_ddp.recording.models import ModelRegistry
 from instrumented_ddp.recording.recorder import Recorder
-from instrumented_ddp.replicas.replicas import Replicas
+from instrumented_ddp.replicas.replicas import ReplicaComparison
 from instrumented_ddp.watchdog.stopping import IncidentError
 from instrumented_ddp.watchdog.watchdog import Watchdog
 from overlapscope.diagnosis.evidence import Failure
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.environment import OnIncident, recording_from_environment
+from overlapscope.trace.environment import OnIncident, read_recording_options
 from overlapscope.trace.format import rank_folder
 from overlapscope.trace.group_log import UNKNOWN
-from overlapscope.trace.seal import seal
+from overlapscope.trace.seal import write_manifest
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Session:
         log_to_stderr()
         self.folder = rank_folder(trace_folder, rank)
         self.rank = rank
-        self.position = Position()
+        self.position = TrainingPosition()
         self.recorder: Recorder | None = None
         """Recorder of steps and buckets, if this process trains with DDP."""
         self.is_provisional = False
@@ -76,43 +76,45 @@ class Session:
         self.is_recording = True
         """True until the session is closed or recording is disabled."""
         self._closed = False
-        self._giving_up = threading.Lock()
+        self._disable_lock = threading.Lock()
         self._pid = os.getpid()
-        self._farewell: Farewell | None = None
+        self._exit_recorder: ExitRecorder | None = None
         self._watchdog: Watchdog | None = None
-        self._housekeeper = Housekeeper(rank)
-        self.collectives = Collectives(self.folder, rank, self.position, self.gives_up)
-        self.models = Models(self.collectives)
-        self.replicas = Replicas(self.folder, self._housekeeper, self.gives_up)
-        self.data = DataPosition(self.position, self.collectives.call_sites)
+        self._scheduler = BackgroundScheduler(rank)
+        self.collectives = CollectiveLog(self.folder, rank, self.position, self.disable_recording)
+        self.models = ModelRegistry(self.collectives)
+        self.replicas = ReplicaComparison(self.folder, self._scheduler, self.disable_recording)
+        self.data = DataPositionTracker(self.position, self.collectives.call_sites)
         try:
             self._watch_process(on_incident)
         except BaseException as error:  # for example, no thread can be started: don't leave half of it open
-            if self._farewell is not None:
-                self._farewell.recording_ends(repr(error))  # the process has not ended
+            if self._exit_recorder is not None:
+                self._exit_recorder.note_recording_end(repr(error))  # the process has not ended
             self.close()
             raise
         call_at_exit(self.close)
 
     def _watch_process(self, on_incident: OnIncident) -> None:
         """Start the exit recorder and, unless it is off, the watchdog."""
-        self._housekeeper.add(self.collectives.completions)
-        self._farewell = Farewell(self.folder, self.collectives.call_sites, self.collectives.loop, self._process_fails)
+        self._scheduler.add(self.collectives.completions)
+        self._exit_recorder = ExitRecorder(
+            self.folder, self.collectives.call_sites, self.collectives.loop, self._on_process_failure
+        )
         if on_incident != "off":
             self._watchdog = Watchdog(
                 self.collectives,
                 self.models,
                 self.replicas,
-                self._housekeeper,
-                stops_after_s=self._patience_s() if on_incident == "raise" else None,
-                on_fault=self._fault_is_found,
+                self._scheduler,
+                abort_after_s=self._stall_timeout_s() if on_incident == "raise" else None,
+                on_fault=self._on_fault,
                 before_exit=self._flush,
             )
 
-    def _patience_s(self) -> float:
-        recording = recording_from_environment(self.folder.parent)
+    def _stall_timeout_s(self) -> float:
+        recording = read_recording_options(self.folder.parent)
         assert recording is not None
-        return recording.patience_s
+        return recording.stall_timeout_s
 
     def record(self, group: dist.ProcessGroup, device: torch.device) -> Recorder | None:
         """Return the recorder shared by all DDP instances of this process, created on first use; None on failure.
@@ -123,22 +125,22 @@ class Session:
         """
         if self.recorder is not None or not self.is_recording:
             return self.recorder if self.is_recording else None
-        recording = recording_from_environment(self.folder.parent)
+        recording = read_recording_options(self.folder.parent)
         assert recording is not None
         try:
             self.recorder = Recorder(
                 self.collectives,
                 self.models,
-                self._housekeeper,
+                self._scheduler,
                 group=group,
                 device=device,
                 detail=recording.detail,
                 limit_bytes=recording.limit_bytes,
-                update_begins=self.replicas.settings.update_begins,
-                on_error=self.gives_up,
+                on_update_start=self.replicas.settings.on_update_start,
+                on_error=self.disable_recording,
             )
         except Exception as error:
-            self.gives_up(error)
+            self.disable_recording(error)
             return None
         self.data.on_fetch = self.recorder.on_fetch
         atexit.unregister(self.close)  # handlers that users registered meanwhile still run after ours, as before
@@ -159,10 +161,10 @@ class Session:
         try:
             return self.models.add(module, parameters, settings)
         except Exception as error:
-            self.gives_up(error)
+            self.disable_recording(error)
             return 0
 
-    def training_forward(self, *, has_uneven_inputs: bool) -> None:
+    def on_training_forward(self, *, has_uneven_inputs: bool) -> None:
         """Record that a training forward begins.
 
         Args:
@@ -170,13 +172,13 @@ class Session:
         """
         try:
             self.position.has_updated = False
-            self.collectives.loop.forward_begins()
-            self.data.forward_begins(has_uneven_inputs=has_uneven_inputs)
+            self.collectives.loop.on_forward_start()
+            self.data.on_forward_start(has_uneven_inputs=has_uneven_inputs)
         except Exception as error:  # from the user's variables: the position in the data stays unknown
             self.position.batch = UNKNOWN
             _log.debug("rank %d: its position in the data is not known: %r", self.rank, error)
 
-    def gives_up(self, error: Exception) -> None:
+    def disable_recording(self, error: Exception) -> None:
         """Disable recording after an internal error: training continues, but no more steps or collectives are logged.
 
         If only a part of the recording ended, what is missing would look like something the rank had not done. May be
@@ -187,15 +189,17 @@ class Session:
         """
         if isinstance(error, IncidentError):
             raise error
-        with self._giving_up:
+        with self._disable_lock:
             if not self.is_recording or os.getpid() != self._pid:
                 return
             self.is_recording = False
-        why = goes_unrecorded(self.rank, error)
-        if self._farewell is not None:
-            self._farewell.recording_ends(why)  # before the logs are closed, which would make them look complete
+        why = warn_unrecorded(self.rank, error)
+        if self._exit_recorder is not None:
+            self._exit_recorder.note_recording_end(
+                why
+            )  # before the logs are closed, which would make them look complete
         if self._watchdog is not None:
-            self._watchdog.recording_ends(why)
+            self._watchdog.note_recording_end(why)
         self.collectives.stop()
         if self.recorder is not None:
             with suppress(Exception):
@@ -213,10 +217,10 @@ class Session:
         self._closed = True
         self.is_recording = False
         atexit.unregister(self.close)
-        recorder, farewell, watchdog = self.recorder, self._farewell, self._watchdog
+        recorder, farewell, watchdog = self.recorder, self._exit_recorder, self._watchdog
         parts: list[Callable[[], None]] = [
             self.replicas.close,
-            self._close_housekeeper,
+            self._close_scheduler,
             self.collectives.close,
             self.data.close,
         ]
@@ -228,29 +232,29 @@ class Session:
             parts.insert(0, farewell.close)
         if recorder is not None:
             parts = [recorder.close, *parts, recorder.close_clock]
-        parts.append(lambda: seal(self.folder))
+        parts.append(lambda: write_manifest(self.folder))
         for close in parts:
             try:
                 close()
             except Exception as error:  # the others are closed all the same
                 _log.warning("rank %d: the end of its recording is incomplete: %r", self.rank, error)
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Detach this copy in a forked process from the files of the recorded process."""
         self.is_recording = False
         self._closed = True
-        self.collectives.forget()
+        self.collectives.discard()
         if self.recorder is not None:
-            self.recorder.log.forget()
+            self.recorder.log.discard()
 
-    def _close_housekeeper(self) -> None:
-        self._housekeeper.close(_CLOSE_TIMEOUT_S)
+    def _close_scheduler(self) -> None:
+        self._scheduler.close(_CLOSE_TIMEOUT_S)
 
-    def _process_fails(self, failure: Failure) -> None:
+    def _on_process_failure(self, failure: Failure) -> None:
         if self._watchdog is not None:
             self._watchdog.failed(failure)
 
-    def _fault_is_found(self) -> None:
+    def _on_fault(self) -> None:
         if self.recorder is not None:
             self.recorder.incident()
 
@@ -264,15 +268,15 @@ class Session:
 _of_this_process: Session | None = None
 
 
-def _forget_session_of_parent() -> None:
+def _discard_session_of_parent() -> None:
     if _of_this_process is not None:
-        _of_this_process.forget()
+        _of_this_process.discard()
 
 
-os.register_at_fork(after_in_child=_forget_session_of_parent)
+os.register_at_fork(after_in_child=_discard_session_of_parent)
 
 
-def session_of_this_process() -> Session | None:
+def get_current_session() -> Session | None:
     """Return the open session; None if this process is not recorded."""
     return _of_this_process if _of_this_process is not None and not _of_this_process.closed else None
 
@@ -291,8 +295,8 @@ def open_session(trace_folder: Path, rank: int, on_incident: OnIncident = "repor
         OverlapScopeError: the folder can't be written, or the process already records into another one.
     """
     global _of_this_process
-    trace_folder = attempt_folder(trace_folder, rank)
-    existing = session_of_this_process()
+    trace_folder = find_attempt_folder(trace_folder, rank)
+    existing = get_current_session()
     is_elsewhere = existing is not None and existing.folder != rank_folder(trace_folder, rank)
     if existing is not None and is_elsewhere and existing.is_provisional and existing.recorder is None:
         existing.close()
@@ -304,7 +308,7 @@ def open_session(trace_folder: Path, rank: int, on_incident: OnIncident = "repor
     return existing
 
 
-def session_for(
+def get_or_open_session(
     trace: str | Path | None, on_incident: OnIncident | None, group: dist.ProcessGroup | None
 ) -> Session | None:
     """Return the session that records a DDP instance, or None if recording is not requested or fails.
@@ -314,21 +318,21 @@ def session_for(
         on_incident: setting given to the instance; None uses the environment.
         group: process group of the instance; None for the default one.
     """
-    existing = session_of_this_process()
+    existing = get_current_session()
     if trace is None and existing is not None:  # opened by attach(), or by an earlier model
         return existing
     try:
-        recording = recording_from_environment(trace)
+        recording = read_recording_options(trace)
         if recording is None or (group is None and not dist.is_initialized()):  # torch raises its own error
             return None
-        rank = rank_of_this_process(group or _get_default_group())
+        rank = get_global_rank(group or _get_default_group())
         return open_session(recording.folder, rank, on_incident or recording.on_incident)
     except Exception as error:
-        goes_unrecorded(dist.get_rank() if dist.is_initialized() else 0, error)
+        warn_unrecorded(dist.get_rank() if dist.is_initialized() else 0, error)
         return None
 
 
-def goes_unrecorded(rank: int, error: Exception) -> str:
+def warn_unrecorded(rank: int, error: Exception) -> str:
     """Warn that a rank is not recorded, or no longer recorded.
 
     Returns:
@@ -345,6 +349,6 @@ def step() -> None:
 
     Once called, steps end only where it is called.
     """
-    session = session_of_this_process()
+    session = get_current_session()
     if session is not None and session.recorder is not None:
         session.recorder.mark_step()

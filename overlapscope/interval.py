@@ -24,11 +24,11 @@ class Interval:
         """Multiply value and bounds by a positive number."""
         return Interval(value=factor * self.value, low=factor * self.low, high=factor * self.high)
 
-    def less(self, amount: float) -> Interval:
+    def shift_down(self, amount: float) -> Interval:
         """Subtract an exactly known amount from value and bounds."""
         return Interval(value=self.value - amount, low=self.low - amount, high=self.high - amount)
 
-    def wider(self, amount: float) -> Interval:
+    def widen(self, amount: float) -> Interval:
         """Widen the interval by an amount on either side; the value stays the same."""
         return Interval(value=self.value, low=self.low - amount, high=self.high + amount)
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-def outlive_the_reader() -> None:
+def ignore_broken_pipe() -> None:
     """Replace ``sys.stdout`` by one that drops output instead of raising BrokenPipeError once its reader has exited.
 
     The command continues: its exit code, its stderr and the files it writes don't depend on the reader.

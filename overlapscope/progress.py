@@ -6,7 +6,7 @@ import sys
 from threading import Timer
 from typing import Final, Self
 
-QUIET_S: Final = 5.0
+FIRST_LINE_AFTER_S: Final = 5.0
 """Seconds after which a phase gets a line when stderr is not a terminal."""
 
 
@@ -44,7 +44,9 @@ class Progress:
         self._bar.reset(self._task, total=None, description=phase)
         self._cancel_line()
         if not self._is_terminal:
-            self._line = Timer(QUIET_S, print, (f"overlapscope: {phase} ...",), {"file": sys.stderr, "flush": True})
+            self._line = Timer(
+                FIRST_LINE_AFTER_S, print, (f"overlapscope: {phase} ...",), {"file": sys.stderr, "flush": True}
+            )
             self._line.daemon = True
             self._line.start()
 

@@ -30,7 +30,7 @@ def format_interval_ns(interval: Interval) -> str:
     return f"{amount if unit == high.partition(' ')[2] else low} to {high}"
 
 
-def format_moment_ns(time_ns: int) -> str:
+def format_timestamp_ns(time_ns: int) -> str:
     """Format a point in time within a step, in milliseconds to the microsecond: ``12.345 ms``."""
     return f"{time_ns / 1e6:,.3f} ms".replace("-", "\N{MINUS SIGN}")
 
@@ -58,12 +58,12 @@ def format_share(share: float) -> str:
     return "–" if math.isnan(share) else f"{100 * share:.1f} %" if share < 0.9995 else "100 %"
 
 
-def keep_together(text: str) -> str:
+def use_no_break_spaces(text: str) -> str:
     """Replace the space between a number and its unit by a no-break space."""
     return re.sub(r"(?<=\d) (?=%|[nµm]?s\b|[kMG]?B\b)| (?=±)|(?<=±) ", "\N{NO-BREAK SPACE}", text)
 
 
-def format_rate(bits_per_s: float) -> str:
+def format_bandwidth(bits_per_s: float) -> str:
     """Format the bandwidth of a link: ``1 Gbit/s``."""
     unit, bits = ("Gbit/s", 1e9) if bits_per_s >= 1e9 else ("Mbit/s", 1e6)
     return f"{bits_per_s / bits:.3g} {unit}"

@@ -15,18 +15,20 @@ from typing import Any, Final, Protocol, TypeVar
 
 from overlapscope.errors import OverlapScopeError
 
-_Given = TypeVar("_Given")
+_Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 
-_ANSWERS_WITHIN_S: Final = 5
-_MOST_DEATHS: Final = 3
+_CONNECT_TIMEOUT_S: Final = 5
+_MAX_DEATHS_IN_A_ROW: Final = 3
 """Number of worker deaths in a row, with no task done in between, after which there is no further retry."""
 
 
 class Workers(Protocol):
     """Interface of an executor that applies a function to many arguments."""
 
-    def map(self, function: Callable[[_Given], _Result], given: Sequence[_Given]) -> Iterator[tuple[int, _Result]]:
+    def map(
+        self, function: Callable[[_Argument], _Result], arguments: Sequence[_Argument]
+    ) -> Iterator[tuple[int, _Result]]:
         """Call a function with each argument; it has to be a module-level function, so that it can be pickled.
 
         Yields:
@@ -39,49 +41,53 @@ class Workers(Protocol):
         ...
 
 
-class Here:
+class SerialWorkers:
     """Serial executor: this process, one call after the other."""
 
-    def map(self, function: Callable[[_Given], _Result], given: Sequence[_Given]) -> Iterator[tuple[int, _Result]]:
+    def map(
+        self, function: Callable[[_Argument], _Result], arguments: Sequence[_Argument]
+    ) -> Iterator[tuple[int, _Result]]:
         """See ``Workers``."""
-        for place, argument in enumerate(given):
-            yield place, function(argument)
+        for index, argument in enumerate(arguments):
+            yield index, function(argument)
 
     def rest(self) -> None:
         """See ``Workers``."""
 
 
-class _Pool:
+class _PoolWorkers:
     """Executor of ``concurrent.futures`` that is started again after its workers have died."""
 
     def __init__(self, start: Callable[[], Executor]) -> None:
         self._start = start
         self._executor: Executor | None = None
 
-    def map(self, function: Callable[[_Given], _Result], given: Sequence[_Given]) -> Iterator[tuple[int, _Result]]:
+    def map(
+        self, function: Callable[[_Argument], _Result], arguments: Sequence[_Argument]
+    ) -> Iterator[tuple[int, _Result]]:
         """See ``Workers``.
 
         Raises:
-            OverlapScopeError: workers died ``_MOST_DEATHS`` times in a row.
+            OverlapScopeError: workers died ``_MAX_DEATHS_IN_A_ROW`` times in a row.
         """
-        left, deaths = dict(enumerate(given)), 0
-        while left:
+        pending, deaths = dict(enumerate(arguments)), 0
+        while pending:
             self._executor = self._executor or self._start()
             futures: dict[Future[Any], int] = {}
             try:
-                futures = {self._executor.submit(function, argument): place for place, argument in left.items()}
+                futures = {self._executor.submit(function, argument): index for index, argument in pending.items()}
                 while futures:
                     for future in wait(futures, return_when=FIRST_COMPLETED).done:
                         result = future.result()
-                        place = futures.pop(future)
-                        del left[place]
+                        index = futures.pop(future)
+                        del pending[index]
                         deaths = 0
-                        yield place, result
+                        yield index, result
             except BrokenProcessPool:
                 self._executor.shutdown(wait=False)
                 self._executor = None
                 deaths += 1
-                if deaths >= _MOST_DEATHS:
+                if deaths >= _MAX_DEATHS_IN_A_ROW:
                     message = f"a process that was reading died {deaths} times: is there too little memory?"
                     raise OverlapScopeError(f"{message} Open it on a larger machine") from None
             except BaseException:
@@ -95,7 +101,7 @@ class _Pool:
             self._executor.shutdown()
             self._executor = None
 
-    def __enter__(self) -> _Pool:
+    def __enter__(self) -> _PoolWorkers:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,7 +115,7 @@ def processes() -> AbstractContextManager[Workers]:
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     context = multiprocessing.get_context("spawn")
-    return _Pool(lambda: ProcessPoolExecutor(count, mp_context=context))
+    return _PoolWorkers(lambda: ProcessPoolExecutor(count, mp_context=context))
 
 
 @contextmanager
@@ -127,8 +133,8 @@ def dask(address: str) -> Iterator[Workers]:
     except ImportError:
         raise OverlapScopeError("--dask needs Dask: pip install 'overlapscope[dask]'") from None
     try:
-        client = Client(address, timeout=_ANSWERS_WITHIN_S, set_as_default=False)
+        client = Client(address, timeout=_CONNECT_TIMEOUT_S, set_as_default=False)
     except (OSError, ValueError) as error:
         raise OverlapScopeError(f"--dask {address}: no scheduler answers there ({error})") from None
-    with client, _Pool(lambda: client.get_executor(retries=_MOST_DEATHS, pure=False)) as pool:
+    with client, _PoolWorkers(lambda: client.get_executor(retries=_MAX_DEATHS_IN_A_ROW, pure=False)) as pool:
         yield pool

@@ -23,10 +23,17 @@ from overlapscope.trace.format import (
     rank_folder,
     write_json,
 )
-from overlapscope.trace.group_log import GROUP_LIMIT_BYTES, UNKNOWN, UNKNOWN_PHASE, GroupHeader, GroupLog, group_file
-from overlapscope.trace.host import boot_identity
+from overlapscope.trace.group_log import (
+    GROUP_LIMIT_BYTES,
+    UNKNOWN,
+    UNKNOWN_PHASE,
+    CollectiveLogHeader,
+    CollectiveLogWriter,
+    group_file,
+)
+from overlapscope.trace.host import get_boot_id
 from overlapscope.trace.signature import Signature
-from overlapscope.trace.writer import EventLog
+from overlapscope.trace.writer import EventLogWriter
 
 US = 1_000
 BEGIN_NS = 1_000_000_000
@@ -109,11 +116,11 @@ def write_order(
         rank_dir = make_folder(folder, rank, world_size or max(ranks) + 1)
         signatures = _Lines(rank_dir / SIGNATURES_FILE)
         sites = _Lines(rank_dir / CALL_SITES_FILE)
-        header = GroupHeader(
+        header = CollectiveLogHeader(
             name=group, ranks=ranks, rank=rank, backend="gloo", description=group, point_to_point=point_to_point
         )
         path = rank_dir / group_file(number, point_to_point=point_to_point)
-        log = GroupLog(path=path, header=header, limit_bytes=limit_bytes)
+        log = CollectiveLogWriter(path=path, header=header, limit_bytes=limit_bytes)
         for place, one in enumerate(order):
             what = one if isinstance(one, Collective) else Collective(signature=one)
             now_ns = BEGIN_NS + place * 100 * US if what.now_ns is None else what.now_ns
@@ -171,10 +178,10 @@ def stands(
     folder: Path, rank: int, phase: Phase, step: int, *, since_ns: int = 2 * BEGIN_NS, launched: int = 0
 ) -> None:
     """Write an event log of steps of 1 ms whose newest record is that a phase begins, or a launch in it."""
-    log = EventLog(rank_folder(folder, rank) / EVENTS_FILE, 2**20)
+    log = EventLogWriter(rank_folder(folder, rank) / EVENTS_FILE, 2**20)
     for done in range(step):
         log.append(pack_body(Kind.STEP), done, BEGIN_NS + done * 10**6, BEGIN_NS + (done + 1) * 10**6)
-    log.append(pack_body(Kind.ENTER, index=phase), step, since_ns, since_ns)
+    log.append(pack_body(Kind.PHASE_BEGIN, index=phase), step, since_ns, since_ns)
     for bucket in range(launched):
         log.append(pack_body(Kind.LAUNCH, index=bucket), step, since_ns + bucket, since_ns + bucket)
 
@@ -186,7 +193,7 @@ def lives_here(folder: Path, rank: int, pid: int, *, written_ns: int | None = No
         "rank": rank,
         "host": socket.gethostname(),
         "pid": pid,
-        "boot_id": boot_identity(),
+        "boot_id": get_boot_id(),
         "clock_samples": [sample],
     }
     write_json(rank_folder(folder, rank) / RANK_FILE, where)

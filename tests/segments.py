@@ -6,7 +6,7 @@ from pathlib import Path
 
 from overlapscope.trace.format import Kind, pack_body, rank_folder
 from overlapscope.trace.segments import SEGMENTS_FILE, Segment
-from overlapscope.trace.writer import EventLog
+from overlapscope.trace.writer import EventLogWriter
 from tests.synthetic import US, make_rank, write_step
 
 ROUNDS = (("reduce-scatter", 4050, 4300), ("all-gather", 4350, 4750))
@@ -32,7 +32,7 @@ def write_ring_recording(folder: Path, *, steps: int = 3) -> Path:
     return folder
 
 
-def write_ring_step(log: EventLog, step: int, begin_ns: int) -> None:
+def write_ring_step(log: EventLogWriter, step: int, begin_ns: int) -> None:
     """The rounds before the record of the step itself, as they are written."""
     for number, (_, start_us, end_us) in enumerate(ROUNDS, start=1):
         log.append(pack_body(Kind.SEGMENT, index=number), step, begin_ns + start_us * US, begin_ns + end_us * US)

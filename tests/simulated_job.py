@@ -32,7 +32,7 @@ from tests.synthetic import make_rank
 
 MS = 1_000_000
 BEGIN_NS = 5_000_000_000
-PHASES = ("finalise", "optimizer", "data_wait", "forward", "between", "backward")
+PHASES = ("finalize", "optimizer", "data_wait", "forward", "between", "backward")
 LINK_COLUMNS = [
     *("rank", "time_ns", "local", "peer", "peer_rank", "bytes_acked", "bytes_received", "busy_us"),
     *("rwnd_limited_us", "delivery_bytes_per_s", "rtt_us", "min_rtt_us", "retransmits"),
@@ -41,7 +41,7 @@ BUCKET_BYTES = (1024**2, 4 * 1024**2, 4 * 1024**2, 2 * 1024**2)
 
 
 def _usual() -> dict[str, int]:
-    return {"finalise": 1, "optimizer": 3, "data_wait": 2, "forward": 10, "between": 1, "backward": 20}
+    return {"finalize": 1, "optimizer": 3, "data_wait": 2, "forward": 10, "between": 1, "backward": 20}
 
 
 @dataclass
@@ -102,8 +102,8 @@ class Job:
         for step in range(self.steps):
             now_ns = release_ns.copy()
             if finalise_begin_ns is not None:
-                now_ns += self.own_ns["finalise"][step]
-                columns["phases"].append(("finalise", step - 1, finalise_begin_ns, now_ns.copy()))
+                now_ns += self.own_ns["finalize"][step]
+                columns["phases"].append(("finalize", step - 1, finalise_begin_ns, now_ns.copy()))
                 now_ns = self._do("optimizer", step, now_ns, columns, of_step=step - 1)
                 columns["steps"].append((step - 1, step_begin_ns, now_ns))
                 step_begin_ns = now_ns
@@ -216,7 +216,7 @@ class Job:
     def _pauses(self, phases: pd.DataFrame) -> pd.DataFrame:
         rows = []
         for rank, step, phase, pause_ns in self.gc:
-            of_step = step - 1 if phase in ("finalise", "optimizer") else step
+            of_step = step - 1 if phase in ("finalize", "optimizer") else step
             is_it = (phases["rank"] == rank) & (phases["step"] == of_step) & (phases["phase"] == phase)
             begin_ns = int(phases.loc[is_it, "start_ns"].iloc[0]) + 1
             rows.append((rank, step, 2, begin_ns, begin_ns + pause_ns))

@@ -20,7 +20,7 @@ from overlapscope.trace.format import (
     rank_folder,
     write_json,
 )
-from overlapscope.trace.writer import DEFAULT_LIMIT_BYTES, EventLog
+from overlapscope.trace.writer import DEFAULT_LIMIT_BYTES, EventLogWriter
 
 US = 1_000
 BUCKET_ELEMENTS = (256 * 1024, 4 * 1024 * 1024, 2 * 1024 * 1024)
@@ -68,7 +68,7 @@ def write_straggling_recording(
 
 def make_rank(
     folder: Path, rank: int, *, world_size: int, limit_bytes: int = DEFAULT_LIMIT_BYTES, host: str = "node0"
-) -> EventLog:
+) -> EventLogWriter:
     """A rank's folder with its JSON files and an empty log."""
     rank_dir = rank_folder(folder, rank)
     rank_dir.mkdir(parents=True)
@@ -111,11 +111,11 @@ def make_rank(
     (rank_dir / PLANS_FILE).write_text(json.dumps(plan) + "\n")
     site = {"call_site": 1, "file": "train.py", "line": 42, "function": "main"}
     (rank_dir / CALL_SITES_FILE).write_text(json.dumps(site) + "\n")
-    return EventLog(rank_dir / EVENTS_FILE, limit_bytes)
+    return EventLogWriter(rank_dir / EVENTS_FILE, limit_bytes)
 
 
 def write_step(
-    log: EventLog, step: int, begin_ns: int, late_us: int = 0, last_us: int = 0, plan_epoch: int = 0
+    log: EventLogWriter, step: int, begin_ns: int, late_us: int = 0, last_us: int = 0, plan_epoch: int = 0
 ) -> None:
     """One step of 10 ms.
 
@@ -141,12 +141,12 @@ def write_step(
         return begin_ns + (usual_us + delay_us) * US
 
     def phase(phase: Phase, start_us: int, end_us: int) -> None:
-        span(Kind.ENTER, start_us, start_us, index=phase)
+        span(Kind.PHASE_BEGIN, start_us, start_us, index=phase)
         span(Kind.PHASE, start_us, end_us, index=phase)
 
     phase(Phase.DATA_WAIT, 0, 500)
     phase(Phase.FORWARD, 500, 2500)
-    span(Kind.ENTER, 3000, 3000, index=Phase.BACKWARD)
+    span(Kind.PHASE_BEGIN, 3000, 3000, index=Phase.BACKWARD)
     for bucket, (ready_us, start_us) in enumerate(((3950, 4000), (4950, 5000), (6850, 6900))):
         what = {"index": bucket, "dtype": "float32", "elements": BUCKET_ELEMENTS[bucket], "plan_epoch": plan_epoch}
         span(Kind.GRADIENT_READY, ready_us, ready_us, **what)
@@ -154,14 +154,14 @@ def write_step(
         span(Kind.COPY_IN, ready_us, ready_us + 40, **what)
         span(Kind.LAUNCH, start_us, start_us, op="all_reduce", call_site=1, **what)
     span(Kind.PHASE, 3000, 7000, index=Phase.BACKWARD)
-    span(Kind.ENTER, 7000, 7000, index=Phase.FINALISE)
+    span(Kind.PHASE_BEGIN, 7000, 7000, index=Phase.FINALIZE)
     for bucket, (start_us, end_us) in enumerate(((4000, 4800), (5000, 6500), (6900, 8300))):
         what = {"index": bucket, "dtype": "float32", "elements": BUCKET_ELEMENTS[bucket], "plan_epoch": plan_epoch}
         flags = Flag.START_IS_LOWER_BOUND | Flag.END_IS_UPPER_BOUND
         span(Kind.COLLECTIVE, start_us, end_us, op="all_reduce", flags=flags, **what)
         span(Kind.COPY_OUT, 8320 + 20 * bucket, 8340 + 20 * bucket, **what)
     phase(Phase.OPTIMIZER, 8500, 10_000)
-    span(Kind.PHASE, 7000, 8500, index=Phase.FINALISE)
+    span(Kind.PHASE, 7000, 8500, index=Phase.FINALIZE)
     span(Kind.STEP, 0, 10_000)
 
 

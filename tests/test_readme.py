@@ -45,22 +45,22 @@ def command_lines(page: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_line_in_the_documents_is_accepted(page: Path) -> None:
-    from overlapscope.cli import parser
+    from overlapscope.cli import build_parser
 
     for words in command_lines(page):
         if words[0] == "overlapscope":
-            parser().parse_args(words[1:])  # raises SystemExit, with usage on stderr
+            build_parser().parse_args(words[1:])  # raises SystemExit, with usage on stderr
 
 
 def test_the_container_runs_a_command_that_is_accepted():
-    from overlapscope.cli import parser
+    from overlapscope.cli import build_parser
 
     lines = (ROOT / "examples" / "Containerfile").read_text().splitlines()
     words = [
         word for line in lines if line.startswith(("ENTRYPOINT", "CMD")) for word in json.loads(line.split(" ", 1)[1])
     ]
     assert words[0] == "overlapscope"
-    parser().parse_args(words[1:])
+    build_parser().parse_args(words[1:])
 
 
 def test_the_matrix_names_tests_that_exist_and_extras_of_the_project():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlapscope.units import format_count, keep_together
+from overlapscope.units import format_count, use_no_break_spaces
 
 GLUE = "\N{NO-BREAK SPACE}"
 
@@ -19,7 +19,7 @@ GLUE = "\N{NO-BREAK SPACE}"
     ],
 )
 def test_a_number_stays_with_its_unit(text: str, together: str) -> None:
-    assert keep_together(text) == together.replace("_", GLUE)
+    assert use_no_break_spaces(text) == together.replace("_", GLUE)
 
 
 def test_counts_have_three_digits_from_ten_thousand_on() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.workers import Here, Workers, dask, processes
+from overlapscope.workers import SerialWorkers, Workers, dask, processes
 from tests.commands.command_line import overlapscope
 from tests.synthetic import write_recording
 
@@ -60,7 +60,7 @@ def dask_of_two() -> Iterator[Workers]:
 
 @contextmanager
 def here() -> Iterator[Workers]:
-    yield Here()
+    yield SerialWorkers()
 
 
 DASK = pytest.param(dask_of_two, marks=pytest.mark.slow)

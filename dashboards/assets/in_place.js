@@ -50,7 +50,7 @@
   }
 
   // With other entries in its address, as in setAddress.
-  window.overlapscope.openAgain = (entries = {}, how = {}) => {
+  window.overlapscope.reloadInPlace = (entries = {}, how = {}) => {
     window.overlapscope.setAddress(entries, how)
     next = location.pathname + location.search
     holdPicture()

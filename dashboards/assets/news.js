@@ -31,32 +31,32 @@ window.overlapscope.watchNews = () => {
   const isInUse = () => isPressed || document.querySelector(`${typedIn}, :modal, :popover-open`) !== null
 
   let isReading = false
-  function readAgain(newest) {
+  function readAgain(latest) {
     isReading = true
     const hasStep = new URLSearchParams(location.search).has("step")
-    window.overlapscope.openAgain(hasStep ? {step: newest, from: null, to: null} : {})
+    window.overlapscope.reloadInPlace(hasStep ? {step: latest, from: null, to: null} : {})
   }
 
   // A page that was opened with all steps of a long recording, or with its latest, is reloaded with the other.
   const read = part("read")
   const isWhole = new URLSearchParams(location.search).has("read")
-  read.addEventListener("click", () => window.overlapscope.openAgain({read: read.dataset.read ?? null}))
+  read.addEventListener("click", () => window.overlapscope.reloadInPlace({read: read.dataset.read ?? null}))
 
   part("extent")?.querySelector("input").addEventListener("change", ({target}) => {
-    if (target.reportValidity()) window.overlapscope.openAgain({read: target.value})
+    if (target.reportValidity()) window.overlapscope.reloadInPlace({read: target.value})
   })
 
   function stateOf({is_live, age_s}) {
     if (!is_live) return "recorded"
     if (age_s === null || age_s < 2) return "recording"
     const age = age_s < 120 ? `${Math.round(age_s)} s` : `${Math.round(age_s / 60)} min`
-    return `recording, the newest event is ${age} old`
+    return `recording, the latest event is ${age} old`
   }
 
   function show(news) {
-    shown ??= bar.dataset.step ? {...news, newest_step: Number(bar.dataset.step)} : news
-    const {is_live, newest_step} = news
-    const newer = newest_step === null ? 0 : newest_step - (shown.newest_step ?? -1)
+    shown ??= bar.dataset.step ? {...news, latest_step: Number(bar.dataset.step)} : news
+    const {is_live, latest_step} = news
+    const newer = latest_step === null ? 0 : latest_step - (shown.latest_step ?? -1)
     const report = is_live || news.report !== shown.report ? news.report : ""
     bar.hidden = !is_live && newer <= 0 && !report && !read.dataset.read
     bar.classList.toggle("live", is_live)
@@ -72,8 +72,8 @@ window.overlapscope.watchNews = () => {
     link.hidden = !report
     link.textContent = report
     const isRested = Date.now() - begunMs >= restMs
-    if (newer > 0 && follow.checked && isRested && !isReading && !isInUse()) readAgain(newest_step)
-    part("show").onclick = () => readAgain(newest_step)
+    if (newer > 0 && follow.checked && isRested && !isReading && !isInUse()) readAgain(latest_step)
+    part("show").onclick = () => readAgain(latest_step)
   }
 
   async function look() {

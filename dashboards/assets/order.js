@@ -43,7 +43,7 @@ window.overlapscope.startOrder = (plot, facts) => {
 
   function select(lane, number) {
     selected.lane = clamp(lane, 0, facts.lanes.length - 1)
-    selected.number = clamp(number, facts.oldest, facts.newest)
+    selected.number = clamp(number, facts.oldest, facts.latest)
     drawSelected()
     if (selected.number - 1 < range.start) show(selected.number - 1, selected.number - 1 + range.end - range.start)
     if (selected.number + 1 > range.end) show(selected.number + 1 - range.end + range.start, selected.number + 1)
@@ -134,7 +134,7 @@ window.overlapscope.startOrder = (plot, facts) => {
   function cellAt({x, y}) {
     const lane = Math.floor(y / facts.lane_px)
     const number = Math.round(x)
-    const isThere = lane >= 0 && lane < facts.lanes.length && number >= facts.oldest && number <= facts.newest
+    const isThere = lane >= 0 && lane < facts.lanes.length && number >= facts.oldest && number <= facts.latest
     return isThere ? {lane, number} : null
   }
 
@@ -192,7 +192,7 @@ window.overlapscope.startOrder = (plot, facts) => {
   element("previous")?.addEventListener("click", keys.p)
   element("first")?.addEventListener("click", toFirst)
   element("place")?.addEventListener("input", (event) => centre(Number(event.target.value)))
-  const goes = {number: (value) => goTo(clamp(value, facts.oldest, facts.newest)), step: (value) => jump("step", value)}
+  const goes = {number: (value) => goTo(clamp(value, facts.oldest, facts.latest)), step: (value) => jump("step", value)}
   for (const [id, go] of Object.entries(goes)) {
     element(id)?.addEventListener("change", ({target}) => {
       target.blur()
@@ -202,12 +202,12 @@ window.overlapscope.startOrder = (plot, facts) => {
 
   // Another group or other ranks need another figure: the page is reloaded.
   element("group")?.addEventListener("change", ({target}) => {
-    window.overlapscope.openAgain({group: target.value, number: null, rank: null, from: null, to: null})
+    window.overlapscope.reloadInPlace({group: target.value, number: null, rank: null, from: null, to: null})
   })
   element("chosen-ranks")?.addEventListener("change", ({target}) => {
     if (!target.reportValidity()) return
     target.blur()
-    window.overlapscope.openAgain({ranks: target.value.trim() || null, rank: null})
+    window.overlapscope.reloadInPlace({ranks: target.value.trim() || null, rank: null})
   })
 
   // As many numbers as have room for their texts; what led to the selected one matters more than what followed.

@@ -7,7 +7,7 @@ window.overlapscope.paintMap = (canvas) => {
   const context = canvas.getContext("2d")
   const channel = (colour, at) => Number.parseInt(colour.slice(at, at + 2) || "ff", 16)
   return () => {
-    const palette = palettes[document.documentElement.dataset.theme].late_palette
+    const palette = palettes[document.documentElement.dataset.theme].lateness_palette
     const colours = palette.map((colour) => [1, 3, 5, 7].map((at) => channel(colour, at)))
     const picture = context.createImageData(canvas.width, canvas.height)
     shades.forEach((shade, cell) => picture.data.set(colours[shade], 4 * cell))

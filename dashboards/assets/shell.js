@@ -101,7 +101,7 @@ window.overlapscope = (() => {
     try {
       // Any response will do, except that of a proxy that has also lost the server.
       const {status} = await fetch(document.body.dataset.news, {cache: "no-store", redirect: "manual"})
-      if (status < 500) return window.overlapscope.openAgain()
+      if (status < 500) return window.overlapscope.reloadInPlace()
     } catch {
       // No response.
     }
@@ -110,7 +110,7 @@ window.overlapscope = (() => {
   }
 
   let isLost = false
-  function comeBack() {
+  function reconnect() {
     if (isLost) return
     isLost = true
     document.getElementById("lost").hidden = false
@@ -145,5 +145,5 @@ window.overlapscope = (() => {
     document.getElementById("theme")?.addEventListener("click", toggleTheme)
     leadToPlaces()
   })
-  return {paintPlots, setAddress, onKeys, reload, comeBack}
+  return {paintPlots, setAddress, onKeys, reload, reconnect}
 })()

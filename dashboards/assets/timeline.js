@@ -119,7 +119,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     const [from, to] = [Number(query.get("from")), Number(query.get("to"))]
     isJump = false
     remembered = to - from
-    if (chosenRanks() !== shownRanks) window.overlapscope.openAgain()
+    if (chosenRanks() !== shownRanks) window.overlapscope.reloadInPlace()
     else if (to > from) show(from, to)
     restoreSelection()
   })
@@ -132,7 +132,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   // Other ranks need another figure: the page is reloaded, with the same view.
   function reopen(entries) {
-    window.overlapscope.openAgain({...entries, ...place()}, {isNew: true})
+    window.overlapscope.reloadInPlace({...entries, ...place()}, {isNew: true})
   }
 
   function chooseRanks(input) {

@@ -7,7 +7,7 @@ from dashboards.charts.frame import nice_ticks, time_labels
 from dashboards.charts.scene import Path, Rectangle, Scene, Shape, Text
 from overlapscope.account.blocks import BLOCKS
 from overlapscope.account.wording import BLOCK_LABELS
-from overlapscope.lab.experiments.charts import Bar, Bars, is_known
+from overlapscope.lab.experiments.charts import StackedBar, StackedBarChart, has_interval
 from overlapscope.units import format_interval_ns, format_ns
 
 _BAR_PX, _EVERY_PX = 18.0, 28.0
@@ -16,7 +16,7 @@ _ROOM_FOR_TIMES_PX = 74.0
 _LEGEND_LINE_PX = 20.0
 
 
-def draw_bars(chart: Bars) -> Scene:
+def draw_bars(chart: StackedBarChart) -> Scene:
     """A bar for each setting, from the left."""
     left = 16 + _LETTER_PX * max((len(bar.label) for bar in chart.bars), default=0)
     right = WIDTH_PX - RIGHT_PX - _ROOM_FOR_TIMES_PX
@@ -36,7 +36,7 @@ def draw_bars(chart: Bars) -> Scene:
     return scene_of(chart.title, [*shapes, *legend], height)
 
 
-def _bar(bar: Bar, y: float, left: float, px: float) -> list[Shape]:
+def _bar(bar: StackedBar, y: float, left: float, px: float) -> list[Shape]:
     shapes: list[Shape] = [Text(x=left - 10, y=y + 13, text=bar.label, colour="ink", anchor="end")]
     x, middle = left, y + _BAR_PX / 2
     for name in BLOCKS:
@@ -46,20 +46,22 @@ def _bar(bar: Bar, y: float, left: float, px: float) -> list[Shape]:
             fill = f"block-{name.replace('_', '-')}"
             shapes.append(Rectangle(x=x, y=y, width=ns * px, height=_BAR_PX, fill=fill, tip=tip))
             x += ns * px
-    if is_known(bar.step_ns):
+    if has_interval(bar.step_ns):
         low, high = left + bar.step_ns.low * px, left + bar.step_ns.high * px
         shapes.append(Path(points=((low, middle), (high, middle)), colour="ink", width=1.5))
         shapes += [Path(points=((end, middle - 4), (end, middle + 4)), colour="ink", width=1.5) for end in (low, high)]
     text = format_ns(bar.step_ns.value)
     shapes.append(Text(x=left + _end_of(bar) * px + 8, y=y + 13, text=text, colour="ink"))
     hint = (
-        f"{bar.label}: {text}, {format_interval_ns(bar.step_ns)}" if is_known(bar.step_ns) else f"{bar.label}: {text}"
+        f"{bar.label}: {text}, {format_interval_ns(bar.step_ns)}"
+        if has_interval(bar.step_ns)
+        else f"{bar.label}: {text}"
     )
     return [*shapes, Rectangle(x=0, y=y, width=left - 4, height=_BAR_PX, fill="", tip=hint)]
 
 
-def _end_of(bar: Bar) -> float:
-    return max(bar.step_ns.value, bar.step_ns.high) if is_known(bar.step_ns) else bar.step_ns.value
+def _end_of(bar: StackedBar) -> float:
+    return max(bar.step_ns.value, bar.step_ns.high) if has_interval(bar.step_ns) else bar.step_ns.value
 
 
 def _legend(names: list[str], y: float) -> tuple[list[Shape], float]:

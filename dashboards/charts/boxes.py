@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dashboards.charts.axes import area_of, horizontal_grid, labels_below, scene_of
 from dashboards.charts.scene import Path, Rectangle, Scene, Shape
-from overlapscope.lab.experiments.charts import Box, Boxes
+from overlapscope.lab.experiments.charts import Box, BoxPlotChart
 from overlapscope.units import format_ns
 
 _WIDEST_PX = 44.0
 
 
-def draw_boxes(chart: Boxes) -> Scene:
+def draw_boxes(chart: BoxPlotChart) -> Scene:
     """Boxes from the left, over a time axis from 0 up."""
     area = area_of()
     high = 1.05 * max((box.high_ns for box in chart.boxes), default=1.0)

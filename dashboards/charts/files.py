@@ -8,10 +8,10 @@ from dashboards.charts.drawing import draw_figure
 from dashboards.charts.png import png_file
 from dashboards.charts.svg import svg_file
 from overlapscope.errors import OverlapScopeError
-from overlapscope.lab.experiments.charts import Figure
+from overlapscope.lab.experiments.charts import FigureContent
 
 
-def write_pictures(folder: Path, name: str, title: str, figure: Figure) -> list[Path]:
+def write_pictures(folder: Path, name: str, title: str, figure: FigureContent) -> list[Path]:
     """Write a figure as NAME.svg and NAME.png.
 
     Raises:

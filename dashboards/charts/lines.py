@@ -7,7 +7,7 @@ import math
 from dashboards.charts.axes import area_of, horizontal_grid, labels_below, labels_of, scene_of
 from dashboards.charts.frame import Frame, Scale, Tick, nice_ticks
 from dashboards.charts.scene import Dot, Path, Scene, Shape, Text
-from overlapscope.lab.experiments.charts import Line, Lines
+from overlapscope.lab.experiments.charts import LineChart, LineSeries
 
 COLOURS = ("span-bucket-0", "span-bucket-1", "span-bucket-2", "span-bucket-3", "span-bucket-5", "span-bucket-7")
 _LETTER_PX = 6.6
@@ -15,12 +15,14 @@ _MARGIN = 0.04
 """Share of the width that points keep from the edges."""
 
 
-def draw_lines(chart: Lines) -> Scene:
+def draw_lines(chart: LineChart) -> Scene:
     """All lines, the first one on top."""
     labelled = [line for line in chart.lines if line.label]
     area = area_of(has_legend=bool(labelled))
     xs = [x for line in chart.lines for x in line.x]
-    ends = [y for line in chart.lines for y in (*line.y, *line.high, *_percentile(line.faint_y)) if not math.isnan(y)]
+    ends = [
+        y for line in chart.lines for y in (*line.y, *line.high, *_percentile(line.unsmoothed_y)) if not math.isnan(y)
+    ]
     high = 1.05 * max(ends, default=1.0) or 1.0
     to_y = area.y(0.0, high)
     to_x = _x_scale(area, min(xs, default=0.0), max(xs, default=1.0), is_log=chart.is_log)
@@ -32,12 +34,12 @@ def draw_lines(chart: Lines) -> Scene:
     )
 
 
-def _line(line: Line, to_x: Scale, to_y: Scale, chart: Lines) -> list[Shape]:
+def _line(line: LineSeries, to_x: Scale, to_y: Scale, chart: LineChart) -> list[Shape]:
     colour = COLOURS[line.colour % len(COLOURS)]
     x, y = to_x(line.x).tolist(), to_y(line.y).tolist()
     shapes: list[Shape] = []
-    if line.faint_y:
-        faint = zip(x, to_y(line.faint_y).clip(min=0).tolist(), strict=True)
+    if line.unsmoothed_y:
+        faint = zip(x, to_y(line.unsmoothed_y).clip(min=0).tolist(), strict=True)
         shapes.append(Path(points=tuple(faint), colour=colour, opacity=0.22))
     for at, low, high in zip(x, line.low, line.high, strict=False):
         if not math.isnan(low + high):
@@ -56,7 +58,7 @@ def _line(line: Line, to_x: Scale, to_y: Scale, chart: Lines) -> list[Shape]:
     return shapes
 
 
-def _legend(lines: list[Line]) -> list[Shape]:
+def _legend(lines: list[LineSeries]) -> list[Shape]:
     shapes: list[Shape] = []
     x = 0.0
     for line in lines:
@@ -75,7 +77,7 @@ def _x_scale(area: Frame, low: float, high: float, *, is_log: bool) -> Scale:
     return area.x(min(0.0, low), high if high > low else low + 1)
 
 
-def _x_ticks(chart: Lines, to_x: Scale) -> list[Tick]:
+def _x_ticks(chart: LineChart, to_x: Scale) -> list[Tick]:
     """Where it is logarithmic at the points, else at round numbers."""
     xs = sorted({x for line in chart.lines for x in line.x})
     ticks = xs if chart.is_log else nice_ticks(0.0, max(xs, default=1.0), 6)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from overlapscope.account.mean_step import MeanStep
-from overlapscope.account.wording import BLOCK_LABELS, REASON_LABELS, apart_text, left_out_text
+from overlapscope.account.wording import BLOCK_LABELS, REASON_LABELS, describe_excluded, describe_uncounted_ranks
 from overlapscope.analysis.summary import Summary
 from overlapscope.interval import Interval
 from overlapscope.units import format_interval_ns, format_ns, format_share
@@ -16,7 +16,7 @@ _NO_BLOCK: Final = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Longest:
+class LongestOccurrence:
     """The step and rank in which a block takes longest."""
 
     link: str
@@ -26,7 +26,7 @@ class Longest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class BarSegment:
     """A block in a bar."""
 
     block: str
@@ -39,16 +39,16 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bar:
+class StepBar:
     """A step as a bar of blocks."""
 
     title: str
     step: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BarSegment, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AccountRow:
+class BreakdownRow:
     """A row of the table: a block, or a part of one."""
 
     label: str
@@ -63,7 +63,7 @@ class AccountRow:
     where: str
 
 
-def account_variables(summary: Summary, *others: tuple[str, MeanStep]) -> dict[str, Any]:
+def build_breakdown_context(summary: Summary, *others: tuple[str, MeanStep]) -> dict[str, Any]:
     """Return the template variables of ``account.html`` and ``account.css``: the bars to draw.
 
     Args:
@@ -72,43 +72,45 @@ def account_variables(summary: Summary, *others: tuple[str, MeanStep]) -> dict[s
     """
     steps = [("Mean of all ranks", summary.mean), *others] if summary.steps else []
     longest_ns = max((mean.step.value for _, mean in steps), default=0.0)
-    places = longest_places(summary)
-    return {"bars": [bar_of(title, mean, longest_ns, places) for title, mean in steps if longest_ns]}
+    occurrences = find_longest_occurrences(summary)
+    return {"bars": [build_step_bar(title, mean, longest_ns, occurrences) for title, mean in steps if longest_ns]}
 
 
-def table_variables(summary: Summary) -> dict[str, Any]:
+def build_breakdown_table_context(summary: Summary) -> dict[str, Any]:
     """Return the template variables of ``account_table.html``."""
     return {
-        "account": account_rows(summary),
+        "account": build_breakdown_rows(summary),
         "account_step": format_ns(summary.mean.step.value),
         "account_interval": format_interval_ns(summary.mean.step),
         "has_job": summary.job is not None,
     }
 
 
-def counted_text(summary: Summary) -> str:
+def describe_sample(summary: Summary) -> str:
     """Return sentences that name the steps and ranks over which means are taken."""
     if not summary.steps:
         return "No step has been finished by all ranks, so there is no mean of them."
     ranks = f"{summary.ranks:,} rank{'s' * (summary.ranks != 1)}"
     steps = f"{summary.steps:,} step{'s' * (summary.steps != 1)}"
-    apart = f" Kept apart: {apart_text(summary.alike.apart)}." if summary.alike.apart else ""
-    return f"Means of {steps} of {ranks}; they add up.{apart} {left_out_text(summary.alike.ranks_left_out)}".rstrip()
+    excluded = f" Kept apart: {describe_excluded(summary.alike.excluded)}." if summary.alike.excluded else ""
+    return f"Means of {steps} of {ranks}; they add up.{excluded} {describe_uncounted_ranks(summary.alike.excluded_ranks)}".rstrip()
 
 
-def bar_of(title: str, mean: MeanStep, longest_ns: float, places: Mapping[str, Longest]) -> Bar:
+def build_step_bar(
+    title: str, mean: MeanStep, longest_ns: float, occurrences: Mapping[str, LongestOccurrence]
+) -> StepBar:
     """Build the bar of a step; blocks that a saving has reduced to nothing are left out."""
-    return Bar(
+    return StepBar(
         title=title,
         step=format_ns(mean.step.value),
         pieces=tuple(
-            Piece(
+            BarSegment(
                 block=name,
                 label=BLOCK_LABELS[name],
                 percent=100 * each.value / longest_ns,
                 hint=f"{BLOCK_LABELS[name]}: {format_ns(each.value)}"
-                + (f"; longest: {places[name].where}" if name in places else ""),
-                link=places[name].link if name in places else "",
+                + (f"; longest: {occurrences[name].where}" if name in occurrences else ""),
+                link=occurrences[name].link if name in occurrences else "",
             )
             for name, each in mean.blocks.items()
             if each.value > 0
@@ -116,27 +118,27 @@ def bar_of(title: str, mean: MeanStep, longest_ns: float, places: Mapping[str, L
     )
 
 
-def longest_places(summary: Summary) -> dict[str, Longest]:
+def find_longest_occurrences(summary: Summary) -> dict[str, LongestOccurrence]:
     """Return, by block, the step and rank in which it takes longest, of the steps that means are taken over."""
     return {
-        name: Longest(
+        name: LongestOccurrence(
             link=f"timeline?step={step}&rank={rank}", where=f"{format_ns(longest_ns)} in step {step} of rank {rank}"
         )
         for name, (step, rank, longest_ns) in summary.longest.items()
     }
 
 
-def account_rows(summary: Summary) -> list[AccountRow]:
+def build_breakdown_rows(summary: Summary) -> list[BreakdownRow]:
     """Return the blocks that take any time in the order of a step, with the parts of exposed communication."""
-    rows: list[AccountRow] = []
+    rows: list[BreakdownRow] = []
     if not summary.steps:
         return rows
-    places = longest_places(summary)
+    occurrences = find_longest_occurrences(summary)
     for name, mean in summary.mean.blocks.items():
         on_path = summary.job.blocks[name] if summary.job is not None else None
         if not mean.value and not (on_path and on_path.value):
             continue
-        rows.append(_row(summary, BLOCK_LABELS[name], name, mean, on_path, places.get(name)))
+        rows.append(_row(summary, BLOCK_LABELS[name], name, mean, on_path, occurrences.get(name)))
         if name == "exposed":
             parts = {reason: part for reason, part in summary.exposed_for.items() if part.value}
             rows += [_row(summary, REASON_LABELS[reason], _NO_BLOCK, part) for reason, part in parts.items()]
@@ -149,9 +151,9 @@ def _row(
     block: str,
     mean: Interval,
     on_path: Interval | None = None,
-    longest: Longest | None = None,
-) -> AccountRow:
-    return AccountRow(
+    longest: LongestOccurrence | None = None,
+) -> BreakdownRow:
+    return BreakdownRow(
         label=label,
         block=block,
         mean=format_ns(mean.value),

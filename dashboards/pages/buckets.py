@@ -9,23 +9,23 @@ from typing import Any, Final
 from bokeh.document import Document
 
 from dashboards.forecast import Forecast
-from dashboards.pages.account import account_variables
+from dashboards.pages.account import build_breakdown_context
 from dashboards.pages.headline import Headline
-from dashboards.pages.shell import Arguments, is_order_alone, render, render_part
+from dashboards.pages.shell import QueryArguments, has_only_collectives, render, render_fragment
 from dashboards.plots.bucket_figure import CURVE_LEFT_PX, CURVE_RIGHT_PX
 from dashboards.plots.bucket_layout import HEAD_PX, LANE_PX, RANK_PX
-from dashboards.plots.bucket_tooltip import caps_text
-from dashboards.plots.buckets import BucketsPlot, Choice, Chosen, Described
+from dashboards.plots.bucket_tooltip import format_caps
+from dashboards.plots.buckets import BucketChoice, BucketsPlot, ChoiceMarkup, ChosenPlan
 from dashboards.recording import Snapshot
-from overlapscope.analysis.advice import Advice, predicted_step
-from overlapscope.analysis.choices import choice_sentences
+from overlapscope.analysis.advice import Advice, predict_mean_step
+from overlapscope.analysis.choices import describe_auto_choices
 from overlapscope.analysis.lanes import BUCKET_SLOTS
 from overlapscope.analysis.summary import Summary
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
 from overlapscope.model.curve import SPECIALS, Options
-from overlapscope.model.sentences import error_of_model, free_plan, headline, limit
-from overlapscope.model.typical_step import Step
+from overlapscope.model.sentences import format_free_plan, format_headline, format_limit, format_model_error
+from overlapscope.model.typical_step import DrawnStep
 from overlapscope.trace.reader import Trace
 from overlapscope.units import format_bytes, format_ns, format_share
 
@@ -33,7 +33,7 @@ _LARGEST_MB: Final = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shortcut:
+class PlanShortcut:
     """A button that chooses a plan."""
 
     special: str
@@ -41,21 +41,21 @@ class Shortcut:
     hint: str
 
 
-_SHORTCUTS: Final = (
-    Shortcut(special="", label="Best size", hint="The best single size  B"),
-    Shortcut(special="best", label="Best plan", hint="The best of all plans; its buckets may differ in size  P"),
-    Shortcut(special="present", label="Current plan", hint="The plan of the recorded job  N"),
-    Shortcut(special="default", label="DDP's default", hint="A first bucket of 1 MB, then 25 MB  D"),
+_PLAN_SHORTCUTS: Final = (
+    PlanShortcut(special="", label="Best size", hint="The best single size  B"),
+    PlanShortcut(special="best", label="Best plan", hint="The best of all plans; its buckets may differ in size  P"),
+    PlanShortcut(special="present", label="Current plan", hint="The plan of the recorded job  N"),
+    PlanShortcut(special="default", label="DDP's default", hint="A first bucket of 1 MB, then 25 MB  D"),
 )
 
 
-def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_plain: bool = False) -> None:
+def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, is_plain: bool = False) -> None:
     """Fill a document with the page, for the size and options in the query."""
-    if is_order_alone(snapshot.trace):
-        _build_reason(document, snapshot, "only collectives were recorded, no gradient buckets", is_plain=is_plain)
+    if has_only_collectives(snapshot.trace):
+        _build_unavailable(document, snapshot, "only collectives were recorded, no gradient buckets", is_plain=is_plain)
         return
-    choice = choice_of(arguments)
-    shown = snapshot.forecast_by_now(choice.options)
+    choice = parse_choice(arguments)
+    shown = snapshot.latest_forecast(choice.options)
     if shown is None:
         render(
             document,
@@ -71,9 +71,11 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         forecast = shown.forecast.result()
         curve = forecast.curve(choice.options).result()
     except OverlapScopeError as error:
-        _build_reason(document, shown, str(error), is_plain=is_plain)
+        _build_unavailable(document, shown, str(error), is_plain=is_plain)
         return
-    plot = BucketsPlot(forecast, choice, curve, lambda chosen, step: describe(shown.summary, forecast, chosen, step))
+    plot = BucketsPlot(
+        forecast, choice, curve, lambda chosen, step: render_choice(shown.summary, forecast, chosen, step)
+    )
     document.js_on_event("document_ready", plot.start_script)
     described = plot.describe()
     first_mb = choice.options.first_mb
@@ -84,14 +86,14 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         trace=shown.trace,
         roots=plot.roots,
         is_plain=is_plain,
-        **advice_variables(shown.trace, forecast.advice),
-        **_age_variables(shown, snapshot),
-        shortcuts=_SHORTCUTS,
+        **build_advice_context(shown.trace, forecast.advice),
+        **_build_age_context(shown, snapshot),
+        shortcuts=_PLAN_SHORTCUTS,
         first_mb=None if first_mb is None else f"{first_mb:g}",
         is_compressed=choice.options.is_compressed,
         chosen=described.figures,
         account=described.account,
-        ranks=[int(plot.step.ranks[place]) for place in plot.shown],
+        ranks=[int(plot.step.ranks[index]) for index in plot.shown],
         all_ranks=forecast.fitted.observations.world_size,
         step_number=forecast.step.number,
         step_px=plot.layout.step_px,
@@ -104,94 +106,97 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
     )
 
 
-def _age_variables(shown: Snapshot, newest: Snapshot) -> dict[str, Any]:
-    return {} if shown is newest else {"of_step": int(shown.trace.steps["step"].max())}
+def _build_age_context(shown: Snapshot, latest: Snapshot) -> dict[str, Any]:
+    return {} if shown is latest else {"of_step": int(shown.trace.steps["step"].max())}
 
 
-def advice_variables(trace: Trace, advice: Advice) -> dict[str, Any]:
+def build_advice_context(trace: Trace, advice: Advice) -> dict[str, Any]:
     """Return the advice on bucket sizes and what it is based on, as template variables."""
     found = advice.recommendation
     return {
-        "sentence": headline(found),
-        "further": [free_plan(found), limit(found.limits), *choice_sentences(trace.run)],
-        "basis": basis_of(advice),
+        "sentence": format_headline(found),
+        "further": [format_free_plan(found), format_limit(found.limits), *describe_auto_choices(trace.run)],
+        "basis": describe_basis(advice),
         "missing": found.missing,
     }
 
 
-def choice_of(arguments: Arguments) -> Choice:
+def parse_choice(arguments: QueryArguments) -> BucketChoice:
     """Parse the choice in ``?cap_mb=…&plan=…&first=…&compression=…``; invalid values are ignored."""
-    plan = _text(arguments, "plan")
-    return Choice(
+    plan = _get_text(arguments, "plan")
+    return BucketChoice(
         options=Options(
-            first_mb=_size_mb(_text(arguments, "first")), is_compressed=_text(arguments, "compression") == "fp16"
+            first_mb=_parse_size_mb(_get_text(arguments, "first")),
+            is_compressed=_get_text(arguments, "compression") == "fp16",
         ),
-        cap_mb=_size_mb(_text(arguments, "cap_mb")),
+        cap_mb=_parse_size_mb(_get_text(arguments, "cap_mb")),
         special=next((name for name in SPECIALS if name == plan), None),
     )
 
 
-def basis_of(advice: Advice) -> str:
+def describe_basis(advice: Advice) -> str:
     """Return a sentence on the data that the prediction is based on."""
     observations = advice.fitted.observations
-    steps, plans = len(observations.steps), observations.used_plans
+    steps, plans = len(observations.steps), observations.used_plan_count
     calibrated = ", and a calibration" if advice.is_calibrated else ""
     return (
         f"Predicted from {steps:,} step{'s' * (steps != 1)} of {observations.world_size:,} ranks, with {plans} bucket "
-        f"plan{'s' * (plans != 1)}{calibrated}. {error_of_model(advice.recommendation)}"
+        f"plan{'s' * (plans != 1)}{calibrated}. {format_model_error(advice.recommendation)}"
     ).rstrip()
 
 
-def describe(summary: Summary, forecast: Forecast, chosen: Chosen, step: Step) -> Described:
+def render_choice(summary: Summary, forecast: Forecast, chosen: ChosenPlan, step: DrawnStep) -> ChoiceMarkup:
     """Return the figures and the setting of the choice, and its step as a bar below the recorded one."""
-    return Described(
-        figures=_figures(forecast, chosen, step),
-        account=render_part(
+    return ChoiceMarkup(
+        figures=_render_figures(forecast, chosen, step),
+        account=render_fragment(
             "account.html",
-            **account_variables(summary, ("Predicted", predicted_step(summary.mean, chosen.curve, chosen.place))),
+            **build_breakdown_context(
+                summary, ("Predicted", predict_mean_step(summary.mean, chosen.curve, chosen.index))
+            ),
         ),
     )
 
 
-def _figures(forecast: Forecast, chosen: Chosen, step: Step) -> str:
-    curve, place, options = chosen.curve, chosen.place, chosen.choice.options
-    low, high = curve.interval_ns[:, place]
-    is_measured = curve.measured is not None and not options.is_compressed and curve.plans[place] == curve.measured.plan
-    code = curve.setting_of(place, chosen.choice.special)
-    size = curve.sizes[place] if place < len(curve.sizes) and chosen.choice.special is None else None
-    return render_part(
+def _render_figures(forecast: Forecast, chosen: ChosenPlan, step: DrawnStep) -> str:
+    curve, index, options = chosen.curve, chosen.index, chosen.choice.options
+    low, high = curve.interval_ns[:, index]
+    is_measured = curve.measured is not None and not options.is_compressed and curve.plans[index] == curve.measured.plan
+    code = curve.format_setting(index, chosen.choice.special)
+    size = curve.sizes[index] if index < len(curve.sizes) and chosen.choice.special is None else None
+    return render_fragment(
         "buckets_chosen.html",
         headlines=[
             Headline(
                 label="Measured step time" if is_measured else "Predicted step time",
-                value=format_ns(curve.predicted_ns[place]),
+                value=format_ns(curve.predicted_ns[index]),
                 note=f"{format_ns(low)} to {format_ns(high)}",
                 colour="accent",
             ),
-            _against_now(curve.gain_of(place, forecast.reference)),
+            _build_gain_headline(curve.compute_gain(index, forecast.reference)),
             Headline(
                 label="Exposed",
-                value=format_ns(curve.predicted.exposed_ns[place]),
-                note=f"{format_share(curve.predicted.exposed_ns[place] / curve.predicted_ns[place])} of the step",
+                value=format_ns(curve.predicted.exposed_ns[index]),
+                note=f"{format_share(curve.predicted.exposed_ns[index] / curve.predicted_ns[index])} of the step",
                 colour="exposed",
             ),
             Headline(
                 label="Buckets",
                 value=f"{len(step.plan):,}",
-                note=_range_text(int(step.bytes.min()), int(step.bytes.max())),
+                note=_format_size_range(int(step.bytes.min()), int(step.bytes.max())),
                 colour="span-bucket-0",
             ),
         ],
         code=code,
         hook="model.register_comm_hook(None, default_hooks.fp16_compress_hook)" if options.is_compressed else "",
-        caps="" if size is None else caps_text(size),
+        caps="" if size is None else format_caps(size),
         plan_file=code.startswith("bucket_plan"),
         needs_list="bucket_cap_mb_list" in code,
     )
 
 
-def _against_now(gain: Interval) -> Headline:
-    value, low, high = (_signed(-share) for share in (gain.value, gain.high, gain.low))
+def _build_gain_headline(gain: Interval) -> Headline:
+    value, low, high = (_format_signed_share(-share) for share in (gain.value, gain.high, gain.low))
     return Headline(
         label="Versus now",
         value=value,
@@ -200,28 +205,28 @@ def _against_now(gain: Interval) -> Headline:
     )
 
 
-def _signed(share: float) -> str:
+def _format_signed_share(share: float) -> str:
     text = format_share(abs(share))
     sign = "+" if share > 0 else "\N{MINUS SIGN}"
     return "0 %" if text == "0.0 %" else f"{sign}{text}"
 
 
-def _range_text(least: int, most: int) -> str:
+def _format_size_range(least: int, most: int) -> str:
     return f"of {format_bytes(most)}" if least == most else f"{format_bytes(least)} to {format_bytes(most)}"
 
 
-def _build_reason(document: Document, snapshot: Snapshot, reason: str, *, is_plain: bool) -> None:
+def _build_unavailable(document: Document, snapshot: Snapshot, reason: str, *, is_plain: bool) -> None:
     render(
         document,
         "problem.html",
         title="Buckets",
         trace=snapshot.trace,
         is_plain=is_plain,
-        **reason_variables(snapshot.trace, reason),
+        **build_unavailable_context(snapshot.trace, reason),
     )
 
 
-def reason_variables(trace: Trace, reason: str) -> dict[str, Any]:
+def build_unavailable_context(trace: Trace, reason: str) -> dict[str, Any]:
     """Return why nothing can be predicted and what to do, from the message of an error, as template variables."""
     what, _, todo = reason.removeprefix(f"{trace.path}: ").partition(": ")
     return {
@@ -234,11 +239,11 @@ def reason_variables(trace: Trace, reason: str) -> dict[str, Any]:
     }
 
 
-def _text(arguments: Arguments, name: str) -> str:
+def _get_text(arguments: QueryArguments, name: str) -> str:
     return b",".join(arguments.get(name, [])).decode(errors="replace")
 
 
-def _size_mb(text: str) -> float | None:
+def _parse_size_mb(text: str) -> float | None:
     try:
         size_mb = float(text)
     except ValueError:

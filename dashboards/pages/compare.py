@@ -8,22 +8,28 @@ from typing import Any, Final
 
 from bokeh.document import Document
 
-from dashboards.comparisons import Compared
-from dashboards.pages.account import bar_of
-from dashboards.pages.compare_choice import SideChoice, address, choices_of, halves, side_views
-from dashboards.pages.shell import Arguments, render
-from dashboards.pages.waterfall import waterfall_of
-from dashboards.place import Place, address_of
+from dashboards.comparisons import ComparisonResult
+from dashboards.pages.account import build_step_bar
+from dashboards.pages.compare_choice import (
+    SideChoice,
+    build_side_views,
+    format_compare_url,
+    format_halves_url,
+    parse_sides,
+)
+from dashboards.pages.shell import QueryArguments, render
+from dashboards.pages.waterfall import build_waterfall
+from dashboards.place import RunUrl, run_pages_url
 from dashboards.plots.step_drawing import StepDrawing, draw_pairs
-from dashboards.runs import Runs
+from dashboards.runs import RunIndex
 from overlapscope.analysis.compare.comparison import Comparison
-from overlapscope.analysis.compare.sentences import verdict
+from overlapscope.analysis.compare.sentences import describe_outcomes
 from overlapscope.analysis.compare.side import STEP
-from overlapscope.analysis.compare.tables import facts_of, tables_of
-from overlapscope.diagnosis.wording import capitalised
+from overlapscope.analysis.compare.tables import build_tables, describe_sides
+from overlapscope.diagnosis.wording import capitalize
 from overlapscope.errors import OverlapScopeError
 
-_PARTS: Final = (STEP,)
+_JUDGED_PARTS: Final = (STEP,)
 _FAIL_ABOVE: Final = 0.0
 """Default threshold, the same as that of the command."""
 
@@ -39,7 +45,7 @@ class StepLinks:
     can_be_drawn: bool
 
 
-def page_text(found: Comparison, parts: Sequence[str], fail_above: float) -> str:
+def render_comparison_file(found: Comparison, parts: Sequence[str], fail_above: float) -> str:
     """Return the page as one self-contained file.
 
     Args:
@@ -53,25 +59,25 @@ def page_text(found: Comparison, parts: Sequence[str], fail_above: float) -> str
         "compare_file.html",
         title="Comparison",
         is_plain=True,
-        further_problems=_problems(found),
-        **variables_of(found, next(draw_pairs(found), ()), parts, fail_above),
+        further_problems=_collect_problems(found),
+        **build_comparison_context(found, next(draw_pairs(found), ()), parts, fail_above),
         drawn=0,
         step_links=[],
     )
     return str(document.template.render(roots=[], plot_script="", **document.template_variables))
 
 
-def build(document: Document, runs: Runs, arguments: Arguments) -> None:
+def build(document: Document, runs: RunIndex, arguments: QueryArguments) -> None:
     """Fill a document with the comparison in the query, or with what is missing for one."""
-    has_table = runs.alone is None
-    document.template_variables["place"] = Place(has_table=has_table)
-    chosen = choices_of(arguments, has_table=has_table)
+    has_table = runs.only_run is None
+    document.template_variables["place"] = RunUrl(has_table=has_table)
+    chosen = parse_sides(arguments, has_table=has_table)
     compared, why_not = None, ""
     if not has_table or all(side.run for side in chosen):
         try:
             compared = runs.comparisons.soon(*(side.wanted(runs) for side in chosen))
         except OverlapScopeError as error:
-            why_not = capitalised(str(error))
+            why_not = capitalize(str(error))
         else:
             if compared is None:
                 _build_computing(document)
@@ -82,18 +88,18 @@ def build(document: Document, runs: Runs, arguments: Arguments) -> None:
         document,
         "compare.html",
         title="Compare",
-        further_problems=[] if found is None else _problems(found),
-        names=[row.run.newest_name for row in runs.newest()] if has_table else [],
-        sides=side_views(chosen, compared),
-        swapped=address(*reversed(chosen)),
-        halves=halves(chosen, compared),
+        further_problems=[] if found is None else _collect_problems(found),
+        names=[row.run.latest_name for row in runs.latest()] if has_table else [],
+        sides=build_side_views(chosen, compared),
+        swapped=format_compare_url(*reversed(chosen)),
+        halves=format_halves_url(chosen, compared),
         why_not=why_not,
         is_found=found is not None,
-        **({} if found is None or compared is None else _found_variables(found, compared, chosen, arguments)),
+        **({} if found is None or compared is None else _build_result_context(found, compared, chosen, arguments)),
     )
 
 
-def variables_of(
+def build_comparison_context(
     found: Comparison, drawings: Sequence[StepDrawing], parts: Sequence[str], fail_above: float
 ) -> dict[str, Any]:
     """Return the template variables of ``comparison.html``.
@@ -108,31 +114,31 @@ def variables_of(
     longest_ns = max(side.summary.mean.step.value for _, side in sides)
     return {
         "is_slower": any(found.outcome(part, fail_above) == "slower" for part in parts),
-        "sentences": verdict(found, parts, fail_above),
-        "facts_of_sides": list(facts_of(found)),
-        "bars": [bar_of(label, side.summary.mean, longest_ns, {}) for label, side in sides],
-        "waterfall": waterfall_of(found),
-        "tables": list(tables_of(found)),
+        "sentences": describe_outcomes(found, parts, fail_above),
+        "facts_of_sides": list(describe_sides(found)),
+        "bars": [build_step_bar(label, side.summary.mean, longest_ns, {}) for label, side in sides],
+        "waterfall": build_waterfall(found),
+        "tables": list(build_tables(found)),
         "drawings": [
             (label, side.name, drawing) for (label, side), drawing in zip(sides, drawings, strict=bool(drawings))
         ],
     }
 
 
-def drawn_of_address(found: Comparison, arguments: Arguments) -> int:
+def parse_drawn_index(found: Comparison, arguments: QueryArguments) -> int:
     """Return the index of the step to draw: that of ``?step=…``, its number in the base run, else 0."""
     asked = (arguments.get("step") or [b""])[0].decode("utf-8", "replace")
     numbers = [str(pair.base_step) for pair in found.steps]
     return numbers.index(asked) if asked in numbers else 0
 
 
-def _found_variables(
-    found: Comparison, compared: Compared, chosen: Sequence[SideChoice], arguments: Arguments
+def _build_result_context(
+    found: Comparison, compared: ComparisonResult, chosen: Sequence[SideChoice], arguments: QueryArguments
 ) -> dict[str, Any]:
-    drawn = drawn_of_address(found, arguments)
-    pages = [address_of(side.run) if side.run else "" for side in chosen]
+    drawn = parse_drawn_index(found, arguments)
+    pages = [run_pages_url(side.run) if side.run else "" for side in chosen]
     return {
-        **variables_of(found, compared.drawings[drawn] if found.steps else (), _PARTS, _FAIL_ABOVE),
+        **build_comparison_context(found, compared.drawings[drawn] if found.steps else (), _JUDGED_PARTS, _FAIL_ABOVE),
         "drawn": drawn,
         "step_links": [
             StepLinks(
@@ -158,5 +164,5 @@ def _build_computing(document: Document) -> None:
     )
 
 
-def _problems(found: Comparison) -> list[Any]:
+def _collect_problems(found: Comparison) -> list[Any]:
     return [problem for side in (found.base, found.new) for problem in side.trace.problems]

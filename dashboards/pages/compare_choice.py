@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import urlencode
 
-from dashboards.comparisons import Compared, Wanted
-from dashboards.pages.shell import Arguments
-from dashboards.place import address_of
-from dashboards.runs import Runs
-from overlapscope.analysis.compare.side import Choice, steps_in
+from dashboards.comparisons import ComparisonResult, SideRequest
+from dashboards.pages.shell import QueryArguments
+from dashboards.place import run_pages_url
+from dashboards.runs import RunIndex
+from overlapscope.analysis.compare.side import StepChoice, parse_step_bounds
 from overlapscope.errors import OverlapScopeError
 
 
@@ -32,19 +32,19 @@ class SideChoice:
         """The label of the side on the page."""
         return self.name.capitalize()
 
-    def wanted(self, runs: Runs) -> Wanted:
+    def wanted(self, runs: RunIndex) -> SideRequest:
         """Return the side as a request to compare it.
 
         Raises:
             OverlapScopeError: there is no such run, or the range or the plan is invalid.
         """
-        path = runs.alone or runs.path_of(self.run)
-        first, end = steps_in(self.steps) if self.steps else (None, None)
+        path = runs.only_run or runs.path_of(self.run)
+        first, end = parse_step_bounds(self.steps) if self.steps else (None, None)
         if self.plan and not (self.plan.isascii() and self.plan.isdigit() and len(self.plan) <= 9):
             raise OverlapScopeError(f"{self.plan!r} is no bucket plan: give a number like 1")
         plan = int(self.plan) if self.plan else None
         recording = self.run or path.resolve().name
-        return Wanted(recording=recording, path=path, choice=Choice(first=first, end=end, plan=plan))
+        return SideRequest(recording=recording, path=path, choice=StepChoice(first=first, end=end, plan=plan))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class SideView:
     """Address of the pages of its run; empty if there are none yet."""
 
 
-def choices_of(arguments: Arguments, *, has_table: bool) -> tuple[SideChoice, SideChoice]:
+def parse_sides(arguments: QueryArguments, *, has_table: bool) -> tuple[SideChoice, SideChoice]:
     """Parse both sides of ``?base=RUN&base_steps=10:50&base_plan=1&new=...``.
 
     Names of runs are ignored unless there are several runs to choose from (``has_table``).
@@ -76,20 +76,20 @@ def choices_of(arguments: Arguments, *, has_table: bool) -> tuple[SideChoice, Si
     return base, new
 
 
-def side_views(chosen: Sequence[SideChoice], compared: Compared | None) -> list[SideView]:
+def build_side_views(chosen: Sequence[SideChoice], compared: ComparisonResult | None) -> list[SideView]:
     """Return both sides as the form shows them."""
     plans = ((), ()) if compared is None else compared.plans
     return [
         SideView(
             choice=side,
             plans=of_side if len(of_side) > 1 or side.plan else (),
-            page="" if compared is None else address_of(side.run) if side.run else "./",
+            page="" if compared is None else run_pages_url(side.run) if side.run else "./",
         )
         for side, of_side in zip(chosen, plans, strict=True)
     ]
 
 
-def address(base: SideChoice, new: SideChoice) -> str:
+def format_compare_url(base: SideChoice, new: SideChoice) -> str:
     """Return the address of a comparison, relative to the top."""
     entries = [
         (key, value)
@@ -100,9 +100,9 @@ def address(base: SideChoice, new: SideChoice) -> str:
     return f"compare?{urlencode(entries)}" if entries else "compare"
 
 
-def halves(chosen: Sequence[SideChoice], compared: Compared | None) -> str:
+def format_halves_url(chosen: Sequence[SideChoice], compared: ComparisonResult | None) -> str:
     """Return the address that compares the two halves of a run; empty if the sides are different runs."""
     if compared is None or compared.middle is None:
         return ""
     base, new = (replace(side, plan="") for side in chosen)
-    return address(replace(base, steps=f":{compared.middle}"), replace(new, steps=f"{compared.middle}:"))
+    return format_compare_url(replace(base, steps=f":{compared.middle}"), replace(new, steps=f"{compared.middle}:"))

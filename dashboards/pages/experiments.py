@@ -10,14 +10,14 @@ from bokeh.document import Document
 
 from dashboards.charts.drawing import draw_chart
 from dashboards.charts.svg import svg_for_page
-from dashboards.experiments import FoundExperiment, experiments_in
+from dashboards.experiments import FoundExperiment, find_experiments
 from dashboards.pages.shell import render
-from dashboards.place import Place, address_of
-from dashboards.runs import Runs
+from dashboards.place import RunUrl, run_pages_url
+from dashboards.runs import RunIndex
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab.experiments.known import EXPERIMENTS
-from overlapscope.lab.trials.conditions import described_conditions
-from overlapscope.lab.trials.progress import described
+from overlapscope.lab.trials.conditions import describe_conditions
+from overlapscope.lab.trials.progress import describe_trial
 from overlapscope.lab.trials.trial import Trial
 from overlapscope.units import format_ns
 
@@ -34,7 +34,7 @@ class TrialRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
+class ExperimentSection:
     """One experiment."""
 
     name: str
@@ -54,27 +54,29 @@ class Section:
     trials: tuple[TrialRow, ...] = ()
 
 
-def build(document: Document, runs: Runs) -> None:
+def build(document: Document, runs: RunIndex) -> None:
     """Fill a document with all experiments that have results, or with how to make some."""
-    document.template_variables["place"] = Place(has_table=runs.alone is None)
+    document.template_variables["place"] = RunUrl(has_table=runs.only_run is None)
     names = {run.path: run.name for run in runs.found.runs}
     render(
         document,
         "experiments.html",
         title="Experiments",
-        sections=[section_of(found, names) for found in experiments_in(runs.folders)],
+        sections=[build_experiment_section(found, names) for found in find_experiments(runs.folders)],
         known=EXPERIMENTS,
         folders=[str(folder) for folder in runs.folders],
     )
 
 
-def section_of(found: FoundExperiment, names: Mapping[Path, str]) -> Section:
+def build_experiment_section(found: FoundExperiment, names: Mapping[Path, str]) -> ExperimentSection:
     """Return an experiment as the page shows it; ``names`` are the names of the runs that are served, by folder."""
     try:
         experiment, figure, rows = found.experiment, found.figure, found.rows
     except OverlapScopeError as error:
-        return Section(name=found.name, title=found.name, figure="", address=found.address, problem=str(error))
-    return Section(
+        return ExperimentSection(
+            name=found.name, title=found.name, figure="", address=found.address, problem=str(error)
+        )
+    return ExperimentSection(
         name=found.name,
         title=experiment.title,
         figure=experiment.figure,
@@ -85,18 +87,18 @@ def section_of(found: FoundExperiment, names: Mapping[Path, str]) -> Section:
         note=figure.note,
         left_out=figure.left_out,
         charts=tuple(svg_for_page(draw_chart(chart)) for chart in figure.charts),
-        conditions=described_conditions(rows),
+        conditions=describe_conditions(rows),
         command=" ".join(rows["argv"].iloc[-1]),
-        trials=tuple(_row(row, found.folder, names) for row in rows.to_dict("records")),  # type: ignore[arg-type]
+        trials=tuple(_build_trial_row(row, found.folder, names) for row in rows.to_dict("records")),  # type: ignore[arg-type]
     )
 
 
-def _row(row: Mapping[str, str], folder: Path, names: Mapping[Path, str]) -> TrialRow:
+def _build_trial_row(row: Mapping[str, str], folder: Path, names: Mapping[Path, str]) -> TrialRow:
     trial = Trial.read(row["trial"])
     name = names.get(folder / row["recording"])
     return TrialRow(
-        setting=described(trial),
+        setting=describe_trial(trial),
         repetition=trial.repetition + 1,
         outcome=f"failed: {row['failure']}" if row["failure"] else format_ns(float(row["step_ns"])),
-        address="" if name is None else address_of(name),
+        address="" if name is None else run_pages_url(name),
     )

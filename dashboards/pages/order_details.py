@@ -6,39 +6,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dashboards.pages.shell import render_part
+from dashboards.pages.shell import render_fragment
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.diagnosis.evidence import Entry
 from overlapscope.diagnosis.order_lanes import OrderLanes
-from overlapscope.diagnosis.order_sides import Side, compare, sides_of
-from overlapscope.diagnosis.wording import ranks_text
+from overlapscope.diagnosis.order_sides import OrderSide, compare_sides, group_into_sides
+from overlapscope.diagnosis.wording import rank_list
 from overlapscope.trace.reader import Trace
 from overlapscope.trace.signature import Signature
 from overlapscope.units import format_bytes
 
-_MOST_SIDES: Final = 8
+_MAX_SIDES: Final = 8
 
 _Parameters = list[tuple[str, str, str]]
 """Name, shape and size of each parameter."""
 
 
-def describe_number(trace: Trace | None, diagnosis: Diagnosis, lanes: OrderLanes, number: int) -> str:
+def render_number_details(trace: Trace | None, diagnosis: Diagnosis, lanes: OrderLanes, number: int) -> str:
     """Return the markup of what all ranks have at a number."""
-    sides = sides_of(lanes.entries_at(number))
-    shown = sides[:_MOST_SIDES]
-    return render_part(
+    sides = group_into_sides(lanes.entries_at(number))
+    shown = sides[:_MAX_SIDES]
+    return render_fragment(
         "order_details.html",
         number=number,
         has_timeline=trace is not None and len(trace.steps) > 0,
-        sides=[_head(side) for side in shown],
+        sides=[_build_heading(side) for side in shown],
         more_sides=len(sides) - len(shown),
-        traits=compare(shown, diagnosis.offsets_ns),
-        buckets=_buckets(trace, shown),
+        traits=compare_sides(shown, diagnosis.offsets_ns),
+        buckets=_list_buckets(trace, shown),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
+class SideHeading:
     """The heading of a side."""
 
     title: str
@@ -49,37 +49,37 @@ class Head:
     """Link to the same step on the timeline."""
 
 
-def _head(side: Side) -> Head:
+def _build_heading(side: OrderSide) -> SideHeading:
     states = sorted({entry.state for entry in side.entries})
-    return Head(
-        title=ranks_text(side.ranks),
+    return SideHeading(
+        title=rank_list(side.ranks),
         ranks=" ".join(map(str, side.ranks)),
         state=" or ".join(states) if states else "nothing in its log",
         link=f"timeline?step={side.entry.step}&rank={side.ranks[0]}" if side.entry else "",
     )
 
 
-def _buckets(trace: Trace | None, sides: Sequence[Side]) -> list[tuple[str, _Parameters]]:
+def _list_buckets(trace: Trace | None, sides: Sequence[OrderSide]) -> list[tuple[str, _Parameters]]:
     """Return the parameters of each bucket that a side has, once if they are the same."""
     found: dict[tuple[tuple[str, str, str], ...], tuple[str, _Parameters]] = {}
     for side in sides:
         if side.entry is None or side.entry.signature.role != "bucket":
             continue
-        parameters = _parameters(trace, side.entry)
+        parameters = _list_parameters(trace, side.entry)
         title = f"Bucket {side.entry.signature.bucket}"
-        found.setdefault(tuple(parameters), (f"{title} of {ranks_text(side.ranks)}", parameters))
+        found.setdefault(tuple(parameters), (f"{title} of {rank_list(side.ranks)}", parameters))
         if len(sides) == 1:
             return [(title, parameters)]
     return list(found.values())
 
 
-def _parameters(trace: Trace | None, entry: Entry) -> _Parameters:
+def _list_parameters(trace: Trace | None, entry: Entry) -> _Parameters:
     signature = entry.signature
-    planned = [] if trace is None else _of_plan(trace, signature)
+    planned = [] if trace is None else _find_plan_parameters(trace, signature)
     return planned or [(name, "", "") for name in signature.names]
 
 
-def _of_plan(trace: Trace, signature: Signature) -> _Parameters:
+def _find_plan_parameters(trace: Trace, signature: Signature) -> _Parameters:
     plans = trace.plans
     rows = plans[
         (plans["model"] == signature.model)

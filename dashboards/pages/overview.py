@@ -11,17 +11,17 @@ import pandas as pd
 from bokeh.document import Document
 
 from dashboards.forecast import soon
-from dashboards.pages.account import account_variables, counted_text, table_variables
+from dashboards.pages.account import build_breakdown_context, build_breakdown_table_context, describe_sample
 from dashboards.pages.headline import Headline
-from dashboards.pages.shell import Arguments, BuildPage, is_order_alone, render
-from dashboards.plots.trend import FIGURES, Figure, TrendPlot
+from dashboards.pages.shell import PageBuilder, QueryArguments, has_only_collectives, render
+from dashboards.plots.trend import FIGURES, TrendFigure, TrendPlot
 from dashboards.recording import Snapshot
 from overlapscope.account.wording import BLOCK_LABELS
 from overlapscope.analysis import sentences
 from overlapscope.analysis.advice import Advice
 from overlapscope.analysis.summary import Summary
-from overlapscope.analysis.worth_doing import worth_doing
-from overlapscope.diagnosis.attempts import others_text
+from overlapscope.analysis.worth_doing import find_improvements
+from overlapscope.diagnosis.attempts import format_other_attempts
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.trace.reader import Trace
 from overlapscope.units import format_interval_ns, format_ns, format_share
@@ -41,7 +41,7 @@ class RankRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorthRow:
+class ImprovementRow:
     """A change that would save time."""
 
     what: str
@@ -62,11 +62,11 @@ COLUMNS: Final = (
 )
 
 
-SHOWN_ROWS: Final = 16
+MAX_SHOWN_RANKS: Final = 16
 """Number of ranks shown; further ones are folded."""
 
 
-def build(document: Document, snapshot: Snapshot, _arguments: Arguments) -> None:
+def build(document: Document, snapshot: Snapshot, _arguments: QueryArguments) -> None:
     """Fill a document with the overview."""
     summary, has_steps = snapshot.summary, bool(len(snapshot.trace.steps))
     plots = [TrendPlot(shown, summary) for shown in FIGURES] if has_steps else []
@@ -80,33 +80,33 @@ def build(document: Document, snapshot: Snapshot, _arguments: Arguments) -> None
         roots=[plot.root for plot in plots],
         figures=FIGURES,
         has_order=snapshot.diagnosis is not None,
-        has_events=snapshot.diagnosis is None or not is_order_alone(snapshot.trace),
-        incident=incident_of(snapshot),
-        attempts=others_text(snapshot.attempts, snapshot.trace.path),
-        **overview_variables(snapshot),
-        **_worth_by_now(snapshot),
+        has_events=snapshot.diagnosis is None or not has_only_collectives(snapshot.trace),
+        incident=get_incident(snapshot),
+        attempts=format_other_attempts(snapshot.attempts, snapshot.trace.path),
+        **build_overview_context(snapshot),
+        **_build_known_improvements(snapshot),
     )
 
 
-def overview_variables(snapshot: Snapshot) -> dict[str, Any]:
+def build_overview_context(snapshot: Snapshot) -> dict[str, Any]:
     """Return the figures of steps and ranks, as template variables."""
     summary = snapshot.summary
     return {
         "sentence": summary.sentence,
-        "basis": counted_text(summary),
-        "headlines": headlines(summary),
+        "basis": describe_sample(summary),
+        "headlines": build_headlines(summary),
         "columns": [label for _, label in COLUMNS],
-        "rank_rows": rank_rows(snapshot.trace, snapshot.rank_means) if len(snapshot.trace.steps) else [],
-        "shown_rows": SHOWN_ROWS,
-        **account_variables(summary, *([("Critical path", summary.job)] if summary.job is not None else [])),
-        **table_variables(summary),
+        "rank_rows": build_rank_rows(snapshot.trace, snapshot.rank_means) if len(snapshot.trace.steps) else [],
+        "shown_rows": MAX_SHOWN_RANKS,
+        **build_breakdown_context(summary, *([("Critical path", summary.job)] if summary.job is not None else [])),
+        **build_breakdown_table_context(summary),
     }
 
 
-def _worth_by_now(snapshot: Snapshot) -> dict[str, Any]:
+def _build_known_improvements(snapshot: Snapshot) -> dict[str, Any]:
     """Return the changes worth making, as far as they are known by now, without waiting for a forecast."""
     if not snapshot.summary.steps or snapshot.stragglers is None:
-        return worth_variables(snapshot, None)
+        return build_improvements_context(snapshot, None)
     # While the job is running, every refresh reads another recording and would fit another model.
     is_live = snapshot.is_live and not snapshot.trace.ranks["closed"].all()
     advice, is_known = None, True
@@ -116,11 +116,11 @@ def _worth_by_now(snapshot: Snapshot) -> dict[str, Any]:
             advice, is_known = (None, False) if forecast is None else (forecast.advice, True)
         except Exception as error:  # the Buckets page shows the error; this page is useful without the advice
             _log.debug("no advice on buckets: %r", error)
-    return worth_variables(snapshot, advice) | {"is_worth_known": is_known, "is_live": is_live}
+    return build_improvements_context(snapshot, advice) | {"is_worth_known": is_known, "is_live": is_live}
 
 
-def worth_variables(snapshot: Snapshot, advice: Advice | None) -> dict[str, Any]:
-    """Return the changes worth making, as template variables of ``worth_doing.html``.
+def build_improvements_context(snapshot: Snapshot, advice: Advice | None) -> dict[str, Any]:
+    """Return the changes worth making, as template variables of ``find_improvements.html``.
 
     Args:
         snapshot: the recording.
@@ -130,10 +130,10 @@ def worth_variables(snapshot: Snapshot, advice: Advice | None) -> dict[str, Any]
     if not snapshot.summary.steps:
         return nothing | {"has_mean": False}
     if snapshot.stragglers is None:
-        return nothing | {"has_mean": True, "why_unknown": sentences.why_none(snapshot.trace).message}
+        return nothing | {"has_mean": True, "why_unknown": sentences.explain_missing_stragglers(snapshot.trace).message}
     step_ns = snapshot.summary.mean.step.value
     rows = [
-        WorthRow(
+        ImprovementRow(
             what=each.what,
             saves=format_ns(each.saves.value),
             interval=format_interval_ns(each.saves),
@@ -141,18 +141,18 @@ def worth_variables(snapshot: Snapshot, advice: Advice | None) -> dict[str, Any]
             link=each.link,
             evidence=each.evidence,
         )
-        for each in worth_doing(snapshot, advice)
+        for each in find_improvements(snapshot, advice)
     ]
     return nothing | {"worth_doing": rows, "has_mean": True}
 
 
-def incident_of(snapshot: Snapshot) -> Verdict | None:
+def get_incident(snapshot: Snapshot) -> Verdict | None:
     """Return the fault of the job; None if there is none."""
     diagnosis = snapshot.diagnosis
     return diagnosis.verdict if diagnosis is not None and diagnosis.is_incident else None
 
 
-def build_trend(document: Document, snapshot: Snapshot, _arguments: Arguments, *, shown: Figure) -> None:
+def build_trend(document: Document, snapshot: Snapshot, _arguments: QueryArguments, *, shown: TrendFigure) -> None:
     """Fill a document with one trend and nothing else."""
     plot = TrendPlot(shown, snapshot.summary)
     document.js_on_event("document_ready", plot.start_script)
@@ -167,13 +167,13 @@ def build_trend(document: Document, snapshot: Snapshot, _arguments: Arguments, *
     )
 
 
-TREND_ROUTES: Final[dict[str, BuildPage]] = {
+TREND_ROUTES: Final[dict[str, PageBuilder]] = {
     f"/plots/{shown.column.removesuffix('_ns')}": partial(build_trend, shown=shown) for shown in FIGURES
 }
 """Route of each trend on a page without anything else."""
 
 
-def headlines(summary: Summary) -> list[Headline]:
+def build_headlines(summary: Summary) -> list[Headline]:
     """Return the headline figures."""
 
     def of_step(part_ns: float) -> str:
@@ -206,21 +206,23 @@ def headlines(summary: Summary) -> list[Headline]:
     ]
 
 
-def rank_rows(trace: Trace, means: pd.DataFrame) -> list[RankRow]:
+def build_rank_rows(trace: Trace, means: pd.DataFrame) -> list[RankRow]:
     """Return the table of ranks in order, or of many ranks those first whose compute differs most from the median.
 
     Args:
         trace: the recording.
         means: means by rank, from ``Summary.means_by_rank``.
     """
-    if len(means) > SHOWN_ROWS:
-        apart_ns = (means["compute_ns"] - means["compute_ns"].median()).abs()
-        means = means.loc[apart_ns.sort_values(ascending=False, kind="stable").index]
-    places = {int(rank): f"{host} · {device}" for rank, host, device in _columns(trace.ranks, "rank", "host", "device")}
+    if len(means) > MAX_SHOWN_RANKS:
+        deviation_ns = (means["compute_ns"] - means["compute_ns"].median()).abs()
+        means = means.loc[deviation_ns.sort_values(ascending=False, kind="stable").index]
+    places = {
+        int(rank): f"{host} · {device}" for rank, host, device in _list_rows(trace.ranks, "rank", "host", "device")
+    }
     longest_ns = means["step_time_ns"].max()
     rows = []
     for row in means.to_dict("records"):
-        cells = tuple(_cell(name, row[name]) for name, _ in COLUMNS)
+        cells = tuple(_format_cell(name, row[name]) for name, _ in COLUMNS)
         parts = tuple(
             (name, f"{label}: {format_ns(row[f'{name}_ns'])}", 100 * row[f"{name}_ns"] / longest_ns)
             for name, label in BLOCK_LABELS.items()
@@ -231,9 +233,9 @@ def rank_rows(trace: Trace, means: pd.DataFrame) -> list[RankRow]:
     return rows
 
 
-def _cell(name: str, value: float) -> str:
+def _format_cell(name: str, value: float) -> str:
     return format_share(value) if name == "overlap_ratio" else format_ns(value)
 
 
-def _columns(table: pd.DataFrame, *names: str) -> list[tuple[str, ...]]:
+def _list_rows(table: pd.DataFrame, *names: str) -> list[tuple[str, ...]]:
     return list(table[list(names)].itertuples(index=False, name=None))

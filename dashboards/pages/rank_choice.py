@@ -8,14 +8,14 @@ from typing import Final, Literal, get_args
 
 import pandas as pd
 
-from dashboards.pages.shell import Arguments
+from dashboards.pages.shell import QueryArguments
 from overlapscope.analysis.rank_numbers import format_ranks, parse_ranks
 
 MAX_RANKS: Final = 16
 """Maximum number of ranks that a window can show readably and draw quickly."""
 
-Order = Literal["rank", "lateness", "host"]
-ORDERS: Final[tuple[Order, ...]] = get_args(Order)
+RankOrder = Literal["rank", "lateness", "host"]
+RANK_ORDERS: Final[tuple[RankOrder, ...]] = get_args(RankOrder)
 """Orders of ranks; ``host`` shows the last-arriving rank of each host, and all other ranks of opened hosts."""
 
 
@@ -31,7 +31,7 @@ class RankChoice:
     """Number of ranks in the recording."""
     note: str
     """What was requested and is not shown; empty if everything is."""
-    order: Order
+    order: RankOrder
     pinned: frozenset[int]
     """Ranks that stay on top."""
     folded: Mapping[int, tuple[str, int]]
@@ -45,7 +45,9 @@ class RankChoice:
         return len(self.shown) < self.ranks
 
 
-def choose_ranks(ranks: pd.DataFrame, arguments: Arguments, lateness_ns: Mapping[int, int] | None = None) -> RankChoice:
+def choose_ranks(
+    ranks: pd.DataFrame, arguments: QueryArguments, lateness_ns: Mapping[int, int] | None = None
+) -> RankChoice:
     """Parse ``?ranks=0-7,12`` in that order, with the rank of ``?rank=5`` first; invalid values are ignored.
 
     Without ``ranks`` those on the host of ``rank`` follow it, which share its hardware, and then the others.
@@ -58,12 +60,12 @@ def choose_ranks(ranks: pd.DataFrame, arguments: Arguments, lateness_ns: Mapping
         lateness_ns: lateness of each rank in the step that is shown, as far as it is known.
     """
     host_of = dict(sorted(zip(ranks["rank"].tolist(), ranks["host"].tolist(), strict=True)))
-    asked, unknown = parse_ranks(_text(arguments, "ranks"), list(host_of))
-    first, _ = parse_ranks(_text(arguments, "rank"), list(host_of))
-    pinned, _ = parse_ranks(_text(arguments, "pin"), list(host_of))
+    asked, unknown = parse_ranks(_get_text(arguments, "ranks"), list(host_of))
+    first, _ = parse_ranks(_get_text(arguments, "rank"), list(host_of))
+    pinned, _ = parse_ranks(_get_text(arguments, "pin"), list(host_of))
     marked = first[0] if len(first) == 1 else None
-    order: Order = next((each for each in ORDERS if each == _text(arguments, "order")), "rank")
-    opened = frozenset(_text(arguments, "open").split(",")) & frozenset(host_of.values())
+    order: RankOrder = next((each for each in RANK_ORDERS if each == _get_text(arguments, "order")), "rank")
+    opened = frozenset(_get_text(arguments, "open").split(",")) & frozenset(host_of.values())
     wanted = asked or sorted(host_of, key=lambda rank: marked is not None and host_of[rank] != host_of[marked])
     notes = [f"there is no rank {', '.join(unknown)}"] if unknown else []
     if len(asked) > MAX_RANKS:
@@ -75,7 +77,7 @@ def choose_ranks(ranks: pd.DataFrame, arguments: Arguments, lateness_ns: Mapping
         wanted = sorted(wanted, key=lambda rank: (rank not in late_ns, -late_ns.get(rank, 0), rank))
     folded: dict[int, tuple[str, int]] = {}
     if order == "host":
-        wanted, folded = _by_host(wanted, host_of, opened)
+        wanted, folded = _fold_by_host(wanted, host_of, opened)
     shown = dict.fromkeys([*([] if marked is None else [marked]), *pinned, *wanted])
     return RankChoice(
         shown=tuple(shown)[:MAX_RANKS],
@@ -89,7 +91,7 @@ def choose_ranks(ranks: pd.DataFrame, arguments: Arguments, lateness_ns: Mapping
     )
 
 
-def _by_host(
+def _fold_by_host(
     ranks: Sequence[int], host_of: Mapping[int, str], opened: frozenset[str]
 ) -> tuple[list[int], dict[int, tuple[str, int]]]:
     """Return the first rank of each host and all of opened hosts, and by first rank the host and its size.
@@ -113,5 +115,5 @@ def suggest_ranks(ranks: pd.DataFrame) -> list[tuple[str, str]]:
     return [(format_ranks(known[at : at + MAX_RANKS]), "") for at in range(0, len(known), MAX_RANKS)]
 
 
-def _text(arguments: Arguments, name: str) -> str:
+def _get_text(arguments: QueryArguments, name: str) -> str:
     return b",".join(arguments.get(name, [])).decode(errors="replace")

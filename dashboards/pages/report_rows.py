@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from overlapscope.diagnosis.wording import capitalised, ranks_text
+from overlapscope.diagnosis.wording import capitalize, rank_list
 from overlapscope.trace.reports import WatchdogReport
 from overlapscope.units import format_ns
 
-_MOST_REPORTS: Final = 12
-_MOST_STACKS: Final = 8
+_MAX_REPORTS: Final = 12
+_MAX_STACKS: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class ReportRow:
     """Title of each rank, and its stacks."""
 
 
-def report_rows(
+def build_report_rows(
     reports: Sequence[WatchdogReport], blamed: Sequence[int], *, verdict_sentence: str = ""
 ) -> list[ReportRow]:
     """Return the reports in order of time.
@@ -42,12 +42,12 @@ def report_rows(
     same: dict[str, list[WatchdogReport]] = {}
     for report in reports:
         same.setdefault(report.sentence, []).append(report)
-    return [_row(equal, blamed, verdict_sentence) for equal in list(same.values())[:_MOST_REPORTS]]
+    return [_build_report_row(equal, blamed, verdict_sentence) for equal in list(same.values())[:_MAX_REPORTS]]
 
 
-def _row(reports: Sequence[WatchdogReport], blamed: Sequence[int], verdict_sentence: str) -> ReportRow:
+def _build_report_row(reports: Sequence[WatchdogReport], blamed: Sequence[int], verdict_sentence: str) -> ReportRow:
     first = reports[0]
-    parts = [capitalised(ranks_text(report.rank for report in reports))]
+    parts = [capitalize(rank_list(report.rank for report in reports))]
     if first.unix_ns is not None:
         parts.insert(0, f"{datetime.fromtimestamp(first.unix_ns / 1e9):%H:%M:%S}")
     if first.step is not None:
@@ -58,7 +58,7 @@ def _row(reports: Sequence[WatchdogReport], blamed: Sequence[int], verdict_sente
         after_ns = max(ns for ns in retracted_ns if ns is not None) - first.time_ns
         retracted = f"Withdrawn {format_ns(after_ns)} later: the job went on."
     by_interest = sorted(reports, key=lambda report: (report.rank not in blamed, report.rank))
-    stacks = [(f"Rank {report.rank}", text) for report in by_interest[:_MOST_STACKS] if (text := report.stacks.strip())]
+    stacks = [(f"Rank {report.rank}", text) for report in by_interest[:_MAX_STACKS] if (text := report.stacks.strip())]
     return ReportRow(
         when=" · ".join(parts),
         sentence="The same as above, while the job ran." if first.sentence == verdict_sentence else first.sentence,

@@ -15,18 +15,18 @@ from bokeh.document import Document
 from bokeh.events import Event
 from bokeh.models import CustomJS, Spacer
 
-from dashboards.pages.shell import render, render_part
-from dashboards.place import Place, address_of
-from dashboards.plots.dialogue import Asked, Dialogue
-from dashboards.plots.sparkline import HEIGHT_PX, WIDTH_PX, sparkline_path
-from dashboards.runs import RunRow, Runs
+from dashboards.pages.shell import render, render_fragment
+from dashboards.place import RunUrl, run_pages_url
+from dashboards.plots.dialogue import BrowserRpc, RequestColumns
+from dashboards.plots.sparkline import HEIGHT_PX, WIDTH_PX, build_sparkline_path
+from dashboards.runs import RunIndex, RunRow
 from overlapscope.analysis.run_facts import StepTimes
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.folders import find_rank_folders
-from overlapscope.trace.run_notes import RunNotes, tags_in
+from overlapscope.trace.run_notes import RunNotes, parse_tags
 from overlapscope.units import format_ns
 
-_LOOK_EVERY_MS: Final = 2_000
+_POLL_INTERVAL_MS: Final = 2_000
 
 COLUMNS: Final = (
     ("name", "Run", "text"),
@@ -72,33 +72,33 @@ class RowView:
     notes_problem: str
 
 
-def build(document: Document, runs: Runs) -> None:
+def build(document: Document, runs: RunIndex) -> None:
     """Fill a document with the table."""
-    rows = runs.newest()
-    table = _Table(runs, rows)
+    rows = runs.latest()
+    table = _LiveTable(runs, rows)
     document.js_on_event("document_ready", table.start_script)
 
     def follow(_event: Event) -> None:
-        document.add_periodic_callback(table.update, _LOOK_EVERY_MS)
+        document.add_periodic_callback(table.update, _POLL_INTERVAL_MS)
 
     # Updates before the page is ready would never reach its script.
     document.on_event("document_ready", follow)
-    document.template_variables["place"] = Place(has_table=True)
+    document.template_variables["place"] = RunUrl(has_table=True)
     render(
         document,
         "runs.html",
         title="Runs",
         roots=[table.root],
         columns=COLUMNS,
-        rows=[row_html(row) for row in rows],
+        rows=[render_row(row) for row in rows],
         is_found=runs.is_found,
         left_out=runs.found.left_out,
-        why_none=why_none(runs),
+        why_none=explain_missing_runs(runs),
         folders=[str(folder) for folder in runs.folders],
     )
 
 
-class _Table:
+class _LiveTable:
     """The table on one open page, and its messages between server and browser.
 
     Args:
@@ -106,29 +106,29 @@ class _Table:
         rows: rows that are on the page already.
     """
 
-    def __init__(self, runs: Runs, rows: Sequence[RunRow]) -> None:
+    def __init__(self, runs: RunIndex, rows: Sequence[RunRow]) -> None:
         """Create the sources of the messages."""
         self._runs = runs
-        self._shown = {row.run.name: row_html(row) for row in rows}
-        self._dialogue = Dialogue()
-        self.order = self._dialogue.answer("order", ("name",))
+        self._shown = {row.run.name: render_row(row) for row in rows}
+        self._rpc = BrowserRpc()
+        self.order = self._rpc.response("order", ("name",))
         self.order.data = {"name": [*self._shown]}
-        self.changed = self._dialogue.answer("changed", ("name", "html"))
+        self.changed = self._rpc.response("changed", ("name", "html"))
         note = ("tags", "note", "seen_tags", "seen_note")
-        self.wanted = self._dialogue.question("wanted", ("id", "name", *note), self._annotate)
-        self.answer = self._dialogue.answer("answer", ("id", "error"))
+        self.wanted = self._rpc.request("wanted", ("id", "name", *note), self._annotate)
+        self.response = self._rpc.response("answer", ("id", "error"))
         self.root = Spacer(name="socket")
         """Invisible root: through it the browser finds the sources, and reports that it is ready."""
-        self._dialogue.attach(self.root)
+        self._rpc.attach(self.root)
 
     @property
     def start_script(self) -> CustomJS:
         """A script that the browser runs when the document is ready."""
-        return CustomJS(args={"sources": self._dialogue.sources}, code="window.overlapscope.startRuns(sources)")
+        return CustomJS(args={"sources": self._rpc.sources}, code="window.overlapscope.startRuns(sources)")
 
     def update(self) -> None:
         """Send the rows that are new or changed, and the order of all rows, to the page."""
-        now = {row.run.name: row_html(row) for row in self._runs.newest()}
+        now = {row.run.name: render_row(row) for row in self._runs.latest()}
         changed = [name for name, html in now.items() if self._shown.get(name) != html]
         names = [*now]
         if changed:
@@ -137,54 +137,56 @@ class _Table:
             self.order.data = {"name": names}
         self._shown = now
 
-    def _annotate(self, asked: Asked) -> None:
-        wanted = {name: values[0] for name, values in asked.items()}
-        notes = RunNotes(tags=tags_in(wanted["tags"]), note=wanted["note"].strip())
-        seen = RunNotes(tags=tags_in(wanted["seen_tags"]), note=wanted["seen_note"])
+    def _annotate(self, args: RequestColumns) -> None:
+        wanted = {name: values[0] for name, values in args.items()}
+        notes = RunNotes(tags=parse_tags(wanted["tags"]), note=wanted["note"].strip())
+        seen = RunNotes(tags=parse_tags(wanted["seen_tags"]), note=wanted["seen_note"])
         try:
             self._runs.annotate(wanted["name"], notes, seen)
         except OverlapScopeError as error:
-            self.answer.data = {"id": [wanted["id"]], "error": [str(error)]}
+            self.response.data = {"id": [wanted["id"]], "error": [str(error)]}
             return
         self.update()
-        self.answer.data = {"id": [wanted["id"]], "error": [""]}
+        self.response.data = {"id": [wanted["id"]], "error": [""]}
 
 
-def row_html(row: RunRow) -> str:
+def render_row(row: RunRow) -> str:
     """Return the markup of a row."""
-    return _markup(row)
+    return _render_cached_row(row)
 
 
 @lru_cache(maxsize=4096)
-def _markup(row: RunRow) -> str:
-    return render_part("runs_row.html", row=row_view(row), columns=COLUMNS, width_px=WIDTH_PX, height_px=HEIGHT_PX)
+def _render_cached_row(row: RunRow) -> str:
+    return render_fragment(
+        "runs_row.html", row=build_row_view(row), columns=COLUMNS, width_px=WIDTH_PX, height_px=HEIGHT_PX
+    )
 
 
-def row_view(row: RunRow) -> RowView:
+def build_row_view(row: RunRow) -> RowView:
     """Return a row as texts."""
     facts, judged = row.facts, row.judged
     attempts = len(row.run.attempts)
-    times = facts.newest if judged is None or judged.times is None or row.is_live else judged.times
+    times = facts.latest if judged is None or judged.times is None or row.is_live else judged.times
     steps = facts.steps if row.is_live or judged is None or judged.steps is None else judged.steps
     ranks = judged.ranks if facts.ranks is None and judged is not None else facts.ranks
     return RowView(
         name=row.run.name,
         folder=str(row.run.path),
-        run=quote(os.fsencode(row.run.newest_name), safe=""),
-        address=address_of(row.run.newest_name) + ("order" if row.is_incident else ""),
+        run=quote(os.fsencode(row.run.latest_name), safe=""),
+        address=run_pages_url(row.run.latest_name) + ("order" if row.is_incident else ""),
         badges=tuple(name for name, is_so in (("incident", row.is_incident), ("live", row.is_live)) if is_so),
         attempts=f"{attempts} attempts" if attempts > 1 else "",
         model_and_device=" · ".join(filter(None, (facts.model, facts.device))),
         cells={
-            "started": _date(facts.started_unix_ns),
+            "started": _format_date(facts.started_unix_ns),
             "model": (facts.model or "–", facts.model or None, ""),
-            "ranks": _count(ranks),
+            "ranks": _format_count(ranks),
             "device": (facts.device or "–", facts.device or None, ""),
-            "steps": _count(steps),
-            **_figures(row),
+            "steps": _format_count(steps),
+            **_format_figures(row),
         },
-        path=sparkline_path(times) if times else "",
-        times_hint=times_hint(times) if times else "",
+        path=build_sparkline_path(times) if times else "",
+        times_hint=describe_step_times(times) if times else "",
         kind=judged.kind if judged else "",
         kind_class=""
         if judged is None
@@ -200,7 +202,7 @@ def row_view(row: RunRow) -> RowView:
     )
 
 
-def runs_table(rows: Sequence[RunRow]) -> pd.DataFrame:
+def build_runs_table(rows: Sequence[RunRow]) -> pd.DataFrame:
     """Return the table as a frame, with the numbers that its rows show.
 
     Returns:
@@ -209,7 +211,7 @@ def runs_table(rows: Sequence[RunRow]) -> pd.DataFrame:
         attempts, tags, note.
     """
     numbers = ("started", "ranks", "steps", "step", "exposed")
-    views = [(row, row_view(row)) for row in rows]
+    views = [(row, build_row_view(row)) for row in rows]
     table = pd.DataFrame(
         {
             "run": [view.name for _, view in views],
@@ -230,13 +232,13 @@ def runs_table(rows: Sequence[RunRow]) -> pd.DataFrame:
     )
 
 
-def times_hint(times: StepTimes) -> str:
+def describe_step_times(times: StepTimes) -> str:
     """Return the hint of a picture of step times: its steps, and their shortest and longest time."""
     low, high = format_ns(min(times.times_ns)), format_ns(max(times.times_ns))
     return f"Steps {times.first:,} to {times.last:,}: {low} to {high}; zero is at the bottom"
 
 
-def why_none(runs: Runs) -> list[str]:
+def explain_missing_runs(runs: RunIndex) -> list[str]:
     """Return why each folder has nothing to show, as the commands report it."""
     reasons = []
     for folder in runs.folders:
@@ -247,10 +249,10 @@ def why_none(runs: Runs) -> list[str]:
     return reasons
 
 
-def _figures(row: RunRow) -> dict[str, tuple[str, float | str | None, str]]:
+def _format_figures(row: RunRow) -> dict[str, tuple[str, float | str | None, str]]:
     """Return step time and exposed communication: of a finished run the same as on its Overview page."""
     judged = row.judged
-    now_ns = row.facts.newest_step_ns
+    now_ns = row.facts.latest_step_ns
     exposed_ns = None if judged is None else judged.exposed_ns
     exposed: tuple[str, float | str | None, str] = (format_ns(exposed_ns), exposed_ns, "of the mean step")
     if judged is None:
@@ -261,16 +263,20 @@ def _figures(row: RunRow) -> dict[str, tuple[str, float | str | None, str]]:
     return {"step": (step, now_ns, "the median of the newest steps"), "exposed": exposed}
 
 
-def _date(unix_ns: int | None) -> tuple[str, float | str | None, str]:
+def _format_date(unix_ns: int | None) -> tuple[str, float | str | None, str]:
     try:
-        return (f"{datetime.fromtimestamp((unix_ns or 0) / 1e9):%d %b %Y, %H:%M}", unix_ns, "") if unix_ns else _none()
+        return (
+            (f"{datetime.fromtimestamp((unix_ns or 0) / 1e9):%d %b %Y, %H:%M}", unix_ns, "")
+            if unix_ns
+            else _empty_cell()
+        )
     except (ValueError, OverflowError, OSError):
-        return _none()
+        return _empty_cell()
 
 
-def _count(count: int | None) -> tuple[str, float | str | None, str]:
-    return _none() if count is None else (f"{count:,}", count, "")
+def _format_count(count: int | None) -> tuple[str, float | str | None, str]:
+    return _empty_cell() if count is None else (f"{count:,}", count, "")
 
 
-def _none() -> tuple[str, Any, str]:
+def _empty_cell() -> tuple[str, Any, str]:
     return "–", None, ""

@@ -14,25 +14,25 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from dashboards import theme
-from dashboards.place import Place, file_stem
-from dashboards.recording import Snapshot, WhichSteps
+from dashboards.place import RunUrl, file_stem
+from dashboards.recording import Snapshot, StepSelection
 from overlapscope.account.blocks import BLOCKS
 from overlapscope.account.wording import PHASE_LABELS
 from overlapscope.analysis.clocks import describe_clocks
-from overlapscope.analysis.compare.side import steps_in
+from overlapscope.analysis.compare.side import parse_step_bounds
 from overlapscope.analysis.lanes import BUCKET_SLOTS
 from overlapscope.analysis.models import describe_models, describe_strategies
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.folders import imported_from
+from overlapscope.trace.folders import read_import_source
 from overlapscope.trace.log import Problem
 from overlapscope.trace.reader import Trace
-from overlapscope.trace.table_file import as_range
-from overlapscope.units import keep_together
+from overlapscope.trace.table_file import step_range_of_slice
+from overlapscope.units import use_no_break_spaces
 
-Arguments = Mapping[str, Sequence[bytes]]
+QueryArguments = Mapping[str, Sequence[bytes]]
 """The query of an address."""
 
-BuildPage = Callable[[Document, Snapshot, Arguments], None]
+PageBuilder = Callable[[Document, Snapshot, QueryArguments], None]
 """Function that fills a document with a page."""
 
 NAVIGATION: Final = (
@@ -48,20 +48,20 @@ _ENVIRONMENT: Final = Environment(
     loader=PackageLoader("dashboards", "assets"), autoescape=True, undefined=StrictUndefined
 )
 _ENVIRONMENT.globals.update(blocks=BLOCKS, phases=PHASE_LABELS, bucket_slots=BUCKET_SLOTS)
-_ENVIRONMENT.globals["place"] = Place()  # unless the document has another
+_ENVIRONMENT.globals["place"] = RunUrl()  # unless the document has another
 _ENVIRONMENT.globals["can_save"] = False  # except on a server
 _ENVIRONMENT.globals["is_recorded"] = False  # unless the document is a page of a recording on a server
-_ENVIRONMENT.filters["together"] = keep_together
+_ENVIRONMENT.filters["together"] = use_no_break_spaces
 _ENVIRONMENT.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def which_steps(arguments: Arguments) -> WhichSteps | None:
+def parse_step_range(arguments: QueryArguments) -> StepSelection | None:
     """Parse the steps to load, such as ``read=all`` or ``read=100:200``; None if there are none in the query."""
     text = (*arguments.get("read", ()), b"")[0].decode(errors="replace")
     if text == "all":
         return "all"
     try:
-        return as_range(*steps_in(text))
+        return step_range_of_slice(*parse_step_bounds(text))
     except OverlapScopeError:
         return None
 
@@ -91,18 +91,20 @@ def render(
     """
     document.title = f"{title} · OverlapScope"
     document.template = _ENVIRONMENT.get_template(template)
-    place: Place = document.template_variables.get("place", Place())
+    place: RunUrl = document.template_variables.get("place", RunUrl())
     of_run = NAVIGATION if place.run or not place.has_table else ()
-    chosen = extent_of(trace) if trace is not None and trace.extent == "chosen" else ""
-    of_lab = ((f"{place.to_top}experiments", "Experiments"),) * bool(document.template_variables.get("has_experiments"))
+    chosen = format_loaded_steps(trace) if trace is not None and trace.extent == "chosen" else ""
+    of_lab = ((f"{place.top_url}experiments", "Experiments"),) * bool(
+        document.template_variables.get("has_experiments")
+    )
     document.template_variables.update(
-        **shell_variables(title, trace, further_problems),
+        **build_shell_context(title, trace, further_problems),
         is_plain=is_plain,
         navigation=(*of_run, (place.compare(chosen), "Compare"), *of_lab),
         is_recorded=trace is not None and not is_plain,
         can_save=bool(roots) and not is_plain,
         file_stem=file_stem(
-            document.template_variables.get("place", Place()).run, None if trace is None else trace.path
+            document.template_variables.get("place", RunUrl()).run, None if trace is None else trace.path
         ),
         **variables,
     )
@@ -112,38 +114,40 @@ def render(
     document.js_on_event("connection_lost", CustomJS(code="window.overlapscope.comeBack()"))
 
 
-def render_alone(template: str, *, title: str, **variables: Any) -> str:
+def render_standalone(template: str, *, title: str, **variables: Any) -> str:
     """Return the markup of a page without header and plots, for visitors who are not logged in."""
-    return render_part(template, roots=[], is_plain=True, navigation=(), **shell_variables(title, None), **variables)
+    return render_fragment(
+        template, roots=[], is_plain=True, navigation=(), **build_shell_context(title, None), **variables
+    )
 
 
-def shell_variables(title: str, trace: Trace | None, further_problems: Sequence[Problem] = ()) -> dict[str, Any]:
+def build_shell_context(title: str, trace: Trace | None, further_problems: Sequence[Problem] = ()) -> dict[str, Any]:
     """Return the template variables of ``shell.html``, except for the addresses of pages."""
     known = dict.fromkeys([*(trace.problems if trace else ()), *further_problems])
     problems = sorted(known, key=lambda problem: problem.severity != "error")
     return {
         "page_title": title,
-        "facts": run_facts(trace) if trace else [],
-        "extent": extent_of(trace) if trace is not None and trace.extent != "all" else "",
+        "facts": list_run_facts(trace) if trace else [],
+        "extent": format_loaded_steps(trace) if trace is not None and trace.extent != "all" else "",
         "problems": problems,
         "has_errors": any(problem.severity == "error" for problem in problems),
-        "problems_summary": _summary(problems),
-        "colours": theme.browser_colours(),
+        "problems_summary": _summarize_problems(problems),
+        "colours": theme.browser_colors(),
         "css_themes": {name: theme.css_variables(name) for name in ("light", "dark")},
     }
 
 
-def render_part(template: str, **variables: Any) -> str:
+def render_fragment(template: str, **variables: Any) -> str:
     """Return the markup of a part of a page that changes while it is open."""
     return str(_ENVIRONMENT.get_template(template).render(**variables))
 
 
-def is_order_alone(trace: Trace) -> bool:
+def has_only_collectives(trace: Trace) -> bool:
     """Return whether only collectives were recorded, as under plain torch.distributed."""
     return not len(trace.phases) and not len(trace.gradients) and not len(trace.collectives)
 
 
-def run_facts(trace: Trace) -> list[tuple[str, str]]:
+def list_run_facts(trace: Trace) -> list[tuple[str, str]]:
     """Return label and value of the known facts about the run."""
     run = trace.run
     started_ns = run.get("started_unix_ns")
@@ -153,19 +157,19 @@ def run_facts(trace: Trace) -> list[tuple[str, str]]:
         "backend": run.get("backend"),
         "strategy": describe_strategies(run),
         "clocks": describe_clocks(trace),
-        "imported from": imported_from(run),
+        "imported from": read_import_source(run),
         "recorded": f"{datetime.fromtimestamp(started_ns / 1e9):%d %b %Y, %H:%M}" if started_ns else None,
     }
     return [(label, str(value)) for label, value in known.items() if value]
 
 
-def extent_of(trace: Trace) -> str:
-    """Return which steps were read, in the format that ``which_steps`` parses."""
+def format_loaded_steps(trace: Trace) -> str:
+    """Return which steps were read, in the format that ``parse_step_range`` parses."""
     step = trace.steps["step"]
     return "0:0" if step.empty else f"{step.min()}:{step.max() + 1}"
 
 
-def _summary(problems: Sequence[Any]) -> str:
+def _summarize_problems(problems: Sequence[Any]) -> str:
     errors = sum(problem.severity == "error" for problem in problems)
     notes = len(problems) - errors
     if len(problems) == 1:

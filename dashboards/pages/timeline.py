@@ -8,38 +8,38 @@ from typing import Any, Final
 
 from bokeh.document import Document
 
-from dashboards.pages.account import account_variables
+from dashboards.pages.account import build_breakdown_context
 from dashboards.pages.rank_choice import RankChoice, choose_ranks, suggest_ranks
-from dashboards.pages.selection import describe_selected
-from dashboards.pages.shell import Arguments, is_order_alone, render, render_part
-from dashboards.plots.timeline import MIN_VIEW_NS, TimelinePlot, step_at, step_view
+from dashboards.pages.selection import render_selected_span
+from dashboards.pages.shell import QueryArguments, has_only_collectives, render, render_fragment
+from dashboards.plots.timeline import MIN_VIEW_NS, TimelinePlot, compute_step_view, find_step
 from dashboards.plots.timeline_content import View
 from dashboards.recording import Snapshot
 from overlapscope.analysis.lanes import LANE_NAMES, Timeline
 from overlapscope.analysis.rank_numbers import format_ranks
-from overlapscope.analysis.step_strip import step_strip
+from overlapscope.analysis.step_strip import build_step_strip
 from overlapscope.analysis.summary import Summary
-from overlapscope.trace.folders import imported_from
+from overlapscope.trace.folders import read_import_source
 from overlapscope.trace.reader import Trace
 from overlapscope.units import format_ns
 
-_MOST_NAMES: Final = 2_000
+_MAX_NAMES: Final = 2_000
 
 
-def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_plain: bool = False) -> None:
+def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, is_plain: bool = False) -> None:
     """Fill a document with the timeline, of the ranks and with the view in the query."""
-    if is_order_alone(snapshot.trace):
-        _build_reason(document, snapshot)
+    if has_only_collectives(snapshot.trace):
+        _build_unavailable(document, snapshot)
         return
     whole = snapshot.lanes.timeline(snapshot.trace.ranks["rank"].tolist()[:1])  # any rank: steps are common to all
-    view = view_of_address(whole, arguments) or _typical_view(whole, snapshot.summary)
-    step = step_at(whole, sum(view or (0, whole.length_ns)) // 2)
+    view = parse_view(whole, arguments) or _typical_view(whole, snapshot.summary)
+    step = find_step(whole, sum(view or (0, whole.length_ns)) // 2)
     lateness_ns = {} if step is None or snapshot.cycles is None else snapshot.cycles.lateness_of(step)
     choice = choose_ranks(snapshot.trace.ranks, arguments, lateness_ns)
     timeline = snapshot.lanes.timeline(choice.shown)
 
-    account = None if is_plain else partial(_account, snapshot.summary)
-    describe = None if is_plain else partial(describe_selected, snapshot.trace, snapshot.rounds, timeline)
+    account = None if is_plain else partial(_render_breakdown, snapshot.summary)
+    describe = None if is_plain else partial(render_selected_span, snapshot.trace, snapshot.rounds, timeline)
     plot = TimelinePlot(snapshot, timeline, view, account, describe)
     if not is_plain and "span" in arguments:
         plot.selection.select_named(arguments["span"][0].decode(errors="replace"))
@@ -51,27 +51,27 @@ def build(document: Document, snapshot: Snapshot, arguments: Arguments, *, is_pl
         trace=snapshot.trace,
         roots=[plot.root, plot.axis],
         is_plain=is_plain,
-        account=plot.account_of(step),
+        account=plot.render_breakdown(step),
         layout=plot.layout,
         choice=choice,
         sorted_step=step,
-        late=_late_texts(choice, lateness_ns),
+        late=_format_lateness(choice, lateness_ns),
         has_hosts=snapshot.trace.ranks["host"].nunique() > 1,
         chosen=format_ranks(choice.shown),
         suggestions=suggest_ranks(snapshot.trace.ranks) if choice.is_part else [],
-        strip=_strip(snapshot.summary, timeline, plot.fit),
-        names=[] if is_plain else _names(snapshot.trace),
+        strip=_build_step_strip(snapshot.summary, timeline, plot.fit),
+        names=[] if is_plain else _list_searchable_names(snapshot.trace),
         is_ideal=arguments.get("ideal") == [b"1"],
         is_path=arguments.get("path") == [b"1"],
         has_rounds=len(snapshot.trace.segments) > 0,
-        no_gradients=_no_gradients(snapshot.trace),
-        lane_labels=[(name, plot.layout.lane_px(LANE_NAMES.index(name))) for name in plot.layout.labelled_lanes],
+        no_gradients=_explain_missing_gradients(snapshot.trace),
+        lane_labels=[(name, plot.layout.lane_px(LANE_NAMES.index(name))) for name in plot.layout.labeled_lanes],
         first_step=int(timeline.steps["step"].min()) if len(timeline.steps) else 0,
         last_step=int(timeline.steps["step"].max()) if len(timeline.steps) else 0,
     )
 
 
-def _late_texts(choice: RankChoice, lateness_ns: Mapping[int, int]) -> dict[int, str]:
+def _format_lateness(choice: RankChoice, lateness_ns: Mapping[int, int]) -> dict[int, str]:
     """Return the lateness of each rank as text, if ranks are ordered by it."""
     if choice.order == "rank":
         return {}
@@ -81,54 +81,54 @@ def _late_texts(choice: RankChoice, lateness_ns: Mapping[int, int]) -> dict[int,
 
 def _typical_view(timeline: Timeline, summary: Summary) -> View | None:
     step = summary.typical_step
-    return None if step is None else step_view(timeline, step)
+    return None if step is None else compute_step_view(timeline, step)
 
 
-def _account(summary: Summary, step: int) -> str:
+def _render_breakdown(summary: Summary, step: int) -> str:
     """Return the bars of the mean step and of this one."""
     this = summary.step(step)
     others = [(f"Step {step}", this)] if this is not None else []
-    return render_part("account.html", **account_variables(summary, *others))
+    return render_fragment("account.html", **build_breakdown_context(summary, *others))
 
 
-def _strip(summary: Summary, timeline: Timeline, fit: View) -> list[dict[str, Any]]:
+def _build_step_strip(summary: Summary, timeline: Timeline, fit: View) -> list[dict[str, Any]]:
     """Return all steps as bars: position and width as shares of the strip, height by exposed communication."""
-    steps, length_ns = step_strip(summary.figures, timeline), fit[1] - fit[0]
+    steps, length_ns = build_step_strip(summary.figures, timeline), fit[1] - fit[0]
     highest_ns = max(1.0, float(steps["exposed_ns"].max())) if len(steps) else 1.0
     return [
         {
             "left": (one["start_ns"] - fit[0]) / length_ns,
             "width": (one["end_ns"] - one["start_ns"]) / length_ns,
             "height": one["exposed_ns"] / highest_ns,
-            "title": f"{_steps_text(one)}: {format_ns(one['exposed_ns'])} of {format_ns(one['step_time_ns'])} exposed",
+            "title": f"{_format_steps(one)}: {format_ns(one['exposed_ns'])} of {format_ns(one['step_time_ns'])} exposed",
         }
         for one in steps.to_dict("records")
     ]
 
 
-def _steps_text(one: dict[Any, Any]) -> str:
+def _format_steps(one: dict[Any, Any]) -> str:
     first, last = int(one["step"]), int(one["last_step"])
     return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
-def _no_gradients(trace: Trace) -> str:
+def _explain_missing_gradients(trace: Trace) -> str:
     """Return why the lanes of gradients are empty; an empty text if they are not."""
     if len(trace.gradients):
         return ""
-    if imported_from(trace.run):
+    if read_import_source(trace.run):
         return "gradients: not in the imported traces"
     if trace.run.get("detail") == "parameters":
         return "gradients: none recorded"
     return "gradients: only with record --detail parameters"
 
 
-def _names(trace: Trace) -> list[str]:
+def _list_searchable_names(trace: Trace) -> list[str]:
     """Return the names that the search field suggests."""
     buckets = sorted({int(bucket) for bucket in trace.collectives["bucket"].unique() if bucket >= 0})
-    return [*(f"bucket {bucket}" for bucket in buckets), *trace.plans["name"].drop_duplicates()][:_MOST_NAMES]
+    return [*(f"bucket {bucket}" for bucket in buckets), *trace.plans["name"].drop_duplicates()][:_MAX_NAMES]
 
 
-def _build_reason(document: Document, snapshot: Snapshot) -> None:
+def _build_unavailable(document: Document, snapshot: Snapshot) -> None:
     render(
         document,
         "problem.html",
@@ -141,7 +141,7 @@ def _build_reason(document: Document, snapshot: Snapshot) -> None:
     )
 
 
-def view_of_address(timeline: Timeline, arguments: Arguments) -> View | None:
+def parse_view(timeline: Timeline, arguments: QueryArguments) -> View | None:
     """Parse the view of ``?from=…&to=…`` in nanoseconds, else of ``?step=…``, else None; invalid values are ignored."""
 
     def number(name: str) -> int | None:
@@ -155,4 +155,4 @@ def view_of_address(timeline: Timeline, arguments: Arguments) -> View | None:
         from_ns, to_ns = max(from_ns, -timeline.length_ns), min(to_ns, 2 * timeline.length_ns)
         if to_ns - from_ns >= MIN_VIEW_NS:
             return from_ns, to_ns
-    return None if step is None else step_view(timeline, step)
+    return None if step is None else compute_step_view(timeline, step)

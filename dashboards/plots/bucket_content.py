@@ -8,9 +8,9 @@ import numpy as np
 
 from dashboards.plots.bucket_layout import BucketLayout
 from overlapscope.analysis.density import index_spans
-from overlapscope.analysis.lanes import CATEGORIES, bucket_categories, colours_and_patterns
+from overlapscope.analysis.lanes import CATEGORIES, bucket_categories, colors_and_patterns
 from overlapscope.model.partition import Buckets, Float64Array, Gradients
-from overlapscope.model.typical_step import Step
+from overlapscope.model.typical_step import DrawnStep
 from overlapscope.units import format_bytes, format_ns
 
 Columns = dict[str, Any]
@@ -22,12 +22,12 @@ END_COLUMNS: Final = ("x", "top", "bottom", "y", "text")
 
 _BEFORE_BACKWARD: Final = CATEGORIES.index("forward")
 _BACKWARD: Final = CATEGORIES.index("backward")
-_EXPOSED: Final = CATEGORIES.index("finalise")
+_EXPOSED: Final = CATEGORIES.index("finalize")
 _PX_PER_LETTER: Final = 6.4
 _MIN_LABELLED_PX: Final = 11
 
 
-def span_columns(step: Step, shown: list[int], layout: BucketLayout, place: int) -> Columns:
+def build_span_columns(step: DrawnStep, shown: list[int], layout: BucketLayout, index: int) -> Columns:
     """Return phases and all-reduces as rectangles; concurrent all-reduces share the height of their lane.
 
     Args:
@@ -38,29 +38,31 @@ def span_columns(step: Step, shown: list[int], layout: BucketLayout, place: int)
     """
     rows: list[tuple[Any, ...]] = []
     for row, rank in enumerate(shown):
-        top, bottom = layout.lane_px(place, row, "backward")
+        top, bottom = layout.lane_px(index, row, "backward")
         begin, end = float(step.backward_start_ns[rank]), float(step.backward_end_ns[rank])
         rows.append((0.0, begin, top + 1, bottom - 1, _BEFORE_BACKWARD, 0))
         rows.append((begin, end, top + 1, bottom - 1, _BACKWARD, 0))
         if step.exposed_ns[rank] > 0:
             rows.append((end, end + float(step.exposed_ns[rank]), top + 1, bottom - 1, _EXPOSED, 0))
-        rows += [each[:6] for each in _transfers(step, rank, row, layout, place)]
-    return _columns(SPAN_COLUMNS, rows)
+        rows += [each[:6] for each in _lay_out_transfers(step, rank, row, layout, index)]
+    return _to_columns(SPAN_COLUMNS, rows)
 
 
-def ready_columns(step: Step, shown: list[int], layout: BucketLayout, place: int) -> Columns:
+def build_ready_columns(step: DrawnStep, shown: list[int], layout: BucketLayout, index: int) -> Columns:
     """Return when the last gradient of each bucket was ready."""
     rows: list[tuple[Any, ...]] = []
-    colours, _ = colours_and_patterns(bucket_categories(np.arange(len(step.plan))))
+    colours, _ = colors_and_patterns(bucket_categories(np.arange(len(step.plan))))
     categories = colours.tolist()
     for row, rank in enumerate(shown):
-        top, bottom = layout.lane_px(place, row, "ready")
+        top, bottom = layout.lane_px(index, row, "ready")
         moments = step.ready_ns[rank].tolist()
         rows += [(moment, top + 1, bottom - 1, each) for moment, each in zip(moments, categories, strict=True)]
-    return _columns(READY_COLUMNS, rows)
+    return _to_columns(READY_COLUMNS, rows)
 
 
-def label_columns(step: Step, shown: list[int], layout: BucketLayout, place: int, ns_per_px: float) -> Columns:
+def build_label_columns(
+    step: DrawnStep, shown: list[int], layout: BucketLayout, index: int, ns_per_px: float
+) -> Columns:
     """Return labels of the rectangles that are wide enough to hold them."""
     rows: list[tuple[Any, ...]] = []
 
@@ -71,26 +73,26 @@ def label_columns(step: Step, shown: list[int], layout: BucketLayout, place: int
             rows.append((left + 5 * ns_per_px, middle, fitting, category))
 
     for row, rank in enumerate(shown):
-        middle = sum(layout.lane_px(place, row, "backward")) / 2
+        middle = sum(layout.lane_px(index, row, "backward")) / 2
         begin, end = float(step.backward_start_ns[rank]), float(step.backward_end_ns[rank])
         exposed_ns = float(step.exposed_ns[rank])
         add(_BEFORE_BACKWARD, 0.0, begin, middle, "optimizer, data, forward", "before")
         add(_BACKWARD, begin, end, middle, "backward")
         add(_EXPOSED, end, end + exposed_ns, middle, f"exposed {format_ns(exposed_ns)}", "exposed")
-        for left, right, top, bottom, category, _, bucket in _transfers(step, rank, row, layout, place):
+        for left, right, top, bottom, category, _, bucket in _lay_out_transfers(step, rank, row, layout, index):
             if bottom - top >= _MIN_LABELLED_PX:
                 texts = f"{bucket} · {format_bytes(int(step.bytes[bucket]))}", f"{bucket}"
                 add(category, left, right, (top + bottom) / 2, f"bucket {texts[0]}", *texts)
-    return _columns(LABEL_COLUMNS, rows)
+    return _to_columns(LABEL_COLUMNS, rows)
 
 
-def end_columns(step: Step, layout: BucketLayout, place: int) -> Columns:
+def build_end_columns(step: DrawnStep, layout: BucketLayout, index: int) -> Columns:
     """Return the line and the label at the end of the step."""
-    top, bottom = place * layout.step_px + 4, (place + 1) * layout.step_px - 6
-    return _columns(END_COLUMNS, [(step.cycle_ns, top, bottom, top + 8, format_ns(step.cycle_ns))])
+    top, bottom = index * layout.step_px + 4, (index + 1) * layout.step_px - 6
+    return _to_columns(END_COLUMNS, [(step.cycle_ns, top, bottom, top + 8, format_ns(step.cycle_ns))])
 
 
-def strip_columns(gradients: Gradients, plan: Buckets) -> Columns:
+def build_strip_columns(gradients: Gradients, plan: Buckets) -> Columns:
     """Return a plan: each parameter in the order of gradients, as wide as its bytes, in the color of its bucket.
 
     Gradients of 4, 2 and 2 bytes lie at 0 to 4, 4 to 6 and 6 to 8 bytes.
@@ -100,7 +102,7 @@ def strip_columns(gradients: Gradients, plan: Buckets) -> Columns:
         bucket_of[list(bucket)] = number
     sizes = gradients.bytes[gradients.order]
     right: Float64Array = np.cumsum(sizes).astype(np.float64)
-    colour, pattern = colours_and_patterns(bucket_categories(bucket_of[gradients.order]))
+    colour, pattern = colors_and_patterns(bucket_categories(bucket_of[gradients.order]))
     return {
         "left": right - sizes,
         "right": right,
@@ -112,9 +114,9 @@ def strip_columns(gradients: Gradients, plan: Buckets) -> Columns:
     }
 
 
-def strip_label_columns(gradients: Gradients, plan: Buckets, bytes_per_px: float) -> Columns:
+def build_strip_label_columns(gradients: Gradients, plan: Buckets, bytes_per_px: float) -> Columns:
     """Return number and size of each bucket, on each run of adjacent parameters that is wide enough for them."""
-    strip = strip_columns(gradients, plan)
+    strip = build_strip_columns(gradients, plan)
     begins = np.flatnonzero(np.diff(strip["bucket"], prepend=-1))
     ends = np.append(begins[1:], len(strip["bucket"])) - 1
     rows = []
@@ -127,21 +129,21 @@ def strip_label_columns(gradients: Gradients, plan: Buckets, bytes_per_px: float
         fitting = next((text for text in texts if len(text) * _PX_PER_LETTER < room_px), None)
         if fitting:
             rows.append(((left + right) / 2, 0.5, fitting, int(strip["category"][begin])))
-    return _columns(LABEL_COLUMNS, rows)
+    return _to_columns(LABEL_COLUMNS, rows)
 
 
-def _transfers(step: Step, rank: int, row: int, layout: BucketLayout, place: int) -> list[tuple[Any, ...]]:
+def _lay_out_transfers(step: DrawnStep, rank: int, row: int, layout: BucketLayout, index: int) -> list[tuple[Any, ...]]:
     """Return left, right, top, bottom, color, pattern and number of each all-reduce."""
-    top, bottom = layout.lane_px(place, row, "communication")
+    top, bottom = layout.lane_px(index, row, "communication")
     starts, ends = (np.rint(moments[rank]).astype(np.int64) for moments in (step.start_ns, step.end_ns))
     numbers = np.arange(len(starts))
     spans = index_spans(starts, ends, bucket_categories(numbers), numbers)
     height = (bottom - top - 2) / spans.stack_heights
     tops = top + 1 + spans.stack * height
-    colours, patterns = colours_and_patterns(spans.categories)
+    colours, patterns = colors_and_patterns(spans.categories)
     columns = (spans.starts_ns, spans.ends_ns, tops, tops + height, colours, patterns, spans.rows)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
-def _columns(names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Columns:
-    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+def _to_columns(names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Columns:
+    return {name: [row[index] for row in rows] for index, name in enumerate(names)}

@@ -16,8 +16,8 @@ from bokeh.plotting import figure
 from dashboards.assets import read_asset
 from dashboards.plots.bucket_hatches import BucketHatches
 from dashboards.plots.bucket_layout import BucketLayout
-from dashboards.plots.span_text import draw_span_text, span_mapper
-from dashboards.plots.wide_figure import SMALL_TEXT, fit_ticks, style_axis, wide_figure
+from dashboards.plots.span_text import draw_span_text, make_span_mapper
+from dashboards.plots.wide_figure import SMALL_TEXT, fit_ticks, make_wide_figure, style_axis
 from dashboards.theme import paint
 
 CURVE_LEFT_PX: Final = 66
@@ -112,9 +112,9 @@ def draw_steps(
     ends: tuple[ColumnDataSource, ...],
 ) -> Any:
     """Draw the recorded step and below it the predicted one; y is pixels from the top."""
-    plot = wide_figure(time_range, Range1d(start=layout.height_px, end=0), layout.height_px, "steps")
+    plot = make_wide_figure(time_range, Range1d(start=layout.height_px, end=0), layout.height_px, "steps")
     plot.xaxis.visible = False
-    colour = {"field": "category", "transform": span_mapper()}
+    colour = {"field": "category", "transform": make_span_mapper()}
     for source in spans:
         plot.quad(**_EDGES, source=source, fill_color=colour, line_color=None)
     for each in hatches:
@@ -133,7 +133,7 @@ def draw_steps(
 
 def draw_time(time_range: Range1d) -> Any:
     """Draw the time axis above the two steps."""
-    plot = wide_figure(time_range, Range1d(start=0, end=1), _AXIS_HEIGHT_PX, "time", x_axis_location="above")
+    plot = make_wide_figure(time_range, Range1d(start=0, end=1), _AXIS_HEIGHT_PX, "time", x_axis_location="above")
     axis = plot.xaxis[0]
     fit_ticks(plot, 10)
     axis.formatter = CustomJSTickFormatter(code=read_asset("time_ticks.js"))
@@ -145,10 +145,12 @@ def draw_time(time_range: Range1d) -> Any:
 
 def draw_strip(total_bytes: int, strip: ColumnDataSource, hatches: BucketHatches, labels: ColumnDataSource) -> Any:
     """Draw the plan, from the first gradient to the last; x is bytes."""
-    plot = wide_figure(Range1d(start=0, end=max(1, total_bytes)), Range1d(start=0, end=1), _STRIP_HEIGHT_PX, "strip")
+    plot = make_wide_figure(
+        Range1d(start=0, end=max(1, total_bytes)), Range1d(start=0, end=1), _STRIP_HEIGHT_PX, "strip"
+    )
     plot.xaxis.visible = False
     plot.toolbar.tools = []
-    colour = {"field": "category", "transform": span_mapper()}
+    colour = {"field": "category", "transform": make_span_mapper()}
     parts = plot.quad(**_EDGES, source=strip, fill_color=colour, line_width=1)
     paint(parts.glyph, line_color="surface")
     hatches.draw(plot)

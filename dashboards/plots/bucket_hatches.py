@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from bokeh.models import ColumnDataSource
 
-from dashboards.plots.wide_figure import fill
+from dashboards.plots.wide_figure import update_source
 from dashboards.theme import HATCHES
 
 _EDGES: Final = ("left", "right", "top", "bottom")
@@ -45,4 +45,4 @@ class BucketHatches:
         patterns = np.asarray(columns["pattern"])
         for number, source in enumerate(self.sources, start=1):
             rows = np.flatnonzero(patterns == number)
-            fill(source, {name: np.asarray(columns[name])[rows] for name in _EDGES})
+            update_source(source, {name: np.asarray(columns[name])[rows] for name in _EDGES})

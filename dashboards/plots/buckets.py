@@ -21,19 +21,19 @@ from dashboards.plots import bucket_curve
 from dashboards.plots.bucket_figure import draw_curve, draw_steps, draw_strip, draw_time
 from dashboards.plots.bucket_hatches import BucketHatches
 from dashboards.plots.bucket_layout import BucketLayout
-from dashboards.plots.bucket_tooltip import Tooltip, parameter_tooltip, size_tooltip, step_tooltip
-from dashboards.plots.dialogue import TOOLTIP_COLUMNS, Asked, Dialogue, tooltip_columns
+from dashboards.plots.bucket_tooltip import Tooltip, build_parameter_tooltip, build_size_tooltip, build_step_tooltip
+from dashboards.plots.dialogue import TOOLTIP_COLUMNS, BrowserRpc, RequestColumns, build_tooltip_columns
 from overlapscope.model.curve import SPECIALS, Curve, Options, Special
 from overlapscope.model.partition import Buckets
-from overlapscope.model.typical_step import Step
+from overlapscope.model.typical_step import DrawnStep
 
-MOST_RANKS: Final = 4
+MAX_DRAWN_RANKS: Final = 4
 _FIRST_WIDTH_PX: Final = 1150
-_ROOM: Final = 1.03
+_AXIS_MARGIN: Final = 1.03
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class BucketChoice:
     """The choice of the user."""
 
     options: Options = field(default_factory=Options)
@@ -44,21 +44,21 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class ChosenPlan:
     """A choice and the resulting plan."""
 
-    choice: Choice
+    choice: BucketChoice
     curve: Curve
-    place: int
+    index: int
 
     @property
     def plan(self) -> Buckets:
         """The buckets of the plan."""
-        return self.curve.plans[self.place]
+        return self.curve.plans[self.index]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Described:
+class ChoiceMarkup:
     """Markup of a choice."""
 
     figures: str
@@ -77,16 +77,20 @@ class BucketsPlot:
     """
 
     def __init__(
-        self, forecast: Forecast, choice: Choice, curve: Curve, describe: Callable[[Chosen, Step], Described]
+        self,
+        forecast: Forecast,
+        choice: BucketChoice,
+        curve: Curve,
+        describe: Callable[[ChosenPlan, DrawnStep], ChoiceMarkup],
     ) -> None:
         """Create the sources and draw the first choice."""
         self._forecast = forecast
         self._describe = describe
         recorded = forecast.step.recorded
-        self.shown = shown_ranks(recorded)
+        self.shown = select_ranks(recorded)
         self.layout = BucketLayout(ranks=len(self.shown))
         self.curve = ColumnDataSource(data=dict.fromkeys(bucket_curve.CURVE_COLUMNS, ()))
-        self.free = ColumnDataSource(data={name: [] for name in bucket_curve.FREE_COLUMNS})
+        self.free = ColumnDataSource(data={name: [] for name in bucket_curve.BEST_PLAN_COLUMNS})
         self.marks = ColumnDataSource(data=dict.fromkeys(bucket_curve.MARK_COLUMNS, ()))
         self.measured = ColumnDataSource(data=dict.fromkeys(bucket_curve.MEASURED_COLUMNS, ()))
         self.point = ColumnDataSource(data={"x": [], "y": []})
@@ -94,21 +98,21 @@ class BucketsPlot:
             (ColumnDataSource(data=dict.fromkeys(names, ())), ColumnDataSource(data=dict.fromkeys(names, ())))
             for names in (content.SPAN_COLUMNS, content.READY_COLUMNS, content.LABEL_COLUMNS, content.END_COLUMNS)
         )
-        self.strip = ColumnDataSource(data=content.strip_columns(forecast.gradients, recorded.plan))
+        self.strip = ColumnDataSource(data=content.build_strip_columns(forecast.gradients, recorded.plan))
         self.hatches = BucketHatches(), BucketHatches()
         self.strip_hatches = BucketHatches()
         self.strip_labels = ColumnDataSource(data=dict.fromkeys(content.LABEL_COLUMNS, ()))
 
         wanted = ("id", "cap_mb", "move", "special", "first_mb", "is_compressed", "width_px")
         shown = ("id", "cap_mb", "shown_mb", "special", "first_mb", "is_compressed", "markup", "account")
-        self._dialogue = Dialogue()
-        self.asked = self._dialogue.question("asked", wanted, self._on_asked)
-        self.answer = self._dialogue.answer("answer", shown)
-        self.pointed = self._dialogue.question("pointed", ("id", "plot", "x", "y", "ns_per_px"), self._on_pointed)
-        self.tooltip = self._dialogue.answer("tooltip", TOOLTIP_COLUMNS)
+        self._rpc = BrowserRpc()
+        self.asked = self._rpc.request("asked", wanted, self._on_asked)
+        self.response = self._rpc.response("answer", shown)
+        self.pointed = self._rpc.request("pointed", ("id", "plot", "x", "y", "ns_per_px"), self._on_pointed)
+        self.tooltip = self._rpc.response("tooltip", TOOLTIP_COLUMNS)
 
         self.size_range, self.time_range = Range1d(), Range1d()
-        self._length_ns = _longest_ns(forecast) * _ROOM
+        self._length_ns = _compute_axis_length_ns(forecast) * _AXIS_MARGIN
         self.step_range = Range1d(start=0, end=self._length_ns, bounds=(0, self._length_ns))
         self.root = draw_curve(
             self.size_range,
@@ -119,7 +123,7 @@ class BucketsPlot:
             measured=self.measured,
             chosen=self.point,
         )
-        self._dialogue.attach(self.root)
+        self._rpc.attach(self.root)
         self.steps = draw_steps(
             self.layout,
             self.step_range,
@@ -134,7 +138,7 @@ class BucketsPlot:
         self._width_px = _FIRST_WIDTH_PX
         self._draw_curve(curve)
         self._draw_step(0, recorded)
-        self.chosen = Chosen(choice=choice, curve=curve, place=0)
+        self.chosen = ChosenPlan(choice=choice, curve=curve, index=0)
         self.step = recorded
         self.update(choice, curve)
 
@@ -148,70 +152,70 @@ class BucketsPlot:
         """A script that the browser runs when the document is ready: connects slider, mouse, keys and address."""
         drawn = {name: getattr(self, name) for name in ("root", "steps", "time", "plan", "size_range", "step_range")}
         return CustomJS(
-            args={"plot": {**drawn, **self._dialogue.sources}},
+            args={"plot": {**drawn, **self._rpc.sources}},
             code="window.overlapscope.startBuckets(plot)",
         )
 
-    def update(self, choice: Choice, curve: Curve) -> None:
+    def update(self, choice: BucketChoice, curve: Curve) -> None:
         """Show another choice; ``curve`` is the one under its options."""
         if curve is not self.chosen.curve:
             self._draw_curve(curve)
-        self.chosen = chosen_of(choice, curve)
+        self.chosen = resolve_choice(choice, curve)
         plan = self.chosen.plan
         self.step = self._forecast.step_with(plan, choice.options)
         self._draw_step(1, self.step)
         gradients = self._forecast.gradients
-        strip = content.strip_columns(gradients, plan)
+        strip = content.build_strip_columns(gradients, plan)
         self.strip.data = strip
         self.strip_hatches.update(strip)
         bytes_per_px = gradients.total_bytes / self._width_px
-        self.strip_labels.data = content.strip_label_columns(gradients, plan, bytes_per_px)
-        x_mb, y_ns = self.shown_mb, [float(curve.predicted_ns[self.chosen.place])]
+        self.strip_labels.data = content.build_strip_label_columns(gradients, plan, bytes_per_px)
+        x_mb, y_ns = self.shown_mb, [float(curve.predicted_ns[self.chosen.index])]
         self.point.data = {"x": [] if x_mb is None else [x_mb], "y": [] if x_mb is None else y_ns}
 
     @property
     def cap_mb(self) -> float | None:
         """The size that is chosen; None if no size gives the plan."""
-        choice, curve, place = self.chosen.choice, self.chosen.curve, self.chosen.place
+        choice, curve, index = self.chosen.choice, self.chosen.curve, self.chosen.index
         if choice.special is None and choice.cap_mb is not None:
             return choice.cap_mb
-        return curve.sizes[place].cap_mb if place < len(curve.sizes) else None
+        return curve.sizes[index].cap_mb if index < len(curve.sizes) else None
 
     @property
     def shown_mb(self) -> float | None:
         """Position of the choice on the axis of sizes; None if no size gives the plan."""
         choice = self.chosen.choice
         is_size = choice.special is None and choice.cap_mb is not None
-        return choice.cap_mb if is_size else bucket_curve.x_of(self.chosen.curve, self.chosen.place)
+        return choice.cap_mb if is_size else bucket_curve.find_axis_mb(self.chosen.curve, self.chosen.index)
 
     def _draw_curve(self, curve: Curve) -> None:
-        sizes_mb, times_ns = bucket_curve.size_range_mb(curve), bucket_curve.time_range_ns(curve)
+        sizes_mb, times_ns = bucket_curve.compute_size_range_mb(curve), bucket_curve.compute_time_range_ns(curve)
         self.size_range.update(start=sizes_mb[0], end=sizes_mb[1])
         self.time_range.update(start=times_ns[0], end=times_ns[1])
-        self.curve.data = bucket_curve.curve_columns(curve, sizes_mb)
-        self.marks.data = bucket_curve.mark_columns(curve, sizes_mb)
-        self.measured.data = bucket_curve.measured_columns(curve)
-        self.free.data = bucket_curve.free_columns(curve, sizes_mb)
+        self.curve.data = bucket_curve.build_curve_columns(curve, sizes_mb)
+        self.marks.data = bucket_curve.build_mark_columns(curve, sizes_mb)
+        self.measured.data = bucket_curve.build_measured_columns(curve)
+        self.free.data = bucket_curve.build_best_plan_columns(curve, sizes_mb)
 
-    def _draw_step(self, place: int, step: Step) -> None:
+    def _draw_step(self, index: int, step: DrawnStep) -> None:
         ns_per_px = self._length_ns / self._width_px
-        spans = content.span_columns(step, self.shown, self.layout, place)
-        self.spans[place].data = spans
-        self.hatches[place].update(spans)
-        self.ready[place].data = content.ready_columns(step, self.shown, self.layout, place)
-        self.labels[place].data = content.label_columns(step, self.shown, self.layout, place, ns_per_px)
-        self.ends[place].data = content.end_columns(step, self.layout, place)
+        spans = content.build_span_columns(step, self.shown, self.layout, index)
+        self.spans[index].data = spans
+        self.hatches[index].update(spans)
+        self.ready[index].data = content.build_ready_columns(step, self.shown, self.layout, index)
+        self.labels[index].data = content.build_label_columns(step, self.shown, self.layout, index, ns_per_px)
+        self.ends[index].data = content.build_end_columns(step, self.layout, index)
 
-    def _on_asked(self, asked: Asked) -> None:
-        choice = _choice_of(asked, self.chosen)
+    def _on_asked(self, asked: RequestColumns) -> None:
+        choice = _parse_request(asked, self.chosen)
         future, document = self._forecast.curve(choice.options), self.root.document
         if future.done() or document is None:
             self._answer(asked, choice, future)
         else:
-            answer = partial(self._answer, asked, choice)
-            future.add_done_callback(lambda done: document.add_next_tick_callback(partial(answer, done)))
+            response = partial(self._answer, asked, choice)
+            future.add_done_callback(lambda done: document.add_next_tick_callback(partial(response, done)))
 
-    def _answer(self, asked: Asked, choice: Choice, curve: Future[Curve]) -> None:
+    def _answer(self, asked: RequestColumns, choice: BucketChoice, curve: Future[Curve]) -> None:
         width_px = int(asked["width_px"][0])
         if width_px != self._width_px:
             self._width_px = width_px
@@ -219,7 +223,7 @@ class BucketsPlot:
         self.update(choice, curve.result())
         choice, described = self.chosen.choice, self.describe()
         # Last, because the browser waits for it, and then has everything else.
-        self.answer.data = {
+        self.response.data = {
             "id": asked["id"],
             "cap_mb": [self.cap_mb],
             "shown_mb": [self.shown_mb],
@@ -230,24 +234,24 @@ class BucketsPlot:
             "account": [described.account],
         }
 
-    def describe(self) -> Described:
+    def describe(self) -> ChoiceMarkup:
         """Return the choice as markup."""
         return self._describe(self.chosen, self.step)
 
-    def _on_pointed(self, asked: Asked) -> None:
+    def _on_pointed(self, asked: RequestColumns) -> None:
         title, rows = self._tooltip(asked["plot"][0], float(asked["x"][0]), float(asked["y"][0]), asked)
-        self.tooltip.data = tooltip_columns(asked, title, rows)
+        self.tooltip.data = build_tooltip_columns(asked, title, rows)
 
-    def _tooltip(self, plot: str, x: float, y: float, asked: Asked) -> Tooltip:
+    def _tooltip(self, plot: str, x: float, y: float, asked: RequestColumns) -> Tooltip:
         if plot == "curve":
-            return size_tooltip(self.chosen.curve, x)
+            return build_size_tooltip(self.chosen.curve, x)
         if plot == "strip":
-            return parameter_tooltip(self._forecast.gradients, self.step.plan, x)
+            return build_parameter_tooltip(self._forecast.gradients, self.step.plan, x)
         step = self._forecast.step.recorded if y < self.layout.step_px else self.step
-        return step_tooltip(step, self.shown, self.layout, x, y, float(asked["ns_per_px"][0]))
+        return build_step_tooltip(step, self.shown, self.layout, x, y, float(asked["ns_per_px"][0]))
 
 
-def chosen_of(choice: Choice, curve: Curve) -> Chosen:
+def resolve_choice(choice: BucketChoice, curve: Curve) -> ChosenPlan:
     """Return the plan of a choice: by default the best size, or DDP's default if no size is better.
 
     Args:
@@ -256,26 +260,26 @@ def chosen_of(choice: Choice, curve: Curve) -> Chosen:
     """
     if choice.special is None and choice.cap_mb is None and curve.is_default_best:
         choice = replace(choice, special="default")
-    place = curve.fastest if choice.cap_mb is None else curve.size_at(choice.cap_mb)
-    place = place if choice.special is None else curve.special[choice.special]
-    return Chosen(choice=choice, curve=curve, place=place)
+    index = curve.fastest if choice.cap_mb is None else curve.index_of_cap(choice.cap_mb)
+    index = index if choice.special is None else curve.special[choice.special]
+    return ChosenPlan(choice=choice, curve=curve, index=index)
 
 
-def shown_ranks(step: Step) -> list[int]:
+def select_ranks(step: DrawnStep) -> list[int]:
     """Return indices of the ranks to draw: all, or of many the first and last to end backward and some between."""
     count = len(step.ranks)
-    if count <= MOST_RANKS:
+    if count <= MAX_DRAWN_RANKS:
         return list(range(count))
     by_end = step.backward_end_ns.argsort().tolist()
-    return sorted(by_end[round(at * (count - 1) / (MOST_RANKS - 1))] for at in range(MOST_RANKS))
+    return sorted(by_end[round(at * (count - 1) / (MAX_DRAWN_RANKS - 1))] for at in range(MAX_DRAWN_RANKS))
 
 
-def _choice_of(asked: Asked, before: Chosen) -> Choice:
+def _parse_request(asked: RequestColumns, before: ChosenPlan) -> BucketChoice:
     first_mb, cap_mb, special = asked["first_mb"][0], asked["cap_mb"][0], asked["special"][0]
     options = Options(
         first_mb=None if first_mb is None else float(first_mb), is_compressed=bool(asked["is_compressed"][0])
     )
-    choice = Choice(
+    choice = BucketChoice(
         options=options,
         cap_mb=None if cap_mb is None else float(cap_mb),
         special=next((name for name in SPECIALS if name == special), None),
@@ -284,11 +288,11 @@ def _choice_of(asked: Asked, before: Chosen) -> Choice:
     if not move:
         return choice
     sizes = before.curve.sizes
-    place = before.place if before.place < len(sizes) else before.curve.fastest - move
-    return replace(choice, cap_mb=sizes[min(max(place + move, 0), len(sizes) - 1)].cap_mb, special=None)
+    index = before.index if before.index < len(sizes) else before.curve.fastest - move
+    return replace(choice, cap_mb=sizes[min(max(index + move, 0), len(sizes) - 1)].cap_mb, special=None)
 
 
-def _longest_ns(forecast: Forecast) -> float:
+def _compute_axis_length_ns(forecast: Forecast) -> float:
     """Return the length of the time axis: it fits all but very slow plans, so that it stays when the slider moves."""
     recorded_ns = forecast.step.recorded.cycle_ns
     return max(recorded_ns, min(float(forecast.reference.predicted_ns.max()), 1.6 * recorded_ns))

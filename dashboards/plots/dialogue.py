@@ -12,11 +12,11 @@ from typing import Any, Final
 from bokeh.model import Model
 from bokeh.models import ColumnDataSource
 
-Asked = Mapping[str, Sequence[Any]]
+RequestColumns = Mapping[str, Sequence[Any]]
 """The columns of a request."""
 
 
-class Dialogue:
+class BrowserRpc:
     """The requests and responses of a plot or a table."""
 
     def __init__(self) -> None:
@@ -24,13 +24,13 @@ class Dialogue:
         self.sources: dict[str, ColumnDataSource] = {}
         """Sources by their names in the script."""
 
-    def question(self, name: str, columns: Sequence[str], act: Callable[[Asked], None]) -> ColumnDataSource:
+    def request(self, name: str, columns: Sequence[str], act: Callable[[RequestColumns], None]) -> ColumnDataSource:
         """Return the source of a request; ``act`` is called with its columns whenever the browser fills it."""
-        source = self.answer(name, columns)
-        source.on_change("data", lambda _attribute, _old, asked: act(asked))
+        source = self.response(name, columns)
+        source.on_change("data", lambda _attribute, _old, args: act(args))
         return source
 
-    def answer(self, name: str, columns: Sequence[str]) -> ColumnDataSource:
+    def response(self, name: str, columns: Sequence[str]) -> ColumnDataSource:
         """Return the source of a response, which the server fills."""
         self.sources[name] = ColumnDataSource(name=name, data={column: [] for column in columns})
         return self.sources[name]
@@ -43,7 +43,9 @@ class Dialogue:
 TOOLTIP_COLUMNS: Final = ("id", "title", "label", "value")
 
 
-def tooltip_columns(asked: Asked, title: str, rows: Sequence[tuple[str, str]], **more: Any) -> dict[str, Any]:
+def build_tooltip_columns(
+    args: RequestColumns, title: str, rows: Sequence[tuple[str, str]], **more: Any
+) -> dict[str, Any]:
     """Return the response with the tooltip under the pointer: a title, and lines of label and value.
 
     Args:
@@ -53,6 +55,6 @@ def tooltip_columns(asked: Asked, title: str, rows: Sequence[tuple[str, str]], *
         **more: further columns, of one value each.
     """
     lines = rows or [("", "")]
-    columns = {"id": asked["id"][0], "title": title, **more}
+    columns = {"id": args["id"][0], "title": title, **more}
     texts = {"label": [label for label, _ in lines], "value": [value for _, value in lines]}
     return {name: [value] * len(lines) for name, value in columns.items()} | texts

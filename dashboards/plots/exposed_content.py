@@ -7,16 +7,16 @@ from typing import Final
 import numpy as np
 
 from dashboards.plots.lane_layout import LaneLayout
-from dashboards.plots.timeline_content import Columns, View, no_columns
-from overlapscope.account.blocks import Account
+from dashboards.plots.timeline_content import Columns, View, make_empty_columns
+from overlapscope.account.blocks import Breakdown
 from overlapscope.analysis.lanes import LANE_NAMES, Timeline
 
 EXPOSED_COLUMNS: Final = ("x", "y")
 
-_TALLEST_PX: Final = 6
+_MAX_BRACKET_PX: Final = 6
 
 
-def exposed_columns(account: Account, timeline: Timeline, layout: LaneLayout, view: View, most: int) -> Columns:
+def build_exposed_columns(account: Breakdown, timeline: Timeline, layout: LaneLayout, view: View, most: int) -> Columns:
     """Return the points of a line with gaps, which is a bracket below each span of exposed communication in view.
 
     Args:
@@ -27,16 +27,16 @@ def exposed_columns(account: Account, timeline: Timeline, layout: LaneLayout, vi
         most: maximum number of spans; of more none is drawn, because they could not be distinguished.
     """
     found = []
-    for place, rank in enumerate(timeline.ranks):
+    for index, rank in enumerate(timeline.ranks):
         spans_ns = account.exposed_spans_ns(rank) - timeline.begin_ns
         first, after = np.searchsorted(spans_ns[1], view[0]), np.searchsorted(spans_ns[0], view[1])
-        found.append((place, spans_ns[:, first:after].astype(np.float64)))
+        found.append((index, spans_ns[:, first:after].astype(np.float64)))
     if sum(spans_ns.shape[1] for _, spans_ns in found) > most:
-        return no_columns(*EXPOSED_COLUMNS)
+        return make_empty_columns(*EXPOSED_COLUMNS)
     x, y = [], []
-    for place, (starts_ns, ends_ns) in found:
-        _, top = layout.lane_px(place * len(LANE_NAMES) + LANE_NAMES.index("communication"))
-        bottom = top + min(layout.unit_px - 1, _TALLEST_PX)
+    for index, (starts_ns, ends_ns) in found:
+        _, top = layout.lane_px(index * len(LANE_NAMES) + LANE_NAMES.index("communication"))
+        bottom = top + min(layout.unit_px - 1, _MAX_BRACKET_PX)
         x.append(np.column_stack([starts_ns, starts_ns, ends_ns, ends_ns, np.full(len(starts_ns), np.nan)]).ravel())
         y.append(np.tile([top + 1.0, bottom, bottom, top + 1.0, np.nan], len(starts_ns)))
     return {"x": np.concatenate(x), "y": np.concatenate(y)}

@@ -11,19 +11,19 @@ from typing import Final, get_args
 import numpy as np
 from bokeh.models import ColumnDataSource, CustomJS, Range1d
 
-from dashboards.plots.dialogue import TOOLTIP_COLUMNS, Asked, Dialogue, tooltip_columns
-from dashboards.plots.heatmap_figure import draw_heatmap, height_px
-from dashboards.plots.heatmap_tooltip import cell_tooltip
-from dashboards.theme import LATE_SHADES
-from overlapscope.analysis.heatmap import MAX_COLUMNS, NOTHING, Figure, Grouping, Heatmap
+from dashboards.plots.dialogue import TOOLTIP_COLUMNS, BrowserRpc, RequestColumns, build_tooltip_columns
+from dashboards.plots.heatmap_figure import compute_height_px, draw_heatmap
+from dashboards.plots.heatmap_tooltip import build_cell_tooltip
+from dashboards.theme import LATENESS_SHADES
+from overlapscope.analysis.heatmap import MAX_COLUMNS, NO_VALUE, Grouping, Heatmap, HeatmapFigure
 from overlapscope.units import format_ns
 
-FIGURES: Final[tuple[Figure, ...]] = get_args(Figure)
+FIGURES: Final[tuple[HeatmapFigure, ...]] = get_args(HeatmapFigure)
 
-HOSTS_FROM_RANKS: Final = 64
+MAX_UNGROUPED_RANKS: Final = 64
 """Number of ranks above which hosts are shown first."""
 
-MANY_ROWS: Final = 32
+MIN_THIN_ROWS: Final = 32
 """Number of rows from which rows are thin, so that zooming also enlarges them."""
 
 
@@ -36,26 +36,26 @@ class HeatmapPlot:
         grouping: one of the heatmap's groupings; by default hosts, if there are several and many ranks.
     """
 
-    def __init__(self, heatmap: Heatmap, figure: Figure = "lateness", grouping: Grouping | None = None) -> None:
+    def __init__(self, heatmap: Heatmap, figure: HeatmapFigure = "lateness", grouping: Grouping | None = None) -> None:
         """Create the sources and draw the first figure."""
         self._heatmap = heatmap
-        is_large = "hosts" in heatmap.groupings and len(heatmap.ranks) > HOSTS_FROM_RANKS
-        self.figure: Figure = figure
+        is_large = "hosts" in heatmap.groupings and len(heatmap.ranks) > MAX_UNGROUPED_RANKS
+        self.figure: HeatmapFigure = figure
         self.grouping: Grouping = grouping or ("hosts" if is_large else "ranks")
         self.cells = ColumnDataSource(data={name: [] for name in ("image", "x", "y", "dw", "dh")})
         self.names = ColumnDataSource(data={"name": []})
-        self._dialogue = Dialogue()
-        self.choice = self._dialogue.question("choice", ("figure", "grouping", "columns"), self._on_choice)
-        self.scale = self._dialogue.answer("scale", ("low", "half", "high", "largest"))
-        self.pointed = self._dialogue.question("pointed", ("id", "row", "column"), self._on_pointed)
-        self.answer = self._dialogue.answer("answer", (*TOOLTIP_COLUMNS, "rank", "step"))
+        self._rpc = BrowserRpc()
+        self.choice = self._rpc.request("choice", ("figure", "grouping", "columns"), self._on_choice)
+        self.scale = self._rpc.response("scale", ("low", "half", "high", "largest"))
+        self.pointed = self._rpc.request("pointed", ("id", "row", "column"), self._on_pointed)
+        self.response = self._rpc.response("answer", (*TOOLTIP_COLUMNS, "rank", "step"))
 
         steps = heatmap.steps
         first, last = float(steps[0]) - 0.5, float(steps[-1]) + 0.5
         self.step_range = Range1d(start=first, end=last, bounds=(first, last), min_interval=min(8.0, last - first))
         self.row_range = Range1d(start=1.0, end=0.0)
         self.root = draw_heatmap(self.step_range, self.row_range, self.cells, self.names)
-        self._dialogue.attach(self.root)
+        self._rpc.attach(self.root)
         self._grid = heatmap.grid(self.grouping)
         self.update(self.figure, self.grouping)
 
@@ -64,11 +64,11 @@ class HeatmapPlot:
         """A script that the browser runs when the document is ready: connects mouse, keys, switches and theme."""
         drawn = {name: getattr(self, name) for name in ("root", "step_range", "row_range", "cells")}
         return CustomJS(
-            args={"plot": {**drawn, **self._dialogue.sources}},
+            args={"plot": {**drawn, **self._rpc.sources}},
             code="window.overlapscope.startHeatmap(plot)",
         )
 
-    def update(self, figure: Figure, grouping: Grouping, max_columns: int = MAX_COLUMNS) -> None:
+    def update(self, figure: HeatmapFigure, grouping: Grouping, max_columns: int = MAX_COLUMNS) -> None:
         """Show another figure, hosts instead of ranks, or as many columns as there is room for."""
         self.figure, self.grouping = figure, grouping
         grid = self._grid = self._heatmap.grid(grouping, max_columns)
@@ -81,14 +81,14 @@ class HeatmapPlot:
         names = [f"rank {name}" for name in grid.names] if grouping == "ranks" else list(grid.names)
         if list(self.names.data["name"]) != names:
             self.names.data = {"name": names}
-            closest = count if count < MANY_ROWS else 8
+            closest = count if count < MIN_THIN_ROWS else 8
             self.row_range.update(start=count - 0.5, end=-0.5, bounds=(-0.5, count - 0.5), min_interval=closest)
-            self.root.height = height_px(count)
+            self.root.height = compute_height_px(count)
         self.cells.data = {
-            "image": [np.where(maxima_ns == NOTHING, 0, np.rint(share * LATE_SHADES)).astype(np.uint8)],
+            "image": [np.where(maxima_ns == NO_VALUE, 0, np.rint(share * LATENESS_SHADES)).astype(np.uint8)],
             "x": [grid.first_step - 0.5],
             "y": [-0.5],
-            "dw": [columns * grid.steps_each],
+            "dw": [columns * grid.steps_per_column],
             "dh": [rows * grid.each],
         }
         self.scale.data = {
@@ -98,12 +98,12 @@ class HeatmapPlot:
             "largest": [f"largest {format_ns(largest_ns)}"],
         }
 
-    def _on_choice(self, asked: Asked) -> None:
-        self.update(asked["figure"][0], asked["grouping"][0], int(asked["columns"][0]))
+    def _on_choice(self, args: RequestColumns) -> None:
+        self.update(args["figure"][0], args["grouping"][0], int(args["columns"][0]))
 
-    def _on_pointed(self, asked: Asked) -> None:
-        cell = int(asked["row"][0]), int(asked["column"][0])
-        title, rows = cell_tooltip(self._heatmap, self._grid, self.figure, *cell)
+    def _on_pointed(self, args: RequestColumns) -> None:
+        cell = int(args["row"][0]), int(args["column"][0])
+        title, rows = build_cell_tooltip(self._heatmap, self._grid, self.figure, *cell)
         peak = self._grid.peak(self._heatmap.figures_ns[self.figure], *cell)
         rank, step = (-1, -1) if peak is None else (self._heatmap.ranks[peak[0]], self._heatmap.steps[peak[1]])
-        self.answer.data = tooltip_columns(asked, title, rows, rank=int(rank), step=int(step))
+        self.response.data = build_tooltip_columns(args, title, rows, rank=int(rank), step=int(step))

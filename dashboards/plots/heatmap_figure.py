@@ -15,7 +15,7 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
-from dashboards.theme import LATE_SHADES, paint
+from dashboards.theme import LATENESS_SHADES, paint
 
 _ROW_PX: Final = 26
 _MAX_HEIGHT_PX: Final = 512
@@ -28,7 +28,7 @@ return name.length > 16 ? name.slice(0, 7) + "…" + name.slice(-8) : name
 """
 
 
-def height_px(rows: int) -> int:
+def compute_height_px(rows: int) -> int:
     """Return the height of the figure: few rows are not stretched, many share the height of a window."""
     return min(max(rows, 2) * _ROW_PX, _MAX_HEIGHT_PX) + _AXIS_PX
 
@@ -40,7 +40,7 @@ def draw_heatmap(step_range: Range1d, row_range: Range1d, cells: ColumnDataSourc
     plot: Any = figure(
         x_range=step_range,
         y_range=row_range,
-        height=height_px(1),
+        height=compute_height_px(1),
         sizing_mode="stretch_width",
         min_border=0,
         min_border_right=16,
@@ -65,7 +65,7 @@ def draw_heatmap(step_range: Range1d, row_range: Range1d, cells: ColumnDataSourc
         axis.update(axis_label_text_font=_FONT, axis_label_text_font_size="11px", axis_label_text_font_style="normal")
         axis.update(axis_label_standoff=0)
         paint(axis, major_label_text_color="muted", axis_label_text_color="muted")
-    mapper = LinearColorMapper(low=-0.5, high=LATE_SHADES + 0.5)
-    paint(mapper, palette="late_palette")
+    mapper = LinearColorMapper(low=-0.5, high=LATENESS_SHADES + 0.5)
+    paint(mapper, palette="lateness_palette")
     plot.image(image="image", x="x", y="y", dw="dw", dh="dh", source=cells, color_mapper=mapper)
     return plot

@@ -5,23 +5,23 @@ from __future__ import annotations
 from typing import Final
 
 from dashboards.plots.tooltip import Rows
-from overlapscope.analysis.heatmap import Figure, Grid, Heatmap
+from overlapscope.analysis.heatmap import Grid, Heatmap, HeatmapFigure
 from overlapscope.analysis.sentences import PART_LABELS, rank_names
 from overlapscope.units import format_ns
 
-_SUPERLATIVES: Final[dict[Figure, str]] = {
+_SUPERLATIVES: Final[dict[HeatmapFigure, str]] = {
     "compute": "computes longest",
     "lateness": "arrives latest",
     "wait": "waits longest",
 }
 
-_LEAST_SHARE: Final = 0.01
+_MIN_CAUSE_SHARE: Final = 0.01
 """Minimum share of the step time for the delay of a cause to be listed."""
-_MOST_CAUSES: Final = 3
-_MOST_RANKS: Final = 2
+_MAX_CAUSES: Final = 3
+_MAX_PATH_RANKS: Final = 2
 
 
-def cell_tooltip(heatmap: Heatmap, grid: Grid, figure: Figure, row: int, column: int) -> tuple[str, Rows]:
+def build_cell_tooltip(heatmap: Heatmap, grid: Grid, figure: HeatmapFigure, row: int, column: int) -> tuple[str, Rows]:
     """Return title and lines for a cell: ranks and steps, and the three figures of its largest rank and step.
 
     Args:
@@ -32,21 +32,21 @@ def cell_tooltip(heatmap: Heatmap, grid: Grid, figure: Figure, row: int, column:
         column: column of the cell.
     """
     ranks, steps = grid.places(row, column)
-    first_step = grid.first_step + column * grid.steps_each
-    last_step = min(first_step + grid.steps_each - 1, int(heatmap.steps[-1]))
+    first_step = grid.first_step + column * grid.steps_per_column
+    last_step = min(first_step + grid.steps_per_column - 1, int(heatmap.steps[-1]))
     when = f"step {first_step}" if first_step == last_step else f"steps {first_step} to {last_step}"
     who = rank_names(heatmap.ranks[ranks].tolist())
     hosts = tuple(dict.fromkeys(heatmap.hosts[rank] for rank in ranks))
-    place = hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
+    host_text = hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
     title = f"{who[:1].upper()}{who[1:]} · {when}"
     peak = grid.peak(heatmap.figures_ns[figure], row, column)
     if peak is None:
         return title, [
-            ("host", place),
+            ("host", host_text),
             ("", "left out: ranks share no all-reduces in this step or the one before"),
         ]
     rank, step = peak
-    rows: Rows = [("host", place)]
+    rows: Rows = [("host", host_text)]
     if len(ranks) * len(steps) > 1:
         rows.append((_SUPERLATIVES[figure], f"rank {heatmap.ranks[rank]} in step {heatmap.steps[step]}"))
     compute_ns, lateness_ns, wait_ns = (
@@ -57,23 +57,23 @@ def cell_tooltip(heatmap: Heatmap, grid: Grid, figure: Figure, row: int, column:
         *rows,
         ("compute", format_ns(compute_ns)),
         ("arrives", f"{format_ns(abs(lateness_ns))} {side} the median rank"),
-        *_split(heatmap, rank, step),
+        *_list_causes(heatmap, rank, step),
         ("waits", f"{format_ns(wait_ns)} for later ranks" if wait_ns else "for no later rank"),
-        ("critical path", _critical_path(heatmap, step)),
+        ("critical path", _describe_critical_path(heatmap, step)),
     ]
 
 
-def _split(heatmap: Heatmap, rank: int, step: int) -> Rows:
+def _list_causes(heatmap: Heatmap, rank: int, step: int) -> Rows:
     """Return the causes that make a rank late, if any."""
-    least_ns = _LEAST_SHARE * heatmap.step_time_ns
+    least_ns = _MIN_CAUSE_SHARE * heatmap.step_time_ns
     causes = [(cause, excess_ns) for cause, excess_ns in heatmap.excess_ns(rank, step).items() if excess_ns >= least_ns]
-    return [(f"{PART_LABELS[cause]}", f"{format_ns(excess_ns)} longer") for cause, excess_ns in causes[:_MOST_CAUSES]]
+    return [(f"{PART_LABELS[cause]}", f"{format_ns(excess_ns)} longer") for cause, excess_ns in causes[:_MAX_CAUSES]]
 
 
-def _critical_path(heatmap: Heatmap, step: int) -> str:
+def _describe_critical_path(heatmap: Heatmap, step: int) -> str:
     path = heatmap.path_of(step)
     if path is None:
         return "not known"
     by_rank, transfer_ns = path
-    through = [f"rank {rank} for {format_ns(own_ns)}" for rank, own_ns in list(by_rank.items())[:_MOST_RANKS]]
+    through = [f"rank {rank} for {format_ns(own_ns)}" for rank, own_ns in list(by_rank.items())[:_MAX_PATH_RANKS]]
     return ", ".join([*through, f"transfers {format_ns(transfer_ns)}"])

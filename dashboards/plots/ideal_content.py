@@ -9,7 +9,7 @@ import pandas as pd
 
 from dashboards.plots.lane_layout import LaneLayout
 from dashboards.plots.timeline_content import Columns
-from overlapscope.analysis.ideal import Ideal
+from overlapscope.analysis.ideal import IdealCycles
 from overlapscope.analysis.lanes import Timeline
 from overlapscope.units import format_ns
 
@@ -21,18 +21,18 @@ _SENTENCE_PX: Final = 240
 _NUMBER_PX: Final = 130
 
 
-def outline_columns(ideal: Ideal, timeline: Timeline, layout: LaneLayout, ns_per_px: float) -> Columns:
+def build_outline_columns(ideal: IdealCycles, timeline: Timeline, layout: LaneLayout, ns_per_px: float) -> Columns:
     """Return the ideal's phases and collectives as rectangles, in the lanes of every rank that it applies to."""
     segments = {"phases": ideal.phases, "communication": ideal.collectives}
     lanes = [
-        _outlines(segments[lane.name], layout.lane_px(number), timeline.begin_ns, ns_per_px)
+        _outline_lane(segments[lane.name], layout.lane_px(number), timeline.begin_ns, ns_per_px)
         for number, lane in enumerate(timeline.lanes)
         if lane.name in segments and lane.rank in ideal.ranks
     ]
     return {name: np.concatenate([lane[name] for lane in lanes] or [[]]) for name in OUTLINE_COLUMNS}
 
 
-def ideal_end_columns(ideal: Ideal, begin_ns: int, ns_per_px: float) -> Columns:
+def build_ideal_end_columns(ideal: IdealCycles, begin_ns: int, ns_per_px: float) -> Columns:
     """Return where each cycle would have ended, and how much earlier, if there is room.
 
     Args:
@@ -46,11 +46,11 @@ def ideal_end_columns(ideal: Ideal, begin_ns: int, ns_per_px: float) -> Columns:
     widths_px = (cycles["ideal_ns"] / ns_per_px).tolist()
     return {
         "x": ends_ns.to_numpy(dtype=np.float64),
-        "label": [_label(gain_ns, width_px) for gain_ns, width_px in zip(gains_ns, widths_px, strict=True)],
+        "label": [_format_gain(gain_ns, width_px) for gain_ns, width_px in zip(gains_ns, widths_px, strict=True)],
     }
 
 
-def _outlines(segments: pd.DataFrame, lane_px: tuple[int, int], begin_ns: int, ns_per_px: float) -> Columns:
+def _outline_lane(segments: pd.DataFrame, lane_px: tuple[int, int], begin_ns: int, ns_per_px: float) -> Columns:
     shown = segments[segments["end_ns"] - segments["start_ns"] >= _MIN_OUTLINE_PX * ns_per_px]
     return {
         "left": (shown["start_ns"] - begin_ns).to_numpy(dtype=np.float64),
@@ -60,7 +60,7 @@ def _outlines(segments: pd.DataFrame, lane_px: tuple[int, int], begin_ns: int, n
     }
 
 
-def _label(gain_ns: int, width_px: float) -> str:
+def _format_gain(gain_ns: int, width_px: float) -> str:
     if width_px < _NUMBER_PX:
         return ""
     if width_px < _SENTENCE_PX:

@@ -40,7 +40,7 @@ class LaneLayout:
         return _RANK_UNITS * self.unit_px
 
     @property
-    def labelled_lanes(self) -> tuple[str, ...]:
+    def labeled_lanes(self) -> tuple[str, ...]:
         """The lanes of a rank whose names are readable beside each other."""
         return LANE_NAMES if self.unit_px >= _ALL_LABELLED_UNIT_PX else ("phases", "communication")
 
@@ -50,10 +50,10 @@ class LaneLayout:
         A rank has 9 units: phases 2, gradients 1, buckets 2, communication 3, space 1. Lane 5, the gradients of the
         second rank, begins at 9 + 2: ``lane_units(5) == (11, 12)``.
         """
-        rank, place = divmod(lane, len(LANE_NAMES))
+        rank, index = divmod(lane, len(LANE_NAMES))
         heights = [_LANE_UNITS[name] for name in LANE_NAMES]
-        top = rank * _RANK_UNITS + sum(heights[:place])
-        return top, top + heights[place]
+        top = rank * _RANK_UNITS + sum(heights[:index])
+        return top, top + heights[index]
 
     def lane_px(self, lane: int) -> tuple[int, int]:
         """Return top and bottom of a lane."""

@@ -11,32 +11,32 @@ from typing import Any, Final
 
 from bokeh.models import ColumnDataSource, CustomJS, Range1d
 
-from dashboards.plots.dialogue import TOOLTIP_COLUMNS, Asked, Dialogue, tooltip_columns
+from dashboards.plots.dialogue import TOOLTIP_COLUMNS, BrowserRpc, RequestColumns, build_tooltip_columns
 from dashboards.plots.order_content import (
     BOX_COLUMNS,
     CELL_COLUMNS,
     TEXT_COLUMNS,
-    cell_columns,
-    differing_columns,
-    missing_columns,
-    no_columns,
-    step_columns,
-    text_columns,
+    build_cell_columns,
+    build_differing_columns,
+    build_missing_columns,
+    build_step_columns,
+    build_text_columns,
+    make_empty_columns,
 )
 from dashboards.plots.order_figure import draw_numbers, draw_order
 from dashboards.plots.order_layout import OrderLayout
-from dashboards.plots.order_tooltip import cell_tooltip
+from dashboards.plots.order_tooltip import build_collective_tooltip
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP
 from overlapscope.diagnosis.order_lanes import OrderLane, OrderLanes
 
-MOST_COLUMNS: Final = 120
+MAX_COLUMNS: Final = 120
 """Maximum number of collectives in view; more can't be distinguished."""
-LEAST_COLUMNS: Final = 5
+MIN_COLUMNS: Final = 5
 _FIRST_COLUMNS: Final = 17
 _OVERSCAN_COLUMNS: Final = 40
 _FIRST_WIDTH_PX: Final = 1200
 
-Selected = tuple[int, int]
+SelectedCell = tuple[int, int]
 """Index of a lane, and number of a collective."""
 
 
@@ -57,7 +57,7 @@ class OrderPlot:
         shown: Sequence[OrderLane],
         *,
         highlight: tuple[int, str] | None,
-        selected: Selected,
+        selected: SelectedCell,
         describe: Callable[[int], str],
     ) -> None:
         """Create the sources and draw the first window."""
@@ -66,28 +66,28 @@ class OrderPlot:
         self._describe = describe
         self._first = highlight[0] if highlight else lanes.first_difference
         self.layout = OrderLayout(lanes=len(shown))
-        self.cells = ColumnDataSource(data=no_columns(*CELL_COLUMNS))
-        self.missing = ColumnDataSource(data=no_columns(*BOX_COLUMNS))
-        self.differing = ColumnDataSource(data=no_columns(*BOX_COLUMNS))
-        self.names = ColumnDataSource(data=no_columns(*TEXT_COLUMNS))
-        self.subjects = ColumnDataSource(data=no_columns(*TEXT_COLUMNS))
-        self.steps = ColumnDataSource(data=no_columns("x", "label"))
-        self.band = ColumnDataSource(data=_band(highlight))
-        self.box = ColumnDataSource(data=no_columns(*BOX_COLUMNS))
+        self.cells = ColumnDataSource(data=make_empty_columns(*CELL_COLUMNS))
+        self.missing = ColumnDataSource(data=make_empty_columns(*BOX_COLUMNS))
+        self.differing = ColumnDataSource(data=make_empty_columns(*BOX_COLUMNS))
+        self.names = ColumnDataSource(data=make_empty_columns(*TEXT_COLUMNS))
+        self.subjects = ColumnDataSource(data=make_empty_columns(*TEXT_COLUMNS))
+        self.steps = ColumnDataSource(data=make_empty_columns("x", "label"))
+        self.band = ColumnDataSource(data=_build_band_columns(highlight))
+        self.box = ColumnDataSource(data=make_empty_columns(*BOX_COLUMNS))
 
-        self._dialogue = Dialogue()
-        self.view = self._dialogue.question("view", ("id", "first", "last", "width_px"), self._on_view)
-        self.answer = self._dialogue.answer("answer", ("id",))
-        self.details = self._dialogue.answer("details", ("lane", "number", "step", "markup"))
-        self.selected = self._dialogue.question("selected", ("lane", "number"), self._on_selected)
+        self._rpc = BrowserRpc()
+        self.view = self._rpc.request("view", ("id", "first", "last", "width_px"), self._on_view)
+        self.response = self._rpc.response("answer", ("id",))
+        self.details = self._rpc.response("details", ("lane", "number", "step", "markup"))
+        self.selected = self._rpc.request("selected", ("lane", "number"), self._on_selected)
         # Here the server sends the first request.
         self.selected.data = {"lane": [selected[0]], "number": [selected[1]]}
-        self.jump = self._dialogue.question("jump", ("id", "to", "from"), self._on_jump)
-        self.jumped = self._dialogue.answer("jumped", ("id", "number"))
-        self.pointed = self._dialogue.question("pointed", ("id", "lane", "number"), self._on_pointed)
-        self.tooltip = self._dialogue.answer("tooltip", TOOLTIP_COLUMNS)
+        self.jump = self._rpc.request("jump", ("id", "to", "from"), self._on_jump)
+        self.jumped = self._rpc.response("jumped", ("id", "number"))
+        self.pointed = self._rpc.request("pointed", ("id", "lane", "number"), self._on_pointed)
+        self.tooltip = self._rpc.response("tooltip", TOOLTIP_COLUMNS)
 
-        self.bounds = (lanes.oldest - 0.55, max(lanes.newest, lanes.oldest + LEAST_COLUMNS) + 0.55)
+        self.bounds = (lanes.oldest - 0.55, max(lanes.latest, lanes.oldest + MIN_COLUMNS) + 0.55)
         length = min(_FIRST_COLUMNS, self.bounds[1] - self.bounds[0])
         # The cause matters more than what followed.
         first = min(max(selected[1] - round(0.6 * length) - 0.5, self.bounds[0]), self.bounds[1] - length)
@@ -95,8 +95,8 @@ class OrderPlot:
             start=first,
             end=first + length,
             bounds=self.bounds,
-            min_interval=LEAST_COLUMNS,
-            max_interval=MOST_COLUMNS,
+            min_interval=MIN_COLUMNS,
+            max_interval=MAX_COLUMNS,
         )
         self.root = draw_order(
             self.layout,
@@ -110,7 +110,7 @@ class OrderPlot:
             band=self.band,
             selected=self.box,
         )
-        self._dialogue.attach(self.root)
+        self._rpc.attach(self.root)
         self.axis = draw_numbers(self.number_range, steps=self.steps, band=self.band)
         self.update(first, first + length, _FIRST_WIDTH_PX)
 
@@ -123,11 +123,11 @@ class OrderPlot:
             "lane_px": self.layout.lane_px,
             "cells_px": [self.layout.cell_px(lane) for lane in range(len(self._shown))],
             "oldest": self._lanes.oldest,
-            "newest": self._lanes.newest,
+            "latest": self._lanes.latest,
             "first": self._first,
         }
         return CustomJS(
-            args={"plot": {**drawn, **self._dialogue.sources}, "facts": facts},
+            args={"plot": {**drawn, **self._rpc.sources}, "facts": facts},
             code="window.overlapscope.startOrder(plot, facts)",
         )
 
@@ -136,21 +136,21 @@ class OrderPlot:
         column_px = width_px / max(1.0, last - first)
         around = min(_OVERSCAN_COLUMNS, round(last - first))
         window = self._lanes.window(self._shown, int(first) - around, int(last) + 1 + around)
-        names, subjects = text_columns(window, self.layout, column_px)
+        names, subjects = build_text_columns(window, self.layout, column_px)
         # The browser stops drawing with the first of these, until it has the response that follows them.
-        self.cells.data = cell_columns(window, self.layout, column_px)
-        self.missing.data = missing_columns(window, self.layout, column_px)
-        self.differing.data = differing_columns(window, self.layout, column_px)
+        self.cells.data = build_cell_columns(window, self.layout, column_px)
+        self.missing.data = build_missing_columns(window, self.layout, column_px)
+        self.differing.data = build_differing_columns(window, self.layout, column_px)
         self.names.data, self.subjects.data = names, subjects
-        self.steps.data = step_columns(window, column_px)
+        self.steps.data = build_step_columns(window, column_px)
 
-    def _on_view(self, asked: Asked) -> None:
-        self.update(float(asked["first"][0]), float(asked["last"][0]), max(1, int(asked["width_px"][0])))
+    def _on_view(self, args: RequestColumns) -> None:
+        self.update(float(args["first"][0]), float(args["last"][0]), max(1, int(args["width_px"][0])))
         # Last, because the browser waits for it, and then has everything else.
-        self.answer.data = {"id": asked["id"]}
+        self.response.data = {"id": args["id"]}
 
-    def _on_selected(self, asked: Asked) -> None:
-        self.details.data = self._details(int(asked["lane"][0]), int(asked["number"][0]))
+    def _on_selected(self, args: RequestColumns) -> None:
+        self.details.data = self._details(int(args["lane"][0]), int(args["number"][0]))
 
     def _details(self, lane: int, number: int) -> dict[str, Any]:
         cells = self._lanes.window([self._shown[lane]], number, number).cells
@@ -158,23 +158,23 @@ class OrderPlot:
         step = None if entry is None or entry.step == UNKNOWN_STEP else entry.step
         return {"lane": [lane], "number": [number], "step": [step], "markup": [self._describe(number)]}
 
-    def _on_jump(self, asked: Asked) -> None:
-        to, number = asked["to"][0], int(asked["from"][0])
+    def _on_jump(self, args: RequestColumns) -> None:
+        to, number = args["to"][0], int(args["from"][0])
         found: int | None
         if to == "step":
             found = self._lanes.start_of_step(number)
         else:
             found = self._lanes.next_difference(number, 1 if to == "next" else -1)
-        self.jumped.data = {"id": asked["id"], "number": [found]}
+        self.jumped.data = {"id": args["id"], "number": [found]}
 
-    def _on_pointed(self, asked: Asked) -> None:
-        lane, number = int(asked["lane"][0]), int(asked["number"][0])
-        title, rows = cell_tooltip(self._lanes, self._shown[lane], number)
-        self.tooltip.data = tooltip_columns(asked, title, rows)
+    def _on_pointed(self, args: RequestColumns) -> None:
+        lane, number = int(args["lane"][0]), int(args["number"][0])
+        title, rows = build_collective_tooltip(self._lanes, self._shown[lane], number)
+        self.tooltip.data = build_tooltip_columns(args, title, rows)
 
 
-def _band(highlight: tuple[int, str] | None) -> dict[str, Any]:
+def _build_band_columns(highlight: tuple[int, str] | None) -> dict[str, Any]:
     if highlight is None:
-        return no_columns("left", "right", "middle", "label")
+        return make_empty_columns("left", "right", "middle", "label")
     number, label = highlight
     return {"left": [number - 0.5], "right": [number + 0.5], "middle": [number], "label": [label]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from dashboards.plots.order_layout import OrderLayout
-from overlapscope.diagnosis.categories import CATEGORIES, category_of
+from overlapscope.diagnosis.categories import CATEGORIES, collective_category
 from overlapscope.diagnosis.order_lanes import Cell, Window
 from overlapscope.trace.signature import Signature
 from overlapscope.units import format_count
@@ -25,26 +25,26 @@ _PADDING_PX: Final = 5
 _GAP_PX: Final = 2
 _MARK_INSET_PX: Final = 2
 """Inset of a mark, so that a cell that is both marked and selected shows both."""
-_LEAST_COLUMN_PX: Final = 8
+_MIN_COLUMN_PX: Final = 8
 """Column width below which cells touch each other."""
 _STEP_LABEL_PX: Final = 58
 _FILLED: Final = {"completed": 1.0, "failed": 0.16, "launched": 0.16, "announced": 0.0}
 _HATCHES: Final = {"completed": " ", "failed": "x", "launched": "/", "announced": " "}
 
 
-def no_columns(*names: str) -> Columns:
+def make_empty_columns(*names: str) -> Columns:
     """Return columns without rows."""
     return {name: [] for name in names}
 
 
-def cell_columns(window: Window, layout: OrderLayout, column_px: float) -> Columns:
+def build_cell_columns(window: Window, layout: OrderLayout, column_px: float) -> Columns:
     """Return entries as rectangles: filled if completed, else hatched (failed, launched) or hollow (announced)."""
-    columns = no_columns(*CELL_COLUMNS)
+    columns = make_empty_columns(*CELL_COLUMNS)
     for cell in window.cells:
         if cell.entry is None:
             continue
         _add_box(columns, cell.lane, cell.number, layout, column_px)
-        columns["category"].append(category_of(cell.entry.signature))
+        columns["category"].append(collective_category(cell.entry.signature))
         columns["alpha"].append(_FILLED[cell.entry.state])
         columns["hatch"].append(_HATCHES[cell.entry.state])
         columns["lane"].append(cell.lane)
@@ -52,38 +52,38 @@ def cell_columns(window: Window, layout: OrderLayout, column_px: float) -> Colum
     return columns
 
 
-def missing_columns(window: Window, layout: OrderLayout, column_px: float) -> Columns:
+def build_missing_columns(window: Window, layout: OrderLayout, column_px: float) -> Columns:
     """Return the cells where a rank has nothing in its log, while others do."""
-    columns = no_columns(*BOX_COLUMNS)
+    columns = make_empty_columns(*BOX_COLUMNS)
     for cell in window.cells:
         if cell.entry is None:
             _add_box(columns, cell.lane, cell.number, layout, column_px)
     return columns
 
 
-def differing_columns(window: Window, layout: OrderLayout, column_px: float) -> Columns:
+def build_differing_columns(window: Window, layout: OrderLayout, column_px: float) -> Columns:
     """Return the entries that differ from those of most ranks at the same number."""
-    columns = no_columns(*BOX_COLUMNS)
+    columns = make_empty_columns(*BOX_COLUMNS)
     for cell in window.cells:
         if cell.difference is not None:
             _add_box(columns, cell.lane, cell.number, layout, column_px, inset_px=_MARK_INSET_PX)
     return columns
 
 
-def text_columns(window: Window, layout: OrderLayout, column_px: float) -> tuple[Columns, Columns]:
+def build_text_columns(window: Window, layout: OrderLayout, column_px: float) -> tuple[Columns, Columns]:
     """Return the name of each cell, and below in smaller letters its subject, where there is room."""
-    names, subjects = no_columns(*TEXT_COLUMNS), no_columns(*TEXT_COLUMNS)
+    names, subjects = make_empty_columns(*TEXT_COLUMNS), make_empty_columns(*TEXT_COLUMNS)
     room_px = column_px - 2 * _PADDING_PX
     for cell in window.cells if room_px >= _LETTER_PX else ():
         if cell.entry is None:
             continue
         signature = cell.entry.signature
         top, bottom = layout.cell_px(cell.lane)
-        ink = category_of(signature) if cell.entry.state == "completed" else HOLLOW_INK
+        ink = collective_category(signature) if cell.entry.state == "completed" else HOLLOW_INK
         x = cell.number - 0.5 + _PADDING_PX / column_px
         middle = (top + bottom) / 2
-        text = next((text for text in name_forms(signature) if len(text) * _LETTER_PX <= room_px), "")
-        small = next((text for text in subject_forms(cell) if len(text) * _SMALL_LETTER_PX <= room_px), "")
+        text = next((text for text in list_name_forms(signature) if len(text) * _LETTER_PX <= room_px), "")
+        small = next((text for text in list_subject_forms(cell) if len(text) * _SMALL_LETTER_PX <= room_px), "")
         if not layout.has_two_lines:
             small = ""
         if text:
@@ -93,13 +93,13 @@ def text_columns(window: Window, layout: OrderLayout, column_px: float) -> tuple
     return names, subjects
 
 
-def step_columns(window: Window, column_px: float) -> Columns:
+def build_step_columns(window: Window, column_px: float) -> Columns:
     """Return where steps begin; labels are left out where they would overlap."""
-    columns = no_columns("x", "label")
-    labelled = float("-inf")
+    columns = make_empty_columns("x", "label")
+    labeled = float("-inf")
     for number, step in window.steps:
-        is_clear = (number - labelled) * column_px >= _STEP_LABEL_PX
-        labelled = number if is_clear else labelled
+        is_clear = (number - labeled) * column_px >= _STEP_LABEL_PX
+        labeled = number if is_clear else labeled
         _add(columns, x=number - 0.5, label=f"step {step}" if is_clear else "")
     return columns
 
@@ -115,14 +115,14 @@ _SHORT_OPS: Final = {
 }
 
 
-def name_forms(signature: Signature) -> list[str]:
+def list_name_forms(signature: Signature) -> list[str]:
     """Return names of a collective in a cell, from the clearest to the shortest."""
     if signature.role == "bucket":
         return [f"bucket {signature.bucket}", f"b {signature.bucket}", str(signature.bucket)]
     return [signature.op, *_SHORT_OPS.get(signature.op, ())]
 
 
-def subject_forms(cell: Cell) -> list[str]:
+def list_subject_forms(cell: Cell) -> list[str]:
     """Return texts on a collective, longest first: its difference, or its tensor and number of elements."""
     if cell.entry is None:
         return []
@@ -143,7 +143,7 @@ def subject_forms(cell: Cell) -> list[str]:
 def _add_box(
     columns: Columns, lane: int, number: int, layout: OrderLayout, column_px: float, inset_px: float = 0
 ) -> None:
-    gap = (_GAP_PX / 2 + inset_px) / column_px if column_px >= _LEAST_COLUMN_PX else 0
+    gap = (_GAP_PX / 2 + inset_px) / column_px if column_px >= _MIN_COLUMN_PX else 0
     top, bottom = layout.cell_px(lane)
     columns["left"].append(number - 0.5 + gap)
     columns["right"].append(number + 0.5 - gap)

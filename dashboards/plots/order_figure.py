@@ -13,7 +13,7 @@ from bokeh.models import (
 )
 
 from dashboards.plots.order_layout import OrderLayout
-from dashboards.plots.wide_figure import FONT, SMALL_TEXT, fit_ticks, style_axis, wide_figure
+from dashboards.plots.wide_figure import FONT, SMALL_TEXT, fit_ticks, make_wide_figure, style_axis
 from dashboards.theme import paint
 from overlapscope.diagnosis.categories import CATEGORIES
 
@@ -35,7 +35,7 @@ def draw_order(
     selected: ColumnDataSource,
 ) -> Any:
     """Draw all lanes; x is the number of a collective in its group, y is pixels from the top."""
-    plot = wide_figure(number_range, Range1d(start=layout.height_px, end=0), layout.height_px, "order")
+    plot = make_wide_figure(number_range, Range1d(start=layout.height_px, end=0), layout.height_px, "order")
     plot.xaxis.visible = False
     first_divergence = plot.quad(
         left="left", right="right", top=0, bottom=layout.height_px, source=band, fill_alpha=0.16, line_color=None
@@ -48,7 +48,7 @@ def draw_order(
     paint(empty.glyph, line_color="faint")
 
     mapper = LinearColorMapper(low=-0.5, high=len(CATEGORIES) - 0.5)
-    paint(mapper, palette="collective_colours")
+    paint(mapper, palette="collective_colors")
     colour = {"field": "category", "transform": mapper}
     plot.quad(
         **_EDGES,
@@ -71,8 +71,8 @@ def draw_order(
     chosen = plot.quad(**_EDGES, source=selected, fill_color=None, line_width=2.5, level="overlay")
     paint(chosen.glyph, line_color="ink")
     inks, grounds = (LinearColorMapper(low=-0.5, high=len(CATEGORIES) + 0.5) for _ in range(2))
-    paint(inks, palette="collective_inks")
-    paint(grounds, palette="collective_grounds")
+    paint(inks, palette="collective_text_colors")
+    paint(grounds, palette="collective_backgrounds")
     for source, size in ((names, "12px"), (subjects, "10.5px")):
         plot.text(
             x="x",
@@ -90,7 +90,7 @@ def draw_order(
 
 def draw_numbers(number_range: Range1d, *, steps: ColumnDataSource, band: ColumnDataSource) -> Any:
     """Draw the axis of numbers, the first divergence, and where steps begin."""
-    plot = wide_figure(
+    plot = make_wide_figure(
         number_range, Range1d(start=0, end=AXIS_HEIGHT_PX), AXIS_HEIGHT_PX, "numbers", x_axis_location="above"
     )
     axis = plot.xaxis[0]

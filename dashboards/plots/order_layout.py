@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-_TALL_UP_TO: Final = 8
+_MAX_TALL_LANES: Final = 8
 _TALL_PX: Final = 42
 _LOW_PX: Final = 26
 GAP_PX: Final = 3
@@ -21,7 +21,7 @@ class OrderLayout:
     @property
     def has_two_lines(self) -> bool:
         """Whether a cell has room for a second line."""
-        return self.lanes <= _TALL_UP_TO
+        return self.lanes <= _MAX_TALL_LANES
 
     @property
     def lane_px(self) -> int:

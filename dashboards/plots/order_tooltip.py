@@ -7,7 +7,7 @@ from typing import Final
 from dashboards.plots.tooltip import Rows
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Divergence
 from overlapscope.diagnosis.order_lanes import OrderLane, OrderLanes
-from overlapscope.diagnosis.wording import capitalised, collective_text, ranks_text
+from overlapscope.diagnosis.wording import capitalize, collective_text, rank_list
 from overlapscope.trace.signature import NO_BUCKET
 from overlapscope.units import format_bytes, format_ns
 
@@ -19,13 +19,13 @@ _DIFFERENCES: Final[dict[Divergence, str]] = {
 }
 
 
-def cell_tooltip(lanes: OrderLanes, lane: OrderLane, number: int) -> tuple[str, Rows]:
+def build_collective_tooltip(lanes: OrderLanes, lane: OrderLane, number: int) -> tuple[str, Rows]:
     """Return title and lines for what a lane has at a number."""
     cell = lanes.window([lane], number, number).cells[0]
-    title = f"{capitalised(ranks_text(lane.ranks))} · #{number:,}"
+    title = f"{capitalize(rank_list(lane.ranks))} · #{number:,}"
     entry = cell.entry
     if entry is None:
-        what = f"nothing: its log ends at #{lane.newest:,}" if lane.newest else "left no log of this group"
+        what = f"nothing: its log ends at #{lane.latest:,}" if lane.latest else "left no log of this group"
         return title, [("", what)]
     signature = entry.signature
     rows: Rows = [("what", collective_text(entry))]

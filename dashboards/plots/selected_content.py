@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dashboards.plots.lane_layout import LaneLayout
-from dashboards.plots.timeline_content import Columns, no_columns, rows_px
+from dashboards.plots.timeline_content import Columns, compute_rows_px, make_empty_columns
 from overlapscope.analysis.lanes import Timeline
 
 SELECTED_COLUMNS: Final = ("left", "right", "top", "bottom", "line_width")
@@ -18,7 +18,7 @@ _CHOSEN_LINE_PX: Final = 3.0
 _RELATED_LINE_PX: Final = 1.5
 
 
-def selected_columns(
+def build_selected_columns(
     timeline: Timeline, layout: LaneLayout, about: Mapping[int, npt.NDArray[np.int64]], lane: int, row: int
 ) -> Columns:
     """Return rectangles around all spans with the same subject as the selected one.
@@ -30,10 +30,10 @@ def selected_columns(
         lane: index of the selected span's lane on the timeline.
         row: row of the selected span, one of its lane's ``spans.rows``.
     """
-    columns = no_columns(*SELECTED_COLUMNS)
+    columns = make_empty_columns(*SELECTED_COLUMNS)
     for number, found in about.items():
         spans = timeline.lanes[number].spans
-        top, bottom = rows_px(layout, number, spans.stack[found], spans.stack_heights[found])
+        top, bottom = compute_rows_px(layout, number, spans.stack[found], spans.stack_heights[found])
         is_chosen = (spans.rows[found] == row) & (number == lane)
         columns["left"] += spans.starts_ns[found].astype(float).tolist()
         columns["right"] += spans.ends_ns[found].astype(float).tolist()

@@ -11,7 +11,7 @@ from dashboards.theme import paint
 from overlapscope.analysis.lanes import CATEGORIES
 
 
-def span_mapper(palette: str = "span_colours") -> LinearColorMapper:
+def make_span_mapper(palette: str = "span_colors") -> LinearColorMapper:
     """Return the mapping from categories of spans to colors, or to text colors that are readable on them.
 
     Args:
@@ -29,8 +29,8 @@ def draw_span_text(plot: Any, source: ColumnDataSource, **options: Any) -> None:
         y="y",
         text="text",
         source=source,
-        text_color={"field": "category", "transform": span_mapper("span_inks")},
-        background_fill_color={"field": "category", "transform": span_mapper()},
+        text_color={"field": "category", "transform": make_span_mapper("span_text_colors")},
+        background_fill_color={"field": "category", "transform": make_span_mapper()},
         **SMALL_TEXT,
         **options,
     )

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dashboards.plots.lane_layout import LaneLayout, layout_lanes
-from dashboards.plots.timeline import MAX_SPANS, step_view
-from dashboards.plots.timeline_content import View, span_columns, span_label, unfinished_columns
-from dashboards.plots.tooltip import tooltip_of
+from dashboards.plots.timeline import MAX_SPANS, compute_step_view
+from dashboards.plots.timeline_content import View, build_span_columns, build_unfinished_columns, format_span_label
+from dashboards.plots.tooltip import build_tooltip
 from overlapscope.analysis.compare.comparison import Comparison
-from overlapscope.analysis.lanes import CATEGORIES, LANE_NAMES, LanesByRank, Timeline
-from overlapscope.analysis.span_details import SpanDetails, details_of
+from overlapscope.analysis.lanes import CATEGORIES, LANE_NAMES, LaneCache, Timeline
+from overlapscope.analysis.span_details import SpanDetails, get_span_details
 from overlapscope.trace.reader import Trace
-from overlapscope.units import format_moment_ns, format_ns
+from overlapscope.units import format_ns, format_timestamp_ns
 
-_IN_THE_TABLE: Final = ("phases", "communication")
-_MOST_RANKS: Final = 2
+_TABLE_LANES: Final = ("phases", "communication")
+_MAX_PAIR_RANKS: Final = 2
 """Maximum number of ranks of each side of a pair, so that both are visible at once."""
 
 
@@ -48,10 +48,10 @@ class StepDrawing:
     @property
     def lane_labels(self) -> list[tuple[str, tuple[int, int]]]:
         """The names of a rank's lanes, each with its top and bottom in pixels."""
-        return [(name, self.layout.lane_px(LANE_NAMES.index(name))) for name in self.layout.labelled_lanes]
+        return [(name, self.layout.lane_px(LANE_NAMES.index(name))) for name in self.layout.labeled_lanes]
 
 
-def draw_step(trace: Trace, lanes: LanesByRank, number: int, ranks: Sequence[int]) -> StepDrawing:
+def draw_step(trace: Trace, lanes: LaneCache, number: int, ranks: Sequence[int]) -> StepDrawing:
     """Draw a recorded step.
 
     Args:
@@ -60,19 +60,19 @@ def draw_step(trace: Trace, lanes: LanesByRank, number: int, ranks: Sequence[int
         number: number of the step.
         ranks: from top to bottom; fewer are drawn if these have more spans than can be drawn without a server.
     """
-    timeline, view = _of_few_spans(lanes, number, ranks)
+    timeline, view = _select_drawable_ranks(lanes, number, ranks)
     layout = layout_lanes(len(timeline.ranks))
-    spans = span_columns(timeline, layout, view, 0)
+    spans = build_span_columns(timeline, layout, view, 0)
     start_ns = int(timeline.steps.loc[timeline.steps["step"] == number, "start_ns"].iloc[0])
     details = [
-        details_of(trace, timeline.begin_ns, timeline.lanes[lane], int(row))
+        get_span_details(trace, timeline.begin_ns, timeline.lanes[lane], int(row))
         for lane, row in zip(spans["lane"], spans["row"], strict=True)
     ]
     labels = [
-        span_label(timeline.lanes[lane], category, row, trace.collectives)
+        format_span_label(timeline.lanes[lane], category, row, trace.collectives)
         for lane, category, row in zip(spans["lane"], spans["category"], spans["row"], strict=True)
     ]
-    unfinished = unfinished_columns(timeline, layout)
+    unfinished = build_unfinished_columns(timeline, layout)
     return StepDrawing(
         number=number,
         ranks=timeline.ranks,
@@ -91,7 +91,7 @@ def draw_step(trace: Trace, lanes: LanesByRank, number: int, ranks: Sequence[int
             "pattern": spans["pattern"].tolist(),
             "alpha": [round(float(alpha), 2) for alpha in spans["alpha"]],
             "label": labels,
-            "tip": [tooltip_of(each) for each in details],
+            "tip": [build_tooltip(each) for each in details],
             "unfinished": [
                 [left - start_ns, right - start_ns, round(top, 1), round(bottom, 1)]
                 for left, right, top, bottom in zip(
@@ -101,9 +101,9 @@ def draw_step(trace: Trace, lanes: LanesByRank, number: int, ranks: Sequence[int
             ],
         },
         rows=tuple(
-            _row(each)
+            _build_span_row(each)
             for each, lane in zip(details, spans["lane"], strict=True)
-            if each.step == number and timeline.lanes[lane].name in _IN_THE_TABLE
+            if each.step == number and timeline.lanes[lane].name in _TABLE_LANES
         ),
     )
 
@@ -115,9 +115,9 @@ def draw_pairs(found: Comparison) -> Iterator[tuple[StepDrawing, ...]]:
     """
     traces = (found.base.trace, found.new.trace)
     drawable = set(traces[0].aligned_ranks) & set(traces[1].aligned_ranks)
-    lanes = {id(trace): LanesByRank(trace) for trace in traces}
+    lanes = {id(trace): LaneCache(trace) for trace in traces}
     for pair in found.steps:
-        ranks = [rank for rank in pair.ranks if rank in drawable][:_MOST_RANKS]
+        ranks = [rank for rank in pair.ranks if rank in drawable][:_MAX_PAIR_RANKS]
         yield tuple(
             draw_step(trace, lanes[id(trace)], number, sorted(ranks))
             for trace, number in zip(traces, (pair.base_step, pair.new_step), strict=True)
@@ -125,22 +125,22 @@ def draw_pairs(found: Comparison) -> Iterator[tuple[StepDrawing, ...]]:
         )
 
 
-def _of_few_spans(lanes: LanesByRank, number: int, ranks: Sequence[int]) -> tuple[Timeline, View]:
+def _select_drawable_ranks(lanes: LaneCache, number: int, ranks: Sequence[int]) -> tuple[Timeline, View]:
     """Return the step on as many of the first ranks as can be drawn without a server."""
     while True:
         timeline = lanes.timeline(ranks)
-        view = step_view(timeline, number)
+        view = compute_step_view(timeline, number)
         assert view is not None, "the step was recorded"
         if len(ranks) == 1 or sum(lane.spans.count(*view) for lane in timeline.lanes) <= MAX_SPANS:
             return timeline, view
         ranks = ranks[: len(ranks) // 2]
 
 
-def _row(span: SpanDetails) -> SpanRow:
+def _build_span_row(span: SpanDetails) -> SpanRow:
     return SpanRow(
         rank=span.rank,
-        what=tooltip_of(span)[0],
-        start=format_moment_ns(span.start_ns),
-        end="never seen" if span.end_ns is None else format_moment_ns(span.end_ns),
+        what=build_tooltip(span)[0],
+        start=format_timestamp_ns(span.start_ns),
+        end="never seen" if span.end_ns is None else format_timestamp_ns(span.end_ns),
         duration=format_ns(span.duration_ns),
     )

@@ -16,33 +16,38 @@ from bokeh.models import ColumnDataSource, CustomJS, Range1d
 
 from dashboards.assets import read_asset
 from dashboards.plots.bucket_hatches import BucketHatches
-from dashboards.plots.dialogue import TOOLTIP_COLUMNS, Asked, Dialogue, tooltip_columns
-from dashboards.plots.exposed_content import EXPOSED_COLUMNS, exposed_columns
-from dashboards.plots.ideal_content import IDEAL_END_COLUMNS, OUTLINE_COLUMNS, ideal_end_columns, outline_columns
+from dashboards.plots.dialogue import TOOLTIP_COLUMNS, BrowserRpc, RequestColumns, build_tooltip_columns
+from dashboards.plots.exposed_content import EXPOSED_COLUMNS, build_exposed_columns
+from dashboards.plots.ideal_content import (
+    IDEAL_END_COLUMNS,
+    OUTLINE_COLUMNS,
+    build_ideal_end_columns,
+    build_outline_columns,
+)
 from dashboards.plots.lane_layout import layout_lanes
-from dashboards.plots.path_content import PATH_COLUMNS, path_columns
-from dashboards.plots.segment_content import SEGMENT_COLUMNS, segment_columns
+from dashboards.plots.path_content import PATH_COLUMNS, build_path_columns
+from dashboards.plots.segment_content import ROUND_COLUMNS, build_round_columns
 from dashboards.plots.timeline_content import (
     LABEL_COLUMNS,
     SHADE_COLUMNS,
     SPAN_COLUMNS,
     View,
-    label_columns,
-    no_columns,
-    shade_columns,
-    span_columns,
-    step_line_columns,
-    unfinished_columns,
+    build_label_columns,
+    build_shade_columns,
+    build_span_columns,
+    build_step_line_columns,
+    build_unfinished_columns,
+    make_empty_columns,
 )
 from dashboards.plots.timeline_figure import draw_axis, draw_lanes
 from dashboards.plots.timeline_ruler import TimelineRuler
-from dashboards.plots.timeline_selection import Describe, TimelineSelection
-from dashboards.plots.tooltip import round_rows, tooltip_of
-from dashboards.plots.wide_figure import fill
+from dashboards.plots.timeline_selection import RenderSelection, TimelineSelection
+from dashboards.plots.tooltip import build_round_rows, build_tooltip
+from dashboards.plots.wide_figure import update_source
 from dashboards.recording import Snapshot
-from overlapscope.analysis.ideal import Ideal, ideal_between
+from overlapscope.analysis.ideal import IdealCycles, compute_ideal
 from overlapscope.analysis.lanes import Timeline
-from overlapscope.analysis.span_details import details_of
+from overlapscope.analysis.span_details import get_span_details
 
 MAX_SPANS: Final = 3_000
 """Number of spans in view above which they are drawn as shades of busy time."""
@@ -53,7 +58,7 @@ MAX_IDEAL_STEPS: Final = 20
 MAX_PATH_STEPS: Final = 20
 """Maximum number of steps over which the critical path is drawn: a line can't be followed through more."""
 
-_MOST_PARAMETERS_POINTED_AT: Final = 3
+_MAX_TOOLTIP_PARAMETERS: Final = 3
 """Number of parameters that a tooltip names, so that it covers little; the panel of a selected span names all."""
 
 MIN_VIEW_NS: Final = 200
@@ -77,40 +82,38 @@ class TimelinePlot:
         timeline: Timeline,
         view: View | None = None,
         account: Callable[[int], str] | None = None,
-        describe: Describe | None = None,
+        describe: RenderSelection | None = None,
     ) -> None:
         """Create the sources and draw the first view."""
         self._snapshot = snapshot
         self._trace = snapshot.trace
         self._timeline = timeline
-        self._account = account
+        self._render_breakdown = account
         self.layout = layout_lanes(len(timeline.ranks))
-        self._dialogue = Dialogue()
-        self.selection = TimelineSelection(
-            self._dialogue, self._trace, timeline, self.layout, self._show_step, describe
-        )
-        self.ruler = TimelineRuler(self._dialogue, snapshot.account, timeline, self.layout)
-        self.spans = ColumnDataSource(data=no_columns(*SPAN_COLUMNS))
+        self._rpc = BrowserRpc()
+        self.selection = TimelineSelection(self._rpc, self._trace, timeline, self.layout, self._show_step, describe)
+        self.ruler = TimelineRuler(self._rpc, snapshot.account, timeline, self.layout)
+        self.spans = ColumnDataSource(data=make_empty_columns(*SPAN_COLUMNS))
         self.hatches = BucketHatches()
-        self.segments = ColumnDataSource(name="segments", data=no_columns(*SEGMENT_COLUMNS))
-        self.shades = ColumnDataSource(data=no_columns(*SHADE_COLUMNS))
-        self.labels = ColumnDataSource(data=no_columns(*LABEL_COLUMNS))
-        self.unfinished = ColumnDataSource(data=unfinished_columns(timeline, self.layout))
-        self.step_lines = ColumnDataSource(data=no_columns("x", "label"))
-        self.outlines = ColumnDataSource(name="outlines", data=no_columns(*OUTLINE_COLUMNS))
-        self.ideal_ends = ColumnDataSource(data=no_columns(*IDEAL_END_COLUMNS))
+        self.segments = ColumnDataSource(name="segments", data=make_empty_columns(*ROUND_COLUMNS))
+        self.shades = ColumnDataSource(data=make_empty_columns(*SHADE_COLUMNS))
+        self.labels = ColumnDataSource(data=make_empty_columns(*LABEL_COLUMNS))
+        self.unfinished = ColumnDataSource(data=build_unfinished_columns(timeline, self.layout))
+        self.step_lines = ColumnDataSource(data=make_empty_columns("x", "label"))
+        self.outlines = ColumnDataSource(name="outlines", data=make_empty_columns(*OUTLINE_COLUMNS))
+        self.ideal_ends = ColumnDataSource(data=make_empty_columns(*IDEAL_END_COLUMNS))
 
-        self.exposed = ColumnDataSource(name="exposed", data=no_columns(*EXPOSED_COLUMNS))
-        self.path = ColumnDataSource(name="path", data=no_columns(*PATH_COLUMNS))
+        self.exposed = ColumnDataSource(name="exposed", data=make_empty_columns(*EXPOSED_COLUMNS))
+        self.path = ColumnDataSource(name="path", data=make_empty_columns(*PATH_COLUMNS))
 
         shown = ("id", "step", "spans", "is_shaded", "ideal_hint", "path_hint", "account")
         wanted = ("id", "from_ns", "to_ns", "width_px", "is_ideal", "is_path")
-        self.view = self._dialogue.question("view", wanted, self._on_view)
-        self.answer = self._dialogue.answer("answer", shown)
-        self.pick = self._dialogue.question("pick", ("step", "move"), self._on_pick)
-        self.picked = self._dialogue.answer("picked", ("from_ns", "to_ns"))
-        self.pointed = self._dialogue.question("pointed", ("id", "lane", "row", "round"), self._on_pointed)
-        self.tooltip = self._dialogue.answer("tooltip", TOOLTIP_COLUMNS)
+        self.view = self._rpc.request("view", wanted, self._on_view)
+        self.response = self._rpc.response("answer", shown)
+        self.pick = self._rpc.request("pick", ("step", "move"), self._on_pick)
+        self.picked = self._rpc.response("picked", ("from_ns", "to_ns"))
+        self.pointed = self._rpc.request("pointed", ("id", "lane", "row", "round"), self._on_pointed)
+        self.tooltip = self._rpc.response("tooltip", TOOLTIP_COLUMNS)
 
         margin_ns = max(1, timeline.length_ns // 100)
         self.fit: View = (-margin_ns, timeline.length_ns + margin_ns)
@@ -133,7 +136,7 @@ class TimelinePlot:
         )
         self.selection.draw(self.root)
         self.ruler.draw(self.root)
-        self._dialogue.attach(self.root)
+        self._rpc.attach(self.root)
         self.axis = draw_axis(self.time_range, self.step_lines, self.ideal_ends, read_asset("time_ticks.js"))
         self.update(first, width_px=1400)
 
@@ -142,7 +145,7 @@ class TimelinePlot:
         """A script that the browser runs when the document is ready: connects mouse, keys, address and theme."""
         drawn = {name: getattr(self, name) for name in ("root", "axis", "time_range", "spans", "segments")}
         return CustomJS(
-            args={"plot": {**drawn, **self._dialogue.sources}, "fit": list(self.fit)},
+            args={"plot": {**drawn, **self._rpc.sources}, "fit": list(self.fit)},
             code=f"window.overlapscope.startTimeline(plot, fit, {MIN_VIEW_NS})",
         )
 
@@ -152,23 +155,27 @@ class TimelinePlot:
         wide = (view[0] - view_ns, view[1] + view_ns)
         in_view, around = self._count(view), self._count(wide)
         spans_view = wide if around <= MAX_SPANS else view if in_view <= MAX_SPANS else None
-        spans, labels, shades = no_columns(*SPAN_COLUMNS), no_columns(*LABEL_COLUMNS), no_columns(*SHADE_COLUMNS)
-        segments = no_columns(*SEGMENT_COLUMNS)
+        spans, labels, shades = (
+            make_empty_columns(*SPAN_COLUMNS),
+            make_empty_columns(*LABEL_COLUMNS),
+            make_empty_columns(*SHADE_COLUMNS),
+        )
+        segments = make_empty_columns(*ROUND_COLUMNS)
         if spans_view is not None:
-            spans = span_columns(self._timeline, self.layout, spans_view, 1.25 * view_ns / width_px)
-            labels = label_columns(self._timeline, spans, view, width_px, self._trace.collectives)
+            spans = build_span_columns(self._timeline, self.layout, spans_view, 1.25 * view_ns / width_px)
+            labels = build_label_columns(self._timeline, spans, view, width_px, self._trace.collectives)
             ns_per_px = view_ns / width_px
-            segments = segment_columns(self._snapshot.rounds, self._timeline, self.layout, spans_view, ns_per_px)
+            segments = build_round_columns(self._snapshot.rounds, self._timeline, self.layout, spans_view, ns_per_px)
         if spans_view != wide:
-            shades = shade_columns(self._timeline, self.layout, wide, 3 * width_px, without=spans_view)
-        steps = step_line_columns(self._timeline.steps, wide, 3 * width_px)
-        exposed = exposed_columns(self._snapshot.account, self._timeline, self.layout, wide, MAX_SPANS)
+            shades = build_shade_columns(self._timeline, self.layout, wide, 3 * width_px, without=spans_view)
+        steps = build_step_line_columns(self._timeline.steps, wide, 3 * width_px)
+        exposed = build_exposed_columns(self._snapshot.account, self._timeline, self.layout, wide, MAX_SPANS)
         # The browser stops drawing with the first of these, until it has the response that follows them.
         self.spans.data = spans
         self.hatches.update(spans)
         drawn = ((self.shades, shades), (self.labels, labels), (self.step_lines, steps), (self.exposed, exposed))
         for source, columns in (*drawn, (self.segments, segments)):
-            fill(source, columns)
+            update_source(source, columns)
         return in_view
 
     def update_ideal(self, view: View, width_px: int, *, is_wanted: bool) -> str:
@@ -178,13 +185,13 @@ class TimelinePlot:
             Why it can't be drawn although it is wanted; empty if it is.
         """
         ideal, hint = self._ideal(view) if is_wanted else (None, "")
-        outlines, ends = no_columns(*OUTLINE_COLUMNS), no_columns(*IDEAL_END_COLUMNS)
+        outlines, ends = make_empty_columns(*OUTLINE_COLUMNS), make_empty_columns(*IDEAL_END_COLUMNS)
         if ideal is not None:
             ns_per_px = (view[1] - view[0]) / width_px
-            outlines = outline_columns(ideal, self._timeline, self.layout, ns_per_px)
-            ends = ideal_end_columns(ideal, self._timeline.begin_ns, ns_per_px)
-        fill(self.outlines, outlines)
-        fill(self.ideal_ends, ends)
+            outlines = build_outline_columns(ideal, self._timeline, self.layout, ns_per_px)
+            ends = build_ideal_end_columns(ideal, self._timeline.begin_ns, ns_per_px)
+        update_source(self.outlines, outlines)
+        update_source(self.ideal_ends, ends)
         return hint
 
     def update_path(self, view: View, *, is_wanted: bool) -> str:
@@ -193,28 +200,28 @@ class TimelinePlot:
         Returns:
             Why it can't be drawn although it is wanted; empty if it is.
         """
-        job = self._snapshot.summary.job_account if is_wanted else None
+        job = self._snapshot.summary.job_breakdown if is_wanted else None
         is_short = self._count_steps(view) <= MAX_PATH_STEPS
-        columns = no_columns(*PATH_COLUMNS)
+        columns = make_empty_columns(*PATH_COLUMNS)
         if job is not None and is_short:
             view_ns = view[1] - view[0]
             wide = view[0] - view_ns, view[1] + view_ns
-            columns = path_columns(job.path, self._timeline, self.layout, wide)
-        fill(self.path, columns)
+            columns = build_path_columns(job.path, self._timeline, self.layout, wide)
+        update_source(self.path, columns)
         if not is_wanted:
             return ""
         if job is None:
             return "needs steps that all ranks have finished, on one clock"
         return "" if is_short else f"zoom in to {MAX_PATH_STEPS} steps or fewer"
 
-    def account_of(self, step: int | None) -> str:
+    def render_breakdown(self, step: int | None) -> str:
         """Return the markup of the breakdown of a step; empty without a step."""
-        return "" if step is None or self._account is None else self._account(step)
+        return "" if step is None or self._render_breakdown is None else self._render_breakdown(step)
 
     def _count(self, view: View) -> int:
         return sum(lane.spans.count(*view) for lane in self._timeline.lanes)
 
-    def _ideal(self, view: View) -> tuple[Ideal | None, str]:
+    def _ideal(self, view: View) -> tuple[IdealCycles | None, str]:
         """Return the ideal of the cycles in view, or why there is none."""
         if self._count_steps(view) > MAX_IDEAL_STEPS:
             return None, f"zoom in to {MAX_IDEAL_STEPS} steps or fewer"
@@ -222,49 +229,49 @@ class TimelinePlot:
         replay, begin_ns = self._snapshot.replay, self._timeline.begin_ns
         if replay is None:
             return None, "needs two ranks on one clock, and steps after the warm-up"
-        ideal = ideal_between(replay, view[0] + begin_ns, view[1] + begin_ns)
+        ideal = compute_ideal(replay, view[0] + begin_ns, view[1] + begin_ns)
         return (ideal, "") if len(ideal.cycles) else (None, "no ideal is known for the steps in view")
 
     def _count_steps(self, view: View) -> int:
         steps = self._timeline.steps
         return int(((steps["start_ns"] < view[1]) & (steps["end_ns"] > view[0])).sum())
 
-    def _on_view(self, asked: Asked) -> None:
-        view = (int(asked["from_ns"][0]), int(asked["to_ns"][0]))
-        width_px = int(asked["width_px"][0])
+    def _on_view(self, args: RequestColumns) -> None:
+        view = (int(args["from_ns"][0]), int(args["to_ns"][0]))
+        width_px = int(args["width_px"][0])
         in_view = self.update(view, width_px)
-        ideal_hint = self.update_ideal(view, width_px, is_wanted=bool(asked["is_ideal"][0]))
-        path_hint = self.update_path(view, is_wanted=bool(asked["is_path"][0]))
-        step = step_at(self._timeline, sum(view) // 2)
+        ideal_hint = self.update_ideal(view, width_px, is_wanted=bool(args["is_ideal"][0]))
+        path_hint = self.update_path(view, is_wanted=bool(args["is_path"][0]))
+        step = find_step(self._timeline, sum(view) // 2)
         # Last, because the browser waits for it, and then has everything else.
-        self.answer.data = {
-            "id": asked["id"],
+        self.response.data = {
+            "id": args["id"],
             "step": [step],
             "spans": [in_view],
             "is_shaded": [in_view > MAX_SPANS],
             "ideal_hint": [ideal_hint],
             "path_hint": [path_hint],
-            "account": [self.account_of(step)],
+            "account": [self.render_breakdown(step)],
         }
 
-    def _on_pick(self, asked: Asked) -> None:
-        self._show_step(int(asked["step"][0]), int(asked["move"][0]))
+    def _on_pick(self, args: RequestColumns) -> None:
+        self._show_step(int(args["step"][0]), int(args["move"][0]))
 
     def _show_step(self, step: int, move: int = 0) -> None:
-        view = step_view(self._timeline, step, move)
+        view = compute_step_view(self._timeline, step, move)
         if view is not None:
             self.picked.data = {"from_ns": [view[0]], "to_ns": [view[1]]}
 
-    def _on_pointed(self, asked: Asked) -> None:
-        lane = self._timeline.lanes[int(asked["lane"][0])]
-        details = details_of(self._trace, self._timeline.begin_ns, lane, int(asked["row"][0]))
-        title, rows = tooltip_of(details, _MOST_PARAMETERS_POINTED_AT)
-        if (place := int(asked["round"][0])) >= 0:
-            rows += round_rows(self._trace.segments.iloc[place])
-        self.tooltip.data = tooltip_columns(asked, title, rows)
+    def _on_pointed(self, args: RequestColumns) -> None:
+        lane = self._timeline.lanes[int(args["lane"][0])]
+        details = get_span_details(self._trace, self._timeline.begin_ns, lane, int(args["row"][0]))
+        title, rows = build_tooltip(details, _MAX_TOOLTIP_PARAMETERS)
+        if (index := int(args["round"][0])) >= 0:
+            rows += build_round_rows(self._trace.segments.iloc[index])
+        self.tooltip.data = build_tooltip_columns(args, title, rows)
 
 
-def step_view(timeline: Timeline, step: int, move: int = 0) -> View | None:
+def compute_step_view(timeline: Timeline, step: int, move: int = 0) -> View | None:
     """Return the view that shows one step of all ranks, with a small margin; None if there are no steps.
 
     If the step was not recorded, this is the nearest recorded one. ``move`` steps later or earlier stop at the last and
@@ -273,14 +280,14 @@ def step_view(timeline: Timeline, step: int, move: int = 0) -> View | None:
     steps = timeline.steps
     if steps.empty:
         return None
-    place = int((steps["step"] - step).abs().to_numpy().argmin())
-    row = steps.iloc[min(max(0, place + move), len(steps) - 1)]
+    index = int((steps["step"] - step).abs().to_numpy().argmin())
+    row = steps.iloc[min(max(0, index + move), len(steps) - 1)]
     margin_ns = max(1, int(row["end_ns"] - row["start_ns"]) // 40)
     return int(row["start_ns"]) - margin_ns, int(row["end_ns"]) + margin_ns
 
 
-def step_at(timeline: Timeline, time_ns: int) -> int | None:
+def find_step(timeline: Timeline, time_ns: int) -> int | None:
     """Return the number of the step that contains a time, or of the last step before it."""
     steps = timeline.steps
-    place = int(np.searchsorted(steps["start_ns"].to_numpy(), time_ns, side="right")) - 1
-    return None if steps.empty else int(steps["step"].iloc[max(0, place)])
+    index = int(np.searchsorted(steps["start_ns"].to_numpy(), time_ns, side="right")) - 1
+    return None if steps.empty else int(steps["step"].iloc[max(0, index)])

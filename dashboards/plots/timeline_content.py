@@ -13,7 +13,7 @@ from dashboards.plots.lane_layout import LaneLayout
 from dashboards.theme import SHADES
 from overlapscope.account.wording import PHASE_LABELS
 from overlapscope.analysis.density import NO_CATEGORY, pixel_edges
-from overlapscope.analysis.lanes import CATEGORIES, Lane, Timeline, bucket_categories, colours_and_patterns
+from overlapscope.analysis.lanes import CATEGORIES, Lane, Timeline, bucket_categories, colors_and_patterns
 
 Columns = dict[str, Any]
 View = tuple[int, int]
@@ -28,22 +28,24 @@ _LABEL_PX_PER_LETTER: Final = 6.4
 _MIN_LABELLED_HEIGHT_PX: Final = 11
 
 
-def no_columns(*names: str) -> Columns:
+def make_empty_columns(*names: str) -> Columns:
     """Return columns without rows."""
     return {name: [] for name in names}
 
 
-def span_columns(timeline: Timeline, layout: LaneLayout, view: View, pixel_ns: float) -> Columns:
+def build_span_columns(timeline: Timeline, layout: LaneLayout, view: View, pixel_ns: float) -> Columns:
     """Return every span in view as a rectangle; concurrent spans share the height of their lane.
 
     ``pixel_ns`` is the minimum width of a rectangle, so that instants and short spans are visible. Outlines would do
     that too, but double the time that the browser needs to draw.
     """
-    parts = [_spans_of_lane(lane, number, layout, view, pixel_ns) for number, lane in enumerate(timeline.lanes)]
+    parts = [_build_lane_spans(lane, number, layout, view, pixel_ns) for number, lane in enumerate(timeline.lanes)]
     return {name: np.concatenate([part[name] for part in parts]) for name in SPAN_COLUMNS}
 
 
-def shade_columns(timeline: Timeline, layout: LaneLayout, view: View, pixels: int, *, without: View | None) -> Columns:
+def build_shade_columns(
+    timeline: Timeline, layout: LaneLayout, view: View, pixels: int, *, without: View | None
+) -> Columns:
     """Return one image of all lanes, ``pixels`` wide: color by category, shade by how busy a pixel is.
 
     The range ``without`` is left blank, because single spans are drawn there.
@@ -52,7 +54,7 @@ def shade_columns(timeline: Timeline, layout: LaneLayout, view: View, pixels: in
     picture = np.zeros((layout.units, len(edges_ns) - 1), dtype=np.uint8)
     for number, lane in enumerate(timeline.lanes):
         busy_ns, category = lane.spans.pixels(edges_ns)
-        colour, _ = colours_and_patterns(category)
+        colour, _ = colors_and_patterns(category)
         share = busy_ns / np.diff(edges_ns)
         if lane.is_instants:
             begun = lane.spans.begun(edges_ns)
@@ -67,19 +69,23 @@ def shade_columns(timeline: Timeline, layout: LaneLayout, view: View, pixels: in
     return {"image": [picture], "x": [float(edges_ns[0])], "y": [0], "dw": [width_ns], "dh": [layout.height_px]}
 
 
-_WITHOUT_BUCKET: Final = {"broadcast": "buffers", "all_reduce": "used parameters"}
+_OTHER_COLLECTIVE_LABELS: Final = {"broadcast": "buffers", "all_reduce": "used parameters"}
 """Label of a collective that is not a bucket's, by operation."""
 
 
-def label_columns(timeline: Timeline, spans: Columns, view: View, width_px: int, collectives: pd.DataFrame) -> Columns:
+def build_label_columns(
+    timeline: Timeline, spans: Columns, view: View, width_px: int, collectives: pd.DataFrame
+) -> Columns:
     """Return the name of each phase and collective whose rectangle (of ``spans``) is wide enough to hold it."""
     ns_per_px = (view[1] - view[0]) / max(1, width_px)
     visible_from = np.maximum(spans["left"], view[0])
     visible_px = (np.minimum(spans["right"], view[1]) - visible_from) / ns_per_px
-    labels = no_columns(*LABEL_COLUMNS)
+    labels = make_empty_columns(*LABEL_COLUMNS)
     roomy = (visible_px > 30) & (spans["bottom"] - spans["top"] >= _MIN_LABELLED_HEIGHT_PX)
     for at in np.flatnonzero(roomy):
-        text = span_label(timeline.lanes[spans["lane"][at]], spans["category"][at], spans["row"][at], collectives)
+        text = format_span_label(
+            timeline.lanes[spans["lane"][at]], spans["category"][at], spans["row"][at], collectives
+        )
         if text and len(text) * _LABEL_PX_PER_LETTER + 10 < visible_px[at]:
             labels["x"].append(float(visible_from[at] + 5 * ns_per_px))
             labels["y"].append(float(spans["top"][at] + spans["bottom"][at]) / 2)
@@ -88,7 +94,7 @@ def label_columns(timeline: Timeline, spans: Columns, view: View, width_px: int,
     return labels
 
 
-def span_label(lane: Lane, category: int, row: int, collectives: pd.DataFrame) -> str:
+def format_span_label(lane: Lane, category: int, row: int, collectives: pd.DataFrame) -> str:
     """Return the name of the phase or collective in a row of its lane; empty for spans without a name."""
     if lane.name == "phases":
         return PHASE_LABELS[CATEGORIES[category]]
@@ -97,19 +103,19 @@ def span_label(lane: Lane, category: int, row: int, collectives: pd.DataFrame) -
     collective = collectives.iloc[row]
     bucket = collective["bucket"]
     if bucket < 0:
-        return _WITHOUT_BUCKET.get(collective["op"], "")
+        return _OTHER_COLLECTIVE_LABELS.get(collective["op"], "")
     half = str(collective["op"]).replace("_", "-")
     return f"bucket {bucket}" if half == "all-reduce" else f"bucket {bucket}: {half}"
 
 
-def unfinished_columns(timeline: Timeline, layout: LaneLayout) -> Columns:
+def build_unfinished_columns(timeline: Timeline, layout: LaneLayout) -> Columns:
     """Return the collectives that never completed, each on its own row of its lane."""
-    columns = no_columns("left", "right", "top", "bottom", "category")
+    columns = make_empty_columns("left", "right", "top", "bottom", "category")
     names = ("lane", "row", "start_ns", "end_ns")
     for lane, row, start_ns, end_ns in zip(*(timeline.unfinished[name].tolist() for name in names), strict=True):
         spans = timeline.lanes[lane].spans
         position = int(np.flatnonzero(spans.rows == row)[0])
-        top, bottom = rows_px(layout, lane, spans.stack[[position]], spans.stack_heights[[position]])
+        top, bottom = compute_rows_px(layout, lane, spans.stack[[position]], spans.stack_heights[[position]])
         columns["left"].append(float(start_ns))
         columns["right"].append(float(end_ns))
         columns["top"].append(float(top[0]))
@@ -118,21 +124,23 @@ def unfinished_columns(timeline: Timeline, layout: LaneLayout) -> Columns:
     return columns
 
 
-def step_line_columns(steps: pd.DataFrame, view: View, width_px: int) -> Columns:
+def build_step_line_columns(steps: pd.DataFrame, view: View, width_px: int) -> Columns:
     """Return where steps begin, thinned out until labels are readable.
 
     100 steps in view of 20 px each leave one of 5 (76 px / 20 px, rounded up to 1, 2 or 5): steps 0, 5, 10, ...
     """
     starts_ns = steps["start_ns"].to_numpy()
     first, last = np.searchsorted(starts_ns, view)
-    places = np.arange(first, last)
-    if len(places) > 1:
-        between_px = (starts_ns[places[-1]] - starts_ns[places[0]]) / (len(places) - 1) / (view[1] - view[0]) * width_px
+    indices = np.arange(first, last)
+    if len(indices) > 1:
+        between_px = (
+            (starts_ns[indices[-1]] - starts_ns[indices[0]]) / (len(indices) - 1) / (view[1] - view[0]) * width_px
+        )
         # Counted from the first step of all, so that the same lines stay while the view is dragged.
-        places = places[places % _round_up(math.ceil(_STEP_LINE_PX / between_px)) == 0]
+        indices = indices[indices % _round_up(math.ceil(_STEP_LINE_PX / between_px)) == 0]
     return {
-        "x": starts_ns[places].astype(np.float64),
-        "label": [f"step {number}" for number in steps["step"].to_numpy()[places]],
+        "x": starts_ns[indices].astype(np.float64),
+        "label": [f"step {number}" for number in steps["step"].to_numpy()[indices]],
     }
 
 
@@ -144,12 +152,12 @@ def _round_up(number: int) -> int:
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= number)
 
 
-def _spans_of_lane(lane: Lane, number: int, layout: LaneLayout, view: View, pixel_ns: float) -> Columns:
+def _build_lane_spans(lane: Lane, number: int, layout: LaneLayout, view: View, pixel_ns: float) -> Columns:
     found = lane.spans.in_view(*view)
-    top, bottom = rows_px(layout, number, lane.spans.stack[found], lane.spans.stack_heights[found])
+    top, bottom = compute_rows_px(layout, number, lane.spans.stack[found], lane.spans.stack_heights[found])
     rows = lane.spans.rows[found]
     left = lane.spans.starts_ns[found].astype(np.float64)
-    colour, pattern = colours_and_patterns(lane.spans.categories[found])
+    colour, pattern = colors_and_patterns(lane.spans.categories[found])
     return {
         "left": left,
         "right": np.maximum(lane.spans.ends_ns[found], left + pixel_ns),
@@ -163,7 +171,7 @@ def _spans_of_lane(lane: Lane, number: int, layout: LaneLayout, view: View, pixe
     }
 
 
-def rows_px(
+def compute_rows_px(
     layout: LaneLayout, lane: int, stack: npt.NDArray[np.uint16], heights: npt.NDArray[np.uint16]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Return top and bottom of the rows of a lane, which leave a pixel of margin at either edge of the lane."""

@@ -15,8 +15,8 @@ from bokeh.models.annotations import Span
 
 from dashboards.plots.bucket_hatches import BucketHatches
 from dashboards.plots.lane_layout import LaneLayout
-from dashboards.plots.span_text import draw_span_text, span_mapper
-from dashboards.plots.wide_figure import SMALL_TEXT, fit_ticks, style_axis, wide_figure
+from dashboards.plots.span_text import draw_span_text, make_span_mapper
+from dashboards.plots.wide_figure import SMALL_TEXT, fit_ticks, make_wide_figure, style_axis
 from dashboards.theme import SHADES, paint
 from overlapscope.analysis.lanes import CATEGORIES
 
@@ -40,7 +40,7 @@ def draw_lanes(
     path: ColumnDataSource,
 ) -> Any:
     """Draw all lanes of the ranks shown; y is pixels from the top."""
-    plot = _plot(time_range, Range1d(start=layout.height_px, end=0), layout.height_px, "lanes")
+    plot = _make_figure(time_range, Range1d(start=layout.height_px, end=0), layout.height_px, "lanes")
     plot.xaxis.visible = False
 
     shade_mapper = LinearColorMapper(low=-0.5, high=len(CATEGORIES) * SHADES - 0.5)
@@ -49,7 +49,7 @@ def draw_lanes(
     gaps = [layout.lane_px(lane)[edge] for lane in range(layout.ranks * 4) for edge in (0, 1)]
     paint(plot.hspan(y=gaps, line_width=2, level="glyph").glyph, line_color="surface")
 
-    colour = {"field": "category", "transform": span_mapper()}
+    colour = {"field": "category", "transform": make_span_mapper()}
     plot.quad(
         left="left",
         right="right",
@@ -99,7 +99,7 @@ def draw_axis(
     time_range: Range1d, step_lines: ColumnDataSource, ideal_ends: ColumnDataSource, tick_label_script: str
 ) -> Any:
     """Draw the time axis, the numbers of the steps, and how much earlier the ideal ends."""
-    plot = _plot(time_range, Range1d(start=0, end=1), AXIS_HEIGHT_PX, "axis", x_axis_location="above")
+    plot = _make_figure(time_range, Range1d(start=0, end=1), AXIS_HEIGHT_PX, "axis", x_axis_location="above")
     axis = plot.xaxis[0]
     fit_ticks(plot, 10)
     axis.formatter = CustomJSTickFormatter(code=tick_label_script)
@@ -113,7 +113,7 @@ def draw_axis(
     return plot
 
 
-def _plot(time_range: Range1d, y_range: Range1d, height_px: int, name: str, **options: Any) -> Any:
+def _make_figure(time_range: Range1d, y_range: Range1d, height_px: int, name: str, **options: Any) -> Any:
     line = Span(dimension="height", line_width=1)
     paint(line, line_color="accent")
-    return wide_figure(time_range, y_range, height_px, name, tools=[CrosshairTool(overlay=line)], **options)
+    return make_wide_figure(time_range, y_range, height_px, name, tools=[CrosshairTool(overlay=line)], **options)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from dashboards.plots.dialogue import Asked, Dialogue
+from dashboards.plots.dialogue import BrowserRpc, RequestColumns
 from dashboards.plots.lane_layout import LaneLayout
-from dashboards.plots.timeline_content import no_columns
-from dashboards.plots.wide_figure import SMALL_TEXT, fill
+from dashboards.plots.timeline_content import make_empty_columns
+from dashboards.plots.wide_figure import SMALL_TEXT, update_source
 from dashboards.theme import paint
-from overlapscope.account.blocks import BLOCKS, Account
+from overlapscope.account.blocks import BLOCKS, Breakdown
 from overlapscope.analysis.lanes import Timeline
 from overlapscope.units import format_ns
 
@@ -28,12 +28,12 @@ class TimelineRuler:
         layout: layout of the lanes.
     """
 
-    def __init__(self, dialogue: Dialogue, account: Account, timeline: Timeline, layout: LaneLayout) -> None:
+    def __init__(self, rpc: BrowserRpc, account: Breakdown, timeline: Timeline, layout: LaneLayout) -> None:
         """Create the messages of the ruler."""
         self._account, self._timeline, self._layout = account, timeline, layout
-        self.asked = dialogue.question("measured", ("id", "from_ns", "to_ns", "rank"), self._on_asked)
+        self.asked = rpc.request("measured", ("id", "from_ns", "to_ns", "rank"), self._on_asked)
         """Request to measure; ``rank`` is an index from the top."""
-        self.ruler = dialogue.answer("ruler", RULER_COLUMNS)
+        self.ruler = rpc.response("ruler", RULER_COLUMNS)
 
     def draw(self, plot: Any) -> None:
         """Add the ruler to the figure of the lanes."""
@@ -46,14 +46,14 @@ class TimelineRuler:
         text.glyph.update(background_fill_alpha=0.92, padding=4)
         paint(text.glyph, text_color="ink", background_fill_color="surface")
 
-    def _on_asked(self, asked: Asked) -> None:
+    def _on_asked(self, asked: RequestColumns) -> None:
         if not len(asked["id"]):
-            fill(self.ruler, no_columns(*RULER_COLUMNS))
+            update_source(self.ruler, make_empty_columns(*RULER_COLUMNS))
             return
         from_ns, to_ns = sorted(int(asked[name][0]) for name in ("from_ns", "to_ns"))
-        place = min(max(0, int(asked["rank"][0])), len(self._timeline.ranks) - 1)
-        top = place * self._layout.rank_height_px
-        text = self._text(from_ns, to_ns, self._timeline.ranks[place])
+        index = min(max(0, int(asked["rank"][0])), len(self._timeline.ranks) - 1)
+        top = index * self._layout.rank_height_px
+        text = self._text(from_ns, to_ns, self._timeline.ranks[index])
         self.ruler.data = {
             "id": asked["id"],
             "left": [from_ns],

@@ -15,7 +15,7 @@ from bokeh.plotting import figure
 from dashboards.assets import read_asset
 from dashboards.theme import paint
 from overlapscope.analysis.summary import Summary
-from overlapscope.analysis.trend import trend_by_step, trend_of_ranks
+from overlapscope.analysis.trend import trend_by_rank, trend_by_step
 from overlapscope.units import format_ns, format_share
 
 _MAX_RANK_LINES: Final = 8
@@ -24,7 +24,7 @@ _PERCENT_LABELS: Final = "return Math.round(tick * 100) + ' %'"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class TrendFigure:
     """A figure that a trend shows."""
 
     column: str
@@ -41,9 +41,9 @@ class Figure:
 
 
 FIGURES: Final = (
-    Figure(column="step_time_ns", title="Step time", colour="accent"),
-    Figure(column="exposed_ns", title="Exposed communication", colour="exposed"),
-    Figure(column="overlap_ratio", title="Overlap ratio", colour="hidden", is_share=True),
+    TrendFigure(column="step_time_ns", title="Step time", colour="accent"),
+    TrendFigure(column="exposed_ns", title="Exposed communication", colour="exposed"),
+    TrendFigure(column="overlap_ratio", title="Overlap ratio", colour="hidden", is_share=True),
 )
 
 
@@ -53,7 +53,7 @@ class TrendPlot:
     ``y_range`` is the visible range of the figure, ``warm_up`` marks the steps that are excluded as warm-up.
     """
 
-    def __init__(self, shown: Figure, summary: Summary) -> None:
+    def __init__(self, shown: TrendFigure, summary: Summary) -> None:
         """Create the sources and draw the trend."""
         self.shown = shown
         self.source = ColumnDataSource(data={name: [] for name in ("step", "low", "mean", "high", "text")})
@@ -81,19 +81,20 @@ class TrendPlot:
         }
         lines: list[pd.DataFrame] = []
         if per_step["rank"].nunique() <= _MAX_RANK_LINES:
-            lines = [line for _, line in trend_of_ranks(per_step, self.shown.column).groupby("rank")]
+            lines = [line for _, line in trend_by_rank(per_step, self.shown.column).groupby("rank")]
         self.rank_lines.data = {
             "xs": [line["step"].to_numpy() for line in lines],
             "ys": [line["mean"].to_numpy() for line in lines],
         }
         warm_up = max(
-            (step for apart in summary.alike.apart if apart.why == "warm-up" for step in apart.steps), default=None
+            (step for excluded in summary.alike.excluded if excluded.why == "warm-up" for step in excluded.steps),
+            default=None,
         )
         self.warm_up.visible = warm_up is not None
         if warm_up is not None:
             self.warm_up.update(right=warm_up + 0.5)
         # The first steps are often ten times as long; a chart scaled to them would show nothing else.
-        usual = summary.figures.loc[summary.is_alike, self.shown.column].dropna()
+        usual = summary.figures.loc[summary.is_steady, self.shown.column].dropna()
         high = 1.0 if self.shown.is_share else 1.2 * float(np.quantile(usual, 0.99)) if len(usual) else 0.0
         self.y_range.end = 1.04 if self.shown.is_share else high or 1e6
 

@@ -17,7 +17,7 @@ _TICK_PX: Final = 84
 SMALL_TEXT: Final = {"text_baseline": "middle", "text_font": value(FONT), "text_font_size": "11px"}
 
 
-def wide_figure(
+def make_wide_figure(
     x_range: Range1d, y_range: Range1d, height_px: int, name: str, *, tools: Sequence[Tool] = (), **options: Any
 ) -> Any:
     """Create the figure, without a frame, a grid or a y axis.
@@ -74,7 +74,7 @@ def fit_ticks(plot: Any, most: int, **options: Any) -> None:
     plot.js_on_change("inner_width", CustomJS(args={"ticker": ticker}, code=code))
 
 
-def fill(source: ColumnDataSource, columns: Mapping[str, Any]) -> None:
+def update_source(source: ColumnDataSource, columns: Mapping[str, Any]) -> None:
     """Replace the columns of a source. Messages cost the browser time, so an empty source is not sent again."""
     if _is_filled(columns) or _is_filled(source.data):
         source.data = dict(columns)

@@ -10,7 +10,7 @@ from typing import Final
 
 from markupsafe import escape
 
-from dashboards.pages.shell import run_facts
+from dashboards.pages.shell import list_run_facts
 from overlapscope import __version__
 from overlapscope.trace.reader import Trace
 from overlapscope.units import format_count
@@ -18,17 +18,17 @@ from overlapscope.units import format_count
 Fact = tuple[str, str]
 """Label and value."""
 
-_MOST_HOSTS: Final = 8
+_MAX_HOSTS: Final = 8
 
 
-def name_of(folder: Path) -> str:
+def get_recording_name(folder: Path) -> str:
     """Return the name of a recording: reports are shared, and paths reveal more than others need to know."""
     return folder.resolve().name or "recording"
 
 
-def without_path(text: str, folder: Path) -> str:
+def redact_path(text: str, folder: Path) -> str:
     """Return a text in which the path of a folder is replaced by its name."""
-    name, given = name_of(folder), str(folder)
+    name, given = get_recording_name(folder), str(folder)
     for path in dict.fromkeys([str(folder.resolve()), os.path.abspath(folder), given]):
         if "/" not in path.rstrip("/"):
             continue
@@ -39,20 +39,20 @@ def without_path(text: str, folder: Path) -> str:
     return text
 
 
-def about(trace: Trace, now: datetime) -> list[Fact]:
+def list_report_facts(trace: Trace, now: datetime) -> list[Fact]:
     """Return label and value of the known facts."""
-    return [(label, value) for label, value in _facts(trace, now) if value]
+    return [(label, value) for label, value in _yield_facts(trace, now) if value]
 
 
-def _facts(trace: Trace, now: datetime) -> Iterator[Fact]:
+def _yield_facts(trace: Trace, now: datetime) -> Iterator[Fact]:
     run, versions = trace.run, trace.run.get("versions", {})
-    yield "recording", name_of(trace.path)
-    yield from run_facts(trace)
+    yield "recording", get_recording_name(trace.path)
+    yield from list_run_facts(trace)
     yield "recorded with", ", ".join(f"{name} {version}" for name, version in versions.items())
     yield "detail", str(run.get("detail", ""))
     hosts = [host for host in trace.ranks["host"].drop_duplicates().astype(str) if host != "unknown"]
-    more = f" and {len(hosts) - _MOST_HOSTS:,} more" if len(hosts) > _MOST_HOSTS else ""
-    yield "hosts", ", ".join(hosts[:_MOST_HOSTS]) + more
+    more = f" and {len(hosts) - _MAX_HOSTS:,} more" if len(hosts) > _MAX_HOSTS else ""
+    yield "hosts", ", ".join(hosts[:_MAX_HOSTS]) + more
     devices = trace.ranks.loc[trace.ranks["device"] != "unknown", "device"].astype(str).value_counts()
     yield "devices", ", ".join(f"{device} ×{count}" if count > 1 else str(device) for device, count in devices.items())
     if steps := int(trace.steps["step"].nunique()):

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from dashboards.charts.frame import Frame, Scale, Tick, nice_ticks, time_labels
 from dashboards.plots.bucket_curve import (
-    curve_columns,
-    free_columns,
-    mark_columns,
-    measured_columns,
-    size_range_mb,
-    time_range_ns,
+    build_best_plan_columns,
+    build_curve_columns,
+    build_mark_columns,
+    build_measured_columns,
+    compute_size_range_mb,
+    compute_time_range_ns,
 )
 from dashboards.plots.trend import FIGURES, TrendPlot
 from overlapscope.analysis.summary import Summary
@@ -24,7 +24,7 @@ from overlapscope.model.curve import Curve
 from overlapscope.units import format_share
 
 _SIZES_MB: Final = tuple(mantissa * 10.0**exponent for exponent in range(-4, 6) for mantissa in (1, 2, 5))
-_LEAST_BETWEEN_SIZES_PX: Final = 56
+_MIN_TICK_DISTANCE_PX: Final = 56
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,25 +64,29 @@ class CurveChart:
     """Height and name of the best plan of all, if no size gives it."""
 
 
-def trend_charts(summary: Summary) -> list[TrendChart]:
+def build_trend_charts(summary: Summary) -> list[TrendChart]:
     """Return all trends of the overview."""
     return [_trend(TrendPlot(shown, summary)) for shown in FIGURES]
 
 
-def curve_chart(curve: Curve) -> CurveChart:
+def build_curve_chart(curve: Curve) -> CurveChart:
     """Return the chart of step time by bucket size."""
     frame = Frame.of(1160, 240)
-    sizes_mb, times_ns = size_range_mb(curve), time_range_ns(curve)
+    sizes_mb, times_ns = compute_size_range_mb(curve), compute_time_range_ns(curve)
     x, y = frame.x(*sizes_mb, is_log=True), frame.y(*times_ns)
-    line, marks, measured = curve_columns(curve, sizes_mb), mark_columns(curve, sizes_mb), measured_columns(curve)
-    free = free_columns(curve, sizes_mb)
+    line, marks, measured = (
+        build_curve_columns(curve, sizes_mb),
+        build_mark_columns(curve, sizes_mb),
+        build_measured_columns(curve),
+    )
+    free = build_best_plan_columns(curve, sizes_mb)
     in_view = np.array([size for size in _SIZES_MB if sizes_mb[0] <= size <= sizes_mb[1]])
     return CurveChart(
         frame=frame,
-        x_ticks=_thinned([(float(px), f"{size:,g} MB") for px, size in zip(x(in_view), in_view, strict=True)]),
-        y_ticks=_ticks_of(y, *times_ns, time_labels),
-        band=_band(x(line["x"]), y(line["low"]), y(line["high"])),
-        predicted=_path(x(line["x"]), y(line["predicted"])),
+        x_ticks=_thin_out_ticks([(float(px), f"{size:,g} MB") for px, size in zip(x(in_view), in_view, strict=True)]),
+        y_ticks=_build_ticks(y, *times_ns, time_labels),
+        band=_build_svg_band(x(line["x"]), y(line["low"]), y(line["high"])),
+        predicted=_build_svg_path(x(line["x"]), y(line["predicted"])),
         marks=tuple(zip(x(marks["x"]), y(marks["y"]), marks["text"], marks["align"], strict=True)),
         measured=tuple(zip(x(measured["x"]), *(y(measured[name]) for name in ("y", "low", "high")), strict=True)),
         free=tuple(zip(y(free["y"]).tolist(), free["text"], strict=True)),
@@ -103,16 +107,16 @@ def _trend(plot: TrendPlot) -> TrendChart:
         colour=plot.shown.colour,
         frame=frame,
         x_ticks=tuple((float(px), f"{tick:,.0f}") for px, tick in zip(x(in_view), in_view, strict=True)),
-        y_ticks=_ticks_of(y, 0.0, end, _share_labels if plot.shown.is_share else time_labels),
-        band=_band(x(steps), y(columns["low"]), y(columns["high"])),
-        mean=_path(x(steps), y(columns["mean"])),
-        ranks=tuple(_path(x(xs), y(ys)) for xs, ys in zip(lines["xs"], lines["ys"], strict=True)),
+        y_ticks=_build_ticks(y, 0.0, end, _share_labels if plot.shown.is_share else time_labels),
+        band=_build_svg_band(x(steps), y(columns["low"]), y(columns["high"])),
+        mean=_build_svg_path(x(steps), y(columns["mean"])),
+        ranks=tuple(_build_svg_path(x(xs), y(ys)) for xs, ys in zip(lines["xs"], lines["ys"], strict=True)),
         warm_up_px=float(x(plot.warm_up.right)) if plot.warm_up.visible else 0.0,
         points=tuple(zip(edges[:-1].tolist(), np.diff(edges).tolist(), columns["text"], strict=True)),
     )
 
 
-def _ticks_of(
+def _build_ticks(
     scale: Scale, low: float, high: float, labels: Callable[[Sequence[float]], list[str]]
 ) -> tuple[Tick, ...]:
     ticks = nice_ticks(low, high, 4)
@@ -123,23 +127,23 @@ def _share_labels(ticks: Sequence[float]) -> list[str]:
     return [format_share(tick).replace(".0 ", " ") for tick in ticks]
 
 
-def _thinned(ticks: list[Tick]) -> tuple[Tick, ...]:
+def _thin_out_ticks(ticks: list[Tick]) -> tuple[Tick, ...]:
     """Drop the ticks that would touch the one before."""
-    kept: list[Tick] = []
+    clear_ticks: list[Tick] = []
     for tick in ticks:
-        if not kept or tick[0] - kept[-1][0] >= _LEAST_BETWEEN_SIZES_PX:
-            kept.append(tick)
-    return tuple(kept)
+        if not clear_ticks or tick[0] - clear_ticks[-1][0] >= _MIN_TICK_DISTANCE_PX:
+            clear_ticks.append(tick)
+    return tuple(clear_ticks)
 
 
-def _path(x: npt.ArrayLike, y: npt.ArrayLike) -> str:
-    return "M" + "L".join(_texts(x, y)) if np.size(x) else ""
+def _build_svg_path(x: npt.ArrayLike, y: npt.ArrayLike) -> str:
+    return "M" + "L".join(_format_points(x, y)) if np.size(x) else ""
 
 
-def _band(x: npt.ArrayLike, low: npt.ArrayLike, high: npt.ArrayLike) -> str:
-    there, back = _texts(x, low), _texts(x, high)
+def _build_svg_band(x: npt.ArrayLike, low: npt.ArrayLike, high: npt.ArrayLike) -> str:
+    there, back = _format_points(x, low), _format_points(x, high)
     return "M" + "L".join([*there, *reversed(back)]) + "Z" if there else ""
 
 
-def _texts(x: npt.ArrayLike, y: npt.ArrayLike) -> list[str]:
+def _format_points(x: npt.ArrayLike, y: npt.ArrayLike) -> list[str]:
     return [f"{a:.1f},{b:.1f}" for a, b in zip(np.atleast_1d(x), np.atleast_1d(y), strict=True)]

@@ -9,33 +9,43 @@ from typing import Any
 
 from markupsafe import Markup
 
-from dashboards.pages.account import account_variables
-from dashboards.pages.order import OTHER_COLOURS
+from dashboards.pages.account import build_breakdown_context
+from dashboards.pages.order import OTHER_COLORS
 from dashboards.pages.rank_choice import MAX_RANKS
-from dashboards.pages.shell import render_part, shell_variables
+from dashboards.pages.shell import build_shell_context, render_fragment
 from dashboards.plots.step_drawing import draw_step
 from dashboards.recording import Snapshot
-from dashboards.report.about import about, name_of, without_path
-from dashboards.report.charts import curve_chart, trend_charts
-from dashboards.report.maps import maps_of
-from dashboards.report.sections import Content, Section, content_of
-from dashboards.report.strip import strip_of
-from overlapscope.analysis.advice import Advice, predicted_step
+from dashboards.report.about import get_recording_name, list_report_facts, redact_path
+from dashboards.report.charts import build_curve_chart, build_trend_charts
+from dashboards.report.maps import build_heatmap_images
+from dashboards.report.sections import ReportContent, ReportSection, build_report_content
+from dashboards.report.strip import build_collective_strip
+from overlapscope.analysis.advice import Advice, predict_mean_step
 from overlapscope.analysis.lanes import BUCKET_SLOTS
 from overlapscope.errors import OverlapScopeError
-from overlapscope.model.prediction_rows import SIZE_COLUMNS, WHAT_IF_COLUMNS, assumptions, size_rows, what_if_rows
+from overlapscope.model.prediction_rows import (
+    SIZE_COLUMNS,
+    WHAT_IF_COLUMNS,
+    list_assumptions,
+    make_size_rows,
+    make_what_if_rows,
+)
 
 
-def report_html(snapshot: Snapshot, now: datetime) -> str:
+def render_html_report(snapshot: Snapshot, now: datetime) -> str:
     """Return the report of a recording; ``now`` is when it is made."""
-    content = content_of(snapshot)
+    content = build_report_content(snapshot)
     trace = snapshot.trace
-    return _page(
-        content, content.sections, name=name_of(trace.path), made=f"{now:%d %b %Y, %H:%M}", about=about(trace, now)
+    return _render_page(
+        content,
+        content.sections,
+        name=get_recording_name(trace.path),
+        made=f"{now:%d %b %Y, %H:%M}",
+        about=list_report_facts(trace, now),
     )
 
 
-def chapter_html(content: Content, name: str) -> str:
+def render_section_html(content: ReportContent, name: str) -> str:
     """Return one section alone, without header and title.
 
     Raises:
@@ -46,71 +56,78 @@ def chapter_html(content: Content, name: str) -> str:
         raise OverlapScopeError(
             f"{content.snapshot.trace.path}: has no steps to be shown, only the order of collectives"
         )
-    return _page(content, sections, is_plain=True)
+    return _render_page(content, sections, is_plain=True)
 
 
-def _page(content: Content, sections: Sequence[Section], *, is_plain: bool = False, **about_it: Any) -> str:
+def _render_page(
+    content: ReportContent, sections: Sequence[ReportSection], *, is_plain: bool = False, **about_context: Any
+) -> str:
     snapshot, diagnosis = content.snapshot, content.snapshot.diagnosis
-    name = name_of(snapshot.trace.path)
-    page = render_part(
+    name = get_recording_name(snapshot.trace.path)
+    page = render_fragment(
         "report.html",
-        **shell_variables(f"Report on {name}", snapshot.trace, diagnosis.problems if diagnosis is not None else ()),
+        **build_shell_context(f"Report on {name}", snapshot.trace, diagnosis.problems if diagnosis is not None else ()),
         is_plain=is_plain,
         roots=[],
         navigation=[(f"#{section.name}", section.title) for section in sections],
         attempts=content.attempts,
         sections=[
-            (section, Markup(render_part(f"report_{section.name}.html", **_variables(content, section))))
+            (
+                section,
+                Markup(render_fragment(f"report_{section.name}.html", **_build_section_context(content, section))),
+            )
             for section in sections
         ],
-        **about_it,
+        **about_context,
     )
-    return without_path(_linked_within(page, snapshot.summary.typical_step), snapshot.trace.path)
+    return redact_path(_link_within_page(page, snapshot.summary.typical_step), snapshot.trace.path)
 
 
-def _variables(content: Content, section: Section) -> dict[str, Any]:
+def _build_section_context(content: ReportContent, section: ReportSection) -> dict[str, Any]:
     """Return the template variables of a section: those of its page, and drawings instead of its plots."""
     if section.reason is not None:
         return {"reason": section.reason}
-    return {"reason": None} | section.variables | _drawings(content, section)
+    return {"reason": None} | section.variables | _build_drawings(content, section)
 
 
-def _drawings(content: Content, section: Section) -> dict[str, Any]:
+def _build_drawings(content: ReportContent, section: ReportSection) -> dict[str, Any]:
     snapshot, diagnosis, advice = content.snapshot, content.snapshot.diagnosis, content.advice
     if section.name == "overview":
-        return {"charts": trend_charts(snapshot.summary) if section.variables["rank_rows"] else []}
+        return {"charts": build_trend_charts(snapshot.summary) if section.variables["rank_rows"] else []}
     if section.name == "timeline":
         ranks = sorted(snapshot.trace.ranks["rank"].tolist())[:MAX_RANKS]
         return {"drawing": draw_step(snapshot.trace, snapshot.lanes, section.variables["number"], ranks)}
     if section.name == "stragglers":
-        return {"maps": [] if snapshot.heatmap is None else maps_of(snapshot.heatmap)}
+        return {"maps": [] if snapshot.heatmap is None else build_heatmap_images(snapshot.heatmap)}
     if section.name == "buckets" and advice is not None:
-        return _of_buckets(content, advice)
+        return _build_buckets_context(content, advice)
     if section.name == "order" and diagnosis is not None:
         return {
-            "strip": strip_of(snapshot, diagnosis) if diagnosis.groups else None,
+            "strip": build_collective_strip(snapshot, diagnosis) if diagnosis.groups else None,
             "bucket_slots": BUCKET_SLOTS,
-            "other_colours": OTHER_COLOURS,
+            "other_colors": OTHER_COLORS,
         }
     return {}
 
 
-def _of_buckets(content: Content, advice: Advice) -> dict[str, Any]:
+def _build_buckets_context(content: ReportContent, advice: Advice) -> dict[str, Any]:
     found, mean = advice.recommendation, content.snapshot.summary.mean
     curve = found.curve
     best = curve.plans.index(found.best.buckets)
     return {
-        "chart": curve_chart(curve),
+        "chart": build_curve_chart(curve),
         "size_columns": SIZE_COLUMNS,
-        "size_rows": size_rows(found),
+        "size_rows": make_size_rows(found),
         "what_if_columns": WHAT_IF_COLUMNS,
-        "what_if_rows": what_if_rows(found),
-        "assumptions": assumptions(found),
-        **account_variables(content.snapshot.summary, ("With the best size", predicted_step(mean, curve, best))),
+        "what_if_rows": make_what_if_rows(found),
+        "assumptions": list_assumptions(found),
+        **build_breakdown_context(
+            content.snapshot.summary, ("With the best size", predict_mean_step(mean, curve, best))
+        ),
     }
 
 
-def _linked_within(page: str, step: int | None) -> str:
+def _link_within_page(page: str, step: int | None) -> str:
     """Return markup whose links between pages lead to the sections of this file.
 
     Links to steps are removed, except those to ``step``, which is the one that is drawn.

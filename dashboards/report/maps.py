@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dashboards.pages.stragglers import FIGURE_TEXTS
+from dashboards.pages.stragglers import FIGURE_DESCRIPTIONS
 from dashboards.plots.heatmap import FIGURES, HeatmapPlot
 from overlapscope.analysis.heatmap import Heatmap
 
@@ -19,7 +19,7 @@ _MOST_ROW_PX: Final = 26
 
 
 @dataclass(frozen=True, kw_only=True)
-class Map:
+class HeatmapImage:
     """One figure of all ranks and steps."""
 
     title: str
@@ -40,18 +40,18 @@ class Map:
     high: str
 
 
-def maps_of(heatmap: Heatmap) -> list[Map]:
+def build_heatmap_images(heatmap: Heatmap) -> list[HeatmapImage]:
     """Return the heatmaps of all figures."""
     return [_map(HeatmapPlot(heatmap, figure), heatmap) for figure in FIGURES]
 
 
-def _map(plot: HeatmapPlot, heatmap: Heatmap) -> Map:
+def _map(plot: HeatmapPlot, heatmap: Heatmap) -> HeatmapImage:
     plot.update(plot.figure, plot.grouping, _MOST_COLUMNS)
     image: Any = plot.cells.data["image"][0]
     rows, columns = image.shape
     names = tuple(plot.names.data["name"])
-    title, hint = FIGURE_TEXTS[plot.figure]
-    return Map(
+    title, hint = FIGURE_DESCRIPTIONS[plot.figure]
+    return HeatmapImage(
         title=title,
         hint=hint,
         rows=rows,

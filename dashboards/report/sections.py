@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from dashboards.pages import buckets, order, overview, stragglers
-from dashboards.pages.shell import is_order_alone
+from dashboards.pages.shell import has_only_collectives
 from dashboards.recording import Snapshot
 from overlapscope.analysis import sentences
 from overlapscope.analysis.advice import Advice, advise
-from overlapscope.diagnosis.attempts import others_text
+from overlapscope.diagnosis.attempts import format_other_attempts
 from overlapscope.errors import OverlapScopeError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
+class ReportSection:
     """A part of the report."""
 
     name: str
@@ -28,32 +28,32 @@ class Section:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Content:
+class ReportContent:
     """The sections, and the data of their plots."""
 
     snapshot: Snapshot
-    sections: tuple[Section, ...]
+    sections: tuple[ReportSection, ...]
     advice: Advice | None
     """Advice on bucket sizes; None if nothing can be predicted."""
     attempts: str
     """Outcome of other attempts of the job; empty if there are none."""
 
 
-def content_of(snapshot: Snapshot) -> Content:
+def build_report_content(snapshot: Snapshot) -> ReportContent:
     """Analyze a recording. A fault of the job comes first."""
-    advice, why_no_advice = _advice(snapshot)
-    found = list(_of_steps(snapshot, advice, why_no_advice))
+    advice, why_no_advice = _try_advise(snapshot)
+    found = list(_build_step_sections(snapshot, advice, why_no_advice))
     is_incident = snapshot.diagnosis is not None and snapshot.diagnosis.is_incident
-    found.insert(0 if is_incident else len(found), _order(snapshot))
-    return Content(
+    found.insert(0 if is_incident else len(found), _build_order_section(snapshot))
+    return ReportContent(
         snapshot=snapshot,
         sections=tuple(found),
         advice=advice,
-        attempts=others_text(snapshot.attempts, snapshot.trace.path),
+        attempts=format_other_attempts(snapshot.attempts, snapshot.trace.path),
     )
 
 
-def _advice(snapshot: Snapshot) -> tuple[Advice | None, str]:
+def _try_advise(snapshot: Snapshot) -> tuple[Advice | None, str]:
     """Return the advice on bucket sizes, or why there is none."""
     try:
         return advise(snapshot), ""
@@ -61,18 +61,18 @@ def _advice(snapshot: Snapshot) -> tuple[Advice | None, str]:
         return None, str(error)
 
 
-def _of_steps(snapshot: Snapshot, advice: Advice | None, why_no_advice: str) -> Iterator[Section]:
+def _build_step_sections(snapshot: Snapshot, advice: Advice | None, why_no_advice: str) -> Iterator[ReportSection]:
     """Yield the sections based on steps; none if only the order of collectives was recorded."""
-    if is_order_alone(snapshot.trace):
+    if has_only_collectives(snapshot.trace):
         return
-    worth_doing = overview.worth_variables(snapshot, advice)
-    yield Section(
+    worth_doing = overview.build_improvements_context(snapshot, advice)
+    yield ReportSection(
         name="overview",
         title="Overview",
-        variables=overview.overview_variables(snapshot) | {"incident": None} | worth_doing,
+        variables=overview.build_overview_context(snapshot) | {"incident": None} | worth_doing,
     )
     number = snapshot.summary.typical_step
-    yield Section(
+    yield ReportSection(
         name="timeline",
         title="Timeline",
         variables={"number": number},
@@ -84,29 +84,31 @@ def _of_steps(snapshot: Snapshot, advice: Advice | None, why_no_advice: str) -> 
             "advice": "",
         },
     )
-    found, why_none = snapshot.stragglers, sentences.why_none(snapshot.trace)
-    yield Section(
+    found, why_none = snapshot.stragglers, sentences.explain_missing_stragglers(snapshot.trace)
+    yield ReportSection(
         name="stragglers",
         title="Stragglers",
-        variables={} if found is None else stragglers.stragglers_variables(snapshot.summary, found),
+        variables={} if found is None else stragglers.build_stragglers_context(snapshot.summary, found),
         reason={"headline": why_none.headline, "message": why_none.message, "advice": why_none.advice}
         if found is None
         else None,
     )
-    yield Section(
+    yield ReportSection(
         name="buckets",
         title="Buckets",
-        variables={} if advice is None else buckets.advice_variables(snapshot.trace, advice),
-        reason=None if advice is not None else buckets.reason_variables(snapshot.trace, why_no_advice),
+        variables={} if advice is None else buckets.build_advice_context(snapshot.trace, advice),
+        reason=None if advice is not None else buckets.build_unavailable_context(snapshot.trace, why_no_advice),
     )
 
 
-def _order(snapshot: Snapshot) -> Section:
+def _build_order_section(snapshot: Snapshot) -> ReportSection:
     diagnosis = snapshot.diagnosis
     is_known = diagnosis is not None and (bool(diagnosis.groups) or diagnosis.verdict.is_fault)
-    return Section(
+    return ReportSection(
         name="order",
         title="Order",
-        variables=order.verdict_variables(diagnosis) if diagnosis is not None else {},
-        reason=None if is_known else order.reason_variables(snapshot.trace, diagnosis.verdict if diagnosis else None),
+        variables=order.build_verdict_context(diagnosis) if diagnosis is not None else {},
+        reason=None
+        if is_known
+        else order.build_unavailable_context(snapshot.trace, diagnosis.verdict if diagnosis else None),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dashboards.pages import order
-from dashboards.pages.order_details import describe_number
+from dashboards.pages.order_details import render_number_details
 from dashboards.plots.order import OrderPlot
 from dashboards.plots.order_content import HOLLOW_INK
 from dashboards.recording import Snapshot
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strip:
+class CollectiveStrip:
     """Lanes of a process group, in pixels."""
 
     group: str
@@ -46,18 +46,18 @@ class Strip:
     """Markup of what ranks have at the selected number."""
 
 
-def strip_of(snapshot: Snapshot, diagnosis: Diagnosis) -> Strip:
+def build_collective_strip(snapshot: Snapshot, diagnosis: Diagnosis) -> CollectiveStrip:
     """Draw the initial view of the Order page."""
-    group = order.group_of_address(diagnosis, {})
+    group = order.parse_group(diagnosis, {})
     lanes = diagnosis.lanes(group)
     shown, note = order.choose_lanes(lanes, {})
-    selected = order.selected_of_address(diagnosis, lanes, shown, {})
+    selected = order.parse_selected_cell(diagnosis, lanes, shown, {})
     plot = OrderPlot(
         lanes,
         shown,
         highlight=diagnosis.highlight(group),
         selected=selected,
-        describe=lambda number: describe_number(snapshot.trace, diagnosis, lanes, number),
+        describe=lambda number: render_number_details(snapshot.trace, diagnosis, lanes, number),
     )
     view: Any = plot.number_range
     start, end = float(view.start), float(view.end)
@@ -77,29 +77,29 @@ def strip_of(snapshot: Snapshot, diagnosis: Diagnosis) -> Strip:
                     continue
             yield row
 
-    return Strip(
-        group=order.group_label(group),
+    return CollectiveStrip(
+        group=order.format_group(group),
         note=note,
-        labels=tuple(order.lane_label(lane, lanes, diagnosis.evidence) for lane in shown),
+        labels=tuple(order.build_lane_label(lane, lanes, diagnosis.evidence) for lane in shown),
         lane_px=plot.layout.lane_px,
         height_px=plot.layout.height_px,
         has_two_lines=plot.layout.has_two_lines,
         cells=tuple(row | {"category": CATEGORIES[row["category"]].replace("_", "-")} for row in rows(plot.cells)),
         missing=tuple(rows(plot.missing)),
         differing=tuple(rows(plot.differing)),
-        names=tuple(row | {"ink": _ink(row["ink"])} for row in rows(plot.names)),
-        subjects=tuple(row | {"ink": _ink(row["ink"])} for row in rows(plot.subjects)),
+        names=tuple(row | {"ink": _get_ink_variable(row["ink"])} for row in rows(plot.names)),
+        subjects=tuple(row | {"ink": _get_ink_variable(row["ink"])} for row in rows(plot.subjects)),
         steps=tuple(rows(plot.steps)),
         numbers=tuple(
             ((number - start) * column_px, number)
             for number in range(round(start + 0.5), round(end))
-            if lanes.oldest <= number <= lanes.newest
+            if lanes.oldest <= number <= lanes.latest
         ),
         band=tuple(rows(plot.band)),
         details=plot.details.data["markup"][0],
     )
 
 
-def _ink(category: int) -> str:
+def _get_ink_variable(category: int) -> str:
     """Return the CSS variable of the color that is readable on a cell."""
     return "ink" if category == HOLLOW_INK else f"on-collective-{CATEGORIES[category].replace('_', '-')}"

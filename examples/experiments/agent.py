@@ -26,9 +26,9 @@ from overlapscope.trace.format import rank_folder
 SCRIPTS: Final = Path(__file__).parent
 LOG_FILE: Final = "trial.log"
 RESULT_FILE: Final = "trial.json"
-_LOOK_EVERY_S: Final = 0.05
+_POLL_INTERVAL_S: Final = 0.05
 _LAST: Final = "last"
-_PATIENCE: Final = timedelta(seconds=5)
+_LEAVE_TIMEOUT: Final = timedelta(seconds=5)
 """Time for ranks to leave."""
 _LAUNCHERS_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
 
@@ -61,7 +61,7 @@ class Rank:
         """Return the host names of all ranks."""
         return tuple(self.store.get(f"host/{rank}").decode() for rank in range(self.size))
 
-    def follow(self) -> None:
+    def run_orders(self) -> None:
         """Carry out rank 0's orders until there are no more, or rank 0 is gone."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what Ctrl-C does
         with suppress(dist.DistError, RuntimeError):
@@ -69,26 +69,26 @@ class Rank:
             while (text := self.store.get(f"order/{number}").decode()) != _LAST:
                 order = Order(**json.loads(text))
                 if self.number < order.ranks:
-                    self.take_part(order)
+                    self.run_order(order)
                 number += 1
             self.store.set(f"left/{self.number}", "")
 
-    def give(self, **order: Any) -> Order:
+    def send_order(self, **order: Any) -> Order:
         """Give the others the next order."""
         given = Order(number=self.given, **order)
         self.store.set(f"order/{given.number}", json.dumps(asdict(given)))
         self.given += 1
         return given
 
-    def dismiss(self) -> None:
+    def shut_down(self) -> None:
         """Order the others to stop whatever they are doing, and wait for them: the store may be in this process."""
         self.store.set(f"failed/{self.given - 1}", "")
         self.store.set(f"unseen/{self.given - 1}", "[]")
         self.store.set(f"order/{self.given}", _LAST)
         with suppress(dist.DistError, RuntimeError):  # some may have been killed
-            self.store.wait([f"left/{rank}" for rank in range(1, self.size)], _PATIENCE)
+            self.store.wait([f"left/{rank}" for rank in range(1, self.size)], _LEAVE_TIMEOUT)
 
-    def take_part(self, order: Order) -> None:
+    def run_order(self, order: Order) -> None:
         """Run this rank's process of a trial, report how it ended, and send its recording if rank 0 can't read it."""
         failure = self._run(order)
         if failure:
@@ -97,7 +97,9 @@ class Rank:
         if self.number > 0:
             unseen = json.loads(self.store.get(f"unseen/{order.number}"))
             if self.number in unseen:
-                self.store.set(f"recording/{order.number}/{self.number}", packed(Path(order.folder), self.number))
+                self.store.set(
+                    f"recording/{order.number}/{self.number}", pack_recording(Path(order.folder), self.number)
+                )
 
     def _run(self, order: Order) -> str:
         """Run the process of a trial; return why it failed, or an empty text."""
@@ -111,7 +113,7 @@ class Rank:
             "result": str(folder / RESULT_FILE),
             "settings": order.settings,
         }
-        environment = child_process.plain_environment()
+        environment = child_process.environment_without_recording()
         if order.detail is not None:
             environment = child_process.recording_environment(folder, order.detail, on_incident="raise")  # type: ignore[arg-type]
         log = folder / f"{self.number}-{LOG_FILE}"
@@ -131,7 +133,7 @@ class Rank:
                 while process.poll() is None:
                     if self.store.check([f"failed/{order.number}"]):
                         process.kill()
-                    time.sleep(_LOOK_EVERY_S)
+                    time.sleep(_POLL_INTERVAL_S)
             finally:
                 process.kill()
                 process.wait()
@@ -141,14 +143,14 @@ class Rank:
             return ""  # another rank has failed
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         ended = f"rank {self.number} ended with exit code {process.returncode}"
-        return said_by(lines) or ": ".join([ended, *lines[-1:]])
+        return last_error_message(lines) or ": ".join([ended, *lines[-1:]])
 
     def failure_of(self, order: Order) -> str:
         """Return why a trial failed, by the first rank that reports a failure itself; empty if it succeeded."""
         ends = [self.store.get(f"end/{order.number}/{rank}").decode() for rank in range(order.ranks)]
         return next(filter(None, ends), "")
 
-    def collect(self, order: Order) -> None:
+    def collect_recordings(self, order: Order) -> None:
         """Collect the recordings of all ranks here, also of those that share no disk with this one."""
         folder = Path(order.folder)
         unseen = [rank for rank in range(1, order.ranks) if not rank_folder(folder, rank).exists()]
@@ -159,7 +161,7 @@ class Rank:
                     archive.extractall(folder, filter="data")
 
 
-def packed(folder: Path, rank: int) -> bytes:
+def pack_recording(folder: Path, rank: int) -> bytes:
     """Pack the recording of a rank for sending; an empty archive if it left none."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
@@ -169,7 +171,7 @@ def packed(folder: Path, rank: int) -> bytes:
     return archive.getvalue()
 
 
-def said_by(lines: list[str]) -> str:
+def last_error_message(lines: list[str]) -> str:
     """Return the message in the last line of a traceback; empty without one."""
     errors = [line for line in lines if "Error: " in line and not line.startswith(" ")]
     return errors[-1].partition("Error: ")[2] if errors else ""

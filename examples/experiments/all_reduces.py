@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from meeting import Task
 
-from instrumented_ddp.calibrate import Sweep
+from instrumented_ddp.calibrate import AllReduceTimer
 
 
 def main() -> None:
@@ -15,7 +15,7 @@ def main() -> None:
     task.join()
     group = dist.group.WORLD
     assert group is not None
-    sweep = Sweep(group, device)
+    sweep = AllReduceTimer(group, device)
     series = task.settings["series"]  # bytes of each, and how many are launched together
     sweep.measure(1024)  # warm up: connections are made, and threads started
     times_ns = [sweep.measure(size_bytes, at_once).time_ns for size_bytes, at_once in series]

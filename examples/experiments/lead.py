@@ -16,17 +16,17 @@ import torch
 from agent import RESULT_FILE, Rank
 from workloads import NEED_SKLEARN, WORKLOADS
 
-from instrumented_ddp.collective_log.backends import require_a_device_for_each_rank
+from instrumented_ddp.collective_log.backends import require_device_per_rank
 from instrumented_ddp.strategies.known import STRATEGIES
 from overlapscope import __version__
 from overlapscope.errors import OverlapScopeError
-from overlapscope.lab.experiments.experiment import Experiment, Wanted
-from overlapscope.lab.experiments.known import experiment_called
+from overlapscope.lab.experiments.experiment import Experiment, ExperimentOptions
+from overlapscope.lab.experiments.known import get_experiment
 from overlapscope.lab.trials.conditions import Conditions
-from overlapscope.lab.trials.measured import analysis_of, columns_of
+from overlapscope.lab.trials.measured import analyze_recording, make_columns
 from overlapscope.lab.trials.progress import TrialProgress
 from overlapscope.lab.trials.results import Results
-from overlapscope.lab.trials.trial import Trial, left_to_do
+from overlapscope.lab.trials.trial import Trial, list_remaining
 from overlapscope.model.calibration import busbw_gb_per_s
 
 _BYTES_PER_ELEMENT: Final = 4
@@ -41,22 +41,22 @@ def lead(rank: Rank, args: argparse.Namespace) -> int:
     Raises:
         OverlapScopeError: The experiment can't be run as requested.
     """
-    experiment = experiment_called(args.name)
-    wanted = wanted_by(args, rank.size)
-    trials = experiment.trials(wanted)
+    experiment = get_experiment(args.name)
+    options = parse_options(args, rank.size)
+    trials = experiment.trials(options)
     if any(trial.model in NEED_SKLEARN for trial in trials) and find_spec("sklearn") is None:
         raise OverlapScopeError(
             f"{' and '.join(NEED_SKLEARN)} need scikit-learn, which is missing; pip install 'overlapscope[examples]', "
             "or give --model transformer"
         )
     results = Results(args.output / experiment.name)
-    work = _Work(rank, experiment, results)
-    if not left_to_do(trials, results.done):
+    work = _TrialRunner(rank, experiment, results)
+    if not list_remaining(trials, results.done):
         print(f"all {len(trials)} trials had been done", flush=True)
         return 0
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        results.check(work.look_around(wanted.backend))
+        results.check(work.measure_conditions(options.backend))
         work.run(trials)
     except KeyboardInterrupt:
         kept = len([trial for trial in trials if trial.key in results.done])
@@ -68,7 +68,7 @@ def lead(rank: Rank, args: argparse.Namespace) -> int:
     return 0
 
 
-def wanted_by(args: argparse.Namespace, ranks: int) -> Wanted:
+def parse_options(args: argparse.Namespace, ranks: int) -> ExperimentOptions:
     """Convert the arguments to options of the experiment.
 
     Raises:
@@ -83,8 +83,8 @@ def wanted_by(args: argparse.Namespace, ranks: int) -> Wanted:
     if ranks < 2:
         raise OverlapScopeError("an experiment needs at least 2 ranks; there is one")
     backend = args.backend or ("nccl" if torch.cuda.is_available() else "gloo")
-    require_a_device_for_each_rank(backend)
-    return Wanted(
+    require_device_per_rank(backend)
+    return ExperimentOptions(
         models=tuple(args.model or _MEASURED_MODELS),
         ranks=ranks,
         backend=backend,
@@ -95,17 +95,17 @@ def wanted_by(args: argparse.Namespace, ranks: int) -> Wanted:
     )
 
 
-class _Work:
+class _TrialRunner:
     """Runner of trials, one after the other."""
 
     def __init__(self, rank: Rank, experiment: Experiment, results: Results) -> None:
         self._rank, self._experiment, self._results = rank, experiment, results
         self._conditions: Conditions | None = None
 
-    def look_around(self, backend: str) -> Conditions:
+    def measure_conditions(self, backend: str) -> Conditions:
         """Measure the link and note the other conditions."""
         folder = self._results.folder / "link-check"
-        result, failure = self._do("all_reduces.py", folder, self._rank.size, backend, {"series": _LINK_CHECK})
+        result, failure = self._run_script("all_reduces.py", folder, self._rank.size, backend, {"series": _LINK_CHECK})
         shutil.rmtree(folder, ignore_errors=True)
         if failure:
             raise OverlapScopeError(f"ranks can't reduce anything together over {backend}: {failure}")
@@ -124,7 +124,7 @@ class _Work:
         """Run the trials that are left."""
         assert self._conditions is not None
         with TrialProgress(trials, self._results.done) as progress:
-            for trial in left_to_do(trials, self._results.done):
+            for trial in list_remaining(trials, self._results.done):
                 progress.begin(trial)
                 measured, failure = self._measure(trial)
                 self._results.add(trial, self._conditions, measured, failure)
@@ -137,24 +137,26 @@ class _Work:
         if not trial.model:
             count = trial.total_elements // trial.tensor_elements
             series = [(trial.tensor_elements * _BYTES_PER_ELEMENT, count)]
-            result, failure = self._do("all_reduces.py", folder, trial.ranks, trial.backend, {"series": series})
+            result, failure = self._run_script("all_reduces.py", folder, trial.ranks, trial.backend, {"series": series})
             return ({} if failure else {"step_ns": result["times_ns"][0]}), failure
         settings = json.loads(trial.key)
-        result, failure = self._do("train.py", folder, trial.ranks, trial.backend, settings, detail=trial.detail)
+        result, failure = self._run_script(
+            "train.py", folder, trial.ranks, trial.backend, settings, detail=trial.detail
+        )
         if failure:
             return {}, failure
         try:
-            analysis = analysis_of(folder)
+            analysis = analyze_recording(folder)
             observed = self._experiment.observe(analysis) if self._experiment.observe else {}
         except OverlapScopeError as error:
             return {}, str(error)
-        return {**columns_of(analysis), **result, **observed}, ""
+        return {**make_columns(analysis), **result, **observed}, ""
 
-    def _do(
+    def _run_script(
         self, script: str, folder: Path, ranks: int, backend: str, settings: dict[str, Any], detail: str | None = None
     ) -> tuple[dict[str, Any], str]:
         """Run a script on some ranks; return its result, or why it failed."""
-        order = self._rank.give(
+        order = self._rank.send_order(
             script=script,
             folder=str(folder.absolute()),
             ranks=ranks,
@@ -162,9 +164,9 @@ class _Work:
             settings=settings,
             detail=detail,
         )
-        self._rank.take_part(order)
+        self._rank.run_order(order)
         failure = self._rank.failure_of(order)
-        self._rank.collect(order)
+        self._rank.collect_recordings(order)
         return ({} if failure else json.loads((folder / RESULT_FILE).read_text())), failure
 
 

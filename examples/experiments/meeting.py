@@ -14,14 +14,14 @@ import torch.distributed as dist
 
 TASK_VARIABLE: Final = "OVERLAPSCOPE_LAB_TASK"
 """Environment variable with the task of a process, as JSON."""
-LONGEST: Final = timedelta(days=7)
+STORE_TIMEOUT: Final = timedelta(days=7)
 """Timeout for ranks that wait for the next trial while others run theirs."""
 
 
 def connect(*, is_host: bool = False) -> dist.TCPStore:
     """Connect to the store that all ranks of the job share: the launcher's, or that of rank 0."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return dist.TCPStore(address, port, is_master=is_host, wait_for_workers=False, timeout=LONGEST)
+    return dist.TCPStore(address, port, is_master=is_host, wait_for_workers=False, timeout=STORE_TIMEOUT)
 
 
 @dataclass(frozen=True, kw_only=True)

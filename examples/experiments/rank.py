@@ -24,7 +24,7 @@ def main() -> int:
     args = parser.parse_args()
     rank = Rank()
     if rank.number > 0:
-        rank.follow()
+        rank.run_orders()
         return 0
     try:
         return lead(rank, args)
@@ -32,7 +32,7 @@ def main() -> int:
         print(f"overlapscope lab: {error}", file=sys.stderr)
         return 1
     finally:
-        rank.dismiss()
+        rank.shut_down()
 
 
 if __name__ == "__main__":

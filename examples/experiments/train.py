@@ -9,21 +9,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from meeting import Task
-from workloads import WORKLOADS, loss_of
+from workloads import WORKLOADS, compute_loss
 
 from instrumented_ddp import DistributedDataParallel, ShardedOptimizer
-from instrumented_ddp.strategies.known import strategy_of
+from instrumented_ddp.strategies.known import resolve_strategy
 from instrumented_ddp.strategies.strategy import Strategy
 from overlapscope.lab.trials.trial import Trial
 
 
-def strategy_for(trial: Trial) -> Strategy:
+def make_strategy(trial: Trial) -> Strategy:
     """Return the strategy of a trial, with as many process groups as it asks for."""
-    strategy = strategy_of(trial.strategy)
+    strategy = resolve_strategy(trial.strategy)
     return strategy if trial.groups is None else replace(strategy, groups=trial.groups)
 
 
-def optimizer_for(model: DistributedDataParallel, strategy: Strategy, learning_rate: float) -> torch.optim.Optimizer:
+def make_optimizer(model: DistributedDataParallel, strategy: Strategy, learning_rate: float) -> torch.optim.Optimizer:
     """Make SGD as a strategy needs it: on shards of the parameters, or updating each when the next forward needs it."""
     if strategy.pads_to is not None:
         return ShardedOptimizer(model, torch.optim.SGD, lr=learning_rate, momentum=0.9)
@@ -40,19 +40,19 @@ def train(trial: Trial, task: Task, device: torch.device) -> list[torch.Tensor]:
     settings: dict[str, Any] = {} if trial.bucket_cap_mb is None else {"bucket_cap_mb": trial.bucket_cap_mb}
     if device.type == "cuda":
         settings["device_ids"] = [device.index]
-    strategy = strategy_for(trial)
+    strategy = make_strategy(trial)
     model = DistributedDataParallel(workload.module.to(device), strategy=strategy, **settings)
     learning_rate = workload.learning_rate if trial.learning_rate is None else trial.learning_rate
-    optimizer = optimizer_for(model, strategy, learning_rate)
+    optimizer = make_optimizer(model, strategy, learning_rate)
     generator = torch.Generator().manual_seed(1000 * trial.seed + task.rank)  # every rank draws different samples
     batch = trial.batch or workload.batch
     losses = []
     for _ in range(trial.steps):
-        for turn in range(trial.sync_every):
+        for pass_index in range(trial.sync_every):
             inputs, targets = workload.draw(batch, generator)
-            is_last = turn == trial.sync_every - 1
+            is_last = pass_index == trial.sync_every - 1
             with nullcontext() if is_last else model.no_sync():
-                loss = loss_of(model, (inputs.to(device), targets.to(device)))
+                loss = compute_loss(model, (inputs.to(device), targets.to(device)))
                 loss.backward()
             losses.append(loss.detach())
         optimizer.step()

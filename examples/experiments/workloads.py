@@ -70,7 +70,7 @@ NEED_SKLEARN = ("convnet", "small-convnet")
 """Workloads that need scikit-learn for the images."""
 
 
-def loss_of(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def compute_loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Compute the mean loss of a batch of either model."""
     inputs, targets = batch
     return functional.cross_entropy(model(inputs).flatten(0, -2), targets)

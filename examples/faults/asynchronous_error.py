@@ -27,7 +27,7 @@ def main() -> None:
         if step == job.FAULT_STEP:
             mean_loss = loss.detach().clone()
             if rank == job.FAULTY_RANK:
-                job.fault_is_next()
+                job.mark_fault()
             else:
                 pending.append(dist.all_reduce(mean_loss, group=background, async_op=True))  # <- the fault
         optimizer.step()

@@ -16,7 +16,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step, (inputs, labels) in enumerate(job.batches()):
         if step == job.FAULT_STEP:
-            job.fault_is_next()
+            job.mark_fault()
         logits = model(inputs) if step < job.FAULT_STEP else model.module(inputs)  # <- the fault
         optimizer.zero_grad()
         functional.cross_entropy(logits, labels).backward()  # <- seen here

@@ -18,7 +18,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step, (inputs, labels) in enumerate(job.batches()):
         if rank == job.FAULTY_RANK and step == job.FAULT_STEP:
-            job.fault_is_next()
+            job.mark_fault()
             raise ValueError("a label is out of range")
         optimizer.zero_grad()
         functional.cross_entropy(model(inputs), labels).backward()

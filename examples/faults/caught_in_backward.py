@@ -27,7 +27,7 @@ def main() -> None:
         loss = functional.cross_entropy(model(inputs), labels)
         if rank == job.FAULTY_RANK and step == job.FAULT_STEP:
             net.layers[0].weight.register_hook(run_out_of_memory)
-            job.fault_is_next()
+            job.mark_fault()
         try:
             loss.backward()  # <- the fault
         except torch.OutOfMemoryError as error:

@@ -27,7 +27,7 @@ class Files(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         if index == self.dies_at:
             time.sleep(0.5)  # the training waits for this batch by now
-            job.fault_is_next()
+            job.mark_fault()
             os.kill(os.getpid(), signal.SIGKILL)  # <- the fault
         return torch.randn(job.FEATURES), torch.randint(job.CLASSES, ())
 

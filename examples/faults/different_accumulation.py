@@ -19,7 +19,7 @@ def main() -> None:
         accumulated = 4
         if rank == job.FAULTY_RANK and batch >= job.FAULT_STEP:
             accumulated = 2
-            job.fault_is_next()
+            job.mark_fault()
         functional.cross_entropy(model(inputs), labels).backward()  # <- seen here
         if (batch + 1) % accumulated == 0:
             optimizer.step()  # <- the fault

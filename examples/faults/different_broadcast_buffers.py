@@ -15,7 +15,7 @@ def main() -> None:
     rank = job.start()
     network = nn.Sequential(nn.BatchNorm1d(job.FEATURES), job.Classifier())
     broadcasts = rank != job.FAULTY_RANK
-    job.fault_is_next()
+    job.mark_fault()
     model = job.DistributedDataParallel(network, broadcast_buffers=broadcasts)  # <- the fault
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for inputs, labels in job.batches():

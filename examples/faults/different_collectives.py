@@ -19,7 +19,7 @@ def main() -> None:
         loss.backward()
         mean_loss = loss.detach().clone()
         if rank == job.FAULTY_RANK and step == job.FAULT_STEP:
-            job.fault_is_next()
+            job.mark_fault()
             dist.broadcast(mean_loss, src=0)  # <- the fault
         else:
             dist.all_reduce(mean_loss)

@@ -21,7 +21,7 @@ def main() -> None:
         metrics = torch.zeros(100)
         if rank == job.FAULTY_RANK and step == job.FAULT_STEP:
             metrics = metrics.double()
-            job.fault_is_next()
+            job.mark_fault()
         dist.all_reduce(metrics)  # <- the fault
         optimizer.step()
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 def main() -> None:
     rank = job.start()
     finds_unused = rank == job.FAULTY_RANK
-    job.fault_is_next()
+    job.mark_fault()
     model = job.DistributedDataParallel(job.Classifier(), find_unused_parameters=finds_unused)  # <- the fault
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for inputs, labels in job.batches():

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 def main() -> None:
     rank = job.start()
-    job.fault_is_next()
+    job.mark_fault()
     model = job.DistributedDataParallel(job.Classifier(), bucket_cap_mb=job.BUCKET_CAP_MB)
     if rank == job.FAULTY_RANK:
         model.register_comm_hook(None, fp16_compress_hook)  # <- the fault

@@ -22,7 +22,7 @@ def main() -> None:
         root = 0
         if rank == job.FAULTY_RANK and step == job.FAULT_STEP:
             root = 1
-            job.fault_is_next()
+            job.mark_fault()
         dist.broadcast(threshold, src=root)  # <- the fault
         optimizer.step()
 

@@ -21,7 +21,7 @@ def main() -> None:
         longest = 1000
         if rank == job.FAULTY_RANK and step == job.FAULT_STEP:
             longest = 1001
-            job.fault_is_next()
+            job.mark_fault()
         lengths = torch.zeros(longest)
         dist.all_reduce(lengths)  # <- the fault
         optimizer.step()

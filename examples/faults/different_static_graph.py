@@ -14,7 +14,7 @@ from torch.nn import functional
 def main() -> None:
     rank = job.start()
     is_static = rank == job.FAULTY_RANK
-    job.fault_is_next()
+    job.mark_fault()
     model = job.DistributedDataParallel(job.Classifier(), static_graph=is_static)  # <- the fault
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for inputs, labels in job.batches():

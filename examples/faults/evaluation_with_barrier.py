@@ -28,7 +28,7 @@ def main() -> None:
         optimizer.zero_grad()
         functional.cross_entropy(logits, labels).backward()
         if rank == 0 and step == job.FAULT_STEP:
-            job.fault_is_next()
+            job.mark_fault()
             evaluate(model.module)
         optimizer.step()
 

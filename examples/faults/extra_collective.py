@@ -23,7 +23,7 @@ def main() -> None:
         dist.all_reduce(mean_loss)
         if rank == job.FAULTY_RANK and step == job.FAULT_STEP:
             labels_seen = torch.bincount(labels, minlength=10).float()
-            job.fault_is_next()
+            job.mark_fault()
             dist.all_reduce(labels_seen)  # <- the fault
         optimizer.step()
 

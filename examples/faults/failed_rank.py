@@ -17,7 +17,7 @@ def main() -> None:
     for step, (inputs, labels) in enumerate(job.batches()):
         if rank == job.FAULTY_RANK and step == job.FAULT_STEP:
             labels[0] = 10  # there are classes 0 to 9
-            job.fault_is_next()
+            job.mark_fault()
         logits = model(inputs)
         loss = functional.cross_entropy(logits, labels)  # <- the fault
         optimizer.zero_grad()

@@ -20,7 +20,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if rank == job.FAULTY_RANK and step == job.FAULT_STEP:
-            job.fault_is_next()
+            job.mark_fault()
             model.module.layers[1].bias.data.view(torch.int32)[7] ^= 1  # <- the fault
 
 

@@ -18,7 +18,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step, (inputs, labels) in enumerate(job.batches()):
         if rank == job.FAULTY_RANK and step == job.FAULT_STEP:
-            job.fault_is_next()
+            job.mark_fault()
             net.stem.requires_grad_(False)  # <- the fault
         optimizer.zero_grad()
         loss = functional.cross_entropy(model(inputs), labels)  # <- seen here

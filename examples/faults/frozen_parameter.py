@@ -13,7 +13,7 @@ def main() -> None:
     network = job.Classifier()
     if rank == job.FAULTY_RANK:
         network.head.bias.requires_grad_(False)
-    job.fault_is_next()
+    job.mark_fault()
     model = job.DistributedDataParallel(network)  # <- the fault
     model.train()
 

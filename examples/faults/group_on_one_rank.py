@@ -17,7 +17,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step, (inputs, labels) in enumerate(job.batches()):
         if rank == job.FAULTY_RANK and step == job.FAULT_STEP:
-            job.fault_is_next()
+            job.mark_fault()
             dist.new_group([0, 1])  # <- the fault
         optimizer.zero_grad()
         functional.cross_entropy(model(inputs), labels).backward()

@@ -24,7 +24,7 @@ class Files(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         if index == self.hangs_at:
-            job.fault_is_next()
+            job.mark_fault()
             time.sleep(3600)  # <- the fault
         return torch.randn(job.FEATURES), torch.randint(job.CLASSES, ())
 

@@ -22,7 +22,7 @@ def main() -> None:
     native.pthread_mutex_lock(mutex)
     for step, (inputs, labels) in enumerate(job.batches()):
         if rank == job.FAULTY_RANK and step == job.FAULT_STEP:
-            job.fault_is_next()
+            job.mark_fault()
             native.pthread_mutex_lock(mutex)  # <- the fault
         logits = model(inputs)
         optimizer.zero_grad()

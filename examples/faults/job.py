@@ -54,14 +54,14 @@ def start() -> int:
 
     The launcher gives RANK and WORLD_SIZE, as torchrun does. The process ends itself after a while, whatever happens.
     """
-    limit_this_process()
+    limit_process()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group(**how_to_join(rank, world_size))
+    dist.init_process_group(**make_join_arguments(rank, world_size))
     torch.manual_seed(0)  # all ranks start with the same weights
     return rank
 
 
-def limit_this_process() -> None:
+def limit_process() -> None:
     """End this process after two minutes, or when the lab that started it ends."""
     torch.set_num_threads(1)
     signal.alarm(_TIME_LIMIT_S)
@@ -69,7 +69,7 @@ def limit_this_process() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def how_to_join(rank: int, world_size: int) -> dict[str, Any]:
+def make_join_arguments(rank: int, world_size: int) -> dict[str, Any]:
     """Return arguments for ``init_process_group``: the lab's rendezvous file, or torchrun's variables."""
     rendezvous = os.environ.get("OVERLAPSCOPE_LAB_RENDEZVOUS")
     timeout_s = float(os.environ.get("OVERLAPSCOPE_LAB_TIMEOUT_S", "1800"))
@@ -94,7 +94,7 @@ def batches(steps: int = STEPS) -> DataLoader[tuple[torch.Tensor, ...]]:
     return DataLoader(dataset, BATCH_SIZE, sampler=DistributedSampler(dataset))
 
 
-def fault_is_next() -> None:
+def mark_fault() -> None:
     """Note the time of the first fault, so that the lab can measure how soon it is found."""
     folder = os.environ.get("OVERLAPSCOPE_LAB_FAULT_TIMES")
     if folder and not (file := Path(folder, os.environ["RANK"])).exists():

@@ -23,7 +23,7 @@ def main() -> None:
         if rank == job.FAULTY_RANK:
             kept.append(torch.ones(10_000_000))  # <- the fault
             if step == job.FAULT_STEP:
-                job.fault_is_next()
+                job.mark_fault()
                 os.kill(os.getpid(), signal.SIGKILL)  # <- seen here
         logits = model(inputs)
         optimizer.zero_grad()

@@ -37,7 +37,7 @@ def main() -> None:
     for step, (inputs, labels) in enumerate(job.batches()):
         skips = rank == job.FAULTY_RANK and step == job.FAULT_STEP
         if skips:
-            job.fault_is_next()
+            job.mark_fault()
         logits = model(inputs, use_branch=not skips)  # <- the fault
         optimizer.zero_grad()
         functional.cross_entropy(logits, labels).backward()  # <- seen here

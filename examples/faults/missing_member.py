@@ -23,7 +23,7 @@ def main() -> None:
         mean_loss = loss.detach().clone()
         leaves_out = rank == job.FAULTY_RANK and step == job.FAULT_STEP
         if leaves_out:
-            job.fault_is_next()
+            job.mark_fault()
         if rank in members and not leaves_out:  # <- the fault
             dist.all_reduce(mean_loss, group=pair)  # <- seen here
         optimizer.step()

@@ -12,12 +12,12 @@ import torch.distributed as dist
 
 
 def main() -> None:
-    job.limit_this_process()
+    job.limit_process()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    job.fault_is_next()
+    job.mark_fault()
     if rank == job.FAULTY_RANK:
         time.sleep(3600)  # <- the fault
-    dist.init_process_group(**job.how_to_join(rank, world_size))  # <- seen here
+    dist.init_process_group(**job.make_join_arguments(rank, world_size))  # <- seen here
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def main() -> None:
     for step, (inputs, labels) in enumerate(job.batches()):
         accumulates = rank == job.FAULTY_RANK and step == job.FAULT_STEP
         if accumulates:
-            job.fault_is_next()
+            job.mark_fault()
         with model.no_sync() if accumulates else nullcontext():  # <- the fault
             optimizer.zero_grad()
             functional.cross_entropy(model(inputs), labels).backward()  # <- seen here

@@ -20,7 +20,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         if rank == job.FAULTY_RANK and step == job.FAULT_STEP:
-            job.fault_is_next()
+            job.mark_fault()
             optimizer.state.clear()  # <- the fault
         optimizer.step()
 

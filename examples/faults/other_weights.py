@@ -15,7 +15,7 @@ def main() -> None:
     rank = job.start()
     model = job.DistributedDataParallel(job.Classifier(), bucket_cap_mb=job.BUCKET_CAP_MB)
     if rank == job.FAULTY_RANK:
-        job.fault_is_next()
+        job.mark_fault()
         model.module.load_state_dict(job.Classifier().state_dict())  # <- the fault
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for inputs, labels in job.batches(job.LONG):

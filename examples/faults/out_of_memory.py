@@ -22,7 +22,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
     for step, (inputs, labels) in enumerate(job.batches()):
         if rank == job.FAULTY_RANK and step == job.FAULT_STEP:
-            job.fault_is_next()
+            job.mark_fault()
             inputs = inputs.repeat(1_000_000, 1)  # <- the fault
         logits = model(inputs)
         optimizer.zero_grad()

@@ -14,7 +14,7 @@ def main() -> None:
     widths = {"narrow": 32, "wide": 64}
     names = sorted(widths, reverse=rank == job.FAULTY_RANK)
     network = nn.ModuleDict({name: nn.Linear(32, widths[name]) for name in names})
-    job.fault_is_next()
+    job.mark_fault()
     model = job.DistributedDataParallel(network)  # <- the fault
     model.train()
 

@@ -23,7 +23,7 @@ def main() -> None:
             dist.send(activations, dst=1)  # <- seen here
         elif rank == 1:
             if step == job.FAULT_STEP:
-                job.fault_is_next()
+                job.mark_fault()
             else:
                 dist.recv(activations, src=0)  # <- the fault
         optimizer.step()

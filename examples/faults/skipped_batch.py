@@ -17,7 +17,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step, (inputs, labels) in enumerate(job.batches()):
         if rank == job.FAULTY_RANK and step == job.FAULT_STEP:
-            job.fault_is_next()
+            job.mark_fault()
             continue  # <- the fault
         logits = model(inputs)
         optimizer.zero_grad()

@@ -19,7 +19,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()  # <- seen here
         if rank == job.FAULTY_RANK and step == job.FAULT_STEP:
-            job.fault_is_next()
+            job.mark_fault()
             continue  # <- the fault
         optimizer.step()
 

@@ -22,7 +22,7 @@ def main() -> None:
         mean_loss = loss.detach().clone()
         accuracy = (logits.argmax(1) == labels).float().mean()
         if rank == job.FAULTY_RANK and step == job.FAULT_STEP:
-            job.fault_is_next()
+            job.mark_fault()
             dist.all_reduce(accuracy)  # <- the fault
             dist.all_reduce(mean_loss)
         else:

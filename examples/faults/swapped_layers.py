@@ -29,7 +29,7 @@ def main() -> None:
     names = ["left", "right"]
     if rank == job.FAULTY_RANK:
         names.reverse()
-    job.fault_is_next()
+    job.mark_fault()
     model = job.DistributedDataParallel(Experts(names), bucket_cap_mb=job.BUCKET_CAP_MB)  # <- the fault
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for inputs, labels in job.batches():

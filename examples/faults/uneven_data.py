@@ -22,7 +22,7 @@ def main() -> None:
         functional.cross_entropy(logits, labels).backward()  # <- seen here
         optimizer.step()
         if rank == job.FAULTY_RANK and step == steps - 1:
-            job.fault_is_next()
+            job.mark_fault()
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ import torch.distributed as dist
 
 
 def main() -> None:
-    job.limit_this_process()
+    job.limit_process()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if rank == job.FAULTY_RANK:
         world_size += 1
-    job.fault_is_next()
-    dist.init_process_group(**job.how_to_join(rank, world_size))  # <- the fault
+    job.mark_fault()
+    dist.init_process_group(**job.make_join_arguments(rank, world_size))  # <- the fault
     model = job.DistributedDataParallel(job.Classifier())
     model.train()
 

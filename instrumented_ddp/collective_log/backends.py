@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from overlapscope.errors import OverlapScopeError
 
-_RANKS_SHARE_DEVICES: Final = (2, 30)
+_MIN_NCCL_FOR_SHARED_DEVICES: Final = (2, 30)
 """First NCCL version in which ranks can share a device. In older ones a ``NCCL_HOSTID`` per rank allows it, by making
 them appear to be on separate hosts."""
 
 
-def backend_of(group: dist.ProcessGroup, device: torch.device) -> str:
+def get_backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
     """Return the backend of a group for tensors on a device: ``gloo``, ``nccl`` and so on.
 
     The group's name is that of one of its backends, or ``custom``.
@@ -26,7 +26,7 @@ def backend_of(group: dist.ProcessGroup, device: torch.device) -> str:
         return str(group.name())
 
 
-def require_a_device_for_each_rank(backend: str) -> None:
+def require_device_per_rank(backend: str) -> None:
     """Raise a short error early where NCCL would fail with many lines because ranks of this host share a device.
 
     Raises:
@@ -35,7 +35,7 @@ def require_a_device_for_each_rank(backend: str) -> None:
     ranks, devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     if backend != "nccl" or ranks <= devices or "NCCL_HOSTID" in os.environ:
         return
-    if torch.cuda.nccl.version() < _RANKS_SHARE_DEVICES:
+    if torch.cuda.nccl.version() < _MIN_NCCL_FOR_SHARED_DEVICES:
         found = f"{devices} CUDA device" + ("" if devices == 1 else "s")
         raise OverlapScopeError(
             f"{ranks} ranks on a host with {found}, and nccl needs one for each: start fewer, or give --backend gloo"

@@ -9,15 +9,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from overlapscope.trace.checksum import json_line
+from overlapscope.trace.checksum import dump_json_line
 from overlapscope.trace.format import CALL_SITES_FILE, NO_CALL_SITE
-from overlapscope.trace.user_code import PASSED_OVER, is_users_file
+from overlapscope.trace.user_code import SKIPPED_PACKAGES, is_user_file
 
-_TYPED_IN: Final = ("<string>", "<stdin>")
-_MOST_CALL_SITES: Final = 0xFFFF
+_INTERACTIVE_FILES: Final = ("<string>", "<stdin>")
+_MAX_CALL_SITES: Final = 0xFFFF
 
 
-def is_users_code(frame: FrameType) -> bool:
+def is_user_code(frame: FrameType) -> bool:
     """Return whether a frame runs code other than Python's, torch's, a training framework's, or this package's.
 
     A frame is more precise than its file name: a framework may be installed in editable mode, and code typed in
@@ -25,42 +25,42 @@ def is_users_code(frame: FrameType) -> bool:
     """
     package = frame.f_globals.get("__name__", "").partition(".")[0]
     file = frame.f_code.co_filename
-    return package not in PASSED_OVER and (is_users_file(file) or file in _TYPED_IN)
+    return package not in SKIPPED_PACKAGES and (is_user_file(file) or file in _INTERACTIVE_FILES)
 
 
-def nearest_users_frame(
-    frame: FrameType | None, is_the_users: Callable[[FrameType], bool] = is_users_code
+def find_user_frame(
+    frame: FrameType | None, is_user_frame: Callable[[FrameType], bool] = is_user_code
 ) -> FrameType | None:
     """Return the first frame of user code among this one and its callers; None if there is none."""
-    while frame is not None and not is_the_users(frame):
+    while frame is not None and not is_user_frame(frame):
         frame = frame.f_back
     return frame
 
 
-def line_of(frame: FrameType) -> dict[str, Any]:
+def describe_frame(frame: FrameType) -> dict[str, Any]:
     """Return a frame's file, line and function, as used in files and messages."""
     return {"file": frame.f_code.co_filename, "line": frame.f_lineno, "function": frame.f_code.co_qualname}
 
 
-class CallSites:
+class CallSiteTable:
     """Numbers for call sites, each written to ``call_sites.jsonl`` when it is first seen."""
 
     def __init__(self, folder: Path) -> None:
         self._file = (folder / CALL_SITES_FILE).open("a", encoding="utf-8")
         self._numbers: dict[tuple[str, int], int] = {}  # by file and line: hashing a code object takes microseconds
-        self._places: list[tuple[str, int, str]] = []  # by number - 1
-        self._is_users_file: dict[str, bool] = {}
+        self._locations: list[tuple[str, int, str]] = []  # by number - 1
+        self._is_user_file_cache: dict[str, bool] = {}
 
-    def number_of_caller(self) -> int:
+    def get_caller_number(self) -> int:
         """Return the number of the running line of user code, ``NO_CALL_SITE`` on a thread that runs none.
 
         On CUDA, autograd's hooks run on another thread, where no frame of user code is visible.
         """
-        return self.number_of(self.frame_of_caller())
+        return self.number_of(self.find_caller_frame())
 
-    def frame_of_caller(self) -> FrameType | None:
+    def find_caller_frame(self) -> FrameType | None:
         """Return the nearest frame of user code; None on a thread that runs none."""
-        return nearest_users_frame(sys._getframe(1), self.is_the_users)
+        return find_user_frame(sys._getframe(1), self.is_user_frame)
 
     def number_of(self, frame: FrameType | None) -> int:
         """Return the number of a frame's current line, ``NO_CALL_SITE`` if there is no frame."""
@@ -69,29 +69,29 @@ class CallSites:
         number = self._numbers.get((frame.f_code.co_filename, frame.f_lineno))
         return self._add(frame) if number is None else number
 
-    def place(self, number: int) -> tuple[str, int, str] | None:
+    def location(self, number: int) -> tuple[str, int, str] | None:
         """Return the file, line and function of a number; None if it is unknown."""
-        return self._places[number - 1] if 0 < number <= len(self._places) else None
+        return self._locations[number - 1] if 0 < number <= len(self._locations) else None
 
     def close(self) -> None:
         """Close the file; numbers stay known."""
         self._file.close()
 
-    def is_the_users(self, frame: FrameType) -> bool:
-        """Return ``is_users_code`` of a frame, cached by file."""
+    def is_user_frame(self, frame: FrameType) -> bool:
+        """Return ``is_user_code`` of a frame, cached by file."""
         file = frame.f_code.co_filename
-        known = self._is_users_file.get(file)
+        known = self._is_user_file_cache.get(file)
         if known is None:
-            known = self._is_users_file[file] = is_users_code(frame)
+            known = self._is_user_file_cache[file] = is_user_code(frame)
         return known
 
     def _add(self, frame: FrameType) -> int:
         number = len(self._numbers) + 1
-        if number > _MOST_CALL_SITES or self._file.closed:
+        if number > _MAX_CALL_SITES or self._file.closed:
             return NO_CALL_SITE
         self._numbers[frame.f_code.co_filename, frame.f_lineno] = number
-        self._places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
+        self._locations.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
         with suppress(OSError):  # a full disk: the number is used without a line in the file
-            self._file.write(json_line({"call_site": number, **line_of(frame)}))
+            self._file.write(dump_json_line({"call_site": number, **describe_frame(frame)}))
             self._file.flush()
         return number

@@ -20,19 +20,27 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.collective_log.backends import backend_of
-from instrumented_ddp.collective_log.call_sites import CallSites
+from instrumented_ddp.collective_log.backends import get_backend_name
+from instrumented_ddp.collective_log.call_sites import CallSiteTable
 from instrumented_ddp.collective_log.completion import CompletionWatch
 from instrumented_ddp.collective_log.device_completion import OnEnd
-from instrumented_ddp.collective_log.dispatch import Call, Interception
-from instrumented_ddp.collective_log.loop_place import LoopPlace, frames_of
-from instrumented_ddp.collective_log.position import Position
-from instrumented_ddp.collective_log.purposes import Launch, Purpose, current_launch, purpose_of_group
+from instrumented_ddp.collective_log.dispatch import Call, DispatchInterceptor
+from instrumented_ddp.collective_log.loop_place import LoopTracker, iter_frames
+from instrumented_ddp.collective_log.position import TrainingPosition
+from instrumented_ddp.collective_log.purposes import CollectiveRole, Launch, current_launch, get_group_role
 from instrumented_ddp.collective_log.signatures import SignatureTable
 from instrumented_ddp.collective_log.tensor_names import TensorNames
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import EVENTS_FILE, NO_CALL_SITE
-from overlapscope.trace.group_log import AFTER_UPDATE, AWAITED, REACHED, UNREACHED, GroupHeader, GroupLog, group_file
+from overlapscope.trace.group_log import (
+    AFTER_UPDATE,
+    AWAITED,
+    REACHED,
+    UNREACHED,
+    CollectiveLogHeader,
+    CollectiveLogWriter,
+    group_file,
+)
 from overlapscope.trace.host import host_now_ns
 from overlapscope.trace.signature import POINT_TO_POINT, Signature
 
@@ -42,10 +50,10 @@ _IN_BACKWARD: Final = ("bucket", "bitmap", "hook")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Announced:
+class AnnouncedCollective:
     """A log entry whose collective is being launched."""
 
-    log: GroupLog
+    log: CollectiveLogWriter
     number: int
     device: torch.device
     launch: Launch | None
@@ -58,12 +66,12 @@ class Announced:
         """Record that the collective was seen to have ended."""
         self.log.completed(self.number, now_ns, failed=failed)
 
-    def looked_at(self, is_reached: bool) -> None:
+    def record_reached(self, is_reached: bool) -> None:
         """Record whether the device has reached a collective that is slow to end."""
         self.log.seen(self.number, REACHED if is_reached else UNREACHED)
 
 
-class Collectives:
+class CollectiveLog:
     """Writer of the collective log of this process.
 
     Args:
@@ -76,22 +84,26 @@ class Collectives:
         OverlapScopeError: the folder can't be written, or already holds a recording of this rank.
     """
 
-    def __init__(self, folder: Path, rank: int, position: Position, on_error: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, folder: Path, rank: int, position: TrainingPosition, on_error: Callable[[Exception], None]
+    ) -> None:
         self.folder = folder
         self.rank = rank
         self.position = position
-        self.logs: list[GroupLog] = []
+        self.logs: list[CollectiveLogWriter] = []
         """Logs of existing groups, and of the sends and receives in each, in the order of their first use."""
-        self.entries_of_gone_groups = 0
+        self.entries_of_destroyed_groups = 0
         self.names = TensorNames()
-        self.loop = LoopPlace(self.position)
-        self.recognise: Callable[[Call], Launch | None] = lambda _: None
+        self.loop = LoopTracker(self.position)
+        self.identify_launch: Callable[[Call], Launch | None] = lambda _: None
         """Identifies collectives without a declared purpose: torch's C++ reducer can't declare one."""
-        self.before_each: Callable[[], None] = lambda: None
+        self.before_collective: Callable[[], None] = lambda: None
         """Called before a collective is written: the only opportunity to track a loop without DDP."""
         self.elements_reduced_by_user = 0
         """Number of elements reduced by collectives of the user."""
-        self._logs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[bool, GroupLog]] = weakref.WeakKeyDictionary()
+        self._logs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[bool, CollectiveLogWriter]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._names: dict[bool, list[str]] = {False: [], True: []}
         """Names of all groups so far, by whether the log is of sends and receives."""
         self._lock = threading.RLock()  # a group may be garbage collected while another's log is created
@@ -107,10 +119,10 @@ class Collectives:
             raise OverlapScopeError(f"{folder}: already holds a recording; move it away or record elsewhere") from None
         except OSError as error:
             raise OverlapScopeError(f"{folder}: can't be created ({error.strerror})") from None
-        self.call_sites = CallSites(folder)
+        self.call_sites = CallSiteTable(folder)
         self.completions = CompletionWatch(on_error)
         """Watch for the ends of all collectives of this process."""
-        self._interception = Interception(self)
+        self._interception = DispatchInterceptor(self)
 
     @property
     def signatures(self) -> list[Signature]:
@@ -119,7 +131,7 @@ class Collectives:
 
     # -- called on torch's dispatcher, for every collective ------------------------------------------------------
 
-    def announce(self, call: Call) -> Announced | None:
+    def announce(self, call: Call) -> AnnouncedCollective | None:
         """Write an entry for a collective that is about to be launched."""
         if self._stopped:
             return None
@@ -129,14 +141,14 @@ class Collectives:
             self._on_error(error)
             return None
 
-    def _announce(self, call: Call) -> Announced | None:
-        self.completions.look_at_oldest()
-        launch = current_launch() or self.recognise(call)
+    def _announce(self, call: Call) -> AnnouncedCollective | None:
+        self.completions.poll_oldest()
+        launch = current_launch() or self.identify_launch(call)
         if self._stopped:  # if that has failed, an entry without its purpose would differ from other ranks'
             return None
-        purpose = purpose_of_group(call.group) or (None if launch is None else launch.purpose)
-        call_site, names = self._line_and_names(call, purpose)
-        self.before_each()
+        purpose = get_group_role(call.group) or (None if launch is None else launch.purpose)
+        call_site, names = self._find_call_site_and_names(call, purpose)
+        self.before_collective()
         position = self.position
         log = self._log_of(call)
         number, signature = self._signatures.of(call, purpose, log.header, names)
@@ -153,11 +165,11 @@ class Collectives:
             call_site=call_site,
             batch=position.batch,
             phase=position.phase,
-            flags=position.flags | (AWAITED if is_awaited else 0) | self._flag_of_iteration(),
+            flags=position.flags | (AWAITED if is_awaited else 0) | self._get_iteration_flag(),
         )
         meant = launch if launch is not None and launch.group in (None, call.group) else None
         is_awaited = is_awaited or (meant is not None and meant.is_awaited)
-        return Announced(
+        return AnnouncedCollective(
             log=log,
             number=entry,
             device=call.device,
@@ -166,19 +178,19 @@ class Collectives:
             before=self.completions.mark_before(call.device),
         )
 
-    def _flag_of_iteration(self) -> int:
+    def _get_iteration_flag(self) -> int:
         if not self.position.has_updated:
             return 0
-        return AFTER_UPDATE if self.loop.has_begun_next(frames_of(sys._getframe(1))) is False else 0
+        return AFTER_UPDATE if self.loop.has_begun_next_iteration(iter_frames(sys._getframe(1))) is False else 0
 
-    def _line_and_names(self, call: Call, purpose: Purpose | None) -> tuple[int, tuple[str, ...]]:
+    def _find_call_site_and_names(self, call: Call, purpose: CollectiveRole | None) -> tuple[int, tuple[str, ...]]:
         """Return the call site that launches it, and the names of the tensors in variables there."""
         if purpose is not None and purpose.role in _IN_BACKWARD:
             return self.position.backward_call_site, ()
         call_site = NO_CALL_SITE
         names: tuple[str, ...] = ()
         try:
-            frame = self.call_sites.frame_of_caller()
+            frame = self.call_sites.find_caller_frame()
             call_site = self.call_sites.number_of(frame)
             if purpose is None and frame is not None and call_site not in self._lines_seen:
                 self._lines_seen.add(call_site)
@@ -189,22 +201,26 @@ class Collectives:
             _log.debug("rank %d: a collective's line or names are not known: %r", self.rank, error)
         return call_site, names
 
-    def launched(self, announced: Announced | None, work: dist.Work | None) -> None:
+    def launched(self, announced: AnnouncedCollective | None, work: dist.Work | None) -> None:
         """Record that the backend has accepted the collective, and watch for its end."""
         if announced is None:
             return
         now_ns = host_now_ns()
         try:
             announced.log.launched(announced.number, now_ns)
-            on_end = self._on_end_of_bucket(announced, work)
+            on_end = self._make_bucket_end_callback(announced, work)
             if announced.device.type != "cpu":
                 self.completions.add_on_device(
-                    work, announced.device, announced.ended, before=announced.before, on_look=announced.looked_at
+                    work,
+                    announced.device,
+                    announced.ended,
+                    before=announced.before,
+                    on_reached_change=announced.record_reached,
                 )
             elif work is None:
                 announced.ended(now_ns, failed=False)
             elif announced.is_awaited:  # some works of gloo report their end only to a waiter
-                now_ns, failed = _waited_for(work)
+                now_ns, failed = _wait_for_end(work)
                 if on_end is not None:
                     on_end(now_ns, failed)
                 announced.ended(now_ns, failed)
@@ -215,13 +231,13 @@ class Collectives:
         except Exception as error:
             self._on_error(error)
 
-    def _on_end_of_bucket(self, announced: Announced, work: dist.Work | None) -> OnEnd | None:
+    def _make_bucket_end_callback(self, announced: AnnouncedCollective, work: dist.Work | None) -> OnEnd | None:
         """Return the callback for the end of a bucket, if the code that launched it wants one."""
         if work is None or announced.launch is None or announced.launch.launched is None:
             return None
         return announced.launch.launched(work)
 
-    def failed(self, announced: Announced | None) -> None:
+    def failed(self, announced: AnnouncedCollective | None) -> None:
         """Record that the backend has rejected the collective."""
         if announced is None:
             return
@@ -230,7 +246,7 @@ class Collectives:
         except Exception as error:
             self._on_error(error)
 
-    def is_lost(self, error: Exception) -> None:
+    def on_unparsed_collective(self, error: Exception) -> None:
         """Handle a collective that could not be announced."""
         self._on_error(error)
 
@@ -243,11 +259,11 @@ class Collectives:
             with suppress(Exception):  # a file can't be truncated to its length: its content is written anyway
                 log.close()
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Stop writing in this copy of a recorded process."""
         self._stopped = True
         for log in self.logs:
-            log.forget()
+            log.discard()
 
     def close(self) -> None:
         """Record the collectives that have ended, and stop writing."""
@@ -259,45 +275,45 @@ class Collectives:
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
-    def _log_of(self, call: Call) -> GroupLog:
+    def _log_of(self, call: Call) -> CollectiveLogWriter:
         is_point_to_point = call.op in POINT_TO_POINT
         of_group = self._logs.setdefault(call.group, {})
         log = of_group.get(is_point_to_point)
         return self._add_log(call, is_point_to_point) if log is None else log
 
-    def _add_log(self, call: Call, is_point_to_point: bool) -> GroupLog:
+    def _add_log(self, call: Call, is_point_to_point: bool) -> CollectiveLogWriter:
         group = call.group
         with self._lock:
             if (known := self._logs[group].get(is_point_to_point)) is not None:  # another thread's first collective
                 return known
             names = self._names[is_point_to_point]
-            log = GroupLog(
+            log = CollectiveLogWriter(
                 self.folder / group_file(len(names), point_to_point=is_point_to_point),
-                GroupHeader(
-                    name=_unused_name(_name_of(group), names),
-                    ranks=_members_of(group),
+                CollectiveLogHeader(
+                    name=_make_unique_name(_name_of(group), names),
+                    ranks=_get_members(group),
                     rank=self.rank,
                     description=getattr(group, "group_desc", "") or "",
-                    backend=backend_of(group, call.device),
+                    backend=get_backend_name(group, call.device),
                     point_to_point=is_point_to_point,
                 ),
             )
             self._logs[group][is_point_to_point] = log
             self.logs.append(log)
             names.append(log.header.name)
-            weakref.finalize(group, self._group_is_gone, log).atexit = False
+            weakref.finalize(group, self._on_group_destroyed, log).atexit = False
         return log
 
-    def _group_is_gone(self, log: GroupLog) -> None:
+    def _on_group_destroyed(self, log: CollectiveLogWriter) -> None:
         """Close a group's log: a training may create a group in each epoch, and the number of open files is limited."""
         with suppress(Exception):
             log.close()
         with suppress(ValueError):
             self.logs.remove(log)
-            self.entries_of_gone_groups += log.newest
+            self.entries_of_destroyed_groups += log.latest
 
 
-def _waited_for(work: dist.Work) -> tuple[int, bool]:
+def _wait_for_end(work: dist.Work) -> tuple[int, bool]:
     """Return when a work ended, and whether it failed; its error is raised again by the caller's own wait."""
     failed = False
     try:
@@ -307,7 +323,7 @@ def _waited_for(work: dist.Work) -> tuple[int, bool]:
     return host_now_ns(), failed
 
 
-def _unused_name(name: str, names: Sequence[str]) -> str:
+def _make_unique_name(name: str, names: Sequence[str]) -> str:
     """Return a name that is not in use: a process group that is recreated has the name of its predecessor."""
     same = sum(known == name or known.startswith(f"{name} (") for known in names)
     return f"{name} ({same + 1})" if same else name
@@ -320,7 +336,7 @@ def _name_of(group: dist.ProcessGroup) -> str:
         return "unnamed"
 
 
-def _members_of(group: dist.ProcessGroup) -> tuple[int, ...]:
+def _get_members(group: dist.ProcessGroup) -> tuple[int, ...]:
     with suppress(Exception):  # a group that torch.distributed does not know
         return tuple(dist.get_process_group_ranks(group))
     return tuple(range(group.size()))

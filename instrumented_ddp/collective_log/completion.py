@@ -28,21 +28,21 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.collective_log.device_completion import DeviceCompletionWatch, OnEnd, OnLook, has_failed
+from instrumented_ddp.collective_log.device_completion import DeviceCompletionWatch, OnEnd, OnReachedChange, has_failed
 from overlapscope.trace.host import host_now_ns
 
 NO_TIMEOUT: Final = timedelta(0)
 """Timeout argument that selects the timeout of the process group."""
 
 _THREADS: Final = 2
-_LOOK_EVERY_S: Final = 0.2
-_LAST_LOOKS_S: Final = 0.2
-_BETWEEN_LAST_LOOKS_S: Final = 0.005
+_POLL_INTERVAL_S: Final = 0.2
+_FINAL_POLL_S: Final = 0.2
+_FINAL_POLL_INTERVAL_S: Final = 0.005
 _JOIN_S: Final = 2.0
 """Time limit for joining threads, which end immediately unless the machine is busy."""
 
 
-class _InFlight:
+class _HostCollective:
     """A collective on the host's threads."""
 
     __slots__ = ("future", "on_end", "work")
@@ -81,10 +81,10 @@ class CompletionWatch:
 
     def __init__(self, on_error: Callable[[Exception], None]) -> None:
         self._on_error = on_error
-        self._launched: SimpleQueue[_InFlight | None] = SimpleQueue()
-        self._in_flight: dict[int, _InFlight] = {}
+        self._launched: SimpleQueue[_HostCollective | None] = SimpleQueue()
+        self._in_flight: dict[int, _HostCollective] = {}
         """Collectives by identity. The thread that removes one reports its end."""
-        self._no_buckets: deque[_InFlight] = deque()
+        self._non_buckets: deque[_HostCollective] = deque()
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
         self._on_devices: DeviceCompletionWatch | None = None
@@ -99,10 +99,10 @@ class CompletionWatch:
         """
         if self._closed:
             return
-        one = _InFlight(work, on_end)
+        one = _HostCollective(work, on_end)
         self._in_flight[id(one)] = one
         if not is_bucket:
-            self._no_buckets.append(one)
+            self._non_buckets.append(one)
             return
         if not self._threads:
             self._start()
@@ -114,51 +114,53 @@ class CompletionWatch:
         device: torch.device,
         *on_end: OnEnd,
         before: torch.cuda.Event | None = None,
-        on_look: OnLook | None = None,
+        on_reached_change: OnReachedChange | None = None,
     ) -> None:
         """Watch a collective on a device, see ``DeviceCompletionWatch.add``."""
         if not self._closed:
-            self._watch_of(device).add(work, device, *on_end, before=before, on_look=on_look)
+            self._get_device_watch(device).add(
+                work, device, *on_end, before=before, on_reached_change=on_reached_change
+            )
 
     def mark_before(self, device: torch.device) -> torch.cuda.Event | None:
         """Mark the device's stream before a collective is launched, see ``DeviceCompletionWatch.mark_before``."""
-        return None if device.type == "cpu" or self._closed else self._watch_of(device).mark_before(device)
+        return None if device.type == "cpu" or self._closed else self._get_device_watch(device).mark_before(device)
 
-    def _watch_of(self, device: torch.device) -> DeviceCompletionWatch:
+    def _get_device_watch(self, device: torch.device) -> DeviceCompletionWatch:
         with self._starting:
             if self._on_devices is None:
                 self._on_devices = DeviceCompletionWatch(device, self._on_error)
         return self._on_devices
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Report everything on the host that has ended by now. Never blocks."""
         for one in list(self._in_flight.values()):
-            self._look_at(one)
+            self._poll_one(one)
         with suppress(IndexError):  # release those that were reported, as a future keeps the result's memory
-            for _ in range(len(self._no_buckets)):
-                one = self._no_buckets.popleft()
+            for _ in range(len(self._non_buckets)):
+                one = self._non_buckets.popleft()
                 if id(one) in self._in_flight:
-                    self._no_buckets.append(one)
+                    self._non_buckets.append(one)
 
-    def look_at_oldest(self) -> None:
+    def poll_oldest(self) -> None:
         """Report ended collectives that are not buckets, up to the first that runs: fast even with many in flight."""
-        no_buckets = self._no_buckets
+        no_buckets = self._non_buckets
         with suppress(IndexError):  # another thread removes them as well
             while no_buckets:
                 one = no_buckets.popleft()
-                if id(one) in self._in_flight and not self._look_at(one):
+                if id(one) in self._in_flight and not self._poll_one(one):
                     no_buckets.appendleft(one)
                     return
 
-    def turn(self) -> float:
+    def run(self) -> float:
         """Poll, as a job of the housekeeper, and return the seconds until the next poll."""
-        self.look()
-        return _LOOK_EVERY_S
+        self.poll()
+        return _POLL_INTERVAL_S
 
     def end(self) -> None:
         """Do nothing: ``close`` polls for the last time."""
 
-    def _look_at(self, one: _InFlight) -> bool:
+    def _poll_one(self, one: _HostCollective) -> bool:
         """Report a collective's end if it has ended, and return whether it has."""
         try:
             is_over = one.is_over
@@ -174,11 +176,11 @@ class CompletionWatch:
         if self._closed:
             return
         self._closed = True
-        self.look()
-        deadline = time.monotonic() + _LAST_LOOKS_S
+        self.poll()
+        deadline = time.monotonic() + _FINAL_POLL_S
         while self._in_flight and time.monotonic() < deadline:
-            time.sleep(_BETWEEN_LAST_LOOKS_S)
-            self.look()
+            time.sleep(_FINAL_POLL_INTERVAL_S)
+            self.poll()
         longest_s = 0.0 if self._in_flight else _JOIN_S
         self._in_flight.clear()  # logs are closed after this, and a thread that wakes later must not write
         for _ in self._threads:
@@ -209,7 +211,7 @@ class CompletionWatch:
                 return
             self._wait_for(one)
 
-    def _wait_for(self, one: _InFlight) -> None:
+    def _wait_for(self, one: _HostCollective) -> None:
         if one.future is None or id(one) not in self._in_flight:  # nothing to wait for, or its end was found by polling
             return
         try:
@@ -219,7 +221,7 @@ class CompletionWatch:
         else:
             self._ended(one, failed=False)
 
-    def _ended(self, one: _InFlight, *, failed: bool) -> None:
+    def _ended(self, one: _HostCollective, *, failed: bool) -> None:
         now_ns = host_now_ns()
         if self._in_flight.pop(id(one), None) is not None:
             for tell in one.on_end:

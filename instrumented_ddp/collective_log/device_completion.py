@@ -43,14 +43,14 @@ _has_seen_a_capture = False
 
 OnEnd = Callable[[int, bool], None]
 """Callback for an end: when it was seen, in host nanoseconds, and whether the collective has failed."""
-OnLook = Callable[[bool], None]
+OnReachedChange = Callable[[bool], None]
 """Callback with whether a device has reached a collective."""
 
-_LOOK_EVERY_S: Final = 0.005
-_LOOK_IDLY_EVERY_S: Final = 0.05
+_POLL_INTERVAL_S: Final = 0.005
+_IDLE_POLL_INTERVAL_S: Final = 0.05
 """Polling interval for collectives that have not ended for a while, such as hanging ones; reached a third of a second
 after the last launch."""
-_LAST_LOOKS_S: Final = 0.2
+_FINAL_POLL_S: Final = 0.2
 _JOIN_S: Final = 1.0
 _SUCCESS: Final = 0
 """``WorkResult.SUCCESS`` of torch/csrc/distributed/c10d/Work.hpp, which futures hold as a number."""
@@ -69,22 +69,22 @@ def is_capturing() -> bool:
     return True
 
 
-class _InFlight:
+class _DeviceCollective:
     """A collective, and how to detect its end: one of ``result``, ``work`` and ``event``."""
 
-    __slots__ = ("before", "device", "event", "is_reached", "on_end", "on_look", "result", "work")
+    __slots__ = ("before", "device", "event", "is_reached", "on_end", "on_reached_change", "result", "work")
 
     def __init__(self, device: torch.device, on_end: tuple[OnEnd, ...]) -> None:
         self.device = device
         self.on_end = on_end
         self.before: torch.cuda.Event | None = None
-        self.on_look: OnLook | None = None
+        self.on_reached_change: OnReachedChange | None = None
         self.is_reached: bool | None = None
         self.result: torch._C.Future[Any] | None = None
         self.work: dist.Work | None = None
         self.event: torch.cuda.Event | None = None
 
-    def look(self) -> bool | None:
+    def poll(self) -> bool | None:
         """Return None while it runs, then whether it has failed."""
         try:
             if self.result is not None:
@@ -96,14 +96,14 @@ class _InFlight:
         except Exception:  # from the backend or the device: it has ended
             return True
 
-    def look_whether_reached(self) -> None:
+    def poll_reached(self) -> None:
         """Report whether the device has reached it, when that has changed."""
-        if self.before is None or self.on_look is None or self.is_reached:
+        if self.before is None or self.on_reached_change is None or self.is_reached:
             return
         is_reached = self.before.query()
         if is_reached != self.is_reached:
             self.is_reached = is_reached
-            self.on_look(is_reached)
+            self.on_reached_change(is_reached)
 
 
 class DeviceCompletionWatch:
@@ -117,17 +117,17 @@ class DeviceCompletionWatch:
     def __init__(self, device: torch.device, on_error: Callable[[Exception], None]) -> None:
         self._device = device
         self._on_error = on_error
-        self._launched: deque[_InFlight] = deque()
+        self._launched: deque[_DeviceCollective] = deque()
         self._pools: defaultdict[torch.device, list[torch.cuda.Event]] = defaultdict(list)
         """Reusable events by device. Creating one takes longer than recording it."""
         self._wake = threading.Event()
         self._is_idle = False
         self._has_failed = False
         self._closed = False
-        self._looking = threading.Lock()
-        self._in_flight: list[_InFlight] = []
+        self._poll_lock = threading.Lock()
+        self._in_flight: list[_DeviceCollective] = []
         self._has_results = not _blocks_in_wait()
-        _call_before_groups_go(self._forget_works, on_error)
+        _call_before_group_destruction(self._drop_works, on_error)
         self._thread = threading.Thread(target=self._watch, name="overlapscope-device-completion", daemon=True)
         self._thread.start()
 
@@ -137,7 +137,7 @@ class DeviceCompletionWatch:
         device: torch.device,
         *on_end: OnEnd,
         before: torch.cuda.Event | None = None,
-        on_look: OnLook | None = None,
+        on_reached_change: OnReachedChange | None = None,
     ) -> None:
         """Watch a collective that has just been launched.
 
@@ -147,18 +147,18 @@ class DeviceCompletionWatch:
             before: return value of ``mark_before``.
             on_look: if its end is slow to come, called with whether the device has reached it, when that has changed.
         """
-        one = _InFlight(device, on_end)
-        one.before, one.on_look = before, on_look
+        one = _DeviceCollective(device, on_end)
+        one.before, one.on_reached_change = before, on_reached_change
         if device.type == "cuda" and is_capturing():  # captured, not launched: its end would never be seen
-            self._tell(one, failed=False)
+            self._report_end(one, failed=False)
             return
         if work is not None:
-            one.result = self._result_of(work)
+            one.result = self._get_result(work)
             one.work = work if one.result is None else None
         elif device.type == "cuda":
             one.event = self._mark(device)
         else:
-            self._tell(one, failed=False)
+            self._report_end(one, failed=False)
             return
         self._launched.append(one)
         if self._is_idle:  # waking the thread for each of many would cost more than all other work for them
@@ -190,7 +190,7 @@ class DeviceCompletionWatch:
         self._wake.set()
         self._thread.join(_JOIN_S)
 
-    def _result_of(self, work: dist.Work) -> torch._C.Future[Any] | None:
+    def _get_result(self, work: dist.Work) -> torch._C.Future[Any] | None:
         # Inside a coalescing block, NCCL's watchdog is given the batch and never its members.
         if not self._has_results or distributed_c10d._world.pg_coalesce_state:
             return None
@@ -201,10 +201,10 @@ class DeviceCompletionWatch:
             return None
         return result
 
-    def _forget_works(self) -> None:
+    def _drop_works(self) -> None:
         """Drop works before their group is destroyed: a work may refer to its communicator, which the group frees."""
-        with self._looking:
-            self._take()
+        with self._poll_lock:
+            self._collect_launched()
             self._in_flight = [one for one in self._in_flight if one.work is None]
 
     def _watch(self) -> None:
@@ -212,47 +212,47 @@ class DeviceCompletionWatch:
             with suppress(RuntimeError):  # the device has failed, which polling reports as well
                 torch.cuda.set_device(self._device)  # otherwise the first poll would allocate memory on device 0
             _ignore_captures_of_other_threads()
-        pause_s = _LOOK_EVERY_S
+        pause_s = _POLL_INTERVAL_S
         while not self._closed:
-            self._look()
+            self._poll()
             if not self._in_flight and not self._launched:
-                self._wait_for_one()
+                self._wait_for_launch()
             if self._launched:
-                pause_s = _LOOK_EVERY_S
+                pause_s = _POLL_INTERVAL_S
             time.sleep(pause_s)
-            if pause_s == _LOOK_IDLY_EVERY_S:
-                self._look_whether_reached()
-            pause_s = min(pause_s * 1.2, _LOOK_IDLY_EVERY_S)
-        deadline = time.monotonic() + _LAST_LOOKS_S
-        self._look()
+            if pause_s == _IDLE_POLL_INTERVAL_S:
+                self._poll_reached()
+            pause_s = min(pause_s * 1.2, _IDLE_POLL_INTERVAL_S)
+        deadline = time.monotonic() + _FINAL_POLL_S
+        self._poll()
         while self._in_flight and time.monotonic() < deadline:
-            time.sleep(_LOOK_EVERY_S)
-            self._look()
+            time.sleep(_POLL_INTERVAL_S)
+            self._poll()
 
-    def _look(self) -> None:
-        with self._looking:
-            self._take()
+    def _poll(self) -> None:
+        with self._poll_lock:
+            self._collect_launched()
             running = []
             for one in self._in_flight:
-                failed = one.look()
+                failed = one.poll()
                 if failed is None:
                     running.append(one)
                 else:
                     self._has_failed |= failed
-                    self._tell(one, failed=failed)
+                    self._report_end(one, failed=failed)
                     self._pools[one.device] += [event for event in (one.before, one.event) if event is not None]
             self._in_flight = running
 
-    def _look_whether_reached(self) -> None:
+    def _poll_reached(self) -> None:
         if self._has_failed:  # aborting a communicator releases devices, which then reach later collectives
             return
         try:
             for one in self._in_flight:
-                one.look_whether_reached()
+                one.poll_reached()
         except Exception as error:  # the device has failed, which the next poll reports
             _log.debug("how far %s has come can't be told: %r", self._device, error)
 
-    def _tell(self, one: _InFlight, *, failed: bool) -> None:
+    def _report_end(self, one: _DeviceCollective, *, failed: bool) -> None:
         now_ns = host_now_ns()
         for tell in one.on_end:
             try:
@@ -261,10 +261,10 @@ class DeviceCompletionWatch:
                 if not self._closed:  # otherwise its log was closed a moment ago
                     self._on_error(error)
 
-    def _take(self) -> None:
+    def _collect_launched(self) -> None:
         self._in_flight += [self._launched.popleft() for _ in range(len(self._launched))]
 
-    def _wait_for_one(self) -> None:
+    def _wait_for_launch(self) -> None:
         self._wake.clear()
         self._is_idle = True
         if not self._launched and not self._closed:  # otherwise it came before it could know that it has to wake us
@@ -296,7 +296,7 @@ def _ignore_captures_of_other_threads() -> None:
         ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
-def _call_before_groups_go(act: Callable[[], None], on_error: Callable[[Exception], None]) -> None:
+def _call_before_group_destruction(act: Callable[[], None], on_error: Callable[[Exception], None]) -> None:
     original = distributed_c10d.destroy_process_group
 
     @functools.wraps(original)

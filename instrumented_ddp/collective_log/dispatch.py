@@ -71,7 +71,7 @@ class Call:
     """True if the caller continues only when it has ended; unknown before torch 2.8, whose callers wait themselves."""
 
 
-class Observer(Protocol):
+class CollectiveObserver(Protocol):
     """Receiver of every collective."""
 
     def announce(self, call: Call) -> Any:
@@ -83,18 +83,18 @@ class Observer(Protocol):
     def failed(self, announced: Any) -> None:
         """Handle rejection by the backend."""
 
-    def is_lost(self, error: Exception) -> None:
+    def on_unparsed_collective(self, error: Exception) -> None:
         """Handle a collective that is about to be launched but could not be parsed."""
 
 
-class Interception:
+class DispatchInterceptor:
     """Kernels that intercept collectives until ``close``.
 
     Args:
         observer: receives every collective of the process from now on.
     """
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: CollectiveObserver) -> None:
         self._library = torch.library.Library("c10d", "IMPL")
         for name, operator in _OPERATORS.items():
             if hasattr(torch.ops.c10d, name):
@@ -106,12 +106,12 @@ class Interception:
         self._library._destroy()
 
 
-def _kernel(overload: Any, operator: Operator, observer: Observer) -> Callable[..., Any]:
-    place = {argument.name: number for number, argument in enumerate(overload._schema.arguments)}
-    group_at, tag_at = place["process_group"], place.get("tag")
-    async_at = place.get("async_op", place.get("asyncOp"))  # true if omitted
-    tensors_at = None if operator.tensors is None else place[operator.tensors]
-    peer_at = None if operator.peer is None else place[operator.peer]
+def _kernel(overload: Any, operator: Operator, observer: CollectiveObserver) -> Callable[..., Any]:
+    argument_index = {argument.name: number for number, argument in enumerate(overload._schema.arguments)}
+    group_at, tag_at = argument_index["process_group"], argument_index.get("tag")
+    async_at = argument_index.get("async_op", argument_index.get("asyncOp"))  # true if omitted
+    tensors_at = None if operator.tensors is None else argument_index[operator.tensors]
+    peer_at = None if operator.peer is None else argument_index[operator.peer]
     work_at = next((at for at, value in enumerate(overload._schema.returns) if "Work" in str(value.type)), None)
     is_tuple = len(overload._schema.returns) > 1
     redispatch = overload.redispatch
@@ -130,7 +130,7 @@ def _kernel(overload: Any, operator: Operator, observer: Observer) -> Callable[.
                 is_awaited=work_at is None or not (async_at is None or all(args[async_at : async_at + 1])),
             )
         except Exception as error:
-            observer.is_lost(error)
+            observer.on_unparsed_collective(error)
             return None
         return observer.announce(call)
 

@@ -9,15 +9,15 @@ from functools import lru_cache
 from types import CodeType, FrameType, TracebackType
 from typing import Final
 
-from instrumented_ddp.collective_log.position import Position
+from instrumented_ddp.collective_log.position import TrainingPosition
 
-_MOST_FRAMES: Final = 64
-_OF_CALLS: Final = re.compile(
+_MAX_FRAMES: Final = 64
+_FRAMEWORK_FILES: Final = re.compile(
     r"(?<!/tests)/instrumented_ddp/|/torch/(_\w+(/|\.py)|(autograd|distributed|nn|optim|utils)/)"
 )
 
 
-class LoopPlace:
+class LoopTracker:
     """Compares the lines of frames with their lines in the latest training forward.
 
     A loop is a frame that lives on from one forward to the next. If it is before the line from which it called the
@@ -29,17 +29,17 @@ class LoopPlace:
         position: knows whether there was an update since the latest forward.
     """
 
-    def __init__(self, position: Position) -> None:
+    def __init__(self, position: TrainingPosition) -> None:
         self._position = position
-        self._lines: dict[int, tuple[CodeType, int]] = {}
+        self._forward_lines: dict[int, tuple[CodeType, int]] = {}
         """Code and line of each frame by its identity, so that frames are not kept alive. The code is compared as well,
         since a later frame may have the same identity."""
 
-    def forward_begins(self) -> None:
+    def on_forward_start(self) -> None:
         """Store the lines of all frames at the start of a training forward."""
-        self._lines = {id(frame): (frame.f_code, line) for frame, line in frames_of(sys._getframe(1))}
+        self._forward_lines = {id(frame): (frame.f_code, line) for frame, line in iter_frames(sys._getframe(1))}
 
-    def has_begun_next(self, frames: Iterable[tuple[FrameType, int]]) -> bool | None:
+    def has_begun_next_iteration(self, frames: Iterable[tuple[FrameType, int]]) -> bool | None:
         """Return whether the loop is in the iteration after that of the latest update.
 
         Args:
@@ -48,31 +48,31 @@ class LoopPlace:
         Returns:
             None if none of them was there in the latest forward, or there was no forward.
         """
-        if self._lines and not self._position.has_updated:
+        if self._forward_lines and not self._position.has_updated:
             return True
         for frame, line in frames:
-            code, line_of_forward = self._lines.get(id(frame), (None, 0))
-            if code is frame.f_code and not _runs_no_loop(code.co_filename):
+            code, line_of_forward = self._forward_lines.get(id(frame), (None, 0))
+            if code is frame.f_code and not _is_framework_file(code.co_filename):
                 return line < line_of_forward
         return None
 
 
 @lru_cache(maxsize=4096)
-def _runs_no_loop(file: str) -> bool:
+def _is_framework_file(file: str) -> bool:
     """Return whether frames of a file live for one call only, so that an equal identity must be a later frame's."""
-    return _OF_CALLS.search(file) is not None
+    return _FRAMEWORK_FILES.search(file) is not None
 
 
-def frames_of(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
+def iter_frames(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
     """Yield a frame and its callers, with their current lines."""
-    for _ in range(_MOST_FRAMES):
+    for _ in range(_MAX_FRAMES):
         if frame is None:
             return
         yield frame, frame.f_lineno
         frame = frame.f_back
 
 
-def frames_of_traceback(trace: TracebackType | None) -> list[tuple[FrameType, int]]:
+def list_traceback_frames(trace: TracebackType | None) -> list[tuple[FrameType, int]]:
     """Return the frames that an exception has passed through, innermost first, with the lines where it did."""
     found = []
     while trace is not None:

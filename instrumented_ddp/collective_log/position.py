@@ -12,7 +12,7 @@ from overlapscope.trace.host import host_now_ns
 
 
 @dataclass(slots=True, kw_only=True)
-class Position:
+class TrainingPosition:
     """Position of this rank in its training.
 
     Written by the recorder (or, without DDP, by the counter of optimizer steps); the collective log stores it in every
@@ -39,10 +39,10 @@ class Position:
     """True if a recorder tracks steps and phases."""
 
     @contextmanager
-    def waits(self) -> Iterator[None]:
+    def waiting_for_parameters(self) -> Iterator[None]:
         """Mark a wait for earlier launches that happens outside of the phases in which this is usual."""
         before = self.phase, self.since_ns
-        self.phase, self.since_ns = Phase.FINALISE, host_now_ns()
+        self.phase, self.since_ns = Phase.FINALIZE, host_now_ns()
         try:
             yield
         finally:

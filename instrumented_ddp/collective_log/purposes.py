@@ -16,7 +16,7 @@ from overlapscope.trace.signature import NO_BUCKET
 
 
 @dataclass(frozen=True, kw_only=True)
-class Purpose:
+class CollectiveRole:
     """Purpose of a collective, declared by the code that launches it."""
 
     role: str
@@ -35,7 +35,7 @@ class Purpose:
 class Launch:
     """A collective that is about to be launched."""
 
-    purpose: Purpose
+    purpose: CollectiveRole
     group: dist.ProcessGroup | None = None
     """Group in which it is launched; None for any."""
     launched: Callable[[dist.Work], OnEnd | None] | None = None
@@ -44,39 +44,39 @@ class Launch:
     """True if, on the host, the launching code continues only when it has ended."""
 
 
-class _Purposes(threading.local):
+class _LaunchContext(threading.local):
     current: Launch | None = None
 
 
-_purposes: Final = _Purposes()
-_of_groups: Final[weakref.WeakKeyDictionary[dist.ProcessGroup, Purpose]] = weakref.WeakKeyDictionary()
+_context: Final = _LaunchContext()
+_group_roles: Final[weakref.WeakKeyDictionary[dist.ProcessGroup, CollectiveRole]] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
-def launched_for(what: Purpose | Launch | None) -> Iterator[None]:
+def collective_context(what: CollectiveRole | Launch | None) -> Iterator[None]:
     """Declare the purpose of collectives that this thread launches inside; None keeps the current one."""
-    before = _purposes.current
+    before = _context.current
     if what is not None:
-        _purposes.current = what if isinstance(what, Launch) else Launch(purpose=what)
+        _context.current = what if isinstance(what, Launch) else Launch(purpose=what)
     try:
         yield
     finally:
-        _purposes.current = before
+        _context.current = before
 
 
-def keep_for(group: dist.ProcessGroup, purpose: Purpose) -> None:
+def set_group_role(group: dist.ProcessGroup, purpose: CollectiveRole) -> None:
     """Declare the purpose of everything that is launched in a group.
 
     Needed for torch's hooks: their callbacks launch collectives on whichever thread saw an earlier part end.
     """
-    _of_groups[group] = purpose
+    _group_roles[group] = purpose
 
 
-def purpose_of_group(group: dist.ProcessGroup) -> Purpose | None:
+def get_group_role(group: dist.ProcessGroup) -> CollectiveRole | None:
     """Return the purpose declared for a group, if any."""
-    return _of_groups.get(group)
+    return _group_roles.get(group)
 
 
 def current_launch() -> Launch | None:
     """Return the declared launch of this thread, if any."""
-    return _purposes.current
+    return _context.current

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 from instrumented_ddp.bucket_plan import dtype_name
 from instrumented_ddp.collective_log.dispatch import Call
-from instrumented_ddp.collective_log.purposes import Purpose
+from instrumented_ddp.collective_log.purposes import CollectiveRole
 from overlapscope.trace.format import SIGNATURES_FILE
-from overlapscope.trace.group_log import GroupHeader
+from overlapscope.trace.group_log import CollectiveLogHeader
 from overlapscope.trace.signature import Signature
 
-_MOST_SIGNATURES: Final = 100_000
+_MAX_SIGNATURES: Final = 100_000
 """Limit for collectives whose shapes change all the time; signatures beyond it get number 0, but the right hash."""
-_FRAMES_TO_REDUCTION: Final = 6
+_MAX_FRAMES_TO_REDUCTION: Final = 6
 """Maximum number of frames from this table to the ``torch.distributed`` function called by the user."""
 
 
@@ -40,7 +40,7 @@ class SignatureTable:
         self._lock = threading.Lock()
 
     def of(
-        self, call: Call, purpose: Purpose | None, header: GroupHeader, names: tuple[str, ...]
+        self, call: Call, purpose: CollectiveRole | None, header: CollectiveLogHeader, names: tuple[str, ...]
     ) -> tuple[int, Signature]:
         """Return the number and the signature of a call.
 
@@ -65,7 +65,7 @@ class SignatureTable:
         number = self._numbers.get(key)
         if number is not None:
             return number, self.known[number - 1]
-        what = purpose or Purpose(role="user")
+        what = purpose or CollectiveRole(role="user")
         is_known_peer = call.peer is not None and 0 <= call.peer < len(header.ranks)
         signature = Signature(
             op=call.op,
@@ -88,7 +88,7 @@ class SignatureTable:
             rounds=what.rounds,
         )
         with self._lock:
-            if len(self.known) >= _MOST_SIGNATURES:
+            if len(self.known) >= _MAX_SIGNATURES:
                 return 0, signature
             self.known.append(signature)
             number = self._numbers[key] = len(self.known)
@@ -109,7 +109,7 @@ def _reduce_op() -> str:
         ``sum``, ``max`` ...; empty if a process group was called in another way.
     """
     frame: FrameType | None = sys._getframe(2)
-    for _ in range(_FRAMES_TO_REDUCTION):
+    for _ in range(_MAX_FRAMES_TO_REDUCTION):
         if frame is None:
             break
         if frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d" and "op" in frame.f_locals:

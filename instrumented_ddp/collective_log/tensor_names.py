@@ -17,9 +17,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from instrumented_ddp.collective_log.variables import read_variables
 
-_MOST_ITEMS: Final = 64
+_MAX_CONTAINER_ITEMS: Final = 64
 """Maximum size of a container that is searched for tensors."""
-_MOST_THINGS: Final = 512
+_MAX_VALUES: Final = 512
 """Maximum number of objects searched per collective: about 50 µs, for scripts with all their data in globals."""
 
 
@@ -27,7 +27,7 @@ class TensorNames:
     """Lookup of names for the tensors that collectives are given."""
 
     def __init__(self) -> None:
-        self._of_module: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._module_names: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._modules_known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def add_module(self, module: torch.nn.Module) -> None:
@@ -36,24 +36,24 @@ class TensorNames:
             return
         self._modules_known[module] = True
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            self._of_module.setdefault(tensor, name.removeprefix("module."))
+            self._module_names.setdefault(tensor, name.removeprefix("module."))
 
     def names_of(self, tensors: Sequence[torch.Tensor], frame: FrameType | None) -> tuple[str, ...]:
         """Return the names of tensors in a frame of user code, omitting those without a name there.
 
         A tensor may have several names, for instance that of a loop variable as well; all are returned.
         """
-        names: list[str] = [self._of_module[tensor] for tensor in tensors if tensor in self._of_module]
+        names: list[str] = [self._module_names[tensor] for tensor in tensors if tensor in self._module_names]
         if frame is None or not tensors:
             return tuple(names)
         by_id: dict[int, list[str]] = {id(tensor): [] for tensor in tensors}
 
         def look_for_them(variables: Mapping[str, Any]) -> None:
-            for name, value in islice(_things_in(variables), _MOST_THINGS):
+            for name, value in islice(_iter_values(variables), _MAX_VALUES):
                 if (found := by_id.get(id(value))) is not None:
                     found.append(name)
                 elif _is_parameter(value) and (found := by_id.get(id(value.grad))) is not None:
-                    found.append(f"{self._of_module.get(value, name)}.grad")
+                    found.append(f"{self._module_names.get(value, name)}.grad")
 
         with suppress(Exception):  # from the user's objects, or because another thread changes them meanwhile
             read_variables(frame, look_for_them)
@@ -71,16 +71,16 @@ class TensorNames:
             read_variables(frame, note)
 
 
-def _things_in(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _iter_values(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the variables of a frame, items of its containers and attributes of its ``self``, with their names."""
     for name, value in variables.items():
-        if isinstance(value, dict) and len(value) <= _MOST_ITEMS:
+        if isinstance(value, dict) and len(value) <= _MAX_CONTAINER_ITEMS:
             for key, item in value.items():
                 if isinstance(key, str | int):
                     yield f"{name}[{key!r}]", item
-        elif isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS:
-            for place, item in enumerate(value):
-                yield f"{name}[{place}]", item
+        elif isinstance(value, list | tuple) and len(value) <= _MAX_CONTAINER_ITEMS:
+            for index, item in enumerate(value):
+                yield f"{name}[{index}]", item
         elif name == "self" and hasattr(value, "__dict__"):
             for key, item in vars(value).items():
                 yield f"self.{key}", item

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-_FRAMES_KEEP_COPIES: Final = sys.version_info < (3, 13)
-_REFERENCES: Final = 3
+_LOCALS_ARE_COPIES: Final = sys.version_info < (3, 13)
+_UNSHARED_REFERENCES: Final = 3
 """Number of references to an unshared copy: the frame's, the caller's, and that of ``getrefcount``."""
 
 
@@ -25,19 +25,19 @@ def read_variables(frame: FrameType, read: Callable[[Mapping[str, Any]], T]) -> 
     somebody else has it, such as a debugger. ``locals()`` returns the same copy, which an access would update: nothing
     is read in a function that calls it.
     """
-    if _FRAMES_KEEP_COPIES and _asks_for_its_own(frame.f_code):
+    if _LOCALS_ARE_COPIES and _calls_locals(frame.f_code):
         return read({})
     variables = frame.f_locals
     try:
         return read(variables)
     finally:
-        is_copy = _FRAMES_KEEP_COPIES and frame.f_code.co_flags & CO_OPTIMIZED
-        if is_copy and sys.getrefcount(variables) <= _REFERENCES:
+        is_copy = _LOCALS_ARE_COPIES and frame.f_code.co_flags & CO_OPTIMIZED
+        if is_copy and sys.getrefcount(variables) <= _UNSHARED_REFERENCES:
             variables.clear()
 
 
 @lru_cache(maxsize=1024)
-def _asks_for_its_own(code: CodeType) -> bool:
+def _calls_locals(code: CodeType) -> bool:
     if not code.co_flags & CO_OPTIMIZED or {"locals", "vars"}.isdisjoint(code.co_names):
         return False
     # Attributes have these names too.

@@ -10,9 +10,9 @@ import os
 from collections.abc import Callable, Sequence
 
 from instrumented_ddp.bucket_plan import BucketPlan, plan_buckets
-from instrumented_ddp.collective_log.purposes import Purpose, launched_for
-from instrumented_ddp.plans.schedule import PlanSchedule, WishedSchedule
-from instrumented_ddp.reduction.agreement import Wish, agree_on_plan, check_same_parameters
+from instrumented_ddp.collective_log.purposes import CollectiveRole, collective_context
+from instrumented_ddp.plans.schedule import PlanSchedule, RequestedSchedule
+from instrumented_ddp.reduction.agreement import PlanRequest, agree_on_plan, check_same_parameters
 from instrumented_ddp.reduction.reducer import Reducer
 
 
@@ -36,17 +36,17 @@ class PlanController:
         *,
         limits_bytes: Sequence[int],
         given: BucketPlan | None,
-        wish: Wish,
-        wished: WishedSchedule | None,
+        plan_request: PlanRequest,
+        requested_schedule: RequestedSchedule | None,
         order: Callable[[Sequence[int]], Sequence[int]] | None = None,
     ) -> None:
         self._reducer = reducer
-        self._purpose = Purpose(role="plan", model=model)
+        self._purpose = CollectiveRole(role="plan", model=model)
         self._limits_bytes = limits_bytes
         self._given = given
         self._order = order
-        self._wish = wish
-        self.wished = wished
+        self._plan_request = plan_request
+        self.requested_schedule = requested_schedule
         """Requested schedule, to be followed as soon as ranks agree on it."""
         self.schedule: PlanSchedule | None = None
         """Active schedule; None if there is none, or it is over."""
@@ -74,32 +74,32 @@ class PlanController:
             return False
         if self._order is not None:
             order = list(self._order(order))
-        with launched_for(self._purpose):
+        with collective_context(self._purpose):
             group, device = reducer.averaging.group, reducer.parameters[0].device
             # Construction may have left it out (init_sync=False), and a plan is rank 0's numbers of parameters.
-            is_possible = self.wished is not None and self.wished.is_possible
-            wish = self._wish if is_possible else Wish.NONE
-            is_same = check_same_parameters(reducer.plan.parameters, group, device, wish=wish)
-            reducer.adopt(agree_on_plan(self._given or self._plan_in(order), group, device), "rebuild")
-            self.begin_schedule(order, everybody_would=is_same and is_possible)
+            is_possible = self.requested_schedule is not None and self.requested_schedule.is_possible
+            plan_request = self._plan_request if is_possible else PlanRequest.NONE
+            is_same = check_same_parameters(reducer.plan.parameters, group, device, plan_request=plan_request)
+            reducer.adopt(agree_on_plan(self._given or self._plan_in_order(order), group, device), "rebuild")
+            self.begin_schedule(order, all_ranks_agree=is_same and is_possible)
         self.has_rebuilt = True
         return True
 
-    def begin_schedule(self, order: Sequence[int], *, everybody_would: bool) -> None:
+    def begin_schedule(self, order: Sequence[int], *, all_ranks_agree: bool) -> None:
         """Agree on the schedule of plans, on ranks that requested one, if all did. Called on all ranks.
 
         Args:
             order: order of the gradients, as far as it is known; rank 0's counts.
             everybody_would: whether all ranks requested the same.
         """
-        if self.wished is None:
+        if self.requested_schedule is None:
             return
         reducer = self._reducer
-        with launched_for(self._purpose):
-            self.wished.agree(
-                reducer.plan, order, reducer.averaging.group, after=reducer.reductions, everybody_would=everybody_would
+        with collective_context(self._purpose):
+            self.requested_schedule.agree(
+                reducer.plan, order, reducer.averaging.group, after=reducer.reductions, all_ranks_agree=all_ranks_agree
             )
-        self.schedule = self.wished
+        self.schedule = self.requested_schedule
 
     def follow_schedule(self) -> None:
         """Use another plan if it is time. Called at the beginning of a forward that is to be reduced."""
@@ -112,7 +112,7 @@ class PlanController:
         if change is not None and (change.plan.buckets, change.reason) != (reducer.plan.buckets, reducer.plan_reason):
             reducer.adopt(change.plan, change.reason)
             for bucket in reducer.buckets:
-                bucket.touch()
+                bucket.prefault()
         if schedule.is_over:
             self.schedule = None
 
@@ -122,15 +122,15 @@ class PlanController:
         Args:
             why: reason, for the recording.
         """
-        if self.wished is not None:
-            self.wished.is_impossible(why)
+        if self.requested_schedule is not None:
+            self.requested_schedule.give_up(why)
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Reset for another group, whose ranks have agreed on nothing yet."""
         self.has_rebuilt = False
         self.schedule = None
 
-    def _plan_in(self, order: Sequence[int]) -> BucketPlan:
+    def _plan_in_order(self, order: Sequence[int]) -> BucketPlan:
         specs = self._reducer.plan.parameters
         if os.environ.get("DDP_SET_LAST_BUCKET_CAP") != "1":
             return plan_buckets(specs, order, self._limits_bytes)

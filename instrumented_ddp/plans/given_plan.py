@@ -30,7 +30,7 @@ def is_auto(arguments: Mapping[str, Any]) -> bool:
     return True
 
 
-def refuse_caps_beside(what: str, arguments: Mapping[str, Any]) -> None:
+def reject_conflicting_caps(what: str, arguments: Mapping[str, Any]) -> None:
     """Refuse arguments that set bucket sizes in addition to another one that does, which is named ``what``.
 
     Raises:
@@ -56,8 +56,8 @@ def plan_for(parameters: Sequence[ParameterSpec], plan: str | Path | PlanFile) -
         buckets = content.numbered([_as_planned(parameter) for parameter in parameters])
     except OverlapScopeError as error:
         raise OverlapScopeError(f"{source}: {error}") from None
-    for place, bucket in enumerate(buckets):
-        _check_bucket(f"{source}: bucket {place}", [parameters[number] for number in bucket])
+    for bucket_index, bucket in enumerate(buckets):
+        _check_bucket(f"{source}: bucket {bucket_index}", [parameters[number] for number in bucket])
     return BucketPlan(tuple(parameters), buckets)
 
 

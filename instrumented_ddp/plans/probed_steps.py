@@ -1,4 +1,4 @@
-"""Training with several bucket plans for a few steps each: ``record --probe-buckets``, and the start of ``"auto"``."""
+"""Training with several bucket plans for a few steps each: ``record --plan_probe-buckets``, and the start of ``"auto"``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Final
 import numpy as np
 import torch.distributed as dist
 
-from instrumented_ddp.bucket_plan import BucketPlan, kinds_of
+from instrumented_ddp.bucket_plan import BucketPlan, number_kinds
 from instrumented_ddp.plans.schedule import PlanChange
 from instrumented_ddp.reduction.agreement import agree_on_numbers, agree_on_plan
 from overlapscope.errors import OverlapScopeError
 from overlapscope.model.partition import Gradients
-from overlapscope.model.probe import probe
+from overlapscope.model.probe import plan_probe
 
 WARM_UP_STEPS: Final = 3
 """Number of steps that are reduced with the active plan before others are run."""
@@ -30,8 +30,8 @@ class ProbedSteps:
 
     def changes(self) -> Iterator[PlanChange]:
         """Return the plan of each step."""
-        for place in self.plan_of_step:
-            yield PlanChange(plan=self.plans[place], reason="probe")
+        for plan_index in self.plan_of_step:
+            yield PlanChange(plan=self.plans[plan_index], reason="probe")
 
 
 def warm_up(reductions: Callable[[], int], after: int) -> Iterator[None]:
@@ -46,7 +46,7 @@ def warm_up(reductions: Callable[[], int], after: int) -> Iterator[None]:
 
 
 def agree_on_probe(
-    own: BucketPlan, order: Sequence[int], group: dist.ProcessGroup, *, everybody_would: bool
+    own: BucketPlan, order: Sequence[int], group: dist.ProcessGroup, *, all_ranks_agree: bool
 ) -> ProbedSteps:
     """Broadcast rank 0's probe to all ranks. Called on all ranks.
 
@@ -59,7 +59,7 @@ def agree_on_probe(
     Raises:
         OverlapScopeError: on every rank, with the reason why nothing can be probed.
     """
-    if not everybody_would:
+    if not all_ranks_agree:
         raise OverlapScopeError("not all ranks were asked to, or ranks don't synchronise (init_sync=False)")
     if group.size() == 1:
         raise OverlapScopeError("all-reduce needs at least 2 ranks")
@@ -67,7 +67,7 @@ def agree_on_probe(
     plans, plan_of_step, why_not = [own], [0], ""
     if group.rank() == 0:
         try:
-            proposed = probe(gradients_of(own, order))
+            proposed = plan_probe(gradients_of(own, order))
             plan_of_step = proposed.plan_of_step.tolist()
             plans = [BucketPlan(own.parameters, buckets) for buckets in proposed.plans]
         except Exception as error:  # the others wait for an answer
@@ -93,6 +93,6 @@ def gradients_of(plan: BucketPlan, order: Sequence[int]) -> Gradients:
     return Gradients(
         names=tuple(spec.name for spec in parameters),
         bytes=np.array([spec.bytes for spec in parameters], np.int64),
-        kinds=np.array(kinds_of(parameters), np.int64),
+        kinds=np.array(number_kinds(parameters), np.int64),
         order=np.array([*order, *rest], np.int64),
     )

@@ -18,12 +18,12 @@ from instrumented_ddp.plans.probed_steps import WARM_UP_STEPS, ProbedSteps, agre
 from instrumented_ddp.plans.schedule import PlanChange
 from instrumented_ddp.recording.recorder import Recorder
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.environment import recording_from_environment
+from overlapscope.trace.environment import read_recording_options
 
 
 def is_asked_to_probe(trace: Path) -> bool:
     """Return whether this process is to probe bucket plans while it records into this folder."""
-    recording = recording_from_environment(trace)
+    recording = read_recording_options(trace)
     return recording is not None and recording.probe_buckets
 
 
@@ -46,7 +46,7 @@ class Probing:
         self._is_impossible = False
         self.is_over = False
         """True if the plans were run, or can't be, and the user's own plan is active."""
-        self._say("waiting")
+        self._note_state("waiting")
 
     @property
     def is_possible(self) -> bool:
@@ -54,7 +54,7 @@ class Probing:
         return not (self.is_over or self._is_impossible)
 
     def agree(
-        self, own: BucketPlan, order: Sequence[int], group: dist.ProcessGroup, *, after: int, everybody_would: bool
+        self, own: BucketPlan, order: Sequence[int], group: dist.ProcessGroup, *, after: int, all_ranks_agree: bool
     ) -> None:
         """Agree on the plans to run. Called on all ranks at the same time.
 
@@ -66,20 +66,20 @@ class Probing:
         """
         self._has_begun = False
         try:
-            self._probed = agree_on_probe(own, order, group, everybody_would=everybody_would)
+            self._probed = agree_on_probe(own, order, group, all_ranks_agree=all_ranks_agree)
         except OverlapScopeError as error:
-            self.is_impossible(str(error))
+            self.give_up(str(error))
             return
         self._own = own
         self._begin_after = after + WARM_UP_STEPS
         self._changes = chain(warm_up(lambda: self._reductions, after), self._probed.changes())
-        self._say("waiting")
+        self._note_state("waiting")
 
-    def is_impossible(self, why: str) -> None:
+    def give_up(self, why: str) -> None:
         """Give up, and note the reason in the recording."""
         if self.is_possible:
             self._is_impossible = True
-            self._say("impossible", why=why)
+            self._note_state("impossible", why=why)
 
     def change_after(self, reductions: int) -> PlanChange | None:
         """Return the plan of the next step."""
@@ -89,20 +89,20 @@ class Probing:
         try:
             change = next(self._changes)
         except StopIteration:
-            self._say("done")
+            self._note_state("done")
             return self._return()
         if change is not None and not self._has_begun:
             self._has_begun, self._begin_after = True, reductions
-            self._say("begun")
+            self._note_state("begun")
         return change
 
     def _return(self) -> PlanChange | None:
         self.is_over = True
         return PlanChange(plan=self._own, reason="return") if self._own is not None and self._has_begun else None
 
-    def _say(self, state: str, **more: Any) -> None:
+    def _note_state(self, state: str, **more: Any) -> None:
         if self._recorder is None:
             return
         if (probed := self._probed) is not None:
             more |= {"first_step": self._begin_after, "steps": len(probed.plan_of_step), "plans": len(probed.plans)}
-        self._recorder.note_of_model(self._model, "probing", {"state": state, **more})
+        self._recorder.set_model_info(self._model, "probing", {"state": state, **more})

@@ -44,7 +44,7 @@ class PlanSchedule(Protocol):
         """
 
 
-class WishedSchedule(PlanSchedule, Protocol):
+class RequestedSchedule(PlanSchedule, Protocol):
     """A schedule that was requested on a process, and is followed once all ranks have agreed on it."""
 
     @property
@@ -52,7 +52,7 @@ class WishedSchedule(PlanSchedule, Protocol):
         """Return whether nothing prevents it so far."""
 
     def agree(
-        self, own: BucketPlan, order: Sequence[int], group: dist.ProcessGroup, *, after: int, everybody_would: bool
+        self, own: BucketPlan, order: Sequence[int], group: dist.ProcessGroup, *, after: int, all_ranks_agree: bool
     ) -> None:
         """Agree on the schedule. Called at the same time on all ranks that requested one.
 
@@ -63,5 +63,5 @@ class WishedSchedule(PlanSchedule, Protocol):
             everybody_would: whether all ranks requested the same.
         """
 
-    def is_impossible(self, why: str) -> None:
+    def give_up(self, why: str) -> None:
         """Give up, and note the reason in the recording."""

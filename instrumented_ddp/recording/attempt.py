@@ -12,9 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from overlapscope.diagnosis.process import began_ns, is_here, liveness_of, written_ns
-from overlapscope.trace.attempts import newest_attempt, number_of, restart_folder
-from overlapscope.trace.environment import recording_from_environment
+from overlapscope.diagnosis.process import is_on_this_host, parse_written_ns, read_liveness, read_process_start_ns
+from overlapscope.trace.attempts import attempt_number, find_latest_attempt, restart_folder
+from overlapscope.trace.environment import read_recording_options
 from overlapscope.trace.folders import read_json
 from overlapscope.trace.format import (
     ENDED_FILE,
@@ -26,7 +26,7 @@ from overlapscope.trace.format import (
 )
 
 
-def attempt_folder(first: Path, rank: int) -> Path:
+def find_attempt_folder(first: Path, rank: int) -> Path:
     """Return the folder of the attempt that this process belongs to: the given one, or one inside it.
 
     Args:
@@ -37,20 +37,20 @@ def attempt_folder(first: Path, rank: int) -> Path:
     Raises:
         OverlapScopeError: a variable has an invalid value.
     """
-    recorded = recording_from_environment(None)
+    recorded = read_recording_options(None)
     if _restarts() == 0 and (recorded is None or recorded.folder != first.absolute()):
         return first
-    return _chosen(first.absolute(), rank, os.getpid())
+    return _choose_attempt_folder(first.absolute(), rank, os.getpid())
 
 
 @lru_cache(maxsize=8)
-def _chosen(first: Path, rank: int, _pid: int) -> Path:
+def _choose_attempt_folder(first: Path, rank: int, _pid: int) -> Path:
     """Choose the folder once per process, as the process would find its own files the next time."""
-    newest = newest_attempt(first)
-    if not is_over(newest, rank, began_ns()):
-        return newest
+    latest = find_latest_attempt(first)
+    if not has_attempt_ended(latest, rank, read_process_start_ns()):
+        return latest
     # Use torchrun's count if it is higher: attempts that ended before any rank started have left no files.
-    return restart_folder(first, max(number_of(newest) + 1, _restarts()))
+    return restart_folder(first, max(attempt_number(latest) + 1, _restarts()))
 
 
 def _restarts() -> int:
@@ -59,7 +59,7 @@ def _restarts() -> int:
     return int(count) if count.isdecimal() else 0
 
 
-def is_over(attempt: Path, rank: int, since_ns: int | None) -> bool:
+def has_attempt_ended(attempt: Path, rank: int, since_ns: int | None) -> bool:
     """Return whether an attempt ended before a process of a rank began; False while any of its processes is alive.
 
     Args:
@@ -67,17 +67,17 @@ def is_over(attempt: Path, rank: int, since_ns: int | None) -> bool:
         rank: rank of the process.
         since_ns: time at which the process began; None if not known.
     """
-    found = {folder.name: _process_of(folder) for folder in attempt.glob("rank_*")}
+    found = {folder.name: _read_process(folder) for folder in attempt.glob("rank_*")}
     before = {name: where for name, where in found.items() if where is not None}
-    if any(is_here(where) and liveness_of(where) != "gone" for where in before.values()):
+    if any(is_on_this_host(where) and read_liveness(where) != "gone" for where in before.values()):
         return False
     if rank_folder(attempt, rank).name in before:
         return True
-    ends_ns = [_last_heard_ns(attempt / name, where) for name, where in before.items() if is_here(where)]
+    ends_ns = [_last_alive_ns(attempt / name, where) for name, where in before.items() if is_on_this_host(where)]
     return since_ns is not None and any(end_ns is not None and end_ns < since_ns for end_ns in ends_ns)
 
 
-def _process_of(folder: Path) -> dict[str, Any] | None:
+def _read_process(folder: Path) -> dict[str, Any] | None:
     """Return what a rank recorded about its process, empty if unreadable; None if no process has been this rank."""
     for name in (RANK_FILE, JOINING_FILE):
         if (folder / name).exists():
@@ -85,7 +85,7 @@ def _process_of(folder: Path) -> dict[str, Any] | None:
     return {} if (folder / EVENTS_FILE).exists() or (folder / SIGNATURES_FILE).exists() else None
 
 
-def _last_heard_ns(folder: Path, where: dict[str, Any]) -> int | None:
+def _last_alive_ns(folder: Path, where: dict[str, Any]) -> int | None:
     """Return the last time at which a process that is gone was known to be alive."""
     ended = read_json(folder / ENDED_FILE, []) if (folder / ENDED_FILE).exists() else {}
-    return max((ns for ns in (written_ns(where), written_ns(ended)) if ns is not None), default=None)
+    return max((ns for ns in (parse_written_ns(where), parse_written_ns(ended)) if ns is not None), default=None)

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from instrumented_ddp.recording.guard import survived, surviving
-from instrumented_ddp.recording.observer import Observer
+from instrumented_ddp.recording.guard import never_raise, never_raising
+from instrumented_ddp.recording.observer import ReductionObserver
 from overlapscope.trace.format import Phase
 
 
-class Backwards:
+class BackwardTracker:
     """Reports the backwards of one model to an observer.
 
     Args:
@@ -21,7 +21,7 @@ class Backwards:
         on_end: called when autograd has finished a backward, with whether it was under ``no_sync()``.
     """
 
-    def __init__(self, observer: Observer, on_end: Callable[[bool], None] | None = None) -> None:
+    def __init__(self, observer: ReductionObserver, on_end: Callable[[bool], None] | None = None) -> None:
         self._observer = observer
         self._on_end = on_end
         self._is_running = False
@@ -33,11 +33,11 @@ class Backwards:
         """Return whether autograd has begun a backward and has not finished it."""
         return self._is_running
 
-    def gives_up(self, error: Exception) -> None:
+    def disable_recording(self, error: Exception) -> None:
         """Disable recording after an internal error."""
-        self._observer.gives_up(error)
+        self._observer.disable_recording(error)
 
-    @survived
+    @never_raise
     def expect(self, output: Any, *, no_sync: bool) -> None:
         """Expect a backward after a forward has ended: it begins with the first gradient of the output.
 
@@ -52,7 +52,7 @@ class Backwards:
         for tensor in computed(output):
             tensor.register_hook(begin)
 
-    @survived
+    @never_raise
     def begin(self, *, no_sync: bool) -> None:
         """Note that autograd has reached the model; does nothing if that is known."""
         if self._is_running:
@@ -60,7 +60,7 @@ class Backwards:
         observer = self._observer
         self._is_running, self._step = True, observer.step
         if observer.phase is not Phase.BACKWARD:
-            observer.note_caller()
+            observer.update_call_site()
             observer.enter(Phase.BACKWARD, no_sync=no_sync)
 
         def end() -> None:
@@ -69,14 +69,14 @@ class Backwards:
             if self._on_end is not None:
                 self._on_end(no_sync)
 
-        torch.autograd.Variable._execution_engine.queue_callback(surviving(end, self.gives_up))
+        torch.autograd.Variable._execution_engine.queue_callback(never_raising(end, self.disable_recording))
 
-    @survived
-    def forward_begins(self) -> None:
+    @never_raise
+    def on_forward_start(self) -> None:
         """Report a backward that autograd has not finished: an exception came out of it and was caught."""
         if self._is_running:
             self._is_running = False
-            self._observer.backward_was_left(self._step)
+            self._observer.on_interrupted_backward(self._step)
 
 
 def computed(output: Any) -> Iterator[torch.Tensor]:

@@ -12,10 +12,10 @@ from instrumented_ddp.collective_log.completion import NO_TIMEOUT
 from instrumented_ddp.recording.records import BucketRecords
 from instrumented_ddp.recording.timing import Mark, RecordLog
 
-_LONGEST_UNCERTAINTY_NS: Final = 0xFFFFFFFF
+_MAX_UNCERTAINTY_NS: Final = 0xFFFFFFFF
 
 
-class Collective:
+class BucketCollective:
     """One in-flight collective of a bucket.
 
     Args:
@@ -70,5 +70,5 @@ class Collective:
         """Write its record when its end is first reported; later reports are ignored."""
         if failed or self.records is None or self._log is None or not self._is_written.acquire(blocking=False):
             return
-        uncertainty_ns = min(max(now_ns - self.running_ns, 0), _LONGEST_UNCERTAINTY_NS)
+        uncertainty_ns = min(max(now_ns - self.running_ns, 0), _MAX_UNCERTAINTY_NS)
         self._log.append(self.records.collective_bounds, self.step, self.launch_ns, now_ns, uncertainty_ns)

@@ -10,17 +10,17 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.collective_log.collectives import Announced
+from instrumented_ddp.collective_log.collectives import AnnouncedCollective
 from instrumented_ddp.collective_log.dispatch import Call
-from instrumented_ddp.collective_log.purposes import Purpose, launched_for
-from instrumented_ddp.recording.observer import Observer
+from instrumented_ddp.collective_log.purposes import CollectiveRole, collective_context
+from instrumented_ddp.recording.observer import ReductionObserver
 from instrumented_ddp.recording.records import BucketRecords
 from instrumented_ddp.recording.timing import DeviceTimer, Mark
 from overlapscope.trace.host import host_now_ns
 from overlapscope.trace.segments import Segment
 
 
-class BucketSum:
+class BucketSumRecorder:
     """Receives the events of a strategy's sum of a bucket.
 
     In the collective log of its group it is an all-reduce like that of the backend, so that ranks are compared by it,
@@ -34,7 +34,7 @@ class BucketSum:
     """
 
     def __init__(
-        self, strategy: str, records: BucketRecords | None, observer: Observer | None, op: str = "all_reduce"
+        self, strategy: str, records: BucketRecords | None, observer: ReductionObserver | None, op: str = "all_reduce"
     ) -> None:
         self._strategy = strategy
         self._op = op
@@ -42,16 +42,16 @@ class BucketSum:
         self._observer = observer
         self._step = 0 if observer is None else observer.step
         self._timer: DeviceTimer | None = None
-        self._announced: Announced | None = None
+        self._announced: AnnouncedCollective | None = None
         self._ranks: Sequence[int] | None = None
         self.marks: tuple[Mark, Mark] = None, None
         """Marks of its start and its end, on a device."""
 
-    def over(self, group: dist.ProcessGroup) -> BucketSum:
+    def over(self, group: dist.ProcessGroup) -> BucketSumRecorder:
         """Return a copy of this sum whose rounds run in another group than that of the ranks that need the sum."""
-        told = copy(self)
-        told._ranks = dist.get_process_group_ranks(group)
-        return told
+        copied = copy(self)
+        copied._ranks = dist.get_process_group_ranks(group)
+        return copied
 
     def launched(self, group: dist.ProcessGroup, buffer: torch.Tensor) -> None:
         """Announce the sum before it starts or queues behind earlier ones; entries are in launch order."""
@@ -59,7 +59,7 @@ class BucketSum:
         if observer is None or records is None or observer.collectives is None:  # a meter has no log
             return
         try:
-            self._timer = observer.timer_on(buffer.device)
+            self._timer = observer.get_timer(buffer.device)
             call = Call(
                 op=self._op,
                 group=group,
@@ -69,12 +69,12 @@ class BucketSum:
                 tag=0,
                 is_awaited=False,
             )
-            with launched_for(replace(records.purpose, strategy=self._strategy)):
+            with collective_context(replace(records.purpose, strategy=self._strategy)):
                 self._announced = observer.collectives.announce(call)
             if self._announced is not None:
                 self._announced.log.launched(self._announced.number, host_now_ns())
         except Exception as error:
-            observer.gives_up(error)
+            observer.disable_recording(error)
 
     @contextmanager
     def on_device(self, device: torch.device) -> Iterator[None]:
@@ -87,9 +87,9 @@ class BucketSum:
         if self._observer is None or self._records is None:
             return None
         try:
-            return self._observer.timer_on(device).mark()
+            return self._observer.get_timer(device).mark()
         except Exception as error:
-            self._observer.gives_up(error)
+            self._observer.disable_recording(error)
             return None
 
     @contextmanager
@@ -98,9 +98,9 @@ class BucketSum:
         try:
             yield
         except BaseException:
-            self._ended(failed=True)
+            self._end_sum(failed=True)
             raise
-        self._ended(failed=False)
+        self._end_sum(failed=False)
 
     @contextmanager
     def round(self, segment: Segment) -> Iterator[None]:
@@ -109,12 +109,12 @@ class BucketSum:
         Args:
             segment: the round, with ranks numbered within the group.
         """
-        purpose, body, start = self._begins(segment)
-        with launched_for(purpose):
+        purpose, body, start = self._begin_round(segment)
+        with collective_context(purpose):
             yield
-        self._over(body, start)
+        self._end_round(body, start)
 
-    def _begins(self, segment: Segment) -> tuple[Purpose | None, bytes, Mark]:
+    def _begin_round(self, segment: Segment) -> tuple[CollectiveRole | None, bytes, Mark]:
         observer, records = self._observer, self._records
         if observer is None or records is None or self._announced is None:
             return None, b"", None
@@ -122,13 +122,15 @@ class BucketSum:
             ranks = self._ranks or self._announced.log.header.ranks
             known = records.segments.get(segment)
             if known is None:
-                known = records.segments[segment] = self._made(segment, records, ranks)
+                known = records.segments[segment] = self._make_segment_records(segment, records, ranks)
             return *known, None if self._timer is None else self._timer.mark()
         except Exception as error:
-            observer.gives_up(error)
+            observer.disable_recording(error)
             return None, b"", None
 
-    def _made(self, segment: Segment, records: BucketRecords, ranks: Sequence[int]) -> tuple[Purpose, bytes]:
+    def _make_segment_records(
+        self, segment: Segment, records: BucketRecords, ranks: Sequence[int]
+    ) -> tuple[CollectiveRole, bytes]:
         purpose = replace(
             records.purpose,
             role="segment",
@@ -145,16 +147,16 @@ class BucketSum:
         number = self._observer.segments.number_of(replace(segment, sends=sends, receives=receives))
         return purpose, records.segment(number)
 
-    def _over(self, body: bytes, start: Mark) -> None:
+    def _end_round(self, body: bytes, start: Mark) -> None:
         observer, timer = self._observer, self._timer
         if observer is None or timer is None or not body:
             return
         try:
             timer.write(body, self._step, start, timer.mark())
         except Exception as error:
-            observer.gives_up(error)
+            observer.disable_recording(error)
 
-    def _ended(self, *, failed: bool) -> None:
+    def _end_sum(self, *, failed: bool) -> None:
         announced, observer = self._announced, self._observer
         if announced is None or observer is None:
             return
@@ -163,7 +165,11 @@ class BucketSum:
                 announced.ended(host_now_ns(), failed)
             else:
                 observer.completions.add_on_device(
-                    None, announced.device, announced.ended, before=announced.before, on_look=announced.looked_at
+                    None,
+                    announced.device,
+                    announced.ended,
+                    before=announced.before,
+                    on_reached_change=announced.record_reached,
                 )
         except Exception as error:
-            observer.gives_up(error)
+            observer.disable_recording(error)

@@ -11,11 +11,11 @@ from types import FrameType
 
 import torch
 
-from instrumented_ddp.collective_log.collectives import Collectives
+from instrumented_ddp.collective_log.collectives import CollectiveLog
 from overlapscope.trace.format import NO_CALL_SITE
 
 
-class Bypass:
+class UnreducedGradientDetector:
     """Detector of unreduced gradients of one wrapped module.
 
     Args:
@@ -23,30 +23,30 @@ class Bypass:
         collectives: source of the user's call sites and of the volume that users reduce themselves.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], collectives: Collectives) -> None:
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], collectives: CollectiveLog) -> None:
         self._parameters = parameters
         self._elements = sum(parameter.numel() for parameter in parameters)
         self._collectives = collectives
-        self._line_of_access = NO_CALL_SITE
-        self._line = NO_CALL_SITE
+        self._access_call_site = NO_CALL_SITE
+        self._call_site = NO_CALL_SITE
         self._reduced_by_user_before = 0
 
-    def module_is_taken(self, frame: FrameType) -> None:
+    def on_module_access(self, frame: FrameType) -> None:
         """Note that the user accesses the wrapped module, perhaps to call it."""
-        if self._collectives.call_sites.is_the_users(frame):
-            self._line_of_access = self._collectives.call_sites.number_of(frame)
+        if self._collectives.call_sites.is_user_frame(frame):
+            self._access_call_site = self._collectives.call_sites.number_of(frame)
 
-    def gradient_comes(self) -> None:
+    def on_local_gradient(self) -> None:
         """Note a gradient from outside any pass through the wrapper."""
-        if self._line == NO_CALL_SITE:
-            self._line = self._line_of_access or self._collectives.call_sites.number_of_caller()
+        if self._call_site == NO_CALL_SITE:
+            self._call_site = self._access_call_site or self._collectives.call_sites.get_caller_number()
             self._reduced_by_user_before = self._collectives.elements_reduced_by_user
 
-    def gradients_are_reduced(self) -> None:
+    def on_gradients_reduced(self) -> None:
         """Note that the current gradients are averages."""
-        self._line = self._line_of_access = NO_CALL_SITE
+        self._call_site = self._access_call_site = NO_CALL_SITE
 
-    def line_of_unreduced(self, optimizer: torch.optim.Optimizer) -> int:
+    def take_unreduced_call_site(self, optimizer: torch.optim.Optimizer) -> int:
         """Return the call site behind unreduced gradients that an update is about to use. Called before each update.
 
         Args:
@@ -56,12 +56,12 @@ class Bypass:
         Returns:
             The call site behind gradients that nobody has reduced; ``NO_CALL_SITE`` if there are none.
         """
-        if self._line == NO_CALL_SITE:
-            self._line_of_access = NO_CALL_SITE
+        if self._call_site == NO_CALL_SITE:
+            self._access_call_site = NO_CALL_SITE
             return NO_CALL_SITE
         if not self._are_updated_by(optimizer):
             return NO_CALL_SITE
-        line, self._line, self._line_of_access = self._line, NO_CALL_SITE, NO_CALL_SITE
+        line, self._call_site, self._access_call_site = self._call_site, NO_CALL_SITE, NO_CALL_SITE
         if all(parameter.grad is None for parameter in self._parameters):
             return NO_CALL_SITE
         by_user = self._collectives.elements_reduced_by_user - self._reduced_by_user_before

@@ -17,7 +17,7 @@ from multiprocessing import popen_fork, popen_forkserver
 from pathlib import Path
 from typing import Any, Final
 
-_MOST: Final = 10_000
+_MAX_CHILDREN: Final = 10_000
 """Maximum number of processes recorded: a rank may start an unlimited number of them."""
 
 
@@ -27,51 +27,55 @@ def watch_children(folder: Path) -> None:
     Args:
         folder: folder of the run.
     """
-    exits = _ChildExits(folder)
-    _then(subprocess.Popen, "poll", exits.look)
-    _then(subprocess.Popen, "wait", exits.look)
-    _then(popen_fork.Popen, "poll", exits.look)
-    _then(popen_forkserver.Popen, "poll", exits.look)
-    os.kill, os.killpg = exits.noting(os.kill), exits.noting(os.killpg)
+    exits = _ChildExitRecorder(folder)
+    _call_after(subprocess.Popen, "poll", exits.record_exit)
+    _call_after(subprocess.Popen, "wait", exits.record_exit)
+    _call_after(popen_fork.Popen, "poll", exits.record_exit)
+    _call_after(popen_forkserver.Popen, "poll", exits.record_exit)
+    os.kill, os.killpg = exits.wrap_kill(os.kill), exits.wrap_kill(os.killpg)
 
 
-class _ChildExits:
+class _ChildExitRecorder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._told: dict[int, tuple[int, int]] = {}
+        self._sent_signals: dict[int, tuple[int, int]] = {}
         """Time and number of the first signal sent to each process, by process id."""
-        self._seen: set[int] = set()
+        self._recorded_pids: set[int] = set()
 
-    def look(self, child: Any) -> None:
+    def record_exit(self, child: Any) -> None:
         """Record the exit of a child if it has ended.
 
         Args:
             child: a ``Popen`` of ``subprocess`` or of ``multiprocessing``.
         """
-        if child.returncode is None or child.pid in self._seen or len(self._seen) >= _MOST:
+        if child.returncode is None or child.pid in self._recorded_pids or len(self._recorded_pids) >= _MAX_CHILDREN:
             return
-        self._seen.add(child.pid)
+        self._recorded_pids.add(child.pid)
         with suppress(Exception):  # the folder is gone, the disk is full, or this Python lacks the package
-            from overlapscope.trace.attempts import newest_attempt
+            from overlapscope.trace.attempts import find_latest_attempt
             from overlapscope.trace.exits import write_exit
 
-            told_ns, told_signal = self._told.get(child.pid, (None, None))
-            folder = newest_attempt(self._folder)  # for launchers end one attempt before the next
-            write_exit(folder, child.pid, child.returncode, told_ns=told_ns, told_signal=told_signal)
+            signaled_at_ns, signal_received = self._sent_signals.get(child.pid, (None, None))
+            folder = find_latest_attempt(self._folder)  # for launchers end one attempt before the next
+            write_exit(
+                folder, child.pid, child.returncode, signaled_at_ns=signaled_at_ns, signal_received=signal_received
+            )
 
-    def noting(self, kill: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    def wrap_kill(self, kill: Callable[[int, int], None]) -> Callable[[int, int], None]:
         """Wrap ``os.kill`` or ``os.killpg`` to remember its signals; a child with its own process group leads it."""
 
         @functools.wraps(kill)
         def kill_and_remember(pid: int, number: int, /) -> None:
-            if number and len(self._told) < _MOST:
-                self._told.setdefault(pid, (time.monotonic_ns(), int(number)))  # host_now_ns, which is not imported
+            if number and len(self._sent_signals) < _MAX_CHILDREN:
+                self._sent_signals.setdefault(
+                    pid, (time.monotonic_ns(), int(number))
+                )  # host_now_ns, which is not imported
             kill(pid, number)
 
         return kill_and_remember
 
 
-def _then(of: type, name: str, look: Callable[[Any], None]) -> None:
+def _call_after(of: type, name: str, record_exit: Callable[[Any], None]) -> None:
     """Patch a method of a class so that a function gets the object after each call."""
     method = getattr(of, name)
 
@@ -80,6 +84,6 @@ def _then(of: type, name: str, look: Callable[[Any], None]) -> None:
         try:
             return method(self, *args, **kwargs)
         finally:
-            look(self)
+            record_exit(self)
 
     setattr(of, name, method_and_look)

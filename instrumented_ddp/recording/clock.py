@@ -23,17 +23,17 @@ from torch.distributed.distributed_c10d import Store, _get_default_store
 from instrumented_ddp.recording.clock_pings import PingConnection
 from instrumented_ddp.recording.clock_server import CLOSING_TIME_S, ClockServer
 from overlapscope.trace import host
-from overlapscope.trace.checksum import json_line
+from overlapscope.trace.checksum import dump_json_line
 from overlapscope.trace.format import CLOCK_FILE
 
 _log = logging.getLogger(__name__)
 
-_LONGEST_INTERVAL_S: Final = 60.0
-_LONGEST_PAUSE_S: Final = 5.0
-_WAKE_FOR: Final = {"rebuild": b"r", "end": b"e"}
+_MAX_INTERVAL_S: Final = 60.0
+_MAX_PAUSE_S: Final = 5.0
+_WAKE_BYTES: Final = {"rebuild": b"r", "end": b"e"}
 
 
-class ClockSampling:
+class ClockSync:
     """Rank 0's clock server, or a reporter that pings it.
 
     Without a default process group there is no store through which ranks could find each other, and nothing is done.
@@ -46,7 +46,7 @@ class ClockSampling:
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder = folder
         self._rank = rank
-        self._boot = host.boot_identity()
+        self._boot = host.get_boot_id()
         self._thread: threading.Thread | None = None
         if not dist.is_initialized():
             return
@@ -55,23 +55,23 @@ class ClockSampling:
         self._thread = threading.Thread(target=self._run, args=(store, woken), name="overlapscope-clock", daemon=True)
         self._thread.start()
 
-    def plan_is_rebuilt(self) -> None:
+    def on_plan_rebuilt(self) -> None:
         """Request a burst of pings soon."""
-        self._tell("rebuild")
+        self._wake_thread("rebuild")
 
     def close(self) -> None:
         """Request a last burst, and wait for it no longer than the end of a training may be delayed."""
-        self._tell("end")
+        self._wake_thread("end")
         if self._thread is not None:
             self._thread.join(CLOSING_TIME_S)
             self._wake.close()
             self._thread = None
 
-    def _tell(self, reason: str) -> None:
+    def _wake_thread(self, reason: str) -> None:
         # A thread that has finished, or that was not copied by a fork, no longer listens.
         if self._thread is not None and self._thread.is_alive():
             try:
-                self._wake.send(_WAKE_FOR[reason], socket.MSG_DONTWAIT)
+                self._wake.send(_WAKE_BYTES[reason], socket.MSG_DONTWAIT)
             except OSError:
                 return
 
@@ -89,29 +89,31 @@ class ClockSampling:
 
     def _serve(self, store: Store, woken: socket.socket) -> None:
         with ClockServer() as server:
-            card = {
+            server_info = {
                 "boot": self._boot,
                 "addresses": server.addresses(),
                 "port": server.port,
                 "token": server.token.hex(),
             }
-            store.set(self._key, json.dumps(card))
-            server.serve(until=lambda: _reason_given(woken) == "end", woken=woken)
+            store.set(self._key, json.dumps(server_info))
+            server.serve(until=lambda: _read_reason(woken) == "end", woken=woken)
 
     def _report(self, store: Store, woken: socket.socket) -> None:
-        for card in self._cards(store, woken):
+        for server_info in self._watch_server_info(store, woken):
             if self._boot is not None:
-                if card["boot"] == self._boot:
+                if server_info["boot"] == self._boot:
                     return
-                reporter = store.compare_set(f"{self._key}/{card['token']}/{self._boot}", "", str(self._rank))
+                reporter = store.compare_set(f"{self._key}/{server_info['token']}/{self._boot}", "", str(self._rank))
                 if reporter != str(self._rank).encode():
                     return
             try:
-                connection = PingConnection(card["addresses"], card["port"], bytes.fromhex(card["token"]))
+                connection = PingConnection(
+                    server_info["addresses"], server_info["port"], bytes.fromhex(server_info["token"])
+                )
             except OSError:  # perhaps rank 0 of an earlier recording: the next one publishes another card
                 continue
             with connection:
-                self._ping_until_the_end(connection, card["boot"], woken)
+                self._ping_until_the_end(connection, server_info["boot"], woken)
             return
 
     @property
@@ -119,16 +121,16 @@ class ClockSampling:
         """Return the key of rank 0's address, without the run's path, which may differ between hosts."""
         return f"overlapscope/clock/{self._folder.parent.name}"
 
-    def _cards(self, store: Store, woken: socket.socket) -> Iterator[dict[str, Any]]:
+    def _watch_server_info(self, store: Store, woken: socket.socket) -> Iterator[dict[str, Any]]:
         """Yield each new card that rank 0 publishes, until the end. Never blocks in the store."""
         pause_s, last = 0.02, b""
         while True:
-            if store.check([self._key]) and (card := store.get(self._key)) != last:
-                last = card
-                yield json.loads(card)
-            if _reason_within(pause_s, woken) == "end":
+            if store.check([self._key]) and (server_info := store.get(self._key)) != last:
+                last = server_info
+                yield json.loads(server_info)
+            if _wait_for_reason(pause_s, woken) == "end":
                 return
-            pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
+            pause_s = min(pause_s * 1.5, _MAX_PAUSE_S)
 
     def _ping_until_the_end(self, connection: PingConnection, reference: str | None, woken: socket.socket) -> None:
         reason, interval_s = "start", 1.0
@@ -136,26 +138,26 @@ class ClockSampling:
             pings, best = connection.burst()
             line = {"reason": reason, "reference": reference, "pings": pings, "best": best}
             with (self._folder / CLOCK_FILE).open("a", encoding="utf-8") as file:
-                file.write(json_line(line))
-            if reason == "end" or connection.has_farewell:
+                file.write(dump_json_line(line))
+            if reason == "end" or connection.is_server_closing:
                 return
             # Hosts began together, but should not keep pinging rank 0 all at the same time.
-            reason = _reason_within(interval_s * random.uniform(0.75, 1.0), woken, connection)
+            reason = _wait_for_reason(interval_s * random.uniform(0.75, 1.0), woken, connection)
             if reason == "periodic":
-                interval_s = min(2 * interval_s, _LONGEST_INTERVAL_S)
+                interval_s = min(2 * interval_s, _MAX_INTERVAL_S)
 
 
-def _reason_within(seconds: float, woken: socket.socket, connection: PingConnection | None = None) -> str:
+def _wait_for_reason(seconds: float, woken: socket.socket, connection: PingConnection | None = None) -> str:
     """Return the reason for the next burst: the interval has passed, this process asks for it, or rank 0 is closing."""
     ready, _, _ = select.select([woken] if connection is None else [woken, connection.socket], [], [], seconds)
     if woken in ready:
-        return _reason_given(woken)
+        return _read_reason(woken)
     if connection is not None and ready:
         connection.read_farewell()
         return "end"
     return "periodic"
 
 
-def _reason_given(woken: socket.socket) -> str:
-    said = woken.recv(64)
-    return "rebuild" if said and _WAKE_FOR["end"] not in said else "end"
+def _read_reason(woken: socket.socket) -> str:
+    received = woken.recv(64)
+    return "rebuild" if received and _WAKE_BYTES["end"] not in received else "end"

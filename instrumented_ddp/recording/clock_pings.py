@@ -10,9 +10,9 @@ from instrumented_ddp.recording.clock_server import ANSWER, FAREWELL, HALF_TOKEN
 from overlapscope.trace.host import host_now_ns
 
 _PINGS: Final = 100
-_KEPT_SHARE: Final = 10
+_PINGS_PER_KEPT_PING: Final = 10
 """Inverse of the share of a burst's pings that are kept: those with the shortest round trips."""
-_LONGEST_BURST_S: Final = 0.5
+_MAX_BURST_S: Final = 0.5
 _TIMEOUT_S: Final = 1.0
 
 
@@ -29,7 +29,7 @@ class PingConnection:
 
     def __init__(self, addresses: list[str], port: int, token: bytes) -> None:
         self.socket = _connect(addresses, port, token)
-        self.has_farewell = False
+        self.is_server_closing = False
         """True if rank 0 is about to close."""
 
     def __enter__(self) -> PingConnection:
@@ -39,7 +39,7 @@ class PingConnection:
         self.socket.close()
 
     def burst(self) -> tuple[int, list[tuple[int, int, int]]]:
-        """Send pings, for at most ``_LONGEST_BURST_S``.
+        """Send pings, for at most ``_MAX_BURST_S``.
 
         Returns:
             The number of pings, and the best tenth by round trip: times of sending (this host's clock), answer (rank
@@ -49,13 +49,13 @@ class PingConnection:
             OSError: rank 0 is gone.
         """
         pings: list[tuple[int, int, int]] = []
-        give_up_at = time.monotonic() + _LONGEST_BURST_S
+        give_up_at = time.monotonic() + _MAX_BURST_S
         while len(pings) < _PINGS and (not pings or time.monotonic() < give_up_at):
             sent_ns = host_now_ns()
             self.socket.sendall(PING.pack(len(pings)))
             reference_ns = self._answer()
             pings.append((sent_ns, reference_ns, host_now_ns()))
-        best = sorted(pings, key=lambda ping: ping[2] - ping[0])[: -(-len(pings) // _KEPT_SHARE)]
+        best = sorted(pings, key=lambda ping: ping[2] - ping[0])[: -(-len(pings) // _PINGS_PER_KEPT_PING)]
         return len(pings), sorted(best)
 
     def read_farewell(self) -> None:
@@ -65,13 +65,13 @@ class PingConnection:
             OSError: rank 0 is gone already.
         """
         number, _ = ANSWER.unpack(_read(self.socket, ANSWER.size))
-        self.has_farewell = number == FAREWELL
+        self.is_server_closing = number == FAREWELL
 
     def _answer(self) -> int:
         number, reference_ns = ANSWER.unpack(_read(self.socket, ANSWER.size))
         if number != FAREWELL:
             return int(reference_ns)
-        self.has_farewell = True  # the burst that it asks for is in progress
+        self.is_server_closing = True  # the burst that it asks for is in progress
         return self._answer()
 
 

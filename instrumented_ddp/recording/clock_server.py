@@ -25,7 +25,7 @@ FAREWELL: Final = 2**64 - 1
 HALF_TOKEN_BYTES: Final = 16
 CLOSING_TIME_S: Final = 1.0
 
-_MOST_STRANGERS: Final = 256
+_MAX_UNAUTHENTICATED: Final = 256
 """Maximum number of connections that have not sent the token; beyond that, the oldest are closed."""
 _ROUTES: Final = ("192.0.2.1", "2001:db8::1")
 """Addresses reserved for documentation, routed to the default gateway."""
@@ -43,16 +43,16 @@ class ClockServer:
         self.port: int = self._listener.getsockname()[1]
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._unread: dict[socket.socket, bytes] = {}
+        self._partial_pings: dict[socket.socket, bytes] = {}
         """Bytes of an incomplete ping received from each client."""
-        self._strangers: dict[socket.socket, bytes] = {}
+        self._unauthenticated: dict[socket.socket, bytes] = {}
         """Bytes received from each connection that has not sent the token."""
 
     def __enter__(self) -> ClockServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for connection in [*self._unread, *self._strangers]:
+        for connection in [*self._partial_pings, *self._unauthenticated]:
             self._drop(connection)
         self._selector.close()
         self._listener.close()
@@ -72,17 +72,17 @@ class ClockServer:
         """
         self._selector.register(woken, selectors.EVENT_READ)
         closes_at: float | None = None
-        while closes_at is None or (self._unread and time.monotonic() < closes_at):
+        while closes_at is None or (self._partial_pings and time.monotonic() < closes_at):
             for key, _ in self._selector.select(None if closes_at is None else closes_at - time.monotonic()):
                 if key.fileobj is woken:
                     if until():
                         self._selector.unregister(woken)
                         closes_at = time.monotonic() + CLOSING_TIME_S
-                        self._say_farewell()
+                        self._send_farewell()
                 elif key.fileobj is self._listener:
                     self._accept()
                 elif isinstance(key.fileobj, socket.socket):
-                    self._hear(key.fileobj)
+                    self._receive(key.fileobj)
 
     def _accept(self) -> None:
         try:
@@ -94,54 +94,54 @@ class ClockServer:
             return
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._strangers[connection] = b""
+        self._unauthenticated[connection] = b""
         self._selector.register(connection, selectors.EVENT_READ)
-        if len(self._strangers) > _MOST_STRANGERS:
-            self._drop(next(iter(self._strangers)))
+        if len(self._unauthenticated) > _MAX_UNAUTHENTICATED:
+            self._drop(next(iter(self._unauthenticated)))
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _receive(self, connection: socket.socket) -> None:
         """Read what has arrived. A client that is gone, unknown, or does not take its answers is dropped."""
-        if connection not in self._unread and connection not in self._strangers:
+        if connection not in self._partial_pings and connection not in self._unauthenticated:
             return  # dropped a moment ago
         try:
-            heard = connection.recv(4096)
-            if not heard:
+            data = connection.recv(4096)
+            if not data:
                 self._drop(connection)
-            elif connection in self._unread:
-                self._answer(connection, self._unread[connection] + heard)
+            elif connection in self._partial_pings:
+                self._answer(connection, self._partial_pings[connection] + data)
             else:
-                self._welcome(connection, self._strangers[connection] + heard)
+                self._authenticate(connection, self._unauthenticated[connection] + data)
         except OSError:
             self._drop(connection)
 
-    def _welcome(self, connection: socket.socket, said: bytes) -> None:
+    def _authenticate(self, connection: socket.socket, received: bytes) -> None:
         expected = self.token[:HALF_TOKEN_BYTES]
-        if len(said) < len(expected) and expected.startswith(said):
-            self._strangers[connection] = said
-        elif secrets.compare_digest(said, expected):
-            del self._strangers[connection]
-            self._unread[connection] = b""
+        if len(received) < len(expected) and expected.startswith(received):
+            self._unauthenticated[connection] = received
+        elif secrets.compare_digest(received, expected):
+            del self._unauthenticated[connection]
+            self._partial_pings[connection] = b""
             connection.send(self.token[HALF_TOKEN_BYTES:])
         else:
             self._drop(connection)
 
-    def _answer(self, connection: socket.socket, said: bytes) -> None:
-        whole = len(said) - len(said) % PING.size
-        for (number,) in PING.iter_unpack(said[:whole]):
+    def _answer(self, connection: socket.socket, received: bytes) -> None:
+        whole = len(received) - len(received) % PING.size
+        for (number,) in PING.iter_unpack(received[:whole]):
             if connection.send(ANSWER.pack(number, host_now_ns())) < ANSWER.size:
                 raise BlockingIOError
-        self._unread[connection] = said[whole:]
+        self._partial_pings[connection] = received[whole:]
 
-    def _say_farewell(self) -> None:
-        for connection in list(self._unread):
+    def _send_farewell(self) -> None:
+        for connection in list(self._partial_pings):
             try:
                 connection.send(ANSWER.pack(FAREWELL, 0))
             except OSError:
                 self._drop(connection)
 
     def _drop(self, connection: socket.socket) -> None:
-        self._unread.pop(connection, None)
-        self._strangers.pop(connection, None)
+        self._partial_pings.pop(connection, None)
+        self._unauthenticated.pop(connection, None)
         self._selector.unregister(connection)
         with suppress(OSError):  # a process forked from this one keeps it open too
             connection.shutdown(socket.SHUT_RDWR)

@@ -10,7 +10,7 @@ from typing import Final
 _LOGGER: Final = logging.getLogger("instrumented_ddp")
 
 
-class _Console(logging.Handler):
+class _StderrHandler(logging.Handler):
     """Writes to the current ``sys.stderr``. Errors, such as a closed terminal, are ignored."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -20,9 +20,9 @@ class _Console(logging.Handler):
 
 def log_to_stderr() -> None:
     """Print warnings of this package, each prefixed with ``overlapscope:``. May be called twice."""
-    if any(isinstance(handler, _Console) for handler in _LOGGER.handlers):
+    if any(isinstance(handler, _StderrHandler) for handler in _LOGGER.handlers):
         return
-    console = _Console(logging.WARNING)
+    console = _StderrHandler(logging.WARNING)
     console.setFormatter(logging.Formatter("overlapscope: %(message)s"))
     _LOGGER.addHandler(console)
     _LOGGER.propagate = False

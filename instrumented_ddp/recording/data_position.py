@@ -15,27 +15,27 @@ from typing import Any, Final
 
 from torch.utils.data import dataloader
 
-from instrumented_ddp.collective_log.call_sites import CallSites
-from instrumented_ddp.collective_log.position import Position
+from instrumented_ddp.collective_log.call_sites import CallSiteTable
+from instrumented_ddp.collective_log.position import TrainingPosition
 from instrumented_ddp.collective_log.variables import read_variables
 from overlapscope.trace.group_log import UNEVEN_INPUTS, UNKNOWN
 
 _FRAMES_SEARCHED: Final = 5
-_MOST_REPEATED: Final = 4
+_MAX_FORWARDS_WITHOUT_BATCH: Final = 4
 """Consecutive forwards without a new batch after which the data loader is considered out of use."""
-_STEADY_AFTER: Final = 3
+_MIN_INCREMENTS: Final = 3
 """Consecutive increments by one after which a variable is taken for the loop counter."""
 
 
-class DataPosition:
-    """Tracks ``Position.batch``, the data of the latest training forward, and reports when batches are fetched.
+class DataPositionTracker:
+    """Tracks ``TrainingPosition.batch``, the data of the latest training forward, and reports when batches are fetched.
 
     Args:
         position: position of this rank.
         call_sites: decides which frames are user code.
     """
 
-    def __init__(self, position: Position, call_sites: CallSites) -> None:
+    def __init__(self, position: TrainingPosition, call_sites: CallSiteTable) -> None:
         self._position = position
         self._call_sites = call_sites
         self.on_fetch: tuple[Callable[[], None], Callable[[], None]] | None = None
@@ -44,21 +44,21 @@ class DataPosition:
         self._is_fetching = False
         self._yielded: int | None = None
         """Number of batches from the last used data loader; None if it has yielded none since the last forward."""
-        self._repeated = _MOST_REPEATED
+        self._forwards_without_batch = _MAX_FORWARDS_WITHOUT_BATCH
         """Number of consecutive forwards without a new batch from a data loader."""
         self._had_uneven_inputs = False
         self._counter: tuple[CodeType, str] | None = None
-        self._growing: dict[tuple[CodeType, str], tuple[int, int]] = {}
+        self._counter_candidates: dict[tuple[CodeType, str], tuple[int, int]] = {}
         """Candidates for the loop counter: latest value, and number of consecutive increments by one."""
         self._original: Callable[..., Any] | None = dataloader._BaseDataLoaderIter.__next__
-        dataloader._BaseDataLoaderIter.__next__ = self._observed(self._original)  # type: ignore[method-assign]
+        dataloader._BaseDataLoaderIter.__next__ = self._wrap_next(self._original)  # type: ignore[method-assign]
 
     @property
     def has_new_batch(self) -> bool:
         """Return whether a data loader has yielded since the position was last updated."""
         return self._yielded is not None
 
-    def forward_begins(self, *, has_uneven_inputs: bool = False) -> None:
+    def on_forward_start(self, *, has_uneven_inputs: bool = False) -> None:
         """Update the position at the start of a training forward.
 
         Args:
@@ -68,11 +68,11 @@ class DataPosition:
         self._had_uneven_inputs |= has_uneven_inputs  # ranks count different steps from then on
         self._position.flags = UNEVEN_INPUTS if self._had_uneven_inputs else 0
         if self._yielded is not None:
-            self._position.batch, self._yielded, self._repeated = self._yielded, None, 0
-        elif self._repeated < _MOST_REPEATED:
-            self._repeated += 1  # the latest batch once more
+            self._position.batch, self._yielded, self._forwards_without_batch = self._yielded, None, 0
+        elif self._forwards_without_batch < _MAX_FORWARDS_WITHOUT_BATCH:
+            self._forwards_without_batch += 1  # the latest batch once more
         else:
-            self._position.batch = self._count_of_loop(self._call_sites.frame_of_caller())
+            self._position.batch = self._read_loop_counter(self._call_sites.find_caller_frame())
 
     def close(self) -> None:
         """Stop watching data loaders. May be called twice."""
@@ -80,7 +80,7 @@ class DataPosition:
             dataloader._BaseDataLoaderIter.__next__ = self._original  # type: ignore[method-assign]
             self._original = None
 
-    def _observed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def next_batch(iterator: Any) -> Any:
             # A prefetching thread does not block the training, and a dataset may use a loader internally.
             if self.on_fetch is None or self._is_fetching or threading.get_ident() != self._training_thread:
@@ -99,30 +99,30 @@ class DataPosition:
 
         return next_batch
 
-    def _count_of_loop(self, frame: FrameType | None) -> int:
+    def _read_loop_counter(self, frame: FrameType | None) -> int:
         """Return the value of the variable that grows by one with each forward, searched in the nearest frames."""
         for _ in range(_FRAMES_SEARCHED):
             if frame is None:
                 break
             if self._counter is None:
-                read_variables(frame, partial(self._watch, frame.f_code))
+                read_variables(frame, partial(self._find_counter, frame.f_code))
             if self._counter is not None and self._counter[0] is frame.f_code:
                 value = read_variables(frame, partial(_value_of, self._counter[1]))
                 return value if type(value) is int and 0 <= value < UNKNOWN else UNKNOWN
             frame = frame.f_back
         return UNKNOWN
 
-    def _watch(self, code: CodeType, variables: Mapping[str, Any]) -> None:
+    def _find_counter(self, code: CodeType, variables: Mapping[str, Any]) -> None:
         for name, value in variables.items():
             if type(value) is not int:
                 continue
             key = (code, name)
-            before, times = self._growing.get(key, (value, 0))
+            before, times = self._counter_candidates.get(key, (value, 0))
             times = times + 1 if value == before + 1 else 0
-            self._growing[key] = (value, times)
-            if times >= _STEADY_AFTER:
+            self._counter_candidates[key] = (value, times)
+            if times >= _MIN_INCREMENTS:
                 self._counter = key
-                self._growing = {}
+                self._counter_candidates = {}
                 return
 
 

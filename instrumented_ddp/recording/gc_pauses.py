@@ -12,10 +12,10 @@ import os
 from contextlib import suppress
 from typing import Any, Final
 
-from instrumented_ddp.collective_log.position import Position
+from instrumented_ddp.collective_log.position import TrainingPosition
 from overlapscope.trace.format import Kind, pack_body
 from overlapscope.trace.host import host_now_ns
-from overlapscope.trace.writer import EventLog
+from overlapscope.trace.writer import EventLogWriter
 
 _SHORTEST_PAUSE_NS: Final = 50_000
 _PAUSE_RECORDS: Final = tuple(pack_body(Kind.PAUSE, index=generation) for generation in range(3))
@@ -30,19 +30,19 @@ class GcPauses:
         position: position of this rank.
     """
 
-    def __init__(self, log: EventLog, position: Position) -> None:
+    def __init__(self, log: EventLogWriter, position: TrainingPosition) -> None:
         self._log = log
         self._position = position
         self._start_ns = 0
         self._pid = os.getpid()
-        gc.callbacks.append(self._collects)
+        gc.callbacks.append(self._on_gc)
 
     def close(self) -> None:
         """Stop recording. May be called twice."""
-        if self._collects in gc.callbacks:
-            gc.callbacks.remove(self._collects)
+        if self._on_gc in gc.callbacks:
+            gc.callbacks.remove(self._on_gc)
 
-    def _collects(self, phase: str, info: dict[str, Any]) -> None:
+    def _on_gc(self, phase: str, info: dict[str, Any]) -> None:
         """Note the start, or record the end, of a collection; a process never has two at a time."""
         if phase == "start":
             self._start_ns = host_now_ns()

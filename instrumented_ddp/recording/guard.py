@@ -13,27 +13,27 @@ P = ParamSpec("P")
 class Guarded(Protocol):
     """An object of the recording that may fail while a model trains."""
 
-    def gives_up(self, error: Exception) -> None:
+    def disable_recording(self, error: Exception) -> None:
         """Report once what is lost from now on, and stop recording."""
 
 
 T = TypeVar("T", bound=Guarded)
 
 
-def survived(method: Callable[Concatenate[T, P], None]) -> Callable[Concatenate[T, P], None]:
-    """Decorate a method called from the training so that it never raises; an error is passed to its ``gives_up``."""
+def never_raise(method: Callable[Concatenate[T, P], None]) -> Callable[Concatenate[T, P], None]:
+    """Decorate a method called from the training so that it never raises; an error is passed to its ``disable_recording``."""
 
     @functools.wraps(method)
     def guarded(self: T, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
             method(self, *args, **kwargs)
         except Exception as error:
-            self.gives_up(error)
+            self.disable_recording(error)
 
     return guarded  # type: ignore[return-value] # it has the name and docstring of the method
 
 
-def surviving(callback: Callable[P, None], gives_up: Callable[[Exception], None]) -> Callable[P, None]:
+def never_raising(callback: Callable[P, None], disable_recording: Callable[[Exception], None]) -> Callable[P, None]:
     """Wrap a function that is passed to torch so that it never raises.
 
     Args:
@@ -44,13 +44,13 @@ def surviving(callback: Callable[P, None], gives_up: Callable[[Exception], None]
         try:
             callback(*args, **kwargs)
         except Exception as error:
-            gives_up(error)
+            disable_recording(error)
 
     return guarded
 
 
 @contextmanager
-def training_goes_on(gives_up: Callable[[Exception], None]) -> Iterator[None]:
+def suppress_recorder_errors(disable_recording: Callable[[Exception], None]) -> Iterator[None]:
     """Suppress errors raised inside.
 
     Args:
@@ -59,4 +59,4 @@ def training_goes_on(gives_up: Callable[[Exception], None]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        gives_up(error)
+        disable_recording(error)

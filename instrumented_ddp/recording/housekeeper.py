@@ -12,20 +12,20 @@ from typing import Final, Protocol
 _log: Final = logging.getLogger(__name__)
 
 
-class Job(Protocol):
+class PeriodicTask(Protocol):
     """A periodic task."""
 
     name: str
     """Name for the message when it fails; a task that fails is not run again."""
 
-    def turn(self) -> float:
+    def run(self) -> float:
         """Do what is due, briefly, and return the number of seconds until the next call."""
 
     def end(self) -> None:
         """Do the final work when the process ends."""
 
 
-class Housekeeper:
+class BackgroundScheduler:
     """Runs each job when it is due. The thread starts with the first job.
 
     Args:
@@ -34,13 +34,13 @@ class Housekeeper:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._due_s: dict[Job, float] = {}
+        self._due_s: dict[PeriodicTask, float] = {}
         """Next due time of each job, by ``time.monotonic``; infinity while the job is running."""
         self._wake = threading.Event()
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def add(self, job: Job) -> None:
+    def add(self, job: PeriodicTask) -> None:
         """Add a job. It is due now."""
         self._due_s[job] = 0.0
         self._wake.set()
@@ -48,13 +48,13 @@ class Housekeeper:
             self._thread = threading.Thread(target=self._run, name="overlapscope-housekeeper", daemon=True)
             self._thread.start()
 
-    def wake(self, job: Job) -> None:
+    def wake(self, job: PeriodicTask) -> None:
         """Make a job due now."""
         if job in self._due_s:
             self._due_s[job] = 0.0
             self._wake.set()
 
-    def does(self, job: Job) -> bool:
+    def is_scheduled(self, job: PeriodicTask) -> bool:
         """Return whether a job is still scheduled: neither failed nor ended."""
         return job in self._due_s and self._thread is not None and self._thread.is_alive()
 
@@ -69,7 +69,7 @@ class Housekeeper:
         while not self._closing:
             now_s = time.monotonic()
             for job in [job for job, due_s in list(self._due_s.items()) if due_s <= now_s]:
-                self._give_turn(job)
+                self._run_task(job)
             next_s = min(self._due_s.values(), default=math.inf)
             self._wake.wait(None if next_s == math.inf else max(0.0, next_s - time.monotonic()))
             self._wake.clear()
@@ -77,10 +77,10 @@ class Housekeeper:
             with suppress(Exception):  # nothing is left that could handle an error
                 job.end()
 
-    def _give_turn(self, job: Job) -> None:
+    def _run_task(self, job: PeriodicTask) -> None:
         self._due_s[job] = math.inf
         try:
-            pause_s = job.turn()
+            pause_s = job.run()
         except Exception as error:
             del self._due_s[job]
             if not self._closing:

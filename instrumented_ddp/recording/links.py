@@ -14,20 +14,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from instrumented_ddp.recording.housekeeper import Housekeeper
-from instrumented_ddp.recording.tcp_sockets import endpoint, tcp_sockets
-from overlapscope.trace.checksum import json_line
+from instrumented_ddp.recording.housekeeper import BackgroundScheduler
+from instrumented_ddp.recording.tcp_sockets import endpoint, iter_tcp_sockets
+from overlapscope.trace.checksum import dump_json_line
 from overlapscope.trace.format import LINKS_FILE
 from overlapscope.trace.host import host_now_ns
 
 _TCP_INFO: Final = struct.Struct("=68xI28xI16xQQ12xI8xQQQQ")
 """Fields of ``struct tcp_info`` (include/uapi/linux/tcp.h): rtt, total_retrans, bytes_acked, bytes_received, min_rtt,
 delivery_rate, busy_time, rwnd_limited, sndbuf_limited."""
-_LEAST_BYTES: Final = 64 * 1024
+_MIN_BYTES: Final = 64 * 1024
 """Bytes, both directions together, below which a connection is one to a store or a rendezvous, or not yet relevant."""
 
-_SHORTEST_DISTANCE_S: Final = 0.125
-_LONGEST_DISTANCE_S: Final = 60.0
+_MIN_INTERVAL_S: Final = 0.125
+_MAX_INTERVAL_S: Final = 60.0
 
 
 class LinkSampler:
@@ -44,23 +44,23 @@ class LinkSampler:
 
     name = "link sampling"
 
-    def __init__(self, folder: Path, housekeeper: Housekeeper) -> None:
+    def __init__(self, folder: Path, housekeeper: BackgroundScheduler) -> None:
         self._path = folder / LINKS_FILE
-        self._housekeeper = housekeeper
-        self._distance_s = _SHORTEST_DISTANCE_S
+        self._scheduler = housekeeper
+        self._interval_s = _MIN_INTERVAL_S
         housekeeper.add(self)
 
     def sample_soon(self) -> None:
         """Sample now, and at short intervals again, because another part of the run begins."""
-        self._distance_s = _SHORTEST_DISTANCE_S
-        self._housekeeper.wake(self)
+        self._interval_s = _MIN_INTERVAL_S
+        self._scheduler.wake(self)
 
-    def turn(self) -> float:
+    def run(self) -> float:
         """Write a sample, and return the interval to the next one in seconds."""
         self._write_sample()
-        distance_s = self._distance_s
-        self._distance_s = min(2 * distance_s, _LONGEST_DISTANCE_S)
-        return distance_s
+        interval_s = self._interval_s
+        self._interval_s = min(2 * interval_s, _MAX_INTERVAL_S)
+        return interval_s
 
     def end(self) -> None:
         """Write the last sample."""
@@ -71,7 +71,7 @@ class LinkSampler:
         with suppress(OSError):  # no /proc, or a full disk
             connections = list(sample_connections())
             if connections:
-                line = json_line({"time_ns": time_ns, "connections": connections})
+                line = dump_json_line({"time_ns": time_ns, "connections": connections})
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(line)
 
@@ -82,7 +82,7 @@ def sample_connections() -> Iterator[dict[str, Any]]:
     Raises:
         OSError: the process's open files can't be listed.
     """
-    for connection in tcp_sockets():
+    for connection in iter_tcp_sockets():
         with suppress(OSError):  # it listens, or was closed meanwhile
             if (counters := _counters(connection)) is not None:
                 yield counters
@@ -95,7 +95,7 @@ def _counters(connection: socket.socket) -> dict[str, Any] | None:
     rtt_us, retransmits, acked, received, min_rtt_us, delivery_rate, busy_us, rwnd_limited_us, sndbuf_limited_us = (
         _TCP_INFO.unpack(info)
     )
-    if acked + received < _LEAST_BYTES:
+    if acked + received < _MIN_BYTES:
         return None
     return {
         "local": endpoint(connection.getsockname()),

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
-from instrumented_ddp.collective_log.backends import backend_of
-from instrumented_ddp.recording.settings import environment, timeout_s, versions
+from instrumented_ddp.collective_log.backends import get_backend_name
+from instrumented_ddp.recording.settings import collect_environment, collect_versions, timeout_s
 from overlapscope.trace import host
-from overlapscope.trace.checksum import json_line
+from overlapscope.trace.checksum import dump_json_line
 from overlapscope.trace.format import FORMAT_VERSION, PLANS_FILE
 from overlapscope.trace.host import host_now_ns
 
@@ -27,18 +27,18 @@ def describe_run(group: dist.ProcessGroup, device: torch.device, detail: str) ->
         "format_version": FORMAT_VERSION,
         "world_size": dist.get_world_size() if dist.is_initialized() else group.size(),
         "ranks": dist.get_process_group_ranks(group) if dist.is_initialized() else list(range(group.size())),
-        "backend": backend_of(group, device),
+        "backend": get_backend_name(group, device),
         "detail": detail,
         "argv": sys.argv,
         "started_unix_ns": time.time_ns(),
         "timeout_s": timeout_s(group, device),
-        "versions": versions(),
-        "environment": environment(),
+        "versions": collect_versions(),
+        "environment": collect_environment(),
         "models": [],
     }
 
 
-def rank_of_this_process(group: dist.ProcessGroup) -> int:
+def get_global_rank(group: dist.ProcessGroup) -> int:
     """Return the rank in the whole job, or in the group if there is no default process group."""
     return dist.get_rank() if dist.is_initialized() else group.rank()
 
@@ -50,7 +50,7 @@ def describe_rank(rank: int, device: torch.device) -> dict[str, Any]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "device": str(device),
-        "boot_id": host.boot_identity(),
+        "boot_id": host.get_boot_id(),
         "clock_samples": [{"monotonic_ns": host_now_ns(), "unix_ns": time.time_ns()}],
     }
 
@@ -77,7 +77,7 @@ def append_plan(folder: Path, *, model: int, epoch: int, plan: BucketPlan, reaso
         "buckets": [_describe_bucket(plan, bucket) for bucket in plan.buckets],
     }
     with (folder / PLANS_FILE).open("a", encoding="utf-8") as file:
-        file.write(json_line(line))
+        file.write(dump_json_line(line))
 
 
 def _describe_bucket(plan: BucketPlan, bucket: tuple[int, ...]) -> dict[str, Any]:

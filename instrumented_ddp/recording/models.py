@@ -11,30 +11,36 @@ from typing import Final
 import torch
 
 from instrumented_ddp.bucket_plan import ParameterSpec
-from instrumented_ddp.collective_log.call_sites import line_of
-from instrumented_ddp.collective_log.collectives import Collectives
-from overlapscope.diagnosis.evidence import CallSite, LeftBackward, Unreduced
-from overlapscope.trace.checksum import json_line
-from overlapscope.trace.format import FROZEN_FILE, LEFT_BACKWARDS_FILE, PARAMETERS_FILE, UNREDUCED_FILE, write_json
+from instrumented_ddp.collective_log.call_sites import describe_frame
+from instrumented_ddp.collective_log.collectives import CollectiveLog
+from overlapscope.diagnosis.evidence import CallSite, InterruptedBackward, UnreducedStep
+from overlapscope.trace.checksum import dump_json_line
+from overlapscope.trace.format import (
+    FROZEN_FILE,
+    INTERRUPTED_BACKWARDS_FILE,
+    PARAMETERS_FILE,
+    UNREDUCED_FILE,
+    write_json,
+)
 from overlapscope.trace.host import host_now_ns
 
-_MOST_LEFT_BACKWARDS: Final = 16
+_MAX_INTERRUPTED_BACKWARDS: Final = 16
 
 
-class Models:
+class ModelRegistry:
     """Registry of the DDP instances of this process, which records their definitions before training starts.
 
     Args:
         collectives: the collective log of this process; the files are written to its folder.
     """
 
-    def __init__(self, collectives: Collectives) -> None:
+    def __init__(self, collectives: CollectiveLog) -> None:
         self._collectives = collectives
         self._count = 0
-        self._given: dict[int, tuple[weakref.ref[torch.nn.Module], frozenset[str]]] = {}
-        self.unreduced: Unreduced | None = None
-        """First update that has used gradients of this rank alone, see ``gradients_were_not_reduced``."""
-        self.left_backwards: tuple[LeftBackward, ...] = ()
+        self._modules: dict[int, tuple[weakref.ref[torch.nn.Module], frozenset[str]]] = {}
+        self.unreduced: UnreducedStep | None = None
+        """First update that has used gradients of this rank alone, see ``record_unreduced_gradients``."""
+        self.interrupted_backwards: tuple[InterruptedBackward, ...] = ()
         """Latest interrupted backwards, in order."""
 
     def add(self, module: torch.nn.Module, parameters: Sequence[ParameterSpec], settings: Mapping[str, str]) -> int:
@@ -49,8 +55,8 @@ class Models:
         number = self._count
         self._count += 1
         self._collectives.names.add_module(module)
-        self._given[number] = weakref.ref(module), frozenset(parameter.name for parameter in parameters)
-        frame = self._collectives.call_sites.frame_of_caller()
+        self._modules[number] = weakref.ref(module), frozenset(parameter.name for parameter in parameters)
+        frame = self._collectives.call_sites.find_caller_frame()
         line = {
             "model": number,
             "class": type(module).__name__,
@@ -58,11 +64,11 @@ class Models:
             "frozen": [name for name, parameter in module.named_parameters() if not parameter.requires_grad],
             "modules": {name: type(part).__name__ for name, part in module.named_modules() if name},
             "settings": dict(settings),
-            **(line_of(frame) if frame is not None else {}),
+            **(describe_frame(frame) if frame is not None else {}),
         }
         path = self._collectives.folder / PARAMETERS_FILE
         with suppress(OSError), path.open("a", encoding="utf-8") as file:
-            file.write(json_line(line))
+            file.write(dump_json_line(line))
         return number
 
     def note_frozen(self) -> None:
@@ -72,7 +78,7 @@ class Models:
         """
         frozen: dict[str, list[str]] = {}
         with suppress(RuntimeError):  # the training thread may be changing the module
-            for number, (reference, names) in list(self._given.items()):
+            for number, (reference, names) in list(self._modules.items()):
                 module = reference()
                 parameters = () if module is None else module.named_parameters()
                 frozen[str(number)] = [name for name, one in parameters if name in names and not one.requires_grad]
@@ -81,7 +87,7 @@ class Models:
             with suppress(OSError):
                 write_json(path, {"step": self._collectives.position.step, "models": frozen})
 
-    def gradients_were_not_reduced(self, model: int, call_site: int) -> None:
+    def record_unreduced_gradients(self, model: int, call_site: int) -> None:
         """Record the first update that uses gradients that were never averaged; every later step would look the same.
 
         Args:
@@ -91,7 +97,7 @@ class Models:
             return
         site = self._site(call_site)
         step = self._collectives.position.step
-        self.unreduced = Unreduced(model=model, step=step, call_site=site)
+        self.unreduced = UnreducedStep(model=model, step=step, call_site=site)
         where = {"call_site": call_site, **_as_json(site)}
         with suppress(OSError):
             write_json(
@@ -99,16 +105,16 @@ class Models:
                 {"model": model, "step": step, **where, "time_ns": host_now_ns()},
             )
 
-    def backward_was_left(self, step: int) -> None:
+    def on_interrupted_backward(self, step: int) -> None:
         """Record that an exception came out of the latest backward and training continues. The last few are kept."""
-        left = LeftBackward(step=step, call_site=self._site(self._collectives.position.backward_call_site))
-        self.left_backwards = (*self.left_backwards, left)[-_MOST_LEFT_BACKWARDS:]
-        lines = [{"step": one.step, **_as_json(one.call_site)} for one in self.left_backwards]
+        left = InterruptedBackward(step=step, call_site=self._site(self._collectives.position.backward_call_site))
+        self.interrupted_backwards = (*self.interrupted_backwards, left)[-_MAX_INTERRUPTED_BACKWARDS:]
+        lines = [{"step": one.step, **_as_json(one.call_site)} for one in self.interrupted_backwards]
         with suppress(OSError):
-            write_json(self._collectives.folder / LEFT_BACKWARDS_FILE, {"backwards": lines})
+            write_json(self._collectives.folder / INTERRUPTED_BACKWARDS_FILE, {"backwards": lines})
 
     def _site(self, call_site: int) -> CallSite | None:
-        file, line, function = self._collectives.call_sites.place(call_site) or (None, None, None)
+        file, line, function = self._collectives.call_sites.location(call_site) or (None, None, None)
         return CallSite(file=file, line=line, function=function) if file and line and function else None
 
 

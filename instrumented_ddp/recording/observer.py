@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from instrumented_ddp.bucket_plan import BucketPlan
-from instrumented_ddp.collective_log.collectives import Collectives
+from instrumented_ddp.collective_log.collectives import CollectiveLog
 from instrumented_ddp.collective_log.completion import CompletionWatch
 from instrumented_ddp.recording.records import BucketRecords, PlanRecords
 from instrumented_ddp.recording.segment_table import SegmentTable
@@ -16,7 +16,7 @@ from overlapscope.trace.environment import Detail
 from overlapscope.trace.format import Phase
 
 
-class Observer(Protocol):
+class ReductionObserver(Protocol):
     """Receiver of reducer events. Called on the hot path, so methods must be brief."""
 
     detail: Detail
@@ -24,7 +24,7 @@ class Observer(Protocol):
     completions: CompletionWatch
 
     @property
-    def collectives(self) -> Collectives | None:
+    def collectives(self) -> CollectiveLog | None:
         """Return the collective log, if there is one."""
 
     @property
@@ -43,19 +43,19 @@ class Observer(Protocol):
     def phase(self) -> Phase | None:
         """Return the open phase."""
 
-    def timer_on(self, device: torch.device) -> DeviceTimer:
+    def get_timer(self, device: torch.device) -> DeviceTimer:
         """Return the timer for work on a device."""
 
-    def plan_takes_effect(self, model: int, epoch: int, plan: BucketPlan, reason: str) -> PlanRecords:
+    def activate_plan(self, model: int, epoch: int, plan: BucketPlan, reason: str) -> PlanRecords:
         """Activate a plan, and return the packed records of its buckets and parameters."""
 
     def board(self, model: int, parameters: int) -> memoryview[int]:
         """Return the board of ready times by parameter, see ``trace.board``."""
 
-    def gradient_is_not_reduced(self, model: int) -> None:
+    def on_unreduced_gradient(self, model: int) -> None:
         """Note that a gradient has arrived that no reduction waits for."""
 
-    def gradients_are_reduced(self, model: int) -> None:
+    def on_gradients_reduced(self, model: int) -> None:
         """Note that the gradients of a pass are final."""
 
     def enter(self, phase: Phase, *, no_sync: bool = False) -> None:
@@ -64,10 +64,10 @@ class Observer(Protocol):
     def leave(self, phase: Phase) -> None:
         """End a phase, if it is the open one."""
 
-    def backward_was_left(self, step: int) -> None:
+    def on_interrupted_backward(self, step: int) -> None:
         """Note that an exception has come out of the latest backward, in this step, and training continues."""
 
-    def note_caller(self) -> None:
+    def update_call_site(self) -> None:
         """Use the running line of user code as the call site of what follows."""
 
     def launches(self, records: BucketRecords) -> int:
@@ -76,5 +76,5 @@ class Observer(Protocol):
     def incident(self) -> None:
         """Note that an incident occurred in the training."""
 
-    def gives_up(self, error: Exception) -> None:
+    def disable_recording(self, error: Exception) -> None:
         """Report an internal error once, and stop observing."""

@@ -15,29 +15,29 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
-from instrumented_ddp.collective_log.call_sites import line_of
-from instrumented_ddp.collective_log.collectives import Collectives
-from instrumented_ddp.collective_log.purposes import Purpose, launched_for
-from instrumented_ddp.recording.bypass import Bypass
-from instrumented_ddp.recording.clock import ClockSampling
+from instrumented_ddp.collective_log.call_sites import describe_frame
+from instrumented_ddp.collective_log.collectives import CollectiveLog
+from instrumented_ddp.collective_log.purposes import CollectiveRole, collective_context
+from instrumented_ddp.recording.bypass import UnreducedGradientDetector
+from instrumented_ddp.recording.clock import ClockSync
 from instrumented_ddp.recording.gc_pauses import GcPauses
-from instrumented_ddp.recording.guard import survived, surviving
-from instrumented_ddp.recording.housekeeper import Housekeeper
+from instrumented_ddp.recording.guard import never_raise, never_raising
+from instrumented_ddp.recording.housekeeper import BackgroundScheduler
 from instrumented_ddp.recording.links import LinkSampler
 from instrumented_ddp.recording.metadata import append_plan, describe_rank, describe_run
-from instrumented_ddp.recording.models import Models
-from instrumented_ddp.recording.optimizers import Optimizers
-from instrumented_ddp.recording.records import BucketRecords, PlanRecords, buffer_records
-from instrumented_ddp.recording.reduction_events import private_board
+from instrumented_ddp.recording.models import ModelRegistry
+from instrumented_ddp.recording.optimizers import OptimizerHooks
+from instrumented_ddp.recording.records import BucketRecords, PlanRecords, make_buffer_records
+from instrumented_ddp.recording.reduction_events import make_private_ready_times
 from instrumented_ddp.recording.segment_table import SegmentTable
-from instrumented_ddp.recording.steps import Steps
-from instrumented_ddp.recording.timing import DeviceTimer, Mark, bucket_timer_of, marks_phases_only, timer_of
+from instrumented_ddp.recording.steps import StepTracker
+from instrumented_ddp.recording.timing import DeviceTimer, Mark, make_bucket_timer, make_timer, should_mark_phases_only
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.board import ReadinessBoard
+from overlapscope.trace.board import GradientReadyFile
 from overlapscope.trace.environment import Detail
 from overlapscope.trace.format import EVENTS_FILE, NO_CALL_SITE, RANK_FILE, RUN_FILE, Kind, Phase, pack_body, write_json
 from overlapscope.trace.host import host_now_ns
-from overlapscope.trace.writer import DEFAULT_LIMIT_BYTES, EventLog
+from overlapscope.trace.writer import DEFAULT_LIMIT_BYTES, EventLogWriter
 
 _log = logging.getLogger(__name__)
 
@@ -62,52 +62,55 @@ class Recorder:
 
     def __init__(
         self,
-        collectives: Collectives,
-        models: Models,
-        housekeeper: Housekeeper,
+        collectives: CollectiveLog,
+        models: ModelRegistry,
+        housekeeper: BackgroundScheduler,
         *,
         group: dist.ProcessGroup,
         device: torch.device,
         detail: Detail = "buckets",
         limit_bytes: int = DEFAULT_LIMIT_BYTES,
-        update_begins: Callable[[torch.optim.Optimizer, int], None],
+        on_update_start: Callable[[torch.optim.Optimizer, int], None],
         on_error: Callable[[Exception], None],
     ) -> None:
-        self.gives_up = on_error
+        self.disable_recording = on_error
         """Callback for internal errors: training continues, and the recording of this rank ends."""
         self.collectives = collectives
         self.folder = collectives.folder
         self.detail = detail
         self._models = models
-        self.log = EventLog(self.folder / EVENTS_FILE, limit_bytes)
-        self.timer = timer_of(device, self.log)
-        self._timers = {device: bucket_timer_of(device, self.timer)}
+        self.log = EventLogWriter(self.folder / EVENTS_FILE, limit_bytes)
+        self.timer = make_timer(device, self.log)
+        self._timers = {device: make_bucket_timer(device, self.timer)}
         self.completions = collectives.completions
         self.segments = SegmentTable(self.folder)
         self._call_site = NO_CALL_SITE
         self._run = describe_run(group, device, detail)
-        if marks_phases_only(device):
+        if should_mark_phases_only(device):
             self._run["device_marks"] = "phases"
-        self._bypasses: dict[int, Bypass] = {}
+        self._bypass_detectors: dict[int, UnreducedGradientDetector] = {}
         self._buffers: dict[tuple[int, int, str], BucketRecords] = {}
-        self._has_complained = False
-        self._tell_of_update = update_begins
-        self._optimizers = Optimizers(self._update_begins, self._update_ends, on_error)
-        self._steps = Steps(
+        self._has_warned = False
+        self._on_update_start = on_update_start
+        self._optimizers = OptimizerHooks(self._update_begins, self._update_ends, on_error)
+        self._steps = StepTracker(
             self.timer,
             self.log,
             collectives.position,
-            has_optimizer=self._optimizers.has_one,
-            step_begins=self._step_begins,
+            has_optimizer=self._optimizers.has_optimizer,
+            on_step_start=self._step_begins,
         )
-        self.on_fetch = surviving(self._steps.fetch_begins, on_error), surviving(self._steps.fetch_ends, on_error)
+        self.on_fetch = (
+            never_raising(self._steps.on_fetch_start, on_error),
+            never_raising(self._steps.on_fetch_end, on_error),
+        )
         """Callbacks for before and after the training waits for a batch."""
         self._gc_pauses = GcPauses(self.log, collectives.position)
         self._links = LinkSampler(self.folder, housekeeper)
         self._write(RANK_FILE, describe_rank(collectives.rank, device))
         self._write(RUN_FILE, self._run)
-        self._clock = ClockSampling(self.folder, collectives.rank)
-        collectives.before_each = lambda: None  # from now on steps are known
+        self._clock = ClockSync(self.folder, collectives.rank)
+        collectives.before_collective = lambda: None  # from now on steps are known
 
     @property
     def step(self) -> int:
@@ -119,16 +122,16 @@ class Recorder:
         """Return the open phase."""
         return self._steps.phase
 
-    def timer_on(self, device: torch.device) -> DeviceTimer:
+    def get_timer(self, device: torch.device) -> DeviceTimer:
         """Return the timer of one of the module's devices. Phases and steps are timed on the first device."""
         timer = self._timers.get(device)
         if timer is None:
-            timer = self._timers[device] = bucket_timer_of(device, timer_of(device, self.log))
+            timer = self._timers[device] = make_bucket_timer(device, make_timer(device, self.log))
         return timer
 
     # -- models and plans ----------------------------------------------------------------------------------------
 
-    @survived
+    @never_raise
     def add_model(
         self,
         number: int,
@@ -138,43 +141,43 @@ class Recorder:
     ) -> None:
         """Register a DDP instance by its number within the process."""
         self._run["models"].append({"model": number, "class": type(module).__name__, "ddp_arguments": arguments})
-        self._bypasses[number] = Bypass(parameters, self.collectives)
+        self._bypass_detectors[number] = UnreducedGradientDetector(parameters, self.collectives)
         self._optimizers.add(parameters)
         self._write(RUN_FILE, self._run)
 
-    def bypass_of(self, model: int) -> Bypass | None:
+    def get_bypass_detector(self, model: int) -> UnreducedGradientDetector | None:
         """Return the detector of accesses to a model that bypass its wrapper."""
-        return self._bypasses.get(model)
+        return self._bypass_detectors.get(model)
 
-    @survived
-    def hook_is_registered(self, model: int, name: str) -> None:
+    @never_raise
+    def record_comm_hook(self, model: int, name: str) -> None:
         """Record that a communication hook reduces a model from now on."""
-        frame = self.collectives.call_sites.frame_of_caller()
-        self.note_of_model(model, "comm_hook", name)
-        self.note_of_model(model, "comm_hook_call_site", line_of(frame) if frame is not None else None)
+        frame = self.collectives.call_sites.find_caller_frame()
+        self.set_model_info(model, "comm_hook", name)
+        self.set_model_info(model, "comm_hook_call_site", describe_frame(frame) if frame is not None else None)
 
-    @survived
-    def note_of_model(self, model: int, name: str, value: object) -> None:
+    @never_raise
+    def set_model_info(self, model: int, name: str, value: object) -> None:
         """Add an entry about a model to ``run.json``.
 
         Args:
-            name: key of the entry, for example ``probing`` or ``auto`` for their progress; see ``hook_is_registered``.
+            name: key of the entry, for example ``probing`` or ``auto`` for their progress; see ``record_comm_hook``.
         """
         for described in self._run["models"]:
             if described["model"] == model:
                 described[name] = value
         self._write(RUN_FILE, self._run)
 
-    def plan_takes_effect(self, model: int, epoch: int, plan: BucketPlan, reason: str) -> PlanRecords:
+    def activate_plan(self, model: int, epoch: int, plan: BucketPlan, reason: str) -> PlanRecords:
         """Write a plan next to the log.
 
         Returns:
             The packed records of its buckets and parameters.
         """
-        with self._training_goes_on():
+        with self._suppressing_disk_errors():
             append_plan(self.folder, model=model, epoch=epoch, plan=plan, reason=reason)
         if reason == "rebuild":
-            self._clock.plan_is_rebuilt()
+            self._clock.on_plan_rebuilt()
         records = PlanRecords(self.timer.flags, model, epoch, plan)
         now_ns = host_now_ns()
         self.log.append(records.plan, self.step, now_ns, now_ns)
@@ -184,64 +187,64 @@ class Recorder:
     def board(self, model: int, parameters: int) -> memoryview[int]:
         """Return the board of ready times by parameter, on disk if possible: the file outlives the process."""
         try:
-            return ReadinessBoard(self.folder, model, parameters).ready_ns
+            return GradientReadyFile(self.folder, model, parameters).ready_ns
         except OverlapScopeError as error:
-            self._complain_once(str(error))
-            return private_board(parameters)
+            self._warn_once(str(error))
+            return make_private_ready_times(parameters)
 
     # -- steps and phases, reported by the wrapper ---------------------------------------------------------------
 
-    @survived
-    def forward_is_called(self) -> None:
+    @never_raise
+    def on_forward_call(self) -> None:
         """Note that the wrapper was called."""
-        self._steps.forward_is_called()
+        self._steps.on_forward_call()
 
-    @survived
+    @never_raise
     def enter(self, phase: Phase, *, no_sync: bool = False) -> None:
         """Begin a phase, and end the one that is open."""
         self._steps.enter(phase, no_sync=no_sync)
 
-    @survived
+    @never_raise
     def leave(self, phase: Phase) -> None:
         """End a phase, if it is the open one."""
         self._steps.leave(phase)
 
-    @survived
-    def backward_was_left(self, step: int) -> None:
+    @never_raise
+    def on_interrupted_backward(self, step: int) -> None:
         """Note that an exception came out of the latest backward and was caught: gradients may be missing."""
-        self._models.backward_was_left(step)
+        self._models.on_interrupted_backward(step)
 
-    @survived
-    def gradient_is_not_reduced(self, model: int) -> None:
+    @never_raise
+    def on_unreduced_gradient(self, model: int) -> None:
         """Note that a gradient has arrived that no reduction waits for, as under ``no_sync()``."""
         if self._steps.phase is not Phase.BACKWARD:  # the output of the wrapper is not involved
-            self._bypasses[model].gradient_comes()
+            self._bypass_detectors[model].on_local_gradient()
 
-    @survived
-    def gradients_are_reduced(self, model: int) -> None:
+    @never_raise
+    def on_gradients_reduced(self, model: int) -> None:
         """Note that the gradients of a pass are final."""
-        self._bypasses[model].gradients_are_reduced()
-        self._steps.gradients_are_reduced()
+        self._bypass_detectors[model].on_gradients_reduced()
+        self._steps.on_gradients_reduced()
 
-    @survived
+    @never_raise
     def mark_step(self) -> None:
         """Mark the end of a step on behalf of the user. From now on steps end nowhere else."""
         self._steps.mark_step()
 
-    @survived
+    @never_raise
     def incident(self) -> None:
         """Record an incident, and preserve the latest records from being overwritten in the ring buffer."""
         now_ns = host_now_ns()
         self.log.append(pack_body(Kind.INCIDENT, index=self.log.incidents + 1), self.step, now_ns, now_ns)
         self.log.preserve()
 
-    @survived
-    def note_caller(self) -> None:
+    @never_raise
+    def update_call_site(self) -> None:
         """Use the running line of user code as the call site of the following collectives.
 
         If no line of user code is visible, as on autograd's thread on CUDA, the previous one is kept.
         """
-        call_site = self.collectives.call_sites.number_of_caller() or self._call_site
+        call_site = self.collectives.call_sites.get_caller_number() or self._call_site
         self._call_site = self.collectives.position.backward_call_site = call_site
 
     def launches(self, records: BucketRecords) -> int:
@@ -254,14 +257,14 @@ class Recorder:
         try:
             self.log.append(records.launch(self._call_site), self.step, now_ns, now_ns)
         except Exception as error:
-            self.gives_up(error)
+            self.disable_recording(error)
         return now_ns
 
     @contextmanager
     def broadcasts(self, model: int, buffers: Sequence[torch.Tensor]) -> Iterator[None]:
         """Record the broadcast of a model's buffers that runs, and is waited for, inside."""
         records, start = self._broadcast_begins(model, buffers)
-        with launched_for(Purpose(role="buffers", model=model)):
+        with collective_context(CollectiveRole(role="buffers", model=model)):
             yield
         if records is not None:
             self._broadcast_ended(records, start)
@@ -273,14 +276,14 @@ class Recorder:
             what = (model, sum(buffer.numel() for buffer in buffers), dtype_name(buffers[0].dtype))
             records = self._buffers.get(what)
             if records is None:
-                records = self._buffers[what] = buffer_records(self.timer.flags, *what)
+                records = self._buffers[what] = make_buffer_records(self.timer.flags, *what)
             self.launches(records)
             return records, self.timer.mark()
         except Exception as error:
-            self.gives_up(error)
+            self.disable_recording(error)
             return None, None
 
-    @survived
+    @never_raise
     def _broadcast_ended(self, records: BucketRecords, start: Mark) -> None:
         self.timer.write(records.collective, self.step, start, self.timer.mark())
 
@@ -303,7 +306,7 @@ class Recorder:
         """Run the last burst of clock pings. Blocks, so call it last."""
         self._clock.close()
 
-    @survived
+    @never_raise
     def _close_steps(self) -> None:
         self._steps.close()
 
@@ -311,38 +314,38 @@ class Recorder:
 
     def _step_begins(self) -> None:
         for timer in self._timers.values():
-            timer.step_begins()
+            timer.on_step_start()
         self.log.reserve()
-        if self.log.disk_is_full:
-            self._complain_once("the disk is full; the newest steps are kept")
+        if self.log.is_disk_full:
+            self._warn_once("the disk is full; the newest steps are kept")
 
-    @survived
+    @never_raise
     def _update_begins(self, optimizer: torch.optim.Optimizer) -> None:
         if self.log.closed:
             return
-        for model, bypass in self._bypasses.items():
-            call_site = bypass.line_of_unreduced(optimizer)
+        for model, bypass in self._bypass_detectors.items():
+            call_site = bypass.take_unreduced_call_site(optimizer)
             if call_site != NO_CALL_SITE:
-                self._models.gradients_were_not_reduced(model, call_site)
-        self._steps.update_begins()
-        self._tell_of_update(optimizer, self.step)
+                self._models.record_unreduced_gradients(model, call_site)
+        self._steps.on_update_start()
+        self._on_update_start(optimizer, self.step)
 
-    @survived
+    @never_raise
     def _update_ends(self) -> None:
-        self._steps.update_ends()
+        self._steps.on_update_end()
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        with self._training_goes_on():
+        with self._suppressing_disk_errors():
             write_json(self.folder / name, content)
 
     @contextmanager
-    def _training_goes_on(self) -> Iterator[None]:
+    def _suppressing_disk_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            self._complain_once(f"can't be written ({error.strerror}); the recording is incomplete")
+            self._warn_once(f"can't be written ({error.strerror}); the recording is incomplete")
 
-    def _complain_once(self, what: str) -> None:
-        if not self._has_complained:
-            self._has_complained = True
+    def _warn_once(self, what: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
             _log.warning("%s: %s", self.folder, what)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from instrumented_ddp.bucket_plan import BucketPlan, Traffic, dtype_name
-from instrumented_ddp.collective_log.purposes import Purpose
+from instrumented_ddp.collective_log.purposes import CollectiveRole
 from overlapscope.trace.format import NO_CALL_SITE, NO_INDEX, Flag, Kind, Phase, pack_body
 from overlapscope.trace.segments import Segment
 
@@ -21,7 +21,7 @@ class PlanRecords:
         self.plan = pack_body(Kind.PLAN, elements=all_elements, **self._common)
         numbers = range(len(plan.buckets))
         purposes = [
-            Purpose(role="bucket", model=model, plan_epoch=epoch, plan_hash=plan.hash, bucket=number)
+            CollectiveRole(role="bucket", model=model, plan_epoch=epoch, plan_hash=plan.hash, bucket=number)
             for number in numbers
         ]
 
@@ -50,9 +50,9 @@ class PlanRecords:
 class BucketRecords:
     """Packed records of one bucket, or of the buffers, which are broadcast like one."""
 
-    def __init__(self, timer_flags: Flag, purpose: Purpose, op: str = "all_reduce", **what: Any) -> None:
+    def __init__(self, timer_flags: Flag, purpose: CollectiveRole, op: str = "all_reduce", **what: Any) -> None:
         self.purpose = purpose
-        self.segments: dict[Segment, tuple[Purpose, bytes]] = {}
+        self.segments: dict[Segment, tuple[CollectiveRole, bytes]] = {}
         """Rounds of its sum seen so far: the purpose of their messages, and their records."""
         self._flags = timer_flags
         self.ready = pack_body(Kind.BUCKET_READY, flags=timer_flags, **what)
@@ -61,53 +61,53 @@ class BucketRecords:
         self.collective = pack_body(Kind.COLLECTIVE, op=op, flags=timer_flags, **what)
         bounds = timer_flags | Flag.START_IS_LOWER_BOUND | Flag.END_IS_UPPER_BOUND
         self.collective_bounds = pack_body(Kind.COLLECTIVE, op=op, flags=bounds, **what)
-        self._timer_flags, self._what = timer_flags, {"op": op, **what}
-        self._of_operation: dict[str, BucketRecords] = {}
-        self._launch = {NO_CALL_SITE: pack_body(Kind.LAUNCH, **self._what)}
+        self._timer_flags, self._fields = timer_flags, {"op": op, **what}
+        self._by_operation: dict[str, BucketRecords] = {}
+        self._launch = {NO_CALL_SITE: pack_body(Kind.LAUNCH, **self._fields)}
 
-    def of_operation(self, op: str, elements: int | None = None) -> BucketRecords:
+    def for_operation(self, op: str, elements: int | None = None) -> BucketRecords:
         """Return the records of one of several operations that this bucket's sum consists of; packed once.
 
         Args:
             elements: number of elements of its buffer; None uses that of the bucket.
         """
-        if op not in self._of_operation:
-            what = self._what | {"op": op} | ({} if elements is None else {"elements": elements})
-            self._of_operation[op] = BucketRecords(self._timer_flags, self.purpose, **what)
-        return self._of_operation[op]
+        if op not in self._by_operation:
+            what = self._fields | {"op": op} | ({} if elements is None else {"elements": elements})
+            self._by_operation[op] = BucketRecords(self._timer_flags, self.purpose, **what)
+        return self._by_operation[op]
 
     def launch(self, call_site: int) -> bytes:
         """Return the launch record for a line of user code; packed once per line."""
         body = self._launch.get(call_site)
         if body is None:
-            body = self._launch[call_site] = pack_body(Kind.LAUNCH, call_site=call_site, **self._what)
+            body = self._launch[call_site] = pack_body(Kind.LAUNCH, call_site=call_site, **self._fields)
         return body
 
     def segment(self, number: int) -> bytes:
         """Return the record of a round of the sum, by the number of its line in ``segments.jsonl``."""
-        known = {name: self._what[name] for name in ("model", "plan_epoch", "plan_hash")}
+        known = {name: self._fields[name] for name in ("model", "plan_epoch", "plan_hash")}
         return pack_body(Kind.SEGMENT, flags=self._flags, index=number, **known)
 
 
-def buffer_records(timer_flags: Flag, model: int, elements: int, dtype: str) -> BucketRecords:
+def make_buffer_records(timer_flags: Flag, model: int, elements: int, dtype: str) -> BucketRecords:
     """Return the records of a broadcast of buffers."""
-    purpose = Purpose(role="buffers", model=model)
+    purpose = CollectiveRole(role="buffers", model=model)
     return BucketRecords(
         timer_flags, purpose, op="broadcast", index=NO_INDEX, model=model, elements=elements, dtype=dtype
     )
 
 
-def all_reduce_records(timer_flags: Flag, model: int, elements: int, dtype: str) -> BucketRecords:
+def make_bitmap_records(timer_flags: Flag, model: int, elements: int, dtype: str) -> BucketRecords:
     """Return the records of the all-reduce of the bitmap of used parameters."""
-    purpose = Purpose(role="bitmap", model=model)
+    purpose = CollectiveRole(role="bitmap", model=model)
     return BucketRecords(timer_flags, purpose, index=NO_INDEX, model=model, elements=elements, dtype=dtype)
 
 
-ENTER_RECORDS: Final = tuple(pack_body(Kind.ENTER, index=phase) for phase in Phase)
+ENTER_RECORDS: Final = tuple(pack_body(Kind.PHASE_BEGIN, index=phase) for phase in Phase)
 """Records of the start of each phase, indexed by phase."""
 
 
-def phase_records(timer_flags: Flag, *, no_sync: bool) -> tuple[bytes, ...]:
+def make_phase_records(timer_flags: Flag, *, no_sync: bool) -> tuple[bytes, ...]:
     """Return the records of the end of each phase, indexed by phase, for a pass with or without ``no_sync()``."""
     flags = timer_flags | (Flag.NO_SYNC if no_sync else Flag.NONE)
     return tuple(pack_body(Kind.PHASE, index=phase, flags=flags) for phase in Phase)

@@ -9,7 +9,7 @@ from typing import Final, TextIO
 
 from overlapscope.trace.segments import SEGMENTS_FILE, Segment
 
-_MOST_SEGMENTS: Final = 100_000
+_MAX_SEGMENTS: Final = 100_000
 """Limit for a strategy whose rounds are never equal; rounds beyond it get number 0, and belong to no bucket."""
 
 
@@ -32,7 +32,7 @@ class SegmentTable:
         if number is not None:
             return number
         with self._lock:
-            if segment in self._numbers or len(self._numbers) >= _MOST_SEGMENTS:
+            if segment in self._numbers or len(self._numbers) >= _MAX_SEGMENTS:
                 return self._numbers.get(segment, 0)
             number = self._numbers[segment] = len(self._numbers) + 1
             with suppress(OSError, ValueError):  # a full disk, or closed a moment ago

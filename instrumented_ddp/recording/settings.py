@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from overlapscope import __version__
 
-_OF_DDP: Final = (
+_COMPARED_DDP_ARGUMENTS: Final = (
     "broadcast_buffers",
     "forward_sync_buffers",
     "init_sync",
@@ -30,28 +30,28 @@ _OF_DDP: Final = (
 )
 """Arguments of torch's ``DistributedDataParallel`` that mean the same on every rank; not every version has them all."""
 
-_COMPARED: Final = re.compile(r"(NCCL|GLOO|TORCH)_\w+|(OMP|MKL)_NUM_THREADS|PYTORCH_CUDA_ALLOC_CONF")
-_DIFFERS_RIGHTLY: Final = re.compile(
+_COMPARED_VARIABLES: Final = re.compile(r"(NCCL|GLOO|TORCH)_\w+|(OMP|MKL)_NUM_THREADS|PYTORCH_CUDA_ALLOC_CONF")
+_HOST_SPECIFIC_OR_SECRET: Final = re.compile(
     r"^NCCL_DEBUG|_(IFNAME|HCA|HOSTID|FILE|DIR|PATH|HOME|OUT|TRACE|CACHE)(_|$)|TOKEN|SECRET|KEY|PASS"
 )
 """Variables that are host-specific, a path, or secret."""
 _PLAIN: Final = re.compile(r"[\w.,:=+-]{0,48}")
 
 
-def settings_of_model(arguments: Mapping[str, Any], *, wrapper: str) -> dict[str, str]:
+def collect_model_settings(arguments: Mapping[str, Any], *, wrapper: str) -> dict[str, str]:
     """Return the settings of a DDP instance, by name.
 
     Args:
         arguments: arguments of its constructor, defaults included.
         wrapper: package that defines the wrapper class.
     """
-    known = {name: _text(arguments[name]) for name in _OF_DDP if name in arguments}
+    known = {name: _text(arguments[name]) for name in _COMPARED_DDP_ARGUMENTS if name in arguments}
     if known.get("broadcast_buffers") == "None":  # torch 2.13: the default
         known["broadcast_buffers"] = "True"
     return {"wrapper": wrapper} | known
 
 
-def settings_of_reduction(ddp: torch.nn.parallel.DistributedDataParallel) -> dict[str, str]:
+def collect_reduction_settings(ddp: torch.nn.parallel.DistributedDataParallel) -> dict[str, str]:
     """Return what reduces its gradients, by name, if it is not a bucketing reducer.
 
     With ``torch._dynamo.config.optimize_ddp`` set to ``"python_reducer"``, torch's DDP reduces each gradient in a
@@ -69,7 +69,7 @@ def is_reduced_in_python(ddp: torch.nn.parallel.DistributedDataParallel) -> bool
     return decided
 
 
-def versions() -> dict[str, str]:
+def collect_versions() -> dict[str, str]:
     """Return the versions that ranks must have in common, by name."""
     found = {"overlapscope": __version__, "torch": torch.__version__, "python": platform.python_version()}
     with suppress(Exception):  # a build without NCCL
@@ -77,12 +77,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+def collect_environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return variables that configure communication and threads, without values that may be a path or a secret."""
     return {
         name: value
         for name, value in sorted(variables.items())
-        if _COMPARED.fullmatch(name) and not _DIFFERS_RIGHTLY.search(name) and _PLAIN.fullmatch(value)
+        if _COMPARED_VARIABLES.fullmatch(name) and not _HOST_SPECIFIC_OR_SECRET.search(name) and _PLAIN.fullmatch(value)
     }
 
 

@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from instrumented_ddp.collective_log.position import Position
-from instrumented_ddp.recording.records import ENTER_RECORDS, phase_records
+from instrumented_ddp.collective_log.position import TrainingPosition
+from instrumented_ddp.recording.records import ENTER_RECORDS, make_phase_records
 from instrumented_ddp.recording.timing import DeviceTimer, Mark, RecordLog
 from overlapscope.trace.format import Kind, Phase, pack_body
 from overlapscope.trace.group_log import UNKNOWN_PHASE
 from overlapscope.trace.host import host_now_ns
 
-_LOOP_FOLLOWS: Final = (Phase.BACKWARD, Phase.FINALISE, Phase.OPTIMIZER, Phase.EVALUATION)
+_PHASES_BEFORE_LOOP: Final = (Phase.BACKWARD, Phase.FINALIZE, Phase.OPTIMIZER, Phase.EVALUATION)
 """Phases whose gap to the next forward is the loop's own code; a gap between two forwards is compute."""
-_MOST_FETCHES: Final = 8
+_MAX_FETCHES: Final = 8
 """Maximum number of fetches recorded in one gap: if a loop skips thousands of batches, the rest counts as one."""
 
 
-class Steps:
+class StepTracker:
     """Writes a record for every step and phase, and updates the rank's position.
 
     Args:
@@ -38,18 +38,18 @@ class Steps:
         self,
         timer: DeviceTimer,
         log: RecordLog,
-        position: Position,
+        position: TrainingPosition,
         *,
         has_optimizer: Callable[[], bool],
-        step_begins: Callable[[], None],
+        on_step_start: Callable[[], None],
     ) -> None:
         self._timer = timer
         self._log = log
         self._position = position
         self._has_optimizer = has_optimizer
-        self._step_begins = step_begins
-        self._reduced_phases = phase_records(timer.flags, no_sync=False)
-        self._no_sync_phases = phase_records(timer.flags, no_sync=True)
+        self._step_begins = on_step_start
+        self._reduced_phases = make_phase_records(timer.flags, no_sync=False)
+        self._no_sync_phases = make_phase_records(timer.flags, no_sync=True)
         self._step_record = pack_body(Kind.STEP, flags=timer.flags)
         self.step = 0
         self.phase: Phase | None = None
@@ -69,11 +69,11 @@ class Steps:
         self._has_updated = False
         self._gradients_are_reduced = False
         position.has_phases = True
-        self._tell()
+        self._update_position()
 
     # -- reported by the wrapper ---------------------------------------------------------------------------------
 
-    def forward_is_called(self) -> None:
+    def on_forward_call(self) -> None:
         """Note that the wrapper is called: the batch is available, and the previous step may be over.
 
         An evaluation between two optimizer steps belongs to the second step.
@@ -88,7 +88,7 @@ class Steps:
         if self._step_start is None:
             self._step_start = now
             self._step_begins()
-            self._tell()
+            self._update_position()
             return
         # An optimizer such as LBFGS may call its closure repeatedly: all that is one step.
         step_is_over = self._has_updated or (
@@ -98,10 +98,10 @@ class Steps:
         if step_is_over and not self._is_marked_by_user:
             # Without a torch optimizer it is unknown where the update ended and the data loader began.
             self._end_step(self._last_phase_end if self._has_updated else now)
-        if self._last_phase in _LOOP_FOLLOWS and not is_within_update:
+        if self._last_phase in _PHASES_BEFORE_LOOP and not is_within_update:
             self._write_gap(self._last_phase_end, now)
             self._last_phase = Phase.LOOP
-        self._tell()
+        self._update_position()
 
     def _write_gap(self, start: Mark, end: Mark) -> None:
         """Write the gap between an update and a forward: waits for data loaders, and the rest.
@@ -139,41 +139,41 @@ class Steps:
             if phase is Phase.BACKWARD and self._phase_is_no_sync:
                 self._resume_update()
 
-    def gradients_are_reduced(self) -> None:
+    def on_gradients_reduced(self) -> None:
         """Note that the gradients of a pass are final: the step may end even if no torch optimizer is ever seen."""
         self._gradients_are_reduced = True
         self._resume_update()
 
     # -- reported by data loaders --------------------------------------------------------------------------------
 
-    def fetch_begins(self) -> None:
+    def on_fetch_start(self) -> None:
         """Note that a batch is requested from a data loader."""
         if self.phase is None and self._step_start is not None:
             self._fetch_start = self._timer.mark()
 
-    def fetch_ends(self) -> None:
+    def on_fetch_end(self) -> None:
         """Note that the data loader has returned a batch, or is exhausted."""
         start, self._fetch_start = self._fetch_start, None
         if start is None or self.phase is not None:
             return
-        if len(self._fetches) == _MOST_FETCHES:
+        if len(self._fetches) == _MAX_FETCHES:
             start, _ = self._fetches.pop()
         self._fetches.append((start, self._timer.mark()))
 
     # -- reported by optimizers ----------------------------------------------------------------------------------
 
-    def update_begins(self) -> None:
+    def on_update_start(self) -> None:
         """Note that an optimizer step begins."""
         self._is_updating = True
         self._closure_has_run = False
         self.enter(Phase.OPTIMIZER)
 
-    def update_ends(self) -> None:
+    def on_update_end(self) -> None:
         """Note that an optimizer step has ended."""
         self.leave(Phase.OPTIMIZER)
         self._is_updating = False
         self._has_updated = self._position.has_updated = True
-        self._tell()
+        self._update_position()
 
     def _resume_update(self) -> None:
         """Reopen the optimizer phase after a backward that was run by an optimizer's closure."""
@@ -189,7 +189,7 @@ class Steps:
             self._end_open_phase(now)
         self._is_marked_by_user = self._position.has_updated = True
         self._end_step(now)
-        self._tell()
+        self._update_position()
 
     def close(self) -> None:
         """End the open phase, and the step if it is complete."""
@@ -224,20 +224,20 @@ class Steps:
         if phase is Phase.OPTIMIZER:
             self._announce(Phase.LOOP)
         else:
-            self._tell()
+            self._update_position()
 
     def _announce(self, phase: Phase) -> None:
         now_ns = self._position.since_ns = host_now_ns()
         self._log.append(ENTER_RECORDS[phase], self.step, now_ns, now_ns)
-        self._tell()
+        self._update_position()
 
-    def _tell(self) -> None:
+    def _update_position(self) -> None:
         """Update the rank's position; after the last optimizer it is in the next step, which no forward has begun."""
         position = self._position
         position.step = self.step + (self._has_updated and not self._is_marked_by_user)
         if self.phase is not None:
             position.phase = self.phase
-        elif self._last_phase in _LOOP_FOLLOWS:
+        elif self._last_phase in _PHASES_BEFORE_LOOP:
             position.phase = Phase.LOOP
         else:
             position.phase = UNKNOWN_PHASE

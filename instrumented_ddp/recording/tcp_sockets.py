@@ -16,7 +16,7 @@ from typing import Any, Final
 _OPEN_FILES: Final = "/proc/self/fd"
 
 
-def tcp_sockets() -> Iterator[socket.socket]:
+def iter_tcp_sockets() -> Iterator[socket.socket]:
     """Yield duplicates of the process's TCP sockets, each closed when the next one is requested.
 
     Raises:
@@ -38,7 +38,7 @@ def endpoint(address: tuple[Any, ...]) -> str:
     return f"[{ip}]:{address[1]}" if ":" in ip else f"{ip}:{address[1]}"
 
 
-def duplicate_of(descriptor: int) -> socket.socket:
+def duplicate_socket(descriptor: int) -> socket.socket:
     """Return another handle of a socket without changing the original.
 
     If the user has called ``socket.setdefaulttimeout``, Python makes the descriptor of each new socket object
@@ -60,5 +60,5 @@ def _duplicate(descriptor: int) -> socket.socket | None:
     """Return a duplicate; None if the descriptor was closed meanwhile, or is not a socket."""
     with suppress(OSError):
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-            return duplicate_of(descriptor)
+            return duplicate_socket(descriptor)
     return None

@@ -42,7 +42,7 @@ class DeviceTimer(Protocol):
     def write(self, body: bytes, step: int, start: Mark, end: Mark) -> None:
         """Write a record now or, at the latest, when its times are known. A mark may be used in many records."""
 
-    def step_begins(self) -> None:
+    def on_step_start(self) -> None:
         """Anchor the clock and write what has become known. Called between steps."""
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class HostTimer:
     def __init__(self, log: RecordLog) -> None:
         self.write = log.append
 
-    def step_begins(self) -> None:
+    def on_step_start(self) -> None:
         """Do nothing: marks are host times and need no anchor."""
 
     def close(self) -> None:
@@ -112,10 +112,10 @@ class CudaTimer:
             mark = _Mark(self._record_event(stream))
             self._marks.append(mark)
             self._marks_since_anchor += 1
-            if self._marks_since_anchor >= _MARKS_AN_ANCHOR:  # an evaluation may be long, and is within one step
+            if self._marks_since_anchor >= _MAX_MARKS_PER_ANCHOR:  # an evaluation may be long, and is within one step
                 self._flush()
         except RuntimeError as error:
-            self._give_up(error)
+            self._disable(error)
             return None
         return mark
 
@@ -124,7 +124,7 @@ class CudaTimer:
         if start is not None and end is not None:
             self._records.append((body, step, start, end))
 
-    def step_begins(self) -> None:
+    def on_step_start(self) -> None:
         """Start a new anchor, and write the records of all events that have completed by now."""
         if self._has_failed:
             return
@@ -132,24 +132,24 @@ class CudaTimer:
             if not is_capturing():
                 self._flush()
         except RuntimeError as error:
-            self._give_up(error)
+            self._disable(error)
 
     def close(self) -> None:
         """Write what has completed, and discard the rest: a process that ends must not wait for its device."""
         try:
             if not self._has_failed:
-                self._see_completed()
+                self._time_completed()
         except RuntimeError as error:
-            self._give_up(error)
+            self._disable(error)
         self._write_timed()
 
     def _flush(self) -> None:
         self._marks.append(self._next_anchor())
         self._marks_since_anchor = 0
-        self._see_completed()
+        self._time_completed()
         self._write_timed()
 
-    def _give_up(self, error: RuntimeError) -> None:
+    def _disable(self, error: RuntimeError) -> None:
         self._has_failed = True
         _log.warning("%s has failed; nothing on it is timed from now on: %s", self._device, str(error).split("\n")[0])
 
@@ -160,16 +160,18 @@ class CudaTimer:
 
     def _next_anchor(self) -> _Anchor:
         anchor = _Anchor(recorded_ns=host_now_ns(), event=self._record_event(self._anchor_stream))
-        for _ in range(_LOOKS):
+        for _ in range(_ANCHOR_POLLS):
             if anchor.has_completed():
                 break
         return anchor
 
     def _first_anchor(self) -> _Anchor:
         torch.cuda.synchronize(self._device)
-        return min((self._tied_anchor() for _ in range(_FIRST_ANCHORS)), key=lambda one: one.seen_ns - one.recorded_ns)
+        return min(
+            (self._synchronized_anchor() for _ in range(_FIRST_ANCHORS)), key=lambda one: one.seen_ns - one.recorded_ns
+        )
 
-    def _tied_anchor(self) -> _Anchor:
+    def _synchronized_anchor(self) -> _Anchor:
         """Return an anchor that the host waits for; its error is at most half of the wait."""
         event = torch.cuda.Event(enable_timing=True)
         before_ns = host_now_ns()
@@ -178,7 +180,7 @@ class CudaTimer:
         after_ns = host_now_ns()
         return _Anchor(recorded_ns=before_ns, event=event, time_ns=(before_ns + after_ns) // 2, seen_ns=after_ns)
 
-    def _see_completed(self) -> None:
+    def _time_completed(self) -> None:
         """Time all marks up to the first that the device has not reached, and recycle their events."""
         marks = self._marks
         while marks:
@@ -186,14 +188,14 @@ class CudaTimer:
             if isinstance(mark, _Anchor):
                 if not mark.has_completed():
                     break
-                by_distance_ns = self._anchor.time_ns + _distance_ns(self._anchor.event, mark.event)
+                by_distance_ns = self._anchor.time_ns + _elapsed_ns(self._anchor.event, mark.event)
                 mark.time_ns = min(max(by_distance_ns, mark.recorded_ns), mark.seen_ns)
                 self._pool.append(self._anchor.event)
                 self._anchor = mark
             elif mark.event is not None:
                 if not mark.event.query():
                     break
-                mark.time_ns = self._anchor.time_ns + _distance_ns(self._anchor.event, mark.event)
+                mark.time_ns = self._anchor.time_ns + _elapsed_ns(self._anchor.event, mark.event)
                 self._pool.append(mark.event)
                 mark.event = None
             marks.popleft()
@@ -208,7 +210,7 @@ class CudaTimer:
             records.popleft()
 
 
-class PhasesOnly:
+class NullTimer:
     """Timer that marks nothing, for buckets on a device where marks would distort them. Phases use another timer.
 
     Args:
@@ -217,7 +219,7 @@ class PhasesOnly:
 
     def __init__(self, timer: DeviceTimer) -> None:
         self.flags = timer.flags
-        self.step_begins = timer.step_begins
+        self.on_step_start = timer.on_step_start
         self.close = timer.close
 
     def mark(self, stream: torch.cuda.Stream | None = None) -> None:
@@ -261,18 +263,18 @@ _NS_PER_MS: Final = 1e6
 _FIRST_ANCHORS: Final = 10
 """Number of first anchors, of which the one with the shortest wait is used: the very first is slow, and if processes
 share a device, most of a wait may be another process's time slice, 2 ms long."""
-_LOOKS: Final = 30
+_ANCHOR_POLLS: Final = 30
 """Polls of a new anchor: about 50 us at most, on devices where no stream overtakes another."""
-_MARKS_AN_ANCHOR: Final = 512
+_MAX_MARKS_PER_ANCHOR: Final = 512
 """Maximum number of marks per anchor, which bounds the timing error in long evaluations: with two marks a second,
 times are 16 us apart by then."""
 
 
-def _distance_ns(start: torch.cuda.Event, end: torch.cuda.Event) -> int:
+def _elapsed_ns(start: torch.cuda.Event, end: torch.cuda.Event) -> int:
     return round(start.elapsed_time(end) * _NS_PER_MS)
 
 
-def marks_phases_only(device: torch.device) -> bool:
+def should_mark_phases_only(device: torch.device) -> bool:
     """Return whether buckets are not marked on a device.
 
     With one hardware queue (``CUDA_DEVICE_MAX_CONNECTIONS=1``, as Megatron requires it) a timing event behind a
@@ -282,17 +284,17 @@ def marks_phases_only(device: torch.device) -> bool:
     return device.type == "cuda" and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
 
 
-def bucket_timer_of(device: torch.device, timer: DeviceTimer) -> DeviceTimer:
+def make_bucket_timer(device: torch.device, timer: DeviceTimer) -> DeviceTimer:
     """Return the timer for buckets on a device whose phases are timed by ``timer``."""
-    if not marks_phases_only(device):
+    if not should_mark_phases_only(device):
         return timer
     _log.warning(
         "CUDA_DEVICE_MAX_CONNECTIONS=1: timing events at buckets would destroy the overlap, so only phases are timed; "
         "unset it to record collectives too"
     )
-    return PhasesOnly(timer)
+    return NullTimer(timer)
 
 
-def timer_of(device: torch.device, log: RecordLog) -> DeviceTimer:
+def make_timer(device: torch.device, log: RecordLog) -> DeviceTimer:
     """Return a new timer for work on a device."""
     return CudaTimer(log, device) if device.type == "cuda" else HostTimer(log)

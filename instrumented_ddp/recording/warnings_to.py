@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-_FRAMES_OF_OURS: Final = 3
-"""Frames of ``warnings_to``, of contextlib, and of the function with the ``with`` statement."""
+_OWN_FRAMES: Final = 3
+"""Frames of ``reattribute_warnings``, of contextlib, and of the function with the ``with`` statement."""
 
 
 @contextmanager
-def warnings_to(*, callers: int) -> Iterator[None]:
+def reattribute_warnings(*, callers: int) -> Iterator[None]:
     """Attribute warnings of torch's constructor to our caller's line instead of ours.
 
     Args:
@@ -25,4 +25,4 @@ def warnings_to(*, callers: int) -> Iterator[None]:
             yield
     finally:  # also if the body has raised
         for warning in caught:
-            warnings.warn(warning.message, warning.category, stacklevel=_FRAMES_OF_OURS + callers)
+            warnings.warn(warning.message, warning.category, stacklevel=_OWN_FRAMES + callers)

@@ -14,15 +14,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions, BroadcastOptions  # type: ignore[attr-defined]
 
-from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, fingerprint
+from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, hash_json
 from instrumented_ddp.collective_log.completion import NO_TIMEOUT
 from overlapscope.errors import OverlapScopeError
 
-Signature = tuple[str, tuple[int, ...], str]
+ParameterSignature = tuple[str, tuple[int, ...], str]
 """Name, shape and dtype of a parameter, which ranks compare."""
 
 
-class Wish(IntEnum):
+class PlanRequest(IntEnum):
     """Requested handling of bucket plans. It takes effect if all ranks request the same."""
 
     NONE = 0
@@ -37,7 +37,11 @@ class DisagreementError(RuntimeError):
 
 
 def check_same_parameters(
-    parameters: Sequence[ParameterSpec], group: dist.ProcessGroup, device: torch.device, *, wish: Wish = Wish.NONE
+    parameters: Sequence[ParameterSpec],
+    group: dist.ProcessGroup,
+    device: torch.device,
+    *,
+    plan_request: PlanRequest = PlanRequest.NONE,
 ) -> bool:
     """Compare this rank's parameters with those of all ranks.
 
@@ -51,21 +55,21 @@ def check_same_parameters(
         DisagreementError: on every rank, naming the first parameter that differs.
     """
     signatures = [parameter.signature for parameter in parameters]
-    content = bytearray.fromhex(fingerprint(signatures)) + bytes([wish])
+    content = bytearray.fromhex(hash_json(signatures)) + bytes([plan_request])
     own = torch.frombuffer(content, dtype=torch.uint8).to(device)
     answers = [torch.empty_like(own) for _ in range(group.size())]
     group.allgather([answers], [own], AllgatherOptions()).wait(NO_TIMEOUT)
-    wishes = {int(answer[-1]) for answer in answers}
+    plan_requests = {int(answer[-1]) for answer in answers}
     # Every rank sees the same hashes, so all of them take the slow path together or none does.
     if all(torch.equal(answer[:-1], own[:-1]) for answer in answers):
-        return wishes == {wish}
-    everyones: list[tuple[list[Signature], list[str]]] = [([], []) for _ in range(group.size())]
+        return plan_requests == {plan_request}
+    everyones: list[tuple[list[ParameterSignature], list[str]]] = [([], []) for _ in range(group.size())]
     dist.all_gather_object(everyones, (signatures, [parameter.module for parameter in parameters]), group=group)
     lists, modules = [theirs for theirs, _ in everyones], [classes for _, classes in everyones]
-    raise DisagreementError(f"{_as_torch_says(lists, group.rank())} In detail: {describe_disagreement(lists, modules)}")
+    raise DisagreementError(f"{_torch_message(lists, group.rank())} In detail: {describe_disagreement(lists, modules)}")
 
 
-def _as_torch_says(signatures: Sequence[Sequence[Signature]], rank: int) -> str:
+def _torch_message(signatures: Sequence[Sequence[ParameterSignature]], rank: int) -> str:
     """Describe the difference in the words of ``verify_params_across_processes`` in torch's reducer.cpp."""
     own = signatures[rank]
     for other, theirs in enumerate(signatures):
@@ -74,17 +78,17 @@ def _as_torch_says(signatures: Sequence[Sequence[Signature]], rank: int) -> str:
                 f"DDP expects same model across all ranks, but Rank {rank} has {len(own)} params, while rank {other} "
                 f"has inconsistent {len(theirs)} params."
             )
-    for place, ((_, shape, _), (_, shape_of_0, _)) in enumerate(zip(own, signatures[0], strict=True)):
+    for position, ((_, shape, _), (_, shape_of_0, _)) in enumerate(zip(own, signatures[0], strict=True)):
         if shape != shape_of_0:
             return (
-                f"[{rank}]: params[{place}] in this process with sizes {list(shape)} appears not to match sizes of "
+                f"[{rank}]: params[{position}] in this process with sizes {list(shape)} appears not to match sizes of "
                 "the same param in process 0."
             )
     return "DDP expects same model across all ranks, but the parameters differ."
 
 
 def describe_disagreement(
-    signatures: Sequence[Sequence[Signature]], modules: Sequence[Sequence[str]] | None = None
+    signatures: Sequence[Sequence[ParameterSignature]], modules: Sequence[Sequence[str]] | None = None
 ) -> str:
     """Describe which ranks differ, and at which parameter first.
 
@@ -106,16 +110,16 @@ def describe_disagreement(
         blame = f"rank 0 and rank {differing[0]}"
     ours, theirs = as_tuples[reference], as_tuples[differing[0]]
     if len(ours) != len(theirs) and ours[: len(theirs)] == theirs[: len(ours)]:
-        place = min(len(ours), len(theirs))
+        position = min(len(ours), len(theirs))
     else:
-        place = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
+        position = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
 
     def describe(rank: int) -> str:
-        return _describe(signatures[rank], place, modules[rank] if modules else ())
+        return _describe(signatures[rank], position, modules[rank] if modules else ())
 
     return (
         f"{blame} differ: rank {reference} has {len(ours)} params, rank {differing[0]} has {len(theirs)} params, and "
-        f"the first difference is parameter {place}: "
+        f"the first difference is parameter {position}: "
         f"{describe(reference)} on rank {reference}, {describe(differing[0])} on rank {differing[0]}."
     )
 
@@ -133,20 +137,20 @@ def agree_on_plan(plan: BucketPlan, group: dist.ProcessGroup, device: torch.devi
         OverlapScopeError: on every rank, with rank 0's reason.
     """
     order = [index for bucket in plan.buckets for index in bucket]
-    bucket_of_place = [number for number, bucket in enumerate(plan.buckets) for _ in bucket]
+    bucket_of_position = [number for number, bucket in enumerate(plan.buckets) for _ in bucket]
     text = torch.tensor(list(why_not.encode()), dtype=torch.uint8, device=device)
     if why_not:
         order = [-len(text)] * len(order)
-    numbers = torch.tensor([order, bucket_of_place], dtype=torch.int64, device=device)
+    numbers = torch.tensor([order, bucket_of_position], dtype=torch.int64, device=device)
     _broadcast(numbers, group)
-    order, bucket_of_place = numbers.tolist()
+    order, bucket_of_position = numbers.tolist()
     if order[0] < 0:
         if group.rank() != 0:
             text = torch.empty(-order[0], dtype=torch.uint8, device=device)
         _broadcast(text, group)
         raise OverlapScopeError(bytes(text.tolist()).decode())
     buckets: list[list[int]] = []
-    for index, number in zip(order, bucket_of_place, strict=True):
+    for index, number in zip(order, bucket_of_position, strict=True):
         if number == len(buckets):
             buckets.append([])
         buckets[number].append(index)
@@ -167,10 +171,10 @@ def _broadcast(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
     group.broadcast([tensor], BroadcastOptions()).wait(NO_TIMEOUT)
 
 
-def _describe(signatures: Sequence[Signature], place: int, modules: Sequence[str]) -> str:
-    if place >= len(signatures):
+def _describe(signatures: Sequence[ParameterSignature], position: int, modules: Sequence[str]) -> str:
+    if position >= len(signatures):
         return "none"
-    name, shape, dtype = signatures[place]
-    module_class = modules[place] if place < len(modules) else ""
+    name, shape, dtype = signatures[position]
+    module_class = modules[position] if position < len(modules) else ""
     holder = f" ({module_class} at {name.rpartition('.')[0] or 'the top'})" if module_class else ""
     return f"{name} {dtype}{list(shape)}{holder}"

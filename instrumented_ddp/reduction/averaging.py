@@ -8,8 +8,8 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.recording.bucket_collective import Collective
-from instrumented_ddp.recording.bucket_sum import BucketSum
+from instrumented_ddp.recording.bucket_collective import BucketCollective
+from instrumented_ddp.recording.bucket_sum import BucketSumRecorder
 from instrumented_ddp.recording.records import BucketRecords
 from instrumented_ddp.recording.reduction_events import ReductionEvents
 from instrumented_ddp.reduction.bucket import Bucket
@@ -17,7 +17,7 @@ from instrumented_ddp.reduction.comm_hooks import GradBucket, Hook, result_of
 from instrumented_ddp.reduction.communicator import Communicator, communicator_of
 from instrumented_ddp.reduction.unused_parameters import UsageMap
 from instrumented_ddp.strategies.strategy import PARTS, Strategy
-from instrumented_ddp.strategies.sums import Sums, another_group, check_can_send
+from instrumented_ddp.strategies.sums import SumExecutor, check_can_send, duplicate_group
 
 
 class Averaging:
@@ -39,7 +39,7 @@ class Averaging:
     ) -> None:
         self.group = group
         self._events = events
-        self._groups = [group, *(another_group(group) for _ in range(1, strategy.groups))]
+        self._groups = [group, *(duplicate_group(group) for _ in range(1, strategy.groups))]
         self._strategy = strategy
         check_can_send(strategy, group, devices)
         self._sums = self._sums_over(group)
@@ -53,22 +53,22 @@ class Averaging:
     def reduce_over(self, group: dist.ProcessGroup) -> None:
         """Average over another group from now on."""
         self.group = group
-        self._groups = [group, *(another_group(group) for _ in self._groups[1:])]
+        self._groups = [group, *(duplicate_group(group) for _ in self._groups[1:])]
         self._sums = self._sums_over(group)
         self.count_participants = group.size
         self._communicators = self._communicators_on(self._communicators)
 
-    def tell(self, events: ReductionEvents) -> None:
+    def set_listener(self, events: ReductionEvents) -> None:
         """Notify another listener from now on."""
         self._events = events
         self._communicators = self._communicators_on(self._communicators)
 
-    def launch(self, bucket: Bucket, buffer: torch.Tensor, *, is_last: bool) -> Collective:
+    def launch(self, bucket: Bucket, buffer: torch.Tensor, *, is_last: bool) -> BucketCollective:
         """Launch the sum over all ranks of a bucket's buffer, or another one, or call the communication hook."""
         communicator, records = self._communicator_of(bucket), self._events.records_of(bucket.number)
         hook = self.comm_hook
-        is_left_to_backend = self._sums is None or (bucket.is_sparse and self._strategy.hook is None)
-        if hook is None and is_left_to_backend:
+        uses_backend = self._sums is None or (bucket.is_sparse and self._strategy.hook is None)
+        if hook is None and uses_backend:
             return communicator.all_reduce(buffer, records)
         seen_by_hook = GradBucket(bucket, buffer, is_last=is_last)
         if hook is None:
@@ -79,9 +79,9 @@ class Averaging:
         """Launch what strategies defer until the backward is over, the last bucket first."""
         for bucket in reversed(buckets):
             if bucket.collective is not None:
-                bucket.collective = self.second_part(bucket, bucket.buffer, bucket.collective)
+                bucket.collective = self.launch_second_part(bucket, bucket.buffer, bucket.collective)
 
-    def second_part(self, bucket: Bucket, buffer: torch.Tensor, first: Collective) -> Collective:
+    def launch_second_part(self, bucket: Bucket, buffer: torch.Tensor, first: BucketCollective) -> BucketCollective:
         """Launch the second part of a bucket's sum, or of another buffer in its place, if there is one.
 
         Returns:
@@ -94,32 +94,32 @@ class Averaging:
         self._communicator_of(bucket).superseded(first)
         return second
 
-    def gather(self, bucket: Bucket, parameters: torch.Tensor) -> Collective:
+    def gather(self, bucket: Bucket, parameters: torch.Tensor) -> BucketCollective:
         """Launch the all-gather of a bucket's parameters, where the optimizer is sharded."""
-        records = self._events.gather_records_of(bucket.number)
+        records = self._events.get_gather_records(bucket.number)
         return self._run_part(1, GradBucket(bucket, parameters, is_last=False), records, PARTS[1])
 
-    def _launch_part(self, part: int, seen: GradBucket) -> Collective:
+    def _launch_part(self, part: int, seen: GradBucket) -> BucketCollective:
         records = self._events.records_of(seen.bucket.number)
         if self._strategy.then is None:
             return self._run_part(part, seen, records, "all_reduce")
         op = PARTS[part]
-        return self._run_part(part, seen, None if records is None else records.of_operation(op), op)
+        return self._run_part(part, seen, None if records is None else records.for_operation(op), op)
 
-    def _run_part(self, part: int, seen: GradBucket, records: BucketRecords | None, op: str) -> Collective:
+    def _run_part(self, part: int, seen: GradBucket, records: BucketRecords | None, op: str) -> BucketCollective:
         assert self._sums is not None
-        told = BucketSum(self._strategy.name, records, self._events.observer, op)
-        launch = partial(self._sums.launch, seen, told, part)
+        recorded_sum = BucketSumRecorder(self._strategy.name, records, self._events.observer, op)
+        launch = partial(self._sums.launch, seen, recorded_sum, part)
         collective = self._communicator_of(seen.bucket).run_hook(launch, records)
-        if told.marks[1] is not None:  # time span of the sum, rather than of the launch and the wait
-            collective.start, collective.end = told.marks
+        if recorded_sum.marks[1] is not None:  # time span of the sum, rather than of the launch and the wait
+            collective.start, collective.end = recorded_sum.marks
         return collective
 
-    def wait(self, bucket: Bucket, collective: Collective) -> None:
+    def wait(self, bucket: Bucket, collective: BucketCollective) -> None:
         """Make the current stream (on CPU, the host) wait for a bucket."""
         self._communicator_of(bucket).wait(collective)
 
-    def hand_out(
+    def copy_to_grads(
         self, buckets: Sequence[Bucket], is_used_anywhere: Callable[[int], bool] | None, *, copies: bool
     ) -> None:
         """Wait for some buckets in order and copy the averages to the parameters' gradients.
@@ -134,11 +134,11 @@ class Averaging:
                 continue
             result = self._sum_of(bucket, bucket.collective)
             if copies:
-                self._events.copying_out(bucket.device)
+                self._events.on_copy_out_start(bucket.device)
                 bucket.copy_out(result, is_used_anywhere)
-                self._events.copied_out(bucket.number, bucket.device)
+                self._events.on_copy_out_end(bucket.number, bucket.device)
 
-    def _sum_of(self, bucket: Bucket, collective: Collective) -> torch.Tensor:
+    def _sum_of(self, bucket: Bucket, collective: BucketCollective) -> torch.Tensor:
         """Wait for a bucket, and return its buffer, or the tensor that a communication hook has returned instead."""
         self.wait(bucket, collective)
         return result_of(collective.work) if isinstance(collective.work, torch._C.Future) else bucket.buffer
@@ -151,7 +151,7 @@ class Averaging:
             self._participants = self.count_participants()
         return self._participants
 
-    def forget_divisor(self) -> None:
+    def reset_divisor(self) -> None:
         """Reset the divisor, as another backward may have other participants."""
         self._participants = None
 
@@ -159,9 +159,9 @@ class Averaging:
         """Return a bitmap of used parameters that is summed over the same ranks."""
         return UsageMap(parameters, device, self._communicators[device][0], self._events.bitmap_records)
 
-    def _sums_over(self, group: dist.ProcessGroup) -> Sums | None:
+    def _sums_over(self, group: dist.ProcessGroup) -> SumExecutor | None:
         strategy = self._strategy
-        return None if strategy.all_reduce is None and strategy.hook is None else Sums(strategy, group)
+        return None if strategy.all_reduce is None and strategy.hook is None else SumExecutor(strategy, group)
 
     def _communicator_of(self, bucket: Bucket) -> Communicator:
         in_turn = self._communicators[bucket.device]

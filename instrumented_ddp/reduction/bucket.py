@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from instrumented_ddp.recording.bucket_collective import Collective
+from instrumented_ddp.recording.bucket_collective import BucketCollective
 
 _LARGE_BYTES: Final = 32 * 1024
 """Size in bytes from which reading a gradient from memory again costs more than a call from Python."""
@@ -104,7 +104,7 @@ class Bucket:
                     view.copy_(parameter.grad)
                 parameter.grad = view
 
-    def touch(self) -> None:
+    def prefault(self) -> None:
         """Fault in the memory now, so that the first backward with it is as fast as later ones."""
         if not self._gradients_are_views or all(parameter.grad is None for parameter in self.parameters):
             self._storage.zero_()
@@ -113,12 +113,12 @@ class Bucket:
         """Expect all gradients again."""
         self.pending = len(self.parameters)
         self.is_ready = False
-        self.collective: Collective | None = None
+        self.collective: BucketCollective | None = None
         if self._storage.requires_grad:  # a backward with create_graph=True has left its graph here
             self._storage = self._storage.detach()
             self._make_views()
 
-    def holds_large(self, index: int) -> bool:
+    def is_large(self, index: int) -> bool:
         """Return whether a parameter's gradient is to be copied in as soon as it is ready."""
         return index in self._large
 
@@ -150,31 +150,31 @@ class Bucket:
         if self.is_sparse:
             self._take_sparse_gradient(divisor)
             return
-        strays: list[torch.Tensor] = []
-        places: list[torch.Tensor] = []
-        residents: list[torch.Tensor] = []
+        outside_gradients: list[torch.Tensor] = []
+        targets: list[torch.Tensor] = []
+        view_gradients: list[torch.Tensor] = []
         for parameter, view in self._small:
             gradient = parameter.grad
             if gradient is None:
                 view.zero_()
             elif gradient is view:
-                residents.append(view)
+                view_gradients.append(view)
             else:
-                strays.append(gradient)
-                places.append(view)
-        if torch.is_grad_enabled() and any(gradient.requires_grad for gradient in strays):
-            for place, gradient in zip(places, strays, strict=True):
-                place.copy_(gradient if divisor is None else gradient * self._share(divisor))
+                outside_gradients.append(gradient)
+                targets.append(view)
+        if torch.is_grad_enabled() and any(gradient.requires_grad for gradient in outside_gradients):
+            for target, gradient in zip(targets, outside_gradients, strict=True):
+                target.copy_(gradient if divisor is None else gradient * self._share(divisor))
         else:
-            _copy(places, strays)
+            _copy(targets, outside_gradients)
             if divisor is not None and self._is_divided_as_a_whole:
                 self._storage.div_(divisor)
-                residents = []
+                view_gradients = []
             elif divisor is not None:
-                self._scale(places, self._share(divisor))
+                self._scale(targets, self._share(divisor))
         if divisor is not None:
-            self._divide(residents, divisor)
-        if self._gradients_are_views and strays:
+            self._divide(view_gradients, divisor)
+        if self._gradients_are_views and outside_gradients:
             for parameter, view in self._small:
                 if parameter.grad is not None:
                     parameter.grad = view
@@ -265,9 +265,9 @@ class Bucket:
             parameter.grad = view
 
 
-def _copy(places: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
-    if places:
-        torch._foreach_copy_(places, tensors)
+def _copy(targets: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
+    if targets:
+        torch._foreach_copy_(targets, tensors)
 
 
 def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import BuiltinCommHookType  # type: ignore[attr-defined]
 
 from instrumented_ddp.collective_log.completion import NO_TIMEOUT
-from instrumented_ddp.recording.bucket_collective import Collective
+from instrumented_ddp.recording.bucket_collective import BucketCollective
 from instrumented_ddp.reduction.averaging import Averaging
 from instrumented_ddp.reduction.bucket import Bucket
 from instrumented_ddp.reduction.comm_hooks import GradBucket, builtin_hook, python_hook
@@ -35,11 +35,11 @@ class Plans(Protocol):
     def keep_plan(self, why: str) -> None:
         """Keep the active plan from now on."""
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Reset, as if nothing had been agreed on."""
 
 
-class Shadow:
+class ShadowCollective:
     """A collective that a joined rank launches to match a bucket of the other ranks.
 
     Args:
@@ -49,7 +49,9 @@ class Shadow:
         collective: the launched collective.
     """
 
-    def __init__(self, averaging: Averaging, bucket: Bucket, buffer: torch.Tensor, collective: Collective) -> None:
+    def __init__(
+        self, averaging: Averaging, bucket: Bucket, buffer: torch.Tensor, collective: BucketCollective
+    ) -> None:
         self._averaging = averaging
         self._bucket = bucket
         self._buffer = buffer
@@ -57,7 +59,7 @@ class Shadow:
 
     def launch_rest(self) -> None:
         """Launch what strategies defer until the backward is over."""
-        self._collective = self._averaging.second_part(self._bucket, self._buffer, self._collective)
+        self._collective = self._averaging.launch_second_part(self._bucket, self._buffer, self._collective)
 
     def wait(self) -> None:
         """Wait for the collective, and discard its result."""
@@ -77,7 +79,7 @@ class C10dReducer:
         self._plans = plans
         self._count: dist.Work | None = None
         """Collective in flight that counts the ranks that still have inputs."""
-        self._shadows: list[Shadow] = []
+        self._shadows: list[ShadowCollective] = []
         """Collectives launched so far for the current backward of the other ranks."""
 
     # -- forward and backward ------------------------------------------------------------------------------------
@@ -120,8 +122,8 @@ class C10dReducer:
             self.reducer.observed_order = list(range(len(self.reducer.parameters)))
 
     def _reset_state(self) -> None:
-        self._plans.forget()
-        self.reducer.forget()
+        self._plans.discard()
+        self.reducer.discard()
 
     def _update_process_group(self, group: dist.ProcessGroup) -> None:
         self.reducer.reduce_over(group)
@@ -170,10 +172,10 @@ class C10dReducer:
         self.reducer.averaging.comm_hook = builtin_hook(kind, self.reducer.averaging.group)
         self._plans.keep_plan(_HOOKS_KEEP_STATE)
 
-    def _run_comm_hook(self, bucket: GradBucket) -> Shadow:
+    def _run_comm_hook(self, bucket: GradBucket) -> ShadowCollective:
         averaging = self.reducer.averaging
         collective = averaging.launch(bucket.bucket, bucket.buffer(), is_last=bucket.is_last())
-        self._shadows.append(Shadow(averaging, bucket.bucket, bucket.buffer(), collective))
+        self._shadows.append(ShadowCollective(averaging, bucket.bucket, bucket.buffer(), collective))
         shadow = self._shadows[-1]
         if bucket.is_last():
             for each in reversed(self._shadows):

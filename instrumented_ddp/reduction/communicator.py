@@ -24,40 +24,40 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.collective_log.device_completion import OnEnd
-from instrumented_ddp.collective_log.purposes import Launch, Purpose, launched_for
-from instrumented_ddp.recording.bucket_collective import Collective
-from instrumented_ddp.recording.observer import Observer
+from instrumented_ddp.collective_log.purposes import CollectiveRole, Launch, collective_context
+from instrumented_ddp.recording.bucket_collective import BucketCollective
+from instrumented_ddp.recording.observer import ReductionObserver
 from instrumented_ddp.recording.records import BucketRecords
-from instrumented_ddp.recording.timing import DeviceTimer, PhasesOnly
+from instrumented_ddp.recording.timing import DeviceTimer, NullTimer
 from overlapscope.trace.host import host_now_ns
 
 
 class Communicator(Protocol):
     """Runs the collectives of one process group in the order in which they are launched."""
 
-    def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> Collective:
+    def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> BucketCollective:
         """Launch a sum over all ranks. The launch record is on disk before the collective is enqueued."""
 
-    def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> Collective:
+    def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> BucketCollective:
         """Call a communication hook, which launches what it likes and returns a future."""
 
-    def announce(self, records: BucketRecords | None) -> Collective:
+    def announce(self, records: BucketRecords | None) -> BucketCollective:
         """Write the launch record to disk, before another component launches the collective."""
 
-    def launched(self, collective: Collective, work: dist.Work) -> OnEnd | None:
+    def launched(self, collective: BucketCollective, work: dist.Work) -> OnEnd | None:
         """Note that another component has launched the collective, and waits for it itself.
 
         Returns:
             The callback to call when the host observes its end; None if there is none.
         """
 
-    def waited(self, collective: Collective) -> None:
+    def waited(self, collective: BucketCollective) -> None:
         """Note that another component has waited for a collective."""
 
-    def superseded(self, collective: Collective) -> None:
+    def superseded(self, collective: BucketCollective) -> None:
         """Note that nobody waits for a collective, but for another one that was launched behind it."""
 
-    def wait(self, collective: Collective) -> None:
+    def wait(self, collective: BucketCollective) -> None:
         """Make the current stream (on CPU, the host) wait for a collective.
 
         Raises:
@@ -68,40 +68,40 @@ class Communicator(Protocol):
 class HostCommunicator:
     """Communicator for CPU tensors over gloo, whose collectives run on gloo's threads."""
 
-    def __init__(self, group: dist.ProcessGroup, observer: Observer | None) -> None:
+    def __init__(self, group: dist.ProcessGroup, observer: ReductionObserver | None) -> None:
         self._group = group
         self._observer = observer
         self._sum = dist.AllreduceOptions()
-        self._newest: Collective | None = None
+        self._latest: BucketCollective | None = None
 
-    def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> Collective:
+    def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> BucketCollective:
         """Launch on gloo's threads."""
         collective = self.announce(records)
-        with launched_for(self._launch_of(collective)):
+        with collective_context(self._launch_of(collective)):
             work = self._group.allreduce([buffer], self._sum)
         if not collective.is_watched:  # no collective log, or a process group that torch's dispatcher does not see
             collective.work = work.get_future()
             self._watch(collective)
         return collective
 
-    def _launch_of(self, collective: Collective) -> Launch | None:
+    def _launch_of(self, collective: BucketCollective) -> Launch | None:
         if collective.records is None:
             return None
         launched = partial(self.launched, collective)
         return Launch(purpose=collective.records.purpose, group=self._group, launched=launched)
 
-    def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> Collective:
+    def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> BucketCollective:
         """Call the hook on this thread."""
         collective = self.announce(records)
-        with launched_for(_of_hook(records)):
+        with collective_context(_hook_role(records)):
             collective.work = hook()
         self._watch(collective)
         return collective
 
-    def superseded(self, collective: Collective) -> None:
+    def superseded(self, collective: BucketCollective) -> None:
         """Do nothing: the thread that waits for the collective observes its end."""
 
-    def wait(self, collective: Collective) -> None:
+    def wait(self, collective: BucketCollective) -> None:
         """Block the host, at the end of a backward or in place of one under ``join()``."""
         if self._observer is None:
             collective.wait()
@@ -110,30 +110,30 @@ class HostCommunicator:
         collective.wait()
         self.waited(collective)
 
-    def waited(self, collective: Collective) -> None:
+    def waited(self, collective: BucketCollective) -> None:
         """Record the end, if the thread that waits for the collective has not done that yet."""
         if self._observer is None:
             return
-        if self._newest is collective:
-            self._newest = None
+        if self._latest is collective:
+            self._latest = None
         try:
             collective.ended(host_now_ns(), failed=False)
         except Exception as error:
-            self._observer.gives_up(error)
+            self._observer.disable_recording(error)
 
-    def announce(self, records: BucketRecords | None) -> Collective:
+    def announce(self, records: BucketRecords | None) -> BucketCollective:
         """Write the launch record."""
         observer = self._observer
         if observer is None:
-            return Collective(records, step=0)
-        if self._newest is not None:
-            _note_if_running(self._newest)
-        collective = self._newest = Collective(records, observer.step, observer.log)
+            return BucketCollective(records, step=0)
+        if self._latest is not None:
+            _note_if_running(self._latest)
+        collective = self._latest = BucketCollective(records, observer.step, observer.log)
         if records is not None:
             collective.launch_ns = collective.running_ns = observer.launches(records)
         return collective
 
-    def launched(self, collective: Collective, work: dist.Work) -> OnEnd | None:
+    def launched(self, collective: BucketCollective, work: dist.Work) -> OnEnd | None:
         """Return the callback by which the collective log reports the end of the bucket."""
         # The future and not the work, as in torch: a process group written in Python may define its end differently.
         try:
@@ -143,16 +143,16 @@ class HostCommunicator:
         collective.is_watched = True
         return collective.ended
 
-    def _watch(self, collective: Collective) -> None:
+    def _watch(self, collective: BucketCollective) -> None:
         if self._observer is None or collective.work is None:
             return
         try:
             self._observer.completions.add(collective.work, collective.ended, is_bucket=True)
         except Exception as error:
-            self._observer.gives_up(error)
+            self._observer.disable_recording(error)
 
 
-def _note_if_running(collective: Collective) -> None:
+def _note_if_running(collective: BucketCollective) -> None:
     # Read the clock first: a collective that ends between the two must not be recorded as running longer.
     now_ns = host_now_ns()
     if not collective.is_over:
@@ -162,7 +162,7 @@ def _note_if_running(collective: Collective) -> None:
 class StreamCommunicator:
     """Communicator for CUDA tensors, on a separate stream between two timing events."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, observer: Observer | None) -> None:
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, observer: ReductionObserver | None) -> None:
         self._group = group
         self._device = device
         self._observer = observer
@@ -171,43 +171,43 @@ class StreamCommunicator:
         self._stream = torch.cuda.Stream(device)
         self._work_blocks_streams = hasattr(dist.Work, "block_current_stream") and _is_nccl(group, device)  # torch 2.8
 
-    def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> Collective:
+    def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> BucketCollective:
         """Launch behind our stream, which has waited for what the current stream was given so far."""
         collective = self.announce(records)
         with torch.cuda.stream(self._stream):
-            with launched_for(records.purpose if records is not None else None):
+            with collective_context(records.purpose if records is not None else None):
                 collective.work = self._group.allreduce([buffer], self._sum)
             self._mark_end(collective, collective.work)
         return collective
 
-    def _mark_end(self, collective: Collective, work: dist.Work) -> None:
+    def _mark_end(self, collective: BucketCollective, work: dist.Work) -> None:
         """Record the end on our stream."""
         if self._timer is not None and collective.start is not None and self._work_blocks_streams:
             work.block_current_stream()
             collective.end = self._timer.mark(self._stream)
 
-    def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> Collective:
+    def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> BucketCollective:
         """Call the hook on the current stream, where its kernels belong. ``wait`` records the end."""
         collective = self._announce(records)
         if self._timer is not None:
             collective.start = self._timer.mark()
-        with launched_for(_of_hook(records)):
+        with collective_context(_hook_role(records)):
             collective.work = hook()
         return collective
 
-    def wait(self, collective: Collective) -> None:
+    def wait(self, collective: BucketCollective) -> None:
         """Make the current stream wait; over gloo this also blocks the host, as in stock DDP."""
         collective.wait()
         if isinstance(collective.work, dist.Work):
             collective.work = None  # it may point at a communicator, which does not outlive its process group
         self.waited(collective)
 
-    def superseded(self, collective: Collective) -> None:
+    def superseded(self, collective: BucketCollective) -> None:
         """Write the times, if the end was recorded where the collective runs."""
         if collective.end is not None:
             self.waited(collective)
 
-    def waited(self, collective: Collective) -> None:
+    def waited(self, collective: BucketCollective) -> None:
         """Write the times."""
         timer, records = self._timer, collective.records
         if timer is None or records is None:
@@ -217,13 +217,13 @@ class StreamCommunicator:
         else:
             timer.write(records.collective, collective.step, collective.start, collective.end)
 
-    def launched(self, collective: Collective, work: dist.Work) -> OnEnd | None:
+    def launched(self, collective: BucketCollective, work: dist.Work) -> OnEnd | None:
         """Record the end behind our stream. The work is not kept."""
         with torch.cuda.stream(self._stream):
             self._mark_end(collective, work)
         return None
 
-    def announce(self, records: BucketRecords | None) -> Collective:
+    def announce(self, records: BucketRecords | None) -> BucketCollective:
         """Write the launch record, and record the start on our stream, behind the work of the current one."""
         collective = self._announce(records)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -231,27 +231,27 @@ class StreamCommunicator:
             collective.start = self._timer.mark(self._stream)
         return collective
 
-    def _announce(self, records: BucketRecords | None) -> Collective:
+    def _announce(self, records: BucketRecords | None) -> BucketCollective:
         if self._observer is None:
-            return Collective(records, step=0)
+            return BucketCollective(records, step=0)
         if records is not None:
             self._observer.launches(records)
-        return Collective(records, self._observer.step)
+        return BucketCollective(records, self._observer.step)
 
 
-def _timer_of_buckets(device: torch.device, observer: Observer | None) -> DeviceTimer | None:
+def _timer_of_buckets(device: torch.device, observer: ReductionObserver | None) -> DeviceTimer | None:
     """Return the timer for buckets; None if buckets are not timed on this device."""
     if observer is None:
         return None
     try:
-        timer = observer.timer_on(device)
+        timer = observer.get_timer(device)
     except Exception as error:
-        observer.gives_up(error)
+        observer.disable_recording(error)
         return None
-    return None if isinstance(timer, PhasesOnly) else timer
+    return None if isinstance(timer, NullTimer) else timer
 
 
-def _of_hook(records: BucketRecords | None) -> Purpose | None:
+def _hook_role(records: BucketRecords | None) -> CollectiveRole | None:
     """Return the role of what a communication hook launches, usually one all-reduce of the bucket."""
     return None if records is None else replace(records.purpose, role="hook")
 
@@ -264,7 +264,7 @@ def _is_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
         return False
 
 
-def communicator_of(device: torch.device, group: dist.ProcessGroup, observer: Observer | None) -> Communicator:
+def communicator_of(device: torch.device, group: dist.ProcessGroup, observer: ReductionObserver | None) -> Communicator:
     """Return a communicator for the tensors of a device."""
     if device.type == "cuda":
         return StreamCommunicator(group, device, observer)

@@ -15,22 +15,22 @@ import torch
 from torch import nn
 
 from instrumented_ddp.reduction.bucket import Bucket
-from instrumented_ddp.reduction.first_uses import FirstUses
+from instrumented_ddp.reduction.first_uses import FirstUseTracker
 from instrumented_ddp.reduction.reducer import Reducer
 from overlapscope.trace.format import Phase
 
 
-class _Local(NamedTuple):
+class _LocalGradient(NamedTuple):
     """The local gradient of a parameter, as the backward has left it."""
 
     gradient: torch.Tensor | None
     version: int
 
     @staticmethod
-    def of(parameter: nn.Parameter) -> _Local:
-        return _Local(parameter.grad, -1 if parameter.grad is None else parameter.grad._version)
+    def of(parameter: nn.Parameter) -> _LocalGradient:
+        return _LocalGradient(parameter.grad, -1 if parameter.grad is None else parameter.grad._version)
 
-    def is_still(self, gradient: torch.Tensor | None) -> bool:
+    def is_unchanged(self, gradient: torch.Tensor | None) -> bool:
         return gradient is self.gradient and (gradient is None or gradient._version == self.version)
 
 
@@ -55,22 +55,22 @@ class Deferral:
         self._optimizer = optimizer
         self._update = update
         self._pending: dict[int, Bucket] = {}
-        self._local: list[_Local] = []
+        self._local_gradients: list[_LocalGradient] = []
         self._settings: list[dict[str, Any]] | None = None
         """Settings of the optimizer at the deferred ``step``; None before it."""
         self._module = module
-        self._watching: FirstUses | None = None
+        self._watching: FirstUseTracker | None = None
         self._needs: dict[nn.Module, tuple[int, ...]] | None = None
         self._is_no_sync = False
 
-    def is_at_rest(self) -> bool:
+    def has_no_pending_update(self) -> bool:
         """Return whether nothing is deferred, so that gradients and parameters are up to date."""
         return not self._pending
 
-    def backward_is_over(self) -> None:
+    def on_backward_end(self) -> None:
         """Defer all buckets, which were launched. Called in place of the wait for them."""
         self._pending = {bucket.number: bucket for bucket in self._reducer.buckets}
-        self._local = [_Local.of(parameter) for parameter in self._reducer.parameters]
+        self._local_gradients = [_LocalGradient.of(parameter) for parameter in self._reducer.parameters]
         self._settings = None
 
     def step(self) -> None:
@@ -87,8 +87,8 @@ class Deferral:
             self.finish()
             self._update(self._optimizer)
             return
-        self._check_local(range(len(self._local)))
-        self._settings = [_as_it_is(group) for group in self._optimizer.param_groups]
+        self._check_local(range(len(self._local_gradients)))
+        self._settings = [_copy_settings(group) for group in self._optimizer.param_groups]
         for parameter in self._reducer.parameters:
             parameter.grad = None
 
@@ -100,14 +100,14 @@ class Deferral:
             yield
             return
         self.finish()
-        with FirstUses(self._module, self._reducer.parameters) as self._watching:
+        with FirstUseTracker(self._module, self._reducer.parameters) as self._watching:
             yield
         self._needs, self._watching = self._watching.needs(), None
 
-    def forward_begins(self, module: nn.Module) -> None:
+    def on_forward_start(self, module: nn.Module) -> None:
         """Finish the deferred updates of a module's parameters, at the start of its forward."""
         if self._watching is not None:
-            self._watching.module_begins(module)
+            self._watching.enter_module(module)
         if not self._pending:
             return
         if self._needs is None or not torch.is_grad_enabled():  # an evaluation may take short cuts around modules
@@ -132,7 +132,7 @@ class Deferral:
         parameters = [parameter for bucket in buckets for parameter in bucket.parameters]
         kept = [parameter.grad for parameter in parameters]
         with self._interrupted() as enter:
-            enter(Phase.FINALISE)
+            enter(Phase.FINALIZE)
             for bucket in buckets:
                 if self._settings is not None:
                     _drop_gradients(bucket.parameters)
@@ -140,13 +140,13 @@ class Deferral:
                 del self._pending[bucket.number]
             if self._settings is not None:
                 enter(Phase.OPTIMIZER)
-                self._update_only(parameters, self._settings)
+                self._update_subset(parameters, self._settings)
         is_updated, self._settings = self._settings is not None, self._settings if self._pending else None
         for parameter, gradient in zip(parameters, kept, strict=True):
             if is_updated or gradient is None:  # dropped by the user, who has left out the update
                 parameter.grad = gradient
 
-    def _update_only(self, parameters: list[nn.Parameter], settings: list[dict[str, Any]]) -> None:
+    def _update_subset(self, parameters: list[nn.Parameter], settings: list[dict[str, Any]]) -> None:
         optimizer, wanted = self._optimizer, {id(parameter) for parameter in parameters}
         groups = [
             {**group, "params": [parameter for parameter in group["params"] if id(parameter) in wanted]}
@@ -161,7 +161,7 @@ class Deferral:
     def _check_local(self, indices: Iterable[int]) -> None:
         for index in indices:
             gradient = self._reducer.parameters[index].grad
-            if gradient is not None and not self._local[index].is_still(gradient):
+            if gradient is not None and not self._local_gradients[index].is_unchanged(gradient):
                 name = self._reducer.plan.parameters[index].name
                 self._reducer.fail(
                     f"The gradient of {name} was changed after the backward, but it is not averaged yet: its update "
@@ -178,13 +178,13 @@ class Deferral:
             return
         before = observer.phase
         yield observer.enter
-        for phase in (Phase.FINALISE, Phase.OPTIMIZER):
+        for phase in (Phase.FINALIZE, Phase.OPTIMIZER):
             observer.leave(phase)
         if before is not None:
             observer.enter(before, no_sync=self._is_no_sync)
 
 
-def _as_it_is(group: dict[str, Any]) -> dict[str, Any]:
+def _copy_settings(group: dict[str, Any]) -> dict[str, Any]:
     """Copy the settings of a parameter group, as a scheduler may change those that are tensors in place."""
     return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in group.items()}
 

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 
-class FirstUses(TorchFunctionMode):
+class FirstUseTracker(TorchFunctionMode):
     """Tracks in one forward which modules use parameters of other modules, as attention does with its projections.
 
     A parameter that was not seen, because a compiled or scripted part uses it, is needed from the beginning.
@@ -25,12 +25,12 @@ class FirstUses(TorchFunctionMode):
         super().__init__()
         self._root = module
         self._index_of = {id(parameter): index for index, parameter in enumerate(parameters)}
-        self._newest = module
+        self._current_module = module
         self._user_of: dict[int, nn.Module] = {}
 
-    def module_begins(self, module: nn.Module) -> None:
+    def enter_module(self, module: nn.Module) -> None:
         """Note that the forward of a module begins."""
-        self._newest = module
+        self._current_module = module
 
     def __torch_function__(
         self,
@@ -43,7 +43,7 @@ class FirstUses(TorchFunctionMode):
         kwargs = kwargs or {}
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor) and (index := self._index_of.get(id(leaf))) is not None:
-                self._user_of.setdefault(index, self._newest)
+                self._user_of.setdefault(index, self._current_module)
         return func(*args, **kwargs)
 
     def needs(self) -> dict[nn.Module, tuple[int, ...]]:

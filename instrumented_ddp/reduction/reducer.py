@@ -5,7 +5,7 @@
 Every parameter has a hook that autograd calls when its gradient is accumulated. The hook counts down its
 bucket; at zero the bucket's gradients are copied into one flat buffer. Buckets are launched in the order of
 the plan, never in the order of readiness: a ready bucket waits for those before it, because ranks match
-collectives by order alone. When the last one has been launched, autograd is asked to call ``_finalise`` at the
+collectives by order alone. When the last one has been launched, autograd is asked to call ``_finalize`` at the
 end of this backward, where the host or the stream waits for what is still in flight.
 
 Listeners are notified of what happens (``recording.reduction_events``). The methods that torch's wrapper calls are in
@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.bucket_plan import BucketPlan
-from instrumented_ddp.recording.reduction_events import ReductionEvents, private_board
+from instrumented_ddp.recording.reduction_events import ReductionEvents, make_private_ready_times
 from instrumented_ddp.reduction import error_messages
 from instrumented_ddp.reduction.averaging import Averaging
 from instrumented_ddp.reduction.bucket import Bucket
@@ -29,7 +29,7 @@ from instrumented_ddp.reduction.gradient_hooks import GradientHooks
 from instrumented_ddp.reduction.static_graph import GraphHasChangedError, StaticUsage
 from instrumented_ddp.reduction.unused_parameters import Usage, UsageMap
 from instrumented_ddp.strategies.strategy import Strategy
-from overlapscope.trace.board import HAS_COME
+from overlapscope.trace.board import READY
 
 
 class Reducer:
@@ -69,7 +69,7 @@ class Reducer:
         self.on_error: Callable[[str], None] = lambda _: None
         """Called with the message of an error that is about to be raised."""
         self._names, self._board = [parameter.name for parameter in plan.parameters], events.board
-        self._empty_board, self._hooks = private_board(len(parameters)), GradientHooks(parameters)
+        self._empty_board, self._hooks = make_private_ready_times(len(parameters)), GradientHooks(parameters)
         self.averaging = Averaging(group, {p.device for p in parameters}, events, strategy)
         self._overlaps, self._leaves_gradients = strategy.overlaps, strategy.averages_parameters
         self.usage = Usage(self._hooks.accumulators, self._usage_map()) if find_unused_parameters else None
@@ -79,10 +79,10 @@ class Reducer:
         self.optimizer_runs_in_backward = False
         self.post_backward_futures: list[torch._C.Future[Any]] = []
         """Futures to wait for before a backward is over."""
-        self.waits_later: Callable[[], bool] = lambda: False
-        self.needs_buckets: Callable[[], None] = lambda: None
-        """If ``waits_later`` is true after a backward, ``finish`` is called later, in ``needs_buckets`` at last."""
-        self._expects_gradients = self._must_finalise = False
+        self.defers_wait: Callable[[], bool] = lambda: False
+        self.before_bucket_reuse: Callable[[], None] = lambda: None
+        """If ``defers_wait`` is true after a backward, ``finish`` is called later, in ``before_bucket_reuse`` at last."""
+        self._expects_gradients = self._must_finalize = False
         self.plans: list[BucketPlan] = []
         """All plans so far, by epoch."""
         self.reductions = 0
@@ -104,9 +104,9 @@ class Reducer:
             reason: ``construction``, ``rebuild``, ``mixed_precision``, ``probe`` (to measure it), ``return`` (to the
                 previous plan) or ``auto`` (it is the fastest).
         """
-        self.needs_buckets()
+        self.before_bucket_reuse()
         self.plan, self.plan_reason = plan, reason
-        self.events.plan_adopted(len(self.plans), plan, reason)
+        self.events.on_plan_adopted(len(self.plans), plan, reason)
         self.plans.append(plan)
         self.buckets: list[Bucket] = []  # frees their memory before that of the next ones is allocated
         self.bucket_of: dict[int, Bucket] = {}
@@ -127,10 +127,10 @@ class Reducer:
         self._board[:] = self._empty_board
         self._next_bucket = 0
 
-    def tell(self, events: ReductionEvents) -> None:
+    def set_listener(self, events: ReductionEvents) -> None:
         """Notify another listener from now on. Not during a backward; ``adopt`` a plan afterwards."""
         self.events, self._board = events, events.board
-        self.averaging.tell(events)
+        self.averaging.set_listener(events)
         if self._hooks.are_registered:  # they are bound to the previous listener
             self.remove_hooks()
             self.register_hooks()
@@ -166,8 +166,8 @@ class Reducer:
         Args:
             outputs: outputs of the forward, if unused parameters are to be found.
         """
-        self.needs_buckets()
-        self.events.gradients_expected()
+        self.before_bucket_reuse()
+        self.events.on_gradients_expected()
         for bucket in self.buckets:
             bucket.reset()
         self._board[:] = self._empty_board
@@ -180,20 +180,20 @@ class Reducer:
 
     def register_hooks(self) -> None:
         """Register a hook for every gradient."""
-        self._hooks.register(self._on_gradient_told if self.events.wants_gradients else self.on_gradient)
+        self._hooks.register(self._notify_gradient if self.events.needs_gradient_events else self.on_gradient)
 
     def remove_hooks(self) -> None:
         """Remove all hooks from the parameters. May be called twice."""
         self._hooks.remove()
 
-    def _on_gradient_told(self, index: int) -> None:
+    def _notify_gradient(self, index: int) -> None:
         self.events.gradient_ready(index, is_expected=self._expects_gradients)
         self.on_gradient(index)
 
     def on_gradient(self, index: int) -> None:
         """Count a gradient that was accumulated."""
         if not self._expects_gradients:
-            self.events.gradient_not_reduced()
+            self.events.on_unexpected_gradient()
         if self.usage is not None and not self._is_complete(index, self.usage):
             return
         if self._expects_gradients:
@@ -204,8 +204,8 @@ class Reducer:
         """Return whether autograd will add nothing more to a gradient."""
         is_expected, has_gradient = self._expects_gradients, self.parameters[index].grad is not None
         if is_expected:
-            for unused in usage.unannounced():
-                self._mark_parameter_as_ready(unused, HAS_COME)
+            for unused in usage.take_unused():
+                self._mark_parameter_as_ready(unused, READY)
         try:
             return usage.is_complete(index, has_gradient=has_gradient, is_expected=is_expected)
         except GraphHasChangedError:
@@ -215,9 +215,9 @@ class Reducer:
         if self._board[index]:
             self.fail(error_messages.marked_twice(self._names[index], index))
         self._board[index] = stamp
-        self._must_finalise = True
+        self._must_finalize = True
         bucket = self.bucket_of[index]
-        if bucket.holds_large(index):
+        if bucket.is_large(index):
             bucket.copy_in_large(index, self.averaging.divisor())
         bucket.pending -= 1
         if bucket.pending == 0:
@@ -227,12 +227,12 @@ class Reducer:
         self._copy_in_small(bucket)
         bucket.is_ready = True
         self._launch_ready_buckets()
-        self.events.gradients_launched(bucket.indices)
+        self.events.on_gradients_launched(bucket.indices)
 
     def _copy_in_small(self, bucket: Bucket) -> None:
-        self.events.bucket_ready(bucket.device)
+        self.events.on_bucket_ready(bucket.device)
         bucket.copy_in_small(self.averaging.divisor())
-        self.events.copied_in(bucket.number, bucket.device)
+        self.events.on_copy_in_end(bucket.number, bucket.device)
 
     def _launch_ready_buckets(self) -> None:
         """Launch the ready buckets whose predecessors are ready, unless the strategy waits for autograd."""
@@ -244,12 +244,12 @@ class Reducer:
             if self._next_bucket == len(buckets):
                 if self._overlaps and self.usage is not None:
                     self.usage.launch_bitmap()
-                then = self._finalise if self._overlaps else self._launch_and_finalise
+                then = self._finalize if self._overlaps else self._launch_and_finalize
                 torch.autograd.Variable._execution_engine.queue_callback(then)
 
     def _launch(self, bucket: Bucket) -> None:
         if bucket is self.buckets[0]:
-            self.events.launches_first()
+            self.events.on_first_launch()
         unused = self.usage.unused if self.usage is not None else ()
         if self._leaves_gradients or (self._skip_all_reduce_unused_params and set(bucket.indices) <= set(unused)):
             return
@@ -258,33 +258,33 @@ class Reducer:
 
     # -- at the end of the backward ------------------------------------------------------------------------------
 
-    def _launch_and_finalise(self) -> None:
+    def _launch_and_finalize(self) -> None:
         for bucket in self.buckets:
             self._launch(bucket)
         if self.usage is not None:
             self.usage.launch_bitmap()
-        self._finalise()
+        self._finalize()
 
-    def _finalise(self) -> None:
+    def _finalize(self) -> None:
         """Finish the reduction at the end of the backward, except for the wait if that is deferred."""
-        self.events.backward_over()
+        self.events.on_backward_over()
         self.observed_order = self.ready_order
         if isinstance(self.usage, StaticUsage):  # in the first iteration nothing was observed yet
             self.observed_order = self.ready_order + self.usage.unused if self.usage.is_known else []
-        self._expects_nothing()
+        self._stop_expecting()
         self.averaging.launch_rest(self.buckets)
-        if not self.waits_later():
+        if not self.defers_wait():
             self.finish(self.buckets)
         if self.usage is not None:
-            self.usage.settle()
+            self.usage.finish_reduction()
         self.reductions += 1
-        self.events.finalised()
+        self.events.on_finalized()
 
     def finish(self, buckets: Sequence[Bucket]) -> None:
         """Wait for some buckets in order and copy the averages to the parameters' gradients."""
         try:
             used = self.usage.bitmap.is_used_anywhere if self.usage is not None else None
-            self.averaging.hand_out(buckets, used, copies=not self.optimizer_runs_in_backward)
+            self.averaging.copy_to_grads(buckets, used, copies=not self.optimizer_runs_in_backward)
             for future in self.post_backward_futures:
                 future.wait()
         except Exception:  # of the backend, or of a communication hook
@@ -295,13 +295,13 @@ class Reducer:
                 bucket.collective = None
         self.post_backward_futures = []
 
-    def _expects_nothing(self) -> None:
-        self._expects_gradients = self._must_finalise = False
-        self.averaging.forget_divisor()
+    def _stop_expecting(self) -> None:
+        self._expects_gradients = self._must_finalize = False
+        self.averaging.reset_divisor()
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Abandon the backward in progress, if there is one, and discard the observed order, which no longer holds."""
-        self._expects_nothing()
+        self._stop_expecting()
         self.observed_order = []
         if self.usage is not None:
             self.usage.bitmap.clear()
@@ -313,16 +313,16 @@ class Reducer:
         if not self._expects_gradients:
             self.fail("static_graph=True needs its first backward to be reduced: enter no_sync() after it.")
         usage.bitmap.all_reduce()
-        usage.count_is_over()
-        self._must_finalise = True
+        usage.finish_count()
+        self._must_finalize = True
         for bucket in self.buckets:
             for index in bucket.indices:
-                if bucket.holds_large(index):
+                if bucket.is_large(index):
                     bucket.copy_in_large(index, self.averaging.divisor())
             self._copy_in_small(bucket)
             self._launch(bucket)
         self.buckets_reduced = 0
-        self._finalise()
+        self._finalize()
 
     # -- errors --------------------------------------------------------------------------------------------------
 
@@ -332,7 +332,7 @@ class Reducer:
         Raises:
             RuntimeError: it left parameters without a gradient, and other ranks waiting.
         """
-        if not self._must_finalise:
+        if not self._must_finalize:
             return
         missing = [index for index, ready in enumerate(self._board) if not ready]
         settings = {"find_unused_parameters": self.find_unused_parameters, "static_graph": self.graph_is_static}

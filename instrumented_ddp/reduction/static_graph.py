@@ -27,15 +27,15 @@ class StaticUsage(Usage):
 
     def __init__(self, parameters: int, bitmap: UsageMap) -> None:
         super().__init__((), bitmap)
-        self._fires = [0] * parameters
-        self._left: list[int] = []
+        self._fire_counts = [0] * parameters
+        self._remaining: list[int] = []
         self.is_known = False
         """True if the first iteration is over."""
 
     def begin(self, outputs: Sequence[torch.Tensor]) -> None:  # noqa: ARG002 - they are those of the first iteration
         """Expect every hook as often as it fired in the first iteration."""
-        self._left = self._fires.copy()
-        self._to_announce = self.unused
+        self._remaining = self._fire_counts.copy()
+        self._unused_to_mark = self.unused
 
     def is_complete(self, index: int, *, has_gradient: bool, is_expected: bool) -> bool:
         """Count a call of a hook, or count it down; return whether it was the last one.
@@ -46,24 +46,24 @@ class StaticUsage(Usage):
         if not self.is_known:
             if has_gradient:
                 self.bitmap.note(index)
-            self._fires[index] += 1
+            self._fire_counts[index] += 1
             return False
         if not is_expected:
             return False
-        self._left[index] -= 1
-        if self._left[index] < 0:
+        self._remaining[index] -= 1
+        if self._remaining[index] < 0:
             raise GraphHasChangedError
-        return self._left[index] == 0
+        return self._remaining[index] == 0
 
-    def count_is_over(self) -> None:
+    def finish_count(self) -> None:
         """End the count of the first backward: parameters whose hook never fired are unused."""
-        self.unused = [index for index, times in enumerate(self._fires) if times == 0]
+        self.unused = [index for index, times in enumerate(self._fire_counts) if times == 0]
 
     def launch_bitmap(self) -> None:
         """Do nothing: the bitmap of the first iteration holds."""
 
-    def settle(self) -> None:
+    def finish_reduction(self) -> None:
         """Wait for the bitmap in the first iteration, after which everything is known."""
         if not self.is_known:
-            self.bitmap.settle()
+            self.bitmap.finish_reduction()
             self.is_known = True

@@ -21,7 +21,7 @@ from instrumented_ddp.reduction.communicator import Communicator
 Node = Any
 """A function in the autograd graph."""
 
-_said_that_none_is_unused = False
+_warned_none_unused = False
 
 
 def find_unused(outputs: Iterable[torch.Tensor], accumulators: Sequence[Node]) -> list[int]:
@@ -64,16 +64,16 @@ class Usage:
         self.unused: list[int] = []
         """Parameters that the latest forward's outputs don't depend on, if they were searched for."""
         self._unused_before: list[int] | None = None
-        self._to_announce: list[int] = []
+        self._unused_to_mark: list[int] = []
         self.is_static = True
         """True if every forward so far has left the same parameters unused."""
 
     def begin(self, outputs: Sequence[torch.Tensor]) -> None:
         """Search for unused parameters, at the end of a forward whose backward is to be reduced."""
-        global _said_that_none_is_unused
-        self.unused = self._to_announce = find_unused(outputs, self._accumulators)
-        if not self.unused and (not _said_that_none_is_unused or torch.is_warn_always_enabled()):
-            _said_that_none_is_unused = True
+        global _warned_none_unused
+        self.unused = self._unused_to_mark = find_unused(outputs, self._accumulators)
+        if not self.unused and (not _warned_none_unused or torch.is_warn_always_enabled()):
+            _warned_none_unused = True
             warnings.warn(error_messages.NO_UNUSED_FOUND, stacklevel=4)
         if self._unused_before not in (None, self.unused):
             self.is_static = False
@@ -85,18 +85,18 @@ class Usage:
             self.bitmap.note(index)
         return is_expected
 
-    def unannounced(self) -> Sequence[int]:
+    def take_unused(self) -> Sequence[int]:
         """Return the parameters that are ready without a gradient, once per backward."""
-        unused, self._to_announce = self._to_announce, []
+        unused, self._unused_to_mark = self._unused_to_mark, []
         return unused
 
     def launch_bitmap(self) -> None:
         """Launch the all-reduce of the bitmap, after that of the last bucket."""
         self.bitmap.all_reduce()
 
-    def settle(self) -> None:
+    def finish_reduction(self) -> None:
         """Wait for the bitmap, and clear it, at the end of the reduction."""
-        self.bitmap.settle()
+        self.bitmap.finish_reduction()
         self.bitmap.clear()
 
 
@@ -143,7 +143,7 @@ class UsageMap:
             self._used_anywhere = self.reduced.tolist()
         return self._used_anywhere[index] > 0
 
-    def settle(self) -> None:
+    def finish_reduction(self) -> None:
         """Note that the reduction is over on this rank too, so that the buffer may be reused."""
         if self._used_anywhere is None:
             self._communicator.wait(self._collective)

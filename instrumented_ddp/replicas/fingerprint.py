@@ -20,7 +20,7 @@ _COLUMNS: Final = 1024
 _WORD_BYTES: Final = 8
 _WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer types by element size, for tensors that do not consist of whole words."""
-_MOST_ODD_ELEMENTS: Final = 65_536
+_MAX_ODD_ELEMENTS: Final = 65_536
 """Maximum number of elements of such a tensor: each is widened, which takes memory."""
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 """Classes whose data is known to be what they hold."""
@@ -37,13 +37,13 @@ class Fingerprint:
     def __init__(self, tensor: torch.Tensor, device: torch.device) -> None:
         self._tensor = weakref.ref(tensor)
         self._device = device
-        self.unfit_because = _why_unfit(tensor, device)
+        self.exclusion_reason = _find_exclusion_reason(tensor, device)
         """Reason why it has no fingerprint; empty if it has one."""
-        self.layout = "" if self.unfit_because else f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}"
+        self.layout = "" if self.exclusion_reason else f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}"
         """Memory layout; equal bits have equal fingerprints if this is equal."""
-        self._described = () if self.unfit_because else (tensor.dtype, tensor.shape, tensor.stride())
-        self._elements = 0 if self.unfit_because else tensor.numel()
-        self.bytes = 0 if self.unfit_because else tensor.numel() * tensor.element_size()
+        self._layout_key = () if self.exclusion_reason else (tensor.dtype, tensor.shape, tensor.stride())
+        self._elements = 0 if self.exclusion_reason else tensor.numel()
+        self.bytes = 0 if self.exclusion_reason else tensor.numel() * tensor.element_size()
         self._has_whole_words = self.bytes % _WORD_BYTES == 0
 
     def take(self, result: torch.Tensor) -> bool:
@@ -56,17 +56,17 @@ class Fingerprint:
         if tensor is None or tensor.device != self._device:
             return False
         data = tensor.detach()
-        if (data.dtype, data.shape, data.stride()) != self._described:  # for example under DDP's mixed precision
+        if (data.dtype, data.shape, data.stride()) != self._layout_key:  # for example under DDP's mixed precision
             return False
         flat = data.as_strided((self._elements,), (1,))
         if not self._has_whole_words or flat.storage_offset() * flat.element_size() % _WORD_BYTES:
-            if self._elements > _MOST_ODD_ELEMENTS:
+            if self._elements > _MAX_ODD_ELEMENTS:
                 return False
             words = flat.view(_WORDS[flat.element_size()])
         else:
             words = flat.view(torch.int64)
         weights, count = _weights(self._device), words.numel()
-        if count <= _MOST_ODD_ELEMENTS:
+        if count <= _MAX_ODD_ELEMENTS:
             torch.sum(words * weights[:count], 0, out=result)
             return True
         rows = count // _COLUMNS
@@ -77,7 +77,7 @@ class Fingerprint:
         return True
 
 
-def _why_unfit(tensor: torch.Tensor, device: torch.device) -> str:
+def _find_exclusion_reason(tensor: torch.Tensor, device: torch.device) -> str:
     if type(tensor) not in _PLAIN or type(tensor.data) not in _PLAIN:
         return f"a {type(tensor).__name__}"
     if tensor.layout is not torch.strided or tensor.is_quantized:
@@ -88,15 +88,15 @@ def _why_unfit(tensor: torch.Tensor, device: torch.device) -> str:
         return "complex"
     if not tensor.numel():
         return "empty"
-    if not _fills_its_memory(tensor):
+    if not _is_contiguous_in_any_order(tensor):
         return "not dense"
     whole = tensor.numel() * tensor.element_size() % _WORD_BYTES == 0
-    if not whole and tensor.numel() > _MOST_ODD_ELEMENTS:
+    if not whole and tensor.numel() > _MAX_ODD_ELEMENTS:
         return f"of {tensor.numel():,} elements"
     return ""
 
 
-def _fills_its_memory(tensor: torch.Tensor) -> bool:
+def _is_contiguous_in_any_order(tensor: torch.Tensor) -> bool:
     """Return whether the elements are contiguous in memory, in any order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
@@ -109,4 +109,4 @@ def _fills_its_memory(tensor: torch.Tensor) -> bool:
 @cache
 def _weights(device: torch.device) -> torch.Tensor:
     """Return odd numbers that are unrelated to each other."""
-    return (torch.arange(_MOST_ODD_ELEMENTS, dtype=torch.int64, device=device) + 1) * -7046029254386353131 | 1
+    return (torch.arange(_MAX_ODD_ELEMENTS, dtype=torch.int64, device=device) + 1) * -7046029254386353131 | 1

@@ -15,43 +15,43 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from instrumented_ddp.recording.housekeeper import Housekeeper
+from instrumented_ddp.recording.housekeeper import BackgroundScheduler
 from instrumented_ddp.replicas.fingerprint import Fingerprint
-from instrumented_ddp.replicas.replica import Replica
-from instrumented_ddp.replicas.settings import Settings
-from overlapscope.diagnosis.replicas import Newest, digest_of, newest_of
+from instrumented_ddp.replicas.replica import FingerprintedReplica
+from instrumented_ddp.replicas.settings import OptimizerSettings
+from overlapscope.diagnosis.replicas import PassSummary, summarize_latest_pass, summarize_pass
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.checksum import json_line
+from overlapscope.trace.checksum import dump_json_line
 from overlapscope.trace.format import REPLICAS_FILE
-from overlapscope.trace.sweep_file import SweepFile, taken_at
+from overlapscope.trace.sweep_file import FingerprintFile, fingerprint_residue
 
 _log: Final = logging.getLogger(__name__)
 
-_COLLECTED_EVERY_S: Final = 1.0
-_MOST_TOLD: Final = 16
+_COLLECT_INTERVAL_S: Final = 1.0
+_MAX_REPORTED_MODELS: Final = 16
 """Maximum number of models reported to neighbors: the latest."""
 
 
-class Counted(Protocol):
+class ReductionCounter(Protocol):
     """An object that counts its reduced backwards."""
 
     reductions: int
 
 
 @dataclass
-class _Kept:
+class _ComparedModel:
     """State of one compared instance."""
 
-    replica: Replica
-    counted: weakref.ref[Counted]
-    file: SweepFile
+    replica: FingerprintedReplica
+    counter: weakref.ref[ReductionCounter]
+    file: FingerprintFile
     key: str
     ranks: tuple[int, ...]
     numbers: tuple[int, ...]
     is_parameter: tuple[bool, ...]
 
 
-class Replicas:
+class ReplicaComparison:
     """Replicas of all DDP instances of this process; a ``Job``.
 
     Args:
@@ -62,15 +62,17 @@ class Replicas:
 
     name = "the comparison of replicas"
 
-    def __init__(self, folder: Path, housekeeper: Housekeeper, gives_up: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, folder: Path, housekeeper: BackgroundScheduler, disable_recording: Callable[[Exception], None]
+    ) -> None:
         self._folder = folder
-        self._housekeeper = housekeeper
-        self._gives_up = gives_up
-        self._kept: list[_Kept] = []
-        self.settings = Settings(folder)
+        self._scheduler = housekeeper
+        self._disable_recording = disable_recording
+        self._compared: list[_ComparedModel] = []
+        self.settings = OptimizerSettings(folder)
         """Settings of the optimizers, which may explain why replicas differ."""
 
-    def add(self, model: int, ddp: TorchDDP, counted: Counted) -> Replica | None:
+    def add(self, model: int, ddp: TorchDDP, counter: ReductionCounter) -> FingerprintedReplica | None:
         """Compare a DDP instance with those of the other ranks.
 
         Args:
@@ -82,51 +84,54 @@ class Replicas:
             The replica to notify when a forward begins; None if nothing can be compared.
         """
         try:
-            return self._add(model, ddp, counted)
+            return self._add(model, ddp, counter)
         except (OSError, OverlapScopeError) as error:
             _log.warning("%s: replicas of model %d are not compared: %s", self._folder, model, error)
         except Exception as error:
-            self._gives_up(error)
+            self._disable_recording(error)
         return None
 
-    def newest(self) -> dict[str, Newest]:
+    def latest(self) -> dict[str, PassSummary]:
         """Return the latest digests, which neighbors compare with theirs, by key."""
         self.collect()
         return {
-            kept.key: newest
-            for kept in self._kept[-_MOST_TOLD:]
-            if kept.counted() is not None
-            and (newest := newest_of(kept.file.newest(), kept.numbers, kept.is_parameter)) is not None
+            compared.key: latest
+            for compared in self._compared[-_MAX_REPORTED_MODELS:]
+            if compared.counter() is not None
+            and (latest := summarize_latest_pass(compared.file.latest(), compared.numbers, compared.is_parameter))
+            is not None
         }
 
-    def agrees(self, key: str, theirs: Newest) -> bool | None:
+    def agrees(self, key: str, theirs: PassSummary) -> bool | None:
         """Return whether a neighbor's latest sweep equals this rank's at that time; None if unknown."""
-        for kept in self._kept:
-            if kept.key == key:
-                own = digest_of(kept.file.sweeps, kept.numbers, kept.is_parameter, theirs.first, theirs.period)
+        for compared in self._compared:
+            if compared.key == key:
+                own = summarize_pass(
+                    compared.file.sweeps, compared.numbers, compared.is_parameter, theirs.first, theirs.period
+                )
                 return None if own is None or own.count != theirs.count else own.digest == theirs.digest
         return None
 
     def ranks_of(self, key: str) -> tuple[int, ...]:
         """Return the ranks that have a replica of a model."""
-        return next((kept.ranks for kept in self._kept if kept.key == key), ())
+        return next((compared.ranks for compared in self._compared if compared.key == key), ())
 
     def pin(self) -> None:
         """Preserve the current data after replicas were found to differ."""
-        for kept in self._kept:
-            kept.file.pin()
+        for compared in self._compared:
+            compared.file.pin()
         self.settings.write()
 
     def collect(self) -> None:
         """Write the finished sweeps. Called on the housekeeper's thread."""
-        for kept in self._kept:
-            for sweep in kept.replica.sweeps():
-                kept.file.add(*sweep)
+        for compared in self._compared:
+            for sweep in compared.replica.sweeps():
+                compared.file.add(*sweep)
 
-    def turn(self) -> float:
+    def run(self) -> float:
         """Write the finished sweeps, and return the seconds until the next call."""
         self.collect()
-        return _COLLECTED_EVERY_S
+        return _COLLECT_INTERVAL_S
 
     def end(self) -> None:
         """Write the remaining sweeps."""
@@ -134,45 +139,45 @@ class Replicas:
 
     def close(self) -> None:
         """Stop taking fingerprints. Called on the training thread, before the housekeeper is closed."""
-        for kept in self._kept:
-            counted = kept.counted()
-            kept.replica.close(None if counted is None else counted.reductions)
+        for compared in self._compared:
+            counter = compared.counter()
+            compared.replica.close(None if counter is None else counter.reductions)
         self.settings.write()
 
-    def _add(self, model: int, ddp: TorchDDP, counted: Counted) -> Replica | None:
+    def _add(self, model: int, ddp: TorchDDP, counter: ReductionCounter) -> FingerprintedReplica | None:
         if not dist.is_initialized():
             return None
         ranks = tuple(dist.get_process_group_ranks(ddp.process_group))
         device = next(p.device for p in ddp.module.parameters() if p.requires_grad)
-        tensors = [(name, kind, Fingerprint(tensor, device)) for name, kind, tensor in _tensors_of(ddp)]
-        fit = [(name, kind, one) for name, kind, one in tensors if not one.unfit_because]
+        tensors = [(name, kind, Fingerprint(tensor, device)) for name, kind, tensor in _list_tensors(ddp)]
+        fit = [(name, kind, one) for name, kind, one in tensors if not one.exclusion_reason]
         if len(ranks) < 2 or not fit:
             return None
         layout = [ranks, *((name, kind, one.layout) for name, kind, one in fit)]
         same = hashlib.blake2b(repr(layout).encode(), digest_size=8).hexdigest()
-        key = f"{same}.{sum(kept.key.startswith(same) for kept in self._kept)}"
+        key = f"{same}.{sum(compared.key.startswith(same) for compared in self._compared)}"
         line = {
             "model": model,
             "key": key,
             "class": type(ddp.module).__name__,
             "ranks": ranks,
-            "processor": processor_of(device),
+            "processor": describe_processor(device),
             "tensors": [(name, kind) for name, kind, _ in fit],
-            "left_out": [(name, one.unfit_because) for name, _, one in tensors if one.unfit_because],
+            "left_out": [(name, one.exclusion_reason) for name, _, one in tensors if one.exclusion_reason],
         }
-        file = SweepFile(self._folder, model, len(fit))
+        file = FingerprintFile(self._folder, model, len(fit))
         with (self._folder / REPLICAS_FILE).open("a", encoding="utf-8") as lines:
-            lines.write(json_line(line))
-        replica = Replica([(name, one) for name, _, one in fit], device, self._gives_up)
-        numbers = tuple(taken_at(name) for name, _, _ in fit)
+            lines.write(dump_json_line(line))
+        replica = FingerprintedReplica([(name, one) for name, _, one in fit], device, self._disable_recording)
+        numbers = tuple(fingerprint_residue(name) for name, _, _ in fit)
         is_parameter = tuple(kind != "buffer" for _, kind, _ in fit)
-        if not self._kept:
-            self._housekeeper.add(self)
-        self._kept.append(_Kept(replica, weakref.ref(counted), file, key, ranks, numbers, is_parameter))
+        if not self._compared:
+            self._scheduler.add(self)
+        self._compared.append(_ComparedModel(replica, weakref.ref(counter), file, key, ranks, numbers, is_parameter))
         return replica
 
 
-def _tensors_of(ddp: TorchDDP) -> Sequence[tuple[str, str, torch.Tensor]]:
+def _list_tensors(ddp: TorchDDP) -> Sequence[tuple[str, str, torch.Tensor]]:
     """Return name, kind and tensor of what DDP keeps equal on all ranks; buffers only if it does not broadcast them."""
     ignored = set(ddp.parameters_to_ignore)
     found: list[tuple[str, str, torch.Tensor]] = [
@@ -185,7 +190,7 @@ def _tensors_of(ddp: TorchDDP) -> Sequence[tuple[str, str, torch.Tensor]]:
     return found
 
 
-def processor_of(device: torch.device) -> str:
+def describe_processor(device: torch.device) -> str:
     """Describe the processor and software; ranks with equal descriptions round equally."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"

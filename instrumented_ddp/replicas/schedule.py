@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-COST_SHARE: Final = 0.001
+MAX_COST_SHARE: Final = 0.001
 """Maximum share of a step's time."""
-LONGEST_PERIOD: Final = 4096
-_WARM_UP: Final = 1
+MAX_PERIOD: Final = 4096
+_WARM_UP_PASSES: Final = 1
 """Number of sweeps that are not measured."""
-_MEASURED: Final = 3
+_MEASURED_PASSES: Final = 3
 """Number of measured sweeps after that, before the first period is chosen. All of these last a single step."""
-_COSTS_MORE_ALONE: Final = 4
+_COLD_CACHE_FACTOR: Final = 4
 """Cost factor of a fingerprint taken alone once per step, instead of one after another with its code in the caches."""
-_SHRINKS_BELOW: Final = 0.4
+_HALVE_BELOW: Final = 0.4
 """Share of the allowed cost below which the period is halved: half the period then suffices, with some margin."""
 
 
-class Schedule:
+class FingerprintSchedule:
     """Assignment of tensors to reductions.
 
     Args:
@@ -39,18 +39,18 @@ class Schedule:
         self._measured: list[tuple[int, float]] = []
         self._set_period(1)
 
-    def agenda(self, first: int) -> list[tuple[int, tuple[int, ...]]]:
+    def list_due_tensors(self, first: int) -> list[tuple[int, tuple[int, ...]]]:
         """Return the reduction numbers at which something is due in a sweep, in order, with the due tensors.
 
         For example, with the period 4, tensors with the numbers 5, 6 and 9 are due at reductions that are 1, 2 and 1
-        modulo 4: ``agenda(10)`` is ``[(10, (1,)), (13, (0, 2))]``.
+        modulo 4: ``list_due_tensors(10)`` is ``[(10, (1,)), (13, (0, 2))]``.
 
         Args:
             first: number of reductions at the start of the sweep.
         """
         return sorted((first + (number - first) % self.period, indices) for number, indices in self._due.items())
 
-    def sweep_is_over(self, cost_ns: int, step_ns: float) -> None:
+    def update_period(self, cost_ns: int, step_ns: float) -> None:
         """Choose the next period from the cost of a sweep.
 
         Args:
@@ -58,21 +58,21 @@ class Schedule:
             step_ns: mean time from one reduction to the next, without fingerprints.
         """
         self._sweeps += 1
-        if self._sweeps <= _WARM_UP:
+        if self._sweeps <= _WARM_UP_PASSES:
             return
-        if self._sweeps <= _WARM_UP + _MEASURED:
+        if self._sweeps <= _WARM_UP_PASSES + _MEASURED_PASSES:
             self._measured.append((cost_ns, step_ns))
-            if self._sweeps < _WARM_UP + _MEASURED:
+            if self._sweeps < _WARM_UP_PASSES + _MEASURED_PASSES:
                 return
-            self._cost_ns = _COSTS_MORE_ALONE * min(cost for cost, _ in self._measured)
+            self._cost_ns = _COLD_CACHE_FACTOR * min(cost for cost, _ in self._measured)
             step_ns = sum(step for _, step in self._measured) / len(self._measured)
         else:
             self._cost_ns = (self._cost_ns + cost_ns) / 2
-        allowed_ns = COST_SHARE * step_ns
+        allowed_ns = MAX_COST_SHARE * step_ns
         period = self.period
-        while self._cost_ns > allowed_ns * period and period < LONGEST_PERIOD:
+        while self._cost_ns > allowed_ns * period and period < MAX_PERIOD:
             period *= 2
-        while period > 1 and self._cost_ns < _SHRINKS_BELOW * allowed_ns * period:
+        while period > 1 and self._cost_ns < _HALVE_BELOW * allowed_ns * period:
             period //= 2
         if period != self.period:
             self._set_period(period)

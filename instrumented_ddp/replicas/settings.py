@@ -15,14 +15,14 @@ import torch
 
 from overlapscope.trace.format import HYPERPARAMETERS_FILE, write_json
 
-_MOST_GROUPS: Final = 16
+_MAX_GROUPS: Final = 16
 """Maximum number of parameter groups per optimizer; further groups are ignored."""
-_MOST_CHANGES: Final = 512
+_MAX_CHANGES: Final = 512
 """Maximum number of changes kept: the latest."""
-_MOST_OPTIMIZERS: Final = 64
+_MAX_OPTIMIZERS: Final = 64
 
 
-class Settings:
+class OptimizerSettings:
     """Settings of all optimizers that update the parameters of DDP instances.
 
     Args:
@@ -31,19 +31,21 @@ class Settings:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Settings] = weakref.WeakKeyDictionary()
-        self._all: list[_Settings] = []
+        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, _SettingsHistory] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._all: list[_SettingsHistory] = []
 
-    def update_begins(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+    def on_update_start(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Record an optimizer's settings if they have changed."""
         settings = self._optimizers.get(optimizer)
         if settings is None:
-            if len(self._all) >= _MOST_OPTIMIZERS:
+            if len(self._all) >= _MAX_OPTIMIZERS:
                 return
-            settings = self._optimizers[optimizer] = _Settings(optimizer)
+            settings = self._optimizers[optimizer] = _SettingsHistory(optimizer)
             settings.key += f".{sum(settings.key == one.key.partition('.')[0] for one in self._all)}"
             self._all.append(settings)
-        settings.update_begins(optimizer, step)
+        settings.on_update_start(optimizer, step)
 
     def write(self) -> None:
         """Write everything recorded so far."""
@@ -53,11 +55,11 @@ class Settings:
                 write_json(self._folder / HYPERPARAMETERS_FILE, content)
 
 
-class _Settings:
+class _SettingsHistory:
     """Settings of one optimizer, which is not kept alive."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        groups = optimizer.param_groups[:_MOST_GROUPS]
+        groups = optimizer.param_groups[:_MAX_GROUPS]
         named = [
             (index, name, part)
             for index, group in enumerate(groups)
@@ -79,9 +81,9 @@ class _Settings:
         self.key = hashlib.blake2b(same.encode(), digest_size=8).hexdigest()
         self._before: list[Any] = []
         self._updates = 0
-        self._changes: deque[tuple[int, int, list[float]]] = deque(maxlen=_MOST_CHANGES)
+        self._changes: deque[tuple[int, int, list[float]]] = deque(maxlen=_MAX_CHANGES)
 
-    def update_begins(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+    def on_update_start(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         groups = optimizer.param_groups
         now = [getter(group) for getter, group in zip(self._getters, groups, strict=False) if getter is not None]
         if now != self._before:

@@ -21,7 +21,7 @@ from torch import nn
 from instrumented_ddp.bucket_plan import dtype_name
 from instrumented_ddp.reduction.bucket import strides_of
 from instrumented_ddp.sharded.optimizer import ShardedOptimizer
-from instrumented_ddp.sharded.shards import Shards
+from instrumented_ddp.sharded.shards import ParameterShards
 from overlapscope.errors import OverlapScopeError
 
 COMPLETE_FILE: Final = "complete.json"
@@ -54,7 +54,7 @@ def save(folder: str | Path, optimizer: ShardedOptimizer, step: int, extra: Mapp
         path.mkdir(parents=True, exist_ok=True)
         content: dict[str, Any] = {"fragments": _fragments_of(optimizer)}
         if group.rank() == 0:
-            content |= {"whole": _whole(shards), "extra": dict(extra or {})}
+            content |= {"whole": _copy_unsharded(shards), "extra": dict(extra or {})}
         _write(_file(path, group.rank()), lambda file: torch.save(content, file))
 
     def write_complete() -> None:
@@ -68,7 +68,7 @@ def save(folder: str | Path, optimizer: ShardedOptimizer, step: int, extra: Mapp
     return path
 
 
-def newest(folder: str | Path) -> Path | None:
+def latest(folder: str | Path) -> Path | None:
     """Return the complete checkpoint with the highest step; None if there is none."""
     complete = [path for path in Path(folder).glob(_PATTERN) if (path / COMPLETE_FILE).exists()]
     return max(complete, default=None, key=lambda path: int(path.name.partition("_")[2]))
@@ -78,7 +78,7 @@ def load(path: str | Path, optimizer: ShardedOptimizer) -> dict[str, Any]:
     """Resume from a checkpoint, with any number of ranks. Called on all of them.
 
     Args:
-        path: folder of the checkpoint, as returned by ``save`` and ``newest``.
+        path: folder of the checkpoint, as returned by ``save`` and ``latest``.
         optimizer: created like the one that was saved; it gets its state and settings, and its model the weights.
 
     Returns:
@@ -101,16 +101,16 @@ def load(path: str | Path, optimizer: ShardedOptimizer) -> dict[str, Any]:
         for name, tensor in _unsharded(shards).items():
             tensor.copy_(contents[0]["whole"][name])
         for parameter, spec in zip(shards.parameters, shards.layout.parameters, strict=True):
-            _flat(parameter).copy_(_joined(fragments.get(spec.name, []), "main", 0, spec.elements))
+            _flat(parameter).copy_(_cut_range(fragments.get(spec.name, []), "main", 0, spec.elements))
         optimizer.inner.state.clear()
         for one in shards.owned:
             begin, end = one.fragment.begin, one.fragment.end
             pieces = fragments[one.name]
-            one.main.copy_(_joined(pieces, "main", begin, end))
+            one.main.copy_(_cut_range(pieces, "main", begin, end))
             if state := _state_of(pieces, begin, end, one.main.device):
                 optimizer.inner.state[one.main] = state
     for group, saved in zip(optimizer.param_groups, described["groups"], strict=True):
-        group.update(_as_given(saved["settings"], group))
+        group.update(_convert_settings(saved["settings"], group))
     optimizer.zero_grad()
     extra: dict[str, Any] = contents[0]["extra"]
     return extra
@@ -153,18 +153,18 @@ def _fragments_of(optimizer: ShardedOptimizer) -> list[dict[str, Any]]:
     ]
 
 
-def _unsharded(shards: Shards) -> dict[str, torch.Tensor]:
+def _unsharded(shards: ParameterShards) -> dict[str, torch.Tensor]:
     """Return buffers and frozen parameters: equal on all ranks, or rank 0's counts, as in DDP."""
     trained = set(shards.parameters)
     frozen = {name: one.detach() for name, one in shards.module.named_parameters() if one not in trained}
     return frozen | dict(shards.module.named_buffers())
 
 
-def _whole(shards: Shards) -> dict[str, torch.Tensor]:
+def _copy_unsharded(shards: ParameterShards) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in _unsharded(shards).items()}
 
 
-def _joined(pieces: list[dict[str, Any]], key: str, begin: int, end: int) -> torch.Tensor:
+def _cut_range(pieces: list[dict[str, Any]], key: str, begin: int, end: int) -> torch.Tensor:
     """Return the elements from ``begin`` to ``end`` of the fragments' tensors, or of their optimizer state.
 
     From fragments [0, 4) and [4, 10), the range [2, 6) takes elements 2 and 3 of the first and 0 and 1 of the second.
@@ -181,7 +181,7 @@ def _state_of(pieces: list[dict[str, Any]], begin: int, end: int, device: torch.
     """Return the optimizer state of a range: per-element state is cut like the parameter; the rest is copied."""
     first = next(piece for piece in pieces if piece["begin"] <= begin < piece["end"])
     return {
-        name: _joined(pieces, name, begin, end).to(device) if _is_of_elements(value) else _copy(value)
+        name: _cut_range(pieces, name, begin, end).to(device) if _is_of_elements(value) else _copy(value)
         for name, value in first["state"].items()
     }
 
@@ -202,7 +202,7 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) else value
 
 
-def _as_given(saved: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_settings(saved: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
     """Convert settings from JSON to the types that the group has."""
 
     def like(value: Any, now: Any) -> Any:

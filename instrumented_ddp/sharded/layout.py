@@ -20,8 +20,8 @@ from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, Traffic
 
 START_ELEMENTS: Final = 64
 """Number of elements of which parameters begin at a multiple."""
-_LEAST_BUCKET: Final = 40_000_000
-_LEAST_BUCKET_PER_RANK: Final = 1_000_000
+_MIN_BUCKET_ELEMENTS: Final = 40_000_000
+_MIN_BUCKET_ELEMENTS_PER_RANK: Final = 1_000_000
 _HALF: Final = (torch.float16, torch.bfloat16)
 
 
@@ -34,7 +34,7 @@ class Fragment:
     begin: int
     end: int
     """End of the range of elements in the parameter."""
-    place: int
+    location: int
     """Offset of its first element in the bucket."""
 
 
@@ -59,7 +59,7 @@ class Layout(BucketPlan):
     def elements(self, number: int) -> int:
         """Return the number of elements of a bucket, padding included."""
         starts, sizes = self.starts(number), self._sizes(number)
-        return _up(starts[-1] + sizes[-1], math.lcm(self.ranks, self.pads_to))
+        return _round_up(starts[-1] + sizes[-1], math.lcm(self.ranks, self.pads_to))
 
     def dtype(self, number: int) -> torch.dtype:
         """Return the dtype of a bucket's parameters."""
@@ -88,9 +88,11 @@ class Layout(BucketPlan):
         for number, bucket in enumerate(self.buckets):
             shard = self.shard(number, rank)
             for index, start in zip(bucket, self.starts(number), strict=True):
-                place, end = max(start, shard.start), min(start + self.parameters[index].elements, shard.stop)
-                if place < end:
-                    yield Fragment(parameter=index, bucket=number, begin=place - start, end=end - start, place=place)
+                location, end = max(start, shard.start), min(start + self.parameters[index].elements, shard.stop)
+                if location < end:
+                    yield Fragment(
+                        parameter=index, bucket=number, begin=location - start, end=end - start, location=location
+                    )
 
     def reduced(self, number: int) -> Traffic:
         """Return the communication of a bucket's gradients."""
@@ -111,7 +113,7 @@ def gradient_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def default_bucket_elements(ranks: int) -> int:
     """Return the default bucket size in elements: larger with more ranks, as each shard should be worth a message."""
-    return max(_LEAST_BUCKET, _LEAST_BUCKET_PER_RANK * ranks)
+    return max(_MIN_BUCKET_ELEMENTS, _MIN_BUCKET_ELEMENTS_PER_RANK * ranks)
 
 
 def fill_buckets(
@@ -138,7 +140,7 @@ def fill_buckets(
                 buckets.append(tuple(bucket))
                 bucket, end = [], 0
             bucket.append(index)
-            end = _up(end, START_ELEMENTS) + parameters[index].elements
+            end = _round_up(end, START_ELEMENTS) + parameters[index].elements
             if index in alone or end >= bucket_elements:
                 buckets.append(tuple(bucket))
                 bucket, end = [], 0
@@ -150,10 +152,10 @@ def fill_buckets(
 def _starts(sizes: Sequence[int]) -> tuple[int, ...]:
     starts, end = [], 0
     for size in sizes:
-        starts.append(_up(end, START_ELEMENTS))
+        starts.append(_round_up(end, START_ELEMENTS))
         end = starts[-1] + size
     return tuple(starts)
 
 
-def _up(elements: int, multiple: int) -> int:
+def _round_up(elements: int, multiple: int) -> int:
     return -(-elements // multiple) * multiple

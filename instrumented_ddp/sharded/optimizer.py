@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import get_total_norm
 
-from instrumented_ddp.sharded.shards import Shards
+from instrumented_ddp.sharded.shards import ParameterShards
 from overlapscope.errors import OverlapScopeError
 
-_NOT_ELEMENT_WISE: Final = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
+_NON_ELEMENTWISE: Final = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 """Optimizers of torch's whose update of an element depends on other elements of its parameter."""
 
 
@@ -51,12 +51,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         **settings: Any,
     ) -> None:
         shards = getattr(model, "shards", None)
-        if not isinstance(shards, Shards):
+        if not isinstance(shards, ParameterShards):
             raise OverlapScopeError(
                 "ShardedOptimizer needs a model whose gradients are reduced to shards: "
                 "instrumented_ddp.DistributedDataParallel(module, strategy='sharded')"
             )
-        if any(one.__name__ in _NOT_ELEMENT_WISE for one in optimizer_class.__mro__):
+        if any(one.__name__ in _NON_ELEMENTWISE for one in optimizer_class.__mro__):
             raise OverlapScopeError(
                 f"{optimizer_class.__name__} needs whole parameters, and a shard cuts them: use one that treats each "
                 "element on its own, such as AdamW or SGD"
@@ -64,7 +64,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.shards = shards
         self.group: dist.ProcessGroup = model.process_group
         groups = _groups_of(shards.parameters if params is None else params)
-        inner = [{**group, "params": self._mains_of(group["params"])} for group in groups]
+        inner = [{**group, "params": self._main_weights_of(group["params"])} for group in groups]
         self.inner = optimizer_class(inner, **settings)
         """Optimizer of this rank's shards."""
         for group, made in zip(groups, self.inner.param_groups, strict=True):
@@ -73,7 +73,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         super().__init__(groups, self.inner.defaults)
         self._is_made = shards.has_optimizer = True
 
-    def _mains_of(self, parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+    def _main_weights_of(self, parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
         numbers = {parameter: number for number, parameter in enumerate(self.shards.parameters)}
         try:
             wanted = {numbers[parameter] for parameter in parameters}
@@ -110,7 +110,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
             inner.update({name: value for name, value in group.items() if name != "params"})
         self.inner.step()
-        self.shards.updated()
+        self.shards.on_optimizer_step()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -161,8 +161,8 @@ def _groups_of(params: Iterable[Any]) -> list[dict[str, Any]]:
     given = list(params)
     if not all(isinstance(one, dict) for one in given):
         return [{"params": given}]
-    return [{**group, "params": [*_several(group["params"])]} for group in given]
+    return [{**group, "params": [*_as_iterable(group["params"])]} for group in given]
 
 
-def _several(params: Any) -> Iterable[Any]:
+def _as_iterable(params: Any) -> Iterable[Any]:
     return [params] if isinstance(params, torch.Tensor) else params

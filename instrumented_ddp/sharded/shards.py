@@ -18,20 +18,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from instrumented_ddp.before_forward import BeforeForward
+from instrumented_ddp.before_forward import PreForwardWait
 from instrumented_ddp.bucket_plan import BucketPlan
-from instrumented_ddp.recording.bucket_collective import Collective
-from instrumented_ddp.recording.observer import Observer
+from instrumented_ddp.recording.bucket_collective import BucketCollective
+from instrumented_ddp.recording.observer import ReductionObserver
 from instrumented_ddp.reduction.bucket import Bucket, as_real, views_like
 from instrumented_ddp.reduction.reducer import Reducer
-from instrumented_ddp.replicas.replica import Replica
+from instrumented_ddp.replicas.replica import FingerprintedReplica
 from instrumented_ddp.sharded.layout import Fragment, Layout, gradient_dtype
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import Phase
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Owned:
+class OwnedFragment:
     """A fragment of a parameter that this rank owns."""
 
     fragment: Fragment
@@ -50,7 +50,7 @@ class Removable(Protocol):
         """Remove the hook from the module."""
 
 
-class Shards:
+class ParameterShards:
     """The shards of one model, for its ``ShardedOptimizer``.
 
     Args:
@@ -72,21 +72,21 @@ class Shards:
         self.module, self.parameters = module, parameters
         layout = self.layout = Layout(plan.parameters, plan.buckets, group.size(), pads_to)
         self._is_no_sync = False
-        self._gathering: dict[int, Collective] = {}
+        self._gathering: dict[int, BucketCollective] = {}
         """All-gathers in flight, by bucket."""
         self._reducer: Reducer | None = None
         self.has_optimizer = False
         """True if an optimizer uses the gradients."""
         self._weights: list[torch.Tensor] = [torch.empty(0)] * len(layout.buckets)
         self._gradients = list(self._weights)
-        self._places: dict[int, torch.Tensor] = {}
+        self._weight_views: dict[int, torch.Tensor] = {}
         with torch.no_grad():
             self._move_into_buffers()
             self.owned = [self._owned(fragment) for fragment in layout.fragments(group.rank())]
         self._owned_of = [[one for one in self.owned if one.fragment.bucket == n] for n in range(len(layout.buckets))]
         bucket_of = {parameters[index]: number for number, bucket in enumerate(layout.buckets) for index in bucket}
         self._hooks: list[Removable] = [
-            BeforeForward(module, bucket_of, self.wait),
+            PreForwardWait(module, bucket_of, self.wait),
             module.register_state_dict_pre_hook(self._before_state_dict),
             module.register_load_state_dict_pre_hook(self._before_state_dict),
             module.register_load_state_dict_post_hook(self._after_loading),
@@ -105,15 +105,15 @@ class Shards:
                 views = views_like(weight, parameters, layout.starts(number))
                 for index, parameter, view in zip(layout.buckets[number], parameters, views, strict=True):
                     view.copy_(parameter)
-                    parameter.data = self._places[index] = view
+                    parameter.data = self._weight_views[index] = view
 
-    def _owned(self, fragment: Fragment) -> Owned:
+    def _owned(self, fragment: Fragment) -> OwnedFragment:
         bucket = self._weights[fragment.bucket]
-        weight = bucket[fragment.place : fragment.place + fragment.end - fragment.begin]
+        weight = bucket[fragment.location : fragment.location + fragment.end - fragment.begin]
         dtype = gradient_dtype(weight.dtype)
         main = weight.detach() if dtype is weight.dtype else weight.to(dtype)
         name = self.layout.parameters[fragment.parameter].name
-        return Owned(fragment=fragment, name=name, main=main.requires_grad_(), weight=weight)
+        return OwnedFragment(fragment=fragment, name=name, main=main.requires_grad_(), weight=weight)
 
     # -- gradients -----------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class Shards:
 
     # -- parameters ----------------------------------------------------------------------------------------------
 
-    def updated(self) -> None:
+    def on_optimizer_step(self) -> None:
         """Launch the exchange of parameters after the optimizer has updated this rank's shards. Called on all ranks."""
         with torch.no_grad():
             for one in self.owned:
@@ -170,15 +170,15 @@ class Shards:
         del self._gathering[number]  # not if the wait has failed: nobody must continue with half of an update
 
     @contextmanager
-    def _waiting(self, observer: Observer | None) -> Iterator[None]:
+    def _waiting(self, observer: ReductionObserver | None) -> Iterator[None]:
         """Mark the wait as a phase within a forward. Elsewhere, as for a checkpoint, only watchdogs are informed."""
         phase = None if observer is None else observer.phase
         if observer is not None and phase in (Phase.FORWARD, Phase.EVALUATION):
-            observer.enter(Phase.FINALISE, no_sync=self._is_no_sync)
+            observer.enter(Phase.FINALIZE, no_sync=self._is_no_sync)
             yield
             observer.enter(phase, no_sync=self._is_no_sync)
         elif observer is not None and observer.collectives is not None:
-            with observer.collectives.position.waits():
+            with observer.collectives.position.waiting_for_parameters():
                 yield
         else:
             yield
@@ -207,7 +207,7 @@ class Shards:
 
     # -- the wrapper ---------------------------------------------------------------------------------------------
 
-    def reduce_with(self, reducer: Reducer, wrapper: nn.Module, replica: Replica | None) -> None:
+    def reduce_with(self, reducer: Reducer, wrapper: nn.Module, replica: FingerprintedReplica | None) -> None:
         """Attach the reducer that has the buckets, for as long as its wrapper exists.
 
         Args:
@@ -216,7 +216,7 @@ class Shards:
         self._reducer = reducer
         weakref.finalize(wrapper, self.close).atexit = False
         if replica is not None:
-            replica.is_at_rest, replica.come_to_rest = self.have_arrived, self.wait_for_all
+            replica.has_no_pending_update, replica.complete_updates = self.have_arrived, self.wait_for_all
 
     def close(self) -> None:
         """Remove all hooks from the module, when the wrapper is gone. May be called twice."""
@@ -225,7 +225,7 @@ class Shards:
             hook.remove()
         self._hooks = []
 
-    def forward_begins(self, *, no_sync: bool, is_joined: bool) -> None:
+    def on_forward_start(self, *, no_sync: bool, is_joined: bool) -> None:
         """Check, when the wrapper is called, that the model can be trained.
 
         Args:
@@ -246,8 +246,8 @@ class Shards:
                 "gradients were reduced to shards, and no optimizer uses them: make it with ShardedOptimizer(model, "
                 "torch.optim.AdamW, lr=...)"
             )
-        for index, place in self._places.items():
-            if self.parameters[index].data_ptr() != place.data_ptr():
+        for index, location in self._weight_views.items():
+            if self.parameters[index].data_ptr() != location.data_ptr():
                 raise OverlapScopeError(
                     f"parameter {self.layout.parameters[index].name} has been moved out of the buffer that ranks "
                     "exchange: call .to(), .half() and the like before the module is wrapped"
@@ -265,7 +265,7 @@ class ShardedBucket(Bucket):
 
     __slots__ = ("_owned",)
 
-    def __init__(self, owned: Sequence[Owned], *args: Any, **settings: Any) -> None:
+    def __init__(self, owned: Sequence[OwnedFragment], *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._owned = owned
 
@@ -287,7 +287,7 @@ class ShardedBucket(Bucket):
             fragment = one.fragment
             if is_used_anywhere is not None and not is_used_anywhere(fragment.parameter):
                 continue
-            average = flat[fragment.place : fragment.place + fragment.end - fragment.begin]
+            average = flat[fragment.location : fragment.location + fragment.end - fragment.begin]
             if one.main.grad is None:
                 one.main.grad = average.detach().clone()
             else:

@@ -16,27 +16,27 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-_AWAITED = "torch.distributed.distributed_c10d"
+_TARGET_MODULE = "torch.distributed.distributed_c10d"
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _CHILD_EXITS = os.path.join(os.path.dirname(_HERE), "recording", "child_exits.py")
 
 
-class _Awaiting:
+class _TorchImportHook:
     """Import hook that removes itself once the module that it waits for is imported."""
 
     @classmethod
     def find_spec(cls, name: str, path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:
         """Return the spec of a module, as ``sys.meta_path`` requests it."""
-        if name != _AWAITED:
+        if name != _TARGET_MODULE:
             return None
         sys.meta_path.remove(cls)
         spec = PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = _then_wrap(spec.loader.exec_module)  # type: ignore[method-assign, assignment]
+            spec.loader.exec_module = _wrap_after(spec.loader.exec_module)  # type: ignore[method-assign, assignment]
         return spec
 
 
-def _then_wrap(execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+def _wrap_after(execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
     def execute_and_wrap(module: ModuleType) -> None:
         execute(module)
         _watch_children()
@@ -73,10 +73,10 @@ def _joining(
     original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> AbstractContextManager[None]:
     try:
-        from instrumented_ddp.watchdog.joining import joining
+        from instrumented_ddp.watchdog.joining import watch_rendezvous
     except Exception:  # for example a Python with torch but without this package: reported after joining
         return nullcontext()
-    return joining(original, args, kwargs)
+    return watch_rendezvous(original, args, kwargs)
 
 
 def _attach() -> None:
@@ -88,7 +88,7 @@ def _attach() -> None:
         print(f"overlapscope: training continues unrecorded: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def _run_the_users() -> None:
+def _run_user_sitecustomize() -> None:
     elsewhere = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
     spec = PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is None or spec.loader is None:
@@ -100,6 +100,6 @@ def _run_the_users() -> None:
 
 
 if os.environ.get("OVERLAPSCOPE_TRACE") and __name__ == "sitecustomize":
-    sys.meta_path.insert(0, _Awaiting)
+    sys.meta_path.insert(0, _TorchImportHook)
 if __name__ == "sitecustomize":
-    _run_the_users()
+    _run_user_sitecustomize()

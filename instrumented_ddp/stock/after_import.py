@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 
-def after_import(name: str, act: Callable[[], None]) -> None:
+def call_after_import(name: str, act: Callable[[], None]) -> None:
     """Call ``act`` once a module is imported: now, or right after its first import."""
     if name in sys.modules:
         act()

@@ -15,18 +15,18 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 
 from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec
 from instrumented_ddp.collective_log.purposes import Launch
-from instrumented_ddp.recording.backward_phase import Backwards
-from instrumented_ddp.recording.bucket_collective import Collective
-from instrumented_ddp.recording.guard import surviving
+from instrumented_ddp.recording.backward_phase import BackwardTracker
+from instrumented_ddp.recording.bucket_collective import BucketCollective
+from instrumented_ddp.recording.guard import never_raising
 from instrumented_ddp.recording.recorder import Recorder
-from instrumented_ddp.recording.records import BucketRecords, PlanRecords, all_reduce_records
-from instrumented_ddp.recording.reduction_events import private_board
+from instrumented_ddp.recording.records import BucketRecords, PlanRecords, make_bitmap_records
+from instrumented_ddp.recording.reduction_events import make_private_ready_times
 from instrumented_ddp.reduction.communicator import Communicator, communicator_of
-from overlapscope.trace.board import HAS_COME
+from overlapscope.trace.board import READY
 from overlapscope.trace.format import Phase
 
 
-class StockModel:
+class StockModelObserver:
     """Reports the events of a DDP instance to the recorder.
 
     Args:
@@ -49,12 +49,12 @@ class StockModel:
         self._recorder = recorder
         self._specs = tuple(specs)
         self._index_of = {id(parameter): index for index, parameter in enumerate(parameters)}
-        self._launched: list[tuple[Communicator, Collective]] = []
+        self._launched: list[tuple[Communicator, BucketCollective]] = []
         self._communicators = {p.device: communicator_of(p.device, ddp.process_group, recorder) for p in parameters}
         self._board = recorder.board(number, len(parameters))
-        self._empty_board = private_board(len(parameters))
-        flags = recorder.timer_on(parameters[0].device).flags
-        self._bitmap = all_reduce_records(flags, number, len(parameters), "int32")
+        self._empty_board = make_private_ready_times(len(parameters))
+        flags = recorder.get_timer(parameters[0].device).flags
+        self._bitmap = make_bitmap_records(flags, number, len(parameters), "int32")
         self._bitmap_device = parameters[0].device
         self._plans = 0
         self._records: PlanRecords | None = None
@@ -68,7 +68,7 @@ class StockModel:
         """Number of backwards that were reduced, including those shadowed by a rank that has joined."""
         self.is_reduced = False
         """True while buckets are expected: from the end of a forward until all are launched."""
-        self.backwards = Backwards(recorder, self._autograd_is_done)
+        self.backwards = BackwardTracker(recorder, self._on_autograd_done)
         self._read_plan(ddp, "construction")
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._gradient_hook(index, parameter.device))
@@ -93,12 +93,12 @@ class StockModel:
             for bucket in ddp.reducer._get_zeros_like_grad_buckets()
         )
         self._plan = BucketPlan(self._specs, buckets)
-        self._records = self._recorder.plan_takes_effect(self.number, self._plans, self._plan, reason)
+        self._records = self._recorder.activate_plan(self.number, self._plans, self._plan, reason)
         self._gradient_records[:] = self._records.gradient_ready
         self._elements = [sum(self._specs[index].elements for index in bucket) for bucket in buckets]
         self._plans += 1
 
-    def look_for_rebuild(self, ddp: TorchDDP) -> None:
+    def check_for_rebuild(self, ddp: TorchDDP) -> None:
         """Read the plan again if the reducer has rebuilt its buckets in the observed gradient order."""
         if not self._has_rebuilt_buckets and ddp._has_rebuilt_buckets:
             self._has_rebuilt_buckets = True
@@ -117,16 +117,16 @@ class StockModel:
         self._launched.clear()  # of a pass that has failed
         self.is_reduced = True
 
-    def _autograd_is_done(self, no_sync: bool) -> None:
+    def _on_autograd_done(self, no_sync: bool) -> None:
         if no_sync:
             return
-        self._recorder.enter(Phase.FINALISE)
+        self._recorder.enter(Phase.FINALIZE)
         # The reducer's own callback, which waits for the buckets, comes after this one: queue another after it.
-        is_over = surviving(self._backward_is_over, self._recorder.gives_up)
+        is_over = never_raising(self._on_backward_over, self._recorder.disable_recording)
         torch.autograd.Variable._execution_engine.queue_callback(is_over)
 
-    def _backward_is_over(self) -> None:
-        self._recorder.leave(Phase.FINALISE)
+    def _on_backward_over(self) -> None:
+        self._recorder.leave(Phase.FINALIZE)
         for communicator, collective in self._launched:  # the reducer has waited for them
             communicator.waited(collective)
         self._launched.clear()
@@ -135,23 +135,23 @@ class StockModel:
         self.is_reduced = False
         self.reductions += 1
         for index in range(len(self._board)):
-            self._board[index] = HAS_COME
-        self._recorder.gradients_are_reduced(self.number)
+            self._board[index] = READY
+        self._recorder.on_gradients_reduced(self.number)
 
     def _gradient_hook(self, index: int, device: torch.device) -> Callable[[torch.Tensor], None]:
         board, recorder = self._board, self._recorder
 
         def hook(_: torch.Tensor) -> None:
-            try:  # in place, and not ``surviving``: once per parameter and step, another call has a noticeable cost
-                board[index] = HAS_COME
+            try:  # in place, and not ``never_raising``: once per parameter and step, another call has a noticeable cost
+                board[index] = READY
                 if not self.is_reduced:
-                    recorder.gradient_is_not_reduced(self.number)
+                    recorder.on_unreduced_gradient(self.number)
             except Exception as error:
-                recorder.gives_up(error)
+                recorder.disable_recording(error)
 
         if recorder.detail == "buckets":
             return hook
-        timer, records = recorder.timer_on(device), self._gradient_records
+        timer, records = recorder.get_timer(device), self._gradient_records
 
         def recording_hook(gradient: torch.Tensor) -> None:
             now = timer.mark()
@@ -159,11 +159,11 @@ class StockModel:
                 timer.write(records[index], recorder.step, now, now)
             hook(gradient)
 
-        return surviving(recording_hook, recorder.gives_up)
+        return never_raising(recording_hook, recorder.disable_recording)
 
     # -- what the reducer launches -------------------------------------------------------------------------------
 
-    def bucket_with(self, elements: int) -> tuple[bool, int] | None:
+    def find_bucket(self, elements: int) -> tuple[bool, int] | None:
         """Return which bucket an all-reduce of this many elements would be, if it were this model's.
 
         Returns:
@@ -180,15 +180,15 @@ class StockModel:
         """Return whether this can be the bitmap of used parameters."""
         return tensor.dtype == torch.int32 and tensor.numel() == len(self._specs)
 
-    def bucket_is_launched(self, number: int, *, has_joined: bool) -> Launch:
+    def on_bucket_launch(self, number: int, *, has_joined: bool) -> Launch:
         """Record that the reducer is about to launch a bucket."""
         assert self._records is not None
         if not has_joined:
-            self._bucket_is_ready(number)
+            self._on_bucket_ready(number)
         self._next_bucket = number + 1
         return self._launch(self._records.buckets[number], self._device_of(number))
 
-    def bitmap_is_launched(self) -> Launch:
+    def on_bitmap_launch(self) -> Launch:
         """Record that the reducer is about to launch the bitmap of used parameters."""
         return self._launch(self._bitmap, self._bitmap_device)
 
@@ -197,19 +197,19 @@ class StockModel:
         if self._records is None or number >= len(self._records.buckets):
             return hook()
         if self.is_reduced:
-            surviving(self._bucket_is_ready, self._recorder.gives_up)(number)
+            never_raising(self._on_bucket_ready, self._recorder.disable_recording)(number)
         self._next_bucket = number + 1
         communicator = self._communicators[self._device_of(number)]
         collective = communicator.run_hook(hook, self._records.buckets[number])
         self._launched.append((communicator, collective))
         return collective.work
 
-    def _bucket_is_ready(self, number: int) -> None:
+    def _on_bucket_ready(self, number: int) -> None:
         assert self._records is not None
         self.backwards.begin(no_sync=False)  # unless a gradient of the module's output has begun it
         for index in self._plan.buckets[number]:  # also those without a gradient in this pass
-            self._board[index] = HAS_COME
-        timer = self._recorder.timer_on(self._device_of(number))
+            self._board[index] = READY
+        timer = self._recorder.get_timer(self._device_of(number))
         now = timer.mark()
         timer.write(self._records.buckets[number].ready, self._recorder.step, now, now)
 

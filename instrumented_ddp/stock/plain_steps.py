@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from instrumented_ddp.recording.guard import surviving
+from instrumented_ddp.recording.guard import never_raising
 from instrumented_ddp.session import Session
 from overlapscope.trace.format import Phase
 from overlapscope.trace.group_log import UNKNOWN_PHASE
 
 
-class PlainSteps:
+class OptimizerStepCounter:
     """Updates step, phase and position in the data until a DDP recorder does.
 
     A step is one of the optimizer that steps first. Since no forward is observed, the position in the data is updated
@@ -27,26 +27,26 @@ class PlainSteps:
         self._optimizer = 0
         """Identity of the optimizer whose steps count; 0 before the first step."""
         self._step_of_position = -1
-        register_optimizer_step_pre_hook(surviving(self._begins, session.gives_up))
-        register_optimizer_step_post_hook(surviving(self._ends, session.gives_up))
-        session.collectives.before_each = self._take_position
+        register_optimizer_step_pre_hook(never_raising(self._before_step, session.disable_recording))
+        register_optimizer_step_post_hook(never_raising(self._after_step, session.disable_recording))
+        session.collectives.before_collective = self._update_position
 
-    def _begins(self, *_: object) -> None:
+    def _before_step(self, *_: object) -> None:
         if not self._position.has_phases:
             self._position.phase = Phase.OPTIMIZER
 
-    def _ends(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if not self._position.has_phases:
             self._position.phase = UNKNOWN_PHASE
             self._optimizer = self._optimizer or id(optimizer)
             self._position.step += id(optimizer) == self._optimizer
 
-    def _take_position(self) -> None:
+    def _update_position(self) -> None:
         """Update the position when a collective is about to be launched."""
         session, step = self._session, self._position.step
         is_new_step = step != self._step_of_position
         if is_new_step if self._optimizer else session.data.has_new_batch or is_new_step:
             self._step_of_position = step
-            session.training_forward(has_uneven_inputs=False)
-            if (frame := session.collectives.call_sites.frame_of_caller()) is not None:
+            session.on_training_forward(has_uneven_inputs=False)
+            if (frame := session.collectives.call_sites.find_caller_frame()) is not None:
                 session.collectives.names.note_modules(frame)

@@ -17,19 +17,19 @@ import torch.distributed as dist
 from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, Traffic
 from instrumented_ddp.collective_log.dispatch import Call
 from instrumented_ddp.collective_log.purposes import Launch
-from instrumented_ddp.recording.backward_phase import Backwards
-from instrumented_ddp.recording.bucket_collective import Collective
-from instrumented_ddp.recording.guard import surviving
+from instrumented_ddp.recording.backward_phase import BackwardTracker
+from instrumented_ddp.recording.bucket_collective import BucketCollective
+from instrumented_ddp.recording.guard import never_raising
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.recording.records import BucketRecords
-from instrumented_ddp.recording.reduction_events import private_board
+from instrumented_ddp.recording.reduction_events import make_private_ready_times
 from instrumented_ddp.reduction.communicator import Communicator, communicator_of
-from overlapscope.trace.board import HAS_COME
+from overlapscope.trace.board import READY
 from overlapscope.trace.format import Phase
 
-_NO_TASK: Final = -1
+_NO_GRAPH_TASK: Final = -1
 """Task id that torch returns outside of autograd."""
-_INTERRUPTED: Final = (Phase.FORWARD, Phase.EVALUATION, Phase.BACKWARD)
+_RESUMED_PHASES: Final = (Phase.FORWARD, Phase.EVALUATION, Phase.BACKWARD)
 """Phases that resume when a wait has ended."""
 
 
@@ -49,7 +49,7 @@ class UnitPlan(BucketPlan):
         return self.gathers[number]
 
 
-class ShardedModel:
+class ShardedModelObserver:
     """Reports the events of a model's parameter groups to the recorder.
 
     Args:
@@ -63,29 +63,29 @@ class ShardedModel:
         self.number = number
         self.is_no_sync = False
         """True if the gradients of the running pass are not reduced."""
-        self._backwards = Backwards(recorder, self._autograd_is_done)
+        self._backwards = BackwardTracker(recorder, self._on_autograd_done)
         self._recorder = recorder
         self._plan = plan
         self._device = device
-        self._records = recorder.plan_takes_effect(number, 0, plan, "construction")
+        self._records = recorder.activate_plan(number, 0, plan, "construction")
         self._board = recorder.board(number, len(plan.parameters))
-        self._empty_board = private_board(len(plan.parameters))
+        self._empty_board = make_private_ready_times(len(plan.parameters))
         self._communicators: dict[dist.ProcessGroup, Communicator] = {}
-        self._under_way: list[tuple[int, Communicator, Collective]] = []
+        self._under_way: list[tuple[int, Communicator, BucketCollective]] = []
         self._interrupted: Phase | None = None
 
     # -- passes --------------------------------------------------------------------------------------------------
 
     @property
-    def backward_was_left(self) -> bool:
+    def has_interrupted_backward(self) -> bool:
         """Return whether an exception came out of the latest backward and was caught."""
-        return self._backwards.is_running and torch._C._current_graph_task_id() == _NO_TASK
+        return self._backwards.is_running and torch._C._current_graph_task_id() == _NO_GRAPH_TASK
 
-    def forward_begins(self, *, no_sync: bool) -> None:
+    def on_forward_start(self, *, no_sync: bool) -> None:
         """Record that the root is called."""
-        self._backwards.forward_begins()
-        self._recorder.forward_is_called()
-        self._recorder.note_caller()
+        self._backwards.on_forward_start()
+        self._recorder.on_forward_call()
+        self._recorder.update_call_site()
         self.is_no_sync = no_sync
         gathers = self._records.gathers  # all-gathers may be prefetched; the rest is of a pass that has failed
         self._under_way = [one for one in self._under_way if one[2].records is gathers[one[0]]]
@@ -103,35 +103,35 @@ class ShardedModel:
     def _phase_of_forward(self) -> Phase:
         return Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION
 
-    def _autograd_is_done(self, no_sync: bool) -> None:
-        self._recorder.enter(Phase.FINALISE, no_sync=no_sync)
+    def _on_autograd_done(self, no_sync: bool) -> None:
+        self._recorder.enter(Phase.FINALIZE, no_sync=no_sync)
         # FSDP's own callback, which waits for the gradients, comes after this one: queue another after it.
-        is_over = surviving(partial(self._backward_is_over, no_sync), self._recorder.gives_up)
+        is_over = never_raising(partial(self._on_backward_over, no_sync), self._recorder.disable_recording)
         torch.autograd.Variable._execution_engine.queue_callback(is_over)
 
-    def _backward_is_over(self, no_sync: bool) -> None:
-        self._recorder.leave(Phase.FINALISE)
-        self._have_ended(range(len(self._plan.buckets)))
+    def _on_backward_over(self, no_sync: bool) -> None:
+        self._recorder.leave(Phase.FINALIZE)
+        self._finish_collectives(range(len(self._plan.buckets)))
         if not no_sync:
-            self._recorder.gradients_are_reduced(self.number)
+            self._recorder.on_gradients_reduced(self.number)
 
     # -- groups --------------------------------------------------------------------------------------------------
 
-    def launch_of(self, number: int, call: Call, *, is_awaited: bool) -> Launch | None:
+    def make_launch(self, number: int, call: Call, *, is_awaited: bool) -> Launch | None:
         """Return the launch of a collective for a group; None if it is not one of its own collectives.
 
         Args:
-            is_awaited: whether the launching code continues only when it has ended, see ``have_come``.
+            is_awaited: whether the launching code continues only when it has ended, see ``on_wait_end``.
         """
         gathers = self._records.gathers[number]
         if call.op == "all_gather" and gathers is not None:
             records = gathers
         elif call.op == self._plan.reduced(number).op:
             records = self._records.buckets[number]
-            self._bucket_is_ready(number, records)
+            self._on_bucket_ready(number, records)
         elif call.op == "all_reduce":  # among the replicas of a shard
             elements = sum(tensor.numel() for tensor in call.tensors)
-            records = self._records.buckets[number].of_operation(call.op, elements)
+            records = self._records.buckets[number].for_operation(call.op, elements)
         else:
             return None
         communicator = self._communicators.get(call.group)
@@ -141,41 +141,43 @@ class ShardedModel:
         collective = communicator.announce(records)
         self._under_way.append((number, communicator, collective))
         if is_awaited:
-            self.wait_begins()
+            self.on_wait_start()
         launched = partial(communicator.launched, collective)
         return Launch(purpose=records.purpose, launched=launched, is_awaited=is_awaited)
 
-    def _bucket_is_ready(self, number: int, records: BucketRecords) -> None:
+    def _on_bucket_ready(self, number: int, records: BucketRecords) -> None:
         for index in self._plan.buckets[number]:
-            self._board[index] = HAS_COME
-        timer = self._recorder.timer_on(self._device)
+            self._board[index] = READY
+        timer = self._recorder.get_timer(self._device)
         now = timer.mark()
         timer.write(records.ready, self._recorder.step, now, now)
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
-    def wait_begins(self) -> None:
-        """Enter the waiting phase until ``have_come``, since nothing is computed meanwhile."""
+    def on_wait_start(self) -> None:
+        """Enter the waiting phase until ``on_wait_end``, since nothing is computed meanwhile."""
         phase = self._recorder.phase
-        if phase in _INTERRUPTED:
+        if phase in _RESUMED_PHASES:
             self._interrupted = phase
-            self._recorder.enter(Phase.FINALISE, no_sync=self.is_no_sync)
+            self._recorder.enter(Phase.FINALIZE, no_sync=self.is_no_sync)
 
-    def have_come(self, number: int) -> None:
+    def on_wait_end(self, number: int) -> None:
         """Record that a group's collectives have ended and were waited for, and resume the interrupted phase."""
-        self._have_ended([number])
+        self._finish_collectives([number])
         if self._interrupted is not None:
             self._recorder.enter(self._interrupted, no_sync=self.is_no_sync)
             self._interrupted = None
 
-    def _have_ended(self, numbers: Sequence[int]) -> None:
+    def _finish_collectives(self, numbers: Sequence[int]) -> None:
         for number, communicator, collective in self._under_way:
             if number in numbers:
                 communicator.waited(collective)
         self._under_way = [one for one in self._under_way if one[0] not in numbers]
 
 
-def plan_of(specs: Sequence[ParameterSpec], groups: Sequence[Any], indices: Sequence[tuple[int, ...]]) -> UnitPlan:
+def make_unit_plan(
+    specs: Sequence[ParameterSpec], groups: Sequence[Any], indices: Sequence[tuple[int, ...]]
+) -> UnitPlan:
     """Return the plan of some parameter groups.
 
     Args:
@@ -193,22 +195,22 @@ def plan_of(specs: Sequence[ParameterSpec], groups: Sequence[Any], indices: Sequ
 def _reduced(group: Any) -> Traffic:
     trained = [one for one in group.fsdp_params if one.sharded_param.requires_grad] or group.fsdp_params
     dtype = group._reduce_dtype or trained[0].orig_dtype
-    op = "reduce_scatter" if _shards_of(group) > 1 else "all_reduce"
+    op = "reduce_scatter" if _count_shards(group) > 1 else "all_reduce"
     return Traffic(op, dtype, _elements(group, trained))
 
 
 def _gathered(group: Any) -> Traffic | None:
-    if _shards_of(group) == 1:
+    if _count_shards(group) == 1:
         return None
     first = group.fsdp_params[0]
     return Traffic("all_gather", first.param_dtype or first.orig_dtype, _elements(group, group.fsdp_params))
 
 
-def _shards_of(group: Any) -> int:
+def _count_shards(group: Any) -> int:
     """Return the number of ranks that share the parameters of a group; 1 if each has them all."""
     return int(getattr(group.mesh_info, "shard_mesh_size", 1))
 
 
 def _elements(group: Any, parameters: Sequence[Any]) -> int:
     """Return the number of elements of all shards, padding included."""
-    return _shards_of(group) * sum(int(one.padded_sharded_param_size.numel()) for one in parameters)
+    return _count_shards(group) * sum(int(one.padded_sharded_param_size.numel()) for one in parameters)

@@ -9,14 +9,14 @@ from typing import Any, Protocol
 Method = Callable[..., Any]
 
 
-class Observer(Protocol):
+class InstanceObserver(Protocol):
     """Observer of the instances of a process."""
 
     def observes(self, instance: object) -> bool:
         """Return whether an instance is observed at this time."""
 
 
-def wrap_methods(methods: Mapping[type, Mapping[str, Method]], observer: Callable[[], Observer | None]) -> None:
+def wrap_methods(methods: Mapping[type, Mapping[str, Method]], observer: Callable[[], InstanceObserver | None]) -> None:
     """Wrap methods so that calls go to their wrappers with the observer, the original method and its arguments.
 
     Args:

@@ -21,8 +21,8 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.collective_log.purposes import Purpose, launched_for
-from instrumented_ddp.recording.bucket_sum import BucketSum
+from instrumented_ddp.collective_log.purposes import CollectiveRole, collective_context
+from instrumented_ddp.recording.bucket_sum import BucketSumRecorder
 from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.wire import Wire
 from overlapscope.errors import OverlapScopeError
@@ -61,7 +61,7 @@ class DedicatedServers:
         Raises:
             RuntimeError: a worker is gone, has timed out, or sends another bucket than the others.
         """
-        with launched_for(Purpose(role="segment")):
+        with collective_context(CollectiveRole(role="segment")):
             self._serve(self._wire())
 
     def _serve(self, wire: Wire) -> None:
@@ -70,26 +70,26 @@ class DedicatedServers:
             _exchange(wire, "a worker", receives=list(zip(headers, self._workers, strict=True)))
             elements, dtype = headers[0].tolist()
             if any(header.tolist() != [elements, dtype] for header in headers):
-                told = ", ".join(f"worker {rank}: {header.tolist()}" for rank, header in enumerate(headers))
-                raise RuntimeError(f"workers send different buckets (elements, kind of number): {told}")
+                described = ", ".join(f"worker {rank}: {header.tolist()}" for rank, header in enumerate(headers))
+                raise RuntimeError(f"workers send different buckets (elements, kind of number): {described}")
             if elements == _END:
                 return
-            rooms = [torch.empty(elements, dtype=_DTYPES[dtype]) for _ in self._workers]
-            _exchange(wire, "a worker", receives=list(zip(rooms, self._workers, strict=True)))
-            total = rooms[0]
-            for arrived in rooms[1:]:
+            received = [torch.empty(elements, dtype=_DTYPES[dtype]) for _ in self._workers]
+            _exchange(wire, "a worker", receives=list(zip(received, self._workers, strict=True)))
+            total = received[0]
+            for arrived in received[1:]:
                 total += arrived
             _exchange(wire, "a worker", sends=[(total, worker) for worker in self._workers])
 
     def end(self) -> None:
         """Declare that this worker has no more gradients, and none in flight: servers end with the last worker."""
         if not self.serves:
-            with launched_for(Purpose(role="segment")):
-                self._tell(self._wire(), [_END] * len(self._servers), 0)
+            with collective_context(CollectiveRole(role="segment")):
+                self._announce(self._wire(), [_END] * len(self._servers), 0)
 
     def _wire(self) -> Wire:
         """Return a wire for messages outside the sum of a bucket."""
-        return Wire(self._all, range(self._all.size()), BucketSum(self.strategy.name, None, None))
+        return Wire(self._all, range(self._all.size()), BucketSumRecorder(self.strategy.name, None, None))
 
     def _push_and_pull(self, buffer: torch.Tensor, wire: Wire) -> None:
         """Replace a flat buffer by its sum over the workers."""
@@ -97,13 +97,13 @@ class DedicatedServers:
             raise RuntimeError(f"dedicated servers don't add up {buffer.dtype}")
         wire = wire.over(self._all)
         parts = list(zip(buffer.tensor_split(len(self._servers)), self._servers, strict=True))
-        self._tell(wire, [part.numel() for part, _ in parts], _DTYPES.index(buffer.dtype))
+        self._announce(wire, [part.numel() for part, _ in parts], _DTYPES.index(buffer.dtype))
         with wire.phase("push", rounds=1):
             _exchange(wire, "a server", sends=parts)
         with wire.phase("pull", rounds=1):
             _exchange(wire, "a server", receives=parts)
 
-    def _tell(self, wire: Wire, elements: list[int], dtype: int) -> None:
+    def _announce(self, wire: Wire, elements: list[int], dtype: int) -> None:
         """Announce the size and dtype of the next message to each server."""
         headers = [torch.tensor([number, dtype]) for number in elements]
         _exchange(wire, "a server", sends=list(zip(headers, self._servers, strict=True)))
@@ -111,7 +111,7 @@ class DedicatedServers:
 
 def _exchange(
     wire: Wire,
-    whom: str,
+    peer_kind: str,
     sends: list[tuple[torch.Tensor, int]] | None = None,
     receives: list[tuple[torch.Tensor, int]] | None = None,
 ) -> None:
@@ -119,4 +119,4 @@ def _exchange(
         wire.exchange(sends=sends or (), receives=receives or ())
     except RuntimeError as error:
         ranks = ", ".join(str(rank) for _, rank in (sends or receives or ()))
-        raise RuntimeError(f"{whom} is gone or did not come in time (of ranks {ranks}): {error}") from error
+        raise RuntimeError(f"{peer_kind} is gone or did not come in time (of ranks {ranks}): {error}") from error

@@ -32,7 +32,7 @@ class Hierarchical:
     def __call__(self, buffer: torch.Tensor, wire: Wire) -> None:
         """Sum a flat buffer over the ranks of a wire, in place; by one ring if hosts' rank counts differ."""
         if self._by_host is None:
-            self._by_host = self._ask(wire, buffer.device)
+            self._by_host = self._group_by_host(wire, buffer.device)
         if len({len(ranks) for ranks in self._by_host}) > 1:
             ring.all_reduce(buffer, wire)
             return
@@ -44,7 +44,7 @@ class Hierarchical:
         ring.all_reduce(parts[inside.rank], between)
         ring.all_gather(parts, inside)
 
-    def _ask(self, wire: Wire, device: torch.device) -> list[list[int]]:
+    def _group_by_host(self, wire: Wire, device: torch.device) -> list[list[int]]:
         """Return the ranks of each host, in the same order on all ranks."""
         digest = hashlib.sha256(self._host().encode()).digest()
         parts = torch.zeros(wire.size, dtype=torch.int64, device=device).split(1)

@@ -45,7 +45,7 @@ STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = MappingProxyType(
 """Factories of strategies, by name; called once per model."""
 
 
-def strategy_of(given: str | Strategy | None) -> Strategy:
+def resolve_strategy(given: str | Strategy | None) -> Strategy:
     """Return the strategy that the wrapper was given: a name, a user's own strategy, or None for ``overlapped``.
 
     Raises:

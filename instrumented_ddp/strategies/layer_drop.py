@@ -39,12 +39,12 @@ class LayerDrop(nn.ModuleList):
         super().__init__(layers)
         self._probability = probability
         self._group = group
-        self._is_told = seed is None
-        self._chance = torch.Generator()
+        self._is_broadcast = seed is None
+        self._generator = torch.Generator()
         if seed is None:
-            self._chance.seed()
+            self._generator.seed()
         else:
-            self._chance.manual_seed(seed)
+            self._generator.manual_seed(seed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the layers that are not skipped."""
@@ -55,7 +55,7 @@ class LayerDrop(nn.ModuleList):
     def _kept(self) -> list[bool]:
         if not self.training:
             return [True] * len(self)
-        kept = (torch.rand(len(self), generator=self._chance) >= self._probability).to(torch.uint8)
-        if self._is_told:
+        kept = (torch.rand(len(self), generator=self._generator) >= self._probability).to(torch.uint8)
+        if self._is_broadcast:
             dist.broadcast(kept, group=self._group, group_src=0)
         return [bool(one) for one in kept.tolist()]

@@ -34,8 +34,8 @@ class OneBit:
         gradients = torch.zeros(wire.size * of_part, dtype=torch.float32, device=buffer.device)
         gradients[: buffer.numel()] = buffer
         gradients += worker_error
-        sent = compressed(gradients, buffer.numel())
-        worker_error.copy_(gradients - restored(sent))
+        sent = compress(gradients, buffer.numel())
+        worker_error.copy_(gradients - decompress(sent))
         others = [rank for rank in range(wire.size) if rank != wire.rank]
         of_servers = [_with_scale(part, sent) for part in signs_of(sent).tensor_split(wire.size)]
         arrived = [torch.empty_like(of_servers[0]) for _ in others]
@@ -45,16 +45,16 @@ class OneBit:
             )
         total = server_error.clone()
         for _, message in sorted([(wire.rank, of_servers[wire.rank]), *zip(others, arrived, strict=True)]):
-            total += restored(message)
+            total += decompress(message)
         used = min(max(buffer.numel() - wire.rank * of_part, 0), of_part)
-        served = compressed(total, used)
-        server_error.copy_(total - restored(served))
+        served = compress(total, used)
+        server_error.copy_(total - decompress(served))
         results = [served if rank == wire.rank else torch.empty_like(served) for rank in range(wire.size)]
         with wire.phase("from the servers", rounds=1):
             wire.exchange(
                 sends=[(served, other) for other in others], receives=[(results[other], other) for other in others]
             )
-        buffer.copy_(torch.cat([restored(message) for message in results])[: buffer.numel()])
+        buffer.copy_(torch.cat([decompress(message) for message in results])[: buffer.numel()])
 
     def _errors_of(self, wire: Wire, buffer: torch.Tensor, of_part: int) -> tuple[torch.Tensor, torch.Tensor]:
         errors = self._errors.get(wire.bucket)
@@ -65,7 +65,7 @@ class OneBit:
         return errors
 
 
-def compressed(values: torch.Tensor, used: int) -> torch.Tensor:
+def compress(values: torch.Tensor, used: int) -> torch.Tensor:
     """Return the signs of values, one bit each, followed by their scale, as bytes.
 
     Args:
@@ -83,7 +83,7 @@ def signs_of(message: torch.Tensor) -> torch.Tensor:
     return message[:-_SCALE_BYTES]
 
 
-def restored(message: torch.Tensor) -> torch.Tensor:
+def decompress(message: torch.Tensor) -> torch.Tensor:
     """Return the values that a message encodes."""
     scale = message[-_SCALE_BYTES:].clone().view(torch.float32)
     shifts = torch.arange(_BITS, dtype=torch.uint8, device=message.device)

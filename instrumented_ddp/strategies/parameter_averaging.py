@@ -34,21 +34,21 @@ class ParameterAveraging:
         self._group = group
         self_of = weakref.ref(self)
 
-        def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        def on_optimizer_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
             if (averaging := self_of()) is not None:
-                averaging.stepped(optimizer)
+                averaging.on_optimizer_step(optimizer)
 
-        weakref.finalize(self, register_optimizer_step_post_hook(stepped).remove).atexit = False
+        weakref.finalize(self, register_optimizer_step_post_hook(on_optimizer_step).remove).atexit = False
 
     @torch.no_grad()
-    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+    def on_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Average the parameters if an optimizer has updated any of them. Called on all ranks."""
         if not any(id(parameter) in self._numbers for group in optimizer.param_groups for parameter in group["params"]):
             return
-        alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for parameter in self._parameters:
-            alike.setdefault((parameter.dtype, parameter.device), []).append(parameter.detach())
-        for tensors in alike.values():
+            by_kind.setdefault((parameter.dtype, parameter.device), []).append(parameter.detach())
+        for tensors in by_kind.values():
             flat = torch.cat([tensor.flatten() for tensor in tensors])
             dist.all_reduce(flat, group=self._group)
             flat /= self._group.size()

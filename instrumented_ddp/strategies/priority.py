@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from instrumented_ddp.recording.bucket_sum import BucketSum
+from instrumented_ddp.recording.bucket_sum import BucketSumRecorder
 from instrumented_ddp.strategies import ring
 from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.wire import Wire
@@ -24,7 +24,7 @@ from instrumented_ddp.strategies.wire import Wire
 _LEADER: Final = 0
 
 
-class Slices:
+class SliceQueue:
     """Queue of buckets that are not summed yet. Each turn sums a slice of one of them, the same on all ranks.
 
     Args:
@@ -33,35 +33,37 @@ class Slices:
 
     def __init__(self, slice_bytes: int) -> None:
         self._slice_bytes = slice_bytes
-        self._waiting: dict[int, _Sum] = {}
+        self._waiting: dict[int, _PendingSum] = {}
         self._changed = threading.Condition()
         self._count = 0
 
-    def put(self, buffer: torch.Tensor, wire: Wire, told: BucketSum) -> tuple[torch.futures.Future[Any], int]:
+    def put(
+        self, buffer: torch.Tensor, wire: Wire, recorded_sum: BucketSumRecorder
+    ) -> tuple[torch.futures.Future[Any], int]:
         """Enqueue a bucket to be summed; called on all ranks in the same order.
 
         Returns:
             A future of the buffer when it holds the sum, and the number of turns that this takes.
         """
-        one = _Sum(buffer, wire, told, max(1, self._slice_bytes // buffer.element_size()))
-        turns = len(one.slices)
+        one = _PendingSum(buffer, wire, recorded_sum, max(1, self._slice_bytes // buffer.element_size()))
+        slice_count = len(one.slices)
         with self._changed:
             self._waiting[self._count] = one
             self._count += 1
             self._changed.notify()
-        return one.future, turns
+        return one.future, slice_count
 
-    def take_turn(self) -> None:
+    def sum_one_slice(self) -> None:
         """Sum one slice. Errors are set on the futures of the buckets."""
         try:
             with self._changed:
                 number = min(self._waiting, key=lambda number: (-self._waiting[number].wire.bucket, number))
                 wire = self._waiting[number].wire
-            number = _agreed(number, wire)
+            number = _broadcast_choice(number, wire)
             with self._changed:
                 self._changed.wait_for(lambda: number in self._waiting)  # this rank may not have enqueued it yet
                 one = self._waiting[number]
-            with one.told.running() if len(one.slices) == 1 else nullcontext():
+            with one.recorded_sum.running() if len(one.slices) == 1 else nullcontext():
                 ring.all_reduce(one.slices.popleft(), one.wire)
             if not one.slices:
                 with self._changed:
@@ -77,18 +79,18 @@ class Slices:
             one.future.set_exception(error)
 
 
-class _Sum:
+class _PendingSum:
     """The remaining slices of one bucket."""
 
-    def __init__(self, buffer: torch.Tensor, wire: Wire, told: BucketSum, elements: int) -> None:
+    def __init__(self, buffer: torch.Tensor, wire: Wire, recorded_sum: BucketSumRecorder, elements: int) -> None:
         self.buffer = buffer
         self.wire = wire
-        self.told = told
+        self.recorded_sum = recorded_sum
         self.slices = deque(buffer.split(elements))
         self.future: torch.futures.Future[Any] = torch.futures.Future()
 
 
-def _agreed(number: int, wire: Wire) -> int:
+def _broadcast_choice(number: int, wire: Wire) -> int:
     """Return the leader's choice."""
     chosen = torch.tensor([number])
     with wire.phase("choice of the next slice", rounds=1):

@@ -25,11 +25,11 @@ def reduce_scatter(parts: tuple[torch.Tensor, ...], wire: Wire) -> None:
     With 3 ranks, rank 0 sends part 2 and adds to part 1, then sends part 1 and adds to part 0.
     """
     size, rank = wire.size, wire.rank
-    room = torch.empty_like(parts[0])  # no part is larger than the first
+    receive_buffer = torch.empty_like(parts[0])  # no part is larger than the first
     with wire.phase("reduce-scatter", rounds=size - 1):
         for turn in range(1, size):
             sent, received = parts[(rank - turn) % size], parts[(rank - turn - 1) % size]
-            arrived = room[: received.numel()]
+            arrived = receive_buffer[: received.numel()]
             wire.exchange(sends=[(sent, (rank + 1) % size)], receives=[(arrived, (rank - 1) % size)])
             received += arrived
 

@@ -13,21 +13,21 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.collective_log.backends import backend_of
-from instrumented_ddp.collective_log.purposes import Purpose, keep_for
-from instrumented_ddp.recording.bucket_sum import BucketSum
-from instrumented_ddp.strategies.priority import Slices
+from instrumented_ddp.collective_log.backends import get_backend_name
+from instrumented_ddp.collective_log.purposes import CollectiveRole, set_group_role
+from instrumented_ddp.recording.bucket_sum import BucketSumRecorder
+from instrumented_ddp.strategies.priority import SliceQueue
 from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.wire import Wire
 from overlapscope.errors import OverlapScopeError
 
-_LONGEST_TASK_S: Final = 5.0
+_MAX_TASK_S: Final = 5.0
 """Maximum time in seconds that a task of the worker thread may take at exit, when deferred sums may be left. A thread
 that returns from a wait in C++ while Python shuts down ends the process with SIGABRT.
 """
 
 
-class GradBucket(Protocol):
+class HookBucket(Protocol):
     """A bucket as passed to a communication hook."""
 
     def index(self) -> int:
@@ -49,14 +49,14 @@ def check_can_send(strategy: Strategy, group: dist.ProcessGroup, devices: Iterab
     if strategy.all_reduce is None and strategy.then is None:
         return
     for device in devices:
-        if device.type != "cpu" and backend_of(group, device) == "gloo":
+        if device.type != "cpu" and get_backend_name(group, device) == "gloo":
             raise OverlapScopeError(
                 f"strategy={strategy.name!r} sends parts of buckets from rank to rank, which gloo can't from {device}: "
                 "train over nccl, or with a strategy that leaves sums to the backend, such as 'bucketed'"
             )
 
 
-class Sums:
+class SumExecutor:
     """Sums buckets over a group, one after the other, so that ranks launch all collectives in the same order.
 
     On the host this is done by a thread, because each round has to be waited for. On a device it is done by a stream,
@@ -69,19 +69,19 @@ class Sums:
 
     def __init__(self, strategy: Strategy, group: dist.ProcessGroup) -> None:
         self._parts = strategy.all_reduce, strategy.then
-        self._slices = None if strategy.slice_bytes is None else Slices(strategy.slice_bytes)
+        self._slices = None if strategy.slice_bytes is None else SliceQueue(strategy.slice_bytes)
         self._group = group
         self._hook: Callable[[Any], Any] | None = None
         if strategy.hook is not None:
             # Collectives are matched by their order in a group: the thread needs one where nobody else launches any.
-            self._group = another_group(group)
-            keep_for(self._group, Purpose(role="segment", strategy=strategy.name))
+            self._group = duplicate_group(group)
+            set_group_role(self._group, CollectiveRole(role="segment", strategy=strategy.name))
             state, hook = strategy.hook(self._group)
             self._hook = partial(hook, state)
         self._worker: _Worker | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
-    def launch(self, bucket: GradBucket, told: BucketSum, part: int = 0) -> torch.futures.Future[Any]:
+    def launch(self, bucket: HookBucket, recorded_sum: BucketSumRecorder, part: int = 0) -> torch.futures.Future[Any]:
         """Launch the sum of a bucket.
 
         Args:
@@ -93,44 +93,46 @@ class Sums:
         """
         device = bucket.buffer().device
         if self._parts[part] is not None:
-            told.launched(self._group, bucket.buffer())
+            recorded_sum.launched(self._group, bucket.buffer())
         if device.type == "cuda":
-            return self._launch_on_stream(bucket, told, device, part)
+            return self._launch_on_stream(bucket, recorded_sum, device, part)
         if self._worker is None:
             self._worker = _worker_of(self._group)
         if self._slices is not None:
-            future, turns = self._slices.put(bucket.buffer(), self._wire(bucket, told), told)
-            for _ in range(turns):
-                self._worker.submit(self._slices.take_turn)
+            future, slice_count = self._slices.put(bucket.buffer(), self._wire(bucket, recorded_sum), recorded_sum)
+            for _ in range(slice_count):
+                self._worker.submit(self._slices.sum_one_slice)
             return future
-        return self._worker.submit(lambda: self._run(bucket, told, part))
+        return self._worker.submit(lambda: self._run(bucket, recorded_sum, part))
 
-    def _run(self, bucket: GradBucket, told: BucketSum, part: int) -> Any:
+    def _run(self, bucket: HookBucket, recorded_sum: BucketSumRecorder, part: int) -> Any:
         if self._hook is not None:
             # What it launches when an earlier part is over has to be over before the next bucket: on gloo the order of
             # these launches would differ between ranks.
             return self._hook(bucket).wait()
         run, buffer = self._parts[part], bucket.buffer()
         assert run is not None
-        with told.running():
-            run(buffer, self._wire(bucket, told))
+        with recorded_sum.running():
+            run(buffer, self._wire(bucket, recorded_sum))
         return buffer
 
-    def _wire(self, bucket: GradBucket, told: BucketSum) -> Wire:
-        return Wire(self._group, range(self._group.size()), told, bucket.index())
+    def _wire(self, bucket: HookBucket, recorded_sum: BucketSumRecorder) -> Wire:
+        return Wire(self._group, range(self._group.size()), recorded_sum, bucket.index())
 
     def _launch_on_stream(
-        self, bucket: GradBucket, told: BucketSum, device: torch.device, part: int
+        self, bucket: HookBucket, recorded_sum: BucketSumRecorder, device: torch.device, part: int
     ) -> torch.futures.Future[Any]:
         stream = self._streams.setdefault(device, torch.cuda.Stream(device))
         stream.wait_stream(torch.cuda.current_stream(device))
         future: torch.futures.Future[Any] = torch.futures.Future(devices=[device])
-        with torch.cuda.stream(stream), told.on_device(device):
-            future.set_result(self._run(bucket, told, part))  # whoever waits for it has their stream wait for this one
+        with torch.cuda.stream(stream), recorded_sum.on_device(device):
+            future.set_result(
+                self._run(bucket, recorded_sum, part)
+            )  # whoever waits for it has their stream wait for this one
         return future
 
 
-def another_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+def duplicate_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """Create another group of the same ranks. Called on all of them."""
     return dist.new_group(dist.get_process_group_ranks(group), use_local_synchronization=True)
 
@@ -139,7 +141,7 @@ class _Worker:
     """A thread that runs one task after the other, until this object is gone."""
 
     def __init__(self) -> None:
-        self._tasks = _Tasks()
+        self._tasks = _TaskQueue()
         thread = threading.Thread(target=self._tasks.do, name="overlapscope-sums", daemon=True)
         thread.start()
         # What is registered last is called first: the recording, which knows of no more sums, is closed after this.
@@ -164,7 +166,7 @@ class _Worker:
         return future
 
 
-class _Tasks:
+class _TaskQueue:
     """Task queue of a thread, and the number of tasks done."""
 
     def __init__(self) -> None:
@@ -191,9 +193,9 @@ def _worker_of(group: dist.ProcessGroup) -> _Worker:
     return worker
 
 
-def _end(thread: threading.Thread, tasks: _Tasks) -> None:
+def _end(thread: threading.Thread, tasks: _TaskQueue) -> None:
     tasks.put(None)
     done = -1
     while threading.current_thread() is not thread and thread.is_alive() and tasks.done > done:
         done = tasks.done
-        thread.join(_LONGEST_TASK_S)
+        thread.join(_MAX_TASK_S)

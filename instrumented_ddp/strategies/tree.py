@@ -19,10 +19,10 @@ def all_reduce(buffer: torch.Tensor, wire: Wire) -> None:
     """
     parent = (wire.rank - 1) // 2
     children = [child for child in (2 * wire.rank + 1, 2 * wire.rank + 2) if child < wire.size]
-    rooms = [torch.empty_like(buffer) for _ in children]
+    receive_buffers = [torch.empty_like(buffer) for _ in children]
     with wire.phase("up the tree"):
-        wire.exchange(receives=list(zip(rooms, children, strict=True)))
-        for arrived in rooms:
+        wire.exchange(receives=list(zip(receive_buffers, children, strict=True)))
+        for arrived in receive_buffers:
             buffer += arrived
         if parent >= 0:
             wire.exchange(sends=[(buffer, parent)])

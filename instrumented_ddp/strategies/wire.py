@@ -10,7 +10,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.recording.bucket_sum import BucketSum
+from instrumented_ddp.recording.bucket_sum import BucketSumRecorder
 from overlapscope.trace.segments import Segment
 
 Message = tuple[torch.Tensor, int]
@@ -37,14 +37,14 @@ class Wire:
         self,
         group: dist.ProcessGroup,
         ranks: Sequence[int],
-        told: BucketSum,
+        recorded_sum: BucketSumRecorder,
         bucket: int = 0,
         lane: int = 0,
         where: str = "",
     ) -> None:
         self._group = group
         self._ranks = tuple(ranks)
-        self._told = told
+        self._recorded_sum = recorded_sum
         self._lane = lane
         self._where = where
         self._phase, self._rounds, self._round = where, 0, 0
@@ -70,7 +70,7 @@ class Wire:
         self._round += 1
         if not sends and not receives:
             return
-        with self._told.round(self._segment(sends, receives)):
+        with self._recorded_sum.round(self._segment(sends, receives)):
             for work in self._post(sends, receives):
                 work.wait()
 
@@ -119,23 +119,25 @@ class Wire:
         Args:
             where: which ranks these are, as ``between hosts``; for people, appended to the names of phases.
         """
-        return Wire(self._group, [self._ranks[rank] for rank in ranks], self._told, self.bucket, self._lane, where)
+        return Wire(
+            self._group, [self._ranks[rank] for rank in ranks], self._recorded_sum, self.bucket, self._lane, where
+        )
 
     def over(self, group: dist.ProcessGroup) -> Wire:
         """Return a wire between all ranks of another group, for the same bucket."""
-        return Wire(group, range(group.size()), self._told.over(group), self.bucket, self._lane, self._where)
+        return Wire(group, range(group.size()), self._recorded_sum.over(group), self.bucket, self._lane, self._where)
 
     def together(self, *parts: Callable[[Wire], None]) -> None:
         """Run several sums concurrently, each with a separate wire; one after another on a device."""
         lanes = range(self._lane, self._lane + len(parts))
-        wires = [Wire(self._group, self._ranks, self._told, self.bucket, lane, self._where) for lane in lanes]
-        others = [_Beside(part, wire) for part, wire in zip(parts[1:], wires[1:], strict=True)]
+        wires = [Wire(self._group, self._ranks, self._recorded_sum, self.bucket, lane, self._where) for lane in lanes]
+        others = [_ConcurrentSum(part, wire) for part, wire in zip(parts[1:], wires[1:], strict=True)]
         parts[0](wires[0])
         for other in others:
             other.result()
 
 
-class _Beside(threading.Thread):
+class _ConcurrentSum(threading.Thread):
     """A sum that runs on a separate thread."""
 
     def __init__(self, part: Callable[[Wire], None], wire: Wire) -> None:

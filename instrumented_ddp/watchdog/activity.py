@@ -14,10 +14,10 @@ from overlapscope.diagnosis.patience import BUSY_CPU_SHARE
 from overlapscope.trace.host import host_now_ns
 
 _FRAMES: Final = 12
-_LAST_NS: Final = 1_500_000_000
-_MOVES: Final = 3
+_WINDOW_NS: Final = 1_500_000_000
+_MIN_CODE_POSITIONS: Final = 3
 """Number of distinct Python code positions, sampled within about a second, that tell work from a polling loop."""
-_MUCH_DATA_BYTES: Final = 1024**2
+_MIN_IO_BYTES: Final = 1024**2
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class _Sample:
     cpu_ns: int
     queued_ns: int
     data_bytes: int
-    place: tuple[int, ...]
+    code_position: tuple[int, ...]
 
 
 class Activity:
@@ -47,9 +47,9 @@ class Activity:
             frames: stack frames of the main thread, innermost first.
         """
         cpu_ns = time.process_time_ns() + cpu_ns_of_children(self._pid)
-        place = tuple(part for frame in frames[:_FRAMES] for part in (id(frame.f_code), frame.f_lasti))
+        code_position = tuple(part for frame in frames[:_FRAMES] for part in (id(frame.f_code), frame.f_lasti))
         data_bytes = bytes_read_and_written(self._pid)
-        self._samples.append(_Sample(host_now_ns(), cpu_ns, queued_ns(self._pid), data_bytes, place))
+        self._samples.append(_Sample(host_now_ns(), cpu_ns, queued_ns(self._pid), data_bytes, code_position))
 
     def cpu_share(self) -> float | None:
         """Return the CPU time used as a share of one core; None with fewer than two samples."""
@@ -64,11 +64,11 @@ class Activity:
         recent = self._recent()
         if not recent:
             return None
-        has_moved = len({sample.place for sample in recent}) >= _MOVES
-        moves_data = recent[-1].data_bytes - recent[0].data_bytes >= _MUCH_DATA_BYTES
-        return has_moved or moves_data or self._wants_a_core(recent)
+        has_moved = len({sample.code_position for sample in recent}) >= _MIN_CODE_POSITIONS
+        moves_data = recent[-1].data_bytes - recent[0].data_bytes >= _MIN_IO_BYTES
+        return has_moved or moves_data or self._is_runnable(recent)
 
-    def _wants_a_core(self, recent: Sequence[_Sample]) -> bool:
+    def _is_runnable(self, recent: Sequence[_Sample]) -> bool:
         """Return whether the process computes or queues for a core: on a crowded host it gets little of one.
 
         A process that waits does not even queue.
@@ -78,4 +78,4 @@ class Activity:
         return queued_share + (self.cpu_share() or 0.0) >= BUSY_CPU_SHARE
 
     def _recent(self) -> list[_Sample]:
-        return [one for one in self._samples if self._samples[-1].time_ns - one.time_ns <= _LAST_NS]
+        return [one for one in self._samples if self._samples[-1].time_ns - one.time_ns <= _WINDOW_NS]

@@ -25,14 +25,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
-from instrumented_ddp.recording.tcp_sockets import duplicate_of
+from instrumented_ddp.recording.tcp_sockets import duplicate_socket
 from overlapscope.trace.format import WATCHDOG_FOLDER
 
 _STORE_TIMEOUT: Final = timedelta(seconds=5)
-_ANSWER_WITHIN: Final = struct.pack("ll", 1, 0)
+_SOCKET_TIMEOUT: Final = struct.pack("ll", 1, 0)
 """Timeout of a read or write as a ``struct timeval``: seconds and microseconds."""
 _ERRORS_ONLY: Final = 2
-_NOTHING: Final = "nothing"
+_UNUSED_PLACEHOLDER: Final = "nothing"
 """Placeholder that no message equals, as all messages are JSON."""
 
 
@@ -106,7 +106,7 @@ class FolderBoard:
                 shutil.rmtree(self._folder)
 
 
-class _Named:
+class _StoreBoard:
     """A board in a store, with a key prefix that separates our messages from other users of the store.
 
     Args:
@@ -120,9 +120,9 @@ class _Named:
         self._prefix = prefix
         self._descriptor = _descriptor_of(store)
         if self._descriptor is not None:
-            with duplicate_of(self._descriptor) as connection:
+            with duplicate_socket(self._descriptor) as connection:
                 for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                    connection.setsockopt(socket.SOL_SOCKET, limit, _ANSWER_WITHIN)
+                    connection.setsockopt(socket.SOL_SOCKET, limit, _SOCKET_TIMEOUT)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -132,7 +132,7 @@ class _Named:
             TimeoutError: the store does not answer; the connection must not be used again.
         """
         if self._descriptor is not None:
-            with duplicate_of(self._descriptor) as connection, suppress(BlockingIOError):
+            with duplicate_socket(self._descriptor) as connection, suppress(BlockingIOError):
                 if connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"":
                     raise ConnectionResetError("its process has ended")
         level = _level_of_torchs_log()  # the store may close at any moment
@@ -155,8 +155,8 @@ class _Named:
 
         Nothing is written, as no message equals the placeholder.
         """
-        value = bytes(self._store.compare_set(self._prefix + key, _NOTHING, _NOTHING))
-        return None if value == _NOTHING.encode() else value
+        value = bytes(self._store.compare_set(self._prefix + key, _UNUSED_PLACEHOLDER, _UNUSED_PLACEHOLDER))
+        return None if value == _UNUSED_PLACEHOLDER.encode() else value
 
     def claim(self, key: str, value: str) -> bytes:
         return bytes(self._store.compare_set(self._prefix + key, "", value))
@@ -198,7 +198,7 @@ def connect(run_folder: Path, rank: int, world_size: int) -> Board:
     if hasattr(store, "clone"):  # a dedicated connection: the training may block in the other one
         store = store.clone()
         store.set_timeout(_STORE_TIMEOUT)
-    return _Named(store, f"overlapscope/watchdog/{run_folder.name}/")
+    return _StoreBoard(store, f"overlapscope/watchdog/{run_folder.name}/")
 
 
 def sees_all_ranks(run_folder: Path, world_size: int) -> bool:
@@ -216,12 +216,12 @@ def _file_of(store: Store) -> str | None:
 class Round:
     """The messages that one rank writes and reads in one exchange with the board."""
 
-    says: Mapping[str, str]
-    asks: Sequence[str]
+    writes: Mapping[str, str]
+    keys_to_poll: Sequence[str]
     claims: Mapping[str, str] = field(default_factory=dict)
     """Messages under keys that only the first rank to claim them may write."""
-    answers: dict[str, bytes] = field(default_factory=dict)
-    """Replies to ``asks`` and ``claims``; keys that nobody has written are left out."""
+    replies: dict[str, bytes] = field(default_factory=dict)
+    """Replies to ``keys_to_poll`` and ``claims``; keys that nobody has written are left out."""
     error: Exception | None = None
 
 
@@ -301,10 +301,10 @@ class _Connecting:
 
 def _carry_one(board: Board, round_: Round) -> None:
     with board.in_use():
-        for key, value in round_.says.items():
+        for key, value in round_.writes.items():
             board.set(key, value)
         for key, value in round_.claims.items():
-            round_.answers[key] = board.claim(key, value)
-        for key in round_.asks:
+            round_.replies[key] = board.claim(key, value)
+        for key in round_.keys_to_poll:
             if (answer := board.read(key)) is not None:
-                round_.answers[key] = answer
+                round_.replies[key] = answer

@@ -12,18 +12,25 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from instrumented_ddp.watchdog.messages import Head
-from overlapscope.diagnosis.difference import NOWHERE, Compared, Difference, compared, first_difference, in_common
-from overlapscope.trace.group_log import UNEVEN_INPUTS, UNKNOWN, Entries, GroupLog, mix
+from instrumented_ddp.watchdog.messages import LogHead
+from overlapscope.diagnosis.difference import (
+    NO_POSITION,
+    Compared,
+    EntryDifference,
+    align_entries,
+    extract_compared,
+    find_first_difference,
+)
+from overlapscope.trace.group_log import UNEVEN_INPUTS, UNKNOWN, CollectiveLogWriter, Entries, entry_digest
 from overlapscope.trace.signature import NO_BUCKET, Signature
 
 _MASK: Final = 2**64 - 1
-_AT_ONCE: Final = 64
+_CHUNK_ENTRIES: Final = 64
 """Number of entries read at a time, as the training thread may wait for the log meanwhile."""
-_LOOK_BACK: Final = 32
+_RECHECKED_ENTRIES: Final = 32
 """Number of agreed entries to compare again, as tensor names that were swapped may have been seen one by one."""
-MOST_ENTRIES: Final = 2048
-_MOST_TRANSLATIONS: Final = 64
+MAX_ENTRIES: Final = 2048
+_MAX_TRANSLATIONS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +41,13 @@ class Suspicion:
     last: int
 
 
-def head_of(log: GroupLog, signatures: list[Signature]) -> Head | None:
+def log_head(log: CollectiveLogWriter, signatures: list[Signature]) -> LogHead | None:
     """Return how far this rank is in a group's log; None before the first entry."""
-    entry = _read_one(log, log.newest)
+    entry = _read_one(log, log.latest)
     if entry is None:
         return None
-    return Head(
-        newest=int(entry["number"]),
+    return LogHead(
+        latest=int(entry["number"]),
         hash=int(entry["hash"]),
         names_hash=int(entry["names_hash"]),
         batch=_batch_of(entry, signatures),
@@ -56,7 +63,7 @@ class Comparison:
         signatures: signatures of this rank, indexed by number - 1.
     """
 
-    log: GroupLog
+    log: CollectiveLogWriter
     signatures: list[Signature]
     agreed: int = 0
     """Number of the latest entry up to which nothing differs."""
@@ -68,33 +75,33 @@ class Comparison:
     """Batch numbers at the latest bucket that was compared, ours and the neighbor's."""
     _bucket: int = 0
     """Entry number of the latest bucket that was compared."""
-    _calls_it: dict[int, int] = field(default_factory=dict)
+    _neighbor_name_of: dict[int, int] = field(default_factory=dict)
     """The neighbor's tensor name by ours, where a difference is legitimate: ``if rank == 0: broadcast(a) ...``."""
     _compares_names: bool = True
 
-    def look(self, theirs: Head) -> Suspicion | None:
+    def look(self, theirs: LogHead) -> Suspicion | None:
         """Compare with the neighbor's head if this rank is ahead; otherwise the neighbor does it.
 
         With agreement up to entry 100, and a head at 140 whose hashes differ, the suspicion covers entries 69 to 140.
         """
-        if self.is_over or not self.agreed < theirs.newest <= self.log.newest:
+        if self.is_over or not self.agreed < theirs.latest <= self.log.latest:
             return None
-        ours = _read_one(self.log, theirs.newest)
+        ours = _read_one(self.log, theirs.latest)
         if ours is None:  # the ring buffer has wrapped around: the neighbor is too far behind to be compared here
             return None
-        suspicion = Suspicion(first=max(1, self.agreed + 1 - _LOOK_BACK), last=theirs.newest)
+        suspicion = Suspicion(first=max(1, self.agreed + 1 - _RECHECKED_ENTRIES), last=theirs.latest)
         if int(ours["hash"]) != theirs.hash:
             return suspicion
         names = (int(ours["names_hash"]), theirs.names_hash)
-        if self._compares_names and not self._names_are_as_expected(names, theirs.newest):
+        if self._compares_names and not self._names_match(names, theirs.latest):
             return suspicion
         batches = (_batch_of(ours, self.signatures), theirs.batch)
         if _may_have_skipped(self._batches, batches):
             return replace(suspicion, first=min(suspicion.first, self._bucket))
-        self._agree(theirs.newest, names, batches)
+        self._agree(theirs.latest, names, batches)
         return None
 
-    def resolve(self, first: int, theirs: Compared, until: Head) -> Difference | None:
+    def resolve(self, first: int, theirs: Compared, until: LogHead) -> EntryDifference | None:
         """Find the reason of a suspicion.
 
         Args:
@@ -104,75 +111,80 @@ class Comparison:
         Returns:
             None if the difference is harmless. It is then remembered, and recognized when it occurs again.
         """
-        ours, theirs = in_common(compared_of(self.log, self.signatures, first, first + len(theirs) - 1), theirs)
-        difference = first_difference(ours, theirs)
+        ours, theirs = align_entries(
+            compared_columns(self.log, self.signatures, first, first + len(theirs) - 1), theirs
+        )
+        difference = find_first_difference(ours, theirs)
         if difference is not None:
             self.is_over = True
             return difference
-        self._learn(ours["names"], theirs["names"])
-        ours_there = _read_one(self.log, until.newest)
+        self._learn_names(ours["names"], theirs["names"])
+        ours_there = _read_one(self.log, until.latest)
         if ours_there is not None:
             batches = (_batch_of(ours_there, self.signatures), until.batch)
-            self._agree(until.newest, (int(ours_there["names_hash"]), until.names_hash), batches)
+            self._agree(until.latest, (int(ours_there["names_hash"]), until.names_hash), batches)
         return None
 
-    def _learn(self, ours: npt.NDArray[np.uint64], theirs: npt.NDArray[np.uint64]) -> None:
+    def _learn_names(self, ours: npt.NDArray[np.uint64], theirs: npt.NDArray[np.uint64]) -> None:
         differ = ours != theirs
         for mine, their in zip(ours[differ].tolist(), theirs[differ].tolist(), strict=True):
-            if self._calls_it.get(their) == mine:  # either way round: only nearby entries show whether it is a fault
-                del self._calls_it[their]
+            if (
+                self._neighbor_name_of.get(their) == mine
+            ):  # either way round: only nearby entries show whether it is a fault
+                del self._neighbor_name_of[their]
             else:
-                self._calls_it[mine] = their
+                self._neighbor_name_of[mine] = their
         # Nothing can be learned from names that change all the time.
-        self._compares_names = len(self._calls_it) <= _MOST_TRANSLATIONS
+        self._compares_names = len(self._neighbor_name_of) <= _MAX_TRANSLATIONS
 
     def _agree(self, number: int, names: tuple[int, int], batches: tuple[int, int]) -> None:
         self.agreed, self._names = number, names
-        if NOWHERE not in batches:
+        if NO_POSITION not in batches:
             self._batches, self._bucket = batches, number
 
-    def _names_are_as_expected(self, names: tuple[int, int], number: int) -> bool:
+    def _names_match(self, names: tuple[int, int], number: int) -> bool:
         """Return whether the neighbor added to its name hash what we did, apart from the names that may differ."""
         added = [(new - old) & _MASK for new, old in zip(names, self._names, strict=True)]
         if added[0] == added[1]:
             return True
-        if not self._calls_it or number - self.agreed > MOST_ENTRIES:
+        if not self._neighbor_name_of or number - self.agreed > MAX_ENTRIES:
             return False
-        ours = compared_of(self.log, self.signatures, self.agreed + 1, number)
+        ours = compared_columns(self.log, self.signatures, self.agreed + 1, number)
         expected = 0
-        for place, mine in zip(ours["number"].tolist(), ours["names"].tolist(), strict=True):
-            name = self._calls_it.get(mine, mine)
-            expected += mix(name, place, -1) if name else 0
+        for entry_number, mine in zip(ours["number"].tolist(), ours["names"].tolist(), strict=True):
+            name = self._neighbor_name_of.get(mine, mine)
+            expected += entry_digest(name, entry_number, -1) if name else 0
         return expected & _MASK == added[1]
 
 
-def compared_of(log: GroupLog, signatures: list[Signature], first: int, last: int) -> Compared:
+def compared_columns(log: CollectiveLogWriter, signatures: list[Signature], first: int, last: int) -> Compared:
     """Return the compared columns of our own log's entries; empty if the first was overwritten."""
-    rows = read_gently(log, first, last)
+    rows = read_in_chunks(log, first, last)
     if len(rows) and int(rows["number"][0]) != first:
         rows = rows[:0]
     used = np.unique(rows["signature"]).tolist()
-    return compared(rows, {number: signatures[number - 1] for number in used if 0 < number <= len(signatures)})
+    return extract_compared(rows, {number: signatures[number - 1] for number in used if 0 < number <= len(signatures)})
 
 
-def read_gently(log: GroupLog, first: int, last: int) -> Entries:
+def read_in_chunks(log: CollectiveLogWriter, first: int, last: int) -> Entries:
     """Read a range of entries in chunks, so that other threads can use the log in between."""
     parts = [
-        log.read(start, min(start + _AT_ONCE - 1, last)) for start in range(first, min(last, log.newest) + 1, _AT_ONCE)
+        log.read(start, min(start + _CHUNK_ENTRIES - 1, last))
+        for start in range(first, min(last, log.latest) + 1, _CHUNK_ENTRIES)
     ]
     return np.concatenate(parts) if parts else log.read(1, 0)
 
 
-def _read_one(log: GroupLog, number: int) -> Any:
+def _read_one(log: CollectiveLogWriter, number: int) -> Any:
     entries = log.read(number, number)
     return entries[0] if len(entries) and int(entries[0]["number"]) == number else None
 
 
 def _batch_of(entry: Any, signatures: list[Signature]) -> int:
-    """Return the ``batch`` that ``compared`` computes, for one entry, where numpy would take several times as long."""
+    """Return the ``batch`` that ``extract_compared`` computes, for one entry, where numpy would take several times as long."""
     number, batch = int(entry["signature"]), int(entry["batch"])
     is_bucket = 0 < number <= len(signatures) and signatures[number - 1].bucket != NO_BUCKET
-    return batch if is_bucket and batch != UNKNOWN and not int(entry["flags"]) & UNEVEN_INPUTS else NOWHERE
+    return batch if is_bucket and batch != UNKNOWN and not int(entry["flags"]) & UNEVEN_INPUTS else NO_POSITION
 
 
 def _may_have_skipped(before: tuple[int, int] | None, now: tuple[int, int]) -> bool:
@@ -181,6 +193,6 @@ def _may_have_skipped(before: tuple[int, int] | None, now: tuple[int, int]) -> b
     From batches (10, 10) to (14, 15) one rank has skipped a batch. A rank whose count drops has begun anew, as in each
     epoch, and may be anywhere.
     """
-    if before is None or NOWHERE in now or now[0] < before[0] or now[1] < before[1]:
+    if before is None or NO_POSITION in now or now[0] < before[0] or now[1] < before[1]:
         return False
     return now[0] - before[0] != now[1] - before[1]

@@ -18,7 +18,7 @@ _SILENT_ROUNDS: Final = 2
 _FAREWELL_WITHIN_S: Final = 0.3
 
 
-class Conversation:
+class PeerChannel:
     """Rounds over a board, for as long as there is a default process group.
 
     Args:
@@ -72,7 +72,7 @@ class Conversation:
         """Return whether the board has not answered for some rounds."""
         return self._unanswered >= _SILENT_ROUNDS
 
-    def turn_to_folder(self) -> bool:
+    def switch_to_folder(self) -> bool:
         """Switch to a board in the run's folder.
 
         Returns:
@@ -90,7 +90,7 @@ class Conversation:
         channel, self._channel = self._channel, None
         if channel is None:
             return
-        channel.exchange(Round(says=self._farewell(), asks=()), _FAREWELL_WITHIN_S)
+        channel.exchange(Round(writes=self._farewell(), keys_to_poll=()), _FAREWELL_WITHIN_S)
         channel.close()
 
     def _connect(self) -> Board:

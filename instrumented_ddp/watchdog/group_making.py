@@ -11,13 +11,13 @@ from torch.distributed import distributed_c10d
 _MAKES_GROUP: Final = "_new_group_with_tag"
 
 
-def groups_made() -> int | None:
+def count_created_groups() -> int | None:
     """Return the number of process groups that this rank has begun to create; None if this torch does not expose it."""
     count = getattr(getattr(distributed_c10d, "_world", None), "group_count", None)
     return count if isinstance(count, int) else None
 
 
-def group_in_the_making(frames: Iterable[FrameType]) -> tuple[int, ...]:
+def ranks_of_group_in_creation(frames: Iterable[FrameType]) -> tuple[int, ...]:
     """Return the ranks of the group that a thread is creating; empty if it creates none, or its ranks are unknown.
 
     Args:

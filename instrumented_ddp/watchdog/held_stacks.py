@@ -12,13 +12,13 @@ from typing import Final, TextIO
 STACKS_SIGNAL: Final = signal.SIGRTMAX - 3
 """Signal that makes faulthandler dump stacks, chosen such that nothing else uses it."""
 
-HELD_STACKS_FILE: Final = "stacks_0.txt"
+STACKS_FILE: Final = "stacks_0.txt"
 
 _kept_open: Final[list[TextIO]] = []
 """Files that faulthandler writes to at a crash. It is never disabled, as the user may have enabled it since."""
 
 
-class HeldStacks:
+class FaulthandlerDump:
     """Registration of faulthandler, which dumps stacks while this is open.
 
     Args:
@@ -31,7 +31,7 @@ class HeldStacks:
     def __init__(self, folder: Path) -> None:
         if signal.getsignal(STACKS_SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN):
             raise RuntimeError(f"signal {STACKS_SIGNAL} is in use")
-        self._file = (folder / HELD_STACKS_FILE).open("w")
+        self._file = (folder / STACKS_FILE).open("w")
         faulthandler.register(STACKS_SIGNAL, file=self._file, all_threads=True)
         if not faulthandler.is_enabled():
             faulthandler.enable(file=self._file)

@@ -17,30 +17,30 @@ from pathlib import Path
 from typing import Final
 
 from instrumented_ddp.watchdog.held_stacks import STACKS_SIGNAL
-from instrumented_ddp.watchdog.left_behind import card_of, is_end_known, last_awake_ns
-from instrumented_ddp.watchdog.live_evidence import SILENT_AFTER_NS, Known, liveness_of, make_evidence
-from instrumented_ddp.watchdog.messages import Alarm, Beat, Outcome, Pointer
-from instrumented_ddp.watchdog.process_state import GONE, STOPPED, ProcessState, can_be_signalled, look_at
-from overlapscope.diagnosis.card import Card
+from instrumented_ddp.watchdog.left_behind import is_exit_recorded, last_awake_ns, read_snapshot
+from instrumented_ddp.watchdog.live_evidence import SILENT_AFTER_NS, RankKnowledge, liveness_of, make_evidence
+from instrumented_ddp.watchdog.messages import Alarm, DivergenceLocation, Heartbeat, Outcome
+from instrumented_ddp.watchdog.process_state import GONE, STOPPED, ProcessState, can_be_signaled, read_process_state
+from overlapscope.diagnosis.card import RankSnapshot
 from overlapscope.diagnosis.evidence import Evidence
 from overlapscope.diagnosis.facts import Facts
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.plain import from_json
-from overlapscope.diagnosis.report import report_text
+from overlapscope.diagnosis.report import format_report
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.trace.host import host_now_ns
 
-_COLLECTS_FOR_S: Final = 1.2
+_COLLECT_TIMEOUT_S: Final = 1.2
 """Time in seconds within which every rank that wakes up has answered."""
-_LOOKS_FOR_NS: Final = 400_000_000
+_MIN_OBSERVATION_NS: Final = 400_000_000
 """Minimum time in ns to observe the process of a rank that does not answer, or to wait for its exit status."""
-_NEXT_RANK_AFTER_S: Final = 0.7
-_MOST_TURNS: Final = 3
-GIVES_UP_AFTER_S: Final = 6.0
+_ELECTION_INTERVAL_S: Final = 0.7
+_MAX_ELECTION_INTERVALS: Final = 3
+INVESTIGATION_TIMEOUT_S: Final = 6.0
 
 
 @dataclass
-class Inquiry:
+class Investigation:
     """One investigation, as seen by one rank.
 
     Args:
@@ -58,80 +58,80 @@ class Inquiry:
     run_folder: Path
     began_s: float = field(default_factory=time.monotonic)
     began_ns: int = field(default_factory=host_now_ns)
-    cards: dict[int, Card] = field(default_factory=dict)
-    beats: dict[int, Beat] = field(default_factory=dict)
+    snapshots: dict[int, RankSnapshot] = field(default_factory=dict)
+    heartbeats: dict[int, Heartbeat] = field(default_factory=dict)
     is_judge: bool = False
     outcome: Outcome | None = None
     """Outcome that the judge has published; None until then."""
-    _cards_before: dict[int, Card] = field(default_factory=dict)
+    _previous_snapshots: dict[int, RankSnapshot] = field(default_factory=dict)
     """Snapshots of the previous investigation, by ranks that may be gone now."""
-    _first_looks: dict[int, tuple[int, ProcessState]] = field(default_factory=dict)
+    _first_observations: dict[int, tuple[int, ProcessState]] = field(default_factory=dict)
 
     @property
     def claims(self) -> dict[str, str]:
         """Return the keys to claim: ranks apply as judge one after another, so that the lowest wins."""
-        turn_s = _NEXT_RANK_AFTER_S * min(self.rank, _MOST_TURNS)
+        turn_s = _ELECTION_INTERVAL_S * min(self.rank, _MAX_ELECTION_INTERVALS)
         if self.is_judge or time.monotonic() - self.began_s < turn_s:
             return {}
         return {f"judge.{self.number}": str(self.rank)}
 
     @property
-    def asks(self) -> list[str]:
+    def keys_to_poll(self) -> list[str]:
         """Return the keys to poll on the board."""
         if not self.is_judge:
             return [f"verdict.{self.number}"]
-        missing = [rank for rank in range(self.world_size) if rank not in self.cards]
+        missing = [rank for rank in range(self.world_size) if rank not in self.snapshots]
         return [
             key
             for rank in missing
             for key in (f"card.{self.number}.{rank}", f"card.{self.number - 1}.{rank}", f"beat.{rank}")
         ]
 
-    def hear(self, answers: Mapping[str, bytes]) -> None:
+    def on_replies(self, replies: Mapping[str, bytes]) -> None:
         """Process the replies from the board."""
-        if answers.get(f"judge.{self.number}") == str(self.rank).encode():
+        if replies.get(f"judge.{self.number}") == str(self.rank).encode():
             self.is_judge = True
-        told = answers.get(f"verdict.{self.number}")
-        if told is not None:
-            self.outcome = from_json(Outcome, told)
+        published = replies.get(f"verdict.{self.number}")
+        if published is not None:
+            self.outcome = from_json(Outcome, published)
         for rank in range(self.world_size) if self.is_judge else ():
-            if (card := answers.get(f"card.{self.number}.{rank}")) is not None:
-                self.cards[rank] = from_json(Card, card)
-            elif (card := answers.get(f"card.{self.number - 1}.{rank}")) is not None:
-                self._cards_before[rank] = from_json(Card, card)
-            if (beat := answers.get(f"beat.{rank}")) is not None:
-                self.beats[rank] = from_json(Beat, beat)
+            if (card := replies.get(f"card.{self.number}.{rank}")) is not None:
+                self.snapshots[rank] = from_json(RankSnapshot, card)
+            elif (card := replies.get(f"card.{self.number - 1}.{rank}")) is not None:
+                self._previous_snapshots[rank] = from_json(RankSnapshot, card)
+            if (heartbeat := replies.get(f"beat.{rank}")) is not None:
+                self.heartbeats[rank] = from_json(Heartbeat, heartbeat)
 
-    def can_judge(self, host: str) -> bool:
+    def is_ready_to_judge(self, host: str) -> bool:
         """Return whether this rank is the judge, and all ranks that will answer have answered."""
         if not self.is_judge:
             return False
-        missing = [rank for rank in range(self.world_size) if rank not in self.cards]
+        missing = [rank for rank in range(self.world_size) if rank not in self.snapshots]
         for rank in missing:
-            self._look_at(rank, host)
-        if all(self._will_not_answer(rank, host) for rank in missing):
+            self._observe_process(rank, host)
+        if all(self._is_unresponsive(rank, host) for rank in missing):
             return True
-        return time.monotonic() - self.began_s >= _COLLECTS_FOR_S
+        return time.monotonic() - self.began_s >= _COLLECT_TIMEOUT_S
 
     @property
-    def is_hopeless(self) -> bool:
+    def has_timed_out(self) -> bool:
         """Return whether no rank will judge, as this has taken too long."""
-        return time.monotonic() - self.began_s >= GIVES_UP_AFTER_S
+        return time.monotonic() - self.began_s >= INVESTIGATION_TIMEOUT_S
 
-    def judge(self, host: str, pointers: Sequence[Pointer]) -> Outcome:
+    def judge(self, host: str, divergences: Sequence[DivergenceLocation]) -> Outcome:
         """Judge what is wrong from everything known so far.
 
         Args:
             host: identity of this host, which tells whose processes can be inspected.
             pointers: known divergences.
         """
-        undecided_for_ns = None
+        undecided_time_ns = None
         try:
-            evidence = self._evidence(host, pointers)
+            evidence = self._evidence(host, divergences)
             verdict = judge(evidence)
             if not verdict.is_fault:
-                undecided_for_ns = Facts(evidence).undecided_for_ns
-            message = report_text(verdict, evidence)
+                undecided_time_ns = Facts(evidence).undecided_time_ns
+            message = format_report(verdict, evidence)
         except Exception as error:  # a gap in the rules is no reason to be silent
             sentence = f"Rank {self.alarm.by} has raised an alarm ({self.alarm.why}) that can't be judged"
             verdict = Verdict(kind="cannot tell", sentence=f"{sentence}: {error!r}.")
@@ -140,65 +140,70 @@ class Inquiry:
             judge=self.rank,
             verdict=verdict,
             message=message,
-            listening=tuple(endpoint for card in self.cards.values() for endpoint in card.listening),
-            undecided_for_ns=undecided_for_ns,
+            listening=tuple(endpoint for card in self.snapshots.values() for endpoint in card.listening),
+            undecided_time_ns=undecided_time_ns,
         )
 
-    def _evidence(self, host: str, pointers: Sequence[Pointer]) -> Evidence:
-        differences = {pointer.group: pointer.difference.number for pointer in pointers}
+    def _evidence(self, host: str, divergences: Sequence[DivergenceLocation]) -> Evidence:
+        differences = {divergence.group: divergence.difference.number for divergence in divergences}
         known = {rank: self._known(rank, host, differences) for rank in range(self.world_size)}
-        return make_evidence(self.world_size, known, pointers)
+        return make_evidence(self.world_size, known, divergences)
 
-    def _known(self, rank: int, host: str, differences: Mapping[str, int]) -> Known:
-        card, beat = self.cards.get(rank), self.beats.get(rank)
+    def _known(self, rank: int, host: str, differences: Mapping[str, int]) -> RankKnowledge:
+        card, heartbeat = self.snapshots.get(rank), self.heartbeats.get(rank)
         if card is not None:
-            return Known(card=card, beat=beat)
-        card = card_of(self.run_folder, rank, differences) or self._cards_before.get(rank)
-        if beat is None:
-            return Known(card=card)
+            return RankKnowledge(card=card, heartbeat=heartbeat)
+        card = read_snapshot(self.run_folder, rank, differences) or self._previous_snapshots.get(rank)
+        if heartbeat is None:
+            return RankKnowledge(card=card)
         now_ns = host_now_ns()
-        if beat.host_id != host:
+        if heartbeat.host_id != host:
             waited_ns = now_ns - self.began_ns
-            return Known(card=card, has_answered=False, beat=beat, silent_ns=waited_ns + SILENT_AFTER_NS)
-        process = look_at(beat.pid, beat.start_ticks)
-        before = self._first_looks.get(rank)
+            return RankKnowledge(
+                card=card, has_answered=False, heartbeat=heartbeat, silent_ns=waited_ns + SILENT_AFTER_NS
+            )
+        process = read_process_state(heartbeat.pid, heartbeat.start_ticks)
+        before = self._first_observations.get(rank)
         share = None
         if before is not None and now_ns - before[0] > SILENT_AFTER_NS // 10:
             share = (process.cpu_ns - before[1].cpu_ns) / (now_ns - before[0])
-        return Known(
+        return RankKnowledge(
             card=card,
             has_answered=False,
-            beat=beat,
-            silent_ns=self._silent_ns(beat),
+            heartbeat=heartbeat,
+            silent_ns=self._silent_ns(heartbeat),
             process=process,
             cpu_share=share,
         )
 
-    def _look_at(self, rank: int, host: str) -> None:
-        beat = self.beats.get(rank)
-        if beat is None or beat.host_id != host or rank in self._first_looks:
+    def _observe_process(self, rank: int, host: str) -> None:
+        heartbeat = self.heartbeats.get(rank)
+        if heartbeat is None or heartbeat.host_id != host or rank in self._first_observations:
             return
-        process = look_at(beat.pid, beat.start_ticks)
-        self._first_looks[rank] = host_now_ns(), process
-        if self._silent_ns(beat) >= SILENT_AFTER_NS and liveness_of(beat, process, None) in ("running", "sleeping"):
+        process = read_process_state(heartbeat.pid, heartbeat.start_ticks)
+        self._first_observations[rank] = host_now_ns(), process
+        if self._silent_ns(heartbeat) >= SILENT_AFTER_NS and liveness_of(heartbeat, process, None) in (
+            "running",
+            "sleeping",
+        ):
             with suppress(OSError):
-                if beat.writes_stacks and can_be_signalled(beat.pid, process):
-                    os.kill(beat.pid, STACKS_SIGNAL)
+                if heartbeat.dumps_stacks and can_be_signaled(heartbeat.pid, process):
+                    os.kill(heartbeat.pid, STACKS_SIGNAL)
 
-    def _will_not_answer(self, rank: int, host: str) -> bool:
-        beat = self.beats.get(rank)
-        if beat is None or beat.host_id != host:
+    def _is_unresponsive(self, rank: int, host: str) -> bool:
+        heartbeat = self.heartbeats.get(rank)
+        if heartbeat is None or heartbeat.host_id != host:
             return False
-        process = look_at(beat.pid, beat.start_ticks)
-        if process.state in STOPPED or beat.how == "ended":
+        process = read_process_state(heartbeat.pid, heartbeat.start_ticks)
+        if process.state in STOPPED or heartbeat.how == "ended":
             return True
         now_ns = host_now_ns()
-        seen_ns = self._first_looks[rank][0] if rank in self._first_looks else now_ns
-        has_looked = now_ns - seen_ns >= _LOOKS_FOR_NS
+        seen_ns = self._first_observations[rank][0] if rank in self._first_observations else now_ns
+        has_looked = now_ns - seen_ns >= _MIN_OBSERVATION_NS
         if process.state == GONE:  # its launcher, which knows the exit status, may be about to notice
-            return has_looked or beat.how != "runs" or is_end_known(self.run_folder, beat.pid)
-        return has_looked and self._silent_ns(beat) >= SILENT_AFTER_NS
+            return has_looked or heartbeat.how != "runs" or is_exit_recorded(self.run_folder, heartbeat.pid)
+        return has_looked and self._silent_ns(heartbeat) >= SILENT_AFTER_NS
 
-    def _silent_ns(self, beat: Beat) -> int:
+    def _silent_ns(self, heartbeat: Heartbeat) -> int:
         """Return how long a rank on this host has given no sign of life, neither on the board nor in its folder."""
-        return host_now_ns() - max(beat.time_ns, last_awake_ns(self.run_folder, beat.rank))
+        return host_now_ns() - max(heartbeat.time_ns, last_awake_ns(self.run_folder, heartbeat.rank))

@@ -18,25 +18,25 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from instrumented_ddp.collective_log.call_sites import line_of, nearest_users_frame
-from instrumented_ddp.recording.attempt import attempt_folder
+from instrumented_ddp.collective_log.call_sites import describe_frame, find_user_frame
+from instrumented_ddp.recording.attempt import find_attempt_folder
 from instrumented_ddp.recording.console import log_to_stderr
-from instrumented_ddp.recording.settings import environment, versions
+from instrumented_ddp.recording.settings import collect_environment, collect_versions
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.report import report_text
-from overlapscope.diagnosis.wording import capitalised, ranks_text
+from overlapscope.diagnosis.report import format_report
+from overlapscope.diagnosis.wording import capitalize, rank_list
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace import host
-from overlapscope.trace.checksum import read_json_text
-from overlapscope.trace.environment import recording_from_environment
+from overlapscope.trace.checksum import parse_json_text
+from overlapscope.trace.environment import read_recording_options
 from overlapscope.trace.format import JOINING_FILE, SIGNATURES_FILE, rank_folder, write_json
 from overlapscope.trace.host import host_now_ns
 from overlapscope.trace.reports import ReportLog
 
 _log: Final = logging.getLogger(__name__)
 
-_LOOK_EVERY_S: Final = 0.5
+_POLL_INTERVAL_S: Final = 0.5
 _LAST_WORDS_S: Final = 2.0
 _is_joining: Final = threading.Event()
 """Set while a process joins: with ``attach`` in a script under ``overlapscope record`` the call is seen twice."""
@@ -45,7 +45,9 @@ _PATIENCE_S: Final = 10.0
 
 
 @contextmanager
-def joining(init_process_group: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+def watch_rendezvous(
+    init_process_group: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[None]:
     """Watch the wait for the other ranks in ``init_process_group``, which gets these arguments and runs inside."""
     watch = None if _is_joining.is_set() else _begin(init_process_group, args, kwargs)
     if watch is None:
@@ -54,17 +56,17 @@ def joining(init_process_group: Callable[..., None], args: tuple[Any, ...], kwar
     _is_joining.set()
     try:
         yield
-        watch.has_come = True
+        watch.has_joined = True
     finally:
         _is_joining.clear()
         watch.end()
 
 
-class _Watch:
+class _JoinWatcher:
     """A thread that watches whether the other ranks join."""
 
     def __init__(self, folder: Path, rank: int, world_size: int) -> None:
-        self.has_come = False
+        self.has_joined = False
         """True if all ranks have joined; False at the end means that this process has given up."""
         self._folder, self._rank, self._world_size = folder, rank, world_size
         self._is_over = threading.Event()
@@ -80,7 +82,7 @@ class _Watch:
     def _watch(self) -> None:
         """Report once why ranks are missing, if the run's folder shows it, and retract the report if they join."""
         rank, world_size = self._rank, self._world_size
-        while not self._is_over.wait(_LOOK_EVERY_S):
+        while not self._is_over.wait(_POLL_INTERVAL_S):
             sizes = _world_sizes(self._folder.parent)
             is_late = self._waited_s() >= _PATIENCE_S and bool(set(range(world_size)) - sizes.keys())
             if is_late and os.environ.get("LOCAL_WORLD_SIZE") != str(world_size):
@@ -91,40 +93,42 @@ class _Watch:
                 break
         else:
             return
-        reports, is_speaker = ReportLog(self._folder), rank == min(sizes, default=rank)
-        reported = _report(self._folder, rank, reports, is_speaker=is_speaker)
+        reports, is_reporter = ReportLog(self._folder), rank == min(sizes, default=rank)
+        reported = _report(self._folder, rank, reports, is_reporter=is_reporter)
         self._is_over.wait()
-        if reported is None or not self.has_come:
+        if reported is None or not self.has_joined:
             return
         number, who = reported
         reports.retract(number)
-        if is_speaker:
+        if is_reporter:
             _log.warning("%s joined after %.1f s: the report is withdrawn", who, self._waited_s())
 
     def _waited_s(self) -> float:
         return time.monotonic() - self._began_s
 
 
-def _begin(init_process_group: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Watch | None:
+def _begin(
+    init_process_group: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> _JoinWatcher | None:
     """Start watching; return None if this process is not recorded, or can't be watched."""
     try:
         log_to_stderr()
-        place = _place(init_process_group, args, kwargs)
-        if place is None:
+        identity = _process_identity(init_process_group, args, kwargs)
+        if identity is None:
             return None
-        _announce(*place)
-        return _Watch(*place)
+        _write_joining_file(*identity)
+        return _JoinWatcher(*identity)
     except Exception as error:
         _log.debug("its wait in init_process_group is not watched: %r", error)
         return None
 
 
-def _place(
+def _process_identity(
     init_process_group: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Path, int, int] | None:
     """Return the folder, rank and world size of this process; None if it is not recorded, or they are unknown."""
     try:
-        recording = recording_from_environment(None)
+        recording = read_recording_options(None)
         given = inspect.signature(init_process_group).bind(*args, **kwargs).arguments
         rank = int(given.get("rank", -1))
         world_size = int(given.get("world_size", -1))
@@ -132,11 +136,15 @@ def _place(
         world_size = world_size if world_size >= 0 else int(os.environ["WORLD_SIZE"])
     except (OverlapScopeError, TypeError, ValueError, KeyError):  # if they are unknown, torch raises its own error
         return None
-    return None if recording is None else (rank_folder(attempt_folder(recording.folder, rank), rank), rank, world_size)
+    return (
+        None
+        if recording is None
+        else (rank_folder(find_attempt_folder(recording.folder, rank), rank), rank, world_size)
+    )
 
 
-def _announce(folder: Path, rank: int, world_size: int) -> None:
-    frame = nearest_users_frame(sys._getframe(1))
+def _write_joining_file(folder: Path, rank: int, world_size: int) -> None:
+    frame = find_user_frame(sys._getframe(1))
     with suppress(OSError):  # the recorder reports problems with the folder later
         if (folder / SIGNATURES_FILE).exists():  # left by a previous run
             return
@@ -148,16 +156,16 @@ def _announce(folder: Path, rank: int, world_size: int) -> None:
                 "world_size": world_size,
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
-                "boot_id": host.boot_identity(),
+                "boot_id": host.get_boot_id(),
                 "time_ns": host_now_ns(),
-                "versions": versions(),
-                "environment": environment(),
-                **(line_of(frame) if frame is not None else {}),
+                "versions": collect_versions(),
+                "environment": collect_environment(),
+                **(describe_frame(frame) if frame is not None else {}),
             },
         )
 
 
-def _report(folder: Path, rank: int, reports: ReportLog, *, is_speaker: bool) -> tuple[int, str] | None:
+def _report(folder: Path, rank: int, reports: ReportLog, *, is_reporter: bool) -> tuple[int, str] | None:
     """Judge from the files of the ranks on this host.
 
     Returns:
@@ -170,13 +178,13 @@ def _report(folder: Path, rank: int, reports: ReportLog, *, is_speaker: bool) ->
         return None
     if verdict.kind not in ("never started", "wrong world size"):
         return None
-    message = report_text(verdict, evidence)
-    if is_speaker:
+    message = format_report(verdict, evidence)
+    if is_reporter:
         _log.warning(message)
     else:
         _log.warning("rank %d waits in init_process_group", rank)
     number = reports.add(verdict.as_dict(), message, step=0, process_state="S")
-    return number, capitalised(ranks_text(verdict.blamed)) if verdict.blamed else "All ranks"
+    return number, capitalize(rank_list(verdict.blamed)) if verdict.blamed else "All ranks"
 
 
 def _world_sizes(trace_folder: Path) -> dict[int, int]:
@@ -184,6 +192,6 @@ def _world_sizes(trace_folder: Path) -> dict[int, int]:
     sizes = {}
     for path in trace_folder.glob(f"rank_*/{JOINING_FILE}"):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            said = read_json_text(path.read_bytes())
-            sizes[int(said["rank"])] = int(said["world_size"])
+            content = parse_json_text(path.read_bytes())
+            sizes[int(content["rank"])] = int(content["world_size"])
     return sizes

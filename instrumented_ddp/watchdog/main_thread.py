@@ -10,14 +10,14 @@ from contextlib import suppress
 from types import FrameType
 
 
-def newest_frame() -> FrameType | None:
+def innermost_frame() -> FrameType | None:
     """Return the innermost frame of the main thread."""
     return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def frames_of_main_thread() -> list[FrameType]:
     """Return all frames of the main thread, innermost first."""
-    frame, frames = newest_frame(), []
+    frame, frames = innermost_frame(), []
     while frame is not None:
         frames.append(frame)
         frame = frame.f_back

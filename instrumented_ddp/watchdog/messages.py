@@ -5,25 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from overlapscope.diagnosis.difference import NOWHERE, Difference
+from overlapscope.diagnosis.difference import NO_POSITION, EntryDifference
 from overlapscope.diagnosis.evidence import ExitCall, Failure
-from overlapscope.diagnosis.replicas import Newest
+from overlapscope.diagnosis.replicas import PassSummary
 from overlapscope.diagnosis.verdict import Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
+class LogHead:
     """How far a rank is in a group's log, with the running hashes there."""
 
-    newest: int
+    latest: int
     hash: int
     names_hash: int
-    batch: int = NOWHERE
+    batch: int = NO_POSITION
     """Batch number of the latest entry, if that is a bucket."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class EntriesRequest:
     """A request to a neighbor for some of its log entries."""
 
     number: int
@@ -34,7 +34,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class EntriesReply:
     """The log entries that a neighbor has requested."""
 
     number: int
@@ -43,7 +43,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat:
+class Heartbeat:
     """The heartbeat: what a rank publishes for its neighbors periodically."""
 
     rank: int
@@ -64,22 +64,22 @@ class Beat:
     exit_call: ExitCall | None = None
     rss_bytes: int = 0
     memory_limit_bytes: int | None = None
-    writes_stacks: bool = False
+    dumps_stacks: bool = False
     """True if faulthandler dumps stacks on a signal in this process."""
-    heads: dict[str, Head] = field(default_factory=dict)
+    heads: dict[str, LogHead] = field(default_factory=dict)
     """Latest log entries, by group."""
-    questions: dict[int, Question] = field(default_factory=dict)
+    requests: dict[int, EntriesRequest] = field(default_factory=dict)
     """Requests to neighbors, by the rank that is asked."""
-    replicas: dict[str, Newest] = field(default_factory=dict)
+    replicas: dict[str, PassSummary] = field(default_factory=dict)
     """Latest fingerprints of each model, by key."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pointer:
+class DivergenceLocation:
     """A divergence: the entry at which the ranks of a group begin to differ, found while the job was running."""
 
     group: str
-    difference: Difference
+    difference: EntryDifference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class Alarm:
     by: int
     why: Literal["failure", "not reduced", "stall", "patience", "difference", "replicas differ"]
     """Reason of the alarm; ``patience``: the stall is so long that the job may be aborted for it."""
-    pointer: Pointer | None = None
+    divergence: DivergenceLocation | None = None
     """Location of the divergence, if that is the reason."""
 
 
@@ -103,5 +103,5 @@ class Outcome:
     """Complete text of the report."""
     listening: tuple[str, ...] = ()
     """Listening endpoints of all ranks, if the job may have to be aborted."""
-    undecided_for_ns: int | None = None
-    """Remaining time until a stall counts as a fault, if it doesn't by now: ``Facts.undecided_for_ns``."""
+    undecided_time_ns: int | None = None
+    """Remaining time until a stall counts as a fault, if it doesn't by now: ``Facts.undecided_time_ns``."""

@@ -11,46 +11,46 @@ from typing import Any, Final, Literal
 
 import torch.distributed as dist
 
-from instrumented_ddp.collective_log.call_sites import line_of, nearest_users_frame
-from instrumented_ddp.collective_log.collectives import Collectives
-from instrumented_ddp.collective_log.loop_place import frames_of
-from instrumented_ddp.recording.models import Models
-from instrumented_ddp.replicas.replicas import Replicas
+from instrumented_ddp.collective_log.call_sites import describe_frame, find_user_frame
+from instrumented_ddp.collective_log.collectives import CollectiveLog
+from instrumented_ddp.collective_log.loop_place import iter_frames
+from instrumented_ddp.recording.models import ModelRegistry
+from instrumented_ddp.replicas.replicas import ReplicaComparison
 from instrumented_ddp.watchdog.activity import Activity
-from instrumented_ddp.watchdog.comparison import head_of
-from instrumented_ddp.watchdog.group_making import group_in_the_making, groups_made
-from instrumented_ddp.watchdog.main_thread import frames_of_main_thread, newest_frame, stacks
-from instrumented_ddp.watchdog.messages import Beat, Question
+from instrumented_ddp.watchdog.comparison import log_head
+from instrumented_ddp.watchdog.group_making import count_created_groups, ranks_of_group_in_creation
+from instrumented_ddp.watchdog.main_thread import frames_of_main_thread, innermost_frame, stacks
+from instrumented_ddp.watchdog.messages import EntriesRequest, Heartbeat
 from instrumented_ddp.watchdog.process_state import (
     ProcessState,
-    look_at,
     memory_limit_bytes,
+    read_process_state,
 )
-from instrumented_ddp.watchdog.stall import Rhythm
-from overlapscope.diagnosis.card import Card, make_card
+from instrumented_ddp.watchdog.stall import ProgressTracker
+from overlapscope.diagnosis.card import RankSnapshot, make_snapshot
 from overlapscope.diagnosis.entries import phase_name
-from overlapscope.diagnosis.evidence import CallSite, ExitCall, Failure, RankEvidence, Standing
-from overlapscope.diagnosis.hyperparameters import hyperparameters_of
-from overlapscope.diagnosis.rank_models import models_of, unready_parameters
-from overlapscope.diagnosis.rank_replicas import replicas_of
-from overlapscope.diagnosis.replicas import Replica, told
-from overlapscope.diagnosis.settings import settings_of
-from overlapscope.diagnosis.wording import standing_text
+from overlapscope.diagnosis.evidence import CallSite, ExitCall, Failure, RankEvidence, RankPosition
+from overlapscope.diagnosis.hyperparameters import read_hyperparameters
+from overlapscope.diagnosis.rank_models import read_models, read_unready_parameters
+from overlapscope.diagnosis.rank_replicas import read_replicas
+from overlapscope.diagnosis.replicas import Replica, replica_for_snapshot
+from overlapscope.diagnosis.settings import read_rank_settings
+from overlapscope.diagnosis.wording import format_position
 from overlapscope.trace import host
 from overlapscope.trace.folders import read_json
 from overlapscope.trace.format import RUN_FILE, Phase
-from overlapscope.trace.group_log import GroupLog
+from overlapscope.trace.group_log import CollectiveLogWriter
 from overlapscope.trace.host import host_now_ns
-from overlapscope.trace.seal import Seal
-from overlapscope.trace.standstill import Standstill, write_standstill
-from overlapscope.trace.sweep_file import read_sweeps
+from overlapscope.trace.seal import Manifest
+from overlapscope.trace.standstill import StallSnapshot, write_stall_snapshot
+from overlapscope.trace.sweep_file import read_fingerprint_passes
 
 _IN_FLIGHT: Final = 16
 """Upper bound of the number of collectives of a group that are in flight at the same time."""
-_WRITTEN_DOWN_EVERY_S: Final = 1.0
+_SNAPSHOT_INTERVAL_S: Final = 1.0
 
 
-class OwnState:
+class LocalRankMonitor:
     """Observer of the state and progress of this process.
 
     Args:
@@ -59,11 +59,11 @@ class OwnState:
         replicas: fingerprints of the models.
     """
 
-    def __init__(self, collectives: Collectives, models: Models, replicas: Replicas) -> None:
+    def __init__(self, collectives: CollectiveLog, models: ModelRegistry, replicas: ReplicaComparison) -> None:
         self.rank = collectives.rank
         self.pid = os.getpid()
-        self.process: ProcessState = look_at(self.pid)
-        self.rhythm = Rhythm()
+        self.process: ProcessState = read_process_state(self.pid)
+        self.progress_tracker = ProgressTracker()
         self.failure: Failure | None = None
         self.how: Literal["runs", "ended", "failed"] = "runs"
         self.exit_call: ExitCall | None = None
@@ -75,13 +75,13 @@ class OwnState:
         self._replicas = replicas
         self._position = collectives.position
         self._host = socket.gethostname()
-        self.host_id = host.host_identity()
-        self.writes_stacks = False
+        self.host_id = host.get_host_id()
+        self.dumps_stacks = False
         """True if faulthandler dumps stacks on a signal in this process."""
         self._limit_bytes = memory_limit_bytes()
         self._world_size = 1
         self._activity = Activity(self.pid)
-        self._written_down_s = 0.0
+        self._snapshot_written_s = 0.0
 
     # -- periodic observation ------------------------------------------------------------------------------------
 
@@ -91,34 +91,34 @@ class OwnState:
         Returns:
             True if anything has happened since the last observation.
         """
-        has_ended = [int(entry["completed_ns"] > 0) for entry in self._newest_entries()]
+        has_ended = [int(entry["completed_ns"] > 0) for entry in self._latest_entries()]
         mark = (
             self._position.step,
             self._position.phase,
             self._position.since_ns,
-            *(log.newest for log in self._logs),
+            *(log.latest for log in self._logs),
             *has_ended,
         )
-        self.process = look_at(self.pid, self.process.start_ticks)
-        return self.rhythm.observe(time.monotonic(), self.step if self._counts_steps else None, mark)
+        self.process = read_process_state(self.pid, self.process.start_ticks)
+        return self.progress_tracker.observe(time.monotonic(), self.step if self._has_steps else None, mark)
 
-    def look_closely(self) -> None:
+    def sample_activity(self) -> None:
         """Sample the activity of this process during a stall, and write it to a file about once a second."""
         self._activity.sample(frames_of_main_thread())
         now_s = time.monotonic()
-        if self.rhythm.idle_s(now_s) >= _WRITTEN_DOWN_EVERY_S <= now_s - self._written_down_s:
-            self._written_down_s = now_s
+        if self.progress_tracker.idle_s(now_s) >= _SNAPSHOT_INTERVAL_S <= now_s - self._snapshot_written_s:
+            self._snapshot_written_s = now_s
             with suppress(OSError):
-                write_standstill(self._collectives.folder, self._standstill())
+                write_stall_snapshot(self._collectives.folder, self._stall_snapshot())
 
-    def _standstill(self) -> Standstill:
+    def _stall_snapshot(self) -> StallSnapshot:
         is_working = self._activity.is_working()
-        return Standstill(
+        return StallSnapshot(
             time_ns=host_now_ns(),
-            longest_pause_ns=self._longest_pause_ns,
+            longest_recovered_stall_ns=self._longest_pause_ns,
             cpu_share=self._activity.cpu_share(),
             is_working=is_working if is_working is None else is_working or self.process.state == "D",
-            has_begun_next=self._has_begun_next(),
+            has_begun_next_iteration=self._has_begun_next(),
             stacks=stacks(),
         )
 
@@ -142,20 +142,20 @@ class OwnState:
     @property
     def progress(self) -> int:
         """Return a count of steps, else of collectives, that grows with training and not when a collective fails."""
-        if self._counts_steps:
+        if self._has_steps:
             return self.step
-        return (self._collectives.entries_of_gone_groups + sum(log.newest for log in self._logs)) // 2
+        return (self._collectives.entries_of_destroyed_groups + sum(log.latest for log in self._logs)) // 2
 
     def waits_since_ns(self) -> int | None:
         """Return since when this rank has been in a collective that has not ended; None if it is in none.
 
         That need not be the latest one: gloo runs two at a time, and the second may end first.
         """
-        entries = (entry for log in self._logs for entry in log.read(max(1, log.newest - _IN_FLIGHT + 1), log.newest))
+        entries = (entry for log in self._logs for entry in log.read(max(1, log.latest - _IN_FLIGHT + 1), log.latest))
         waits = [int(e["announced_ns"]) for e in entries if not e["completed_ns"] and e["announced_ns"]]
         return min(waits, default=None)
 
-    def beat(self, questions: Mapping[int, Question] | None = None) -> Beat:
+    def heartbeat(self, requests: Mapping[int, EntriesRequest] | None = None) -> Heartbeat:
         """Return the current heartbeat.
 
         Args:
@@ -164,10 +164,10 @@ class OwnState:
         heads = {
             log.header.name: head
             for log in self._logs
-            if not log.header.point_to_point and (head := head_of(log, self._collectives.signatures)) is not None
+            if not log.header.point_to_point and (head := log_head(log, self._collectives.signatures)) is not None
         }
         resident_bytes, limit_bytes = self.memory
-        return Beat(
+        return Heartbeat(
             rank=self.rank,
             host=self._host,
             host_id=self.host_id,
@@ -184,15 +184,15 @@ class OwnState:
             exit_call=self.exit_call,
             rss_bytes=resident_bytes,
             memory_limit_bytes=limit_bytes or None,
-            writes_stacks=self.writes_stacks,
+            dumps_stacks=self.dumps_stacks,
             heads=heads,
-            questions=dict(questions or {}),
-            replicas=self._replicas.newest(),
+            requests=dict(requests or {}),
+            replicas=self._replicas.latest(),
         )
 
     def standing_text(self) -> str:
         """Return the current position as text for people."""
-        return standing_text(self._standing())
+        return format_position(self._rank_position())
 
     # -- full snapshot -------------------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class OwnState:
         with_models: bool,
         with_replicas: bool = False,
         listening: Iterable[str],
-    ) -> Card:
+    ) -> RankSnapshot:
         """Return the full snapshot of this rank.
 
         Args:
@@ -213,7 +213,7 @@ class OwnState:
             listening: endpoints at which this process accepts connections.
         """
         known = self._collectives.signatures
-        return make_card(
+        return make_snapshot(
             self.evidence(with_models=with_models, with_replicas=with_replicas),
             self._logs,
             signature_of=lambda number: known[number - 1] if 0 < number <= len(known) else None,
@@ -224,7 +224,7 @@ class OwnState:
 
     def evidence(self, *, with_models: bool, with_replicas: bool = False) -> RankEvidence:
         """Return the evidence that the diagnosis rules need about this rank."""
-        seen, folder = self._standstill(), self._collectives.folder
+        seen, folder = self._stall_snapshot(), self._collectives.folder
         self._models.note_frozen()
         return RankEvidence(
             rank=self.rank,
@@ -233,67 +233,73 @@ class OwnState:
             liveness="failed" if self.failure is not None else "running" if self.process.state == "R" else "sleeping",
             unrecorded_because=self.unrecorded_because,
             failure=self.failure,
-            standing=self._standing(),
+            position=self._rank_position(),
             steps_done=self.step,
             step_time_ns=self._step_ns(),
-            is_starting=self.rhythm.is_starting,
-            longest_pause_ns=seen.longest_pause_ns,
-            idle_ns=round(self.rhythm.idle_s(time.monotonic()) * 1e9),
-            heard_ns_ago=0,
+            is_starting=self.progress_tracker.is_starting,
+            longest_recovered_stall_ns=seen.longest_recovered_stall_ns,
+            idle_ns=round(self.progress_tracker.idle_s(time.monotonic()) * 1e9),
+            silent_for_ns=0,
             cpu_share=seen.cpu_share,
             is_working=seen.is_working,
             rss_bytes=self.memory[0],
             memory_limit_bytes=self.memory[1] or None,
-            unready=() if self.unrecorded_because is not None else unready_parameters(folder, Seal(folder, []), []),
-            models=models_of(folder, []) if with_models else (),
-            settings=settings_of(folder, read_json(folder / RUN_FILE, []), []),
-            replicas=self._told_replicas() if with_replicas else (),
-            hyperparameters=hyperparameters_of(folder, []) if with_replicas else (),
+            unready=()
+            if self.unrecorded_because is not None
+            else read_unready_parameters(folder, Manifest(folder, []), []),
+            models=read_models(folder, []) if with_models else (),
+            settings=read_rank_settings(folder, read_json(folder / RUN_FILE, []), []),
+            replicas=self._snapshot_replicas() if with_replicas else (),
+            hyperparameters=read_hyperparameters(folder, []) if with_replicas else (),
             unreduced=self._models.unreduced,
-            left_backwards=self._models.left_backwards,
+            interrupted_backwards=self._models.interrupted_backwards,
             no_sync_since=self._position.no_sync_since,
-            new_groups=groups_made(),
-            making_group=group_in_the_making(frames_of_main_thread()),
+            new_group_calls=count_created_groups(),
+            creating_group=ranks_of_group_in_creation(frames_of_main_thread()),
             world_size=self.world_size,
             stacks=seen.stacks,
         )
 
-    def _told_replicas(self) -> tuple[Replica, ...]:
+    def _snapshot_replicas(self) -> tuple[Replica, ...]:
         folder = self._collectives.folder
-        known = replicas_of(folder, [])
-        return tuple(told(one, read_sweeps(folder, one.model, len(one.tensors))) for one in known)
+        known = read_replicas(folder, [])
+        return tuple(
+            replica_for_snapshot(one, read_fingerprint_passes(folder, one.model, len(one.tensors))) for one in known
+        )
 
-    def _standing(self) -> Standing:
+    def _rank_position(self) -> RankPosition:
         if self.unrecorded_because is not None:
-            return Standing(step=self.step, call_site=self._call_site())
+            return RankPosition(step=self.step, call_site=self._call_site())
         phase = self._phase_name()
-        return Standing(
+        return RankPosition(
             step=self.step,
             phase=phase,
             bucket=self._next_bucket() if phase == "backward" else None,
             call_site=self._call_site(),
             since_ns=self._position.since_ns,
             is_after_update=self._position.has_updated,
-            has_begun_next=self._has_begun_next() if self.failure is None else self.failure.has_begun_next,
+            has_begun_next_iteration=self._has_begun_next()
+            if self.failure is None
+            else self.failure.has_begun_next_iteration,
         )
 
     def _has_begun_next(self) -> bool | None:
-        return self._collectives.loop.has_begun_next(frames_of(newest_frame()))
+        return self._collectives.loop.has_begun_next_iteration(iter_frames(innermost_frame()))
 
     def _call_site(self) -> CallSite | None:
         """Return the user's source line that runs, or has failed."""
         if self.failure is not None:
             return self.failure.call_site
-        frame = nearest_users_frame(newest_frame(), self._collectives.call_sites.is_the_users)
-        return None if frame is None else CallSite(**line_of(frame))
+        frame = find_user_frame(innermost_frame(), self._collectives.call_sites.is_user_frame)
+        return None if frame is None else CallSite(**describe_frame(frame))
 
     def _next_bucket(self) -> int | None:
         """Return the bucket after this step's latest; None where sums end after the backward, in another order."""
         step, known, following = self.step, self._collectives.signatures, 0
-        for entry in self._newest_entries():
+        for entry in self._latest_entries():
             number = int(entry["signature"])
             if 0 < number <= len(known) and known[number - 1].role == "bucket" and int(entry["step"]) == step:
-                if known[number - 1].op != "all_reduce" or int(entry["phase"]) == Phase.FINALISE:
+                if known[number - 1].op != "all_reduce" or int(entry["phase"]) == Phase.FINALIZE:
                     return None
                 following = following or known[number - 1].bucket + 1
         return following
@@ -303,26 +309,26 @@ class OwnState:
 
     @property
     def _longest_pause_ns(self) -> int:
-        return round(self.rhythm.longest_pause_s * 1e9)
+        return round(self.progress_tracker.longest_pause_s * 1e9)
 
     def _step_ns(self) -> int | None:
-        step_s = self.rhythm.step_s
+        step_s = self.progress_tracker.step_s
         return None if step_s is None else round(step_s * 1e9)
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
     @property
-    def _logs(self) -> list[GroupLog]:
+    def _logs(self) -> list[CollectiveLogWriter]:
         return list(self._collectives.logs)
 
     @property
-    def _counts_steps(self) -> bool:
+    def _has_steps(self) -> bool:
         return self._position.has_phases or self.step > 0
 
-    def _newest_entries(self) -> list[Any]:
+    def _latest_entries(self) -> list[Any]:
         """Return the latest entry of each group."""
-        return [entry for log in self._logs for entry in log.read(log.newest, log.newest)]
+        return [entry for log in self._logs for entry in log.read(log.latest, log.latest)]
 
     def _site(self, number: int) -> CallSite | None:
-        place = self._collectives.call_sites.place(number)
-        return None if place is None else CallSite(file=place[0], line=place[1], function=place[2])
+        location = self._collectives.call_sites.location(number)
+        return None if location is None else CallSite(file=location[0], line=location[1], function=location[2])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from overlapscope.diagnosis.process import has_ended
+from overlapscope.diagnosis.process import has_process_ended
 
 GONE: Final = "gone"
 STOPPED: Final = ("T", "t")
@@ -33,7 +33,7 @@ class ProcessState:
     resident_bytes: int = 0
 
 
-def look_at(pid: int, start_ticks: int | None = None) -> ProcessState:
+def read_process_state(pid: int, start_ticks: int | None = None) -> ProcessState:
     """Return the state of a process.
 
     Args:
@@ -46,7 +46,7 @@ def look_at(pid: int, start_ticks: int | None = None) -> ProcessState:
         return ProcessState(state=GONE)
     fields = stat.rpartition(b")")[2].decode().split()  # the program name may contain any character
     started = int(fields[_START_TICKS])
-    if has_ended(fields) or (start_ticks is not None and started != start_ticks):
+    if has_process_ended(fields) or (start_ticks is not None and started != start_ticks):
         return ProcessState(state=GONE)
     return ProcessState(
         state=fields[_STATE],
@@ -62,7 +62,7 @@ def cpu_ns_of_children(pid: int) -> int:
     with suppress(OSError):  # gone, or a kernel that does not list children
         for thread in os.listdir(f"/proc/{pid}/task"):
             for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
-                total_ns += look_at(int(child)).cpu_ns + cpu_ns_of_children(int(child))
+                total_ns += read_process_state(int(child)).cpu_ns + cpu_ns_of_children(int(child))
     return total_ns
 
 
@@ -81,7 +81,7 @@ def bytes_read_and_written(pid: int) -> int:
     return 0
 
 
-def can_be_signalled(pid: int, process: ProcessState) -> bool:
+def can_be_signaled(pid: int, process: ProcessState) -> bool:
     """Return whether a signal with a handler would do no harm: it may end a sleep, or a wait for a file, early."""
     if process.state == "R":
         return True

@@ -8,32 +8,37 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from overlapscope.diagnosis.patience import BUSY_PATIENCE_NS, ENOUGH_STEPS, STUCK_AT_START_NS, long_standstill_ns
+from overlapscope.diagnosis.patience import (
+    BUSY_STALL_TIMEOUT_NS,
+    ENOUGH_STEPS,
+    STUCK_AT_START_NS,
+    long_stall_timeout_ns,
+)
 
-PATIENCE_S: Final = 3.0
+MIN_STALL_LIMIT_S: Final = 3.0
 """Lower bound of the limit in seconds: garbage collections, page faults and other jobs delay ranks."""
-PATIENCE_AT_START_S: Final = STUCK_AT_START_NS / 1e9
-NOTICED_AT_START_S: Final = 5.0
+STARTUP_STALL_LIMIT_S: Final = STUCK_AT_START_NS / 1e9
+STARTUP_NOTICE_S: Final = 5.0
 """Time in seconds after which the rank that others wait for is reported while the step time is unknown."""
-PATIENCE_WITH_THE_DEAD_S: Final = 1.0
+DEAD_RANK_STALL_LIMIT_S: Final = 1.0
 """Limit in seconds for a rank that is gone and will never arrive."""
 
-_STEPS: Final = 4
+_STALL_STEPS: Final = 4
 _ENOUGH_ADVANCES: Final = 8
-_KEPT: Final = 64
-_LOOKS_SELDOM: Final = 1.25
+_WINDOW: Final = 64
+_RECHECK_FACTOR: Final = 1.25
 """Factor between looks, as each costs a message per rank, and a rank may evaluate alone for an hour."""
-_USUAL: Final = 0.9
+_USUAL_PAUSE_QUANTILE: Final = 0.9
 """Quantile of pauses that counts as usual."""
 
 
 @dataclass
-class Rhythm:
+class ProgressTracker:
     """Tracker of step times or, without steps, of the pauses between two advances."""
 
-    _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     _steps_seen: int = 0
-    _pauses_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _pauses_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     _step: int | None = None
     _step_since_s: float = 0.0
     _mark: Hashable = None
@@ -83,21 +88,21 @@ class Rhythm:
         """Return for how long nothing has happened."""
         return 0.0 if self.advanced_at_s is None else now_s - self.advanced_at_s
 
-    def long_standstill_s(self, least_s: float) -> float:
-        """Return the length of a stall that nothing in the job's history explains: ``long_standstill_ns``."""
+    def long_stall_s(self, least_s: float) -> float:
+        """Return the length of a stall that nothing in the job's history explains: ``long_stall_timeout_ns``."""
         step_ns, pause_ns = round((self.step_s or 0.0) * 1e9), round(self.longest_pause_s * 1e9)
-        return long_standstill_ns(round(least_s * 1e9), step_ns, pause_ns) / 1e9
+        return long_stall_timeout_ns(round(least_s * 1e9), step_ns, pause_ns) / 1e9
 
-    def next_look_s(self, idle_s: float, undecided_for_s: float | None = None) -> float:
+    def next_check_idle_s(self, idle_s: float, undecided_for_s: float | None = None) -> float:
         """Return the idle time at which to look again at a stall that was called slow: if it lasts, it is called stuck.
 
         Args:
             idle_s: how long this rank has stalled by now.
             undecided_for_s: time until the stall of another rank, for which this one may wait, counts as a fault.
         """
-        limits_s = [self.long_standstill_s(BUSY_PATIENCE_NS / 1e9)]
+        limits_s = [self.long_stall_s(BUSY_STALL_TIMEOUT_NS / 1e9)]
         if undecided_for_s is not None:
-            limits_s.append(max(idle_s + undecided_for_s, _LOOKS_SELDOM * idle_s))
+            limits_s.append(max(idle_s + undecided_for_s, _RECHECK_FACTOR * idle_s))
         return min([2 * idle_s, *(limit_s for limit_s in limits_s if idle_s < limit_s)])
 
     @property
@@ -106,9 +111,9 @@ class Rhythm:
         return self.step_s is None and (self._step is not None or len(self._pauses_s) < _ENOUGH_ADVANCES)
 
     @property
-    def noticed_after_s(self) -> float:
+    def notice_limit_s(self) -> float:
         """Return the length of a stall that is worth an investigation."""
-        return min(NOTICED_AT_START_S, self.limit_s) if self.is_starting else self.limit_s
+        return min(STARTUP_NOTICE_S, self.limit_s) if self.is_starting else self.limit_s
 
     @property
     def limit_s(self) -> float:
@@ -117,8 +122,8 @@ class Rhythm:
         For a median step time of 2 s that is 8 s, and for 0.1 s it is 3 s.
         """
         if self.step_s is not None:
-            return max(PATIENCE_S, _STEPS * self.step_s)
+            return max(MIN_STALL_LIMIT_S, _STALL_STEPS * self.step_s)
         pauses_s = sorted(self._pauses_s)
         if not self.is_starting:
-            return max(PATIENCE_S, _STEPS * pauses_s[int(_USUAL * (len(pauses_s) - 1))])
-        return max(PATIENCE_AT_START_S, _STEPS * max(pauses_s, default=0.0))
+            return max(MIN_STALL_LIMIT_S, _STALL_STEPS * pauses_s[int(_USUAL_PAUSE_QUANTILE * (len(pauses_s) - 1))])
+        return max(STARTUP_STALL_LIMIT_S, _STALL_STEPS * max(pauses_s, default=0.0))

@@ -13,16 +13,16 @@ from typing import Final
 
 import torch.distributed as dist
 
-from instrumented_ddp.recording.tcp_sockets import endpoint, tcp_sockets
+from instrumented_ddp.recording.tcp_sockets import endpoint, iter_tcp_sockets
 from instrumented_ddp.watchdog.channel import Round
-from instrumented_ddp.watchdog.inquiry import Inquiry
+from instrumented_ddp.watchdog.inquiry import Investigation
 from instrumented_ddp.watchdog.messages import Outcome
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.exits import STATUS_OF_STOPPED
+from overlapscope.trace.exits import WATCHDOG_ABORT_STATUS
 
-_HEARD_WITHIN_S: Final = 1.0
+_ACKNOWLEDGE_TIMEOUT_S: Final = 1.0
 """Time in seconds that the judge waits for the others to acknowledge the verdict before the job is aborted."""
-_HEARS_EVERY_S: Final = 0.04
+_POLL_INTERVAL_S: Final = 0.04
 _RAISES_WITHIN_S: Final = 2.0
 _ABORTS_WITHIN_S: Final = 1.0
 
@@ -38,8 +38,8 @@ class IncidentError(OverlapScopeError):
         _is_raised.set()
 
 
-def wait_until_all_have_heard(
-    inquiry: Inquiry, outcome: Outcome, exchange: Callable[[Round], Mapping[str, bytes] | None]
+def barrier_before_abort(
+    inquiry: Investigation, outcome: Outcome, exchange: Callable[[Round], Mapping[str, bytes] | None]
 ) -> None:
     """Let the judge wait briefly for the ranks that answered, and them for it, before the job is aborted.
 
@@ -50,18 +50,18 @@ def wait_until_all_have_heard(
         exchange: one round over the board, which returns the replies; None if the board can't be reached.
     """
     ends, is_judge = f"ends.{inquiry.number}", outcome.judge == inquiry.rank
-    says = {} if is_judge else {f"{ends}.{inquiry.rank}": "heard"}
-    awaited = {f"{ends}.{rank}" for rank in inquiry.cards if rank != inquiry.rank} if is_judge else {ends}
-    until_s = time.monotonic() + (_HEARD_WITHIN_S if is_judge else 1.5 * _HEARD_WITHIN_S)
+    writes = {} if is_judge else {f"{ends}.{inquiry.rank}": "heard"}
+    awaited = {f"{ends}.{rank}" for rank in inquiry.snapshots if rank != inquiry.rank} if is_judge else {ends}
+    until_s = time.monotonic() + (_ACKNOWLEDGE_TIMEOUT_S if is_judge else 1.5 * _ACKNOWLEDGE_TIMEOUT_S)
     while awaited and time.monotonic() < until_s:
-        answers = exchange(Round(says=says, asks=sorted(awaited)))
-        if answers is None:
+        replies = exchange(Round(writes=writes, keys_to_poll=sorted(awaited)))
+        if replies is None:
             return
-        awaited -= answers.keys()
-        says = {}
-        time.sleep(_HEARS_EVERY_S)
+        awaited -= replies.keys()
+        writes = {}
+        time.sleep(_POLL_INTERVAL_S)
     if is_judge:
-        exchange(Round(says={ends: "now"}, asks=()))
+        exchange(Round(writes={ends: "now"}, keys_to_poll=()))
 
 
 def raise_in_training(sentence: str) -> None:
@@ -79,21 +79,21 @@ def raise_in_training(sentence: str) -> None:
     )
 
 
-def end_waits(listeners: set[str], last_act: Callable[[], None]) -> None:
+def abort_pending_collectives(listeners: set[str], before_exit: Callable[[], None]) -> None:
     """Abort what the main thread waits for, after ``raise_in_training``; end the process if it still does not raise.
 
     NCCL collectives are aborted. gloo has no abort: its connections to other ranks are shut down, as if these had died,
     and it raises its own error, which ``IncidentError`` follows.
 
     Args:
-        listeners: endpoints at which ranks of this job accept connections, see ``listening``.
+        listeners: endpoints at which ranks of this job accept connections, see ``listening_endpoints``.
         last_act: called before the process is ended.
     """
     _abort(list(dist.distributed_c10d._world.pg_map))
     _shut_down(listeners)
     if not _is_raised.wait(_RAISES_WITHIN_S):
-        last_act()
-        os._exit(STATUS_OF_STOPPED)
+        before_exit()
+        os._exit(WATCHDOG_ABORT_STATUS)
 
 
 def _abort(groups: list[dist.ProcessGroup]) -> None:
@@ -112,18 +112,18 @@ def _abort(groups: list[dist.ProcessGroup]) -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def listening() -> list[str]:
+def listening_endpoints() -> list[str]:
     """Return the endpoints at which this process accepts TCP connections."""
     return [
         endpoint(connection.getsockname())
-        for connection in tcp_sockets()
+        for connection in iter_tcp_sockets()
         if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     ]
 
 
 def _shut_down(listeners: set[str]) -> None:
     """Shut down the connections to and from these endpoints."""
-    for connection in tcp_sockets():
+    for connection in iter_tcp_sockets():
         with suppress(OSError):
             ends = {endpoint(connection.getsockname()), endpoint(connection.getpeername())}
             if ends & listeners:

@@ -17,26 +17,31 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from instrumented_ddp.collective_log.collectives import Collectives
-from instrumented_ddp.recording.housekeeper import Housekeeper
-from instrumented_ddp.recording.models import Models
-from instrumented_ddp.replicas.replicas import Replicas
-from instrumented_ddp.watchdog.alarms import what_is_amiss
+from instrumented_ddp.collective_log.collectives import CollectiveLog
+from instrumented_ddp.recording.housekeeper import BackgroundScheduler
+from instrumented_ddp.recording.models import ModelRegistry
+from instrumented_ddp.replicas.replicas import ReplicaComparison
+from instrumented_ddp.watchdog.alarms import detect_alarm
 from instrumented_ddp.watchdog.channel import Round
-from instrumented_ddp.watchdog.conclusions import Conclusions
-from instrumented_ddp.watchdog.conversation import Conversation
-from instrumented_ddp.watchdog.held_stacks import HeldStacks
-from instrumented_ddp.watchdog.inquiry import Inquiry
-from instrumented_ddp.watchdog.messages import Alarm, Beat, Outcome, Pointer
-from instrumented_ddp.watchdog.neighbours import Neighbours, neighbours_of
-from instrumented_ddp.watchdog.own_state import OwnState
+from instrumented_ddp.watchdog.conclusions import OutcomeReporter
+from instrumented_ddp.watchdog.conversation import PeerChannel
+from instrumented_ddp.watchdog.held_stacks import FaulthandlerDump
+from instrumented_ddp.watchdog.inquiry import Investigation
+from instrumented_ddp.watchdog.messages import Alarm, DivergenceLocation, Heartbeat, Outcome
+from instrumented_ddp.watchdog.neighbours import NeighborComparison, neighbors_by_group
+from instrumented_ddp.watchdog.own_state import LocalRankMonitor
 from instrumented_ddp.watchdog.replica_check import ReplicaCheck
-from instrumented_ddp.watchdog.stopping import end_waits, listening, raise_in_training, wait_until_all_have_heard
+from instrumented_ddp.watchdog.stopping import (
+    abort_pending_collectives,
+    barrier_before_abort,
+    listening_endpoints,
+    raise_in_training,
+)
 from overlapscope.diagnosis.evidence import ExitCall, Failure
 from overlapscope.diagnosis.plain import from_json, to_json
-from overlapscope.trace.alive import AliveBoard
-from overlapscope.trace.exits import STATUS_OF_STOPPED
-from overlapscope.trace.group_log import GroupLog
+from overlapscope.trace.alive import LivenessFile
+from overlapscope.trace.exits import WATCHDOG_ABORT_STATUS
+from overlapscope.trace.group_log import CollectiveLogWriter
 
 _log: Final = logging.getLogger(__name__)
 
@@ -44,17 +49,17 @@ _USUAL_INTERVAL_S: Final = 0.8
 _FIRST_INTERVAL_S: Final = 0.1
 _LEARNS_FOR_S: Final = 5.0
 _INTERVAL_WHEN_IDLE_S: Final = 0.25
-_INTERVAL_OF_INQUIRY_S: Final = 0.08
+_INVESTIGATION_INTERVAL_S: Final = 0.08
 _IDLE_AFTER_S: Final = 0.8
 _MOST_ROUNDS: Final = 3
 """Maximum number of rounds per run: one is enough unless there are requests or alarms."""
-_CLOSE_LOOKS_S: Final = 2.0
+_ACTIVITY_SAMPLING_S: Final = 2.0
 """Time in seconds before the stall limit at which the activity of this process begins to be sampled."""
 _LAST_WORDS_S: Final = 2.5
 """Time in seconds that a failing process waits for the verdict."""
-_ENDS_WITHIN_S: Final = 0.15
+_PROPAGATION_S: Final = 0.15
 """Time in seconds within which all ranks have read that the job is aborted."""
-_NO_FAULT: Final = ("KeyboardInterrupt", "SystemExit", "IncidentError")
+_INTENTIONAL_EXITS: Final = ("KeyboardInterrupt", "SystemExit", "IncidentError")
 """Exceptions by which a job is ended on purpose."""
 
 
@@ -76,39 +81,39 @@ class Watchdog:
 
     def __init__(
         self,
-        collectives: Collectives,
-        models: Models,
-        replicas: Replicas,
-        housekeeper: Housekeeper,
+        collectives: CollectiveLog,
+        models: ModelRegistry,
+        replicas: ReplicaComparison,
+        housekeeper: BackgroundScheduler,
         *,
-        stops_after_s: float | None,
+        abort_after_s: float | None,
         on_fault: Callable[[], None],
         before_exit: Callable[[], None],
     ) -> None:
-        self._stops_after_s = stops_after_s
+        self._stops_after_s = abort_after_s
         self._collectives = collectives
         self._models = models
         self._before_exit = before_exit
-        self._own = OwnState(collectives, models, replicas)
+        self._local = LocalRankMonitor(collectives, models, replicas)
         self._replica_check = ReplicaCheck(replicas)
-        self._neighbours = Neighbours(collectives.rank, collectives.signatures)
-        self._conclusions = Conclusions(collectives.folder, self._own, on_fault)
-        self._conversation = Conversation(
-            collectives.folder.parent, collectives.rank, lambda: self._own.world_size, self._farewell
+        self._neighbors = NeighborComparison(collectives.rank, collectives.signatures)
+        self._outcome_reporter = OutcomeReporter(collectives.folder, self._local, on_fault)
+        self._peer_channel = PeerChannel(
+            collectives.folder.parent, collectives.rank, lambda: self._local.world_size, self._farewell
         )
-        self._beats: dict[int, Beat] = {}
-        self._pointers: list[Pointer] = []
+        self._heartbeats: dict[int, Heartbeat] = {}
+        self._divergences: list[DivergenceLocation] = []
         self._alarms = 0
-        self._inquiry: Inquiry | None = None
-        self._raising: Alarm | None = None
-        self._put_down = (0, False)
-        self._failure_is_told = threading.Event()
-        self._held_stacks: HeldStacks | None = None
+        self._investigation: Investigation | None = None
+        self._pending_alarm: Alarm | None = None
+        self._last_published_version = (0, False)
+        self._failure_reported = threading.Event()
+        self._held_stacks: FaulthandlerDump | None = None
         with suppress(OSError, RuntimeError, ValueError):
-            self._held_stacks = HeldStacks(collectives.folder)
-            self._own.writes_stacks = True
+            self._held_stacks = FaulthandlerDump(collectives.folder)
+            self._local.dumps_stacks = True
         self._began_s = time.monotonic()
-        self._alive = AliveBoard(collectives.folder)
+        self._alive = LivenessFile(collectives.folder)
         self._housekeeper = housekeeper
         housekeeper.add(self)
 
@@ -116,20 +121,24 @@ class Watchdog:
 
     def failed(self, failure: Failure) -> None:
         """Report an exception that ends this process, and wait briefly for the verdict of all ranks."""
-        if os.getpid() != self._own.pid or not self._housekeeper.does(self) or failure.type in _NO_FAULT:
+        if (
+            os.getpid() != self._local.pid
+            or not self._housekeeper.is_scheduled(self)
+            or failure.type in _INTENTIONAL_EXITS
+        ):
             return
-        self._own.failure = failure
-        self._own.how = "failed"
+        self._local.failure = failure
+        self._local.how = "failed"
         self._housekeeper.wake(self)
-        self._failure_is_told.wait(_LAST_WORDS_S)
+        self._failure_reported.wait(_LAST_WORDS_S)
 
-    def recording_ends(self, why: str) -> None:
+    def note_recording_end(self, why: str) -> None:
         """Note that recording has ended, and why. The rank still communicates, but its position is unknown."""
-        self._own.unrecorded_because = why
+        self._local.unrecorded_because = why
 
     def exits(self, call: ExitCall | None) -> None:
         """Note that the process exits, perhaps by a call of ``sys.exit``."""
-        self._own.exit_call = call
+        self._local.exit_call = call
 
     def close(self) -> None:
         """Unregister faulthandler. May be called twice."""
@@ -139,29 +148,29 @@ class Watchdog:
 
     # -- called on the housekeeper's thread ----------------------------------------------------------------------
 
-    def turn(self) -> float:
+    def run(self) -> float:
         """Observe this rank, communicate, and investigate after an alarm.
 
         Returns:
             The time until the next run, in seconds.
         """
         try:
-            self._alive.write(*self._own.memory)
+            self._alive.write(*self._local.memory)
             self._look()
         except Exception:
-            self._failure_is_told.set()
+            self._failure_reported.set()
             raise
         return self._interval_s(time.monotonic() - self._began_s)
 
     def end(self) -> None:
         """Publish the final heartbeat, and stop."""
-        self._say_farewell()
+        self._publish_exit()
         self._alive.close()
 
     def _interval_s(self, age_s: float) -> float:
-        if self._inquiry is not None or self._raising is not None or self._neighbours.awaited():
-            return _INTERVAL_OF_INQUIRY_S
-        if self._own.rhythm.idle_s(time.monotonic()) > _IDLE_AFTER_S:
+        if self._investigation is not None or self._pending_alarm is not None or self._neighbors.reply_keys():
+            return _INVESTIGATION_INTERVAL_S
+        if self._local.progress_tracker.idle_s(time.monotonic()) > _IDLE_AFTER_S:
             interval_s = _INTERVAL_WHEN_IDLE_S
         else:
             share = min(1.0, age_s / _LEARNS_FOR_S)
@@ -169,180 +178,194 @@ class Watchdog:
         return interval_s * random.uniform(0.8, 1.0)  # ranks start together, and must not poll all at the same time
 
     def _look(self) -> None:
-        own = self._own
+        own = self._local
         if own.look():
-            self._conclusions.goes_on()
-        idle_s = own.rhythm.idle_s(time.monotonic())
-        if self._inquiry is not None or idle_s > max(_IDLE_AFTER_S, own.rhythm.noticed_after_s - _CLOSE_LOOKS_S):
-            own.look_closely()
-        self._conclusions.retract_if_it_goes_on()
-        if self._inquiry is None and self._raising is None:
-            self._raising = self._what_is_amiss()
+            self._outcome_reporter.on_progress()
+        idle_s = own.progress_tracker.idle_s(time.monotonic())
+        if self._investigation is not None or idle_s > max(
+            _IDLE_AFTER_S, own.progress_tracker.notice_limit_s - _ACTIVITY_SAMPLING_S
+        ):
+            own.sample_activity()
+        self._outcome_reporter.retract_after_progress()
+        if self._investigation is None and self._pending_alarm is None:
+            self._pending_alarm = self._detect_alarm()
         for _ in range(_MOST_ROUNDS):
-            if not self._talk():
+            if not self._run_round():
                 break
-        if self._inquiry is not None:
-            self._proceed(self._inquiry)
+        if self._investigation is not None:
+            self._advance_investigation(self._investigation)
 
-    def _what_is_amiss(self) -> Alarm | None:
-        is_news = not self._failure_is_told.is_set()
-        return what_is_amiss(
-            self._own,
+    def _detect_alarm(self) -> Alarm | None:
+        is_new = not self._failure_reported.is_set()
+        return detect_alarm(
+            self._local,
             self._models,
-            self._conclusions,
-            self._beats.values(),
-            failure_is_news=is_news,
-            patience_s=self._stops_after_s,
+            self._outcome_reporter,
+            self._heartbeats.values(),
+            is_failure_unreported=is_new,
+            stall_timeout_s=self._stops_after_s,
         )
 
     # -- communication -------------------------------------------------------------------------------------------
 
-    def _talk(self) -> bool:
+    def _run_round(self) -> bool:
         """Do one round over the board: publish the heartbeat of this rank, and read those of its neighbors.
 
         Returns:
             True if another round should follow at once.
         """
-        if not self._conversation.is_possible():
+        if not self._peer_channel.is_possible():
             return False
-        logs, own, inquiry = list(self._collectives.logs), self._own, self._inquiry
-        neighbours = sorted({rank for ranks in neighbours_of(logs, own.rank).values() for rank in ranks})
+        logs, own, inquiry = list(self._collectives.logs), self._local, self._investigation
+        neighbors = sorted({rank for ranks in neighbors_by_group(logs, own.rank).values() for rank in ranks})
         next_alarm = f"alarm.{self._alarms + 1}"
-        says = {f"beat.{own.rank}": to_json(own.beat(self._neighbours.questions()))}
-        says |= self._neighbours.answers(logs, self._beats)
+        writes = {f"beat.{own.rank}": to_json(own.heartbeat(self._neighbors.requests()))}
+        writes |= self._neighbors.replies(logs, self._heartbeats)
         claims: dict[str, str] = {}
-        asks = [*(f"beat.{rank}" for rank in neighbours), *self._neighbours.awaited()]
+        keys_to_poll = [*(f"beat.{rank}" for rank in neighbors), *self._neighbors.reply_keys()]
         if inquiry is None:
-            asks.append(next_alarm)
-            if self._raising is not None:
-                claims[next_alarm] = to_json(self._raising)
+            keys_to_poll.append(next_alarm)
+            if self._pending_alarm is not None:
+                claims[next_alarm] = to_json(self._pending_alarm)
         else:
-            says |= self._card_for(inquiry)
+            writes |= self._snapshot_message(inquiry)
             claims |= inquiry.claims
-            asks += inquiry.asks
-        answers = self._exchange(Round(says=says, asks=asks, claims=claims))
-        if answers is None:
+            keys_to_poll += inquiry.keys_to_poll
+        replies = self._exchange(Round(writes=writes, keys_to_poll=keys_to_poll, claims=claims))
+        if replies is None:
             return False
-        self._beats |= {
-            rank: from_json(Beat, answers[key]) for rank in neighbours if (key := f"beat.{rank}") in answers
+        self._heartbeats |= {
+            rank: from_json(Heartbeat, replies[key]) for rank in neighbors if (key := f"beat.{rank}") in replies
         }
         if inquiry is not None:
-            inquiry.hear(answers)
-        elif next_alarm in answers:
-            self._begin_inquiry(from_json(Alarm, answers[next_alarm]))
+            inquiry.on_replies(replies)
+        elif next_alarm in replies:
+            self._begin_investigation(from_json(Alarm, replies[next_alarm]))
             return True
-        return self._compare(logs, answers)
+        return self._compare(logs, replies)
 
-    def _card_for(self, inquiry: Inquiry) -> dict[str, str]:
+    def _snapshot_message(self, inquiry: Investigation) -> dict[str, str]:
         """Return this rank's snapshot as a message; empty if it was published and nothing was added since."""
-        edition = (inquiry.number, self._own.failure is not None)
-        if edition == self._put_down:
+        version = (inquiry.number, self._local.failure is not None)
+        if version == self._last_published_version:
             return {}
-        self._put_down = edition
+        self._last_published_version = version
         # Ranks that have different models fail when these are wrapped, or launch different buckets.
-        may_be_the_models = self._own.failure is not None or self._own.step == 0 or bool(self._pointers)
-        card = self._own.card(
-            {one.group: one.difference.number for one in self._pointers},
+        may_be_the_models = self._local.failure is not None or self._local.step == 0 or bool(self._divergences)
+        card = self._local.card(
+            {one.group: one.difference.number for one in self._divergences},
             with_models=may_be_the_models,
             with_replicas=inquiry.alarm.why == "replicas differ",
-            listening=listening() if self._stops_after_s is not None else (),
+            listening=listening_endpoints() if self._stops_after_s is not None else (),
         )
-        return {f"card.{inquiry.number}.{self._own.rank}": to_json(card)}
+        return {f"card.{inquiry.number}.{self._local.rank}": to_json(card)}
 
-    def _compare(self, logs: list[GroupLog], answers: dict[str, bytes]) -> bool:
+    def _compare(self, logs: list[CollectiveLogWriter], replies: dict[str, bytes]) -> bool:
         """Compare collectives and replicas with the neighbors'.
 
         Returns:
             True if there is something to request from them, to reply, or to raise an alarm about.
         """
-        asked_before = self._neighbours.questions()
-        self._neighbours.look(logs, self._beats)
-        found = self._neighbours.hear(answers)
-        for pointer in found:
-            self._add_pointer(pointer)
-            self._raising = Alarm(by=self._own.rank, why="difference", pointer=pointer)
-        is_quiet = self._inquiry is None and self._raising is None and not self._pointers
-        if is_quiet and self._replica_check.found(self._beats):
-            self._raising = Alarm(by=self._own.rank, why="replicas differ")
-        has_asked = self._neighbours.questions() != asked_before
-        return has_asked or self._neighbours.is_asked(self._beats) or (bool(found) and self._inquiry is None)
+        asked_before = self._neighbors.requests()
+        self._neighbors.look(logs, self._heartbeats)
+        found = self._neighbors.on_replies(replies)
+        for divergence in found:
+            self._add_divergence(divergence)
+            self._pending_alarm = Alarm(by=self._local.rank, why="difference", divergence=divergence)
+        is_quiet = self._investigation is None and self._pending_alarm is None and not self._divergences
+        if is_quiet and self._replica_check.found(self._heartbeats):
+            self._pending_alarm = Alarm(by=self._local.rank, why="replicas differ")
+        has_asked = self._neighbors.requests() != asked_before
+        return (
+            has_asked
+            or self._neighbors.has_unanswered_requests(self._heartbeats)
+            or (bool(found) and self._investigation is None)
+        )
 
     def _exchange(self, round_: Round) -> dict[str, bytes] | None:
-        done = self._conversation.exchange(round_)
+        done = self._peer_channel.exchange(round_)
         if done is not None and done.error is None:
-            return done.answers
-        self._put_down = (0, False)
-        is_amiss = self._own.failure is not None or self._own.rhythm.idle_s(time.monotonic()) > _IDLE_AFTER_S
-        if self._conversation.is_silent and is_amiss and not self._conversation.turn_to_folder():
-            self._speak_alone(done)
+            return done.replies
+        self._last_published_version = (0, False)
+        is_amiss = (
+            self._local.failure is not None or self._local.progress_tracker.idle_s(time.monotonic()) > _IDLE_AFTER_S
+        )
+        if self._peer_channel.is_silent and is_amiss and not self._peer_channel.switch_to_folder():
+            self._log_unreachable(done)
         return None
 
-    def _add_pointer(self, pointer: Pointer) -> None:
-        self._neighbours.stop_comparing(pointer.group)
-        if all(known.group != pointer.group for known in self._pointers):
-            self._pointers.append(pointer)
+    def _add_divergence(self, divergence: DivergenceLocation) -> None:
+        self._neighbors.stop_comparing_group(divergence.group)
+        if all(known.group != divergence.group for known in self._divergences):
+            self._divergences.append(divergence)
 
     # -- investigation -------------------------------------------------------------------------------------------
 
-    def _begin_inquiry(self, alarm: Alarm) -> None:
+    def _begin_investigation(self, alarm: Alarm) -> None:
         self._alarms += 1
-        self._raising = None
-        self._inquiry = Inquiry(
-            self._alarms, alarm, self._own.rank, self._own.world_size, self._collectives.folder.parent
+        self._pending_alarm = None
+        self._investigation = Investigation(
+            self._alarms, alarm, self._local.rank, self._local.world_size, self._collectives.folder.parent
         )
-        if alarm.pointer is not None:
-            self._add_pointer(alarm.pointer)
+        if alarm.divergence is not None:
+            self._add_divergence(alarm.divergence)
         if alarm.why == "replicas differ":
-            self._replica_check.is_judged()
+            self._replica_check.on_investigation()
 
-    def _proceed(self, inquiry: Inquiry) -> None:
-        own = self._own
-        if inquiry.outcome is None and inquiry.can_judge(own.host_id):
-            inquiry.outcome = inquiry.judge(own.host_id, self._pointers)
-            self._exchange(Round(says={f"verdict.{inquiry.number}": to_json(inquiry.outcome)}, asks=()))
+    def _advance_investigation(self, inquiry: Investigation) -> None:
+        own = self._local
+        if inquiry.outcome is None and inquiry.is_ready_to_judge(own.host_id):
+            inquiry.outcome = inquiry.judge(own.host_id, self._divergences)
+            self._exchange(Round(writes={f"verdict.{inquiry.number}": to_json(inquiry.outcome)}, keys_to_poll=()))
         if inquiry.outcome is not None:
-            self._inquiry = None
-            is_news = self._conclusions.draw(inquiry.outcome)
+            self._investigation = None
+            is_new = self._outcome_reporter.draw(inquiry.outcome)
             limit_s, alarm = self._stops_after_s, inquiry.alarm
-            if limit_s is not None and self._conclusions.is_the_end(inquiry.outcome, alarm, limit_s, is_news=is_news):
+            if limit_s is not None and self._outcome_reporter.should_abort(
+                inquiry.outcome, alarm, limit_s, is_new=is_new
+            ):
                 self._stop(inquiry, inquiry.outcome)
             if own.failure is not None:
-                self._failure_is_told.set()
-        elif inquiry.is_hopeless:
-            self._inquiry = None
+                self._failure_reported.set()
+        elif inquiry.has_timed_out:
+            self._investigation = None
 
-    def _stop(self, inquiry: Inquiry, outcome: Outcome) -> None:
-        wait_until_all_have_heard(inquiry, outcome, self._exchange)
-        self._failure_is_told.set()  # the other ranks know why this process ends
-        if self._own.rank in outcome.verdict.named:  # it may run Python, and exit at once: ranks that wait come first
-            time.sleep(_ENDS_WITHIN_S)
+    def _stop(self, inquiry: Investigation, outcome: Outcome) -> None:
+        barrier_before_abort(inquiry, outcome, self._exchange)
+        self._failure_reported.set()  # the other ranks know why this process ends
+        if self._local.rank in outcome.verdict.named:  # it may run Python, and exit at once: ranks that wait come first
+            time.sleep(_PROPAGATION_S)
         raise_in_training(outcome.verdict.sentence)
-        self._say_farewell()
-        time.sleep(_ENDS_WITHIN_S)
-        end_waits(set(outcome.listening), self._flush)
+        self._publish_exit()
+        time.sleep(_PROPAGATION_S)
+        abort_pending_collectives(set(outcome.listening), self._flush)
 
     def _flush(self) -> None:
         """Flush logs before the process is ended."""
         self._before_exit()
-        _log.warning("rank %d: ended with exit code %d: it did not respond", self._own.rank, STATUS_OF_STOPPED)
+        _log.warning("rank %d: ended with exit code %d: it did not respond", self._local.rank, WATCHDOG_ABORT_STATUS)
 
-    def _speak_alone(self, round_: Round | None) -> None:
+    def _log_unreachable(self, round_: Round | None) -> None:
         """Log this rank's position, as neither the other ranks nor their folders can be reached."""
-        if self._own.failure is not None:
-            self._failure_is_told.set()
+        if self._local.failure is not None:
+            self._failure_reported.set()
             return
-        if self._what_is_amiss() is not None:
+        if self._detect_alarm() is not None:
             why = "does not answer" if round_ is None else f"can't be reached ({round_.error})"
-            self._conclusions.nobody_answers(why)
+            self._outcome_reporter.report_unreachable(why)
 
     # -- shutdown ------------------------------------------------------------------------------------------------
 
-    def _say_farewell(self) -> None:
+    def _publish_exit(self) -> None:
         """Publish that this rank was not killed. Does not wait if the board does not answer at once."""
-        if self._own.how == "runs":
-            self._own.how = "ended"
-        self._conversation.leave()
+        if self._local.how == "runs":
+            self._local.how = "ended"
+        self._peer_channel.leave()
 
     def _farewell(self) -> dict[str, str]:
-        beat = self._own.beat()
-        return {f"beat.{beat.rank}": to_json(replace(beat, how="ended" if beat.how == "runs" else beat.how))}
+        heartbeat = self._local.heartbeat()
+        return {
+            f"beat.{heartbeat.rank}": to_json(
+                replace(heartbeat, how="ended" if heartbeat.how == "runs" else heartbeat.how)
+            )
+        }

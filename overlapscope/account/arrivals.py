@@ -17,10 +17,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.account.intervals import Int64Array
-from overlapscope.trace.entering import entered_ns
+from overlapscope.trace.entering import compute_arrival_ns
 from overlapscope.trace.format import OPS
 from overlapscope.trace.reader import Trace
-from overlapscope.trace.turns import places_in_runs
+from overlapscope.trace.turns import index_in_runs
 
 _SHARES: Final = np.array([{"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}.get(op, 0) for op in OPS])
 """By operation, number of times that ``(N - 1) / N`` of the buffer leaves each rank; 0 where another share leaves
@@ -28,7 +28,7 @@ it."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Matched:
+class MatchedCollectives:
     """Collectives that every rank took part in and completed: N of them, by step and launch, on R ranks.
 
     Times are nanoseconds of the common clock.
@@ -53,9 +53,9 @@ class Matched:
     clock_error_ns: float
     """Maximum error of a time difference between two ranks."""
 
-    def of(self, which: npt.NDArray[np.bool_]) -> Matched:
+    def of(self, which: npt.NDArray[np.bool_]) -> MatchedCollectives:
         """Return the collectives that a mask (N,) selects."""
-        return Matched(
+        return MatchedCollectives(
             ranks=self.ranks,
             rows=self.rows[which],
             step=self.step[which],
@@ -68,7 +68,7 @@ class Matched:
         )
 
 
-def match_collectives(trace: Trace) -> Matched:
+def match_collectives(trace: Trace) -> MatchedCollectives:
     """Match the collectives of all ranks: those of one model, step, bucket and operation, in order of launch.
 
     Left out are ranks whose clock could not be aligned, ranks that train in another process group than the lowest rank,
@@ -84,24 +84,24 @@ def match_collectives(trace: Trace) -> Matched:
     rows = _rows_of_complete(table, ranks)
     launch_ns = table["launch_ns"].to_numpy(dtype=np.int64)
     step = table["step"].to_numpy(dtype=np.int64)
-    of_lowest = rows[:, :1].ravel()  # without ranks there is no column
-    rows = rows[np.lexsort((launch_ns[of_lowest], step[of_lowest]))]
-    arrival_ns = entered_ns(table)
-    of_lowest = rows[:, :1].ravel()
-    return Matched(
+    lowest_rows = rows[:, :1].ravel()  # without ranks there is no column
+    rows = rows[np.lexsort((launch_ns[lowest_rows], step[lowest_rows]))]
+    arrival_ns = compute_arrival_ns(table)
+    lowest_rows = rows[:, :1].ravel()
+    return MatchedCollectives(
         ranks=ranks,
         rows=places[rows],
-        step=step[of_lowest],
-        bucket=table["bucket"].to_numpy(dtype=np.int64)[of_lowest],
-        op=table["op"].cat.codes.to_numpy().astype(np.int8)[of_lowest],
-        bytes=table["bytes"].to_numpy(dtype=np.int64)[of_lowest],
+        step=step[lowest_rows],
+        bucket=table["bucket"].to_numpy(dtype=np.int64)[lowest_rows],
+        op=table["op"].cat.codes.to_numpy().astype(np.int8)[lowest_rows],
+        bytes=table["bytes"].to_numpy(dtype=np.int64)[lowest_rows],
         arrival_ns=arrival_ns[rows],
         end_ns=table["end_ns"].to_numpy(dtype=np.int64)[rows],
         clock_error_ns=trace.clock_error_ns,
     )
 
 
-def arrivals_by_collective(matched: Matched) -> pd.DataFrame:
+def compute_arrivals(matched: MatchedCollectives) -> pd.DataFrame:
     """Return a table with one row per collective and rank.
 
     Returns:
@@ -153,7 +153,7 @@ class Arrival:
     clock_error_ns: float
 
 
-def arrival_of(trace: Trace, row: pd.Series[Any]) -> Arrival | None:
+def find_arrival(trace: Trace, row: pd.Series[Any]) -> Arrival | None:
     """Return how a rank arrived at a collective; None unless all ranks are known to have taken part.
 
     Args:
@@ -161,9 +161,7 @@ def arrival_of(trace: Trace, row: pd.Series[Any]) -> Arrival | None:
     """
     table = trace.collectives
     same = np.logical_and.reduce([table[name].to_numpy() == row[name] for name in ("step", "bucket", "model")])
-    found = arrivals_by_collective(
-        match_collectives(replace(trace, collectives=table[same & (table["op"] == row["op"])]))
-    )
+    found = compute_arrivals(match_collectives(replace(trace, collectives=table[same & (table["op"] == row["op"])])))
     own = found[(found["rank"] == row["rank"]) & (found["end_ns"] == row["end_ns"])]
     if own.empty:
         return None
@@ -184,22 +182,22 @@ def _rows_of_complete(table: pd.DataFrame, ranks: Int64Array) -> Int64Array:
     bucket, model = table["bucket"].to_numpy(dtype=np.int64) + 1, table["model"].to_numpy(dtype=np.int64)
     what = (model << 36) | (bucket << 3) | table["op"].cat.codes.to_numpy()
     each = len(table) // max(1, len(ranks))
-    if np.array_equal(rank, np.repeat(ranks, each)) and all(_repeats(column, each) for column in (step, what)):
+    if np.array_equal(rank, np.repeat(ranks, each)) and all(_is_periodic(column, each) for column in (step, what)):
         # All ranks launched the same collectives in the same order, as they should: then the order of one rank is that
         # of all.
         return np.lexsort((what[:each], step[:each]))[:, None] + each * np.arange(len(ranks))
     order = np.lexsort((rank, what, step))
-    turn = np.empty(len(order), dtype=np.int64)
-    turn[order] = places_in_runs(step[order], what[order], rank[order])
-    if turn.any():
-        order = np.lexsort((rank, turn, what, step))
-    place = places_in_runs(step[order], what[order], turn[order])
+    occurrence = np.empty(len(order), dtype=np.int64)
+    occurrence[order] = index_in_runs(step[order], what[order], rank[order])
+    if occurrence.any():
+        order = np.lexsort((rank, occurrence, what, step))
+    position = index_in_runs(step[order], what[order], occurrence[order])
     # A run of R rows from the first row of a collective holds every rank once, as ranks differ within it.
-    first = np.flatnonzero(place == 0)
+    first = np.flatnonzero(position == 0)
     lengths = np.diff(np.append(first, len(order)))
     return order[first[lengths == len(ranks)][:, None] + np.arange(len(ranks))]
 
 
-def _repeats(values: Int64Array, period: int) -> bool:
+def _is_periodic(values: Int64Array, period: int) -> bool:
     """Return True if values repeat with a period."""
     return np.array_equal(values[period:], values[: len(values) - period])

@@ -14,13 +14,13 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.account.arrivals import Matched, match_collectives
+from overlapscope.account.arrivals import MatchedCollectives, match_collectives
 from overlapscope.account.by_rank import RowsByRank, SpansByRank
 from overlapscope.account.cuts import StepsByRank
-from overlapscope.account.intervals import Int64Array, joined
-from overlapscope.account.timeline import Timeline, paint
-from overlapscope.account.waits import LONG_AGO, Starts, Waits, starts_of, waits_of
-from overlapscope.trace.entering import entered_ns
+from overlapscope.account.intervals import Int64Array, merge_spans
+from overlapscope.account.timeline import RankTimeline, assign_owners
+from overlapscope.account.waits import LONG_AGO, StartConditions, Waits, compute_waits, find_start_conditions
+from overlapscope.trace.entering import compute_arrival_ns
 from overlapscope.trace.reader import Trace
 from overlapscope.trace.tables import PHASE_NAMES
 
@@ -44,18 +44,18 @@ next forward. ``buffers``: broadcast of buffers. ``exposed``: communication that
 outside all phases, such as the loss, between the first phase of a step and the last. ``collectives``: collectives
 issued by user code. ``unknown``: time without any record."""
 
-_PHASES: Final = ("finalise", "optimizer", "evaluation", "data_wait", "loop", "forward", "backward")
-_CLAIMS: Final = ("gc", "copies", "buffers", "exposed", "collectives", *_PHASES, "between")
+_PHASES: Final = ("finalize", "optimizer", "evaluation", "data_wait", "loop", "forward", "backward")
+_HOST_CLAIMS: Final = ("gc", "copies", "buffers", "exposed", "collectives", *_PHASES, "between")
 """Claimants of a moment on the host, by precedence, highest first."""
-_ON_DEVICE: Final = ("copies", "buffers", "exposed", *_PHASES, "collectives", "gc", "between")
+_DEVICE_CLAIMS: Final = ("copies", "buffers", "exposed", *_PHASES, "collectives", "gc", "between")
 """The same where times are those of a device: what stops the host matters only where the device is idle."""
-_BLOCK_OF: Final = {"finalise": "copies"}
+_BLOCK_OF: Final = {"finalize": "copies"}
 _OPTIMIZER: Final = PHASE_NAMES.index("optimizer")
 _LOOP: Final = PHASE_NAMES.index("loop")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Account:
+class Breakdown:
     """Step-time breakdown of the finished steps of all ranks: G rows, in the order of ``trace.steps``, and W waits."""
 
     rank: Int64Array
@@ -77,12 +77,12 @@ class Account:
     wait_ns: Int64Array
     """(W,) Exposed time of each wait: those of a step sum to its exposed communication. Shorter than the wait if it is
     interrupted."""
-    later_ns: Int64Array
+    straggler_ns: Int64Array
     """(W, len(BLOCKS)) What the straggler does during the wait; sums to the length of the wait, and to 0 for a wait
     without a straggler."""
-    starts: Starts
-    matched: Matched
-    timelines: dict[int, Timeline]
+    starts: StartConditions
+    matched: MatchedCollectives
+    timelines: dict[int, RankTimeline]
     """Timeline of each rank, whose owners are indices into ``BLOCKS``."""
 
     def exposed_spans_ns(self, rank: int) -> Int64Array:
@@ -93,36 +93,40 @@ class Account:
         return self.timelines[rank].spans_of(BLOCKS.index("exposed"))
 
 
-def account_of(trace: Trace) -> Account:
+def compute_breakdown(trace: Trace) -> Breakdown:
     """Compute the step-time breakdown of a recording."""
     matched = match_collectives(trace)
-    starts = starts_of(trace, matched)
+    starts = find_start_conditions(trace, matched)
     rank, step, start_ns, end_ns = (
         trace.steps[name].to_numpy(np.int64) for name in ("rank", "step", "start_ns", "end_ns")
     )
     steps = StepsByRank(rank, start_ns, end_ns)
-    whole = waits_of(trace, starts)
+    whole = compute_waits(trace, starts)
     timelines = dict(_timelines(trace, whole))
-    waits, wait_row = _within_steps(whole, steps)
+    waits, wait_row = _cut_waits_at_steps(whole, steps)
     waits_ns = np.stack([waits.start_ns, waits.end_ns])
     ns, hidden_ns = np.zeros((2, len(rank), len(BLOCKS)), dtype=np.int64)
     wait_ns = np.zeros(len(waits.rank), dtype=np.int64)
-    later_ns = np.zeros((len(waits.rank), len(BLOCKS)), dtype=np.int64)
+    straggler_ns = np.zeros((len(waits.rank), len(BLOCKS)), dtype=np.int64)
     exposed = BLOCKS.index("exposed")
-    sent_of, waits_of_rank, awaited_of = _under_way(trace), RowsByRank(waits.rank), RowsByRank(waits.later_rank)
+    sent_of, waits_of_rank, awaited_of = (
+        _communication_spans(trace),
+        RowsByRank(waits.rank),
+        RowsByRank(waits.straggler),
+    )
     for one, timeline in timelines.items():
         row, steps_ns = steps.of_rank(one)
-        sent = steps.cut(one, joined(sent_of[one]))
+        sent = steps.cut(one, merge_spans(sent_of[one]))
         own, awaited = waits_of_rank[one], awaited_of[one]
-        stretches_ns = [steps_ns, sent.edges_ns, waits_ns[:, own], waits_ns[:, awaited]]
+        spans_ns_by_kind = [steps_ns, sent.edges_ns, waits_ns[:, own], waits_ns[:, awaited]]
         # One call for all spans, because each call takes running sums over the whole timeline.
-        shares_ns = timeline.within(*np.concatenate(stretches_ns, axis=1))
-        places = np.cumsum([stretches.shape[1] for stretches in stretches_ns[:-1]])
-        ns[row], sent_ns, exposed_ns, later_ns[awaited] = np.split(shares_ns, places)
+        shares_ns = timeline.within(*np.concatenate(spans_ns_by_kind, axis=1))
+        places = np.cumsum([stretches.shape[1] for stretches in spans_ns_by_kind[:-1]])
+        ns[row], sent_ns, exposed_ns, straggler_ns[awaited] = np.split(shares_ns, places)
         _add_to_rows(hidden_ns, sent.row, sent_ns)
         wait_ns[own] = exposed_ns[:, exposed]
     hidden_ns[:, exposed] = 0
-    return Account(
+    return Breakdown(
         rank=rank,
         step=step,
         start_ns=start_ns,
@@ -132,14 +136,14 @@ def account_of(trace: Trace) -> Account:
         waits=waits,
         wait_row=wait_row,
         wait_ns=wait_ns,
-        later_ns=later_ns,
+        straggler_ns=straggler_ns,
         starts=starts,
         matched=matched,
         timelines=timelines,
     )
 
 
-def _within_steps(whole: Waits, steps: StepsByRank) -> tuple[Waits, Int64Array]:
+def _cut_waits_at_steps(whole: Waits, steps: StepsByRank) -> tuple[Waits, Int64Array]:
     """Cut waits at step boundaries; return the parts within steps and the row of the step of each."""
     spans_of = SpansByRank(whole.rank, whole.start_ns, whole.end_ns)
     number = np.arange(len(whole.rank))
@@ -161,24 +165,24 @@ def _add_to_rows(totals_ns: Int64Array, row: Int64Array, ns: Int64Array) -> None
     np.add.at(totals_ns.reshape(-1), (row[:, None] * columns + np.arange(columns)).ravel(), ns.ravel())
 
 
-def _timelines(trace: Trace, waits: Waits) -> Iterator[tuple[int, Timeline]]:
+def _timelines(trace: Trace, waits: Waits) -> Iterator[tuple[int, RankTimeline]]:
     """Yield each rank and its timeline, painted by the precedence of its device."""
     buffers = trace.collectives[(trace.collectives["op"] == "broadcast") & trace.collectives["end_ns"].notna()]
     phases, steps = SpansByRank.of(trace.phases), SpansByRank.of(trace.steps)
     phase = trace.phases["phase"].cat.set_categories(PHASE_NAMES).cat.codes.to_numpy()
     others = {"gc": SpansByRank.of(trace.pauses), "copies": SpansByRank.of(trace.copies)}
     others |= {"collectives": SpansByRank.of(trace.user_collectives)}
-    others |= {"buffers": SpansByRank.of(buffers.assign(start_ns=entered_ns(buffers)))}
+    others |= {"buffers": SpansByRank.of(buffers.assign(start_ns=compute_arrival_ns(buffers)))}
     others |= {"exposed": SpansByRank(waits.rank, waits.start_ns, waits.end_ns)}
     for rank, device in zip(trace.ranks["rank"].tolist(), trace.ranks["device"].astype(str), strict=True):
-        claims = _ON_DEVICE if device.startswith("cuda") else _CLAIMS
+        claims = _DEVICE_CLAIMS if device.startswith("cuda") else _HOST_CLAIMS
         phases_ns, own_phase = phases[rank], phase[phases.rows[rank]]
         spans_ns = {name: spans[rank] for name, spans in others.items()}
-        spans_ns["between"] = _hulls(phases_ns, steps[rank])
+        spans_ns["between"] = _phase_hulls(phases_ns, steps[rank])
         number = [np.array([claims.index(name) for name in PHASE_NAMES], np.int8)[own_phase]]
         number += [np.full(own_ns.shape[1], claims.index(name), np.int8) for name, own_ns in spans_ns.items()]
         edges_ns = np.concatenate([phases_ns, *spans_ns.values()], axis=1)
-        timeline = paint(np.concatenate(number), edges_ns, len(claims))
+        timeline = assign_owners(np.concatenate(number), edges_ns, len(claims))
         block_of = _BLOCK_OF
         if not (own_phase == _OPTIMIZER).any():  # the end of a user-defined update is unknown
             has_loop = (own_phase == _LOOP).any()  # before version 0.2 its time counted as waiting for data
@@ -187,7 +191,7 @@ def _timelines(trace: Trace, waits: Waits) -> Iterator[tuple[int, Timeline]]:
         yield rank, replace(timeline, owner=block[timeline.owner], claimants=len(BLOCKS) - 1)
 
 
-def _hulls(phases_ns: Int64Array, steps_ns: Int64Array) -> Int64Array:
+def _phase_hulls(phases_ns: Int64Array, steps_ns: Int64Array) -> Int64Array:
     """Return, for each step of a rank, the span from its first phase to the end of its last one (2, n).
 
     Example: a step from 0 to 100 ns with phases from 10 to 40 and from 60 to 90 gives the span from 10 to 90.
@@ -202,7 +206,7 @@ def _hulls(phases_ns: Int64Array, steps_ns: Int64Array) -> Int64Array:
     return np.stack([np.maximum(first_ns, steps_ns[0]), np.minimum(last_ns, steps_ns[1])])
 
 
-def _under_way(trace: Trace) -> SpansByRank:
+def _communication_spans(trace: Trace) -> SpansByRank:
     """Return the spans in which gradients are communicated."""
     table = trace.collectives
     reduced = np.flatnonzero((table["bucket"] >= 0) & table["end_ns"].notna())

@@ -17,11 +17,11 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.account.alike import AlikeSteps
-from overlapscope.account.blocks import BLOCKS, Account
+from overlapscope.account.alike import SteadySteps
+from overlapscope.account.blocks import BLOCKS, Breakdown
 from overlapscope.account.by_rank import RowsByRank
 from overlapscope.account.intervals import Int64Array
-from overlapscope.account.waits import LONG_AGO, REASONS, Starts
+from overlapscope.account.waits import LONG_AGO, REASONS, StartConditions
 from overlapscope.trace.reader import Trace
 
 _TRANSFERS: Final = {-1: "exposed", -2: "buffers"}
@@ -41,7 +41,7 @@ class CriticalPath:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class JobAccount:
+class JobBreakdown:
     """Step-time breakdown of the job along its critical path.
 
     A step lasts from the mean of its starts on all ranks to the mean of its ends.
@@ -63,9 +63,9 @@ class JobAccount:
     path: CriticalPath
 
 
-def job_account_of(
-    trace: Trace, account: Account, alike: AlikeSteps, ranks: Int64Array | None = None
-) -> JobAccount | None:
+def compute_job_breakdown(
+    trace: Trace, account: Breakdown, alike: SteadySteps, ranks: Int64Array | None = None
+) -> JobBreakdown | None:
     """Follow the critical path and break it down by step.
 
     Args:
@@ -82,7 +82,7 @@ def job_account_of(
     start_ns, end_ns = (
         edge[alike.finished_rows].mean(axis=1).astype(np.int64) for edge in (account.start_ns, account.end_ns)
     )
-    path = _path(trace, account, int(start_ns.min()), int(end_ns.max()))
+    path = _follow_path(trace, account, int(start_ns.min()), int(end_ns.max()))
     who, from_ns, until_ns = path.who, path.from_ns, path.until_ns
     # Segments of the path within steps: step boundaries cut it.
     edges_ns = np.unique(np.concatenate([from_ns, until_ns, start_ns, end_ns]))
@@ -97,23 +97,23 @@ def job_account_of(
         sent = who[piece] == number
         np.add.at(ns[:, BLOCKS.index(name)], step[sent], (until_ns - from_ns)[sent])
     pieces_of = RowsByRank(who[piece])
-    for place, rank in enumerate(ranks.tolist()):
+    for index, rank in enumerate(ranks.tolist()):
         own = pieces_of[rank]
         np.add.at(ns, step[own], account.timelines[rank].within(from_ns[own], until_ns[own]))
-        np.add.at(rank_ns[:, place], step[own], (until_ns - from_ns)[own])
+        np.add.at(rank_ns[:, index], step[own], (until_ns - from_ns)[own])
     steps = alike.finished
-    return JobAccount(steps=steps, start_ns=start_ns, end_ns=end_ns, ns=ns, ranks=ranks, rank_ns=rank_ns, path=path)
+    return JobBreakdown(steps=steps, start_ns=start_ns, end_ns=end_ns, ns=ns, ranks=ranks, rank_ns=rank_ns, path=path)
 
 
-def _path(trace: Trace, account: Account, begin_ns: int, end_ns: int) -> CriticalPath:
+def _follow_path(trace: Trace, account: Breakdown, begin_ns: int, end_ns: int) -> CriticalPath:
     """Return the path between two moments; transfers have a key of ``_TRANSFERS`` instead of a rank."""
-    starts, waits, ranks = account.starts, _Entries(trace, account), len(np.unique(account.rank))
+    starts, waits, ranks = account.starts, _PathExits(trace, account), len(np.unique(account.rank))
     transfer = np.where(trace.collectives["bucket"] >= 0, -1, -2)
     pieces: list[tuple[int, int, int]] = []
     last = np.flatnonzero(account.end_ns == account.end_ns.max())[0]
     rank, now_ns, moves_left = int(account.rank[last]), max(end_ns, int(account.end_ns[last])), ranks
 
-    def go_back(where: int, to_ns: int) -> None:
+    def extend_back(where: int, to_ns: int) -> None:
         nonlocal now_ns, moves_left
         if to_ns < now_ns:
             pieces.append((where, to_ns, now_ns))
@@ -121,20 +121,20 @@ def _path(trace: Trace, account: Account, begin_ns: int, end_ns: int) -> Critica
 
     while now_ns > begin_ns:
         from_ns, until_ns, collectives = waits[rank]
-        place = int(np.searchsorted(from_ns, now_ns)) - 1
-        if place < 0 or moves_left == 0:
-            go_back(rank, begin_ns if place < 0 else int(from_ns[place]))
+        index = int(np.searchsorted(from_ns, now_ns)) - 1
+        if index < 0 or moves_left == 0:
+            extend_back(rank, begin_ns if index < 0 else int(from_ns[index]))
             continue
-        go_back(rank, int(until_ns[place]))
+        extend_back(rank, int(until_ns[index]))
         moves_left -= 1
-        for row, sent_ns in _queue(starts, int(collectives[place]), now_ns):
-            go_back(int(transfer[row]), sent_ns)
+        for row, sent_ns in _transfer_queue(starts, int(collectives[index]), now_ns):
+            extend_back(int(transfer[row]), sent_ns)
         rank = int(starts.last_rank[row])
     who, from_ns, until_ns = np.array(pieces[::-1], dtype=np.int64).reshape(-1, 3).T
     return CriticalPath(who=who, from_ns=from_ns, until_ns=until_ns)
 
 
-def _queue(starts: Starts, row: int, now_ns: int) -> Iterator[tuple[int, int]]:
+def _transfer_queue(starts: StartConditions, row: int, now_ns: int) -> Iterator[tuple[int, int]]:
     """Yield a transfer and those that it queued behind, the latest first, each with the time at which it could begin.
 
     Example: a transfer whose last rank arrived at 10 ns, but that got a lane at 30 ns when a transfer that began at 5
@@ -150,10 +150,10 @@ def _queue(starts: Starts, row: int, now_ns: int) -> Iterator[tuple[int, int]]:
         now_ns = min(now_ns, max(arrived_ns, free_ns))
         if free_ns <= arrived_ns or free_ns > now_ns:
             return
-        row = int(starts.freed_by[row])
+        row = int(starts.freed_by_row[row])
 
 
-def comes_from_anywhere(trace: Trace, account: Account, now_ns: int, then_ns: int) -> bool:
+def paths_converge_before(trace: Trace, account: Breakdown, now_ns: int, then_ns: int) -> bool:
     """Return True if the path is at the same position at an earlier moment, whichever rank it is on at a later one.
 
     Then nothing that happens after the later moment can affect where the path was before the earlier one.
@@ -162,40 +162,42 @@ def comes_from_anywhere(trace: Trace, account: Account, now_ns: int, then_ns: in
         now_ns: The later moment.
         then_ns: The earlier moment.
     """
-    starts, waits = account.starts, _Entries(trace, account)
+    starts, waits = account.starts, _PathExits(trace, account)
     ahead = {(rank, now_ns) for rank in np.unique(account.rank).tolist()}
-    seen, places = set(ahead), set[tuple[int, ...]]()
+    seen, positions = set(ahead), set[tuple[int, ...]]()
     while ahead:
         rank, now_ns = ahead.pop()
         from_ns, until_ns, collectives = waits[rank]
-        place = int(np.searchsorted(from_ns, now_ns)) - 1
-        if place < 0 or until_ns[place] <= then_ns:
-            places.add((rank,))
+        index = int(np.searchsorted(from_ns, now_ns)) - 1
+        if index < 0 or until_ns[index] <= then_ns:
+            positions.add((rank,))
             continue
-        now_ns = min(now_ns, int(until_ns[place]))
-        for row, sent_ns in _queue(starts, int(collectives[place]), now_ns):
+        now_ns = min(now_ns, int(until_ns[index]))
+        for row, sent_ns in _transfer_queue(starts, int(collectives[index]), now_ns):
             now_ns = min(now_ns, sent_ns)
             if now_ns <= then_ns:
-                places.add((int(starts.last_rank[row]), int(starts.last_ns[row]), sent_ns))  # in transfer to this rank
+                positions.add(
+                    (int(starts.last_rank[row]), int(starts.last_ns[row]), sent_ns)
+                )  # in transfer to this rank
                 break
         else:
             came_from = int(starts.last_rank[row]), now_ns
             if came_from not in seen:
                 seen.add(came_from)
                 ahead.add(came_from)
-    return len(places) == 1
+    return len(positions) == 1
 
 
-class _Entries:
+class _PathExits:
     """By rank, where the path can leave it: start, end and collective of each wait, by time."""
 
-    def __init__(self, trace: Trace, account: Account) -> None:
+    def __init__(self, trace: Trace, account: Breakdown) -> None:
         waits, table = account.waits, trace.collectives
         awaited = np.flatnonzero(waits.reason != REASONS.index("launch"))  # until then this rank is late itself
         sent = np.flatnonzero((table["op"] == "broadcast") & table["end_ns"].notna())
         end_ns = table["end_ns"].to_numpy(np.int64, na_value=0)
         self._columns = (
-            np.concatenate([waits.start_ns[awaited], account.starts.own_ns[sent]]),
+            np.concatenate([waits.start_ns[awaited], account.starts.local_arrival_ns[sent]]),
             np.concatenate([waits.end_ns[awaited], end_ns[sent]]),
             np.concatenate([waits.collective[awaited], sent]),
         )

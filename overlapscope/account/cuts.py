@@ -10,7 +10,7 @@ from overlapscope.account.by_rank import RowsByRank
 from overlapscope.account.intervals import Int64Array
 
 
-class Parts(NamedTuple):
+class StepParts(NamedTuple):
     """The parts of spans that lie within steps, P of them."""
 
     which: Int64Array
@@ -40,7 +40,7 @@ class StepsByRank:
         row = self._number[own][np.argsort(self._start_ns[own], kind="stable")]
         return row, np.stack([self._start_ns[row], self._end_ns[row]])
 
-    def cut(self, rank: int, spans_ns: Int64Array) -> Parts:
+    def cut(self, rank: int, spans_ns: Int64Array) -> StepParts:
         """Cut spans (2, n) of one rank at step boundaries.
 
         Example: with steps from 0 to 10 and from 10 to 20, a span from 5 to 25 has two parts, from 5 to 10 and from 10
@@ -50,7 +50,7 @@ class StepsByRank:
         first = np.searchsorted(steps_ns[1], spans_ns[0], side="right")
         count = np.maximum(0, np.searchsorted(steps_ns[0], spans_ns[1], side="left") - first)
         which = np.repeat(np.arange(len(count)), count)
-        place = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
-        from_ns = np.maximum(spans_ns[0, which], steps_ns[0, place])
-        until_ns = np.minimum(spans_ns[1, which], steps_ns[1, place])
-        return Parts(which, row[place], np.stack([from_ns, until_ns]))
+        position = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
+        from_ns = np.maximum(spans_ns[0, which], steps_ns[0, position])
+        until_ns = np.minimum(spans_ns[1, which], steps_ns[1, position])
+        return StepParts(which, row[position], np.stack([from_ns, until_ns]))

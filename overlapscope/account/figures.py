@@ -5,23 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from overlapscope.account.blocks import BLOCKS, Account
+from overlapscope.account.blocks import BLOCKS, Breakdown
 from overlapscope.account.waits import REASONS
 
-COMPUTE: tuple[str, ...] = ("forward", "backward", "optimizer", "evaluation")
+COMPUTE_BLOCKS: tuple[str, ...] = ("forward", "backward", "optimizer", "evaluation")
 """Blocks that count as compute."""
 
 
-def figures_of(account: Account) -> pd.DataFrame:
+def tabulate_breakdown(account: Breakdown) -> pd.DataFrame:
     """Return a table of all steps of all ranks, in the order of ``trace.steps``.
 
     Returns:
         rank, step, step_time_ns, a column for each of ``BLOCKS`` (these sum to the step time), one for each of
-        ``REASONS`` (exposed_<reason>_ns; these sum to exposed_ns), compute_ns (sum of ``COMPUTE``), hidden_ns (time for
+        ``REASONS`` (exposed_<reason>_ns; these sum to exposed_ns), compute_ns (sum of ``COMPUTE_BLOCKS``), hidden_ns (time for
         which gradients are communicated while other work runs), communication_ns (hidden plus exposed), overlap_ratio
         (hidden over communication; NaN without communication).
     """
-    blocks_ns = {f"{name}_ns": account.ns[:, place] for place, name in enumerate(BLOCKS)}
+    blocks_ns = {f"{name}_ns": account.ns[:, index] for index, name in enumerate(BLOCKS)}
     for_reason_ns = np.zeros(len(REASONS) * len(account.rank), dtype=np.int64)
     np.add.at(for_reason_ns, account.waits.reason * np.int64(len(account.rank)) + account.wait_row, account.wait_ns)
     hidden_ns = account.hidden_ns.sum(axis=1)
@@ -37,7 +37,7 @@ def figures_of(account: Account) -> pd.DataFrame:
                 f"exposed_{reason}_ns": ns
                 for reason, ns in zip(REASONS, for_reason_ns.reshape(len(REASONS), -1), strict=True)
             },
-            "compute_ns": np.sum([blocks_ns[f"{name}_ns"] for name in COMPUTE], axis=0),
+            "compute_ns": np.sum([blocks_ns[f"{name}_ns"] for name in COMPUTE_BLOCKS], axis=0),
             "hidden_ns": hidden_ns,
             "communication_ns": communication_ns,
             "overlap_ratio": np.divide(hidden_ns, communication_ns, out=nothing, where=communication_ns > 0),

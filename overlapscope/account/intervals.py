@@ -27,7 +27,7 @@ class Intervals(NamedTuple):
     ends_ns: Int64Array
 
 
-def union(groups: npt.NDArray[Any], starts_ns: npt.NDArray[Any], ends_ns: npt.NDArray[Any]) -> Intervals:
+def merge_intervals(groups: npt.NDArray[Any], starts_ns: npt.NDArray[Any], ends_ns: npt.NDArray[Any]) -> Intervals:
     """Compute the union of the intervals of each group.
 
     Args:
@@ -38,22 +38,22 @@ def union(groups: npt.NDArray[Any], starts_ns: npt.NDArray[Any], ends_ns: npt.ND
     starts_ns, ends_ns = (np.asarray(edge, dtype=np.int64) for edge in (starts_ns, ends_ns))
     filled = ends_ns > starts_ns
     groups, starts_ns, ends_ns = groups[filled], starts_ns[filled], ends_ns[filled]
-    by_start = order_of(starts_ns, groups)
+    by_start = sort_order(starts_ns, groups)
     groups, starts_ns, ends_ns = groups[by_start], starts_ns[by_start], ends_ns[by_start]
-    ends_ns = ends_ns[order_of(ends_ns, groups)]
+    ends_ns = ends_ns[sort_order(ends_ns, groups)]
     is_gap = (groups[1:] != groups[:-1]) | (starts_ns[1:] > ends_ns[:-1])
     edge = np.ones(min(1, len(groups)), dtype=bool)
     first, last = np.concatenate([edge, is_gap]), np.concatenate([is_gap, edge])
     return Intervals(groups[first], starts_ns[first], ends_ns[last])
 
 
-def joined(spans_ns: Int64Array) -> Int64Array:
+def merge_spans(spans_ns: Int64Array) -> Int64Array:
     """Compute the union (2, m) of spans (2, n) of one group."""
-    _, starts_ns, ends_ns = union(np.zeros(spans_ns.shape[1], dtype=np.int8), *spans_ns)
+    _, starts_ns, ends_ns = merge_intervals(np.zeros(spans_ns.shape[1], dtype=np.int8), *spans_ns)
     return np.stack([starts_ns, ends_ns])
 
 
-def order_of(values: npt.NDArray[Any], groups: npt.NDArray[Any]) -> Int64Array | slice:
+def sort_order(values: npt.NDArray[Any], groups: npt.NDArray[Any]) -> Int64Array | slice:
     """Return the index that sorts values (n,) group by group; in a recording they nearly always are sorted already."""
     ascends = (groups[1:] > groups[:-1]) | ((groups[1:] == groups[:-1]) & (values[1:] >= values[:-1]))
     return slice(None) if ascends.all() else np.lexsort((values, groups))

@@ -9,7 +9,7 @@ import numpy as np
 
 from overlapscope.account.blocks import BLOCKS
 from overlapscope.account.intervals import Float64Array
-from overlapscope.account.means import mean_of
+from overlapscope.account.means import mean_with_ci
 from overlapscope.interval import Interval
 
 
@@ -33,7 +33,7 @@ class MeanStep:
             step=self.step.times(factor), blocks={name: mean.times(factor) for name, mean in self.blocks.items()}
         )
 
-    def at_most(self, mean: MeanStep) -> MeanStep:
+    def capped_at(self, mean: MeanStep) -> MeanStep:
         """Limit this saving so that no block falls below zero; the step saving shrinks by what is cut off.
 
         Args:
@@ -41,8 +41,8 @@ class MeanStep:
         """
         surplus = {name: max(0.0, each.value - mean.blocks[name].value) for name, each in self.blocks.items()}
         return MeanStep(
-            step=self.step.less(sum(surplus.values())),
-            blocks={name: each.less(surplus[name]) for name, each in self.blocks.items()},
+            step=self.step.shift_down(sum(surplus.values())),
+            blocks={name: each.shift_down(surplus[name]) for name, each in self.blocks.items()},
         )
 
     def minus(self, other: MeanStep) -> MeanStep:
@@ -53,11 +53,11 @@ class MeanStep:
         )
 
 
-def mean_step_of(blocks_ns: Float64Array) -> MeanStep:
+def compute_mean_step(blocks_ns: Float64Array) -> MeanStep:
     """Compute the mean of a series of steps, or of differences of steps.
 
     Args:
         blocks_ns: (S, len(BLOCKS)) By step, in order. Times are never negative, differences may be.
     """
-    step, *blocks = mean_of(np.concatenate([blocks_ns.sum(axis=1, keepdims=True), blocks_ns], axis=1))
+    step, *blocks = mean_with_ci(np.concatenate([blocks_ns.sum(axis=1, keepdims=True), blocks_ns], axis=1))
     return MeanStep(step=step, blocks=dict(zip(BLOCKS, blocks, strict=True)))

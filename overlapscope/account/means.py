@@ -21,13 +21,13 @@ import numpy as np
 from overlapscope.account.intervals import Float64Array
 from overlapscope.interval import SIGMAS_90, SIGMAS_99, Interval
 
-STRETCHES: Final = 8
+SEGMENTS: Final = 8
 """Number of segments that a series is divided into to measure slow changes."""
-_MOST_ALIKE: Final = 0.995
-_LEAST_FREEDOM: Final = 2.0
+_MAX_CORRELATION: Final = 0.995
+_MIN_FREEDOM: Final = 2.0
 
 
-def mean_of(series: Float64Array) -> list[Interval]:
+def mean_with_ci(series: Float64Array) -> list[Interval]:
     """Compute the mean of each column over its rows, with its 90 % interval.
 
     Args:
@@ -37,18 +37,18 @@ def mean_of(series: Float64Array) -> list[Interval]:
     return _means(series, _half_widths(np.asarray(series, dtype=np.float64), SIGMAS_90))
 
 
-def wary_mean_of(series: Float64Array) -> list[Interval]:
+def mean_with_conservative_ci(series: Float64Array) -> list[Interval]:
     """Compute the same means with 99 % intervals that also cover slow changes, for comparisons.
 
     Args:
-        series: (S, K) By step, in order; with fewer than ``STRETCHES`` steps the interval is unknown.
+        series: (S, K) By step, in order; with fewer than ``SEGMENTS`` steps the interval is unknown.
     """
-    if len(series) < STRETCHES:
+    if len(series) < SEGMENTS:
         return _means(series, np.full(series.shape[1], np.nan))
-    edges = np.linspace(0, len(series), STRETCHES + 1).astype(np.int64)
-    stretches = np.add.reduceat(series, edges[:-1], axis=0) / np.diff(edges)[:, None]
-    freedom = np.full(series.shape[1], STRETCHES - 1.0)
-    slow = student(freedom, SIGMAS_99) * stretches.std(axis=0, ddof=1) / np.sqrt(STRETCHES)
+    edges = np.linspace(0, len(series), SEGMENTS + 1).astype(np.int64)
+    segments = np.add.reduceat(series, edges[:-1], axis=0) / np.diff(edges)[:, None]
+    freedom = np.full(series.shape[1], SEGMENTS - 1.0)
+    slow = student_quantile(freedom, SIGMAS_99) * segments.std(axis=0, ddof=1) / np.sqrt(SEGMENTS)
     return _means(series, np.maximum(slow, _half_widths(np.asarray(series, dtype=np.float64), SIGMAS_99)))
 
 
@@ -62,7 +62,7 @@ def _means(series: Float64Array, half_widths: Float64Array) -> list[Interval]:
     ]
 
 
-def independent_steps(series: Float64Array, *, levels: int = 1, sigmas: float = 0.0) -> Float64Array:
+def effective_sample_size(series: Float64Array, *, levels: int = 1, sigmas: float = 0.0) -> Float64Array:
     """Return the number of independent steps with as much information about the mean of each column (S, K) as these.
 
     Args:
@@ -73,13 +73,15 @@ def independent_steps(series: Float64Array, *, levels: int = 1, sigmas: float = 
     steps = len(series)
     deviation = series - series.mean(axis=0)
     power = (deviation**2).sum(axis=0)
-    together = (deviation[1:] * deviation[:-1]).sum(axis=0)
-    alike = np.divide(together, power, out=np.zeros_like(power), where=power > 0)
+    covariance = (deviation[1:] * deviation[:-1]).sum(axis=0)
+    correlation = np.divide(covariance, power, out=np.zeros_like(power), where=power > 0)
     if steps > 8 * levels:
-        alike = (steps * alike + levels) / (steps - 4 * levels)
-    alike = alike + sigmas * np.sqrt(np.maximum(0.0, 1 - alike**2) / steps)
-    alike = np.where(power > 0, np.clip(alike, 0.0, _MOST_ALIKE), 0.0)  # a constant series has no noise
-    independent: Float64Array = steps * (1 - alike) / (1 + alike)
+        correlation = (steps * correlation + levels) / (steps - 4 * levels)
+    correlation = correlation + sigmas * np.sqrt(np.maximum(0.0, 1 - correlation**2) / steps)
+    correlation = np.where(
+        power > 0, np.clip(correlation, 0.0, _MAX_CORRELATION), 0.0
+    )  # a constant series has no noise
+    independent: Float64Array = steps * (1 - correlation) / (1 + correlation)
     return independent
 
 
@@ -87,15 +89,15 @@ def _half_widths(series: Float64Array, sigmas: float) -> Float64Array:
     steps = len(series)
     if steps < 3:
         return np.full(series.shape[1], np.nan)
-    independent = independent_steps(series)
+    independent = effective_sample_size(series)
     power = ((series - series.mean(axis=0)) ** 2).sum(axis=0)
-    half_widths: Float64Array = student(np.maximum(independent - 1, _LEAST_FREEDOM), sigmas) * np.sqrt(
+    half_widths: Float64Array = student_quantile(np.maximum(independent - 1, _MIN_FREEDOM), sigmas) * np.sqrt(
         power / (steps - 1) / independent
     )
     return half_widths
 
 
-def student(freedom: Float64Array, sigmas: float) -> Float64Array:
+def student_quantile(freedom: Float64Array, sigmas: float) -> Float64Array:
     """Return a quantile of Student's t, as a series in the normal quantile (Abramowitz and Stegun, 26.7.5).
 
     Args:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.account.intervals import Int64Array, union
+from overlapscope.account.intervals import Int64Array, merge_intervals
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Timeline:
+class RankTimeline:
     """The owner of each moment: M segments between M + 1 edges, K claimants."""
 
     edges_ns: Int64Array
@@ -61,7 +61,7 @@ class Timeline:
         return until_ns
 
 
-def paint(number: npt.NDArray[np.int8], edges_ns: Int64Array, claimants: int) -> Timeline:
+def assign_owners(number: npt.NDArray[np.int8], edges_ns: Int64Array, claimants: int) -> RankTimeline:
     """Assign every moment to the claimant with the lowest number.
 
     Example: claimant 1 from 0 to 20 and claimant 0 from 10 to 12 give edges [0, 10, 12, 20] and owners [1, 0, 1].
@@ -72,7 +72,7 @@ def paint(number: npt.NDArray[np.int8], edges_ns: Int64Array, claimants: int) ->
         claimants: Number of claimants, at most 62.
     """
     # Spans of one claimant do not overlap after the union, so each edge toggles its bit.
-    number, starts_ns, ends_ns = union(number, *edges_ns)
+    number, starts_ns, ends_ns = merge_intervals(number, *edges_ns)
     times_ns = np.concatenate([starts_ns, ends_ns])
     order = np.argsort(times_ns, kind="stable")
     times_ns = times_ns[order]
@@ -82,4 +82,4 @@ def paint(number: npt.NDArray[np.int8], edges_ns: Int64Array, claimants: int) ->
     # The lowest set bit is a power of 2, whose exponent frexp gives exactly.
     owner = (np.frexp((claiming & -claiming).astype(np.float64))[1] - 1).astype(np.int8)
     changes = np.append(True, owner[1:] != owner[:-1])[: len(owner)]
-    return Timeline(edges_ns=np.append(begin_ns[changes], times_ns[-1:]), owner=owner[changes], claimants=claimants)
+    return RankTimeline(edges_ns=np.append(begin_ns[changes], times_ns[-1:]), owner=owner[changes], claimants=claimants)

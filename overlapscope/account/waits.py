@@ -7,7 +7,7 @@ launches the bucket, where the last rank arrives, and where earlier collectives 
 
 Example: finalize begins at 100 ns. Bucket 0 ends at 130 and bucket 1 at 150, so the rank waits for bucket 0 from 100 to
 130 and for bucket 1 from 130 to 150. This rank launched bucket 1 at 90, the last rank arrived at 135, and the
-collectives before it left it a lane at 140. The reasons for bucket 1 are then ``later_rank`` from 130 to 135,
+collectives before it left it a lane at 140. The reasons for bucket 1 are then ``straggler`` from 130 to 135,
 ``behind`` from 135 to 140 and ``transfer`` from 140 to 150.
 """
 
@@ -20,17 +20,17 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from overlapscope.account.arrivals import Matched
+from overlapscope.account.arrivals import MatchedCollectives
 from overlapscope.account.by_rank import RowsByRank
 from overlapscope.account.intervals import Int64Array
-from overlapscope.model.wire import lanes_of_backend
-from overlapscope.trace.entering import entered_ns
+from overlapscope.model.wire import count_lanes
+from overlapscope.trace.entering import compute_arrival_ns
 from overlapscope.trace.format import OPS
 from overlapscope.trace.reader import Trace
 
-REASONS: Final = ("launch", "later_rank", "behind", "transfer", "unknown")
+REASONS: Final = ("launch", "straggler", "behind", "transfer", "unknown")
 """Why a bucket has not ended. ``launch``: this rank has not launched it, or its device has not got there.
-``later_rank``: another rank has not arrived. ``behind``: it is queued behind other collectives of the group.
+``straggler``: another rank has not arrived. ``behind``: it is queued behind other collectives of the group.
 ``transfer``: it is in progress. ``unknown``: one of the last three, but not all ranks left a log or their clocks can't
 be compared."""
 
@@ -41,13 +41,13 @@ LONG_AGO: Final = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Starts:
+class StartConditions:
     """Preconditions of each of the N rows of ``trace.collectives``: what has to happen before it begins.
 
     Times are on the common clock.
     """
 
-    own_ns: Int64Array
+    local_arrival_ns: Int64Array
     """(N,) When this rank arrived."""
     last_ns: Int64Array
     """(N,) When the last rank with a known arrival arrived; for a broadcast, the later of this rank and the sender."""
@@ -57,19 +57,19 @@ class Starts:
     """(N,) True if the arrivals of all ranks are known."""
     free_ns: Int64Array
     """(N,) When earlier collectives of its group left it a lane; ``LONG_AGO`` if a lane was free."""
-    freed_by: Int64Array
+    freed_by_row: Int64Array
     """(N,) Row of the collective that left the lane; ``NOBODY`` if a lane was free."""
 
 
-def starts_of(trace: Trace, matched: Matched) -> Starts:
+def find_start_conditions(trace: Trace, matched: MatchedCollectives) -> StartConditions:
     """Find what each collective has to wait for before it begins.
 
     Args:
         matched: Collectives matched across all ranks.
     """
     table = trace.collectives
-    own_ns = entered_ns(table)
-    last_ns, last_rank = own_ns.copy(), table["rank"].to_numpy(np.int64).copy()
+    local_arrival_ns = compute_arrival_ns(table)
+    last_ns, last_rank = local_arrival_ns.copy(), table["rank"].to_numpy(np.int64).copy()
     is_known = np.zeros(len(table), dtype=bool)
     if len(matched.rows):
         arrival_ns = matched.arrival_ns
@@ -85,9 +85,14 @@ def starts_of(trace: Trace, matched: Matched) -> Starts:
             matched.ranks[arrival_ns.argmax(axis=1)][:, None],
         )
         is_known[matched.rows] = set(matched.ranks.tolist()) >= {*trace.expected_ranks, *trace.ranks["rank"].tolist()}
-    free_ns, freed_by = _lanes_left(table, lanes_of_backend(str(trace.run.get("backend", ""))))
-    return Starts(
-        own_ns=own_ns, last_ns=last_ns, last_rank=last_rank, is_known=is_known, free_ns=free_ns, freed_by=freed_by
+    free_ns, freed_by_row = _find_free_lanes(table, count_lanes(str(trace.run.get("backend", ""))))
+    return StartConditions(
+        local_arrival_ns=local_arrival_ns,
+        last_ns=last_ns,
+        last_rank=last_rank,
+        is_known=is_known,
+        free_ns=free_ns,
+        freed_by_row=freed_by_row,
     )
 
 
@@ -105,34 +110,34 @@ class Waits:
     """(W,) Row in ``trace.collectives`` of the collective that is waited for."""
     reason: npt.NDArray[np.int8]
     """(W,) Index in ``REASONS``."""
-    later_rank: Int64Array
-    """(W,) Rank that is waited for if the reason is ``later_rank``; ``NOBODY`` with other reasons."""
+    straggler: Int64Array
+    """(W,) Rank that is waited for if the reason is ``straggler``; ``NOBODY`` with other reasons."""
 
     def of(self, which: npt.NDArray[np.bool_] | Int64Array) -> Waits:
         """Return the waits that a mask (W,) or indices select."""
         return Waits(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
 
 
-def waits_of(trace: Trace, starts: Starts) -> Waits:
+def compute_waits(trace: Trace, starts: StartConditions) -> Waits:
     """Compute the spans for which ranks wait for their buckets, divided by reason."""
     table, phases = trace.collectives, trace.phases
     reduced = np.flatnonzero((table["bucket"] >= 0) & table["end_ns"].notna())
-    finalise = np.flatnonzero(phases["phase"] == "finalise")
+    finalize = np.flatnonzero(phases["phase"] == "finalize")
     buckets = _Spans(*(table[name].to_numpy(np.int64, na_value=0) for name in ("launch_ns", "end_ns")))
-    handed_over_ns = _handed_over_ns(trace)
+    hand_over_ns = _find_hand_over_ns(trace)
     every_phase = _Spans(*(phases[name].to_numpy(np.int64) for name in ("start_ns", "end_ns")))
     reduced_of = RowsByRank(table["rank"].to_numpy(np.int64)[reduced])
-    finalise_of = RowsByRank(phases["rank"].to_numpy(np.int64)[finalise])
+    finalise_of = RowsByRank(phases["rank"].to_numpy(np.int64)[finalize])
     found = [_no_waits()]
     # Rank by rank, so that the arrays of one fit into processor caches.
     for rank in reduced_of.ranks:
-        rows, waiting = reduced[reduced_of[rank]], every_phase.of(finalise[finalise_of[rank]])
-        place = _in_finalise(buckets.end_ns[rows], handed_over_ns[rows], waiting)
-        order = np.lexsort((buckets.start_ns[rows], place))
-        order = order[place[order] >= 0]
-        row, place = rows[order], place[order]
-        edges_ns = _edges(row, place, buckets.end_ns[row], waiting.of(place), starts)
-        found.append(_disjoint(_divided(rank, row, edges_ns, starts)))
+        rows, waiting = reduced[reduced_of[rank]], every_phase.of(finalize[finalise_of[rank]])
+        finalize_index = _find_finalize(buckets.end_ns[rows], hand_over_ns[rows], waiting)
+        order = np.lexsort((buckets.start_ns[rows], finalize_index))
+        order = order[finalize_index[order] >= 0]
+        row, finalize_index = rows[order], finalize_index[order]
+        edges_ns = _find_reason_edges(row, finalize_index, buckets.end_ns[row], waiting.of(finalize_index), starts)
+        found.append(_remove_overlaps(_split_by_reason(rank, row, edges_ns, starts)))
     columns = {field.name: [getattr(each, field.name) for each in found] for field in fields(Waits)}
     return Waits(**{name: np.concatenate(parts) for name, parts in columns.items()})
 
@@ -148,13 +153,13 @@ class _Spans(NamedTuple):
         return _Spans(*(column[rows] for column in self))
 
 
-def _handed_over_ns(trace: Trace) -> Int64Array:
+def _find_hand_over_ns(trace: Trace) -> Int64Array:
     """Return when the result of each collective (N,) was copied to the parameters, else when the rank entered it.
 
     Gathered parameters are not copied anywhere: ranks wait for them until they have ended.
     """
     table, copies = trace.collectives, trace.copies[trace.copies["direction"] == "out"]
-    moment_ns = entered_ns(table)
+    moment_ns = compute_arrival_ns(table)
     gathered = ((table["op"] == "all_gather") & table["end_ns"].notna()).to_numpy(dtype=bool)
     moment_ns[gathered] = table["end_ns"].to_numpy(np.int64, na_value=0)[gathered]
     if copies.empty:  # gradients are views of the buckets
@@ -173,7 +178,7 @@ def _handed_over_ns(trace: Trace) -> Int64Array:
     return moment_ns
 
 
-def _in_finalise(end_ns: Int64Array, handed_over_ns: Int64Array, finalise: _Spans) -> Int64Array:
+def _find_finalize(end_ns: Int64Array, hand_over_ns: Int64Array, finalize: _Spans) -> Int64Array:
     """Return the index of the finalize that waits for each completed bucket (B,) of a rank; -1 if none does.
 
     It is the finalize that hands the bucket over or, without copies, the first that ends after the rank entered the
@@ -184,17 +189,19 @@ def _in_finalise(end_ns: Int64Array, handed_over_ns: Int64Array, finalise: _Span
     belongs to the first (0). One entered at 120 that ends at 150 belongs to the second (1), which follows at once. One
     entered at 200 that ends at 310 belongs to the third (2).
     """
-    by_end = np.argsort(finalise.end_ns, kind="stable")
-    starts_ns, ends_ns = finalise.start_ns[by_end], finalise.end_ns[by_end]
+    by_end = np.argsort(finalize.end_ns, kind="stable")
+    starts_ns, ends_ns = finalize.start_ns[by_end], finalize.end_ns[by_end]
     number = np.arange(len(by_end))
-    goes_on = np.append(starts_ns[1:] == ends_ns[:-1], False)[: len(by_end)]
-    last = np.minimum.accumulate(np.where(goes_on, len(by_end), number)[::-1])[::-1]
-    first = np.searchsorted(ends_ns, handed_over_ns)
+    is_adjacent = np.append(starts_ns[1:] == ends_ns[:-1], False)[: len(by_end)]
+    last = np.minimum.accumulate(np.where(is_adjacent, len(by_end), number)[::-1])[::-1]
+    first = np.searchsorted(ends_ns, hand_over_ns)
     found = np.maximum(first, np.searchsorted(ends_ns, end_ns))
     return np.append(by_end, -1)[np.minimum(found, np.append(last, len(by_end))[first])]
 
 
-def _edges(row: Int64Array, place: Int64Array, end_ns: Int64Array, finalise: _Spans, starts: Starts) -> Int64Array:
+def _find_reason_edges(
+    row: Int64Array, finalize_index: Int64Array, end_ns: Int64Array, finalize: _Spans, starts: StartConditions
+) -> Int64Array:
     """Return when a rank begins to wait for each bucket, and when each of the first four ``REASONS`` is over (5, B).
 
     Args:
@@ -203,30 +210,30 @@ def _edges(row: Int64Array, place: Int64Array, end_ns: Int64Array, finalise: _Sp
         end_ns: (B,) Ends of the buckets.
         finalise: (B,) The finalize that waits for each.
     """
-    from_ns = finalise.start_ns
-    latest_ns = _running_max(np.clip(end_ns, from_ns, finalise.end_ns) - from_ns, place)
-    is_first = np.append(True, place[1:] != place[:-1])[: len(place)]
+    from_ns = finalize.start_ns
+    latest_ns = _running_max(np.clip(end_ns, from_ns, finalize.end_ns) - from_ns, finalize_index)
+    is_first = np.append(True, finalize_index[1:] != finalize_index[:-1])[: len(finalize_index)]
     edges_ns = np.empty((5, len(row)), dtype=np.int64)
     edges_ns[0], edges_ns[4] = from_ns + np.where(is_first, 0, np.roll(latest_ns, 1)), from_ns + latest_ns
-    for number, moment_ns in enumerate((starts.own_ns, starts.last_ns, starts.free_ns), start=1):
+    for number, moment_ns in enumerate((starts.local_arrival_ns, starts.last_ns, starts.free_ns), start=1):
         edges_ns[number] = np.clip(moment_ns[row], edges_ns[number - 1], edges_ns[4])
     return edges_ns
 
 
-def _divided(rank: int, row: Int64Array, edges_ns: Int64Array, starts: Starts) -> Waits:
+def _split_by_reason(rank: int, row: Int64Array, edges_ns: Int64Array, starts: StartConditions) -> Waits:
     """Return the non-empty waits of a rank between the edges (5, B)."""
     reason = np.repeat(np.arange(4, dtype=np.int8)[:, None], len(row), axis=1)
     reason[2:, ~starts.is_known[row]] = REASONS.index("unknown")
     part, which = np.nonzero(edges_ns[1:] > edges_ns[:-1])
     collective, reason = row[which], reason[part, which]
-    is_late = reason == REASONS.index("later_rank")
+    is_late = reason == REASONS.index("straggler")
     return Waits(
         rank=np.full(len(which), rank, dtype=np.int64),
         start_ns=edges_ns[part, which],
         end_ns=edges_ns[part + 1, which],
         collective=collective,
         reason=reason,
-        later_rank=np.where(is_late, starts.last_rank[collective], NOBODY),
+        straggler=np.where(is_late, starts.last_rank[collective], NOBODY),
     )
 
 
@@ -238,11 +245,11 @@ def _no_waits() -> Waits:
         end_ns=nothing,
         collective=nothing,
         reason=nothing.astype(np.int8),
-        later_rank=nothing,
+        straggler=nothing,
     )
 
 
-def _disjoint(waits: Waits) -> Waits:
+def _remove_overlaps(waits: Waits) -> Waits:
     """Return the waits of one rank by time and without overlaps.
 
     Models that are reduced at the same time are waited for one by one.
@@ -266,7 +273,7 @@ def _running_max(values: Int64Array, groups: Int64Array) -> Int64Array:
     return latest
 
 
-def _lanes_left(table: pd.DataFrame, lanes: int) -> tuple[Int64Array, Int64Array]:
+def _find_free_lanes(table: pd.DataFrame, lanes: int) -> tuple[Int64Array, Int64Array]:
     """Return when a lane becomes free for each collective (N,), and the row that frees it.
 
     With L lanes that is when the L-th last to end of the earlier collectives of its rank and group ends.
@@ -279,12 +286,12 @@ def _lanes_left(table: pd.DataFrame, lanes: int) -> tuple[Int64Array, Int64Array
         own = rows_of[one]
         order = number[own][np.lexsort((launch_ns[own], group[own]))]
         for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
-            last_ns, last_by = _last_but(lanes - 1, end_ns[rows])
+            last_ns, last_by = _running_kth_largest(lanes - 1, end_ns[rows])
             left_ns[rows[1:]], left_by[rows[1:]] = last_ns[:-1], rows[last_by[:-1]]
     return left_ns, np.where(left_ns == LONG_AGO, NOBODY, left_by)
 
 
-def _last_but(others: int, end_ns: Int64Array) -> tuple[Int64Array, Int64Array]:
+def _running_kth_largest(others: int, end_ns: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Return the running (others + 1)-th largest end (n,), ``LONG_AGO`` if there is none, and its first index.
 
     Example: with ``others`` = 1 and ends [30, 10, 20], the second largest so far is [``LONG_AGO``, 10, 20].

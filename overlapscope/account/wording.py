@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from overlapscope.account.alike import Apart
+from overlapscope.account.alike import ExcludedSteps
 from overlapscope.trace.tables import PHASE_NAMES
 
 BLOCK_LABELS: Final = {
@@ -26,7 +26,7 @@ BLOCK_LABELS: Final = {
 PHASE_LABELS: Final = {name: BLOCK_LABELS.get(name, name) for name in PHASE_NAMES}
 REASON_LABELS: Final = {
     "launch": "launch",
-    "later_rank": "waiting for a later rank",
+    "straggler": "waiting for a later rank",
     "behind": "behind another bucket",
     "transfer": "transfer",
     "unknown": "can't be divided",
@@ -34,21 +34,21 @@ REASON_LABELS: Final = {
 _MOST_NUMBERS: Final = 4
 
 
-def apart_text(apart: Sequence[Apart]) -> str:
+def describe_excluded(excluded: Sequence[ExcludedSteps]) -> str:
     """Describe the excluded steps; empty if there are none.
 
     Example: ``3 to warm up (0 to 2), 1 far longer in data wait (20)``.
     """
-    return ", ".join(f"{len(one.steps):,} {_why(one)} ({_numbers(one.steps)})" for one in apart)
+    return ", ".join(f"{len(one.steps):,} {_describe_reason(one)} ({_format_steps(one.steps)})" for one in excluded)
 
 
-def left_out_text(ranks: Sequence[int]) -> str:
+def describe_uncounted_ranks(ranks: Sequence[int]) -> str:
     """Describe the ranks that are not counted in a sentence; empty if there are none."""
     names = ", ".join(map(str, ranks[:_MOST_NUMBERS])) + (" ..." if len(ranks) > _MOST_NUMBERS else "")
     return f"Left out because they finished far fewer steps: rank{'s' * (len(ranks) > 1)} {names}." if ranks else ""
 
 
-def _why(one: Apart) -> str:
+def _describe_reason(one: ExcludedSteps) -> str:
     block = f" in {BLOCK_LABELS[one.block]}" if one.block is not None else ""
     return {
         "warm-up": "to warm up",
@@ -60,7 +60,7 @@ def _why(one: Apart) -> str:
     }[one.why]
 
 
-def _numbers(steps: Sequence[int]) -> str:
+def _format_steps(steps: Sequence[int]) -> str:
     if len(steps) > 2 and steps[-1] - steps[0] == len(steps) - 1:
         return f"{steps[0]} to {steps[-1]}"
     shown = ", ".join(map(str, steps[:_MOST_NUMBERS]))

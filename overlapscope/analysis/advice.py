@@ -10,27 +10,27 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.account.alike import far_out
-from overlapscope.account.blocks import Account
+from overlapscope.account.alike import outlier_sign
+from overlapscope.account.blocks import Breakdown
 from overlapscope.account.mean_step import MeanStep
-from overlapscope.account.means import mean_of
+from overlapscope.account.means import mean_with_ci
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.models import FULLY_SHARD, describe_strategies
-from overlapscope.analysis.observations import lanes_of, observations_of, reduced_models
+from overlapscope.analysis.observations import extract_observations, find_reduced_models, get_backend_lanes
 from overlapscope.analysis.summary import Summary
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
-from overlapscope.model.calibration import CALIBRATION_FILE, Calibration, read_calibration, spans_of
+from overlapscope.model.calibration import CALIBRATION_FILE, Calibration, collect_spans, read_calibration
 from overlapscope.model.curve import Curve
-from overlapscope.model.fit import Fitted, fit
-from overlapscope.model.measured import Measured
+from overlapscope.model.fit import FittedModel, fit_model
+from overlapscope.model.measured import MeasuredSteps
 from overlapscope.model.observation import Observations
 from overlapscope.model.plan_file import PlanFile, PlannedParameter
 from overlapscope.model.recommend import Recommendation, recommend
-from overlapscope.trace.folders import imported_from
+from overlapscope.trace.folders import read_import_source
 from overlapscope.trace.reader import Trace
 
-_PREDICTED: Final = ("", "per_parameter")
+_PREDICTABLE_STRATEGIES: Final = ("", "per_parameter")
 """Strategies for which other bucket sizes can be predicted: they differ from the usual one in the buckets only."""
 
 
@@ -38,7 +38,7 @@ _PREDICTED: Final = ("", "per_parameter")
 class Advice:
     """Advice on bucket sizes, and what it is based on."""
 
-    fitted: Fitted
+    fitted: FittedModel
     recommendation: Recommendation
     parameters: tuple[PlannedParameter, ...]
     """Parameters by number, as in bucket plans."""
@@ -81,36 +81,38 @@ def advise(analysis: Analysis, calibration: Path | None = None) -> Advice:
             f"{trace.path}: the buckets of {FULLY_SHARD} are the modules that it was called on, so there is no size to "
             "choose"
         )
-    if strategy not in _PREDICTED:
+    if strategy not in _PREDICTABLE_STRATEGIES:
         raise OverlapScopeError(
             f"{trace.path}: gradients were reduced by strategy {strategy}, and what other bucket sizes would take is "
             "only known of the usual one, the backend's own all-reduce; record a few steps without it"
         )
-    if source := imported_from(trace.run):
+    if source := read_import_source(trace.run):
         raise OverlapScopeError(
             f"{trace.path}: imported from {source}, whose traces don't say when each gradient was ready and how large "
             "it is: record 20 steps or more with overlapscope record, best with --probe-buckets"
         )
-    observations = observations_of(trace)
+    observations = extract_observations(trace)
     found = _calibration(trace, calibration, observations.world_size)
-    alone, pairs = (spans_of(found.samples), spans_of(found.pairs)) if found is not None else (None, None)
-    fitted = fit(observations, lanes=lanes_of(trace), calibration=alone, pairs=pairs)
+    alone, pairs = (collect_spans(found.samples), collect_spans(found.pairs)) if found is not None else (None, None)
+    fitted = fit_model(observations, lanes=get_backend_lanes(trace), calibration=alone, pairs=pairs)
     return Advice(
         fitted=fitted,
         recommendation=recommend(
             fitted,
             hosts=trace.ranks["host"].nunique(),
-            measured=measured_of(observations, analysis.account, analysis.summary),
-            if_alike=math.nan if stragglers is None else stragglers.saved_if_alike.step.value / stragglers.step_time_ns,
+            measured=summarize_measured_plans(observations, analysis.account, analysis.summary),
+            gain_if_equal_ranks=math.nan
+            if stragglers is None
+            else stragglers.saved_if_ranks_equal.step.value / stragglers.step_time_ns,
         ),
         parameters=_parameters(trace),
         is_calibrated=found is not None,
-        other_models=len(reduced_models(trace)) - 1,
+        other_models=len(find_reduced_models(trace)) - 1,
         missing_ranks=max(0, observations.world_size - len(trace.ranks)),
     )
 
 
-def predicted_step(mean: MeanStep, curve: Curve, place: int) -> MeanStep:
+def predict_mean_step(mean: MeanStep, curve: Curve, plan_index: int) -> MeanStep:
     """Return the breakdown of a predicted step.
 
     Args:
@@ -119,15 +121,15 @@ def predicted_step(mean: MeanStep, curve: Curve, place: int) -> MeanStep:
     """
     predicted = curve.predicted
     changed_ns = {
-        "backward": mean.blocks["backward"].value + float(predicted.backward_ns[place]),
-        "copies": mean.blocks["copies"].value + float(predicted.copies_ns[place]),
-        "exposed": float(predicted.exposed_ns[place]),
+        "backward": mean.blocks["backward"].value + float(predicted.backward_ns[plan_index]),
+        "copies": mean.blocks["copies"].value + float(predicted.copies_ns[plan_index]),
+        "exposed": float(predicted.exposed_ns[plan_index]),
     }
     changed = {name: Interval(value=ns, low=math.nan, high=math.nan) for name, ns in changed_ns.items()}
-    return MeanStep(step=curve.step_of(place), blocks={**mean.blocks, **changed})
+    return MeanStep(step=curve.step_of(plan_index), blocks={**mean.blocks, **changed})
 
 
-def measured_of(observations: Observations, account: Account, summary: Summary) -> Measured | None:
+def summarize_measured_plans(observations: Observations, account: Breakdown, summary: Summary) -> MeasuredSteps | None:
     """Return the mean step with the plan that most steady steps were reduced with, and mean step times of other plans.
 
     None if no steady step has observations.
@@ -139,16 +141,16 @@ def measured_of(observations: Observations, account: Account, summary: Summary) 
         return None
     usual = votes.most_common(1)[0][0]
     step_ns = (account.end_ns - account.start_ns)[alike.finished_rows].mean(axis=1)
-    unusual = [step for apart in alike.apart if apart.why != "other buckets" for step in apart.steps]
+    unusual = [step for excluded in alike.excluded if excluded.why != "other buckets" for step in excluded.steps]
     others_ns = {}
     for plan, buckets in enumerate(observations.plans):
-        settled = (observations.plan == plan) & (observations.plan_before == plan)
+        settled = (observations.plan == plan) & (observations.previous_plan == plan)
         counted = np.isin(alike.finished, observations.steps[settled])
         counted &= ~np.isin(alike.finished, unusual)
-        counted &= far_out(step_ns, counted) == 0
+        counted &= outlier_sign(step_ns, counted) == 0
         if plan != usual and counted.any():
-            (others_ns[buckets],) = mean_of(step_ns[counted, None])
-    return Measured(
+            (others_ns[buckets],) = mean_with_ci(step_ns[counted, None])
+    return MeasuredSteps(
         plan=observations.plans[usual],
         step_ns=summary.mean.step,
         exposed_ns=summary.mean.blocks["exposed"].value,
@@ -171,18 +173,18 @@ def _calibration(trace: Trace, path: Path | None, world_size: int) -> Calibratio
     is_known = len(hosts) == world_size and "unknown" not in set(hosts)
     if is_known and hosts.nunique() != len(set(found.hosts)):
         raise OverlapScopeError(
-            f"{path}: was measured on {_hosts(set(found.hosts))}, but the recording is from {_hosts(set(hosts))}: "
+            f"{path}: was measured on {_count_hosts(set(found.hosts))}, but the recording is from {_count_hosts(set(hosts))}: "
             f"links within a host and between hosts differ, so calibrate where the training runs"
         )
     return found
 
 
-def _hosts(names: set[str]) -> str:
+def _count_hosts(names: set[str]) -> str:
     return "1 host" if len(names) == 1 else f"{len(names)} hosts"
 
 
 def _parameters(trace: Trace) -> tuple[PlannedParameter, ...]:
-    plans = trace.plans[trace.plans["model"] == reduced_models(trace)[0]]
+    plans = trace.plans[trace.plans["model"] == find_reduced_models(trace)[0]]
     rows = plans.drop_duplicates("parameter").sort_values("parameter")
     columns = (rows[name].tolist() for name in ("name", "shape", "dtype", "bytes"))
     return tuple(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from overlapscope.account.alike import first_step_after_warm_up
-from overlapscope.account.blocks import Account, account_of
-from overlapscope.analysis.cycles import Cycles, cycles_of
+from overlapscope.account.alike import find_first_step_after_warm_up
+from overlapscope.account.blocks import Breakdown, compute_breakdown
+from overlapscope.analysis.cycles import Cycles, build_cycles
 from overlapscope.analysis.replay import Replay
-from overlapscope.analysis.stragglers import Stragglers, stragglers_in
-from overlapscope.analysis.summary import Summary, summarise
+from overlapscope.analysis.stragglers import Stragglers, find_stragglers
+from overlapscope.analysis.summary import Summary, summarize
 from overlapscope.trace.reader import Trace
 
 
@@ -20,14 +20,14 @@ class Analysis:
         self.trace = trace
 
     @cached_property
-    def account(self) -> Account:
+    def account(self) -> Breakdown:
         """Compute the breakdown of every step of every rank."""
-        return account_of(self.trace)
+        return compute_breakdown(self.trace)
 
     @cached_property
     def summary(self) -> Summary:
         """Summarize that breakdown."""
-        return summarise(self.trace, self.account)
+        return summarize(self.trace, self.account)
 
     @cached_property
     def cycles(self) -> Cycles | None:
@@ -35,7 +35,7 @@ class Analysis:
 
         None if ranks can't be compared; ``sentences.why_none`` gives the reason.
         """
-        return cycles_of(self.trace, self.account, first_step_after_warm_up(self.trace.steps))
+        return build_cycles(self.trace, self.account, find_first_step_after_warm_up(self.trace.steps))
 
     @cached_property
     def replay(self) -> Replay | None:
@@ -45,4 +45,4 @@ class Analysis:
     @cached_property
     def stragglers(self) -> Stragglers | None:
         """Find the ranks that make the others wait; None without cycles."""
-        return None if self.cycles is None else stragglers_in(self.trace, self.cycles, self.summary)
+        return None if self.cycles is None else find_stragglers(self.trace, self.cycles, self.summary)

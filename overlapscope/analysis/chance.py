@@ -9,7 +9,7 @@ _NEGLIGIBLE: Final = 1e-12
 """Share of a sum below which a term, and the even smaller ones after it, can be dropped."""
 
 
-def chance_of_at_least(hits: int, tries: int, share: float) -> float:
+def binomial_tail(hits: int, tries: int, share: float) -> float:
     """Return the probability of at least that many hits in independent tries that each hit with probability ``share``.
 
     Example: at least 2 hits in 3 tries with probability 0.5 have probability 0.5 (3/8 + 1/8).
@@ -22,14 +22,14 @@ def chance_of_at_least(hits: int, tries: int, share: float) -> float:
         return 1.0
     total = 0.0
     for count in range(hits, tries + 1):
-        term = math.exp(_log_ways(tries, count) + count * math.log(share) + (tries - count) * math.log1p(-share))
+        term = math.exp(_log_binomial(tries, count) + count * math.log(share) + (tries - count) * math.log1p(-share))
         total += term
         if count > share * tries and term < _NEGLIGIBLE * total:
             break
     return min(1.0, total)
 
 
-def chance_of_runs(runs: int, hits: int, tries: int) -> float:
+def runs_test_p_value(runs: int, hits: int, tries: int) -> float:
     """Return the probability that hits in random order among tries form at most that many runs.
 
     Wald and Wolfowitz, "On a test whether two samples are from the same population", 1940.
@@ -39,12 +39,14 @@ def chance_of_runs(runs: int, hits: int, tries: int) -> float:
     if hits < 1:
         return 1.0
     total = sum(
-        math.exp(_log_ways(hits - 1, count - 1) + _log_ways(tries - hits + 1, count) - _log_ways(tries, hits))
+        math.exp(
+            _log_binomial(hits - 1, count - 1) + _log_binomial(tries - hits + 1, count) - _log_binomial(tries, hits)
+        )
         for count in range(1, min(runs, hits, tries - hits + 1) + 1)
     )
     return min(1.0, total)
 
 
-def _log_ways(of: int, taken: int) -> float:
+def _log_binomial(of: int, taken: int) -> float:
     """Return the logarithm of the number of ways to choose some items out of so many."""
     return math.lgamma(of + 1) - math.lgamma(taken + 1) - math.lgamma(of - taken + 1)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 
-def choice_sentences(run: Mapping[str, Any]) -> list[str]:
+def describe_auto_choices(run: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each decision, or on why there is none.
 
     Args:

@@ -22,15 +22,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.account.arrivals import Matched
-from overlapscope.account.blocks import BLOCKS, Account
+from overlapscope.account.arrivals import MatchedCollectives
+from overlapscope.account.blocks import BLOCKS, Breakdown
 from overlapscope.account.by_rank import Rows, RowsByRank
 from overlapscope.account.intervals import Int64Array
 from overlapscope.trace.format import OPS
 from overlapscope.trace.reader import Trace
 
 CAUSES: Final = (
-    "carried_over",
+    "release_skew",
     "copies",
     "optimizer",
     "data_wait",
@@ -42,31 +42,31 @@ CAUSES: Final = (
     "collectives",
     "gc",
 )
-"""Causes that local time is divided into, in the order of a cycle. ``carried_over``: the rank was released later than
+"""Causes that local time is divided into, in the order of a cycle. ``release_skew``: the rank was released later than
 the others, because the previous step's communication ended later for it. ``copies``: averages out of buckets. The
 others are blocks of the breakdown; ``between`` also holds what is in none of them."""
 
-GROUPS: Final = {
+CAUSE_GROUPS: Final = {
     "compute": ("copies", "optimizer", "forward", "between", "backward"),
     "data_wait": ("data_wait",),
     "loop": ("loop",),
     "evaluation": ("evaluation",),
     "gc": ("gc",),
-    "carried_over": ("carried_over",),
+    "release_skew": ("release_skew",),
     "collectives": ("collectives",),
 }
 """Causes that belong together: a slow processor shows in all phases that compute, and none of them alone is as reliable
 a sign."""
 
-Kind = tuple[tuple[int, int], ...]
+StepKind = tuple[tuple[int, int], ...]
 """What a step reduces: bucket and bytes of each of its all-reduces, in order."""
 
-BLAMED: Final = ("compute", "data_wait", "loop", "evaluation", "gc", "carried_over")
+BLAMABLE_GROUPS: Final = ("compute", "data_wait", "loop", "evaluation", "gc", "release_skew")
 """Groups that a rank can be blamed for. In a collective issued by user code it waits for others."""
 
-_OF_BLOCKS: Final = [place for place, name in enumerate(CAUSES) if name in BLOCKS and name != "between"]
+_BLOCK_CAUSES: Final = [index for index, name in enumerate(CAUSES) if name in BLOCKS and name != "between"]
 """Indices in ``CAUSES`` of the causes that are blocks."""
-_BLOCKS: Final = [BLOCKS.index(CAUSES[place]) for place in _OF_BLOCKS]
+_BLOCKS: Final = [BLOCKS.index(CAUSES[index]) for index in _BLOCK_CAUSES]
 """Indices in ``BLOCKS`` of the same."""
 
 
@@ -90,7 +90,7 @@ class Cycles:
     begin_ns: Int64Array
     """(S,) When the median rank was released by the previous step, on the common clock."""
     own_ns: Int64Array
-    """(C, S, R) Local time by cause; ``carried_over`` may be negative."""
+    """(C, S, R) Local time by cause; ``release_skew`` may be negative."""
     lead_ns: Int64Array
     """(S, R, K) How long before its last arrival of the cycle a rank arrives at each all-reduce."""
     arrival_ns: Int64Array
@@ -128,22 +128,22 @@ class Cycles:
 
     def lateness_of(self, step: int) -> dict[int, int]:
         """Return the lateness in one step by rank; empty if it has no cycle."""
-        place = np.flatnonzero(self.steps == step)
-        return dict(zip(self.ranks.tolist(), self.lateness_ns[place[0]].tolist(), strict=True)) if len(place) else {}
+        index = np.flatnonzero(self.steps == step)
+        return dict(zip(self.ranks.tolist(), self.lateness_ns[index[0]].tolist(), strict=True)) if len(index) else {}
 
     @property
     def transfer_ns(self) -> Int64Array:
         """Return the time of each all-reduce after all ranks have arrived and the previous one is over (S, K)."""
-        return self.end_ns - np.maximum(self.arrival_ns.max(axis=1), shifted(self.end_ns))
+        return self.end_ns - np.maximum(self.arrival_ns.max(axis=1), previous_ends(self.end_ns))
 
 
-def cycles_of(trace: Trace, account: Account, first_step: int = 0, usual: Kind | None = None) -> Cycles | None:
+def build_cycles(trace: Trace, account: Breakdown, first_step: int = 0, usual: StepKind | None = None) -> Cycles | None:
     """Arrange a recording in cycles.
 
     Args:
         account: Breakdown of the recording.
         first_step: Earlier steps are left out as warm-up.
-        usual: What the steps of a cycle reduce, from ``usual_kind``. Needed if this is only a part of a recording.
+        usual: What the steps of a cycle reduce, from ``find_most_common_kind``. Needed if this is only a part of a recording.
 
     Returns:
         None if there are fewer than two ranks on one clock, or no two consecutive steps with the same all-reduces.
@@ -153,31 +153,31 @@ def cycles_of(trace: Trace, account: Account, first_step: int = 0, usual: Kind |
     matched = account.matched
     ranks = matched.ranks
     reduced, broadcast = (matched.of(matched.op == OPS.index(op)) for op in ("all_reduce", "broadcast"))
-    kinds = _kinds_of(reduced)
-    usual = usual_kind({kind: len(steps) for kind, steps in kinds.items()}) if usual is None else usual
+    kinds = _group_by_kind(reduced)
+    usual = find_most_common_kind({kind: len(steps) for kind, steps in kinds.items()}) if usual is None else usual
     steps = kinds.get(usual, np.zeros(0, dtype=np.int64))
     steps = steps[np.isin(steps - 1, reduced.step) & (steps > first_step)]
     if len(ranks) < 2 or not len(steps):
         return None
-    newest = reduced.of(np.isin(reduced.step, steps))
-    shape = (len(steps), newest.arrival_ns.size // (len(steps) * len(ranks)), len(ranks))
-    arrival_ns = newest.arrival_ns.reshape(shape).transpose(0, 2, 1)
-    end_ns = newest.end_ns.reshape(shape)
-    released_ns = _last_of_step(reduced, steps - 1)
+    latest = reduced.of(np.isin(reduced.step, steps))
+    shape = (len(steps), latest.arrival_ns.size // (len(steps) * len(ranks)), len(ranks))
+    arrival_ns = latest.arrival_ns.reshape(shape).transpose(0, 2, 1)
+    end_ns = latest.end_ns.reshape(shape)
+    released_ns = _find_release_ns(reduced, steps - 1)
     begin_ns = lower_median(released_ns, axis=1)
     last_arrival_ns = arrival_ns[:, :, -1]
 
     own_ns = np.zeros((len(CAUSES), len(steps), len(ranks)), dtype=np.int64)
-    own_ns[CAUSES.index("carried_over")] = released_ns - begin_ns[:, None]
+    own_ns[CAUSES.index("release_skew")] = released_ns - begin_ns[:, None]
     steps_of = RowsByRank(account.rank)
-    for place, rank in enumerate(ranks.tolist()):
-        timeline, from_ns, until_ns = account.timelines[rank], released_ns[:, place], last_arrival_ns[:, place]
-        own_ns[_OF_BLOCKS, :, place] = timeline.within(from_ns, until_ns)[:, _BLOCKS].T
+    for index, rank in enumerate(ranks.tolist()):
+        timeline, from_ns, until_ns = account.timelines[rank], released_ns[:, index], last_arrival_ns[:, index]
+        own_ns[_BLOCK_CAUSES, :, index] = timeline.within(from_ns, until_ns)[:, _BLOCKS].T
         # Copies into buckets count as backward here: that is when they happen.
         step_begin_ns = np.clip(_step_begins(account, steps_of[rank], steps), from_ns, until_ns)
         copied_in_ns = timeline.within(step_begin_ns, until_ns)[:, BLOCKS.index("copies")]
-        own_ns[CAUSES.index("copies"), :, place] -= copied_in_ns
-        own_ns[CAUSES.index("backward"), :, place] += copied_in_ns
+        own_ns[CAUSES.index("copies"), :, index] -= copied_in_ns
+        own_ns[CAUSES.index("backward"), :, index] += copied_in_ns
     blocked_ns, broadcast_ns = _broadcasts(broadcast, steps, len(ranks))
     own_ns[CAUSES.index("between")] += last_arrival_ns - begin_ns[:, None] - blocked_ns - own_ns.sum(axis=0)
     finished_ns = np.maximum.accumulate(lower_median(end_ns, axis=2), axis=1) - begin_ns[:, None]
@@ -186,8 +186,8 @@ def cycles_of(trace: Trace, account: Account, first_step: int = 0, usual: Kind |
         steps=steps,
         missing_ranks=max(0, len(trace.expected_ranks) - len(ranks)),
         left_out=max(0, trace.steps["step"].nunique() - len(steps)),
-        buckets=newest.bucket[: shape[1]],
-        bytes=newest.bytes[: shape[1]],
+        buckets=latest.bucket[: shape[1]],
+        bytes=latest.bytes[: shape[1]],
         begin_ns=begin_ns,
         own_ns=own_ns,
         lead_ns=last_arrival_ns[:, :, None] - arrival_ns,
@@ -198,19 +198,19 @@ def cycles_of(trace: Trace, account: Account, first_step: int = 0, usual: Kind |
     )
 
 
-def causes_of(group: str) -> list[int]:
+def get_cause_indices(group: str) -> list[int]:
     """Return the indices in ``CAUSES`` of the causes of a group."""
-    return [CAUSES.index(name) for name in GROUPS[group]]
+    return [CAUSES.index(name) for name in CAUSE_GROUPS[group]]
 
 
-def middle_ranks(own_ns: Int64Array, group: str) -> Int64Array:
+def find_median_ranks(own_ns: Int64Array, group: str) -> Int64Array:
     """Return the index of the median rank of each cycle (S,) by the time (C, S, R) that ranks take for a group.
 
     Of an even number of ranks it is the lower of the two in the middle, of two ranks the faster one: a time that one of
     them really took. It is one rank for all causes of the group; the median of each cause separately would be faster
     than any rank.
     """
-    total_ns = own_ns[causes_of(group)].sum(axis=0)
+    total_ns = own_ns[get_cause_indices(group)].sum(axis=0)
     middle = (total_ns.shape[1] - 1) // 2
     return np.argpartition(total_ns, middle, axis=1)[:, middle]
 
@@ -224,7 +224,7 @@ def lower_median(values: Int64Array, axis: int) -> Int64Array:
     return np.take(np.partition(values, middle, axis=axis), middle, axis=axis)
 
 
-def shifted(end_ns: Int64Array) -> Int64Array:
+def previous_ends(end_ns: Int64Array) -> Int64Array:
     """Return the end of the previous all-reduce (S, K); that of the previous step is time 0.
 
     Example: ends [[30, 50]] give [[0, 30]].
@@ -232,25 +232,25 @@ def shifted(end_ns: Int64Array) -> Int64Array:
     return np.concatenate([np.zeros_like(end_ns[:, :1]), end_ns[:, :-1]], axis=1)
 
 
-def _step_begins(account: Account, own: Rows, steps: Int64Array) -> Int64Array:
+def _step_begins(account: Breakdown, own: Rows, steps: Int64Array) -> Int64Array:
     """Return when a rank ended the step before each step (S,); 0 if it has not.
 
     Args:
         own: Rows of the rank in the breakdown.
     """
-    place = np.searchsorted(account.step[own], steps - 1)
-    begins_ns = np.append(account.end_ns[own], 0)[place]
+    index = np.searchsorted(account.step[own], steps - 1)
+    begins_ns = np.append(account.end_ns[own], 0)[index]
     begins_ns[~np.isin(steps - 1, account.step[own])] = 0
     return begins_ns
 
 
-def kinds_in(account: Account) -> dict[Kind, Int64Array]:
+def group_steps_by_kind(account: Breakdown) -> dict[StepKind, Int64Array]:
     """Return the steps of each kind, ascending."""
     matched = account.matched
-    return _kinds_of(matched.of(matched.op == OPS.index("all_reduce")))
+    return _group_by_kind(matched.of(matched.op == OPS.index("all_reduce")))
 
 
-def usual_kind(steps: Mapping[Kind, int]) -> Kind:
+def find_most_common_kind(steps: Mapping[StepKind, int]) -> StepKind:
     """Return what most steps reduce; () if there are no steps.
 
     That is the most frequent number of all-reduces, and of the steps with that many the most frequent buckets and
@@ -266,36 +266,36 @@ def usual_kind(steps: Mapping[Kind, int]) -> Kind:
     return min((kind for kind in steps if len(kind) == count), key=lambda kind: (-steps[kind], kind), default=())
 
 
-def _kinds_of(reduced: Matched) -> dict[Kind, Int64Array]:
+def _group_by_kind(reduced: MatchedCollectives) -> dict[StepKind, Int64Array]:
     steps, first, counts = np.unique(reduced.step, return_index=True, return_counts=True)
-    found: dict[Kind, Int64Array] = {}
+    found: dict[StepKind, Int64Array] = {}
     for count in np.unique(counts).tolist():
-        place = first[counts == count][:, None] + np.arange(count)
-        looks, which = np.unique(
-            np.concatenate([reduced.bucket[place], reduced.bytes[place]], axis=1), axis=0, return_inverse=True
+        index = first[counts == count][:, None] + np.arange(count)
+        contents, which = np.unique(
+            np.concatenate([reduced.bucket[index], reduced.bytes[index]], axis=1), axis=0, return_inverse=True
         )
-        for number, look in enumerate(looks.tolist()):
-            kind = tuple(zip(look[:count], look[count:], strict=True))
+        for number, content in enumerate(contents.tolist()):
+            kind = tuple(zip(content[:count], content[count:], strict=True))
             found[kind] = steps[counts == count][which.ravel() == number]
     return found
 
 
-def _last_of_step(reduced: Matched, steps: Int64Array) -> Int64Array:
+def _find_release_ns(reduced: MatchedCollectives, steps: Int64Array) -> Int64Array:
     """Return when the last all-reduce of each step ended on each rank (S, R)."""
     known, first = np.unique(reduced.step, return_index=True)
     return np.maximum.reduceat(reduced.end_ns, first, axis=0)[np.searchsorted(known, steps)]
 
 
-def _broadcasts(broadcasts: Matched, steps: Int64Array, ranks: int) -> tuple[Int64Array, Int64Array]:
+def _broadcasts(broadcasts: MatchedCollectives, steps: Int64Array, ranks: int) -> tuple[Int64Array, Int64Array]:
     """Return how long the broadcasts of a cycle block each rank, and how much of that is transfer, not waiting (S, R).
 
     Buffers come from the lowest rank; a rank that arrives before it waits.
     """
-    place = np.searchsorted(steps, broadcasts.step)
+    index = np.searchsorted(steps, broadcasts.step)
     blocked_ns, transfer_ns = np.zeros((2, len(steps), ranks), dtype=np.int64)
     known = np.isin(broadcasts.step, steps)
     arrival_ns, end_ns = broadcasts.arrival_ns[known], broadcasts.end_ns[known]
     both_ns = np.maximum(arrival_ns, arrival_ns[:, :1])
-    np.add.at(blocked_ns, place[known], end_ns - arrival_ns)
-    np.add.at(transfer_ns, place[known], np.maximum(end_ns - both_ns, 0))
+    np.add.at(blocked_ns, index[known], end_ns - arrival_ns)
+    np.add.at(transfer_ns, index[known], np.maximum(end_ns - both_ns, 0))
     return blocked_ns, transfer_ns

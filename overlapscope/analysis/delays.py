@@ -13,47 +13,52 @@ from typing import Final
 import numpy as np
 
 from overlapscope.account.intervals import Int64Array
-from overlapscope.analysis.cycles import BLAMED, CAUSES, GROUPS, Cycles, causes_of
+from overlapscope.analysis.cycles import BLAMABLE_GROUPS, CAUSE_GROUPS, CAUSES, Cycles, get_cause_indices
 from overlapscope.analysis.finding import Finding
-from overlapscope.analysis.own_doing import LEAST_PAUSE_STEPS, against_others, own_doing, significance_of
+from overlapscope.analysis.own_doing import (
+    MIN_PAUSE_STEPS,
+    excess_over_peers,
+    get_significance_level,
+    keep_rank_specific,
+)
 from overlapscope.analysis.patterns import DelayPattern, find_patterns
 from overlapscope.analysis.replay import Replay, Times, median_ns
-from overlapscope.analysis.savings import mean_over_cycles, saving_of
+from overlapscope.analysis.savings import compute_saving, mean_over_cycles
 
-LEAST_COST_SHARE: Final = 0.01
+MIN_COST_SHARE: Final = 0.01
 """Minimum cost of a finding, as a share of the step time."""
 
-LEAST_DELAY_SHARE: Final = 0.02
+MIN_DELAY_SHARE: Final = 0.02
 """Minimum delay, as a share of the step time: healthy ranks differ by less."""
 
 
-def delay_findings(replay: Replay, hosts: dict[int, str], step_time_ns: float) -> list[Finding]:
+def find_delays(replay: Replay, hosts: dict[int, str], step_time_ns: float) -> list[Finding]:
     """Return all delays, including those that are not worth reporting.
 
     Args:
         hosts: Host of each rank.
     """
     delays = []
-    for group in BLAMED:
-        series_ns = against_others(replay.recorded.own_ns[causes_of(group)].sum(axis=0))
-        for place in _places_worth_a_look(series_ns, step_time_ns):
-            delays += _delays_of(replay.cycles, group, series_ns, place, step_time_ns)
-    return [_judge(replay, delay, hosts, step_time_ns) for delay in _merge_by_host(replay.cycles, delays, hosts)]
+    for group in BLAMABLE_GROUPS:
+        series_ns = excess_over_peers(replay.recorded.own_ns[get_cause_indices(group)].sum(axis=0))
+        for index in _find_candidate_ranks(series_ns, step_time_ns):
+            delays += _find_delays_of_rank(replay.cycles, group, series_ns, index, step_time_ns)
+    return [_make_finding(replay, delay, hosts, step_time_ns) for delay in _merge_by_host(replay.cycles, delays, hosts)]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Delay:
     """A delay pattern in one group of causes of some ranks, from which a finding is made."""
 
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     """Indices of the ranks."""
     group: str
     pattern: DelayPattern
 
     def excess(self, replay: Replay) -> Times:
         """Return the delay alone: the excess in delayed cycles over the usual excess of these ranks in other cycles."""
-        causes = causes_of(self.group)
-        excess = replay.excess_of(self.places).restricted(causes)
+        causes = get_cause_indices(self.group)
+        excess = replay.excess_of(self.indices).restricted(causes)
         if self.pattern.kind == "persistent":
             return excess
         where, others = self.pattern.where, ~self.pattern.where
@@ -65,41 +70,43 @@ class _Delay:
         return excess.minus(usual).restricted(causes, where)
 
 
-def _places_worth_a_look(series_ns: Int64Array, step_time_ns: float) -> list[int]:
+def _find_candidate_ranks(series_ns: Int64Array, step_time_ns: float) -> list[int]:
     """Return the indices of ranks that are late often enough, or once by enough, to matter.
 
     The other ranks need no statistics.
     """
     late_ns = np.maximum(series_ns, 0)
-    is_costly = late_ns.mean(axis=0) >= LEAST_COST_SHARE * step_time_ns / 2
-    has_paused = late_ns.max(axis=0) >= LEAST_PAUSE_STEPS * step_time_ns
-    places: list[int] = np.flatnonzero(is_costly | has_paused).tolist()
-    return places
+    is_costly = late_ns.mean(axis=0) >= MIN_COST_SHARE * step_time_ns / 2
+    has_paused = late_ns.max(axis=0) >= MIN_PAUSE_STEPS * step_time_ns
+    indices: list[int] = np.flatnonzero(is_costly | has_paused).tolist()
+    return indices
 
 
-def _delays_of(cycles: Cycles, group: str, series_ns: Int64Array, place: int, step_time_ns: float) -> list[_Delay]:
+def _find_delays_of_rank(
+    cycles: Cycles, group: str, series_ns: Int64Array, index: int, step_time_ns: float
+) -> list[_Delay]:
     """Find the delays of one rank in one group of causes.
 
     Args:
-        series_ns: (S, R) From ``against_others``.
+        series_ns: (S, R) From ``excess_over_peers``.
     """
-    least_ns = LEAST_DELAY_SHARE * step_time_ns
-    if group == "carried_over":  # the only cause that compares clocks of two ranks
+    least_ns = MIN_DELAY_SHARE * step_time_ns
+    if group == "release_skew":  # the only cause that compares clocks of two ranks
         least_ns = max(least_ns, 2 * cycles.clock_error_ns)
     patterns = find_patterns(
-        series_ns[:, place],
+        series_ns[:, index],
         cycles.steps,
         least_ns,
-        significance=significance_of(cycles),
-        others=_compared_with(cycles, [place]),
+        significance=get_significance_level(cycles),
+        others=_name_reference(cycles, [index]),
     )
-    own = (own_doing(pattern, series_ns, place, cycles, step_time_ns) for pattern in patterns)
-    return [_Delay(places=(place,), group=group, pattern=pattern) for pattern in own if pattern is not None]
+    own = (keep_rank_specific(pattern, series_ns, index, cycles, step_time_ns) for pattern in patterns)
+    return [_Delay(indices=(index,), group=group, pattern=pattern) for pattern in own if pattern is not None]
 
 
-def _compared_with(cycles: Cycles, places: Sequence[int]) -> str:
+def _name_reference(cycles: Cycles, indices: Sequence[int]) -> str:
     """Name the reference that ranks are compared with; two ranks have no median."""
-    return f"rank {cycles.ranks[1 - places[0]]}" if len(cycles.ranks) == 2 else "the median rank"
+    return f"rank {cycles.ranks[1 - indices[0]]}" if len(cycles.ranks) == 2 else "the median rank"
 
 
 def _merge_by_host(cycles: Cycles, delays: list[_Delay], hosts: dict[int, str]) -> list[_Delay]:
@@ -108,11 +115,11 @@ def _merge_by_host(cycles: Cycles, delays: list[_Delay], hosts: dict[int, str]) 
     Only a host with several ranks is merged, and only if there are other hosts.
     """
     places_of_host: dict[str, list[int]] = {}
-    for place, rank in enumerate(cycles.ranks.tolist()):
-        places_of_host.setdefault(hosts.get(rank, "unknown"), []).append(place)
+    for index, rank in enumerate(cycles.ranks.tolist()):
+        places_of_host.setdefault(hosts.get(rank, "unknown"), []).append(index)
     alike: dict[tuple[str, str, str, int | None], list[_Delay]] = {}
     for delay in delays:
-        host = hosts.get(int(cycles.ranks[delay.places[0]]), "unknown")
+        host = hosts.get(int(cycles.ranks[delay.indices[0]]), "unknown")
         alike.setdefault((host, delay.group, delay.pattern.kind, delay.pattern.period), []).append(delay)
     merged: list[_Delay] = []
     for (host, *_), parts in alike.items():
@@ -120,33 +127,33 @@ def _merge_by_host(cycles: Cycles, delays: list[_Delay], hosts: dict[int, str]) 
         in_the_same_steps = all((where & part.pattern.where).sum() * 2 > part.pattern.where.sum() for part in parts)
         if in_the_same_steps and 1 < len(parts) == len(places_of_host[host]) < len(cycles.ranks):
             middle = sorted(parts, key=lambda part: part.pattern.p_value)[len(parts) // 2]
-            places = tuple(place for part in parts for place in part.places)
-            merged.append(_Delay(places=places, group=parts[0].group, pattern=replace(middle.pattern, where=where)))
+            indices = tuple(index for part in parts for index in part.indices)
+            merged.append(_Delay(indices=indices, group=parts[0].group, pattern=replace(middle.pattern, where=where)))
         else:
             merged += parts
     return merged
 
 
-def _judge(replay: Replay, delay: _Delay, hosts: dict[int, str], step_time_ns: float) -> Finding:
+def _make_finding(replay: Replay, delay: _Delay, hosts: dict[int, str], step_time_ns: float) -> Finding:
     """Compute the cost and the saving of a delay by replay."""
     excess = delay.excess(replay)
-    costs_ns = replay.ideal_but_ns(delay.places, excess) - replay.ideal_ns
-    without, where = replay.without(delay.places, excess), delay.pattern.where
+    costs_ns = replay.ideal_except_ns(delay.indices, excess) - replay.ideal_ns
+    without, where = replay.without(delay.indices, excess), delay.pattern.where
     by_cause_ns = excess.own_ns[:, where].mean(axis=(1, 2))
     late_ns = excess.own_ns.sum(axis=0).mean(axis=1)
-    ranks = tuple(int(rank) for rank in replay.cycles.ranks[list(delay.places)])
+    ranks = tuple(int(rank) for rank in replay.cycles.ranks[list(delay.indices)])
     return Finding(
         ranks=ranks,
         host=hosts.get(ranks[0]) if len(ranks) > 1 else None,
         link=None,
         cause=delay.group,
-        parts_ns={name: float(by_cause_ns[CAUSES.index(name)]) for name in GROUPS[delay.group]},
-        compared_with=_compared_with(replay.cycles, delay.places),
+        parts_ns={name: float(by_cause_ns[CAUSES.index(name)]) for name in CAUSE_GROUPS[delay.group]},
+        compared_with=_name_reference(replay.cycles, delay.indices),
         pattern=delay.pattern,
         steps=replay.cycles.steps[where],
         worst_step=int(replay.cycles.steps[np.where(where, late_ns, -np.inf).argmax()]),
         delay_ns=float(late_ns[where].mean()),
         cost=mean_over_cycles(costs_ns, where),
-        saving=saving_of(replay, without, replay.length_ns(without), where),
+        saving=compute_saving(replay, without, replay.length_ns(without), where),
         cost_share=float(costs_ns.mean()) / step_time_ns,
     )

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.account.intervals import Int64Array, union
+from overlapscope.account.intervals import Int64Array, merge_intervals
 
 NO_CATEGORY = 255
 """Category of a pixel in which nothing happens."""
@@ -126,11 +126,11 @@ def index_spans(
     if np.any(starts_ns[1:] < ends_ns[:-1]):
         reach_ns, sorted_ends_ns = np.maximum.accumulate(ends_ns), np.sort(ends_ns)
         stack = _stack(starts_ns, ends_ns)
-        _, busy_starts_ns, busy_ends_ns = union(np.zeros(len(starts_ns), dtype=np.int64), starts_ns, ends_ns)
-        stretch = np.maximum(np.searchsorted(busy_starts_ns, starts_ns, side="right") - 1, 0)
+        _, busy_starts_ns, busy_ends_ns = merge_intervals(np.zeros(len(starts_ns), dtype=np.int64), starts_ns, ends_ns)
+        busy_interval = np.maximum(np.searchsorted(busy_starts_ns, starts_ns, side="right") - 1, 0)
         heights = np.zeros(max(1, len(busy_starts_ns)), dtype=np.uint16)
-        np.maximum.at(heights, stretch, stack + np.uint16(1))
-        stack_heights = heights[stretch]
+        np.maximum.at(heights, busy_interval, stack + np.uint16(1))
+        stack_heights = heights[busy_interval]
     else:
         reach_ns = sorted_ends_ns = busy_ends_ns = ends_ns
         busy_starts_ns = starts_ns

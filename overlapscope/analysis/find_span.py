@@ -17,7 +17,7 @@ _BUCKET: Final = re.compile(r"bucket\s*(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SearchHit:
     """A step, or a span within one."""
 
     step: int
@@ -27,7 +27,7 @@ class Found:
     """Row of the span, one of its lane's ``spans.rows``; None for a step."""
 
 
-def find(trace: Trace, timeline: Timeline, text: str, from_ns: int) -> Found | None:
+def find_span(trace: Trace, timeline: Timeline, text: str, from_ns: int) -> SearchHit | None:
     """Find what a text names, on the first rank that has it.
 
     Args:
@@ -40,10 +40,10 @@ def find(trace: Trace, timeline: Timeline, text: str, from_ns: int) -> Found | N
     wanted = text.strip().lower()
     if match := _STEP.fullmatch(wanted):
         steps = timeline.steps["step"]
-        return Found(step=int(match[1])) if (steps == int(match[1])).any() else None
+        return SearchHit(step=int(match[1])) if (steps == int(match[1])).any() else None
     if match := _BUCKET.fullmatch(wanted):
-        is_it = trace.collectives["bucket"].to_numpy() == int(match[1])
-        return _first(trace.collectives["step"].to_numpy(), timeline, "communication", is_it, from_ns)
+        is_match = trace.collectives["bucket"].to_numpy() == int(match[1])
+        return _find_first(trace.collectives["step"].to_numpy(), timeline, "communication", is_match, from_ns)
     if not wanted:
         return None
     names = trace.plans["name"].str.lower()
@@ -55,20 +55,20 @@ def find(trace: Trace, timeline: Timeline, text: str, from_ns: int) -> Found | N
     return None
 
 
-def _gradient(trace: Trace, timeline: Timeline, model: int, parameter: int, from_ns: int) -> Found | None:
+def _gradient(trace: Trace, timeline: Timeline, model: int, parameter: int, from_ns: int) -> SearchHit | None:
     gradients = trace.gradients
-    is_it = (gradients["model"] == model) & (gradients["parameter"] == parameter)
-    return _first(gradients["step"].to_numpy(), timeline, "gradients", is_it.to_numpy(), from_ns)
+    is_match = (gradients["model"] == model) & (gradients["parameter"] == parameter)
+    return _find_first(gradients["step"].to_numpy(), timeline, "gradients", is_match.to_numpy(), from_ns)
 
 
-def _first(
-    steps: npt.NDArray[Any], timeline: Timeline, name: str, is_it: npt.NDArray[np.bool_], from_ns: int
-) -> Found | None:
+def _find_first(
+    steps: npt.NDArray[Any], timeline: Timeline, name: str, is_match: npt.NDArray[np.bool_], from_ns: int
+) -> SearchHit | None:
     """Return the first matching span of a lane from a moment on, else the last one before it."""
     for number, lane in enumerate(timeline.lanes):
-        places = np.flatnonzero(is_it[lane.spans.rows]) if lane.name == name else np.empty(0, np.int64)
-        if len(places):
-            later = places[lane.spans.starts_ns[places] >= from_ns]
-            row = int(lane.spans.rows[later[0] if len(later) else places[-1]])
-            return Found(step=int(steps[row]), lane=number, row=row)
+        positions = np.flatnonzero(is_match[lane.spans.rows]) if lane.name == name else np.empty(0, np.int64)
+        if len(positions):
+            later = positions[lane.spans.starts_ns[positions] >= from_ns]
+            row = int(lane.spans.rows[later[0] if len(later) else positions[-1]])
+            return SearchHit(step=int(steps[row]), lane=number, row=row)
     return None

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.analysis.lanes import LANE_NAMES, Timeline
-from overlapscope.analysis.related_spans import on_every_rank
-from overlapscope.trace.entering import entered_ns
+from overlapscope.analysis.related_spans import find_counterparts
+from overlapscope.trace.entering import compute_arrival_ns
 from overlapscope.trace.reader import Trace
 
 MOMENTS: Final = ("gradient ready", "bucket ready", "launched", "last rank there", "ended", "copied out")
@@ -22,7 +22,7 @@ _GRADIENTS, _BUCKETS, _COMMUNICATION = (LANE_NAMES.index(name) for name in ("gra
 _NOTHING: Final = np.zeros(0, dtype=np.int64)
 
 
-def flow_of(trace: Trace, timeline: Timeline, about: Mapping[int, npt.NDArray[np.int64]]) -> pd.DataFrame:
+def compute_bucket_flow(trace: Trace, timeline: Timeline, about: Mapping[int, npt.NDArray[np.int64]]) -> pd.DataFrame:
     """Return the moments of a bucket on the ranks of the timeline.
 
     Args:
@@ -40,7 +40,7 @@ def flow_of(trace: Trace, timeline: Timeline, about: Mapping[int, npt.NDArray[np
         for turn, at in enumerate(about.get(lanes[_COMMUNICATION], _NOTHING).tolist()):
             if turn not in last_ns:
                 last_ns[turn] = _last_arrival_ns(trace, timeline, lanes[_COMMUNICATION], at)
-            found = _reduction(trace, timeline, lanes, about, turn)
+            found = _reduction_moments(trace, timeline, lanes, about, turn)
             rows += [(rank, turn, *row) for row in found]
             if (arrived_ns := last_ns[turn]) is not None:
                 rows.append((rank, turn, "last rank there", arrived_ns, lanes[_COMMUNICATION], at))
@@ -51,7 +51,7 @@ def flow_of(trace: Trace, timeline: Timeline, about: Mapping[int, npt.NDArray[np
     )[list(_COLUMNS)]
 
 
-def _reduction(
+def _reduction_moments(
     trace: Trace, timeline: Timeline, lanes: range, about: Mapping[int, npt.NDArray[np.int64]], turn: int
 ) -> Iterator[tuple[str, int, int, int]]:
     """Yield moment, time, lane and position for each event of one rank in one reduction.
@@ -93,7 +93,7 @@ def _times_ns(trace: Trace, timeline: Timeline, row: int) -> tuple[int | None, .
 
 def _arrival_ns(trace: Trace, timeline: Timeline, row: int) -> int:
     """Return when a rank entered a collective, on the timeline."""
-    return int(entered_ns(trace.collectives.iloc[[row]])[0]) - timeline.begin_ns
+    return int(compute_arrival_ns(trace.collectives.iloc[[row]])[0]) - timeline.begin_ns
 
 
 def _is_copy_out(trace: Trace, row: int) -> bool:
@@ -105,6 +105,6 @@ def _is_copy_out(trace: Trace, row: int) -> bool:
 def _last_arrival_ns(trace: Trace, timeline: Timeline, lane: int, place: int) -> int | None:
     """Return when the last rank entered a collective; None unless all ranks are known to have."""
     found = timeline.lanes[lane]
-    same = on_every_rank(trace, found, int(found.spans.rows[place]))
+    same = find_counterparts(trace, found, int(found.spans.rows[place]))
     known = same[same["wait_ns"].notna()].head(1)
     return None if known.empty else int((known["start_ns"] + known["wait_ns"]).iloc[0]) - timeline.begin_ns

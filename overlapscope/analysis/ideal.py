@@ -24,7 +24,7 @@ _FORWARD: Final = CAUSES.index("forward")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Ideal:
+class IdealCycles:
     """Some cycles as they would be in the ideal. Times are nanoseconds of the common clock."""
 
     ranks: Int64Array
@@ -37,7 +37,7 @@ class Ideal:
     """step, bucket (-1: none), arrival_ns, start_ns (not before the previous one is over), end_ns."""
 
 
-def ideal_between(replay: Replay, from_ns: int, to_ns: int) -> Ideal:
+def compute_ideal(replay: Replay, from_ns: int, to_ns: int) -> IdealCycles:
     """Return the ideal of the cycles that overlap a time range.
 
     Args:
@@ -45,32 +45,32 @@ def ideal_between(replay: Replay, from_ns: int, to_ns: int) -> Ideal:
     """
     cycles = replay.cycles
     until_ns = cycles.begin_ns + np.maximum(replay.ideal_ns, replay.recorded_ns)
-    places = np.flatnonzero((cycles.begin_ns < to_ns) & (until_ns > from_ns))
-    begin_ns, steps = cycles.begin_ns[places], cycles.steps[places]
-    return Ideal(
+    indices = np.flatnonzero((cycles.begin_ns < to_ns) & (until_ns > from_ns))
+    begin_ns, steps = cycles.begin_ns[indices], cycles.steps[indices]
+    return IdealCycles(
         ranks=cycles.ranks,
         cycles=pd.DataFrame(
             {
                 "step": steps,
                 "begin_ns": begin_ns,
-                "ideal_ns": replay.ideal_ns[places],
-                "recorded_ns": replay.recorded_ns[places],
+                "ideal_ns": replay.ideal_ns[indices],
+                "recorded_ns": replay.recorded_ns[indices],
             }
         ),
-        phases=_phases(replay, places),
-        collectives=pd.concat([_broadcasts(replay, places), _all_reduces(replay, places)], ignore_index=True),
+        phases=_phases(replay, indices),
+        collectives=pd.concat([_broadcasts(replay, indices), _all_reduces(replay, indices)], ignore_index=True),
     )
 
 
-def _phases(replay: Replay, places: Int64Array) -> pd.DataFrame:
-    own_ns = replay.ideal.own_ns[:, places, 0]
-    end_ns = replay.cycles.begin_ns[places] + own_ns.cumsum(axis=0)
-    end_ns[_FORWARD:] += replay.ideal.broadcast_ns[places, 0]
+def _phases(replay: Replay, indices: Int64Array) -> pd.DataFrame:
+    own_ns = replay.ideal.own_ns[:, indices, 0]
+    end_ns = replay.cycles.begin_ns[indices] + own_ns.cumsum(axis=0)
+    end_ns[_FORWARD:] += replay.ideal.broadcast_ns[indices, 0]
     shown = [CAUSES.index(cause) for cause in IDEAL_PHASES]
     table = pd.DataFrame(
         {
-            "step": np.tile(replay.cycles.steps[places], len(shown)),
-            "cause": np.repeat(IDEAL_PHASES, len(places)),
+            "step": np.tile(replay.cycles.steps[indices], len(shown)),
+            "cause": np.repeat(IDEAL_PHASES, len(indices)),
             "start_ns": (end_ns - own_ns)[shown].ravel(),
             "end_ns": end_ns[shown].ravel(),
         }
@@ -78,34 +78,34 @@ def _phases(replay: Replay, places: Int64Array) -> pd.DataFrame:
     return table[table["end_ns"] > table["start_ns"]]
 
 
-def _broadcasts(replay: Replay, places: Int64Array) -> pd.DataFrame:
+def _broadcasts(replay: Replay, indices: Int64Array) -> pd.DataFrame:
     """Return the broadcasts of buffers, which begin when forward is called."""
-    places = places[replay.ideal.broadcast_ns[places, 0] > 0]
-    start_ns = replay.cycles.begin_ns[places] + replay.ideal.before_ns[places, 0]
+    indices = indices[replay.ideal.broadcast_ns[indices, 0] > 0]
+    start_ns = replay.cycles.begin_ns[indices] + replay.ideal.before_ns[indices, 0]
     return pd.DataFrame(
         {
-            "step": replay.cycles.steps[places],
-            "bucket": np.full(len(places), -1),
+            "step": replay.cycles.steps[indices],
+            "bucket": np.full(len(indices), -1),
             "arrival_ns": start_ns,
             "start_ns": start_ns,
-            "end_ns": start_ns + replay.ideal.broadcast_ns[places, 0],
+            "end_ns": start_ns + replay.ideal.broadcast_ns[indices, 0],
         }
     )
 
 
-def _all_reduces(replay: Replay, places: Int64Array) -> pd.DataFrame:
+def _all_reduces(replay: Replay, indices: Int64Array) -> pd.DataFrame:
     cycles = replay.cycles
-    begin_ns = cycles.begin_ns[places, None]
-    arrival_ns = begin_ns + replay.ideal.arrivals_ns()[places, 0]
+    begin_ns = cycles.begin_ns[indices, None]
+    arrival_ns = begin_ns + replay.ideal.arrivals_ns()[indices, 0]
     start_ns, end_ns = np.empty_like(arrival_ns), np.empty_like(arrival_ns)
     free_ns = begin_ns[:, 0]
     for number in range(len(cycles.buckets)):
         start_ns[:, number] = np.maximum(arrival_ns[:, number], free_ns)
-        free_ns = end_ns[:, number] = start_ns[:, number] + replay.transfer_ns[places, number]
+        free_ns = end_ns[:, number] = start_ns[:, number] + replay.transfer_ns[indices, number]
     return pd.DataFrame(
         {
-            "step": np.repeat(cycles.steps[places], len(cycles.buckets)),
-            "bucket": np.tile(cycles.buckets, len(places)),
+            "step": np.repeat(cycles.steps[indices], len(cycles.buckets)),
+            "bucket": np.tile(cycles.buckets, len(indices)),
             "arrival_ns": arrival_ns.ravel(),
             "start_ns": start_ns.ravel(),
             "end_ns": end_ns.ravel(),

@@ -87,7 +87,7 @@ class Timeline:
         return tuple(dict.fromkeys(lane.rank for lane in self.lanes))
 
 
-class LanesByRank:
+class LaneCache:
     """The lanes of a recording, built rank by rank on first access and cached.
 
     A thousand ranks have millions of rows: each table is split by rank once, and not searched again for every lane.
@@ -101,13 +101,13 @@ class LanesByRank:
             for name in ("steps", "phases", "gradients", "copies", "collectives")
         }
         steps = (
-            _of_aligned(trace, trace.steps)
+            _select_aligned(trace, trace.steps)
             .groupby("step", as_index=False)
             .agg(start_ns=("start_ns", "min"), end_ns=("end_ns", "max"))
         )
         steps[["start_ns", "end_ns"]] -= self._begin_ns
         self._bounds_of_steps = steps.sort_values("start_ns", ignore_index=True)
-        self._made: dict[int, _RankLanes] = {}
+        self._cached: dict[int, _RankLanes] = {}
 
     def timeline(self, ranks: Sequence[int]) -> Timeline:
         """Return the timeline of some ranks, from top to bottom; its steps and its length are those of all ranks."""
@@ -125,15 +125,15 @@ class LanesByRank:
         )
 
     def _lanes_of(self, rank: int) -> _RankLanes:
-        if rank not in self._made:
-            self._made[rank] = self._make(rank)
-        return self._made[rank]
+        if rank not in self._cached:
+            self._cached[rank] = self._make(rank)
+        return self._cached[rank]
 
     def _make(self, rank: int) -> _RankLanes:
         trace, begin_ns = self._trace, self._begin_ns
         rows = self._rows["collectives"][rank]
         steps = trace.steps.iloc[self._rows["steps"][rank]]
-        collectives = _with_open_ends(trace.collectives.iloc[rows], steps, begin_ns, self._end_ns)
+        collectives = _add_open_ends(trace.collectives.iloc[rows], steps, begin_ns, self._end_ns)
         copied = self._rows["copies"][rank]
         spans = {
             "phases": _phases(trace.phases, self._rows["phases"][rank], begin_ns),
@@ -165,13 +165,13 @@ class _RankLanes:
     """Like ``Timeline.unfinished``, without the number of the lane."""
 
 
-def timeline_of(trace: Trace, ranks: Sequence[int] | None = None) -> Timeline:
+def build_timeline(trace: Trace, ranks: Sequence[int] | None = None) -> Timeline:
     """Arrange a recording in lanes.
 
     Args:
         ranks: Ranks from top to bottom; by default all of them, ascending.
     """
-    return LanesByRank(trace).timeline(sorted(trace.ranks["rank"].tolist()) if ranks is None else ranks)
+    return LaneCache(trace).timeline(sorted(trace.ranks["rank"].tolist()) if ranks is None else ranks)
 
 
 def bucket_categories(buckets: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
@@ -181,7 +181,7 @@ def bucket_categories(buckets: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return np.where(buckets < 0, _NO_BUCKET, categories).astype(np.uint8)
 
 
-def colours_and_patterns(categories: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+def colors_and_patterns(categories: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """Return the index in ``CATEGORIES`` of the color of each category, and the number of its pattern."""
     pattern, colour = np.divmod(categories, np.uint8(len(CATEGORIES)))
     return colour, pattern
@@ -198,14 +198,14 @@ def _extent_ns(trace: Trace) -> tuple[int, int]:
     }
     starts_ns, ends_ns = [], []
     for name, (first, last) in moments.items():
-        table = _of_aligned(trace, getattr(trace, name))
+        table = _select_aligned(trace, getattr(trace, name))
         if len(table):
             starts_ns.append(int(table[first].min()))
             ends_ns += [int(table[column].dropna().max()) for column in {first, last} if table[column].notna().any()]
     return min(starts_ns, default=0), max(ends_ns, default=0)
 
 
-def _of_aligned(trace: Trace, table: pd.DataFrame) -> pd.DataFrame:
+def _select_aligned(trace: Trace, table: pd.DataFrame) -> pd.DataFrame:
     aligned = trace.aligned_ranks
     return table if len(aligned) == len(trace.ranks) else table[table["rank"].isin(aligned)]
 
@@ -218,7 +218,7 @@ def _rows_by_rank(table: pd.DataFrame, ranks: Int64Array) -> dict[int, Int64Arra
     return {rank: order[first[place] : after[place]] for place, rank in enumerate(ranks.tolist())}
 
 
-def _with_open_ends(collectives: pd.DataFrame, steps: pd.DataFrame, begin_ns: int, end_ns: int) -> pd.DataFrame:
+def _add_open_ends(collectives: pd.DataFrame, steps: pd.DataFrame, begin_ns: int, end_ns: int) -> pd.DataFrame:
     """Add ``from_ns`` and ``to_ns`` on the timeline to the collectives of a rank, also to those without an end.
 
     Args:

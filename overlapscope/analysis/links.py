@@ -19,18 +19,18 @@ from overlapscope.trace.reader import Trace
 _LINK: Final = ["rank", "peer_rank"]
 _CONNECTION: Final = [*_LINK, "local", "peer"]
 _COUNTERS: Final = ["time_ns", "bytes_acked", "busy_us", "retransmits"]
-_LEAST_BUSY_NS: Final = 100_000_000
+_MIN_BUSY_NS: Final = 100_000_000
 """Minimum busy time, at most ten kernel ticks: a link that had less to send is no bottleneck."""
-_LEAST_SHARE_OF_BUSIEST: Final = 0.1
+_MIN_SHARE_OF_BUSIEST: Final = 0.1
 """Minimum bytes of a link to be compared, as a share of those of the busiest link."""
-_SLOW: Final = 0.5
+_SLOW_SHARE: Final = 0.5
 """A link is slow below this share of the median rate of the others."""
 _RATE_QUANTILE: Final = 0.75
 """Quantile of the sampled rates: a machine that stalls makes a fast link seem slow for a while, but hardly anything
 makes a slow one seem fast."""
 
 
-def link_rates(trace: Trace) -> pd.DataFrame:
+def measure_link_rates(trace: Trace) -> pd.DataFrame:
     """Return the traffic of each directed link between the first sample after the first step and the last sample.
 
     Returns:
@@ -63,7 +63,7 @@ def link_rates(trace: Trace) -> pd.DataFrame:
     return links
 
 
-def slow_links(rates: pd.DataFrame) -> pd.DataFrame:
+def find_slow_links(rates: pd.DataFrame) -> pd.DataFrame:
     """Return the links that deliver less than half as fast as the others usually do, slowest first.
 
     Only links that carried at least a tenth as much as the busiest one are compared; links within a host and links
@@ -72,17 +72,17 @@ def slow_links(rates: pd.DataFrame) -> pd.DataFrame:
     reported.
 
     Args:
-        rates: From ``link_rates``.
+        rates: From ``measure_link_rates``.
 
     Returns:
         The rows of ``rates``, with usual_bytes_per_s: the median rate of the other links.
     """
-    compared = rates[rates["bytes"] >= _LEAST_SHARE_OF_BUSIEST * rates["bytes"].max()].copy()
+    compared = rates[rates["bytes"] >= _MIN_SHARE_OF_BUSIEST * rates["bytes"].max()].copy()
     compared["usual_bytes_per_s"] = np.nan
     for _, alike in compared.groupby("within_host"):
         compared.loc[alike.index, "usual_bytes_per_s"] = _median_of_others(alike["rate_bytes_per_s"].to_numpy())
-    is_slow = compared["rate_bytes_per_s"] < _SLOW * compared["usual_bytes_per_s"]
-    slow = compared[is_slow & (compared["busy_ns"] >= _LEAST_BUSY_NS)]
+    is_slow = compared["rate_bytes_per_s"] < _SLOW_SHARE * compared["usual_bytes_per_s"]
+    slow = compared[is_slow & (compared["busy_ns"] >= _MIN_BUSY_NS)]
     slowest_of_peer = slow["peer_rank"].map(slow.groupby("rank")["rate_bytes_per_s"].min())
     slow = slow[~(slowest_of_peer < slow["rate_bytes_per_s"])]
     return slow.sort_values("rate_bytes_per_s", ignore_index=True)
@@ -99,8 +99,8 @@ def _median_of_others(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64
     """
     if len(values) < 2:
         return np.full(len(values), np.nan)
-    place = np.argsort(np.argsort(values))
+    position = np.argsort(np.argsort(values))
     ordered = np.sort(values)
     # Without one value, each value after it moves up by one position.
     low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
-    return (ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2
+    return (ordered[low + (position <= low)] + ordered[high + (position <= high)]) / 2

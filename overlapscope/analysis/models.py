@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from overlapscope.trace.reader import Trace
 
-USUAL_STRATEGY: Final = "overlapped"
+DEFAULT_STRATEGY: Final = "overlapped"
 """Strategy of stock DDP."""
 FULLY_SHARD: Final = "fully_shard"
 """Strategy that models sharded by torch's FSDP2 are recorded with."""
@@ -35,14 +35,14 @@ def describe_strategies(run: Mapping[str, Any]) -> str:
         run: Content of ``run.json``.
     """
     given = [
-        str((model.get("ddp_arguments") or {}).get("strategy", USUAL_STRATEGY))
+        str((model.get("ddp_arguments") or {}).get("strategy", DEFAULT_STRATEGY))
         + (" with deferred updates" if model.get("updates") == "deferred" else "")
         for model in run.get("models") or ()
     ]
-    return ", ".join(dict.fromkeys(strategy for strategy in given if strategy != USUAL_STRATEGY))
+    return ", ".join(dict.fromkeys(strategy for strategy in given if strategy != DEFAULT_STRATEGY))
 
 
-def chosen_steps(trace: Trace) -> str:
+def describe_chosen_steps(trace: Trace) -> str:
     """Return a note on the range of steps, to follow their number; empty if all steps were read."""
     if trace.extent == "all":
         return ""

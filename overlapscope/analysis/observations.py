@@ -13,51 +13,51 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from overlapscope.account.arrivals import Matched, match_collectives
+from overlapscope.account.arrivals import MatchedCollectives, match_collectives
 from overlapscope.analysis.cycles import lower_median
 from overlapscope.analysis.recorded_plans import RecordedPlans
 from overlapscope.errors import OverlapScopeError
-from overlapscope.model.bucket_cycles import BucketCycles, bucket_cycles_of, joined
-from overlapscope.model.observation import Observations, observations_of_cycles
+from overlapscope.model.bucket_cycles import BucketCycles, compute_bucket_cycles, concatenate_ranks
+from overlapscope.model.observation import Observations, observations_from_cycles
 from overlapscope.model.partition import Float64Array, Int64Array
-from overlapscope.model.wire import lanes_of_backend
-from overlapscope.trace.entering import entered_ns
+from overlapscope.model.wire import count_lanes
+from overlapscope.trace.entering import compute_arrival_ns
 from overlapscope.trace.format import Kind, Phase
 from overlapscope.trace.log import RECORD_DTYPE, Records
 from overlapscope.trace.reader import Trace
-from overlapscope.trace.turns import turns
+from overlapscope.trace.turns import occurrence_index
 
 WARM_UP_STEPS: Final = 2
 """Number of steps left out at the start: DDP builds its buckets in the first step, and first uses them in the
 second."""
-FEWEST_CYCLES: Final = 3
+MIN_CYCLES: Final = 3
 """Minimum number of cycles to fit the model to."""
-MOST_RANKS: Final = 8
+MAX_RANKS: Final = 8
 """Maximum number of ranks used: of more, those that are last most often."""
-MOST_CYCLES: Final = 48
+MAX_CYCLES: Final = 48
 """Maximum number of steps used of each plan, the latest. More add no information."""
 RECORD_AGAIN: Final = "record 20 steps or more with overlapscope record, best with --probe-buckets"
 
 
-def reduced_models(trace: Trace) -> list[int]:
+def find_reduced_models(trace: Trace) -> list[int]:
     """Return the DDP models whose buckets are reduced, the one with the most bytes first, which is the one used."""
     reduced = trace.collectives[_is_of_bucket(trace.collectives)]
     return [int(model) for model in reduced.groupby("model")["bytes"].sum().sort_values(ascending=False).index]
 
 
-def lanes_of(trace: Trace) -> int:
+def get_backend_lanes(trace: Trace) -> int:
     """Return the number of all-reduces that the backend runs at a time."""
-    return lanes_of_backend(str(trace.run.get("backend", "")))
+    return count_lanes(str(trace.run.get("backend", "")))
 
 
-def observations_of(trace: Trace) -> Observations:
+def extract_observations(trace: Trace) -> Observations:
     """Arrange a recording for the model.
 
     Raises:
         OverlapScopeError: Something that the model needs was not recorded.
     """
     _check_world(trace)
-    models = reduced_models(trace)
+    models = find_reduced_models(trace)
     if not models:
         raise OverlapScopeError(
             f"{trace.path}: no all-reduce of a bucket was recorded to its end: train with DistributedDataParallel, and "
@@ -71,16 +71,16 @@ def observations_of(trace: Trace) -> Observations:
             f"{trace.path}: no bucket plan was recorded, so it is unknown which gradients are in which bucket: train "
             f"with DistributedDataParallel, and {RECORD_AGAIN}"
         )
-    clocked, has_common_clock = _clocked(trace, model)
+    clocked, has_common_clock = _select_model(trace, model)
     if has_common_clock:
-        clocked = _ends_as_seen_first(clocked)
+        clocked = _use_earliest_ends(clocked)
     matched = match_collectives(clocked)
-    steps, ranks = _taken_steps(clocked, matched, plans), _taken_ranks(matched)
-    begin_ns, end_ns = (_released(matched, ranks, each) for each in (steps - 1, steps))
+    steps, ranks = _select_steps(clocked, matched, plans), _select_ranks(matched)
+    begin_ns, end_ns = (_find_release_ns(matched, ranks, each) for each in (steps - 1, steps))
     own_records = _records_by_rank(clocked, model, plans, matched.ranks[ranks], steps)
-    cycles = joined(
+    cycles = concatenate_ranks(
         [
-            bucket_cycles_of(
+            compute_bucket_cycles(
                 records,
                 model,
                 plans.buckets,
@@ -91,20 +91,20 @@ def observations_of(trace: Trace) -> Observations:
             for records in own_records
         ]
     )
-    is_whole = cycles.is_whole
-    cycles = cycles.of(is_whole)
-    if len(cycles.steps) < FEWEST_CYCLES:
+    is_complete = cycles.is_complete
+    cycles = cycles.of(is_complete)
+    if len(cycles.steps) < MIN_CYCLES:
         raise OverlapScopeError(
             f"{trace.path}: only {len(cycles.steps)} steps after the first {WARM_UP_STEPS} reduce every bucket once on "
-            f"all ranks, one after the other, and {FEWEST_CYCLES} are needed: {RECORD_AGAIN}"
+            f"all ranks, one after the other, and {MIN_CYCLES} are needed: {RECORD_AGAIN}"
         )
-    return observations_of_cycles(
+    return observations_from_cycles(
         cycles,
         matched.ranks[ranks],
         plans.buckets,
         plans.gradients(int(cycles.epoch[-1]), cycles.ready_ns),
         _world_size(trace),
-        _last_entries(matched, cycles, begin_ns[is_whole]) if has_common_clock else None,
+        _find_last_arrivals(matched, cycles, begin_ns[is_complete]) if has_common_clock else None,
     )
 
 
@@ -139,7 +139,7 @@ def _is_of_bucket(collectives: pd.DataFrame) -> pd.Series[bool]:
     return (collectives["op"] == "all_reduce") & (collectives["bucket"] >= 0) & collectives["end_ns"].notna()
 
 
-def _clocked(trace: Trace, model: int) -> tuple[Trace, bool]:
+def _select_model(trace: Trace, model: int) -> tuple[Trace, bool]:
     """Return a trace with only the all-reduces of the model, and whether the clocks of all ranks can be compared.
 
     If they can't, every rank is treated as aligned, and times of two ranks are never compared afterwards.
@@ -151,7 +151,7 @@ def _clocked(trace: Trace, model: int) -> tuple[Trace, bool]:
     return replace(trace, collectives=table, ranks=ranks), has_common_clock
 
 
-def _ends_as_seen_first(trace: Trace) -> Trace:
+def _use_earliest_ends(trace: Trace) -> Trace:
     """Move the end of each all-reduce to where the first rank sees it, as far as the others may have noticed it late.
 
     On a host the end is observed by a thread that may have to wait for a core, up to some 10 ms, and an all-reduce ends
@@ -159,7 +159,7 @@ def _ends_as_seen_first(trace: Trace) -> Trace:
     """
     table = trace.collectives
     end_ns = table["end_ns"].astype("int64")
-    turn = turns(*(table[name].to_numpy() for name in ("rank", "step", "bucket")))
+    turn = occurrence_index(*(table[name].to_numpy() for name in ("rank", "step", "bucket")))
     first_ns = end_ns.groupby([table["step"], table["bucket"], turn]).transform("min")
     least_ns = end_ns - table["end_uncertainty_ns"]
     return replace(
@@ -167,7 +167,7 @@ def _ends_as_seen_first(trace: Trace) -> Trace:
     )
 
 
-def _taken_steps(trace: Trace, matched: Matched, plans: RecordedPlans) -> Int64Array:
+def _select_steps(trace: Trace, matched: MatchedCollectives, plans: RecordedPlans) -> Int64Array:
     """Return the latest steps (S,) with each plan of those that reduce every bucket once, as does the step before."""
     by_step = trace.collectives.groupby("step")["plan_epoch"]
     in_force = by_step.first()[by_step.nunique() == 1]
@@ -179,23 +179,23 @@ def _taken_steps(trace: Trace, matched: Matched, plans: RecordedPlans) -> Int64A
     first = int(trace.steps["step"].min()) if len(trace.steps) else 0
     taken = whole[np.isin(whole - 1, whole) & (whole >= first + WARM_UP_STEPS)]
     epochs = [epoch_of[step] for step in taken.tolist()]
-    return np.sort(pd.Series(taken).groupby(epochs).tail(MOST_CYCLES).to_numpy(dtype=np.int64))
+    return np.sort(pd.Series(taken).groupby(epochs).tail(MAX_CYCLES).to_numpy(dtype=np.int64))
 
 
-def _taken_ranks(matched: Matched) -> Int64Array:
-    """Return the indices (R,) in ``Matched`` of the ranks that are last most often."""
+def _select_ranks(matched: MatchedCollectives) -> Int64Array:
+    """Return the indices (R,) in ``MatchedCollectives`` of the ranks that are last most often."""
     last = np.bincount(matched.arrival_ns.argmax(axis=1), minlength=len(matched.ranks))
-    return np.sort(np.argsort(-last, kind="stable")[:MOST_RANKS])
+    return np.sort(np.argsort(-last, kind="stable")[:MAX_RANKS])
 
 
-def _released(matched: Matched, ranks: Int64Array, steps: Int64Array) -> Int64Array:
+def _find_release_ns(matched: MatchedCollectives, ranks: Int64Array, steps: Int64Array) -> Int64Array:
     """Return when the last all-reduce of each step ended on the median of some ranks (S,)."""
     known, first = np.unique(matched.step, return_index=True)
     ends_ns = np.maximum.reduceat(matched.end_ns[:, ranks], first, axis=0)
     return lower_median(ends_ns[np.searchsorted(known, steps)], axis=1)
 
 
-def _last_entries(matched: Matched, cycles: BucketCycles, begin_ns: Int64Array) -> Float64Array:
+def _find_last_arrivals(matched: MatchedCollectives, cycles: BucketCycles, begin_ns: Int64Array) -> Float64Array:
     """Return when the last of all ranks entered each all-reduce, from the start of the cycle (S, B)."""
     wanted = matched.of(np.isin(matched.step, cycles.steps))
     cycle = np.searchsorted(cycles.steps, wanted.step)
@@ -228,14 +228,20 @@ def _records_by_rank(
 
     reduced = taken(trace.collectives)
     ready = reduced[reduced["ready_ns"].notna()]
-    add(Kind.COLLECTIVE, reduced.assign(entered_ns=entered_ns(reduced)), "entered_ns", "end_ns", reduced["bucket"])
+    add(
+        Kind.COLLECTIVE,
+        reduced.assign(entered_ns=compute_arrival_ns(reduced)),
+        "entered_ns",
+        "end_ns",
+        reduced["bucket"],
+    )
     add(Kind.BUCKET_READY, ready, "ready_ns", "ready_ns", ready["bucket"])
     for kind, direction in ((Kind.COPY_IN, "in"), (Kind.COPY_OUT, "out")):
         copies = taken(trace.copies[trace.copies["direction"] == direction])
         add(kind, copies, "start_ns", "end_ns", copies["bucket"])
     gradients = taken(trace.gradients[trace.gradients["parameter"].isin(plans.numbers)])
-    places = np.searchsorted(plans.numbers, gradients["parameter"].to_numpy(dtype=np.int64))
-    add(Kind.GRADIENT_READY, gradients, "ready_ns", "ready_ns", places)
+    indices = np.searchsorted(plans.numbers, gradients["parameter"].to_numpy(dtype=np.int64))
+    add(Kind.GRADIENT_READY, gradients, "ready_ns", "ready_ns", indices)
     is_reduced = (trace.phases["phase"] == "backward") & ~trace.phases["no_sync"].astype(bool)
     add(Kind.PHASE, taken(trace.phases[is_reduced], of_model=False), "start_ns", "end_ns", Phase.BACKWARD)
     rank_of_record, records = (np.concatenate(parts) for parts in zip(*found, strict=True))

@@ -16,13 +16,13 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.account.means import independent_steps
-from overlapscope.analysis.chance import chance_of_at_least, chance_of_runs
+from overlapscope.account.means import effective_sample_size
+from overlapscope.analysis.chance import binomial_tail, runs_test_p_value
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-Kind = Literal["persistent", "shift", "stretch", "periodic", "transient"]
+PatternKind = Literal["persistent", "shift", "episode", "periodic", "transient"]
 
 SIGNIFICANCE: Final = 1e-4
 """Significance level of a pattern of a single series, counting all tries of a search. Callers that test many series
@@ -33,11 +33,11 @@ DELAY_SIGMAS: Final = 6.0
 
 _CAUTIOUS_SIGMAS: Final = 1.0
 """Number of standard errors added to the correlation of neighbors."""
-_LEAST_VALUES: Final = 5
+_MIN_VALUES: Final = 5
 """Minimum number of cycles on either side of a change."""
-_LEAST_PERIODIC: Final = 4
+_MIN_PERIODIC: Final = 4
 """Minimum number of delays of a period."""
-_LOW, _MIDDLE = 0.10, 0.40
+_LOW_QUANTILE, _MIDDLE_QUANTILE = 0.10, 0.40
 """Quantiles of a series that mean and standard deviation are estimated from."""
 _SIGMAS_BETWEEN: Final = 1.0282
 """Distance between these quantiles in a normal distribution, in standard deviations."""
@@ -49,12 +49,12 @@ _MAD_TO_SIGMA: Final = 1.4826
 _STEADY_SHARE: Final = 1 / 50
 """Maximum standard deviation, as a share of the mean, of a delay that can't be noise: of first-order autoregressive
 series of 20 values with a correlation of 0.99, fewer than 1 in 100,000 are as steady and as far from 0."""
-_APART: Final = 6.0
+_MIN_SEPARATION: Final = 6.0
 """Minimum ratio of the delay in episodes to the noise that remains without it. In normal noise that is cut in two at
 its mean the halves are 2.3 times as far apart, and in a series that only rises 2.7 times."""
 _FIRST_CUT_SIGMAS: Final = 3.0
 """Standard deviations above normal of the first threshold in the search for episodes."""
-_MOST_MISSED: Final = 0.25
+_MAX_MISSED_SHARE: Final = 0.25
 """Maximum share of the delays predicted by a period that may be missing."""
 _SMALLEST_TO_LARGEST: Final = 0.1
 """Minimum ratio of a transient delay to the largest one."""
@@ -64,7 +64,7 @@ _SMALLEST_TO_LARGEST: Final = 0.1
 class DelayPattern:
     """The delayed values of a series and the pattern that they form."""
 
-    kind: Kind
+    kind: PatternKind
     where: Mask
     """(S,) True for delayed values."""
     usual_ns: float
@@ -98,17 +98,17 @@ def find_patterns(
     series = np.asarray(series_ns, dtype=np.float64)
     found: list[DelayPattern] = []
     rest = series
-    change = _change_of(series)
-    shift = None if change is None else _shift(series, change, steps, least_ns, significance)
-    stretches = _stretches(series, least_ns, significance)
-    if (lasting := _better_of(shift, stretches)) is not None:
+    change = _find_level_change(series)
+    shift = None if change is None else _find_shift(series, change, steps, least_ns, significance)
+    stretches = _find_episodes(series, least_ns, significance)
+    if (lasting := _choose_lasting(shift, stretches)) is not None:
         found.append(lasting)
         rest = np.where(lasting.where, series - np.median(series[lasting.where]) + lasting.usual_ns, series)
-    elif (persistent := _persistent(series, change, least_ns, significance, others)) is not None:
+    elif (persistent := _find_persistent(series, change, least_ns, significance, others)) is not None:
         found.append(persistent)
-    usual_ns, sigma_ns = usual_of(rest)
+    usual_ns, sigma_ns = estimate_baseline(rest)
     delayed = rest > usual_ns + max(DELAY_SIGMAS * sigma_ns, least_ns)
-    periodic = _periodic(delayed, steps, usual_ns, significance)
+    periodic = _find_periodic(delayed, steps, usual_ns, significance)
     if periodic is not None:
         found.append(periodic)
         delayed &= ~periodic.where
@@ -119,15 +119,15 @@ def find_patterns(
     return found
 
 
-def usual_of(series_ns: Floats) -> tuple[float, float]:
+def estimate_baseline(series_ns: Floats) -> tuple[float, float]:
     """Return the mean of the values that are not delayed, assuming normality, and a cautious standard deviation."""
-    low, middle = np.quantile(series_ns, [_LOW, _MIDDLE])
+    low, middle = np.quantile(series_ns, [_LOW_QUANTILE, _MIDDLE_QUANTILE])
     sigma = (middle - low) / _SIGMAS_BETWEEN
     return float(middle + _SIGMAS_TO_MEAN * sigma), float(sigma) * (1 + _FEW_VALUES / len(series_ns))
 
 
-def _persistent(
-    series: Floats, change: _Change | None, least_ns: float, significance: float, others: str
+def _find_persistent(
+    series: Floats, change: _LevelChange | None, least_ns: float, significance: float, others: str
 ) -> DelayPattern | None:
     """Return the pattern of a delay in most cycles, if significant by a sign test over independent cycles."""
     late, early = int((series > 0).sum()), int((series < 0).sum())
@@ -137,22 +137,22 @@ def _persistent(
     if series.std() <= _STEADY_SHARE * abs(series.mean()):
         share = 1.0
     tries = math.floor((late + early) * share)
-    p_value = chance_of_at_least(math.floor(late * share), tries, 0.5)
+    p_value = binomial_tail(math.floor(late * share), tries, 0.5)
     # Not the median: if every other step is delayed, the median may be a delayed one.
-    if float(np.quantile(series, _MIDDLE)) < least_ns or p_value > significance:
+    if float(np.quantile(series, _MIDDLE_QUANTILE)) < least_ns or p_value > significance:
         return None
     return DelayPattern(
         kind="persistent",
         where=np.ones(len(series), dtype=bool),
         usual_ns=0.0,
         statistic=f"longer than {others} in {late} of {len(series)} steps "
-        f"(sign test{_of_independent(tries, late + early)}, {_p_text(p_value)})",
+        f"(sign test{_format_sample_size(tries, late + early)}, {_format_p_value(p_value)})",
         p_value=p_value,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Change:
+class _LevelChange:
     """The cycle that best divides a series into two levels."""
 
     at: int
@@ -171,19 +171,19 @@ class _Change:
         return min(1.0, math.erfc(distance / math.sqrt(2)) * self.tries)
 
 
-def _change_of(series: Floats) -> _Change | None:
+def _find_level_change(series: Floats) -> _LevelChange | None:
     """Return the best change of level of a series; None if it is too short."""
     count = len(series)
-    if count < 2 * _LEAST_VALUES:
+    if count < 2 * _MIN_VALUES:
         return None
     before_count = np.arange(1, count + 1)
     rank_sum = np.cumsum(_mean_ranks(series)) - before_count * (count + 1) / 2
     deviation = np.sqrt(before_count * (count - before_count) * (count + 1) / 12)
-    tried = slice(_LEAST_VALUES - 1, count - _LEAST_VALUES)
+    tried = slice(_MIN_VALUES - 1, count - _MIN_VALUES)
     distances = np.abs(rank_sum[tried]) / deviation[tried]
-    at = _refined(series, int(distances.argmax()) + _LEAST_VALUES)
+    at = _refine_change(series, int(distances.argmax()) + _MIN_VALUES)
     levels = np.concatenate([part - part.mean() for part in (series[:at], series[at:])])
-    return _Change(
+    return _LevelChange(
         at=at,
         distance=float(distances.max()),
         tries=len(distances),
@@ -192,12 +192,12 @@ def _change_of(series: Floats) -> _Change | None:
 
 
 def _independent_share(series: Floats, levels: int) -> float:
-    found = independent_steps(series[:, None], levels=levels, sigmas=_CAUTIOUS_SIGMAS)
+    found = effective_sample_size(series[:, None], levels=levels, sigmas=_CAUTIOUS_SIGMAS)
     return float(found[0]) / len(series)
 
 
-def _shift(
-    series: Floats, change: _Change, steps: npt.NDArray[np.int64], least_ns: float, significance: float
+def _find_shift(
+    series: Floats, change: _LevelChange, steps: npt.NDArray[np.int64], least_ns: float, significance: float
 ) -> DelayPattern | None:
     """Return the pattern of a delay from one step on, or until one step, by a Mann-Whitney test at each step.
 
@@ -224,65 +224,70 @@ def _shift(
         where=where,
         usual_ns=usual_ns,
         statistic=f"{since} {rise_ns / 1e6:.2f} ms longer "
-        f"(Mann-Whitney test{_of_independent(independent, count)}, {_p_text(p_value)})",
+        f"(Mann-Whitney test{_format_sample_size(independent, count)}, {_format_p_value(p_value)})",
         p_value=p_value,
     )
 
 
-def _refined(series: Floats, change: int) -> int:
+def _refine_change(series: Floats, change: int) -> int:
     """Return the step that separates the two levels best.
 
     Ranks of values alone are off by some steps, as the order within a level affects them.
     """
     nearer_after = np.abs(series - np.median(series[:change])) - np.abs(series - np.median(series[change:]))
-    tried = np.cumsum(nearer_after)[_LEAST_VALUES - 1 : len(series) - _LEAST_VALUES]
-    return int(tried.argmin()) + _LEAST_VALUES
+    tried = np.cumsum(nearer_after)[_MIN_VALUES - 1 : len(series) - _MIN_VALUES]
+    return int(tried.argmin()) + _MIN_VALUES
 
 
-def _stretches(series: Floats, least_ns: float, significance: float) -> DelayPattern | None:
+def _find_episodes(series: Floats, least_ns: float, significance: float) -> DelayPattern | None:
     """Return the pattern of a delay in one or more episodes of consecutive steps.
 
     Such a series has two levels that are far apart, changes from one to the other within one step, and its delayed
     values are in fewer runs than chance would form of as many values as are independent within the levels.
     """
-    usual_ns, sigma_ns = usual_of(series)
+    usual_ns, sigma_ns = estimate_baseline(series)
     cut_ns = usual_ns + max(_FIRST_CUT_SIGMAS * sigma_ns, least_ns)
     for _ in range(2):  # the first threshold selects the delayed values roughly, and these define the levels
         delayed = series > cut_ns
-        if not _LEAST_VALUES <= delayed.sum() <= len(series) - _LEAST_VALUES:
+        if not _MIN_VALUES <= delayed.sum() <= len(series) - _MIN_VALUES:
             return None
         usual_ns, late_ns = float(np.median(series[~delayed])), float(np.median(series[delayed]))
         cut_ns = (usual_ns + late_ns) / 2
     rise_ns = late_ns - usual_ns
     levels = series - np.where(delayed, late_ns, usual_ns)
-    if rise_ns < max(least_ns, _APART * _MAD_TO_SIGMA * float(np.median(np.abs(levels)))) or usual_ns > rise_ns / 2:
+    if (
+        rise_ns < max(least_ns, _MIN_SEPARATION * _MAD_TO_SIGMA * float(np.median(np.abs(levels))))
+        or usual_ns > rise_ns / 2
+    ):
         return None
     into_or_out = np.flatnonzero(delayed[1:] != delayed[:-1])
     if float(np.median(np.abs(np.diff(series)[into_or_out]))) < rise_ns / 2:  # lasting noise comes and goes slowly
         return None
-    runs = runs_of(delayed)
+    runs = count_runs(delayed)
     share = _independent_share(levels, 2)
-    p_value = chance_of_runs(runs, math.floor(delayed.sum() * share), math.floor(len(series) * share))
+    p_value = runs_test_p_value(runs, math.floor(delayed.sum() * share), math.floor(len(series) * share))
     if p_value > significance:
         return None
     return DelayPattern(
-        kind="stretch",
+        kind="episode",
         where=delayed,
         usual_ns=usual_ns,
         statistic=f"{delayed.sum()} steps are {rise_ns / 1e6:.2f} ms longer, in {runs} "
-        f"stretch{'es' * (runs > 1)} of steps (runs test, {_p_text(p_value)})",
+        f"stretch{'es' * (runs > 1)} of steps (runs test, {_format_p_value(p_value)})",
         p_value=p_value,
     )
 
 
-def _better_of(shift: DelayPattern | None, stretches: DelayPattern | None) -> DelayPattern | None:
+def _choose_lasting(shift: DelayPattern | None, stretches: DelayPattern | None) -> DelayPattern | None:
     """Return the better of two lasting patterns: episodes if a single change misclassifies too many values."""
     if shift is None or stretches is None:
         return shift or stretches
-    return stretches if (shift.where != stretches.where).sum() >= _LEAST_VALUES else shift
+    return stretches if (shift.where != stretches.where).sum() >= _MIN_VALUES else shift
 
 
-def _periodic(delayed: Mask, steps: npt.NDArray[np.int64], usual_ns: float, significance: float) -> DelayPattern | None:
+def _find_periodic(
+    delayed: Mask, steps: npt.NDArray[np.int64], usual_ns: float, significance: float
+) -> DelayPattern | None:
     """Return the pattern of delays at equal distances, if more of the predicted steps are delayed than by chance."""
     late_steps = steps[delayed]
     periods = np.unique(np.diff(late_steps))
@@ -296,19 +301,19 @@ def _periodic(delayed: Mask, steps: npt.NDArray[np.int64], usual_ns: float, sign
         is_between = (steps >= hits[0]) & (steps <= hits[-1])
         called_for = is_between & (steps % period == phase)
         slots = int(called_for.sum())
-        if len(hits) < _LEAST_PERIODIC or len(hits) < (1 - _MOST_MISSED) * slots:
+        if len(hits) < _MIN_PERIODIC or len(hits) < (1 - _MAX_MISSED_SHARE) * slots:
             continue
         # While all steps are late, those predicted by a period are late as well.
         others = delayed[is_between & ~called_for]
         share = max(len(late_steps) / len(steps), int(others.sum()) / max(1, len(others)))
-        chance = chance_of_at_least(len(hits) - 2, slots - 2, share)
+        chance = binomial_tail(len(hits) - 2, slots - 2, share)
         p_value = min(1.0, chance * period * len(periods))
         if p_value <= significance and (best is None or p_value < best.p_value):
             best = DelayPattern(
                 kind="periodic",
                 where=delayed & called_for,
                 usual_ns=usual_ns,
-                statistic=f"{len(hits)} of {slots} steps that a period of {period} predicts ({_p_text(p_value)})",
+                statistic=f"{len(hits)} of {slots} steps that a period of {period} predicts ({_format_p_value(p_value)})",
                 p_value=p_value,
                 period=period,
             )
@@ -330,7 +335,7 @@ def _transient(series: Floats, delayed: Mask, usual_ns: float, sigma_ns: float) 
     )
 
 
-def runs_of(where: Mask) -> int:
+def count_runs(where: Mask) -> int:
     """Return the number of runs of consecutive True values.
 
     Example: 2 for [False, True, True, False, True].
@@ -349,9 +354,9 @@ def _mean_ranks(values: Floats) -> Floats:
     return ranks
 
 
-def _of_independent(independent: int, steps: int) -> str:
+def _format_sample_size(independent: int, steps: int) -> str:
     return f" of {independent} independent ones" if independent < steps else ""
 
 
-def _p_text(p_value: float) -> str:
+def _format_p_value(p_value: float) -> str:
     return "p < 1e-12" if p_value < 1e-12 else f"p = {p_value:.1g}"

@@ -17,29 +17,34 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from overlapscope.account.alike import alike_of, first_step_after_warm_up, plans_in_force, ranks_with_most_steps
-from overlapscope.account.blocks import BLOCKS, Account, account_of
-from overlapscope.account.critical_path import CriticalPath, JobAccount, comes_from_anywhere, job_account_of
-from overlapscope.account.figures import figures_of
+from overlapscope.account.alike import (
+    find_first_step_after_warm_up,
+    find_ranks_with_most_steps,
+    hash_active_plans,
+    select_steady_rows,
+)
+from overlapscope.account.blocks import BLOCKS, Breakdown, compute_breakdown
+from overlapscope.account.critical_path import CriticalPath, JobBreakdown, compute_job_breakdown, paths_converge_before
+from overlapscope.account.figures import tabulate_breakdown
 from overlapscope.account.intervals import Int64Array
 from overlapscope.analysis.analysis import Analysis
-from overlapscope.analysis.cycles import Cycles, Kind, cycles_of, kinds_in, usual_kind
-from overlapscope.analysis.summary import summary_of
+from overlapscope.analysis.cycles import Cycles, StepKind, build_cycles, find_most_common_kind, group_steps_by_kind
+from overlapscope.analysis.summary import summarize_table
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.reader import NEIGHBOURS, Progress, Recording, Trace, open_recording
+from overlapscope.trace.reader import NEIGHBOR_STEPS, Progress, Recording, Trace, open_recording
 from overlapscope.trace.store import DamagedTables
 from overlapscope.trace.table_file import StepRange
 from overlapscope.workers import Workers
 
-_MARGINS: Final = (1, 4, NEIGHBOURS)
+_MARGINS: Final = (1, 4, NEIGHBOR_STEPS)
 """Numbers of steps to add before and after a range, in the order tried: the first with which the critical path is that
 of the whole recording is used."""
-_OF_STEPS: Final = ("steps", "begin_ns", "arrival_ns", "end_ns", "lead_ns", "broadcast_ns")
+_STEP_FIELDS: Final = ("steps", "begin_ns", "arrival_ns", "end_ns", "lead_ns", "broadcast_ns")
 """Fields of ``Cycles`` whose first dimension is steps."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Task:
+class _ChunkTask:
     """Arguments of the analysis of one range."""
 
     recording: Recording
@@ -51,25 +56,25 @@ class _Task:
     first_step: int
     """First step after the warm-up."""
     with_cycles: bool
-    usual: Kind | None
+    usual: StepKind | None
     """What most steps of the recording reduce; None to use what most steps of the range reduce."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Piece:
+class _Chunk:
     """Results of the analysis of one range."""
 
     figures: pd.DataFrame
     plans: pd.Series[int]
-    kinds: dict[Kind, int]
+    kinds: dict[StepKind, int]
     """Number of steps of each kind."""
-    job: JobAccount | None
+    job: JobBreakdown | None
     cycles: Cycles | None
-    usual: Kind
+    usual: StepKind
     """What the steps in ``cycles`` reduce."""
 
 
-class PiecewiseAnalysis(Analysis):
+class ChunkedAnalysis(Analysis):
     """The summary, cycles and stragglers of a recording of any size.
 
     ``trace`` holds what is known of all ranks together and all steps, but other events only of the first range.
@@ -91,11 +96,11 @@ class PiecewiseAnalysis(Analysis):
         steps = recording.steps()
         super().__init__(replace(recording.trace(recording.ranges[0]), steps=steps))
         rank = steps["rank"].to_numpy(np.int64)
-        ranks_with_most, first_step = ranks_with_most_steps(rank), first_step_after_warm_up(steps)
-        handed_out = recording.without_samples()
+        ranks_with_most, first_step = find_ranks_with_most_steps(rank), find_first_step_after_warm_up(steps)
+        task_recording = recording.without_samples()
         tasks = [
-            _Task(
-                recording=handed_out,
+            _ChunkTask(
+                recording=task_recording,
                 steps=some,
                 ranks=np.unique(rank),
                 ranks_with_most=ranks_with_most,
@@ -105,36 +110,36 @@ class PiecewiseAnalysis(Analysis):
             )
             for some in recording.ranges
         ]
-        pieces = _mapped(workers, tasks, progress)
-        votes: dict[Kind, int] = {}
-        for piece in pieces:
-            for kind, count in piece.kinds.items():
+        pieces = _run_tasks(workers, tasks, progress)
+        votes: dict[StepKind, int] = {}
+        for chunk in pieces:
+            for kind, count in chunk.kinds.items():
                 votes[kind] = votes.get(kind, 0) + count
-        usual = usual_kind(votes)
+        usual = find_most_common_kind(votes)
         # Ranges in which most steps are unusual have been arranged by these.
-        again = [place for place, piece in enumerate(pieces) if usual in piece.kinds and piece.usual != usual]
-        for place, piece in zip(
-            again, _mapped(workers, [replace(tasks[place], usual=usual) for place in again], None), strict=True
+        unusual = [index for index, chunk in enumerate(pieces) if usual in chunk.kinds and chunk.usual != usual]
+        for index, chunk in zip(
+            unusual, _run_tasks(workers, [replace(tasks[index], usual=usual) for index in unusual], None), strict=True
         ):
-            pieces[place] = piece
+            pieces[index] = chunk
         workers.rest()
-        figures = pd.concat([piece.figures for piece in pieces], ignore_index=True)
+        figures = pd.concat([chunk.figures for chunk in pieces], ignore_index=True)
         figures = figures.sort_values("rank", kind="stable", ignore_index=True)
-        alike = alike_of(
+        alike = select_steady_rows(
             figures["rank"].to_numpy(np.int64),
             figures["step"].to_numpy(np.int64),
             figures[[f"{name}_ns" for name in BLOCKS]].to_numpy(),
-            pd.concat([piece.plans for piece in pieces]),
+            pd.concat([chunk.plans for chunk in pieces]),
             first_step,
             ranks_with_most,
         )
-        self.summary = summary_of(figures, alike, _joined_jobs([piece.job for piece in pieces if piece.job]))
-        cycles = [piece.cycles for piece in pieces if piece.cycles and piece.usual == usual]
+        self.summary = summarize_table(figures, alike, _join_jobs([chunk.job for chunk in pieces if chunk.job]))
+        cycles = [chunk.cycles for chunk in pieces if chunk.cycles and chunk.usual == usual]
         pieces.clear()
-        self.cycles = _joined_cycles(cycles, steps)
+        self.cycles = _join_cycles(cycles, steps)
 
     @property
-    def account(self) -> Account:
+    def account(self) -> Breakdown:
         """Raise an error, as breakdowns of single ranges are not stored.
 
         Raises:
@@ -143,7 +148,7 @@ class PiecewiseAnalysis(Analysis):
         raise OverlapScopeError(f"{self.trace.path}: is too large for this; choose some of its steps, such as 100:200")
 
 
-def analyse(
+def analyze_recording(
     path: Path,
     workers: Workers,
     progress: Progress | None,
@@ -161,55 +166,57 @@ def analyse(
     Raises:
         OverlapScopeError: There is nothing to show.
     """
-    for afresh in (False, True):
-        recording = open_recording(path, progress, workers, afresh=afresh)
+    for rebuild_tables in (False, True):
+        recording = open_recording(path, progress, workers, rebuild_tables=rebuild_tables)
         begin("dividing steps")
         try:
             if len(recording.ranges) == 1:
                 return Analysis(recording.trace())
-            return PiecewiseAnalysis(recording, workers, progress, with_cycles=with_cycles)
+            return ChunkedAnalysis(recording, workers, progress, with_cycles=with_cycles)
         except DamagedTables:
             begin("reading logs")
     raise OverlapScopeError(f"{path}: its tables are damaged as soon as they are written; remove {path}/tables")
 
 
-def _mapped(workers: Workers, tasks: Sequence[_Task], progress: Progress | None) -> list[_Piece]:
-    found: dict[int, _Piece] = {}
-    for place, piece in workers.map(_piece_of, tasks):
-        found[place] = piece
+def _run_tasks(workers: Workers, tasks: Sequence[_ChunkTask], progress: Progress | None) -> list[_Chunk]:
+    found: dict[int, _Chunk] = {}
+    for index, chunk in workers.map(_analyze_chunk, tasks):
+        found[index] = chunk
         if progress:
             progress(len(found), len(tasks))
-    return [found[place] for place in range(len(tasks))]
+    return [found[index] for index in range(len(tasks))]
 
 
-def _piece_of(task: _Task) -> _Piece:
+def _analyze_chunk(task: _ChunkTask) -> _Chunk:
     first, end = task.steps
     for margin in _MARGINS:
         trace = task.recording.trace((max(0, first - margin), end + margin))
-        account = account_of(trace)
-        plans = plans_in_force(trace.collectives)
-        alike = alike_of(account.rank, account.step, account.ns, plans, task.first_step, task.ranks_with_most)
-        job = job_account_of(trace, account, alike, task.ranks)
-        if job is None or _is_that_of_the_whole(trace, account, job, task.steps, margin):
+        account = compute_breakdown(trace)
+        plans = hash_active_plans(trace.collectives)
+        alike = select_steady_rows(account.rank, account.step, account.ns, plans, task.first_step, task.ranks_with_most)
+        job = compute_job_breakdown(trace, account, alike, task.ranks)
+        if job is None or _is_path_determined(trace, account, job, task.steps, margin):
             break
     is_own = (account.step >= first) & (account.step < end)
-    figures = figures_of(account)
-    kinds = {kind: int(((steps >= first) & (steps < end)).sum()) for kind, steps in kinds_in(account).items()}
-    usual = usual_kind(kinds) if task.usual is None else task.usual
-    cycles = cycles_of(trace, account, task.first_step, usual) if task.with_cycles else None
+    figures = tabulate_breakdown(account)
+    kinds = {
+        kind: int(((steps >= first) & (steps < end)).sum()) for kind, steps in group_steps_by_kind(account).items()
+    }
+    usual = find_most_common_kind(kinds) if task.usual is None else task.usual
+    cycles = build_cycles(trace, account, task.first_step, usual) if task.with_cycles else None
     if cycles is not None:
         cycles = cycles.of((cycles.steps >= first) & (cycles.steps < end))
-    return _Piece(
+    return _Chunk(
         figures=figures[is_own],
         plans=plans[(plans.index >= first) & (plans.index < end)],
         kinds=kinds,
-        job=None if job is None else _job_of_steps(job, task.steps),
+        job=None if job is None else _select_job_steps(job, task.steps),
         cycles=cycles,
         usual=usual,
     )
 
 
-def _is_that_of_the_whole(trace: Trace, account: Account, job: JobAccount, steps: StepRange, margin: int) -> bool:
+def _is_path_determined(trace: Trace, account: Breakdown, job: JobBreakdown, steps: StepRange, margin: int) -> bool:
     """Return True if the known steps determine the critical path during a range of steps."""
     is_own = (job.steps >= steps[0]) & (job.steps < steps[1])
     if not is_own.any():
@@ -222,11 +229,11 @@ def _is_that_of_the_whole(trace: Trace, account: Account, job: JobAccount, steps
     begins_there = earliest > max(0, steps[0] - margin)
     ends_there = latest < steps[1] + margin - 1
     return (begins_there or steps[0] == 0 or known_from_ns <= begin_ns) and (
-        ends_there or (known_until_ns > end_ns and comes_from_anywhere(trace, account, known_until_ns, end_ns))
+        ends_there or (known_until_ns > end_ns and paths_converge_before(trace, account, known_until_ns, end_ns))
     )
 
 
-def _job_of_steps(job: JobAccount, steps: StepRange) -> JobAccount | None:
+def _select_job_steps(job: JobBreakdown, steps: StepRange) -> JobBreakdown | None:
     """Return the job breakdown of some steps only; None if it has none of them."""
     is_own = (job.steps >= steps[0]) & (job.steps < steps[1])
     if not is_own.any():
@@ -249,7 +256,7 @@ def _job_of_steps(job: JobAccount, steps: StepRange) -> JobAccount | None:
     )
 
 
-def _joined_jobs(jobs: Sequence[JobAccount]) -> JobAccount | None:
+def _join_jobs(jobs: Sequence[JobBreakdown]) -> JobBreakdown | None:
     if not jobs:
         return None
     names = ("steps", "start_ns", "end_ns", "ns", "rank_ns")
@@ -260,13 +267,13 @@ def _joined_jobs(jobs: Sequence[JobAccount]) -> JobAccount | None:
     return replace(jobs[0], path=CriticalPath(**path), **joined)
 
 
-def _joined_cycles(cycles: list[Cycles], steps: pd.DataFrame) -> Cycles | None:
+def _join_cycles(cycles: list[Cycles], steps: pd.DataFrame) -> Cycles | None:
     """Join the cycles of all ranges; empties the list and frees each array once it is joined."""
     if not cycles:
         return None
     parts = [{field.name: getattr(each, field.name) for field in fields(Cycles)} for each in cycles]
     cycles.clear()
-    joined: dict[str, Any] = {name: np.concatenate([part.pop(name) for part in parts]) for name in _OF_STEPS}
+    joined: dict[str, Any] = {name: np.concatenate([part.pop(name) for part in parts]) for name in _STEP_FIELDS}
     joined["own_ns"] = np.concatenate([part.pop("own_ns") for part in parts], axis=1)
     left_out = max(0, steps["step"].nunique() - len(joined["steps"]))
     return Cycles(**parts[0] | joined | {"left_out": left_out})

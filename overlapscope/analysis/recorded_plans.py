@@ -33,14 +33,14 @@ class RecordedPlans:
         table = trace.plans[trace.plans["model"] == model]
         rows = table.drop_duplicates(["plan_epoch", "bucket", "position"])
         rows = rows.sort_values(["plan_epoch", "bucket", "position"])
-        numbers, newest = np.unique(rows["parameter"].to_numpy(dtype=np.int64)[::-1], return_index=True)
-        described = rows.iloc[len(rows) - 1 - newest]
-        place = np.searchsorted(numbers, rows["parameter"].to_numpy(dtype=np.int64))
+        numbers, latest = np.unique(rows["parameter"].to_numpy(dtype=np.int64)[::-1], return_index=True)
+        described = rows.iloc[len(rows) - 1 - latest]
+        index = np.searchsorted(numbers, rows["parameter"].to_numpy(dtype=np.int64))
         epoch, bucket = rows["plan_epoch"].to_numpy(dtype=np.int64), rows["bucket"].to_numpy(dtype=np.int64)
         starts = np.flatnonzero(np.diff(epoch, prepend=-1) | np.diff(bucket, prepend=-1))
         buckets: dict[int, list[tuple[int, ...]]] = {}
         for first, end in pairwise([*starts.tolist(), len(rows)]):
-            buckets.setdefault(int(epoch[first]), []).append(tuple(place[first:end].tolist()))
+            buckets.setdefault(int(epoch[first]), []).append(tuple(index[first:end].tolist()))
         return cls(
             numbers=numbers,
             buckets={epoch: tuple(plan) for epoch, plan in buckets.items()},
@@ -58,7 +58,7 @@ class RecordedPlans:
         Args:
             ready_ns: (R, S, P) When each was ready; NaN where that is unknown.
         """
-        order = np.array([place for bucket in self.buckets[epoch] for place in bucket], dtype=np.int64)
+        order = np.array([index for bucket in self.buckets[epoch] for index in bucket], dtype=np.int64)
         kinds = np.unique(self.dtypes, return_inverse=True)[1].astype(np.int64)
         is_known = ~np.isnan(ready_ns).all(axis=(0, 1))
         moment_ns = np.full(len(self.numbers), np.inf)

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from overlapscope.account.arrivals import arrivals_by_collective, match_collectives
+from overlapscope.account.arrivals import compute_arrivals, match_collectives
 from overlapscope.analysis.lanes import Lane, Timeline, buckets_of_gradients
-from overlapscope.trace.entering import entered_ns
+from overlapscope.trace.entering import compute_arrival_ns
 from overlapscope.trace.reader import Trace
 
-_OF_LANES = {"phases": "phases", "gradients": "gradients", "communication": "collectives"}
+_LANE_TABLES = {"phases": "phases", "gradients": "gradients", "communication": "collectives"}
 _SAME = {
     "phases": ("model", "step", "phase"),
     "gradients": ("model", "step", "parameter"),
@@ -35,17 +35,17 @@ class Subject:
     """Name of the phase; empty if the span concerns a bucket, or a collective without one."""
 
 
-def subject_of(trace: Trace, lane: Lane, row: int) -> Subject:
+def get_subject(trace: Trace, lane: Lane, row: int) -> Subject:
     """Return what a span concerns.
 
     Args:
         row: One of ``lane.spans.rows``.
     """
-    (model, step, bucket), (phase,) = subjects_of(trace, lane, np.array([row]))
+    (model, step, bucket), (phase,) = get_subjects(trace, lane, np.array([row]))
     return Subject(model=int(model[0]), step=int(step[0]), bucket=int(bucket[0]), phase=str(phase))
 
 
-def spans_about(trace: Trace, timeline: Timeline, subject: Subject) -> dict[int, npt.NDArray[np.int64]]:
+def find_related_spans(trace: Trace, timeline: Timeline, subject: Subject) -> dict[int, npt.NDArray[np.int64]]:
     """Return all spans on the timeline with the same subject.
 
     Returns:
@@ -58,15 +58,15 @@ def spans_about(trace: Trace, timeline: Timeline, subject: Subject) -> dict[int,
     found = {}
     for number, lane in enumerate(timeline.lanes):
         near = lane.spans.in_view(*step_ns)
-        (model, step, bucket), phase = subjects_of(trace, lane, lane.spans.rows[near])
-        is_it = (model == subject.model) & (step == subject.step) & (bucket == subject.bucket)
-        is_it &= phase == subject.phase
-        if is_it.any():
-            found[number] = near[is_it]
+        (model, step, bucket), phase = get_subjects(trace, lane, lane.spans.rows[near])
+        is_match = (model == subject.model) & (step == subject.step) & (bucket == subject.bucket)
+        is_match &= phase == subject.phase
+        if is_match.any():
+            found[number] = near[is_match]
     return found
 
 
-def subjects_of(
+def get_subjects(
     trace: Trace, lane: Lane, rows: npt.NDArray[Any]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.object_]]:
     """Return what several spans concern.
@@ -94,7 +94,7 @@ def subjects_of(
     return about, phase
 
 
-def on_every_rank(trace: Trace, lane: Lane, row: int) -> pd.DataFrame:
+def find_counterparts(trace: Trace, lane: Lane, row: int) -> pd.DataFrame:
     """Return the same phase, gradient, copy or collective on all ranks with a known clock, and on the span's own rank.
 
     Returns:
@@ -117,7 +117,7 @@ def on_every_rank(trace: Trace, lane: Lane, row: int) -> pd.DataFrame:
     shown["late_ns"] = shown["start_ns"] - shown["start_ns"].min()
     waits = pd.DataFrame({"rank": [], "wait_ns": [], "transfer_ns": []}, dtype="int64")
     if name == "collectives":
-        together = arrivals_by_collective(match_collectives(replace(trace, collectives=table.iloc[found["place"]])))
+        together = compute_arrivals(match_collectives(replace(trace, collectives=table.iloc[found["place"]])))
         waits = together[["rank", "wait_ns", "transfer_ns"]]
     return shown.merge(waits.astype("Int64"), on="rank", how="left")
 
@@ -127,12 +127,12 @@ def _table_of(trace: Trace, lane: Lane, row: int) -> tuple[str, int]:
     if lane.name == "buckets":
         is_wait = row < len(trace.collectives)
         return ("collectives", row) if is_wait else ("copies", row - len(trace.collectives))
-    return _OF_LANES[lane.name], row
+    return _LANE_TABLES[lane.name], row
 
 
 def _times(name: str, found: pd.DataFrame) -> tuple[Any, Any]:
     if name == "gradients":
         return found["ready_ns"], found["ready_ns"]
     if name == "collectives":
-        return entered_ns(found), found["end_ns"]
+        return compute_arrival_ns(found), found["end_ns"]
     return found["start_ns"], found["end_ns"]

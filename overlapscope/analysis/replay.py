@@ -26,7 +26,14 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.account.intervals import Int64Array
-from overlapscope.analysis.cycles import CAUSES, GROUPS, Cycles, causes_of, lower_median, middle_ranks
+from overlapscope.analysis.cycles import (
+    CAUSE_GROUPS,
+    CAUSES,
+    Cycles,
+    find_median_ranks,
+    get_cause_indices,
+    lower_median,
+)
 
 BEST_TRANSFER_QUANTILE: Final = 0.05
 """Quantile that counts as the best observed transfer of a bucket: the very shortest one may be an outlier."""
@@ -79,35 +86,35 @@ class Times:
     def middle(self) -> Times:
         """Return one rank that stands for all: the median of each group of causes and each cycle.
 
-        See ``cycles.middle_ranks``. In collectives issued by user code ranks wait for the last one, which waits least:
+        See ``cycles.find_median_ranks``. In collectives issued by user code ranks wait for the last one, which waits least:
         equal ranks would wait for that time.
         """
-        every = np.arange(self.own_ns.shape[1])
+        all_cycles = np.arange(self.own_ns.shape[1])
         own_ns = np.zeros_like(self.own_ns[:, :, 0])
-        for group in GROUPS:
-            middle = middle_ranks(self.own_ns, group)
-            for cause in causes_of(group):
-                own_ns[cause] = self.own_ns[cause, every, middle]
+        for group in CAUSE_GROUPS:
+            middle = find_median_ranks(self.own_ns, group)
+            for cause in get_cause_indices(group):
+                own_ns[cause] = self.own_ns[cause, all_cycles, middle]
         own_ns[_COLLECTIVES] = self.own_ns[_COLLECTIVES].min(axis=1)
-        lead_ns = self.lead_ns[every, middle_ranks(self.own_ns, "compute")]
+        lead_ns = self.lead_ns[all_cycles, find_median_ranks(self.own_ns, "compute")]
         return Times(
             own_ns=own_ns[:, :, None],
             lead_ns=lead_ns[:, None, :],
             broadcast_ns=lower_median(self.broadcast_ns, axis=1)[:, None],
         )
 
-    def of_ranks(self, places: npt.ArrayLike) -> Times:
+    def of_ranks(self, indices: npt.ArrayLike) -> Times:
         """Return the times of some ranks, by index."""
-        places = np.asarray(places)
+        indices = np.asarray(indices)
         return Times(
-            own_ns=self.own_ns[:, :, places],
-            lead_ns=self.lead_ns[:, places],
-            broadcast_ns=self.broadcast_ns[:, places],
+            own_ns=self.own_ns[:, :, indices],
+            lead_ns=self.lead_ns[:, indices],
+            broadcast_ns=self.broadcast_ns[:, indices],
         )
 
-    def few_at_once(self) -> Iterator[Times]:
+    def split_by_cycles(self) -> Iterator[Times]:
         """Yield all cycles in parts that are small enough for temporary arrays with a value per rank and all-reduce."""
-        for part in _few_at_once(self.lead_ns):
+        for part in _split_cycles(self.lead_ns):
             yield Times(own_ns=self.own_ns[:, part], lead_ns=self.lead_ns[part], broadcast_ns=self.broadcast_ns[part])
 
     def plus(self, excess: Times) -> Times:
@@ -140,7 +147,7 @@ class Times:
         return Times(own_ns=own_ns, lead_ns=lead_ns, broadcast_ns=np.zeros_like(self.broadcast_ns))
 
 
-def _few_at_once(lead_ns: Int64Array) -> list[slice]:
+def _split_cycles(lead_ns: Int64Array) -> list[slice]:
     """Return consecutive slices that cover all cycles of (S, R, K); at least one."""
     each = max(1, _ARRIVALS_AT_ONCE // max(1, lead_ns[:1].size))
     return [slice(first, first + each) for first in range(0, max(1, len(lead_ns)), each)]
@@ -189,9 +196,9 @@ class Replay:
         """Return how much longer each rank takes than the median rank; waiting in a collective is not lateness."""
         return self.excess_of(np.arange(len(self.cycles.ranks)))
 
-    def excess_of(self, places: npt.ArrayLike) -> Times:
+    def excess_of(self, indices: npt.ArrayLike) -> Times:
         """Return the excess of some of the ranks, by index."""
-        excess = self.recorded.of_ranks(places).minus(self.ideal)
+        excess = self.recorded.of_ranks(indices).minus(self.ideal)
         excess.own_ns[_COLLECTIVES] = 0
         return excess
 
@@ -213,20 +220,20 @@ class Replay:
         """Return the lengths (S,) of the ideal with other transfers (S, K)."""
         return finish_ns(self._ideal_arrivals_ns[:, 0], transfer_ns)
 
-    def ideal_but_ns(self, places: npt.ArrayLike, excess: Times) -> Int64Array:
+    def ideal_except_ns(self, indices: npt.ArrayLike, excess: Times) -> Int64Array:
         """Return the lengths (S,) of the ideal in which some ranks, by index, are later by an excess."""
-        places = np.atleast_1d(places)
+        indices = np.atleast_1d(indices)
         late = self.ideal.plus(excess)
-        root_ns = late.before_ns[:, :1] if 0 in places else self.ideal.before_ns
+        root_ns = late.before_ns[:, :1] if 0 in indices else self.ideal.before_ns
         last_ns = late.arrivals_ns(root_ns).max(axis=1)
-        if len(places) < len(self.cycles.ranks):
+        if len(indices) < len(self.cycles.ranks):
             last_ns = np.maximum(last_ns, self.ideal.arrivals_ns(root_ns)[:, 0])
         return finish_ns(last_ns, self.transfer_ns)
 
-    def without(self, places: Sequence[int], excess: Times) -> Times:
+    def without(self, indices: Sequence[int], excess: Times) -> Times:
         """Return the times of all ranks if some ranks, by index, were without an excess."""
-        places = list(places)
-        fixed = self.recorded.of_ranks(places).minus(excess)
+        indices = list(indices)
+        fixed = self.recorded.of_ranks(indices).minus(excess)
         own_ns, lead_ns, broadcast_ns = (
             values.copy() for values in (self.recorded.own_ns, self.recorded.lead_ns, self.recorded.broadcast_ns)
         )
@@ -234,14 +241,14 @@ class Replay:
         waited_ns = own_ns[_COLLECTIVES] - own_ns[_COLLECTIVES].min(axis=1, keepdims=True)
         saved_ns = np.maximum(excess.own_ns.sum(axis=0).max(axis=1, keepdims=True), 0)
         own_ns[_COLLECTIVES] -= np.minimum(waited_ns, saved_ns)
-        fixed.own_ns[_COLLECTIVES] = own_ns[_COLLECTIVES][:, places]
-        own_ns[:, :, places], lead_ns[:, places] = fixed.own_ns, fixed.lead_ns
-        broadcast_ns[:, places] = fixed.broadcast_ns
+        fixed.own_ns[_COLLECTIVES] = own_ns[_COLLECTIVES][:, indices]
+        own_ns[:, :, indices], lead_ns[:, indices] = fixed.own_ns, fixed.lead_ns
+        broadcast_ns[:, indices] = fixed.broadcast_ns
         return Times(own_ns=own_ns, lead_ns=lead_ns, broadcast_ns=broadcast_ns)
 
     def length_ns(self, times: Times) -> Int64Array:
         """Return the lengths (S,) with other times of all ranks."""
-        last_ns = [some.arrivals_ns().max(axis=1) for some in times.few_at_once()]
+        last_ns = [some.arrivals_ns().max(axis=1) for some in times.split_by_cycles()]
         return finish_ns(np.concatenate(last_ns), self.transfer_ns)
 
     def costs_by_rank_ns(self) -> Int64Array:
@@ -249,10 +256,12 @@ class Replay:
         return self._by_cycles(Replay._costs_by_rank_ns)
 
     def _costs_by_rank_ns(self) -> Int64Array:
-        arrivals_ns = self._hardly_waiting.arrivals_ns(self.ideal.before_ns)
+        arrivals_ns = self._minimal_waits.arrivals_ns(self.ideal.before_ns)
         together_ns = np.maximum(arrivals_ns, self._ideal_arrivals_ns)
         costs_ns = finish_ns(together_ns, self.transfer_ns) - self.ideal_ns[:, None]
-        costs_ns[:, 0] = self.ideal_but_ns(0, self.excess_of([0])) - self.ideal_ns  # other ranks wait for its buffers
+        costs_ns[:, 0] = (
+            self.ideal_except_ns(0, self.excess_of([0])) - self.ideal_ns
+        )  # other ranks wait for its buffers
         return costs_ns
 
     def savings_by_rank_ns(self) -> Int64Array:
@@ -264,30 +273,32 @@ class Replay:
         collectives_ns = self.recorded.own_ns[_COLLECTIVES]
         if collectives_ns.any():  # others wait there for the last rank, and would not if it were fixed
             is_last = collectives_ns == collectives_ns.min(axis=1, keepdims=True)
-            savings_ns = np.where(is_last, self._savings_ns(self._hardly_waiting.arrivals_ns()), savings_ns)
+            savings_ns = np.where(is_last, self._savings_ns(self._minimal_waits.arrivals_ns()), savings_ns)
         savings_ns[:, 0] = self.recorded_ns - self.length_ns(self.without([0], self.excess_of([0])))
         return savings_ns
 
     def _savings_ns(self, arrivals_ns: Int64Array) -> Int64Array:
         """Return the gain over the recorded cycles (S, R) if all ranks but one arrive at the given times (S, R, K)."""
-        mended_ns = self.ideal.arrivals_ns(self.recorded.before_ns[:, :1])
+        fixed_ns = self.ideal.arrivals_ns(self.recorded.before_ns[:, :1])
         order = np.argpartition(arrivals_ns, arrivals_ns.shape[1] - 2, axis=1)[:, -2:]
-        second, last = (np.take_along_axis(arrivals_ns, order[:, place : place + 1], axis=1) for place in (0, 1))
-        places = np.arange(arrivals_ns.shape[1])[None, :, None]
-        others_ns = np.where(places == order[:, 1:], second, last)
+        second, last = (
+            np.take_along_axis(arrivals_ns, order[:, position : position + 1], axis=1) for position in (0, 1)
+        )
+        indices = np.arange(arrivals_ns.shape[1])[None, :, None]
+        others_ns = np.where(indices == order[:, 1:], second, last)
         savings_ns: Int64Array = self.recorded_ns[:, None] - finish_ns(
-            np.maximum(others_ns, mended_ns), self.transfer_ns
+            np.maximum(others_ns, fixed_ns), self.transfer_ns
         )
         return savings_ns
 
     def cost_of_cause_ns(self, cause: int) -> Int64Array:
         """Return what one cause, on all ranks, adds to the ideal (S,)."""
         ranks = np.arange(len(self.cycles.ranks))
-        return self._by_cycles(lambda some: some.ideal_but_ns(ranks, some.excess.restricted(cause)) - some.ideal_ns)
+        return self._by_cycles(lambda some: some.ideal_except_ns(ranks, some.excess.restricted(cause)) - some.ideal_ns)
 
     def _by_cycles(self, result: Callable[[Replay], Int64Array]) -> Int64Array:
         """Compute a result by cycle, for few enough cycles at a time that temporary arrays take little memory."""
-        parts = _few_at_once(self.recorded.lead_ns)
+        parts = _split_cycles(self.recorded.lead_ns)
         if len(parts) == 1:
             return result(self)
         number = np.arange(len(self.cycles.steps))
@@ -295,7 +306,7 @@ class Replay:
         return np.concatenate([result(Replay(self.cycles.of(mask))) for mask in masks])
 
     @cached_property
-    def _hardly_waiting(self) -> Times:
+    def _minimal_waits(self) -> Times:
         """Return the recorded times, but with minimal waits of all ranks in collectives issued by user code."""
         own_ns = self.recorded.own_ns.copy()
         own_ns[_COLLECTIVES] = own_ns[_COLLECTIVES].min(axis=1, keepdims=True)
@@ -304,7 +315,7 @@ class Replay:
     @cached_property
     def _last_arrivals_ns(self) -> Int64Array:
         """Return when the last rank arrives at each all-reduce (S, K)."""
-        return np.concatenate([some.arrivals_ns().max(axis=1) for some in self.recorded.few_at_once()])
+        return np.concatenate([some.arrivals_ns().max(axis=1) for some in self.recorded.split_by_cycles()])
 
     @cached_property
     def _ideal_arrivals_ns(self) -> Int64Array:

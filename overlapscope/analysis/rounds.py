@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.account.intervals import Int64Array
-from overlapscope.trace.entering import entered_ns
+from overlapscope.trace.entering import compute_arrival_ns
 from overlapscope.trace.reader import Trace
 
 _SAME: Final = ["rank", "model", "step", "bucket"]
@@ -24,7 +24,7 @@ class Rounds:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self.table = trace.segments.assign(row=_reductions(trace))
+        self.table = trace.segments.assign(row=_find_all_reduces(trace))
         """``trace.segments`` with ``row``, the row of the all-reduce in ``trace.collectives``; -1 if unknown."""
         self._order = self.table.sort_values(["rank", "start_ns"], kind="stable").index.to_numpy()
         sorted_ranks = self.table["rank"].to_numpy()[self._order]
@@ -59,13 +59,13 @@ class Rounds:
         return self.table[self.table["row"].isin(rows)].sort_values(["rank", "start_ns"], kind="stable")
 
 
-def _reductions(trace: Trace) -> Int64Array:
+def _find_all_reduces(trace: Trace) -> Int64Array:
     """Return the row of the all-reduce of each round; -1 if unknown.
 
     If a bucket is reduced several times in a step, that is the latest all-reduce entered before the round.
     """
     collectives = trace.collectives.assign(
-        row=np.arange(len(trace.collectives)), entered_ns=entered_ns(trace.collectives)
+        row=np.arange(len(trace.collectives)), entered_ns=compute_arrival_ns(trace.collectives)
     )
     entered = collectives[collectives["op"] == "all_reduce"][[*_SAME, "entered_ns", "row"]].sort_values("entered_ns")
     begun = trace.segments[[*_SAME, "start_ns"]].assign(place=np.arange(len(trace.segments))).sort_values("start_ns")

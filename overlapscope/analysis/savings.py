@@ -13,17 +13,17 @@ import numpy.typing as npt
 
 from overlapscope.account.blocks import BLOCKS
 from overlapscope.account.intervals import Float64Array, Int64Array
-from overlapscope.account.mean_step import MeanStep, mean_step_of
-from overlapscope.account.means import mean_of
+from overlapscope.account.mean_step import MeanStep, compute_mean_step
+from overlapscope.account.means import mean_with_ci
 from overlapscope.analysis.cycles import CAUSES
 from overlapscope.analysis.replay import Replay, Times
 from overlapscope.interval import Interval
 
-_BLOCKS: Final = {place: BLOCKS.index(cause) for place, cause in enumerate(CAUSES) if cause in BLOCKS}
+_BLOCKS: Final = {index: BLOCKS.index(cause) for index, cause in enumerate(CAUSES) if cause in BLOCKS}
 """Index in ``BLOCKS`` of each cause that is a block. The other blocks are waits."""
 
 
-def saving_of(
+def compute_saving(
     replay: Replay, times: Times, cycle_ns: Int64Array, changed: npt.NDArray[np.bool_] | None = None
 ) -> MeanStep:
     """Return what all ranks save per step, on average over all cycles.
@@ -35,21 +35,21 @@ def saving_of(
             these; which cycles they are is known.
     """
     changed = np.ones(len(cycle_ns), dtype=bool) if changed is None else changed
-    return mean_step_of(_saved_ns(replay, times, cycle_ns)[changed]).times(float(changed.mean()))
+    return compute_mean_step(_compute_saved_ns(replay, times, cycle_ns)[changed]).times(float(changed.mean()))
 
 
 def mean_over_cycles(values_ns: Int64Array, changed: npt.NDArray[np.bool_]) -> Interval:
-    """Compute the mean of values (S,) that are 0 except in ``changed`` cycles, with an interval as in ``saving_of``."""
-    (mean,) = mean_of(values_ns[changed, None].astype(np.float64))
+    """Compute the mean of values (S,) that are 0 except in ``changed`` cycles, with an interval as in ``compute_saving``."""
+    (mean,) = mean_with_ci(values_ns[changed, None].astype(np.float64))
     return mean.times(float(changed.mean()))
 
 
-def _saved_ns(replay: Replay, times: Times, cycle_ns: Int64Array) -> Float64Array:
+def _compute_saved_ns(replay: Replay, times: Times, cycle_ns: Int64Array) -> Float64Array:
     """Return the saving of each cycle by block (S, len(BLOCKS))."""
     recorded = replay.recorded
     saved_ns = np.zeros((len(cycle_ns), len(BLOCKS)))
-    for place, block in _BLOCKS.items():
-        saved_ns[:, block] = recorded.own_ns[place].mean(axis=1) - times.own_ns[place].mean(axis=1)
+    for index, block in _BLOCKS.items():
+        saved_ns[:, block] = recorded.own_ns[index].mean(axis=1) - times.own_ns[index].mean(axis=1)
     saved_ns[:, BLOCKS.index("buffers")] = recorded.buffers_ns.mean(axis=1) - times.buffers_ns.mean(axis=1)
     saved_ns[:, BLOCKS.index("exposed")] = replay.recorded_ns - cycle_ns - saved_ns.sum(axis=1)
     return saved_ns

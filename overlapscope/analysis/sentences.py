@@ -10,8 +10,8 @@ from typing import Final
 from overlapscope.account.wording import BLOCK_LABELS
 from overlapscope.analysis.cycles import CAUSES, Cycles
 from overlapscope.analysis.finding import Finding, SlowLink
-from overlapscope.analysis.own_doing import significance_of
-from overlapscope.analysis.patterns import runs_of
+from overlapscope.analysis.own_doing import get_significance_level
+from overlapscope.analysis.patterns import count_runs
 from overlapscope.analysis.stragglers import Stragglers
 from overlapscope.trace.reader import Trace
 from overlapscope.units import format_bytes, format_ns, format_share
@@ -22,14 +22,14 @@ CAUSE_LABELS: Final = {
     "loop": "Loop's own code",
     "evaluation": "Evaluation",
     "gc": "Garbage collection",
-    "carried_over": "Carried-over communication",
+    "release_skew": "Carried-over communication",
     "transfer": "Transfer",
     "link": "Link",
 }
 """Labels of causes of findings, for tables."""
 
 PART_LABELS: Final = {
-    cause: "carried-over communication" if cause == "carried_over" else BLOCK_LABELS[cause] for cause in CAUSES
+    cause: "carried-over communication" if cause == "release_skew" else BLOCK_LABELS[cause] for cause in CAUSES
 }
 """Labels of causes of local time, for sentences."""
 
@@ -39,23 +39,23 @@ _DOES_LONGER: Final = {
     "loop": "takes {} longer between an update and the next forward than {}",
     "evaluation": "evaluates {} longer than {}",
     "gc": "collects garbage for {}",
-    "carried_over": "is released {} late by the previous step's communication",
+    "release_skew": "is released {} late by the previous step's communication",
     "transfer": "take {} longer after all ranks have arrived",
 }
-_LEAST_PART: Final = 0.1
+_MIN_PART_SHARE: Final = 0.1
 """Minimum share of a delay for a phase to be mentioned."""
 
 
 def describe(finding: Finding) -> str:
     """Describe a finding in one sentence: who, what, when, where in the step, and its cost."""
     if finding.link is not None:
-        longer = f"all-reduces take {format_ns(finding.delay_ns)} longer {when(finding)}"
-        return f"{capital(who(finding))} {_carries(finding.link)}, so {longer}: {cost(finding)}."
+        longer = f"all-reduces take {format_ns(finding.delay_ns)} longer {describe_when(finding)}"
+        return f"{capitalize(name_culprit(finding))} {_describe_rate(finding.link)}, so {longer}: {describe_cost(finding)}."
     does = _DOES_LONGER[finding.cause].format(format_ns(finding.delay_ns), finding.compared_with)
-    return f"{capital(who(finding))} {does} {when(finding)}{_parts(finding)}: {cost(finding)}."
+    return f"{capitalize(name_culprit(finding))} {does} {describe_when(finding)}{_describe_parts(finding)}: {describe_cost(finding)}."
 
 
-def who(finding: Finding) -> str:
+def name_culprit(finding: Finding) -> str:
     """Name what a finding blames.
 
     That is ``rank 3``, ``host node1 (ranks 8 to 15)``, ``the link from rank 2 to rank 3``, or else ``all-reduces``.
@@ -78,7 +78,7 @@ def rank_names(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def when(finding: Finding) -> str:
+def describe_when(finding: Finding) -> str:
     """Describe the steps in which a finding occurs."""
     pattern, steps = finding.pattern, finding.steps
     if pattern.kind == "persistent":
@@ -87,8 +87,8 @@ def when(finding: Finding) -> str:
         return f"every {pattern.period} steps"
     if pattern.kind == "shift":
         return f"from step {steps[0]} on" if not pattern.where[0] else f"until step {steps[-1]}"
-    if pattern.kind == "stretch":
-        stretches = runs_of(pattern.where)
+    if pattern.kind == "episode":
+        stretches = count_runs(pattern.where)
         between = f"{steps[0]} to {steps[-1]}"
         return (
             f"in steps {between}" if stretches == 1 else f"in {len(steps)} of steps {between}, in {stretches} stretches"
@@ -96,7 +96,7 @@ def when(finding: Finding) -> str:
     return f"in step {steps[0]}" if len(steps) == 1 else f"in {len(steps)} steps, peak in step {finding.worst_step}"
 
 
-def cost(finding: Finding) -> str:
+def describe_cost(finding: Finding) -> str:
     """Describe the cost of a finding, with half of its 90 % interval; for a single occurrence, the total."""
     if finding.pattern.kind == "transient" and len(finding.steps) == 1:
         total_ns = finding.cost.value * len(finding.pattern.where)
@@ -106,7 +106,7 @@ def cost(finding: Finding) -> str:
     return f"{format_ns(finding.cost.value)}{interval} a step ({format_share(finding.cost_share)})"
 
 
-def verdict(stragglers: Stragglers) -> str:
+def describe_verdict(stragglers: Stragglers) -> str:
     """Return the headline of the whole analysis."""
     if stragglers.findings:
         return describe(stragglers.findings[0])
@@ -118,24 +118,24 @@ def verdict(stragglers: Stragglers) -> str:
     if waiting_ns < 1:
         waiting = "Nobody waits for a later rank."
     # A delay in that many consecutive steps is as unlikely by chance as the significance level asks for.
-    least = math.ceil(-math.log2(significance_of(stragglers.cycles)))
+    least = math.ceil(-math.log2(get_significance_level(stragglers.cycles)))
     few = len(stragglers.cycles.steps) < least
     return f"No rank stands out. {waiting}{f' It takes {least} steps to name a rank that is late in each.' * few}"
 
 
-def all_alike(cycles: Cycles) -> str:
+def describe_equal_ranks(cycles: Cycles) -> str:
     """Name the case that all ranks are equal; two ranks have no median."""
     return "both like the quicker one" if len(cycles.ranks) == 2 else "all ranks like the median"
 
 
-def one_like_others(rank: int, cycles: Cycles) -> str:
+def describe_equalized_rank(rank: int, cycles: Cycles) -> str:
     """Name the case that one rank is like the others in everything; it may be faster than they in some of it."""
     (*others,) = (other for other in cycles.ranks.tolist() if other != rank)
     return f"rank {rank} in all like {f'rank {others[0]}' if len(others) == 1 else 'the median rank'}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reason:
+class MissingStragglersReason:
     """Reason why a recording can't show which rank is late."""
 
     headline: str
@@ -143,31 +143,31 @@ class Reason:
     advice: str
 
 
-def why_none(trace: Trace) -> Reason:
+def explain_missing_stragglers(trace: Trace) -> MissingStragglersReason:
     """Explain why ``Analysis.stragglers`` has nothing to compare, and what to do about it."""
     ranks, steps = len(trace.ranks), trace.steps["step"].nunique()
     if ranks < 2:
-        return Reason(
+        return MissingStragglersReason(
             headline="Only one rank was recorded",
             message="A straggler is a rank that the others wait for, and this recording has only one rank.",
             advice="If the run had more, copy the rank folders of its other hosts next to this one.",
         )
     if len(trace.aligned_ranks) < 2:
-        return Reason(
+        return MissingStragglersReason(
             headline="The clocks of these ranks can't be compared",
             message=f"No two of the {ranks:,} ranks have a common clock, so it is unknown which arrived last.",
             advice="Ranks on one host share a clock, and ranks on several hosts compare theirs while they train: "
             "record the run again with all of its ranks, rank 0 among them.",
         )
     if (trace.collectives["op"] == "all_gather").any():
-        return Reason(
+        return MissingStragglersReason(
             headline="This is not known of sharded parameters",
             message="A straggler is found by the all-reduces of gradients. Here ranks exchange shards of gradients and "
             "of parameters, and wait for each other more than once in a step.",
             advice="The timeline and the account of a step show who waits for whom.",
         )
     are_all = trace.extent == "all"
-    return Reason(
+    return MissingStragglersReason(
         headline="There are too few steps to compare",
         message="This needs two steps in a row with the same all-reduces on all ranks, after the warm-up. "
         f"{'This recording has' if are_all else 'What was read has'} {steps:,} finished step{'s' * (steps != 1)}.",
@@ -175,7 +175,7 @@ def why_none(trace: Trace) -> Reason:
     )
 
 
-def missing(cycles: Cycles) -> str:
+def describe_missing_ranks(cycles: Cycles) -> str:
     """Return a note on ranks that could not be compared; empty if there are none."""
     count = cycles.missing_ranks
     if not count:
@@ -184,19 +184,19 @@ def missing(cycles: Cycles) -> str:
     return f"{count:,} rank{'s' * (count > 1)} could not be compared; waiting for {them} looks like transfer."
 
 
-def _carries(link: SlowLink) -> str:
+def _describe_rate(link: SlowLink) -> str:
     return (
         f"delivers {format_bytes(link.bytes_per_s)}/s where the others deliver {format_bytes(link.usual_bytes_per_s)}/s"
     )
 
 
-def _parts(finding: Finding) -> str:
-    parts = {name: ns for name, ns in finding.parts_ns.items() if ns >= _LEAST_PART * finding.delay_ns}
+def _describe_parts(finding: Finding) -> str:
+    parts = {name: ns for name, ns in finding.parts_ns.items() if ns >= _MIN_PART_SHARE * finding.delay_ns}
     if len(finding.parts_ns) < 2 or not parts:
         return ""
     return f" ({', '.join(f'{PART_LABELS[name]} {format_ns(ns)}' for name, ns in parts.items())})"
 
 
-def capital(text: str) -> str:
+def capitalize(text: str) -> str:
     """Capitalize the first letter of a sentence."""
     return text[:1].upper() + text[1:]

@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from overlapscope.account.critical_path import JobAccount
+from overlapscope.account.critical_path import JobBreakdown
 from overlapscope.account.intervals import Float64Array
 from overlapscope.analysis.cycles import CAUSES, Cycles, lower_median
 from overlapscope.analysis.replay import Replay
 
 
-def by_rank(replay: Replay, hosts: dict[int, str], job: JobAccount | None) -> pd.DataFrame:
+def by_rank(replay: Replay, hosts: dict[int, str], job: JobBreakdown | None) -> pd.DataFrame:
     """Return a table with one row per rank.
 
     Args:
@@ -49,9 +49,9 @@ def by_host(replay: Replay, hosts: dict[int, str]) -> pd.DataFrame:
     names = np.array([hosts.get(rank, "unknown") for rank in ranks.tolist()])
     rows = []
     for name in pd.unique(names):
-        places = np.flatnonzero(names == name)
-        cost_ns = float((replay.ideal_but_ns(places, replay.excess_of(places)) - replay.ideal_ns).mean())
-        rows.append((str(name), len(places), cost_ns, cost_ns / float(replay.ideal_ns.mean())))
+        indices = np.flatnonzero(names == name)
+        cost_ns = float((replay.ideal_except_ns(indices, replay.excess_of(indices)) - replay.ideal_ns).mean())
+        rows.append((str(name), len(indices), cost_ns, cost_ns / float(replay.ideal_ns.mean())))
     return pd.DataFrame(rows, columns=["host", "ranks", "cost_ns", "slowdown"])
 
 
@@ -94,7 +94,7 @@ def by_bucket(replay: Replay) -> pd.DataFrame:
     )
 
 
-def _critical_shares(cycles: Cycles, job: JobAccount | None) -> Float64Array:
+def _critical_shares(cycles: Cycles, job: JobBreakdown | None) -> Float64Array:
     """Return the share of the critical path on each rank (R,)."""
     shares = np.full(len(cycles.ranks), np.nan)
     if job is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from overlapscope.account.arrivals import Arrival, arrival_of
+from overlapscope.account.arrivals import Arrival, find_arrival
 from overlapscope.account.wording import PHASE_LABELS
 from overlapscope.analysis.lanes import Lane
 from overlapscope.trace.reader import Trace
@@ -48,7 +48,7 @@ class SpanDetails:
         return None if self.end_ns is None else self.end_ns - self.start_ns
 
 
-def details_of(trace: Trace, begin_ns: int, lane: Lane, row: int) -> SpanDetails:
+def get_span_details(trace: Trace, begin_ns: int, lane: Lane, row: int) -> SpanDetails:
     """Look up the details of a span.
 
     Args:
@@ -67,7 +67,7 @@ def details_of(trace: Trace, begin_ns: int, lane: Lane, row: int) -> SpanDetails
 
 
 def _phase(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
-    origin_ns, place = _place(trace, begin_ns, row)
+    origin_ns, place = _find_origin(trace, begin_ns, row)
     return SpanDetails(
         what=PHASE_LABELS[str(row["phase"])],
         start_ns=int(row["start_ns"]) - origin_ns,
@@ -78,7 +78,7 @@ def _phase(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
 
 
 def _gradient(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
-    origin_ns, place = _place(trace, begin_ns, row)
+    origin_ns, place = _find_origin(trace, begin_ns, row)
     ready_ns = int(row["ready_ns"]) - origin_ns
     plan = _plan_of(trace, row)
     found = plan[plan["parameter"] == row["parameter"]].head(1)
@@ -96,7 +96,7 @@ def _gradient(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
 
 
 def _wait(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
-    origin_ns, place = _place(trace, begin_ns, row)
+    origin_ns, place = _find_origin(trace, begin_ns, row)
     return SpanDetails(
         what="wait for launch",
         start_ns=int(row["ready_ns"]) - origin_ns,
@@ -109,7 +109,7 @@ def _wait(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
 
 
 def _copy(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
-    origin_ns, place = _place(trace, begin_ns, row)
+    origin_ns, place = _find_origin(trace, begin_ns, row)
     return SpanDetails(
         what=f"copy {row['direction']}",
         start_ns=int(row["start_ns"]) - origin_ns,
@@ -120,7 +120,7 @@ def _copy(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
 
 
 def _collective(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
-    origin_ns, place = _place(trace, begin_ns, row)
+    origin_ns, place = _find_origin(trace, begin_ns, row)
 
     def since_step(name: str) -> int | None:
         return None if pd.isna(row[name]) else int(row[name]) - origin_ns
@@ -139,14 +139,14 @@ def _collective(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails
         launch_ns=launch_ns,
         end_uncertainty_ns=int(row["end_uncertainty_ns"]),
         start_is_bound=bool(row["start_is_bound"]),
-        arrival=None if pd.isna(row["end_ns"]) else arrival_of(trace, row),
+        arrival=None if pd.isna(row["end_ns"]) else find_arrival(trace, row),
         call_site=None if site.empty else f"{site['file'].iloc[0]}:{site['line'].iloc[0]}",
         **place,
         **_bucket(trace, row),
     )
 
 
-def _place(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> tuple[int, dict[str, Any]]:
+def _find_origin(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> tuple[int, dict[str, Any]]:
     """Return the moment that times count from, and the rank and step of the span."""
     rank, step = int(row["rank"]), int(row["step"])
     is_step = (trace.steps["rank"].to_numpy() == rank) & (trace.steps["step"].to_numpy() == step)

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.analysis.lanes import LANE_NAMES, Lane, Timeline
-from overlapscope.analysis.related_spans import subjects_of
+from overlapscope.analysis.related_spans import get_subjects
 from overlapscope.trace.reader import Trace
 
 _NAME: Final = re.compile(rf"(\d{{1,9}})-({'|'.join(LANE_NAMES)})-(\d{{1,15}})-(\d{{1,9}})")
 
 
-def name_of(trace: Trace, timeline: Timeline, lane: int, row: int) -> str:
+def make_span_name(trace: Trace, timeline: Timeline, lane: int, row: int) -> str:
     """Return the name of a span: ``3-communication-12-0`` is the first all-reduce of rank 3 in step 12.
 
     Args:
@@ -23,21 +23,21 @@ def name_of(trace: Trace, timeline: Timeline, lane: int, row: int) -> str:
         row: One of its lane's ``spans.rows``.
     """
     found = timeline.lanes[lane]
-    (_, (step,), _), _ = subjects_of(trace, found, np.array([row]))
+    (_, (step,), _), _ = get_subjects(trace, found, np.array([row]))
     number = int(np.flatnonzero(_rows_of_step(trace, timeline, found, int(step)) == row)[0])
     return f"{found.rank}-{found.name}-{step}-{number}"
 
 
-def span_named(trace: Trace, timeline: Timeline, name: str) -> tuple[int, int] | None:
+def find_span_by_name(trace: Trace, timeline: Timeline, name: str) -> tuple[int, int] | None:
     """Return lane and row of the span with a name; None if the timeline has none."""
     parts = _NAME.fullmatch(name)
     if parts is None:
         return None
-    rank, step, number = (int(parts[place]) for place in (1, 3, 4))
-    for place, lane in enumerate(timeline.lanes):
+    rank, step, number = (int(parts[index]) for index in (1, 3, 4))
+    for index, lane in enumerate(timeline.lanes):
         if (lane.rank, lane.name) == (rank, parts[2]):
             rows = _rows_of_step(trace, timeline, lane, step)
-            return (place, int(rows[number])) if number < len(rows) else None
+            return (index, int(rows[number])) if number < len(rows) else None
     return None
 
 
@@ -49,5 +49,5 @@ def _rows_of_step(trace: Trace, timeline: Timeline, lane: Lane, step: int) -> np
     bounds = timeline.steps[timeline.steps["step"] == step]
     near = lane.spans.in_view(*bounds[["start_ns", "end_ns"]].iloc[0]) if len(bounds) else np.arange(len(lane.spans))
     rows = lane.spans.rows[near]
-    (_, steps, _), _ = subjects_of(trace, lane, rows)
+    (_, steps, _), _ = get_subjects(trace, lane, rows)
     return rows[steps == step]

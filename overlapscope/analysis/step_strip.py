@@ -8,7 +8,7 @@ from overlapscope.analysis.lanes import Timeline
 from overlapscope.analysis.trend import trend_by_step
 
 
-def step_strip(figures: pd.DataFrame, timeline: Timeline) -> pd.DataFrame:
+def build_step_strip(figures: pd.DataFrame, timeline: Timeline) -> pd.DataFrame:
     """Return all steps, merged into as many points as a trend has.
 
     Args:

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from overlapscope.account.alike import AlikeSteps, alike_steps
-from overlapscope.account.blocks import BLOCKS, Account
-from overlapscope.account.critical_path import JobAccount, job_account_of
-from overlapscope.account.figures import COMPUTE, figures_of
-from overlapscope.account.mean_step import MeanStep, mean_step_of
-from overlapscope.account.means import mean_of
+from overlapscope.account.alike import SteadySteps, select_steady_steps
+from overlapscope.account.blocks import BLOCKS, Breakdown
+from overlapscope.account.critical_path import JobBreakdown, compute_job_breakdown
+from overlapscope.account.figures import COMPUTE_BLOCKS, tabulate_breakdown
+from overlapscope.account.mean_step import MeanStep, compute_mean_step
+from overlapscope.account.means import mean_with_ci
 from overlapscope.account.waits import REASONS
 from overlapscope.interval import Interval
 from overlapscope.trace.reader import Trace
@@ -44,7 +44,7 @@ class Summary:
 
     sentence: str
     """The summary in one sentence."""
-    alike: AlikeSteps
+    alike: SteadySteps
     """The steady steps, over which means are taken."""
     mean: MeanStep
     """The mean step."""
@@ -54,11 +54,11 @@ class Summary:
     """Communication during which other work runs."""
     job: MeanStep | None
     """Blocks of the same step on the critical path; None if times of some ranks can't be compared."""
-    job_account: JobAccount | None
+    job_breakdown: JobBreakdown | None
     """The same step by step."""
     figures: pd.DataFrame
-    """Table of all steps of all ranks, from ``figures_of``."""
-    is_alike: npt.NDArray[np.bool_]
+    """Table of all steps of all ranks, from ``tabulate_breakdown``."""
+    is_steady: npt.NDArray[np.bool_]
     """True for rows of ``figures`` that are counted."""
 
     @property
@@ -69,12 +69,12 @@ class Summary:
     @property
     def steps(self) -> int:
         """Return the number of counted steps."""
-        return int(self.alike.is_alike.sum())
+        return int(self.alike.is_steady.sum())
 
     @property
     def compute_ns(self) -> float:
         """Return the sum of forward, backward, optimizer and evaluation."""
-        return sum(self.mean.blocks[name].value for name in COMPUTE)
+        return sum(self.mean.blocks[name].value for name in COMPUTE_BLOCKS)
 
     @property
     def communication_ns(self) -> float:
@@ -96,7 +96,7 @@ class Summary:
 
         Blocks without any time are left out.
         """
-        counted, found = self.figures[self.is_alike], {}
+        counted, found = self.figures[self.is_steady], {}
         for name in self.mean.present if self.steps else ():
             row = counted.iloc[int(counted[f"{name}_ns"].to_numpy().argmax())]
             found[name] = int(row["step"]), int(row["rank"]), int(row[f"{name}_ns"])
@@ -107,14 +107,14 @@ class Summary:
         """Return the counted step with the median time, averaged over ranks; None without one."""
         if not self.steps:
             return None
-        step_time_ns = self.figures[self.is_alike].groupby("step")["step_time_ns"].mean()
+        step_time_ns = self.figures[self.is_steady].groupby("step")["step_time_ns"].mean()
         middle = step_time_ns.sort_values(kind="stable").index[(len(step_time_ns) - 1) // 2]
         return int(middle)
 
     def step(self, number: int) -> MeanStep | None:
         """Return a single step, as the mean of the ranks that have finished it; None if none has."""
         rows = self.figures.loc[self.figures["step"] == number, [f"{name}_ns" for name in BLOCKS]]
-        return mean_step_of(rows.to_numpy(np.float64).mean(axis=0, keepdims=True)) if len(rows) else None
+        return compute_mean_step(rows.to_numpy(np.float64).mean(axis=0, keepdims=True)) if len(rows) else None
 
     @property
     def finished_together(self) -> pd.DataFrame:
@@ -124,7 +124,7 @@ class Summary:
 
     def means_by_rank(self) -> pd.DataFrame:
         """Return one row per rank: rank, steps_counted, and the means of ``figures``; the ratio is one of means."""
-        counted = self.figures[self.is_alike].drop(columns=["step", "overlap_ratio"])
+        counted = self.figures[self.is_steady].drop(columns=["step", "overlap_ratio"])
         by_rank = counted.groupby("rank")
         means = by_rank.mean()
         means["overlap_ratio"] = means["hidden_ns"] / means["communication_ns"].where(means["communication_ns"] > 0)
@@ -132,17 +132,17 @@ class Summary:
         return means.reset_index()
 
 
-def summarise(trace: Trace, account: Account) -> Summary:
+def summarize(trace: Trace, account: Breakdown) -> Summary:
     """Summarize a recording."""
-    alike = alike_steps(trace, account)
-    return summary_of(figures_of(account), alike, job_account_of(trace, account, alike))
+    alike = select_steady_steps(trace, account)
+    return summarize_table(tabulate_breakdown(account), alike, compute_job_breakdown(trace, account, alike))
 
 
-def summary_of(figures: pd.DataFrame, alike: AlikeSteps, job: JobAccount | None) -> Summary:
+def summarize_table(figures: pd.DataFrame, alike: SteadySteps, job: JobBreakdown | None) -> Summary:
     """Summarize a table of all steps of all ranks.
 
     Args:
-        figures: From ``figures_of``.
+        figures: From ``tabulate_breakdown``.
         alike: Which of these steps are counted.
         job: The critical path, if it is known.
     """
@@ -150,19 +150,19 @@ def summary_of(figures: pd.DataFrame, alike: AlikeSteps, job: JobAccount | None)
         figures[[f"{name}_ns" for name in names]].to_numpy()
         for names in (BLOCKS, [f"exposed_{reason}" for reason in REASONS], ["hidden"])
     )
-    (hidden,) = mean_of(alike.over_ranks(hidden_ns))
-    is_alike = np.zeros(len(figures), dtype=bool)
-    is_alike[alike.rows.ravel()] = True
+    (hidden,) = mean_with_ci(alike.mean_over_ranks(hidden_ns))
+    is_steady = np.zeros(len(figures), dtype=bool)
+    is_steady[alike.rows.ravel()] = True
     found = Summary(
         sentence="",
         alike=alike,
-        mean=mean_step_of(alike.over_ranks(blocks_ns)),
-        exposed_for=dict(zip(REASONS, mean_of(alike.over_ranks(for_reason_ns)), strict=True)),
+        mean=compute_mean_step(alike.mean_over_ranks(blocks_ns)),
+        exposed_for=dict(zip(REASONS, mean_with_ci(alike.mean_over_ranks(for_reason_ns)), strict=True)),
         hidden=hidden,
-        job=None if job is None else mean_step_of(job.ns[alike.is_alike].astype(np.float64)),
-        job_account=job,
+        job=None if job is None else compute_mean_step(job.ns[alike.is_steady].astype(np.float64)),
+        job_breakdown=job,
         figures=figures,
-        is_alike=is_alike,
+        is_steady=is_steady,
     )
     return replace(found, sentence=_sentence(found))
 
@@ -178,10 +178,10 @@ def _sentence(found: Summary) -> str:
     step = f"each {format_ns(found.mean.step.value)} step"
     hidden = f"{_percent(found.overlap_ratio)} of communication is hidden"
     waiting = f"{format_ns(exposed.value)} of {step} ({_percent(exposed_share)})"
-    later_ns = found.exposed_for["later_rank"].value
+    straggler_ns = found.exposed_for["straggler"].value
     later = ""
-    if later_ns > exposed.value / 2:
-        later = f", {format_ns(later_ns)} of that for whichever rank is later"
+    if straggler_ns > exposed.value / 2:
+        later = f", {format_ns(straggler_ns)} of that for whichever rank is later"
     if math.isnan(found.overlap_ratio):
         steps = f"steps of {format_ns(found.mean.step.value)}"
         return f"No communication of gradients was recorded in {steps}, so there is no overlap to measure."

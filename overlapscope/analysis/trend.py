@@ -33,7 +33,7 @@ def trend_by_step(per_step: pd.DataFrame, column: str) -> pd.DataFrame:
     ).reset_index(drop=True)
 
 
-def trend_of_ranks(per_step: pd.DataFrame, column: str) -> pd.DataFrame:
+def trend_by_rank(per_step: pd.DataFrame, column: str) -> pd.DataFrame:
     """Return the trend of each rank separately, at the same points.
 
     Returns:

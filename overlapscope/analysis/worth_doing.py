@@ -17,16 +17,16 @@ from overlapscope.analysis.advice import Advice
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.cycles import CAUSES
 from overlapscope.analysis.replay import Replay, Times
-from overlapscope.analysis.savings import saving_of
-from overlapscope.analysis.sentences import capital, describe
+from overlapscope.analysis.savings import compute_saving
+from overlapscope.analysis.sentences import capitalize, describe
 from overlapscope.interval import Interval
-from overlapscope.model.sentences import setting_of
-from overlapscope.model.sizes import LEAST_GAIN
+from overlapscope.model.sentences import format_setting
+from overlapscope.model.sizes import MIN_GAIN
 
-MOST: Final = 3
+MAX_IMPROVEMENTS: Final = 3
 """Maximum number of recommendations."""
 
-_WAYS: Final = {
+_BLOCK_ADVICE: Final = {
     "data_wait": "Have data ready when it is needed: more workers of the DataLoader, or more prefetched batches",
     "loop": "Do less in the loop itself between an update and the next forward: fetch data ahead, log and save seldom",
     "gc": "Collect garbage between steps alone: gc.freeze() after the warm-up, or gc.disable()",
@@ -37,7 +37,7 @@ _WAYS: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorthDoing:
+class Improvement:
     """One recommended change."""
 
     what: str
@@ -50,7 +50,7 @@ class WorthDoing:
     """What that page shows."""
 
 
-def worth_doing(analysis: Analysis, advice: Advice | None) -> tuple[WorthDoing, ...]:
+def find_improvements(analysis: Analysis, advice: Advice | None) -> tuple[Improvement, ...]:
     """Return the changes that save most, the best first; empty if none is worth the effort.
 
     Args:
@@ -58,15 +58,15 @@ def worth_doing(analysis: Analysis, advice: Advice | None) -> tuple[WorthDoing, 
     """
     step_ns = analysis.summary.mean.step.value
     found = [*_findings(analysis), *_blocks(analysis), *_buckets(advice)]
-    worth_it = [each for each in found if each.saves.low >= LEAST_GAIN * step_ns]
-    return tuple(sorted(worth_it, key=lambda each: -each.saves.value)[:MOST])
+    worth_it = [each for each in found if each.saves.low >= MIN_GAIN * step_ns]
+    return tuple(sorted(worth_it, key=lambda each: -each.saves.value)[:MAX_IMPROVEMENTS])
 
 
-def _findings(analysis: Analysis) -> Iterator[WorthDoing]:
+def _findings(analysis: Analysis) -> Iterator[Improvement]:
     for finding in analysis.stragglers.findings if analysis.stragglers is not None else ():
         if finding.pattern.kind == "transient" and not finding.ranks:
             continue  # some slow transfers of unknown cause: nothing to do
-        yield WorthDoing(
+        yield Improvement(
             what=describe(finding).removesuffix("."),
             saves=finding.saving.step,
             link=f"timeline?step={finding.worst_step}" + (f"&rank={finding.ranks[0]}" if finding.ranks else ""),
@@ -74,27 +74,27 @@ def _findings(analysis: Analysis) -> Iterator[WorthDoing]:
         )
 
 
-def _blocks(analysis: Analysis) -> Iterator[WorthDoing]:
+def _blocks(analysis: Analysis) -> Iterator[Improvement]:
     if analysis.stragglers is None or not analysis.summary.steps:
         return
     replay = analysis.stragglers.usual
     named = {finding.cause for finding in analysis.stragglers.findings}
-    for block, way in _WAYS.items():
+    for block, way in _BLOCK_ADVICE.items():
         if block in named or not analysis.summary.mean.blocks[block].value:
             continue
         if block == "copies" and not len(analysis.trace.copies):
             continue  # it is the rest of what ends a step, which bucket views have as well
-        times = _without(replay, block)
+        times = _times_without(replay, block)
         step, rank, _ = analysis.summary.longest[block]
-        yield WorthDoing(
+        yield Improvement(
             what=way,
-            saves=saving_of(replay, times, replay.length_ns(times)).at_most(analysis.summary.mean).step,
+            saves=compute_saving(replay, times, replay.length_ns(times)).capped_at(analysis.summary.mean).step,
             link=f"timeline?step={step}&rank={rank}",
             evidence=f"step {step}, the longest {BLOCK_LABELS[block]}",
         )
 
 
-def _without(replay: Replay, block: str) -> Times:
+def _times_without(replay: Replay, block: str) -> Times:
     """Return the times of ranks without any time in a block."""
     if block == "buffers":
         return replace(replay.recorded, broadcast_ns=np.zeros_like(replay.recorded.broadcast_ns))
@@ -103,21 +103,21 @@ def _without(replay: Replay, block: str) -> Times:
     return replace(replay.recorded, own_ns=own_ns)
 
 
-def _buckets(advice: Advice | None) -> Iterator[WorthDoing]:
+def _buckets(advice: Advice | None) -> Iterator[Improvement]:
     if advice is None:
         return
     found = advice.recommendation
     if found.verdict == "change":
-        yield WorthDoing(
-            what=f"Set {setting_of(found.best)}" if not found.best.is_default else "Leave bucket_cap_mb unset",
+        yield Improvement(
+            what=f"Set {format_setting(found.best)}" if not found.best.is_default else "Leave bucket_cap_mb unset",
             saves=found.gain.times(found.now.step_ns.value),
             link="buckets",
             evidence="the step time of every bucket size",
         )
-    gain = found.curve.gain_between(found.free.buckets, found.now.buckets)
+    gain = found.curve.compute_gain_between(found.free.buckets, found.now.buckets)
     if found.is_free_faster and found.free_gain.low > 0:
-        yield WorthDoing(
-            what=capital(f"buckets of different sizes, {len(found.free.buckets)} of them: the best plan of all"),
+        yield Improvement(
+            what=capitalize(f"buckets of different sizes, {len(found.free.buckets)} of them: the best plan of all"),
             saves=gain.times(found.now.step_ns.value),
             link="buckets?plan=best",
             evidence="the best plan",

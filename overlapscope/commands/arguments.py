@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.remote import is_url, recording_at
+from overlapscope.trace.remote import is_url, resolve_recording_path
 
 if TYPE_CHECKING:
     from overlapscope.trace.table_file import StepRange
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 RECORDING: Final = "the folder that 'overlapscope record -o' wrote, or a URL such as s3://bucket/run"
 
 
-def positive(text: str) -> int:
+def parse_positive_int(text: str) -> int:
     """Parse a positive integer."""
     number = int(text) if text.isdecimal() else 0
     if not number:
@@ -32,15 +32,15 @@ def port(text: str) -> int:
 
 def steps(text: str) -> tuple[int | None, int | None]:
     """Parse a range of steps ``START:STOP``, STOP exclusive as in a Python slice."""
-    from overlapscope.analysis.compare.side import steps_in
+    from overlapscope.analysis.compare.side import parse_step_bounds
 
     try:
-        return steps_in(text)
+        return parse_step_bounds(text)
     except OverlapScopeError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def prepare_steps(parser: argparse.ArgumentParser) -> None:
+def add_steps_argument(parser: argparse.ArgumentParser) -> None:
     """Add the argument ``--steps``, which limits a command to a range of steps."""
     parser.add_argument(
         "--steps",
@@ -53,24 +53,24 @@ def prepare_steps(parser: argparse.ArgumentParser) -> None:
 
 
 def _step_range(text: str) -> StepRange:
-    from overlapscope.trace.table_file import as_range
+    from overlapscope.trace.table_file import step_range_of_slice
 
-    return as_range(*steps(text))
+    return step_range_of_slice(*steps(text))
 
 
-def folder_or_url(text: str) -> Path:
+def parse_folder_or_url(text: str) -> Path:
     """Parse the recording of a command that reads only tables, not logs, and so accepts URLs too.
 
     Raises:
         argparse.ArgumentTypeError: URLs of this kind are not supported.
     """
     try:
-        return recording_at(text)
+        return resolve_recording_path(text)
     except OverlapScopeError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def folder(text: str) -> Path:
+def parse_folder(text: str) -> Path:
     """Parse the recording of a command that reads logs, which are only on local disks.
 
     Raises:

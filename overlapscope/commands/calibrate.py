@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.commands import child_process
-from overlapscope.commands.arguments import positive
+from overlapscope.commands.arguments import parse_positive_int
 from overlapscope.errors import OverlapScopeError
 from overlapscope.progress import Progress
 
@@ -37,11 +37,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, default=Path("traces/calibration.json"), help="file to write (%(default)s)"
     )
     parser.add_argument(
-        "--nproc", type=positive, metavar="N", help=f"number of ranks to start on this machine ({_DEFAULT_RANKS})"
+        "--nproc",
+        type=parse_positive_int,
+        metavar="N",
+        help=f"number of ranks to start on this machine ({_DEFAULT_RANKS})",
     )
     parser.add_argument("--backend", help="backend of torch.distributed (nccl if there are GPUs, else gloo)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="device of the tensors (cuda if there are GPUs)")
-    parser.add_argument("--max-mb", type=positive, metavar="N", help="largest all-reduce in MB (256)")
+    parser.add_argument("--max-mb", type=parse_positive_int, metavar="N", help="largest all-reduce in MB (256)")
     parser.add_argument(
         "--inspector", nargs="+", type=Path, metavar="FILE", help="dumps of NCCL's Inspector, of all ranks of a job"
     )
@@ -60,44 +63,44 @@ def run(args: argparse.Namespace) -> int:
     if args.inspector:
         if launcher or args.nproc:
             raise OverlapScopeError("--inspector: what it reads was measured before; start no ranks as well")
-        return _read(args.inspector, args.output)
+        return _calibrate_from_dumps(args.inspector, args.output)
     if find_spec("torch") is None:
         raise OverlapScopeError("calibrate needs PyTorch, which is missing; pip install 'overlapscope[torch]'")
-    _make_ready(args.output)
+    _check_output(args.output)
     local = [sys.executable, "-m", _RUN, "--standalone", "--nproc-per-node", str(args.nproc or _DEFAULT_RANKS)]
     options = ["-o", str(args.output.absolute())]
     for option, value in (("--backend", args.backend), ("--device", args.device), ("--max-mb", args.max_mb)):
         if value is not None:
             options += [option, str(value)]
-    command = [*_with_module(launcher or local), *options]
+    command = [*_append_module(launcher or local), *options]
     # Ranks compute nothing; more threads would only compete with the communication for the cores.
-    environment = {"OMP_NUM_THREADS": "1", **child_process.plain_environment()}
-    with child_process.running(command, environment) as (child, _):
+    environment = {"OMP_NUM_THREADS": "1", **child_process.environment_without_recording()}
+    with child_process.run_in_foreground(command, environment) as (child, _):
         child.wait()
     return child_process.exit_code(child.returncode)
 
 
-def _read(dumps: Sequence[Path], output: Path) -> int:
-    from overlapscope.imports.nccl_inspector import read_inspector
-    from overlapscope.model.calibration import HEADING, row_of, write_calibration
+def _calibrate_from_dumps(dumps: Sequence[Path], output: Path) -> int:
+    from overlapscope.imports.nccl_inspector import read_inspector_dumps
+    from overlapscope.model.calibration import TABLE_HEADER, format_sample, write_calibration
 
     with Progress() as progress:
         progress.begin("reading dumps")
-        found, left_out = read_inspector(dumps, progress.count)
-    _make_ready(output)
+        found, left_out = read_inspector_dumps(dumps, progress.count)
+    _check_output(output)
     write_calibration(output, found)
     where = f"{len(set(found.hosts))} host{'s' if len(set(found.hosts)) > 1 else ''}"
     print(f"all-reduces of {found.world_size} ranks on {where}, {found.backend}, in a job that has run")
-    print(HEADING)
+    print(TABLE_HEADER)
     for sample in found.samples:
-        print(row_of(sample, found.world_size))
+        print(format_sample(sample, found.world_size))
     for what in left_out:
         print(f"left out: {what}")
     print(f"written to {output}")
     return 0
 
 
-def _make_ready(output: Path) -> None:
+def _check_output(output: Path) -> None:
     if output.is_dir():
         raise OverlapScopeError(f"{output}: this is a folder; give a file, as in -o {output}/calibration.json")
     try:
@@ -106,7 +109,7 @@ def _make_ready(output: Path) -> None:
         raise OverlapScopeError(f"{output.parent}: can't be created ({error.strerror})") from None
 
 
-def _with_module(launcher: Sequence[str]) -> list[str]:
+def _append_module(launcher: Sequence[str]) -> list[str]:
     """Append our module to a launcher's command line, as the program that it runs."""
     if Path(launcher[0]).name == "torchrun" or _RUN in launcher:
         return [*launcher, "-m", _MODULE]

@@ -18,8 +18,8 @@ from overlapscope.trace.environment import (
     DETAIL_VARIABLE,
     LIMIT_VARIABLE,
     ON_INCIDENT_VARIABLE,
-    PATIENCE_VARIABLE,
     PROBE_VARIABLE,
+    STALL_TIMEOUT_VARIABLE,
     TRACE_VARIABLE,
     Detail,
     OnIncident,
@@ -29,7 +29,7 @@ from overlapscope.trace.host import host_now_ns
 Child = subprocess.Popen[bytes]
 
 
-class Received(NamedTuple):
+class ReceivedSignal(NamedTuple):
     """A signal that this process received and that is meant for the command."""
 
     number: int
@@ -42,7 +42,7 @@ def recording_environment(
     detail: Detail,
     limit_mb: int | None = None,
     on_incident: OnIncident = "report",
-    patience_s: int | None = None,
+    stall_timeout_s: int | None = None,
     *,
     probe_buckets: bool = False,
 ) -> dict[str, str]:
@@ -55,10 +55,10 @@ def recording_environment(
         probe_buckets: also run other bucket plans for a few steps each.
     """
     # An inherited variable would otherwise replace the default of an option that is not given.
-    optional = (LIMIT_VARIABLE, PATIENCE_VARIABLE, PROBE_VARIABLE)
+    optional = (LIMIT_VARIABLE, STALL_TIMEOUT_VARIABLE, PROBE_VARIABLE)
     inherited = {name: value for name, value in os.environ.items() if name not in optional}
     limit = {} if limit_mb is None else {LIMIT_VARIABLE: str(limit_mb)}
-    patience = {} if patience_s is None else {PATIENCE_VARIABLE: str(patience_s)}
+    patience = {} if stall_timeout_s is None else {STALL_TIMEOUT_VARIABLE: str(stall_timeout_s)}
     probe = {PROBE_VARIABLE: "1"} if probe_buckets else {}
     return (
         inherited
@@ -69,19 +69,19 @@ def recording_environment(
     )
 
 
-def plain_environment() -> dict[str, str]:
+def environment_without_recording() -> dict[str, str]:
     """Return this process's environment without the variables that make a process record."""
     ours = (
         *(TRACE_VARIABLE, DETAIL_VARIABLE, LIMIT_VARIABLE),
-        *(ON_INCIDENT_VARIABLE, PATIENCE_VARIABLE, PROBE_VARIABLE),
+        *(ON_INCIDENT_VARIABLE, STALL_TIMEOUT_VARIABLE, PROBE_VARIABLE),
     )
     return {name: value for name, value in os.environ.items() if name not in ours}
 
 
 @contextmanager
-def running(
+def run_in_foreground(
     command: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | None = None
-) -> Iterator[tuple[Child, list[Received]]]:
+) -> Iterator[tuple[Child, list[ReceivedSignal]]]:
     """Run a command in the foreground of this terminal, and leave the handling of Ctrl-C and SIGTERM to it.
 
     So the child shuts down as it does without us, and this process outlives it: wait for the child inside the context.
@@ -99,11 +99,11 @@ def running(
     """
     child: Child | None = None
 
-    def pass_on(number: int) -> None:
+    def forward_signal(number: int) -> None:
         if number == signal.SIGTERM and child is not None:
             child.send_signal(number)
 
-    with noting_signals((signal.SIGINT, signal.SIGTERM), pass_on) as received:
+    with record_signals((signal.SIGINT, signal.SIGTERM), forward_signal) as received:
         child = _start(command, environment, output)
         if any(each.number == signal.SIGTERM for each in received):  # received before there was a child
             child.send_signal(signal.SIGTERM)
@@ -111,9 +111,9 @@ def running(
 
 
 @contextmanager
-def noting_signals(
+def record_signals(
     numbers: Sequence[signal.Signals], on_signal: Callable[[int], None] | None = None
-) -> Iterator[list[Received]]:
+) -> Iterator[list[ReceivedSignal]]:
     """Record signals instead of being terminated by them; one that is ignored, as Ctrl-C is under nohup, stays so.
 
     Args:
@@ -122,10 +122,10 @@ def noting_signals(
     Yields:
         The list of signals received so far.
     """
-    received: list[Received] = []
+    received: list[ReceivedSignal] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
-        received.append(Received(number, host_now_ns()))
+        received.append(ReceivedSignal(number, host_now_ns()))
         if on_signal is not None:
             on_signal(number)
 

@@ -22,21 +22,21 @@ import argparse
 import re
 from typing import TYPE_CHECKING, Final
 
-from overlapscope.commands.arguments import folder_or_url, steps
+from overlapscope.commands.arguments import parse_folder_or_url, steps
 from overlapscope.commands.reading import report_problems
 from overlapscope.progress import Progress
 
 if TYPE_CHECKING:
-    from overlapscope.analysis.compare.side import Choice
+    from overlapscope.analysis.compare.side import StepChoice
 
-REGRESSION: Final = 3
+EXIT_CODE_REGRESSION: Final = 3
 """Exit code if one of the checked parts is slower."""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("base", type=folder_or_url, metavar="BASE", help="the folder, or URL, to compare with")
-    parser.add_argument("new", type=folder_or_url, metavar="NEW", help="that of the new one; it may be the same")
+    parser.add_argument("base", type=parse_folder_or_url, metavar="BASE", help="the folder, or URL, to compare with")
+    parser.add_argument("new", type=parse_folder_or_url, metavar="NEW", help="that of the new one; it may be the same")
     for side in ("base", "new"):
         parser.add_argument(
             f"--{side}-steps",
@@ -53,7 +53,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument(
         "--fail-above",
-        type=_percentage,
+        type=_parse_percentage,
         default=0.0,
         metavar="PERCENT",
         help="how much longer it has to be at least to fail, as a share of the step of BASE: 3%% "
@@ -61,7 +61,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--only",
-        type=_parts,
+        type=_parse_parts,
         default=("step",),
         metavar="PART,...",
         help="what counts, instead of the step: its blocks such as exposed or data_wait, or exposed_transfer, compute, "
@@ -81,53 +81,55 @@ def run(args: argparse.Namespace) -> int:
     """Print the comparison; return 3 if one of the checked parts is slower, else 1 if a recording is incomplete."""
     from overlapscope.analysis.analysis import Analysis
     from overlapscope.analysis.compare.comparison import compare
-    from overlapscope.analysis.compare.side import Side
+    from overlapscope.analysis.compare.side import ComparisonSide
     from overlapscope.commands import compare_report
-    from overlapscope.trace.reader import NEIGHBOURS, read_trace
-    from overlapscope.trace.table_file import as_range
+    from overlapscope.trace.reader import NEIGHBOR_STEPS, read_trace
+    from overlapscope.trace.table_file import step_range_of_slice
 
     is_same = args.base.resolve() == args.new.resolve()
     choices = (_choice(args.base_steps, args.base_plan), _choice(args.new_steps, args.new_plan))
-    base_steps, new_steps = (as_range(choice.first, choice.end) for choice in choices)
+    base_steps, new_steps = (step_range_of_slice(choice.first, choice.end) for choice in choices)
     if is_same:  # read once, with the steps of both
         base_steps = min(base_steps[0], new_steps[0]), max(base_steps[1], new_steps[1])
     with Progress() as progress:
-        base = Analysis(read_trace(args.base, progress.count, steps=base_steps, neighbours=NEIGHBOURS))
+        base = Analysis(read_trace(args.base, progress.count, steps=base_steps, neighbors=NEIGHBOR_STEPS))
         progress.begin("reading logs of the new one")
         new = (
-            base if is_same else Analysis(read_trace(args.new, progress.count, steps=new_steps, neighbours=NEIGHBOURS))
+            base
+            if is_same
+            else Analysis(read_trace(args.new, progress.count, steps=new_steps, neighbors=NEIGHBOR_STEPS))
         )
         progress.begin("dividing steps")
-        found = compare(Side.of(base, choices[0]), Side.of(new, choices[1]))
+        found = compare(ComparisonSide.of(base, choices[0]), ComparisonSide.of(new, choices[1]))
     if args.json:
         print(compare_report.as_json(found, args.only, args.fail_above))
     elif args.format == "md":
         print(compare_report.as_markdown(found, args.only, args.fail_above))
     elif args.format == "html":
-        from dashboards.pages.compare import page_text
+        from dashboards.pages.compare import render_comparison_file
 
-        print(page_text(found, args.only, args.fail_above))
+        print(render_comparison_file(found, args.only, args.fail_above))
     else:
         compare_report.print_text(found, args.only, args.fail_above)
     codes = [report_problems(side.trace) for side in ((base,) if is_same else (base, new))]
     is_slower = any(found.outcome(part, args.fail_above) == "slower" for part in args.only)
-    return REGRESSION if is_slower else max(codes)
+    return EXIT_CODE_REGRESSION if is_slower else max(codes)
 
 
-def _choice(steps: tuple[int | None, int | None], plan: int | None) -> Choice:
-    from overlapscope.analysis.compare.side import Choice
+def _choice(steps: tuple[int | None, int | None], plan: int | None) -> StepChoice:
+    from overlapscope.analysis.compare.side import StepChoice
 
-    return Choice(first=steps[0], end=steps[1], plan=plan)
+    return StepChoice(first=steps[0], end=steps[1], plan=plan)
 
 
-def _percentage(text: str) -> float:
+def _parse_percentage(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no percentage: give one like 3%")
     return float(match[1]) / 100
 
 
-def _parts(text: str) -> tuple[str, ...]:
+def _parse_parts(text: str) -> tuple[str, ...]:
     from overlapscope.analysis.compare.side import PARTS
 
     parts = tuple(dict.fromkeys(part.strip() for part in text.split(",")))

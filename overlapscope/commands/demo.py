@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.commands import child_process, recording_folder, serve
-from overlapscope.commands.arguments import positive
+from overlapscope.commands.arguments import parse_positive_int
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import EVENTS_FILE, rank_folder
 
@@ -28,7 +28,9 @@ _TAIL_LINES: Final = 60
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("-o", "--output", type=Path, help="folder to record into (default: a new temporary one)")
-    parser.add_argument("--steps", type=positive, default=40, metavar="N", help="training steps (%(default)s)")
+    parser.add_argument(
+        "--steps", type=parse_positive_int, default=40, metavar="N", help="training steps (%(default)s)"
+    )
     parser.add_argument("--no-serve", action="store_true", help="record and print the verdict, but don't serve")
     serve.prepare_server(parser)
 
@@ -41,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if find_spec("torch") is None:
         raise OverlapScopeError("the demo needs PyTorch, which is missing; pip install 'overlapscope[torch]'")
     folder = args.output or Path(tempfile.mkdtemp(prefix="overlapscope-demo-"))
-    recording_folder.make_ready(folder)
+    recording_folder.create_empty_folder(folder)
     print(f"recording {args.steps} steps on {_RANKS} ranks into {folder}", flush=True)
     code = _train(folder, args.steps)
     if code:
@@ -62,7 +64,7 @@ def _train(folder: Path, steps: int) -> int:
     training_log = folder / "training.log"
     with (
         training_log.open("wb") as output,
-        child_process.running(_training_command(steps), environment, output) as (child, received),
+        child_process.run_in_foreground(_training_command(steps), environment, output) as (child, received),
     ):
         _show_progress(child, folder, steps)
     if received:
@@ -95,14 +97,14 @@ def _show_progress(child: child_process.Child, folder: Path, steps: int) -> None
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from overlapscope.trace.log import newest_step
+    from overlapscope.trace.log import read_latest_step
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
     with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("training", total=steps)
         while child.poll() is None:
-            progress.update(task, completed=min(newest_step(rank_folder(folder, 0) / EVENTS_FILE) or 0, steps))
+            progress.update(task, completed=min(read_latest_step(rank_folder(folder, 0) / EVENTS_FILE) or 0, steps))
             time.sleep(_POLL_SECONDS)
         if child.returncode == 0:
             progress.update(task, completed=steps)

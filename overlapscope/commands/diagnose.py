@@ -32,7 +32,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlapscope.commands.arguments import folder
+from overlapscope.commands.arguments import parse_folder
 from overlapscope.errors import OverlapScopeError
 from overlapscope.progress import Progress
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument(
-        "traces", type=folder, help="the folder that 'overlapscope record -o' wrote, or Flight Recorder dumps"
+        "traces", type=parse_folder, help="the folder that 'overlapscope record -o' wrote, or Flight Recorder dumps"
     )
     parser.add_argument("--attempt", type=int, metavar="N", help="which one of a job that was started again, from 0")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
@@ -52,38 +52,42 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the verdict; return 1 if there is a fault, 2 if nothing can be read."""
     from overlapscope.commands.diagnose_report import as_json
-    from overlapscope.diagnosis.attempts import attempt_lines, read_attempts
-    from overlapscope.diagnosis.report import report_text
+    from overlapscope.diagnosis.attempts import format_attempts, read_attempts
+    from overlapscope.diagnosis.report import format_report
 
     try:
         with Progress() as progress:
             attempts = read_attempts(args.traces)
-            asked = _asked_for(args.traces, args.attempt)
-            shown = next((each for each in attempts if each.path == asked), None) or _read(asked, progress)
+            attempt_path = _select_attempt(args.traces, args.attempt)
+            shown_attempt = next((each for each in attempts if each.path == attempt_path), None) or _read(
+                attempt_path, progress
+            )
     except OverlapScopeError as error:
         print(f"overlapscope diagnose: {error}", file=sys.stderr)
         return 2
     if args.json:
-        print(as_json(shown, attempts))
+        print(as_json(shown_attempt, attempts))
     else:
-        lines = attempt_lines(attempts)
-        print("\n".join([*lines, *([""] if lines else []), report_text(shown.verdict, shown.evidence)]))
-    for problem in shown.problems:
+        lines = format_attempts(attempts)
+        print(
+            "\n".join([*lines, *([""] if lines else []), format_report(shown_attempt.verdict, shown_attempt.evidence)])
+        )
+    for problem in shown_attempt.problems:
         print(f"{problem.severity}: {problem}", file=sys.stderr)
-    return 1 if shown.verdict.is_fault else 0
+    return 1 if shown_attempt.verdict.is_fault else 0
 
 
-def _asked_for(path: Path, number: int | None) -> Path:
+def _select_attempt(path: Path, number: int | None) -> Path:
     """Return the folder of the attempt to show: the last one by default.
 
     Raises:
         OverlapScopeError: there is no such attempt.
     """
-    from overlapscope.trace.attempts import attempts_beside, number_of
+    from overlapscope.trace.attempts import attempt_number, find_sibling_attempts
 
-    if number is None and number_of(path):
+    if number is None and attempt_number(path):
         return path
-    attempts = {number_of(attempt): attempt for attempt in attempts_beside(path)}
+    attempts = {attempt_number(attempt): attempt for attempt in find_sibling_attempts(path)}
     if number is None:
         return attempts[max(attempts)] if attempts else path
     if number not in attempts:

@@ -30,7 +30,7 @@ def as_json(shown: Attempt, attempts: Sequence[Attempt]) -> str:
                 "name": group.name,
                 "description": group.description,
                 "ranks": group.ranks,
-                "newest": group.newest,
+                "latest": group.latest,
                 "first_divergence": group.first_divergence,
                 "divergence": group.divergence,
             }
@@ -56,16 +56,16 @@ def attempts_json(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
 
 
 def _rank(one: RankEvidence) -> dict[str, Any]:
-    standing, failure = one.standing, one.failure
+    position, failure = one.position, one.failure
     return {
         "rank": one.rank,
         "host": one.host,
         "pid": one.pid,
         "liveness": one.liveness,
-        "step": loop_step(standing) if standing else None,
-        "phase": standing.phase if standing else None,
-        "bucket": standing.bucket if standing else None,
-        "call_site": asdict(standing.call_site) if standing and standing.call_site else None,
+        "step": loop_step(position) if position else None,
+        "phase": position.phase if position else None,
+        "bucket": position.bucket if position else None,
+        "call_site": asdict(position.call_site) if position and position.call_site else None,
         "failure": asdict(failure) if failure else None,
         "unready": [asdict(parameter) for parameter in one.unready],
         "memory_bytes": one.rss_bytes,

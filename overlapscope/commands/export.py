@@ -27,7 +27,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, cast
 
-from overlapscope.commands.arguments import RECORDING, folder_or_url, steps
+from overlapscope.commands.arguments import RECORDING, parse_folder_or_url, steps
 from overlapscope.commands.reading import report_problems
 from overlapscope.errors import OverlapScopeError
 from overlapscope.progress import Progress
@@ -42,7 +42,7 @@ _TABLES: Final = ("csv", "parquet")
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("traces", type=folder_or_url, help=RECORDING)
+    parser.add_argument("traces", type=parse_folder_or_url, help=RECORDING)
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="PATH", help="a new file; of tables a folder"
     )
@@ -64,8 +64,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the export; return 1 if a part of the recording could not be read."""
     from overlapscope.analysis.analysis import Analysis
-    from overlapscope.trace.reader import NEIGHBOURS, read_trace
-    from overlapscope.trace.table_file import EVERYTHING, as_range
+    from overlapscope.trace.reader import NEIGHBOR_STEPS, read_trace
+    from overlapscope.trace.table_file import ALL_STEPS, step_range_of_slice
 
     if args.format not in _TRACES and (args.steps or args.ranks):
         raise OverlapScopeError(f"--steps and --ranks choose from a trace: {args.format} has the whole recording")
@@ -74,15 +74,15 @@ def run(args: argparse.Namespace) -> int:
     if args.output.exists() and not (args.format in _TABLES and args.output.is_dir()):
         raise OverlapScopeError(f"{args.output}: already exists: remove it, or give another name with -o")
     with Progress() as progress:
-        some = as_range(*args.steps) if args.steps else EVERYTHING
-        analysis = Analysis(read_trace(args.traces, progress.count, steps=some, neighbours=NEIGHBOURS))
+        step_range = step_range_of_slice(*args.steps) if args.steps else ALL_STEPS
+        analysis = Analysis(read_trace(args.traces, progress.count, steps=step_range, neighbors=NEIGHBOR_STEPS))
         if args.format in _TABLES:
-            said = _write_tables(analysis, args, progress)
+            message = _write_tables(analysis, args, progress)
         elif args.format == "openmetrics":
-            said = _write_metrics(analysis, args, progress)
+            message = _write_metrics(analysis, args, progress)
         else:
-            said = _write_trace(analysis, args, progress)
-    print(f"overlapscope export: {said}", file=sys.stderr)
+            message = _write_trace(analysis, args, progress)
+    print(f"overlapscope export: {message}", file=sys.stderr)
     return report_problems(analysis.trace)
 
 
@@ -102,7 +102,7 @@ def _write_trace(analysis: Analysis, args: argparse.Namespace, progress: Progres
     tracks = Tracks(analysis, slice(*args.steps) if args.steps else slice(None))
     progress.begin("writing")
     slices = 0
-    with _new_file(args.output) as file:
+    with _create_file(args.output) as file:
         kind = PerfettoFile if args.format == "perfetto" else ChromeFile
         written = kind(file, args.traces.resolve().name)
         for done, rank in enumerate(ranks):
@@ -110,7 +110,7 @@ def _write_trace(analysis: Analysis, args: argparse.Namespace, progress: Progres
             host, device, clock = about.loc[rank, ["host", "device", "clock"]]
             # In the file itself, as whoever receives the file does not see our messages.
             what = f"{device}, clock not aligned" if clock == "none" else str(device)
-            slices += written.add_rank(rank, str(host), what, tracks.of_rank(rank))
+            slices += written.add_rank(rank, str(host), what, tracks.tracks_of_rank(rank))
         if not slices:
             raise OverlapScopeError(f"{args.traces}: nothing was recorded in these steps")
         written.close()
@@ -119,20 +119,20 @@ def _write_trace(analysis: Analysis, args: argparse.Namespace, progress: Progres
 
 def _write_metrics(analysis: Analysis, args: argparse.Namespace, progress: Progress) -> str:
     from overlapscope.diagnosis.diagnosis import Diagnosis
-    from overlapscope.exports.open_metrics import samples_of, text_of
+    from overlapscope.exports.open_metrics import format_open_metrics, generate_samples
 
     progress.begin("looking for faults")
-    samples = list(samples_of(analysis, Diagnosis.of(args.traces)))
-    with _new_file(args.output) as file:
-        file.write(text_of({args.traces.resolve().name: samples}).encode())
+    samples = list(generate_samples(analysis, Diagnosis.of(args.traces)))
+    with _create_file(args.output) as file:
+        file.write(format_open_metrics({args.traces.resolve().name: samples}).encode())
     return f"{args.output}: {len(samples)} samples"
 
 
 def _write_tables(analysis: Analysis, args: argparse.Namespace, progress: Progress) -> str:
-    from overlapscope.exports.table_files import tables_of, write_table
+    from overlapscope.exports.table_files import collect_tables, write_table
 
     progress.begin("dividing steps")
-    tables = tables_of(analysis)
+    tables = collect_tables(analysis)
     for path in (args.output / f"{name}.{args.format}" for name in tables):
         if path.exists():
             raise OverlapScopeError(f"{path}: already exists: remove it, or give another folder with -o")
@@ -142,7 +142,7 @@ def _write_tables(analysis: Analysis, args: argparse.Namespace, progress: Progre
         for done, (name, table) in enumerate(tables.items()):
             progress.count(done, len(tables))
             path = args.output / f"{name}.{args.format}"
-            with _new_file(path) as file:
+            with _create_file(path) as file:
                 write_table(table, file, args.format)
     except OSError as error:
         raise OverlapScopeError(f"{args.output}: can't be made ({error.strerror})") from None
@@ -150,7 +150,7 @@ def _write_tables(analysis: Analysis, args: argparse.Namespace, progress: Progre
 
 
 @contextmanager
-def _new_file(path: Path) -> Iterator[IO[bytes]]:
+def _create_file(path: Path) -> Iterator[IO[bytes]]:
     """Create a new file, which is removed if writing fails; gzip-compressed if its name ends in ``.gz``.
 
     Raises:
@@ -159,7 +159,7 @@ def _new_file(path: Path) -> Iterator[IO[bytes]]:
     try:
         with path.open("xb") as file, ExitStack() as until_written:
             try:
-                yield until_written.enter_context(_compressing(file)) if path.suffix == ".gz" else file
+                yield until_written.enter_context(_open_gzip(file)) if path.suffix == ".gz" else file
             except BaseException:
                 path.unlink()
                 raise
@@ -167,5 +167,5 @@ def _new_file(path: Path) -> Iterator[IO[bytes]]:
         raise OverlapScopeError(f"{path}: can't be written ({error.strerror})") from None
 
 
-def _compressing(file: IO[bytes]) -> AbstractContextManager[IO[bytes]]:
+def _open_gzip(file: IO[bytes]) -> AbstractContextManager[IO[bytes]]:
     return cast("AbstractContextManager[IO[bytes]]", gzip.open(file, "wb"))

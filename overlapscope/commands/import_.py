@@ -26,8 +26,8 @@ from overlapscope.progress import Progress
 from overlapscope.units import format_ns
 
 if TYPE_CHECKING:
-    from overlapscope.imports.kineto import KernelOverlap, Source
-    from overlapscope.imports.training import Training
+    from overlapscope.imports.kineto import KernelOverlap, TraceMetadata
+    from overlapscope.imports.training import ImportedTraining
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -39,16 +39,16 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the traces and write the recording; return 1 if a damaged trace was left out."""
-    from overlapscope.imports.into_recording import Imported, ranks_of, write_recording
-    from overlapscope.imports.kineto import kernel_overlap, read_profile
+    from overlapscope.imports.into_recording import ImportedRank, assign_ranks, write_recording
+    from overlapscope.imports.kineto import compute_kernel_overlap, read_profile
     from overlapscope.imports.nccl_inspector import is_inspector_dump
-    from overlapscope.imports.nsight import is_report, read_report
-    from overlapscope.imports.training import training_of
+    from overlapscope.imports.nsight import is_sqlite_report, read_report
+    from overlapscope.imports.training import convert_profile
 
-    if not args.force and recording_folder.holds_recording(args.output):
+    if not args.force and recording_folder.has_recording(args.output):
         raise OverlapScopeError(f"{args.output}: already holds a recording; give another folder with -o, or --force")
     with Progress() as progress:
-        found: list[tuple[Source, Training]] = []
+        found: list[tuple[TraceMetadata, ImportedTraining]] = []
         damaged, kernels = [], []
         for path in args.files:
             if is_inspector_dump(path):
@@ -57,35 +57,37 @@ def run(args: argparse.Namespace) -> int:
                     "--inspector FILE ...' takes from such dumps how long all-reduces take"
                 )
             progress.begin(f"reading {path.name}")
-            for profile in read_report(path) if is_report(path) else [read_profile(path, progress.count)]:
+            for profile in read_report(path) if is_sqlite_report(path) else [read_profile(path, progress.count)]:
                 if profile.source.problem is not None:
                     damaged.append(f"{path}: left out: {profile.source.problem}; export it again")
                     continue
-                found.append((profile.source, training_of(profile)))
+                found.append((profile.source, convert_profile(profile)))
                 if len(profile.kernels):
-                    kernels.append(f"{path}: {_kernels_text(kernel_overlap(profile))}")
+                    kernels.append(f"{path}: {_kernels_text(compute_kernel_overlap(profile))}")
     if not found:
         raise OverlapScopeError("; ".join(damaged))
-    ranks = ranks_of([source for source, _ in found])
+    ranks = assign_ranks([source for source, _ in found])
     imported = [
-        Imported(rank=rank, source=source, training=training)
+        ImportedRank(rank=rank, source=source, training=training)
         for rank, (source, training) in sorted(zip(ranks, found, strict=True), key=lambda pair: pair[0])
     ]
     if args.force:
         recording_folder.clear(args.output)
-    recording_folder.make_ready(args.output)
+    recording_folder.create_empty_folder(args.output)
     write_recording(args.output, imported)
     for line in kernels:
-        _say(line)
+        _print_status(line)
     for one in imported:
         for note in (*one.source.notes, *one.training.notes):
-            _say(f"rank {one.rank}: {note}")
+            _print_status(f"rank {one.rank}: {note}")
     for line in damaged:
-        _say(line)
+        _print_status(line)
     recorded = recording_folder.describe(args.output)
     steps = 0 if recorded is None else recorded.steps
-    _say(f"imported {len(imported)} rank{'s' * (len(imported) != 1)}, steps up to {steps - 1}, into {args.output}")
-    _say(f"view it: overlapscope serve {args.output}")
+    _print_status(
+        f"imported {len(imported)} rank{'s' * (len(imported) != 1)}, steps up to {steps - 1}, into {args.output}"
+    )
+    _print_status(f"view it: overlapscope serve {args.output}")
     return 1 if damaged else 0
 
 
@@ -99,5 +101,5 @@ def _kernels_text(found: KernelOverlap) -> str:
     )
 
 
-def _say(text: str) -> None:
+def _print_status(text: str) -> None:
     print(f"overlapscope import: {text}", file=sys.stderr)

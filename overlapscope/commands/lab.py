@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.commands import lab_cluster, lab_figures, lab_run, lab_synth, recording_folder
-from overlapscope.commands.arguments import positive
+from overlapscope.commands.arguments import parse_positive_int
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab.catalogue import DEFAULT_WORLD_SIZE, FAULTS, Fault
 
@@ -38,7 +38,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     verbs.add_parser("faults", help="list all faults", description="List all faults, one per line.")
     fault = verbs.add_parser("fault", help="run a fault", description="Run a fault and diagnose it.")
     fault.add_argument("name", metavar="NAME", help="a name from 'overlapscope lab faults'")
-    fault.add_argument("--ranks", type=positive, metavar="N", help=f"number of ranks, 2 to 4 ({DEFAULT_WORLD_SIZE})")
+    fault.add_argument(
+        "--ranks", type=parse_positive_int, metavar="N", help=f"number of ranks, 2 to 4 ({DEFAULT_WORLD_SIZE})"
+    )
     fault.add_argument(
         "--stock", action="store_true", help="torch's own DDP, unrecorded: what you would see without OverlapScope"
     )
@@ -81,25 +83,25 @@ def run(args: argparse.Namespace) -> int:
     ):
         if args.lab_command == name:
             return command.run(args)
-    fault = _fault_called(args.name)
+    fault = _find_fault(args.name)
     world_size = args.ranks or DEFAULT_WORLD_SIZE
     if world_size not in fault.world_sizes:
         sizes = " or ".join(map(str, fault.world_sizes))
         raise OverlapScopeError(f"{fault.name}: runs with {sizes} ranks, not with {world_size}")
     if find_spec("torch") is None:
         raise OverlapScopeError("the lab needs PyTorch, which is missing; pip install 'overlapscope[torch]'")
-    return _show_stock(fault, world_size) if args.stock else _show(fault, world_size, args.output)
+    return _run_stock(fault, world_size) if args.stock else _run_and_diagnose(fault, world_size, args.output)
 
 
 def _list_faults() -> None:
-    from overlapscope.lab.scripts import title_of
+    from overlapscope.lab.scripts import read_title
 
     width = max(len(fault.name) for fault in FAULTS)
-    for heading, is_negative in (("faults:", False), ("no fault; any diagnosis is a false alarm:", True)):
+    for heading, is_healthy in (("faults:", False), ("no fault; any diagnosis is a false alarm:", True)):
         print(heading)
         for fault in FAULTS:
-            if fault.is_negative is is_negative:
-                print(f"  {fault.name:{width}}  {title_of(fault)}")
+            if fault.is_healthy is is_healthy:
+                print(f"  {fault.name:{width}}  {read_title(fault)}")
 
 
 def _list_experiments() -> None:
@@ -111,7 +113,7 @@ def _list_experiments() -> None:
         print(f"  {experiment.name:{width}}  {experiment.title}{of_paper}")
 
 
-def _fault_called(name: str) -> Fault:
+def _find_fault(name: str) -> Fault:
     by_name = {fault.name: fault for fault in FAULTS}
     if name not in by_name:
         nearest = get_close_matches(name, by_name, n=3, cutoff=0.4)
@@ -120,42 +122,44 @@ def _fault_called(name: str) -> Fault:
     return by_name[name]
 
 
-def _show_stock(fault: Fault, world_size: int) -> int:
+def _run_stock(fault: Fault, world_size: int) -> int:
     from overlapscope.lab import jobs
-    from overlapscope.lab.scripts import script_of
+    from overlapscope.lab.scripts import find_fault_script
 
-    _introduce(fault)
-    _say(f"running {world_size} ranks with torch's DDP; the process group's timeout is {jobs.STOCK_TIMEOUT_S:.0f} s")
-    with jobs.running(
-        script_of(fault), world_size, wrapper="torch", timeout_s=jobs.STOCK_TIMEOUT_S, on_line=_print_line
+    _print_introduction(fault)
+    _print_heading(
+        f"running {world_size} ranks with torch's DDP; the process group's timeout is {jobs.STOCK_TIMEOUT_S:.0f} s"
+    )
+    with jobs.run_fault_job(
+        find_fault_script(fault), world_size, wrapper="torch", timeout_s=jobs.STOCK_TIMEOUT_S, on_line=_print_line
     ) as job:
         job.wait(patience_s=jobs.STOCK_TIMEOUT_S + 5)
         ends = job.ends()
-    _print_ends(ends)
-    _say(f"with OverlapScope: overlapscope lab fault {fault.name} --ranks {world_size}")
+    _print_exit_states(ends)
+    _print_heading(f"with OverlapScope: overlapscope lab fault {fault.name} --ranks {world_size}")
     return 0
 
 
-def _show(fault: Fault, world_size: int, folder: Path | None) -> int:
+def _run_and_diagnose(fault: Fault, world_size: int, folder: Path | None) -> int:
     from overlapscope.lab import jobs
     from overlapscope.lab.diagnosing import diagnose
-    from overlapscope.lab.scripts import script_of
-    from overlapscope.lab.truth import compare
+    from overlapscope.lab.scripts import find_fault_script
+    from overlapscope.lab.truth import check_verdict
 
     folder = folder or Path(tempfile.mkdtemp(prefix=f"overlapscope-{fault.name}-"))
-    recording_folder.make_ready(folder)
-    _introduce(fault)
-    _say(f"running {world_size} ranks, recorded in {folder}")
-    with jobs.running(script_of(fault), world_size, trace=folder, on_line=_print_line) as job:
+    recording_folder.create_empty_folder(folder)
+    _print_introduction(fault)
+    _print_heading(f"running {world_size} ranks, recorded in {folder}")
+    with jobs.run_fault_job(find_fault_script(fault), world_size, trace=folder, on_line=_print_line) as job:
         job.wait(patience_s=fault.patience_s)
         ends = job.ends()
         verdict, text = diagnose(folder)  # while the hanging processes can still be inspected
-    _print_ends(ends)
-    _say("overlapscope diagnose")
+    _print_exit_states(ends)
+    _print_heading("overlapscope diagnose")
     print(text)
-    checks = compare(fault, world_size, verdict)
+    checks = check_verdict(fault, world_size, verdict)
     is_right = all(check.is_right for check in checks)
-    _say("this is what was injected" if is_right else "NOT what was injected")
+    _print_heading("this is what was injected" if is_right else "NOT what was injected")
     for check in checks:
         print(f"  {'right' if check.is_right else 'WRONG'}  {check}")
     quoted = shlex.quote(str(folder))
@@ -163,21 +167,21 @@ def _show(fault: Fault, world_size: int, folder: Path | None) -> int:
     return 0 if is_right else 1
 
 
-def _introduce(fault: Fault) -> None:
-    from overlapscope.lab.scripts import explanation_of, script_of
+def _print_introduction(fault: Fault) -> None:
+    from overlapscope.lab.scripts import find_fault_script, read_explanation
 
-    for paragraph in explanation_of(fault).split("\n\n"):
+    for paragraph in read_explanation(fault).split("\n\n"):
         print(textwrap.fill(paragraph.replace("``", "`"), _WIDTH) + "\n")
-    print(f"the script: {script_of(fault)}", flush=True)
+    print(f"the script: {find_fault_script(fault)}", flush=True)
 
 
 def _print_line(rank: int, line: str) -> None:
     print(f"[rank {rank}] {line}", flush=True)
 
 
-def _print_ends(ends: list[str]) -> None:
-    _say("; ".join(f"rank {rank}: {end}" for rank, end in enumerate(ends)))
+def _print_exit_states(ends: list[str]) -> None:
+    _print_heading("; ".join(f"rank {rank}: {end}" for rank, end in enumerate(ends)))
 
 
-def _say(text: str) -> None:
+def _print_heading(text: str) -> None:
     print(f"\n-- {text}", flush=True)

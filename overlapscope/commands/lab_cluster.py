@@ -26,27 +26,33 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.commands import child_process, recording_folder
-from overlapscope.commands.arguments import positive
-from overlapscope.commands.recorded import Ended, conclude
+from overlapscope.commands.arguments import parse_positive_int
+from overlapscope.commands.recorded import EndedCommand, finish_recording
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab import cluster
 from overlapscope.lab.network.hosts import Hosts
-from overlapscope.lab.network.link import Link, check, hosts_over, parsed_latency, parsed_rate
-from overlapscope.lab.network.requirements import what_is_missing_for
-from overlapscope.trace.environment import DETAILS, with_startup
-from overlapscope.units import format_ns, format_rate
+from overlapscope.lab.network.link import Link, make_linked_hosts, measure_link, parse_latency, parse_rate
+from overlapscope.lab.network.requirements import find_missing_requirement
+from overlapscope.trace.environment import DETAILS, add_startup_hook
+from overlapscope.units import format_bandwidth, format_ns
 
-_FEWEST_HOSTS: Final = 2
-_MOST_HOSTS: Final = 64
+_MIN_HOSTS: Final = 2
+_MAX_HOSTS: Final = 64
 _DEFAULT_RATE: Final = "1gbit"
-_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TERMINATION_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("--hosts", type=positive, default=2, metavar="N", help="number of hosts, 2 to 64 (%(default)s)")
     parser.add_argument(
-        "--ranks-per-host", type=positive, default=1, metavar="K", help="processes that train on each (%(default)s)"
+        "--hosts", type=parse_positive_int, default=2, metavar="N", help="number of hosts, 2 to 64 (%(default)s)"
+    )
+    parser.add_argument(
+        "--ranks-per-host",
+        type=parse_positive_int,
+        default=1,
+        metavar="K",
+        help="processes that train on each (%(default)s)",
     )
     parser.add_argument(
         "--rate",
@@ -65,22 +71,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Create the hosts, run the command on each, and return its exit code."""
     command = _command(args.training)
-    if not _FEWEST_HOSTS <= args.hosts <= _MOST_HOSTS:
-        raise OverlapScopeError(f"--hosts {args.hosts}: give {_FEWEST_HOSTS} to {_MOST_HOSTS}")
-    link = Link(bits_per_s=parsed_rate(args.rate), latency_ms=parsed_latency(args.latency))
-    if missing := what_is_missing_for(link):
+    if not _MIN_HOSTS <= args.hosts <= _MAX_HOSTS:
+        raise OverlapScopeError(f"--hosts {args.hosts}: give {_MIN_HOSTS} to {_MAX_HOSTS}")
+    link = Link(bits_per_s=parse_rate(args.rate), latency_ms=parse_latency(args.latency))
+    if missing := find_missing_requirement(link):
         raise OverlapScopeError(missing)
-    environment = child_process.plain_environment()
+    environment = child_process.environment_without_recording()
     if args.output is not None:
-        recording_folder.make_ready(args.output)
-        environment = with_startup(child_process.recording_environment(args.output, DETAILS[0]))
+        recording_folder.create_empty_folder(args.output)
+        environment = add_startup_hook(child_process.recording_environment(args.output, DETAILS[0]))
     signals: list[int] = []
-    with child_process.noting_signals(_ENDING, signals.append) as received:
+    with child_process.record_signals(_TERMINATION_SIGNALS, signals.append) as received:
         status = _run_on_hosts(args.hosts, args.ranks_per_host, link, command, environment, signals)
         if args.output is None:
             return child_process.exit_code(status)
-        ended = Ended(program=Path(command[0]).name, pid=os.getpid(), status=status, received=received)
-        return conclude(args.output, ended, _say)
+        ended = EndedCommand(program=Path(command[0]).name, pid=os.getpid(), status=status, received=received)
+        return finish_recording(args.output, ended, _print_status)
 
 
 def _command(training: Sequence[str]) -> list[str]:
@@ -104,40 +110,42 @@ def _run_on_hosts(
 ) -> int:
     """Run the job and return the status with which it ended; -N if this process received signal N."""
     try:
-        with hosts_over(link, count) as hosts:
+        with make_linked_hosts(link, count) as hosts:
             if not signals:
-                _say(_what_was_made(hosts, link, ranks_per_host))
+                _print_status(_describe_network(hosts, link, ranks_per_host))
             if signals:
                 return -signals[0]
-            with cluster.running(hosts, command, environment, ranks_per_host, _print_line) as job:
-                return job.wait(signals, _say_that_it_failed)
+            with cluster.run_on_hosts(hosts, command, environment, ranks_per_host, _print_line) as job:
+                return job.wait(signals, _report_failure)
     except OverlapScopeError:
         if not signals:
             raise
         return -signals[0]  # Ctrl-C also kills the programs that set up the hosts
 
 
-def _what_was_made(hosts: Hosts, link: Link, ranks_per_host: int) -> str:
+def _describe_network(hosts: Hosts, link: Link, ranks_per_host: int) -> str:
     """Describe in one line the requested network, and what two TCP sockets measure on it."""
     assert link.bits_per_s is not None
-    seen = check([hosts.command(host) for host in (0, 1)], hosts.address(0), link)
+    seen = measure_link([hosts.command(host) for host in (0, 1)], hosts.address(0), link)
     ranks = f"{ranks_per_host} rank{'s' * (ranks_per_host != 1)} each"
     latency = f" and {format_ns(link.latency_ms * 1e6)} one way" if link.latency_ms else ""
     return (
-        f"{len(hosts.namespaces)} hosts, {ranks}, joined at {format_rate(link.bits_per_s)}{latency}; measured: round "
-        f"trip {format_ns(seen.rtt_us * 1e3)}, one connection carries {format_rate(seen.bytes_per_s * 8)} each way "
+        f"{len(hosts.namespaces)} hosts, {ranks}, joined at {format_bandwidth(link.bits_per_s)}{latency}; measured: round "
+        f"trip {format_ns(seen.rtt_us * 1e3)}, one connection carries {format_bandwidth(seen.bytes_per_s * 8)} each way "
         "at once"
     )
 
 
-def _say_that_it_failed(host: int, status: int) -> None:
+def _report_failure(host: int, status: int) -> None:
     how = f"with exit code {status}" if status > 0 else f"by {signal.Signals(-status).name}"
-    _say(f"host {host} failed first, {how}; the others have {cluster.PATIENCE_S:.0f} s to end by themselves")
+    _print_status(
+        f"host {host} failed first, {how}; the others have {cluster.GRACE_PERIOD_S:.0f} s to end by themselves"
+    )
 
 
 def _print_line(host: int, line: str) -> None:
     print(f"[host {host}] {line}\n", end="", flush=True)
 
 
-def _say(text: str) -> None:
+def _print_status(text: str) -> None:
     print(f"overlapscope lab: {text}", file=sys.stderr, flush=True)

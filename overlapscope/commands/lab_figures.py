@@ -21,15 +21,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw the figures and print their findings."""
-    from overlapscope.lab.experiments.known import experiment_in, figure_of, results_in
+    from overlapscope.lab.experiments.known import draw_figure, find_experiment_results, read_experiment
     from overlapscope.lab.trials.results import read_results
 
-    folders = results_in([args.folder])
+    folders = find_experiment_results([args.folder])
     if not folders:
         read_results(args.folder)  # raises the reason
     for folder in folders:
-        experiment, rows = experiment_in(folder)
-        figure = figure_of(experiment, rows)
+        experiment, rows = read_experiment(folder)
+        figure = draw_figure(experiment, rows)
         print(f"{experiment.title}{f' ({experiment.figure})' if experiment.figure else ''}")
         if experiment.paper:
             print(f"  The paper: {experiment.paper}")

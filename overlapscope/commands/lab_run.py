@@ -24,15 +24,15 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.commands import child_process
-from overlapscope.commands.arguments import positive
+from overlapscope.commands.arguments import parse_positive_int
 from overlapscope.errors import OverlapScopeError
 
 DEFAULT_FOLDER: Final = Path("experiments")
 _DEFAULT_RANKS: Final = 2
 _DEFAULT_STEPS: Final = 30
 _DEFAULT_REPETITIONS: Final = 5
-_FEWEST_STEPS: Final = 10
-_TOLD_BY_A_LAUNCHER: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_MIN_STEPS: Final = 10
+_LAUNCHER_VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--ranks",
-        type=positive,
+        type=parse_positive_int,
         metavar="N",
         help=f"to start on this machine ({_DEFAULT_RANKS}); a launcher decides itself",
     )
@@ -55,27 +55,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--strategy", action="append", help="for the experiment 'strategies'; can be given several times (all)"
     )
     parser.add_argument(
-        "--steps", type=positive, default=_DEFAULT_STEPS, metavar="N", help="of each trial (%(default)s)"
+        "--steps", type=parse_positive_int, default=_DEFAULT_STEPS, metavar="N", help="of each trial (%(default)s)"
     )
     parser.add_argument(
-        "--repetitions", type=positive, default=_DEFAULT_REPETITIONS, metavar="N", help="of each setting (%(default)s)"
+        "--repetitions",
+        type=parse_positive_int,
+        default=_DEFAULT_REPETITIONS,
+        metavar="N",
+        help="of each setting (%(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights, data and the order of trials (%(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Start the ranks, or become one of them if a launcher started this process."""
-    from overlapscope.lab.experiments.known import experiment_called
+    from overlapscope.lab.experiments.known import get_experiment
 
-    experiment = experiment_called(args.name)
+    experiment = get_experiment(args.name)
     if find_spec("torch") is None:
         raise OverlapScopeError("the lab needs PyTorch, which is missing; pip install 'overlapscope[torch]'")
-    if args.steps < _FEWEST_STEPS:
-        raise OverlapScopeError(f"--steps {args.steps}: give {_FEWEST_STEPS} or more; the first three are a warm-up")
-    from overlapscope.lab.scripts import experiment_script
+    if args.steps < _MIN_STEPS:
+        raise OverlapScopeError(f"--steps {args.steps}: give {_MIN_STEPS} or more; the first three are a warm-up")
+    from overlapscope.lab.scripts import find_experiment_script
 
-    command = [sys.executable, str(experiment_script("rank.py")), *_arguments(args)]
-    if all(name in os.environ for name in _TOLD_BY_A_LAUNCHER):
+    command = [sys.executable, str(find_experiment_script("rank.py")), *_arguments(args)]
+    if all(name in os.environ for name in _LAUNCHER_VARIABLES):
         if args.ranks is not None and str(args.ranks) != os.environ["WORLD_SIZE"]:
             raise OverlapScopeError(
                 f"--ranks {args.ranks}: the launcher has started {os.environ['WORLD_SIZE']}; leave it out"
@@ -91,13 +95,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _arguments(args: argparse.Namespace) -> list[str]:
     """Return a rank's arguments with every option given, so that a rerun does not depend on later defaults."""
-    told = [args.name, "-o", str(args.output.absolute())]
+    arguments = [args.name, "-o", str(args.output.absolute())]
     for option, values in (("--model", args.model), ("--strategy", args.strategy)):
         for value in values or ():
-            told += [option, value]
-    told += [] if args.backend is None else ["--backend", args.backend]
+            arguments += [option, value]
+    arguments += [] if args.backend is None else ["--backend", args.backend]
     return [
-        *told,
+        *arguments,
         *("--steps", str(args.steps)),
         *("--repetitions", str(args.repetitions)),
         *("--seed", str(args.seed)),
@@ -113,7 +117,7 @@ def _start(command: Sequence[str], ranks: int) -> int:
     shared = {
         "OMP_NUM_THREADS": str(max(1, cores // ranks)),
         "GLOO_SOCKET_IFNAME": "lo",
-        **child_process.plain_environment(),
+        **child_process.environment_without_recording(),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(ranks),
@@ -121,10 +125,10 @@ def _start(command: Sequence[str], ranks: int) -> int:
     }
     others: list[subprocess.Popen[bytes]] = []
     try:
-        with child_process.running(command, {**shared, "RANK": "0", "LOCAL_RANK": "0"}) as (first, _):
+        with child_process.run_in_foreground(command, {**shared, "RANK": "0", "LOCAL_RANK": "0"}) as (first, _):
             for rank in range(1, ranks):
-                of_rank = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                others.append(subprocess.Popen(command, env=of_rank))
+                rank_environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                others.append(subprocess.Popen(command, env=rank_environment))
             first.wait()
             for process in others:
                 process.wait(timeout=30)

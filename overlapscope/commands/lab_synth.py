@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from overlapscope.commands import recording_folder
-from overlapscope.commands.arguments import positive
+from overlapscope.commands.arguments import parse_positive_int
 from overlapscope.errors import OverlapScopeError
 from overlapscope.progress import Progress
 from overlapscope.units import format_bytes
@@ -24,10 +24,14 @@ _BUCKETS = 25
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("--ranks", type=positive, default=_RANKS, metavar="N", help=f"how many ranks ({_RANKS})")
-    parser.add_argument("--steps", type=positive, default=_STEPS, metavar="N", help=f"how many steps ({_STEPS})")
     parser.add_argument(
-        "--buckets", type=positive, default=_BUCKETS, metavar="N", help=f"all-reduces of a step ({_BUCKETS})"
+        "--ranks", type=parse_positive_int, default=_RANKS, metavar="N", help=f"how many ranks ({_RANKS})"
+    )
+    parser.add_argument(
+        "--steps", type=parse_positive_int, default=_STEPS, metavar="N", help=f"how many steps ({_STEPS})"
+    )
+    parser.add_argument(
+        "--buckets", type=parse_positive_int, default=_BUCKETS, metavar="N", help=f"all-reduces of a step ({_BUCKETS})"
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="folder to write it into")
 
@@ -36,10 +40,10 @@ def run(args: argparse.Namespace) -> int:
     """Write the synthetic recording."""
     import shutil
 
-    from overlapscope.lab.synth import bytes_of, write_recording
+    from overlapscope.lab.synth import estimate_bytes, write_recording
 
-    recording_folder.make_ready(args.output)
-    needed, free = bytes_of(args.ranks, args.steps, args.buckets), shutil.disk_usage(args.output).free
+    recording_folder.create_empty_folder(args.output)
+    needed, free = estimate_bytes(args.ranks, args.steps, args.buckets), shutil.disk_usage(args.output).free
     if needed > free:
         raise OverlapScopeError(
             f"{args.output}: this would take {format_bytes(needed)}, and {format_bytes(free)} are free; ask for less"

@@ -18,22 +18,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from overlapscope.commands.child_process import plain_environment
+from overlapscope.commands.child_process import environment_without_recording
 from overlapscope.errors import OverlapScopeError
 
-EVERY_S: Final = 15.0
+UPDATE_INTERVAL_S: Final = 15.0
 """Seconds between two updates; scraping much more often is unusual."""
-FIRST_S: Final = 1.0
+RETRY_INTERVAL_S: Final = 1.0
 """Seconds between two tries as long as there is nothing to write."""
-_MOST_OF_A_CORE: Final = 0.05
+_MAX_CORE_SHARE: Final = 0.05
 _NICENESS: Final = 10
-_LAST_S: Final = 60.0
-_OVER: Final = b"."
-_OURS: Final = ("# TYPE overlapscope_", "# EOF")
+_LAST_UPDATE_TIMEOUT_S: Final = 60.0
+_DONE_MESSAGE: Final = b"."
+_OWN_FILE_PREFIXES: Final = ("# TYPE overlapscope_", "# EOF")
 """Beginnings of files that ``open_metrics.text_of`` has written."""
 
 
-def make_way(path: Path) -> None:
+def remove_stale(path: Path) -> None:
     """Remove the metrics file of an earlier run, so that nobody mistakes its metrics for those of this run.
 
     Raises:
@@ -41,7 +41,7 @@ def make_way(path: Path) -> None:
     """
     try:
         if path.exists():
-            if not path.is_file() or not path.read_text(errors="replace").startswith(_OURS):
+            if not path.is_file() or not path.read_text(errors="replace").startswith(_OWN_FILE_PREFIXES):
                 raise OverlapScopeError(f"{path}: is there and holds no metrics of OverlapScope; give another name")
             path.unlink()
         if not os.access(path.absolute().parent, os.W_OK):
@@ -51,28 +51,28 @@ def make_way(path: Path) -> None:
 
 
 @contextmanager
-def metrics_kept(traces: Path, path: Path) -> Iterator[None]:
+def metrics_writer(traces: Path, path: Path) -> Iterator[None]:
     """Run a child process that keeps a metrics file up to date, and writes it a last time at the end.
 
     Args:
         traces: folder of the recording.
-        path: the metrics file, for which ``make_way`` has been called.
+        path: the metrics file, for which ``remove_stale`` has been called.
     """
     command = [sys.executable, "-m", __name__, str(traces), str(path)]
-    process = subprocess.Popen(command, env=plain_environment(), stdin=subprocess.PIPE)
+    process = subprocess.Popen(command, env=environment_without_recording(), stdin=subprocess.PIPE)
     assert process.stdin is not None
     try:
         yield
         with suppress(OSError, subprocess.TimeoutExpired):
-            process.stdin.write(_OVER)
+            process.stdin.write(_DONE_MESSAGE)
             process.stdin.close()
-            process.wait(_LAST_S)
+            process.wait(_LAST_UPDATE_TIMEOUT_S)
     finally:
         process.kill()
         process.wait()
 
 
-def keep_up_to_date(traces: Path, path: Path, told: int) -> None:
+def update_until_done(traces: Path, path: Path, control_fd: int) -> None:
     """Write the metrics file periodically until the parent process says that the recording is over.
 
     If the parent has died, remove the file, as readers could not see that it is outdated.
@@ -80,38 +80,38 @@ def keep_up_to_date(traces: Path, path: Path, told: int) -> None:
     Args:
         told: read end of a pipe from the parent.
     """
-    said, word = "", None
-    while word is None:
+    last_problem, message = "", None
+    while message is None:
         begun_s = time.process_time()
-        said = _write(traces, path, said, is_live=True)
-        pause_s = EVERY_S if path.exists() else FIRST_S
-        word = _word(told, max(pause_s, (time.process_time() - begun_s) / _MOST_OF_A_CORE))
-    if word == _OVER:
-        _write(traces, path, said, is_live=False)
+        last_problem = _write(traces, path, last_problem, is_live=True)
+        pause_s = UPDATE_INTERVAL_S if path.exists() else RETRY_INTERVAL_S
+        message = _read_message(control_fd, max(pause_s, (time.process_time() - begun_s) / _MAX_CORE_SHARE))
+    if message == _DONE_MESSAGE:
+        _write(traces, path, last_problem, is_live=False)
     else:
         with suppress(OSError):
             path.unlink(missing_ok=True)
 
 
-def _word(told: int, wait_s: float) -> bytes | None:
-    """Read the parent's message: ``_OVER``, or empty if it has died; None if there is none within ``wait_s``."""
-    ready, _, _ = select.select([told], [], [], wait_s)
-    return os.read(told, len(_OVER)) if ready else None
+def _read_message(control_fd: int, wait_s: float) -> bytes | None:
+    """Read the parent's message: ``_DONE_MESSAGE``, or empty if it has died; None if there is none within ``wait_s``."""
+    ready, _, _ = select.select([control_fd], [], [], wait_s)
+    return os.read(control_fd, len(_DONE_MESSAGE)) if ready else None
 
 
-def _write(traces: Path, path: Path, said: str, *, is_live: bool) -> str:
+def _write(traces: Path, path: Path, last_problem: str, *, is_live: bool) -> str:
     """Write the file, print a problem unless it is the one printed last, and return the last problem printed."""
-    problem = _problem_of_writing(traces, path, is_live=is_live)
-    if problem and problem != said:
+    problem = _try_write(traces, path, is_live=is_live)
+    if problem and problem != last_problem:
         print(f"overlapscope record: {problem}", file=sys.stderr, flush=True)
-    return problem or said
+    return problem or last_problem
 
 
-def _problem_of_writing(traces: Path, path: Path, *, is_live: bool) -> str:
-    from overlapscope.exports.metrics_file import metrics_text, replace_file
+def _try_write(traces: Path, path: Path, *, is_live: bool) -> str:
+    from overlapscope.exports.metrics_file import compute_metrics_text, replace_file
 
     try:
-        text = metrics_text(traces, is_live=is_live)
+        text = compute_metrics_text(traces, is_live=is_live)
     except OverlapScopeError:
         return ""  # nothing is recorded yet, or the next file is being written
     except Exception as error:  # an unforeseen recording must not stop the updates
@@ -129,7 +129,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICENESS)
     traces, path = map(Path, sys.argv[1:])
-    keep_up_to_date(traces, path, sys.stdin.fileno())
+    update_until_done(traces, path, sys.stdin.fileno())
 
 
 if __name__ == "__main__":

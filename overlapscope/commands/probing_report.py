@@ -6,34 +6,34 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from overlapscope.analysis.choices import choice_sentences
-from overlapscope.trace.checksum import read_json_text
+from overlapscope.analysis.choices import describe_auto_choices
+from overlapscope.trace.checksum import parse_json_text
 from overlapscope.trace.format import RUN_FILE
 
-_INSTEAD: Final = "measure with 'overlapscope calibrate'"
+_CALIBRATE_HINT: Final = "measure with 'overlapscope calibrate'"
 
 
-def probing_sentences(folder: Path) -> list[str]:
+def describe_probing(folder: Path) -> list[str]:
     """Describe in one sentence per model of the lowest rank whether plans were probed, or why there is no model."""
     models = _models(folder)
     if not models:
-        return [f"no bucket plans were probed: the training has no DistributedDataParallel; {_INSTEAD} instead"]
+        return [f"no bucket plans were probed: the training has no DistributedDataParallel; {_CALIBRATE_HINT} instead"]
     sentences = dict.fromkeys(_sentence(model.get("probing")) for model in models)
     if len(sentences) == 1:
         return list(sentences)
     return [f"model {model['model']} ({model['class']}): {_sentence(model.get('probing'))}" for model in models]
 
 
-def choices_in(folder: Path) -> list[str]:
+def describe_choices(folder: Path) -> list[str]:
     """Describe what ``bucket_cap_mb="auto"`` chose, according to the lowest rank."""
-    return choice_sentences({"models": _models(folder)})
+    return describe_auto_choices({"models": _models(folder)})
 
 
 def _models(folder: Path) -> list[dict[str, Any]]:
     files = sorted(folder.glob(f"rank_*/{RUN_FILE}"), key=lambda file: (len(file.parent.name), file.parent.name))
     for file in files:
         with suppress(OSError, ValueError, KeyError, TypeError):
-            return list(read_json_text(file.read_bytes())["models"])
+            return list(parse_json_text(file.read_bytes())["models"])
     return []
 
 
@@ -41,10 +41,10 @@ def _sentence(probing: dict[str, Any] | None) -> str:
     if probing is None:
         return (
             "no bucket plans were probed: the plan of torch's own DistributedDataParallel can't be changed; use "
-            f"instrumented_ddp.DistributedDataParallel, or {_INSTEAD}"
+            f"instrumented_ddp.DistributedDataParallel, or {_CALIBRATE_HINT}"
         )
     if probing["state"] == "impossible":
-        return f"no bucket plans were probed: {probing['why']}; {_INSTEAD} instead"
+        return f"no bucket plans were probed: {probing['why']}; {_CALIBRATE_HINT} instead"
     if "steps" not in probing:
         return "no bucket plans were probed: the training has fewer than 2 steps"
     begins, ends = probing["first_step"], probing["first_step"] + probing["steps"]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from overlapscope.trace.reader import Trace
 
 
-def add_workers(parser: argparse.ArgumentParser) -> None:
+def add_workers_argument(parser: argparse.ArgumentParser) -> None:
     """Add the argument ``--dask``, which selects the workers that read and analyze a recording."""
     parser.add_argument(
         "--dask",
@@ -23,23 +23,23 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def analysis_of(args: argparse.Namespace, progress: Progress, *, with_cycles: bool) -> Analysis:
+def read_analysis(args: argparse.Namespace, progress: Progress, *, with_cycles: bool) -> Analysis:
     """Read and analyze ``args.traces``: all of it, in parallel and in chunks of steps if large, or only ``args.steps``.
 
     Args:
         with_cycles: also compute what the straggler analysis needs, beyond the summary.
     """
     from overlapscope.analysis.analysis import Analysis
-    from overlapscope.analysis.pieces import analyse
+    from overlapscope.analysis.pieces import analyze_recording
     from overlapscope.trace.reader import read_trace
-    from overlapscope.trace.table_file import EVERYTHING
+    from overlapscope.trace.table_file import ALL_STEPS
     from overlapscope.workers import dask, processes
 
-    if args.steps != EVERYTHING:
+    if args.steps != ALL_STEPS:
         return Analysis(read_trace(args.traces, progress.count, steps=args.steps))
 
     with dask(args.dask) if args.dask else processes() as workers:
-        return analyse(args.traces, workers, progress.count, progress.begin, with_cycles=with_cycles)
+        return analyze_recording(args.traces, workers, progress.count, progress.begin, with_cycles=with_cycles)
 
 
 def report_problems(trace: Trace) -> int:
@@ -48,9 +48,9 @@ def report_problems(trace: Trace) -> int:
     Returns:
         The exit code: 1 if any part of the recording is missing or unreadable.
     """
-    from overlapscope.diagnosis.attempts import others_text, read_attempts
+    from overlapscope.diagnosis.attempts import format_other_attempts, read_attempts
 
-    if others := others_text(read_attempts(trace.path), trace.path):
+    if others := format_other_attempts(read_attempts(trace.path), trace.path):
         print(f"note: {others}", file=sys.stderr)
     for problem in trace.problems:
         print(f"{problem.severity}: {problem}", file=sys.stderr)

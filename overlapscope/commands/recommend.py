@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from overlapscope.commands.arguments import RECORDING, folder_or_url, prepare_steps
+from overlapscope.commands.arguments import RECORDING, add_steps_argument, parse_folder_or_url
 from overlapscope.commands.reading import report_problems
 from overlapscope.errors import OverlapScopeError
 from overlapscope.progress import Progress
@@ -25,9 +25,9 @@ from overlapscope.progress import Progress
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("traces", type=folder_or_url, help=RECORDING)
+    parser.add_argument("traces", type=parse_folder_or_url, help=RECORDING)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    prepare_steps(parser)
+    add_steps_argument(parser)
     parser.add_argument("--plan", type=Path, metavar="FILE", help="write the best bucket plan to a new file")
     parser.add_argument(
         "--calibration",

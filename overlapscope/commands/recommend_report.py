@@ -11,15 +11,21 @@ from rich.console import Console
 from rich.table import Table
 
 from overlapscope.analysis.advice import Advice
-from overlapscope.analysis.choices import choice_sentences
+from overlapscope.analysis.choices import describe_auto_choices
 from overlapscope.commands.json_text import json_text
 from overlapscope.model import sentences
-from overlapscope.model.plan import caps_setting
-from overlapscope.model.prediction_rows import SIZE_COLUMNS, WHAT_IF_COLUMNS, assumptions, size_rows, what_if_rows
+from overlapscope.model.plan import format_caps
+from overlapscope.model.prediction_rows import (
+    SIZE_COLUMNS,
+    WHAT_IF_COLUMNS,
+    list_assumptions,
+    make_size_rows,
+    make_what_if_rows,
+)
 from overlapscope.trace.reader import Trace
 from overlapscope.units import format_bytes
 
-_LEAST_WIDTH: Final = 100
+_MIN_WIDTH: Final = 100
 
 
 def print_text(trace: Trace, advice: Advice, plan_path: Path | None) -> None:
@@ -29,29 +35,29 @@ def print_text(trace: Trace, advice: Advice, plan_path: Path | None) -> None:
         plan_path: file that the plan was written to, if any.
     """
     console = Console(highlight=False, soft_wrap=True)
-    console.width = max(console.width, _LEAST_WIDTH)
+    console.width = max(console.width, _MIN_WIDTH)
     found = advice.recommendation
     console.print(_facts(trace, advice), markup=False)
-    for sentence in choice_sentences(trace.run):
+    for sentence in describe_auto_choices(trace.run):
         console.print(sentence, markup=False)
     console.print()
-    console.print(sentences.headline(found), style="bold", markup=False)
-    for sentence in _unsure(advice):
+    console.print(sentences.format_headline(found), style="bold", markup=False)
+    for sentence in _caveats(advice):
         console.print(sentence, markup=False)
     if found.has_choice:
         console.print("\nPredicted step time by bucket size")
-        console.print(_table(SIZE_COLUMNS, size_rows(found)))
-    if error := sentences.error_of_model(found):
+        console.print(_table(SIZE_COLUMNS, make_size_rows(found)))
+    if error := sentences.format_model_error(found):
         console.print(error, markup=False)
-    console.print(sentences.limit(found.limits), markup=False)
-    console.print(sentences.free_plan(found), markup=False)
+    console.print(sentences.format_limit(found.limits), markup=False)
+    console.print(sentences.format_free_plan(found), markup=False)
     if found.is_free_faster and found.free_caps_mb is not None:
-        console.print(f"  In torch's own DDP: {caps_setting(found.free_caps_mb)}", markup=False)
+        console.print(f"  In torch's own DDP: {format_caps(found.free_caps_mb)}", markup=False)
     if plan_path is not None:
         console.print(f"  Written to {plan_path}: DistributedDataParallel(bucket_plan=...) takes it.", markup=False)
     console.print("\nWhat if, each with the best size for it")
-    console.print(_table(WHAT_IF_COLUMNS, what_if_rows(found)))
-    for assumption in assumptions(found):
+    console.print(_table(WHAT_IF_COLUMNS, make_what_if_rows(found)))
+    for assumption in list_assumptions(found):
         console.print(f"  {assumption}", markup=False)
 
 
@@ -66,7 +72,7 @@ def as_json(trace: Trace, advice: Advice) -> str:
         "world_size": observations.world_size,
         "has_common_clock": observations.has_common_clock,
         "parameters": [parameter.name for parameter in advice.parameters],
-        "sentences": [sentences.headline(found), *_unsure(advice), sentences.limit(found.limits)],
+        "sentences": [sentences.format_headline(found), *_caveats(advice), sentences.format_limit(found.limits)],
         "problems": trace.problems,
     }
     return json_text(content | found.as_dict())
@@ -74,7 +80,7 @@ def as_json(trace: Trace, advice: Advice) -> str:
 
 def _facts(trace: Trace, advice: Advice) -> str:
     observations = advice.fitted.observations
-    plans = observations.used_plans
+    plans = observations.used_plan_count
     gradients = observations.gradients
     parts = [
         f"{trace.path}: {len(observations.steps)} steps of {observations.world_size} ranks",
@@ -86,7 +92,7 @@ def _facts(trace: Trace, advice: Advice) -> str:
     return ", ".join(parts)
 
 
-def _unsure(advice: Advice) -> Iterator[str]:
+def _caveats(advice: Advice) -> Iterator[str]:
     """Generate the caveats of the recommendation."""
     yield from advice.recommendation.missing
     if not advice.fitted.observations.has_common_clock:

@@ -25,11 +25,11 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from overlapscope.commands import child_process, recording_folder
-from overlapscope.commands.arguments import positive
-from overlapscope.commands.metrics_process import make_way, metrics_kept
-from overlapscope.commands.recorded import Ended, conclude
+from overlapscope.commands.arguments import parse_positive_int
+from overlapscope.commands.metrics_process import metrics_writer, remove_stale
+from overlapscope.commands.recorded import EndedCommand, finish_recording
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.environment import DEFAULT_PATIENCE_S, DETAILS, ON_INCIDENT, with_startup
+from overlapscope.trace.environment import DEFAULT_STALL_TIMEOUT_S, DETAILS, ON_INCIDENT, add_startup_hook
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run other bucket sizes for a few steps each; results do not change",
     )
-    parser.add_argument("--limit-mb", type=positive, metavar="N", help="maximum size of one rank's log in MB (64)")
+    parser.add_argument(
+        "--limit-mb", type=parse_positive_int, metavar="N", help="maximum size of one rank's log in MB (64)"
+    )
     parser.add_argument(
         "--on-incident",
         choices=ON_INCIDENT,
@@ -55,10 +57,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--patience-s",
-        type=positive,
+        type=parse_positive_int,
         metavar="N",
         help="with '--on-incident raise': seconds for which a job that may only be slow stands still at least before "
-        f"it is ended ({DEFAULT_PATIENCE_S:.0f}); longer if it has paused for long before",
+        f"it is ended ({DEFAULT_STALL_TIMEOUT_S:.0f}); longer if it has paused for long before",
     )
     parser.add_argument(
         "--metrics",
@@ -77,12 +79,12 @@ def run(args: argparse.Namespace) -> int:
         raise OverlapScopeError("no command to run; give one after '--', as in 'overlapscope record -- torchrun ...'")
     child_process.find_program(command[0])
     if args.metrics:
-        make_way(args.metrics)
+        remove_stale(args.metrics)
     if args.force:
         recording_folder.clear(args.output)
-    elif recording_folder.holds_recording(args.output):
+    elif recording_folder.has_recording(args.output):
         raise OverlapScopeError(f"{args.output}: already holds a recording; give another folder with -o, or --force")
-    recording_folder.make_ready(args.output)
+    recording_folder.create_empty_folder(args.output)
     environment = child_process.recording_environment(
         args.output,
         args.detail or DETAILS[args.probe_buckets],
@@ -91,12 +93,12 @@ def run(args: argparse.Namespace) -> int:
         args.patience_s,
         probe_buckets=args.probe_buckets,
     )
-    with metrics_kept(args.output, args.metrics) if args.metrics else nullcontext():
-        with child_process.running(command, with_startup(environment)) as (child, received):
+    with metrics_writer(args.output, args.metrics) if args.metrics else nullcontext():
+        with child_process.run_in_foreground(command, add_startup_hook(environment)) as (child, received):
             child.wait()
-        ended = Ended(program=command[0], pid=child.pid, status=child.returncode, received=received)
-        return conclude(args.output, ended, _say, probed=args.probe_buckets)
+        ended = EndedCommand(program=command[0], pid=child.pid, status=child.returncode, received=received)
+        return finish_recording(args.output, ended, _print_status, probed=args.probe_buckets)
 
 
-def _say(text: str) -> None:
+def _print_status(text: str) -> None:
     print(f"overlapscope record: {text}", file=sys.stderr)

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlapscope.commands import recording_folder
-from overlapscope.commands.child_process import Received, exit_code
-from overlapscope.commands.probing_report import choices_in, probing_sentences
+from overlapscope.commands.child_process import ReceivedSignal, exit_code
+from overlapscope.commands.probing_report import describe_choices, describe_probing
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.attempts import newest_attempt
+from overlapscope.trace.attempts import find_latest_attempt
 from overlapscope.trace.exits import write_exit
 from overlapscope.trace.own_files import remove_if_empty
 from overlapscope.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class EndedCommand:
     """How a recorded command ended."""
 
     program: str
@@ -28,11 +28,13 @@ class Ended:
     pid: int
     status: int
     """Exit status of the command; -N if signal N killed it."""
-    received: Sequence[Received]
+    received: Sequence[ReceivedSignal]
     """Signals that this process received and that were meant for the command."""
 
 
-def conclude(folder: Path, ended: Ended, say: Callable[[str], None], *, probed: bool = False) -> int:
+def finish_recording(
+    folder: Path, ended: EndedCommand, print_status: Callable[[str], None], *, probed: bool = False
+) -> int:
     """Write into the recording how the job ended, and print what went wrong and how to view the recording.
 
     Args:
@@ -44,50 +46,59 @@ def conclude(folder: Path, ended: Ended, say: Callable[[str], None], *, probed: 
         The command's exit code: the job's, or 1 if nothing was recorded.
     """
     code = exit_code(ended.status)
-    attempt = newest_attempt(folder)
+    attempt = find_latest_attempt(folder)
     recorded = recording_folder.describe(attempt)
     if recorded is None:
         recording_folder.clear(folder)
         remove_if_empty(folder)
         how = f"ended with exit code {code}" if code else "succeeded"
-        say(
+        print_status(
             f"nothing was recorded: '{ended.program}' {how}, and no Python process it started called "
             f"torch.distributed.init_process_group with overlapscope installed"
         )
         return code or 1
     with suppress(OSError):  # the disk is full
-        told_signal, told_ns = ended.received[0] if ended.received else (None, None)
-        write_exit(attempt, ended.pid, ended.status, told_ns=told_ns, told_signal=told_signal, is_job=True)
-    _say_what_went_wrong(attempt)
+        signal_received, signaled_at_ns = ended.received[0] if ended.received else (None, None)
+        write_exit(
+            attempt,
+            ended.pid,
+            ended.status,
+            signaled_at_ns=signaled_at_ns,
+            signal_received=signal_received,
+            is_command=True,
+        )
+    _print_verdict(attempt)
     if probed:
-        for sentence in probing_sentences(attempt):
-            say(sentence)
-    for sentence in choices_in(attempt):
-        say(sentence)
-    done = _counted(recorded.steps, "step") if recorded.steps else _counted(recorded.collectives, "collective")
+        for sentence in describe_probing(attempt):
+            print_status(sentence)
+    for sentence in describe_choices(attempt):
+        print_status(sentence)
+    done = (
+        _format_count(recorded.steps, "step") if recorded.steps else _format_count(recorded.collectives, "collective")
+    )
     look = "serve" if recorded.steps else "diagnose"
-    say(
-        f"recorded {_counted(recorded.ranks, 'rank')}, {done}, {format_bytes(recorded.disk_bytes)} "
+    print_status(
+        f"recorded {_format_count(recorded.ranks, 'rank')}, {done}, {format_bytes(recorded.disk_bytes)} "
         f"in {attempt}\nview it: overlapscope {look} {shlex.quote(str(attempt))}"
     )
     return code
 
 
-def _say_what_went_wrong(folder: Path) -> None:
+def _print_verdict(folder: Path) -> None:
     """Print why each attempt ended if there are several, and the verdict if the last one failed."""
-    from overlapscope.diagnosis.attempts import attempt_lines, read_attempt, read_attempts
-    from overlapscope.diagnosis.report import report_text
+    from overlapscope.diagnosis.attempts import format_attempts, read_attempt, read_attempts
+    from overlapscope.diagnosis.report import format_report
 
     with suppress(OverlapScopeError):  # unreadable: commands that read the recording report it
         attempts = read_attempts(folder)
         if attempts:
-            print("\n".join([*attempt_lines(attempts), ""]), file=sys.stderr)
+            print("\n".join([*format_attempts(attempts), ""]), file=sys.stderr)
         attempt = attempts[-1] if attempts else read_attempt(folder)
         if attempt.verdict.kind == "interrupted":
             print(attempt.verdict.sentence + "\n", file=sys.stderr)
         elif attempt.verdict.is_fault and attempt.verdict.kind != "cannot tell":
-            print(report_text(attempt.verdict, attempt.evidence) + "\n", file=sys.stderr)
+            print(format_report(attempt.verdict, attempt.evidence) + "\n", file=sys.stderr)
 
 
-def _counted(count: int, what: str) -> str:
+def _format_count(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"

@@ -8,54 +8,61 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.attempts import attempts_in, recorded_ranks
+from overlapscope.trace.attempts import find_attempts, find_recorded_ranks
 from overlapscope.trace.exits import EXITS_PATTERN
 from overlapscope.trace.format import (
-    ALIVE_FILE,
-    BOARD_PATTERN,
     CALL_SITES_FILE,
     CLOCK_FILE,
     ENDED_FILE,
     EVENTS_FILE,
     FINGERPRINTS_PATTERN,
     FROZEN_FILE,
+    GRADIENT_READY_PATTERN,
     GROUP_PATTERN,
     HYPERPARAMETERS_FILE,
     INCIDENT_PATTERN,
+    INTERRUPTED_BACKWARDS_FILE,
     JOINING_FILE,
-    LEFT_BACKWARDS_FILE,
+    LEGACY_READY_PATTERN,
     LINKS_FILE,
+    LIVENESS_FILE,
+    MANIFEST_FILE,
     PARAMETERS_FILE,
     PLANS_FILE,
     POINT_TO_POINT_PATTERN,
     RANK_FILE,
-    READY_PATTERN,
     REPLICAS_FILE,
     REPORTS_FILE,
     RUN_FILE,
-    SEAL_FILE,
     SIGNATURES_FILE,
     STACKS_PATTERN,
-    STANDSTILL_FILE,
+    STALL_FILE,
     UNREDUCED_FILE,
     WATCHDOG_FOLDER,
 )
-from overlapscope.trace.own_files import remove_drafts, remove_files, remove_if_empty, remove_tables
+from overlapscope.trace.own_files import remove_files, remove_if_empty, remove_stale_staging_dirs, remove_tables
 from overlapscope.trace.segments import SEGMENTS_FILE
 
 _RANK_FILES: Final = (
     *(EVENTS_FILE, SIGNATURES_FILE, SEGMENTS_FILE, JOINING_FILE),
     *(RUN_FILE, RANK_FILE, PLANS_FILE, CALL_SITES_FILE, CLOCK_FILE, LINKS_FILE, PARAMETERS_FILE),
-    *(ENDED_FILE, SEAL_FILE, ALIVE_FILE, REPORTS_FILE, STANDSTILL_FILE),
-    *(UNREDUCED_FILE, LEFT_BACKWARDS_FILE, FROZEN_FILE),
-    *(BOARD_PATTERN, READY_PATTERN, INCIDENT_PATTERN, GROUP_PATTERN, POINT_TO_POINT_PATTERN, STACKS_PATTERN),
+    *(ENDED_FILE, MANIFEST_FILE, LIVENESS_FILE, REPORTS_FILE, STALL_FILE),
+    *(UNREDUCED_FILE, INTERRUPTED_BACKWARDS_FILE, FROZEN_FILE),
+    *(
+        GRADIENT_READY_PATTERN,
+        LEGACY_READY_PATTERN,
+        INCIDENT_PATTERN,
+        GROUP_PATTERN,
+        POINT_TO_POINT_PATTERN,
+        STACKS_PATTERN,
+    ),
     *(REPLICAS_FILE, FINGERPRINTS_PATTERN, HYPERPARAMETERS_FILE),
     "*.json.part",
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
+class RecordingSize:
     """Size of a recording."""
 
     ranks: int
@@ -68,13 +75,13 @@ class Recorded:
     """Disk space of the ranks' files."""
 
 
-def make_ready(folder: Path) -> None:
+def create_empty_folder(folder: Path) -> None:
     """Create the folder of a recording.
 
     Raises:
         OverlapScopeError: it holds a recording already, or can't be created.
     """
-    if holds_recording(folder):
+    if has_recording(folder):
         raise OverlapScopeError(f"{folder}: already holds a recording; give another folder with -o")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,9 +91,9 @@ def make_ready(folder: Path) -> None:
         raise OverlapScopeError(f"{folder}: can't be created ({error.strerror})") from None
 
 
-def holds_recording(folder: Path) -> bool:
+def has_recording(folder: Path) -> bool:
     """Return whether a rank has recorded into this folder, in any attempt."""
-    return bool(attempts_in(folder))
+    return bool(find_attempts(folder))
 
 
 def clear(folder: Path) -> None:
@@ -97,7 +104,7 @@ def clear(folder: Path) -> None:
     """
     try:
         _clear_attempt(folder)
-        for attempt in attempts_in(folder):
+        for attempt in find_attempts(folder):
             _clear_attempt(attempt)
             remove_if_empty(attempt)
     except OSError as error:
@@ -105,21 +112,21 @@ def clear(folder: Path) -> None:
 
 
 def _clear_attempt(folder: Path) -> None:
-    for rank_dir in recorded_ranks(folder):
+    for rank_dir in find_recorded_ranks(folder):
         remove_files(rank_dir, _RANK_FILES)
     remove_tables(folder)
-    remove_drafts(folder)
+    remove_stale_staging_dirs(folder)
     remove_files(folder / WATCHDOG_FOLDER, ("*",))
     for file in list(folder.glob(EXITS_PATTERN)):
         file.unlink()
 
 
-def describe(folder: Path) -> Recorded | None:
+def describe(folder: Path) -> RecordingSize | None:
     """Count what was recorded in the folder; None if nothing was."""
     from overlapscope.trace.format import Kind
     from overlapscope.trace.log import read_log
 
-    rank_dirs = recorded_ranks(folder)
+    rank_dirs = find_recorded_ranks(folder)
     if not rank_dirs:
         return None
     steps = collectives = 0
@@ -130,9 +137,9 @@ def describe(folder: Path) -> Recorded | None:
                 of_steps = records["step"][records["kind"] == Kind.STEP].astype("int64")
                 steps = max(steps, int(of_steps.max(initial=-1)) + 1)
         logs = [*rank_dir.glob(GROUP_PATTERN), *rank_dir.glob(POINT_TO_POINT_PATTERN)]
-        collectives = max(collectives, sum(map(_newest_entry, logs)))
+        collectives = max(collectives, sum(map(_last_entry, logs)))
     files = [file for rank_dir in rank_dirs for file in rank_dir.iterdir()]
-    return Recorded(
+    return RecordingSize(
         ranks=len(rank_dirs),
         steps=steps,
         collectives=collectives,
@@ -141,9 +148,9 @@ def describe(folder: Path) -> Recorded | None:
     )
 
 
-def _newest_entry(log: Path) -> int:
-    from overlapscope.trace.group_file import GroupFile
+def _last_entry(log: Path) -> int:
+    from overlapscope.trace.group_file import CollectiveLogFile
 
     with suppress(OverlapScopeError):
-        return GroupFile(log).newest
+        return CollectiveLogFile(log).latest
     return 0

@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from overlapscope.commands.arguments import folder, prepare_steps
+from overlapscope.commands.arguments import add_steps_argument, parse_folder
 from overlapscope.commands.reading import report_problems
 from overlapscope.errors import OverlapScopeError
 from overlapscope.progress import Progress
@@ -31,12 +31,12 @@ _DEFAULT_OUTPUT: Final = Path("report.html")
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument(
-        "traces", type=folder, help="the folder that 'overlapscope record -o' wrote, or Flight Recorder dumps"
+        "traces", type=parse_folder, help="the folder that 'overlapscope record -o' wrote, or Flight Recorder dumps"
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="a new file (default: report.html; Markdown goes to stdout)"
     )
-    prepare_steps(parser)
+    add_steps_argument(parser)
     parser.add_argument("--format", choices=("html", "md"), default="html", help="HTML or Markdown (%(default)s)")
 
 
@@ -47,13 +47,13 @@ def run(args: argparse.Namespace) -> int:
         raise OverlapScopeError(f"{output}: already exists: remove it, or give another name with -o")
 
     from dashboards.recording import Recording
-    from dashboards.report.html import report_html
-    from dashboards.report.markdown import report_markdown
+    from dashboards.report.html import render_html_report
+    from dashboards.report.markdown import render_markdown_report
 
     with Progress() as progress:
-        snapshot = Recording(args.traces).newest(progress.count, which=args.steps)
+        snapshot = Recording(args.traces).latest(progress.count, which=args.steps)
         progress.begin("writing the report")
-        text = (report_html if args.format == "html" else report_markdown)(snapshot, datetime.now())
+        text = (render_html_report if args.format == "html" else render_markdown_report)(snapshot, datetime.now())
     if output is None:
         print(text, end="")
     else:

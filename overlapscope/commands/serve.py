@@ -26,7 +26,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlapscope.commands.arguments import folder, port
+from overlapscope.commands.arguments import parse_folder, port
 from overlapscope.errors import OverlapScopeError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument(
         "traces",
-        type=folder,
+        type=parse_folder,
         nargs="+",
         help="a folder that 'overlapscope record -o' wrote or will write, or a folder of such folders; several of them",
     )
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
             # A folder may still be filled, a file can't: reading it raises the reason.
             find_rank_folders(path)
 
-    access = _access(args)
+    access = _build_access(args)
     from dashboards.app import serve
 
     serve(
@@ -94,9 +94,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _access(args: argparse.Namespace) -> Access:
+def _build_access(args: argparse.Namespace) -> Access:
     """Build the access rules from the options; by default open on loopback, a generated token on other addresses."""
-    from dashboards.access import Access, is_loopback, made_token, read_passwords, read_token
+    from dashboards.access import Access, generate_token, is_loopback, read_passwords, read_token
 
     if args.oauth is not None:
         for variable in ("PANEL_OAUTH_KEY", "PANEL_OAUTH_SECRET"):
@@ -108,4 +108,4 @@ def _access(args: argparse.Namespace) -> Access:
     if args.token_file is not None:
         return Access(token=read_token(args.token_file), hosts=args.allow_host)
     is_open = is_loopback(args.address)
-    return Access(token=None if is_open else made_token(), is_token_made=not is_open, hosts=args.allow_host)
+    return Access(token=None if is_open else generate_token(), is_token_generated=not is_open, hosts=args.allow_host)

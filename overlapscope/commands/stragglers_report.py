@@ -11,15 +11,22 @@ from rich.table import Table
 from overlapscope.account.mean_step import MeanStep
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.finding import Finding
-from overlapscope.analysis.links import link_rates
-from overlapscope.analysis.models import chosen_steps
-from overlapscope.analysis.sentences import PART_LABELS, all_alike, describe, missing, verdict, why_none
+from overlapscope.analysis.links import measure_link_rates
+from overlapscope.analysis.models import describe_chosen_steps
+from overlapscope.analysis.sentences import (
+    PART_LABELS,
+    describe,
+    describe_equal_ranks,
+    describe_missing_ranks,
+    describe_verdict,
+    explain_missing_stragglers,
+)
 from overlapscope.analysis.stragglers import Stragglers
 from overlapscope.commands.json_text import json_text
 from overlapscope.units import format_bytes, format_interval_ns, format_ns, format_share
 
-_LEAST_WIDTH: Final = 80
-_MOST_RANKS: Final = 12
+_MIN_WIDTH: Final = 80
+_MAX_RANKS: Final = 12
 """Number of ranks in the text; of more, it shows the most expensive."""
 
 
@@ -27,16 +34,16 @@ def print_text(analysis: Analysis) -> None:
     """Print the findings and their evidence as text to stdout."""
     trace, stragglers = analysis.trace, analysis.stragglers
     console = Console(highlight=False, soft_wrap=True)
-    console.width = max(console.width, _LEAST_WIDTH)
+    console.width = max(console.width, _MIN_WIDTH)
     if stragglers is None:
-        reason = why_none(trace)
+        reason = explain_missing_stragglers(trace)
         console.print(f"{trace.path}: {reason.message} {reason.advice}", markup=False)
         return
     console.print(_facts(analysis, stragglers), markup=False)
-    if missing_ranks := missing(stragglers.cycles):
+    if missing_ranks := describe_missing_ranks(stragglers.cycles):
         console.print(missing_ranks, markup=False)
     console.print()
-    console.print(verdict(stragglers), style="bold", markup=False)
+    console.print(describe_verdict(stragglers), style="bold", markup=False)
     for finding in stragglers.findings:
         if finding is not stragglers.findings[0]:
             console.print(describe(finding), markup=False)
@@ -59,18 +66,18 @@ def as_json(analysis: Analysis) -> str:
         "path": str(trace.path),
         "ranks": trace.aligned_ranks,
         "clock_error_ns": trace.clock_error_ns,
-        "reason": why_none(trace).message if stragglers is None else None,
+        "reason": explain_missing_stragglers(trace).message if stragglers is None else None,
         "problems": trace.problems,
     }
     if stragglers is not None:
         content |= {
             "steps": len(stragglers.cycles.steps),
             "steps_left_out": stragglers.cycles.left_out,
-            "sentence": verdict(stragglers),
+            "sentence": describe_verdict(stragglers),
             "step_ns": analysis.summary.mean.step,
             "waiting_ns": stragglers.waiting,
             "what_if": {
-                "all_ranks_like_the_median": _saving(stragglers.saved_if_alike),
+                "all_ranks_like_the_median": _saving(stragglers.saved_if_ranks_equal),
                 "all_reduces_at_their_best": _saving(stragglers.saved_by_best_transfers),
             },
             "findings": [_finding(finding) for finding in stragglers.findings],
@@ -78,7 +85,7 @@ def as_json(analysis: Analysis) -> str:
             "by_host": stragglers.by_host.to_dict("records"),
             "by_cause": stragglers.by_cause.to_dict("records"),
             "by_bucket": stragglers.by_bucket.to_dict("records"),
-            "links": link_rates(trace).to_dict("records"),
+            "links": measure_link_rates(trace).to_dict("records"),
         }
     return json_text(content)
 
@@ -115,7 +122,7 @@ def _facts(analysis: Analysis, stragglers: Stragglers) -> str:
     clocks = "on one clock" if not cycles.clock_error_ns else f"on clocks within {format_ns(cycles.clock_error_ns)}"
     count, trace = cycles.left_out, analysis.trace
     left_out = f", {count} step{'s' * (count > 1)} left out" if count else ""
-    what = f"{len(cycles.steps)} steps{chosen_steps(trace)} of {len(cycles.ranks)} ranks {clocks}"
+    what = f"{len(cycles.steps)} steps{describe_chosen_steps(trace)} of {len(cycles.ranks)} ranks {clocks}"
     return f"{trace.path}: {what}{left_out}"
 
 
@@ -128,7 +135,7 @@ def _what_if_table(stragglers: Stragglers) -> Table:
     recorded_ns = stragglers.step_time_ns
     table.add_row("as recorded", format_ns(recorded_ns))
     for label, saving in (
-        (all_alike(stragglers.cycles), stragglers.saved_if_alike.step),
+        (describe_equal_ranks(stragglers.cycles), stragglers.saved_if_ranks_equal.step),
         ("all-reduces at their best", stragglers.saved_by_best_transfers.step),
     ):
         saves = format_ns(saving.value), format_interval_ns(saving), format_share(saving.value / recorded_ns)
@@ -139,11 +146,11 @@ def _what_if_table(stragglers: Stragglers) -> Table:
 def _rank_table(stragglers: Stragglers) -> Table:
     table = _table("", "lateness", "critical path", "cost", "slowdown", "saving")
     rows = stragglers.by_rank.sort_values("cost_ns", ascending=False)
-    for row in rows.head(_MOST_RANKS).to_dict("records"):
+    for row in rows.head(_MAX_RANKS).to_dict("records"):
         cells = (f"{row['lateness_ns'] / 1e6:+.2f}", format_share(row["critical_share"]), f"{row['cost_ns'] / 1e6:.2f}")
         table.add_row(f"rank {row['rank']}", *cells, format_share(row["slowdown"]), f"{row['saving_ns'] / 1e6:.2f}")
-    if len(rows) > _MOST_RANKS:
-        table.caption = f"{len(rows) - _MOST_RANKS} more ranks cost less: --json"
+    if len(rows) > _MAX_RANKS:
+        table.caption = f"{len(rows) - _MAX_RANKS} more ranks cost less: --json"
     return table
 
 

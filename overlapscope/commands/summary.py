@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import argparse
 
-from overlapscope.commands.arguments import RECORDING, folder_or_url, prepare_steps
-from overlapscope.commands.reading import add_workers, analysis_of, report_problems
+from overlapscope.commands.arguments import RECORDING, add_steps_argument, parse_folder_or_url
+from overlapscope.commands.reading import add_workers_argument, read_analysis, report_problems
 from overlapscope.progress import Progress
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("traces", type=folder_or_url, help=RECORDING)
+    parser.add_argument("traces", type=parse_folder_or_url, help=RECORDING)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead, with every step")
-    prepare_steps(parser)
-    add_workers(parser)
+    add_steps_argument(parser)
+    add_workers_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.commands import summary_report
 
     with Progress() as progress:
-        analysis = analysis_of(args, progress, with_cycles=False)
+        analysis = read_analysis(args, progress, with_cycles=False)
         summary = analysis.summary
     if args.json:
         print(summary_report.as_json(analysis.trace, summary))

@@ -11,9 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from overlapscope.account.wording import BLOCK_LABELS, REASON_LABELS, apart_text, left_out_text
+from overlapscope.account.wording import BLOCK_LABELS, REASON_LABELS, describe_excluded, describe_uncounted_ranks
 from overlapscope.analysis.clocks import describe_clocks
-from overlapscope.analysis.models import chosen_steps, describe_models, describe_strategies
+from overlapscope.analysis.models import describe_chosen_steps, describe_models, describe_strategies
 from overlapscope.analysis.summary import Summary
 from overlapscope.commands.diagnose_report import attempts_json
 from overlapscope.commands.json_text import json_text
@@ -22,10 +22,10 @@ from overlapscope.interval import Interval
 from overlapscope.trace.reader import Trace
 from overlapscope.units import format_share
 
-_LEAST_WIDTH: Final = 80
+_MIN_WIDTH: Final = 80
 """Width that fits every table, so that lines are not cut off on a narrower terminal or in a pipe."""
 _STEPS_AT_EACH_END: Final = 3
-_RANKS_WITH_STEPS: Final = 8
+_MAX_RANKS_WITH_STEPS: Final = 8
 """Number of ranks whose steps the text shows; of more ranks, it shows only the means."""
 _TIMES: Final = ("step_time_ns", "compute_ns", "communication_ns", "hidden_ns", "exposed_ns")
 _HEADINGS: Final = ("step time", "compute", "comm.", "hidden", "exposed", "ratio")
@@ -34,16 +34,16 @@ _HEADINGS: Final = ("step time", "compute", "comm.", "hidden", "exposed", "ratio
 def print_text(trace: Trace, summary: Summary) -> None:
     """Print facts, tables and the verdict as text to stdout."""
     console = Console(highlight=False, soft_wrap=True)
-    console.width = max(console.width, _LEAST_WIDTH)
+    console.width = max(console.width, _MIN_WIDTH)
     console.print(_facts(trace), markup=False)
     if len(summary.figures):
         counted = f"{_count(summary.steps, 'step')} of {_count(summary.ranks, 'rank')}"
         console.print(f"\nWhat a step consists of: means of {counted}, in milliseconds")
-        console.print(_account_table(summary))
-        if summary.alike.apart:
-            console.print(f"Kept apart: {apart_text(summary.alike.apart)}.", markup=False)
-        if summary.alike.ranks_left_out:
-            console.print(left_out_text(summary.alike.ranks_left_out))
+        console.print(_breakdown_table(summary))
+        if summary.alike.excluded:
+            console.print(f"Kept apart: {describe_excluded(summary.alike.excluded)}.", markup=False)
+        if summary.alike.excluded_ranks:
+            console.print(describe_uncounted_ranks(summary.alike.excluded_ranks))
         console.print()
         console.print("Ranks: means of the same steps, in milliseconds")
         console.print(_rank_table(summary))
@@ -63,8 +63,8 @@ def as_json(trace: Trace, summary: Summary) -> str:
         "account": {
             "ranks": summary.ranks,
             "steps": summary.steps,
-            "apart": summary.alike.apart,
-            "ranks_left_out": summary.alike.ranks_left_out,
+            "excluded": summary.alike.excluded,
+            "excluded_ranks": summary.alike.excluded_ranks,
             "step_ns": summary.mean.step,
             "blocks_ns": summary.mean.blocks,
             "exposed_for_ns": summary.exposed_for,
@@ -73,7 +73,7 @@ def as_json(trace: Trace, summary: Summary) -> str:
             "overlap_ratio": summary.overlap_ratio,
         },
         "ranks": summary.means_by_rank().to_dict("records"),
-        "steps": summary.figures.assign(is_counted=summary.is_alike).to_dict("records"),
+        "steps": summary.figures.assign(is_counted=summary.is_steady).to_dict("records"),
         "problems": trace.problems,
     }
     return json_text(content)
@@ -88,7 +88,7 @@ def _facts(trace: Trace) -> str:
     ]
     facts += [f"backend {run['backend']}"] if "backend" in run else []
     facts += [f"strategy {strategy}"] if (strategy := describe_strategies(run)) else []
-    facts += [_count(trace.steps["step"].nunique(), "step") + chosen_steps(trace)]
+    facts += [_count(trace.steps["step"].nunique(), "step") + describe_chosen_steps(trace)]
     facts += [f"{name} {version}" for name, version in run.get("versions", {}).items() if name == "torch"]
     if "started_unix_ns" in run:
         started = datetime.fromtimestamp(run["started_unix_ns"] / 1e9)
@@ -96,7 +96,7 @@ def _facts(trace: Trace) -> str:
     return ", ".join(facts)
 
 
-def _account_table(summary: Summary) -> Table:
+def _breakdown_table(summary: Summary) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)
     for heading in ("mean", "90 %", "share", *(["critical path"] if summary.job is not None else [])):
@@ -130,7 +130,7 @@ def _rank_table(summary: Summary) -> Table:
 def _step_table(summary: Summary) -> Table:
     table = _table("rank", "step")
     by_rank = list(summary.figures.groupby("rank"))
-    for rank, steps in by_rank[:_RANKS_WITH_STEPS]:
+    for rank, steps in by_rank[:_MAX_RANKS_WITH_STEPS]:
         rows = steps.to_dict("records")
         elided = len(rows) - 2 * _STEPS_AT_EACH_END
         if elided <= 1:
@@ -144,8 +144,8 @@ def _step_table(summary: Summary) -> Table:
         for row in tail:
             table.add_row(str(rank), str(row["step"]), *_cells(row))
         table.add_section()
-    if len(by_rank) > _RANKS_WITH_STEPS:
-        table.caption = f"The steps of {len(by_rank) - _RANKS_WITH_STEPS} more ranks: --json"
+    if len(by_rank) > _MAX_RANKS_WITH_STEPS:
+        table.caption = f"The steps of {len(by_rank) - _MAX_RANKS_WITH_STEPS} more ranks: --json"
     return table
 
 

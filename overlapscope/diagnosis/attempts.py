@@ -11,14 +11,14 @@ from overlapscope.diagnosis.evidence import Evidence
 from overlapscope.diagnosis.from_logs import Progress, read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import shortened
+from overlapscope.diagnosis.wording import truncate_words
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.attempts import attempts_beside, number_of
+from overlapscope.trace.attempts import attempt_number, find_sibling_attempts
 from overlapscope.trace.log import Problem
 
-_MOST: Final = 8
+_MAX_ATTEMPTS: Final = 8
 """Maximum number of attempts that are judged, the latest ones: a job may be restarted over and over."""
-_LONGEST: Final = 240
+_MAX_LINE_LENGTH: Final = 240
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Attempt:
     @property
     def number(self) -> int:
         """Return the number of the attempt, from 0."""
-        return number_of(self.path)
+        return attempt_number(self.path)
 
     @property
     def line(self) -> str:
@@ -41,7 +41,7 @@ class Attempt:
         name = f"Attempt {self.number} ({self.path})"
         if self.verdict.kind == "healthy":
             return f"{name} {'runs' if self.evidence.is_live else 'came to its end'}."
-        return f"{name}: {shortened(' '.join(self.verdict.sentence.split()), _LONGEST)}"
+        return f"{name}: {truncate_words(' '.join(self.verdict.sentence.split()), _MAX_LINE_LENGTH)}"
 
 
 def read_attempt(path: Path, progress: Progress | None = None) -> Attempt:
@@ -60,9 +60,9 @@ def read_attempts(path: Path) -> tuple[Attempt, ...]:
     Args:
         path: recording of any of its attempts.
     """
-    paths = attempts_beside(path)
+    paths = find_sibling_attempts(path)
     found = []
-    for each in paths[-_MOST:] if len(paths) > 1 else ():
+    for each in paths[-_MAX_ATTEMPTS:] if len(paths) > 1 else ():
         try:
             found.append(read_attempt(each))
         except OverlapScopeError:  # unreadable: commands that read that recording report it
@@ -70,7 +70,7 @@ def read_attempts(path: Path) -> tuple[Attempt, ...]:
     return tuple(found)
 
 
-def attempt_lines(attempts: Sequence[Attempt]) -> list[str]:
+def format_attempts(attempts: Sequence[Attempt]) -> list[str]:
     """Return one line per attempt that says why it ended; nothing if the job was started only once."""
     if not attempts:
         return []
@@ -82,7 +82,7 @@ def attempt_lines(attempts: Sequence[Attempt]) -> list[str]:
     return [f"Attempts before {first} are not listed.", *lines] if first else lines
 
 
-def others_text(attempts: Sequence[Attempt], path: Path) -> str:
+def format_other_attempts(attempts: Sequence[Attempt], path: Path) -> str:
     """Return which attempt a recording belongs to and why the others ended; empty if the job was started only once."""
-    others = [each.line for each in attempts if each.number != number_of(path)]
-    return " ".join([f"This is attempt {number_of(path)} of the job.", *others]) if others else ""
+    others = [each.line for each in attempts if each.number != attempt_number(path)]
+    return " ".join([f"This is attempt {attempt_number(path)} of the job.", *others]) if others else ""

@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from overlapscope.diagnosis.evidence import CallSite, RankEvidence
-from overlapscope.diagnosis.order import AROUND
-from overlapscope.trace.group_log import GroupHeader, Readable, oldest_open
+from overlapscope.diagnosis.order import WINDOW_MARGIN
+from overlapscope.trace.group_log import CollectiveLogHeader, ReadableLog, oldest_incomplete
 from overlapscope.trace.signature import Signature
 
-_NEWEST: Final = 12
-_NEWEST_MESSAGES: Final = 64
+_MAX_ENTRIES: Final = 12
+_MAX_MESSAGES: Final = 64
 """Enough for a round in which every rank sends to every other, for example."""
 
 
-class Log(Readable, Protocol):
+class CollectiveLog(ReadableLog, Protocol):
     """A collective log: one that is being written, or a file."""
 
     @property
-    def header(self) -> GroupHeader:
+    def header(self) -> CollectiveLogHeader:
         """Return the header, which says which group the log belongs to."""
 
 
@@ -33,16 +33,16 @@ class LogExcerpt:
     is_point_to_point: bool
     description: str
     backend: str
-    newest: int
+    latest: int
     """Number of the latest entry of the log, whether or not it is among ``rows``."""
     rows: tuple[tuple[int, ...], ...]
     """Entries in order, fields as in ``group_log.ENTRY_FIELDS``."""
-    oldest_open: tuple[tuple[int, ...], ...] = ()
+    oldest_incomplete: tuple[tuple[int, ...], ...] = ()
     """The first entry of the trailing run of incomplete ones, if there is any."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
+class RankSnapshot:
     """A snapshot of a rank: its evidence, log excerpts, and the signatures and call sites that these refer to."""
 
     evidence: RankEvidence
@@ -53,15 +53,15 @@ class Card:
     """Endpoints at which the process accepts connections, in case the job has to be stopped."""
 
 
-def make_card(
+def make_snapshot(
     evidence: RankEvidence,
-    logs: Iterable[Log],
+    logs: Iterable[CollectiveLog],
     *,
     signature_of: Callable[[int], Signature | None],
     call_site_of: Callable[[int], CallSite | None],
     differences: Mapping[str, int],
     listening: Iterable[str] = (),
-) -> Card:
+) -> RankSnapshot:
     """Assemble the snapshot of a rank.
 
     Args:
@@ -71,8 +71,8 @@ def make_card(
         differences: by group, the number around which entries are wanted; the latest entries of all other groups.
     """
     excerpts = tuple(_excerpt(log, differences) for log in logs)
-    rows = [row for one in excerpts for row in (*one.rows, *one.oldest_open)]
-    return Card(
+    rows = [row for one in excerpts for row in (*one.rows, *one.oldest_incomplete)]
+    return RankSnapshot(
         evidence=evidence,
         logs=excerpts,
         signatures={n: known for n in sorted({row[1] for row in rows}) if (known := signature_of(n)) is not None},
@@ -81,18 +81,18 @@ def make_card(
     )
 
 
-def _excerpt(log: Log, differences: Mapping[str, int]) -> LogExcerpt:
-    header, newest = log.header, log.newest
-    first, last = newest - (_NEWEST_MESSAGES if header.point_to_point else _NEWEST) + 1, newest
+def _excerpt(log: CollectiveLog, differences: Mapping[str, int]) -> LogExcerpt:
+    header, latest = log.header, log.latest
+    first, last = latest - (_MAX_MESSAGES if header.point_to_point else _MAX_ENTRIES) + 1, latest
     if header.name in differences and not header.point_to_point:
-        first, last = differences[header.name] - AROUND, differences[header.name] + AROUND
+        first, last = differences[header.name] - WINDOW_MARGIN, differences[header.name] + WINDOW_MARGIN
     return LogExcerpt(
         name=header.name,
         ranks=header.ranks,
         is_point_to_point=header.point_to_point,
         description=header.description,
         backend=header.backend,
-        newest=newest,
+        latest=latest,
         rows=tuple(log.read(max(1, first), last).tolist()),
-        oldest_open=tuple(oldest_open(log).tolist()),
+        oldest_incomplete=tuple(oldest_incomplete(log).tolist()),
     )

@@ -22,7 +22,7 @@ _FAMILIES: Final = {
 }
 
 
-def category_of(signature: Signature) -> int:
+def collective_category(signature: Signature) -> int:
     """Return the number of a collective's category."""
     if signature.role == "bucket":
         return max(0, signature.bucket) % BUCKET_SLOTS

@@ -14,7 +14,7 @@ from overlapscope.trace.log import Problem
 from overlapscope.trace.signature import NO_BUCKET
 
 
-def with_believable_models(
+def repair_models(
     ranks: Mapping[int, RankEvidence], folders: Mapping[int, Path], source: RecordedOrder, problems: list[Problem]
 ) -> dict[int, RankEvidence]:
     """Replace a rank's parameters by the majority's where they differ although both reduced the same buckets.
@@ -27,37 +27,37 @@ def with_believable_models(
         source: the collectives that ranks launched.
         problems: receives the contradictions found.
     """
-    usual: dict[int, Parameters] = {}
+    majority: dict[int, Parameters] = {}
     for number in sorted({model.model for one in ranks.values() for model in one.models}):
         counts = Counter(model.parameters for one in ranks.values() for model in one.models if model.model == number)
-        usual[number], most = counts.most_common(1)[0]
+        majority[number], most = counts.most_common(1)[0]
         if most == counts.total():
-            del usual[number]  # identical on all ranks
+            del majority[number]  # identical on all ranks
     found = dict(ranks)
     for rank, one in ranks.items():
-        for place, model in enumerate(one.models):
-            same = usual.get(model.model, model.parameters)
+        for index, model in enumerate(one.models):
+            same = majority.get(model.model, model.parameters)
             if same == model.parameters or model.has_checksum:
                 continue
-            plans = _plans(source, rank, model.model)
+            plans = _plan_hashes(source, rank, model.model)
             if any(
-                _has_given(other, model.model, same) and plans & _plans(source, r, model.model)
+                _has_parameters(other, model.model, same) and plans & _plan_hashes(source, r, model.model)
                 for r, other in ranks.items()
             ):
                 models = found[rank].models
-                believed = (*models[:place], replace(model, parameters=same), *models[place + 1 :])
-                found[rank] = replace(found[rank], models=believed)
+                corrected = (*models[:index], replace(model, parameters=same), *models[index + 1 :])
+                found[rank] = replace(found[rank], models=corrected)
                 path = folders[rank] / PARAMETERS_FILE
                 text = f"{path}: model {model.model} differs from other ranks', but they reduced the same buckets"
                 problems.append(Problem("error", f"{text}; this file or theirs is damaged"))
     return found
 
 
-def _has_given(one: RankEvidence, model: int, parameters: Parameters) -> bool:
+def _has_parameters(one: RankEvidence, model: int, parameters: Parameters) -> bool:
     return any(other.model == model and other.parameters == parameters for other in one.models)
 
 
-def _plans(source: RecordedOrder, rank: int, model: int) -> set[str]:
+def _plan_hashes(source: RecordedOrder, rank: int, model: int) -> set[str]:
     """Return the hashes of the bucket plans with which a rank reduced a model."""
     signatures = source.signatures(rank).values()
     return {one.plan_hash for one in signatures if one.bucket != NO_BUCKET and one.model == model and one.plan_hash}

@@ -16,7 +16,7 @@ from overlapscope.diagnosis.order_source import OrderSource, ProcessGroup
 from overlapscope.diagnosis.recorded_order import RecordedOrder
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.trace.folders import find_rank_folders
-from overlapscope.trace.group_reader import read_collective_logs
+from overlapscope.trace.group_reader import open_collective_logs
 from overlapscope.trace.log import Problem
 from overlapscope.trace.reports import WatchdogReport, read_reports
 
@@ -56,7 +56,7 @@ class Diagnosis:
             offsets_ns: see the class.
         """
         folders = find_rank_folders(path)
-        source = RecordedOrder(read_collective_logs(folders))
+        source = RecordedOrder(open_collective_logs(folders))
         if not source.groups() and not source.logs.problems:
             return None
         evidence, problems = read_evidence(path)
@@ -81,7 +81,7 @@ class Diagnosis:
         """Return the number at which the fault began in a group, and a label; None if nothing began in this group."""
         order = self._order(group)
         if order.first_divergence is not None:
-            return order.first_divergence, "differs since before" if order.is_since_before else "first difference"
+            return order.first_divergence, "differs since before" if order.predates_log else "first difference"
         if self.verdict.is_fault and self.verdict.number is not None and self.verdict.group == group.name:
             return self.verdict.number, "stopped here"
         return None

@@ -26,7 +26,7 @@ from overlapscope.diagnosis.evidence import Divergence
 from overlapscope.trace.group_log import UNEVEN_INPUTS, UNKNOWN, Entries
 from overlapscope.trace.signature import Signature
 
-NOWHERE: Final = -1
+NO_POSITION: Final = -1
 """Value of ``step`` and ``batch`` if they carry no information: unknown, or launched inside ``join()``."""
 
 COMPARED_DTYPE: Final = np.dtype(
@@ -49,21 +49,21 @@ _WHAT_DTYPE: Final = np.dtype([("signature", "<u8"), ("names", "<u8"), ("is_buck
 Compared = npt.NDArray[Any]
 """A structured array of ``COMPARED_DTYPE``, sorted by number."""
 
-NEAR: Final = 6
+MAX_SWAP_DISTANCE: Final = 6
 """Maximum distance between swapped names, in entries."""
-_LASTING: Final = 3
+_MIN_LASTING_ENTRIES: Final = 3
 """Minimum number of entries that are a step apart: a single one may just lie at the border of two steps."""
 _SEVERITY: Final[tuple[Divergence | None, ...]] = ("signature", "step", "batch", "names", None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class EntryDifference:
     """The first entry at which two ranks differ."""
 
     number: int
     divergence: Divergence | None
     """Kind of the difference; None if it predates what is left of the logs, and what is left does not show it."""
-    is_since_before: bool = False
+    predates_log: bool = False
 
     @property
     def order(self) -> tuple[int, int]:
@@ -71,46 +71,48 @@ class Difference:
         return self.number, _SEVERITY.index(self.divergence)
 
 
-def compared(rows: Entries, signatures: Mapping[int, Signature]) -> Compared:
+def extract_compared(rows: Entries, signatures: Mapping[int, Signature]) -> Compared:
     """Extract the compared fields from some entries of one rank.
 
     Args:
         signatures: signatures of this rank, by number.
     """
-    numbers, place = np.unique(rows["signature"], return_inverse=True)
+    numbers, inverse = np.unique(rows["signature"], return_inverse=True)
     known = [signatures.get(number) for number in numbers.tolist()]
-    what = [(0, 0, False) if one is None else (one.hash, one.names_hash, one.is_of_gradients) for one in known]
+    what = [(0, 0, False) if one is None else (one.hash, one.names_hash, one.is_gradient_reduction) for one in known]
     found = np.empty(len(rows), dtype=COMPARED_DTYPE)
-    found[["signature", "names", "is_bucket"]] = np.array(what, dtype=_WHAT_DTYPE)[place]
+    found[["signature", "names", "is_bucket"]] = np.array(what, dtype=_WHAT_DTYPE)[inverse]
     found["number"] = rows["number"]
     is_even = (rows["flags"] & UNEVEN_INPUTS) == 0
-    found["step"] = np.where(is_even, rows["step"].astype(np.int64), NOWHERE)
+    found["step"] = np.where(is_even, rows["step"].astype(np.int64), NO_POSITION)
     has_batch = is_even & found["is_bucket"] & (rows["batch"] != UNKNOWN)
-    found["batch"] = np.where(has_batch, rows["batch"].astype(np.int64), NOWHERE)
+    found["batch"] = np.where(has_batch, rows["batch"].astype(np.int64), NO_POSITION)
     return found
 
 
-def first_difference(a: Compared, b: Compared) -> Difference | None:
+def find_first_difference(a: Compared, b: Compared) -> EntryDifference | None:
     """Find the first difference between two ranks among the entries that both have; None if there is none."""
-    a, b = in_common(a, b)
-    found = [first_mismatch(a, b)]
+    a, b = align_entries(a, b)
+    found = [find_first_mismatch(a, b)]
     if found[0] is not None:
         a, b = (rows[rows["number"] < found[0].number] for rows in (a, b))
     found += [_first_skipped(a, b), _first_swapped(a, b)]
     return min((one for one in found if one is not None), key=lambda one: one.order, default=None)
 
 
-def first_mismatch(a: Compared, b: Compared) -> Difference | None:
+def find_first_mismatch(a: Compared, b: Compared) -> EntryDifference | None:
     """Find the first entry with different signatures, or the first bucket with different steps, of aligned entries."""
     is_known = (a["signature"] != 0) & (b["signature"] != 0)
     is_other = is_known & (a["signature"] != b["signature"])
-    (places,) = np.nonzero(is_other | (a["is_bucket"] & (a["step"] != b["step"])))
-    if not len(places):
+    (indices,) = np.nonzero(is_other | (a["is_bucket"] & (a["step"] != b["step"])))
+    if not len(indices):
         return None
-    return Difference(number=int(a["number"][places[0]]), divergence="signature" if is_other[places[0]] else "step")
+    return EntryDifference(
+        number=int(a["number"][indices[0]]), divergence="signature" if is_other[indices[0]] else "step"
+    )
 
 
-def in_common(a: Entries, b: Entries) -> tuple[Entries, Entries]:
+def align_entries(a: Entries, b: Entries) -> tuple[Entries, Entries]:
     """Return the entries, or their compared fields, whose numbers both ranks have."""
     if len(a) == len(b) and (a["number"] == b["number"]).all():
         return a, b
@@ -118,17 +120,17 @@ def in_common(a: Entries, b: Entries) -> tuple[Entries, Entries]:
     return a[in_a], b[in_b]
 
 
-def how_far_ahead(a: Compared, b: Compared, position: str) -> tuple[Compared, Compared, npt.NDArray[np.int64]]:
+def compute_offsets(a: Compared, b: Compared, position: str) -> tuple[Compared, Compared, npt.NDArray[np.int64]]:
     """Return the entries whose ``batch`` or ``step`` both ranks know, and how far the second rank is ahead at each."""
-    is_known = (a[position] != NOWHERE) & (b[position] != NOWHERE)
+    is_known = (a[position] != NO_POSITION) & (b[position] != NO_POSITION)
     a, b = a[is_known], b[is_known]
     return a, b, b[position] - a[position]
 
 
-def _first_skipped(a: Compared, b: Compared) -> Difference | None:
+def _first_skipped(a: Compared, b: Compared) -> EntryDifference | None:
     """Find where one rank advanced in its data (without buckets: in its steps) and the other did not."""
     position: Divergence = "batch" if a["is_bucket"].any() else "step"
-    a, b, ahead = how_far_ahead(a, b, position)
+    a, b, ahead = compute_offsets(a, b, position)
     if not len(ahead) or ahead[0] == ahead[-1]:
         return None
     begins_anew = (np.diff(a[position]) < 0) | (np.diff(b[position]) < 0)
@@ -136,24 +138,26 @@ def _first_skipped(a: Compared, b: Compared) -> Difference | None:
     if lasting[0] == lasting[-1]:
         return None
     changed = int(np.flatnonzero(lasting == lasting[0])[-1]) + 1
-    if position == "step" and len(a) - changed < _LASTING:
+    if position == "step" and len(a) - changed < _MIN_LASTING_ENTRIES:
         return None
-    return Difference(number=int(a["number"][changed]), divergence=position)
+    return EntryDifference(number=int(a["number"][changed]), divergence=position)
 
 
-def _first_swapped(a: Compared, b: Compared) -> Difference | None:
+def _first_swapped(a: Compared, b: Compared) -> EntryDifference | None:
     names_a, names_b, kinds = a["names"], b["names"], a["signature"]
-    is_swapped = _turns_up(names_a, names_b, kinds) & _turns_up(names_b, names_a, kinds) & (names_a != names_b)
-    (places,) = np.nonzero(is_swapped)
-    return Difference(number=int(a["number"][places[0]]), divergence="names") if len(places) else None
+    is_swapped = (
+        _appears_nearby(names_a, names_b, kinds) & _appears_nearby(names_b, names_a, kinds) & (names_a != names_b)
+    )
+    (indices,) = np.nonzero(is_swapped)
+    return EntryDifference(number=int(a["number"][indices[0]]), divergence="names") if len(indices) else None
 
 
-def _turns_up(
+def _appears_nearby(
     mine: npt.NDArray[np.uint64], theirs: npt.NDArray[np.uint64], kinds: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.bool_]:
     """Mark entries whose name in ``mine`` is in ``theirs`` nearby, same signature, where ``mine`` has another name."""
     found = np.zeros(len(mine), dtype=bool)
-    for distance in range(1, min(NEAR, len(mine) - 1) + 1):
+    for distance in range(1, min(MAX_SWAP_DISTANCE, len(mine) - 1) + 1):
         before, after = slice(None, -distance), slice(distance, None)
         for here, there in ((before, after), (after, before)):
             found[here] |= (mine[here] == theirs[there]) & (mine[there] != mine[here]) & (kinds[here] == kinds[there])

@@ -17,7 +17,7 @@ _PHASES: Final = {phase.value: phase.name.lower() for phase in Phase} | {Phase.D
 """Names of the phases, by number; version 0.1 recorded all of the loop's own code as a wait for data."""
 
 
-def entries_of(
+def decode_entries(
     rows: Iterable[Sequence[int]], signatures: Mapping[int, Signature], call_sites: Mapping[int, CallSite]
 ) -> tuple[Entry, ...]:
     """Decode entries of a live log or of a file.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from overlapscope.diagnosis.hyperparameters import Hyperparameters
+from overlapscope.diagnosis.hyperparameters import OptimizerHyperparameters
 from overlapscope.diagnosis.replicas import ComparedReplicas, Replica
 from overlapscope.trace.group_log import AFTER_UPDATE, FAILED, REACHED, UNREACHED
 from overlapscope.trace.signature import Signature
@@ -98,16 +98,16 @@ class GroupOrder:
     """Members of the group, whether or not they left a log."""
     description: str = ""
     backend: str = ""
-    newest: dict[int, int] = field(default_factory=dict)
+    latest: dict[int, int] = field(default_factory=dict)
     """Number of the latest entry, by rank."""
     first_divergence: int | None = None
     """Number of the first entry that is not the same on all ranks; None if there is none."""
     divergence: Divergence | None = None
-    is_since_before: bool = False
+    predates_log: bool = False
     """True if the first difference predates what is left of the logs: ``first_divergence`` is the oldest entry left."""
     windows: dict[int, tuple[Entry, ...]] = field(default_factory=dict)
     """Entries of each rank around the first divergence; without one, its latest entries."""
-    oldest_open: dict[int, Entry] = field(default_factory=dict)
+    oldest_incomplete: dict[int, Entry] = field(default_factory=dict)
     """First incomplete entry of each rank whose latest entry is incomplete, if there is no divergence.
 
     It may be far behind the latest, because hosts run ahead of their devices.
@@ -124,8 +124,8 @@ class Failure:
     """Innermost line of the user's code."""
     traceback: str = ""
     time_ns: int = 0
-    has_begun_next: bool | None = None
-    """As in ``Standing``."""
+    has_begun_next_iteration: bool | None = None
+    """As in ``RankPosition``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,12 +138,12 @@ class ExitCall:
     """The exception that was being handled."""
     text: str = ""
     """Message passed instead of a status, which Python prints."""
-    has_begun_next: bool | None = None
-    """As in ``Standing``."""
+    has_begun_next_iteration: bool | None = None
+    """As in ``RankPosition``."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class RankPosition:
     """The position of a rank: current, or last known."""
 
     step: int
@@ -155,7 +155,7 @@ class Standing:
     since_ns: int = 0
     is_after_update: bool = False
     """True if no training forward has begun since the update of the previous step."""
-    has_begun_next: bool | None = None
+    has_begun_next_iteration: bool | None = None
     """If so, True if the user's loop is in its next iteration nevertheless; None if unknown."""
 
     @property
@@ -164,7 +164,7 @@ class Standing:
 
         Between two steps, if the iteration is unknown, it is the one whose data the rank may be waiting for.
         """
-        is_in_step_before = self.is_after_update and self.has_begun_next is False
+        is_in_step_before = self.is_after_update and self.has_begun_next_iteration is False
         return self.step - 1 if is_in_step_before and self.step > 0 else self.step
 
 
@@ -195,7 +195,7 @@ class ModelParameters:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class RankSettings:
     """The settings of one rank: of its process, or of one of its DDP instances."""
 
     model: int | None = None
@@ -209,7 +209,7 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unreduced:
+class UnreducedStep:
     """An optimizer step with gradients that were never reduced."""
 
     model: int
@@ -218,7 +218,7 @@ class Unreduced:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftBackward:
+class InterruptedBackward:
     """A backward that raised an exception that was caught, so that training continued."""
 
     step: int
@@ -240,25 +240,25 @@ class RankEvidence:
     exit_status: int | None = None
     """Exit status of its process; -N if signal N killed it; None if nobody observed it."""
     exit_call: ExitCall | None = None
-    told_ns: int | None = None
+    signaled_at_ns: int | None = None
     """When its parent process sent it a signal before it ended; None if it did not."""
-    told_signal: int | None = None
+    signal_received: int | None = None
     """That signal; None also if unknown."""
     ended_ns: int | None = None
     """When it ended, if it recorded its end."""
-    is_end_lost: bool = False
+    is_end_unreadable: bool = False
     """True if it recorded how it ended but the record is unreadable."""
-    standing: Standing | None = None
+    position: RankPosition | None = None
     steps_done: int = 0
     step_time_ns: int | None = None
     """Median duration of its steps so far."""
-    longest_pause_ns: int | None = None
+    longest_recovered_stall_ns: int | None = None
     """Longest time without activity after which it continued."""
     is_starting: bool = False
     """True if it runs and has done too few steps to estimate its step time: first steps may take minutes."""
     idle_ns: int | None = None
     """Time without any activity (phase, collective, step); if it is gone, until it was last heard from."""
-    heard_ns_ago: int | None = None
+    silent_for_ns: int | None = None
     """Time since the last sign of life of its watchdog; None if it has none."""
     cpu_share: float | None = None
     """CPU use as a share of one core, in about the last second before it was last heard from; None if unknown."""
@@ -270,20 +270,20 @@ class RankEvidence:
     memory_limit_bytes: int | None = None
     unready: tuple[UnreadyParameter, ...] = ()
     models: tuple[ModelParameters, ...] = ()
-    settings: tuple[Settings, ...] = ()
+    settings: tuple[RankSettings, ...] = ()
     replicas: tuple[Replica, ...] = ()
-    hyperparameters: tuple[Hyperparameters, ...] = ()
-    unreduced: Unreduced | None = None
-    left_backwards: tuple[LeftBackward, ...] = ()
+    hyperparameters: tuple[OptimizerHyperparameters, ...] = ()
+    unreduced: UnreducedStep | None = None
+    interrupted_backwards: tuple[InterruptedBackward, ...] = ()
     """The latest of them, in order."""
     no_sync_since: int | None = None
     """Step since which all backwards of completed steps ran under ``no_sync()``.
 
     None if the latest was reduced, or if unknown.
     """
-    new_groups: int | None = None
+    new_group_calls: int | None = None
     """Number of process groups whose creation it has begun, including the default one; None if unknown."""
-    making_group: tuple[int, ...] = ()
+    creating_group: tuple[int, ...] = ()
     """Members of the group that it is creating in ``new_group``; empty if it is in no such call."""
     world_size: int | None = None
     """World size passed to this rank."""
@@ -291,13 +291,13 @@ class RankEvidence:
     """Stacks of its Python threads, from faulthandler."""
 
     @property
-    def was_told_to_end(self) -> bool:
+    def was_signaled(self) -> bool:
         """Return True if its parent process sent it a signal before it ended."""
-        return self.told_ns is not None
+        return self.signaled_at_ns is not None
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlierVerdict:
+class ReportedVerdict:
     """A verdict that a rank's watchdog reported while the job ran and did not retract. Fields as in ``Verdict``."""
 
     rank: int
@@ -315,7 +315,7 @@ class EarlierVerdict:
 
 
 @dataclass(frozen=True)
-class Gap:
+class RecordingGap:
     """A missing or damaged part of the recording, in which a fault may hide."""
 
     what: str
@@ -333,19 +333,19 @@ class Evidence:
     """Evidence by rank; an expected rank that left nothing is missing here."""
     groups: tuple[GroupOrder, ...]
     """Order of collectives by group, sorted by name."""
-    conversations: tuple[GroupOrder, ...] = ()
-    """Sends and receives between ranks: ``newest`` and ``windows`` by rank."""
+    point_to_point_orders: tuple[GroupOrder, ...] = ()
+    """Sends and receives between ranks: ``latest`` and ``windows`` by rank."""
     replicas: tuple[ComparedReplicas, ...] = ()
     """Comparison of the replicas of each model; empty if they were not compared."""
     is_live: bool = False
     """True if the job runs, or is assumed to."""
-    reports: tuple[EarlierVerdict, ...] = ()
+    reports: tuple[ReportedVerdict, ...] = ()
     """The latest report of each rank's watchdog; empty while the job runs."""
-    gaps: tuple[Gap, ...] = ()
+    gaps: tuple[RecordingGap, ...] = ()
     """Missing or damaged parts of the recording."""
     job_status: int | None = None
     """Exit status of the command that was recorded, -N if signal N killed it; None if unknown."""
-    job_told_ns: int | None = None
+    job_signaled_ns: int | None = None
     """When the command was sent Ctrl-C or SIGTERM, on a clock that all ranks share; None if not applicable."""
     job_signal: int | None = None
     """That signal; also known without such a clock."""

@@ -9,11 +9,11 @@ from typing import Final
 
 from overlapscope.diagnosis.evidence import Entry, Evidence, GroupOrder, RankEvidence
 from overlapscope.diagnosis.failures import is_consequence
-from overlapscope.diagnosis.patience import BUSY_PATIENCE_NS, is_busy, long_standstill_ns, patience_ns
-from overlapscope.diagnosis.segments import Message, is_segment, is_sum, is_under_way, open_messages
+from overlapscope.diagnosis.patience import BUSY_STALL_TIMEOUT_NS, is_busy, long_stall_timeout_ns, stall_timeout_ns
+from overlapscope.diagnosis.segments import SegmentMessage, find_open_messages, is_bucket_sum, is_in_transit, is_segment
 from overlapscope.trace.signature import POINT_TO_POINT
 
-_OF_ENDS: Final = ("killed", "failed", "out of memory", "slow", "healthy", "interrupted", "cannot tell")
+_END_REPORTS: Final = ("killed", "failed", "out of memory", "slow", "healthy", "interrupted", "cannot tell")
 """Kinds of reports that don't mean that a job hung."""
 
 
@@ -29,12 +29,12 @@ class Wait:
     """Members of the group that have not reached this entry; for a send or a recv, the peer."""
     is_point_to_point: bool = False
 
-    def missed_by(self, ranks: Iterable[int]) -> Entry:
+    def first_missed_by(self, ranks: Iterable[int]) -> Entry:
         """Return the first collective that these ranks never entered although others wait for them there."""
         if self.is_point_to_point:
             return self.entry
         late = set(ranks) & set(self.late)
-        number = min((self.group.newest.get(rank, 0) + 1 for rank in late), default=self.entry.number)
+        number = min((self.group.latest.get(rank, 0) + 1 for rank in late), default=self.entry.number)
         return next((e for e in self.group.windows[self.rank] if e.number == number), self.entry)
 
 
@@ -55,7 +55,7 @@ class Facts:
         """Return the expected ranks that left nothing."""
         return tuple(rank for rank in self.world if rank not in self.ranks)
 
-    def with_liveness(self, *liveness: str) -> tuple[int, ...]:
+    def ranks_with_liveness(self, *liveness: str) -> tuple[int, ...]:
         """Return the ranks in one of these states."""
         return tuple(rank for rank, one in sorted(self.ranks.items()) if one.liveness in liveness)
 
@@ -65,19 +65,19 @@ class Facts:
         return tuple(rank for rank, one in sorted(self.ranks.items()) if one.unrecorded_because is not None)
 
     @cached_property
-    def waiting_perhaps(self) -> tuple[int, ...]:
+    def possibly_waiting(self) -> tuple[int, ...]:
         """Return ranks in a collective without known late ranks that an unrecorded rank may not have reached."""
         return tuple(
             rank
             for rank, (group, entry) in sorted(self.blocked.items())
             if rank not in self.waiting
-            and any(other in group.ranks and group.newest.get(other, 0) < entry.number for other in self.unrecorded)
+            and any(other in group.ranks and group.latest.get(other, 0) < entry.number for other in self.unrecorded)
         )
 
     @cached_property
     def is_from_dumps(self) -> bool:
         """Return True if the evidence is from dumps, so that only launches are known."""
-        return bool(self.ranks) and len(self.with_liveness("dumped")) == len(self.ranks)
+        return bool(self.ranks) and len(self.ranks_with_liveness("dumped")) == len(self.ranks)
 
     @cached_property
     def waits(self) -> tuple[Wait, ...]:
@@ -114,7 +114,7 @@ class Facts:
         """
         waits = []
         for group in self.evidence.groups:
-            first = group.oldest_open
+            first = group.oldest_incomplete
             late = [rank for rank, entry in first.items() if entry.is_reached is False and self.is_device_busy(rank)]
             waits += [
                 Wait(rank, group, entry, ahead)
@@ -130,11 +130,11 @@ class Facts:
 
     def awaited_in_new_group(self, rank: int) -> tuple[int, ...]:
         """Return members of the group that ``rank`` is creating in ``new_group`` that have called it less often."""
-        own = self.ranks[rank].new_groups
-        calls = {other: one.new_groups for other, one in self.ranks.items()}
+        own = self.ranks[rank].new_group_calls
+        calls = {other: one.new_group_calls for other, one in self.ranks.items()}
         return tuple(
             other
-            for other in self.ranks[rank].making_group
+            for other in self.ranks[rank].creating_group
             if own is not None and (its := calls.get(other)) is not None and its < own
         )
 
@@ -149,23 +149,23 @@ class Facts:
         group, entry = self.blocked[rank]
         if not runs_on_device(group):
             return group, entry
-        return group, group.oldest_open.get(rank, entry)
+        return group, group.oldest_incomplete.get(rank, entry)
 
-    def newest(self, group: GroupOrder, rank: int) -> Entry | None:
+    def latest(self, group: GroupOrder, rank: int) -> Entry | None:
         """Return the latest entry of a rank, if available; for a sum made of messages, the sum itself."""
         window = group.windows.get(rank, ())
-        if not window or window[-1].number != group.newest.get(rank):
+        if not window or window[-1].number != group.latest.get(rank):
             return None
         return next((entry for entry in reversed(window) if not is_segment(entry)), None)
 
-    def messages_of(self, rank: int) -> tuple[Message, ...]:
+    def messages_of(self, rank: int) -> tuple[SegmentMessage, ...]:
         """Return the messages in which a rank may be waiting, of the first incomplete sum of a bucket."""
         entries = ((group, entry) for group in self.evidence.groups for entry in group.windows.get(rank, ()))
-        sums = [(group, entry) for group, entry in entries if is_sum(entry) and entry.state != "completed"]
+        sums = [(group, entry) for group, entry in entries if is_bucket_sum(entry) and entry.state != "completed"]
         if rank not in self.blocked or not sums:
             return ()
         group, first = min(sums, key=lambda one: one[1].announced_ns)
-        return open_messages(group, self.evidence.conversations, rank, first.number)
+        return find_open_messages(group, self.evidence.point_to_point_orders, rank, first.number)
 
     def is_stuck(self, rank: int) -> bool:
         """Return True if a rank has stalled for longer than a slow step explains; always for a job that has ended."""
@@ -174,9 +174,9 @@ class Facts:
             return True
         if one is None or one.idle_ns is None:
             return not self.evidence.is_live or (one is not None and one.liveness == "stopped")
-        return self.standstill_ns(one) >= patience_ns(one)
+        return self.stalled_ns(one) >= stall_timeout_ns(one)
 
-    def standstill_ns(self, one: RankEvidence) -> int:
+    def stalled_ns(self, one: RankEvidence) -> int:
         """Return how long a rank has stalled; if others of a live job wait for it, at most as long as they have waited.
 
         Ranks report their positions at different moments: a rank that was late may since have passed those that waited.
@@ -195,7 +195,7 @@ class Facts:
         return held_up_ns
 
     @cached_property
-    def undecided_for_ns(self) -> int | None:
+    def undecided_time_ns(self) -> int | None:
         """Return how long until ranks that seem to hold up the job exceed their stall timeout.
 
         The first of the ranks that others wait for; else the last of all ranks, if all are in a collective. None if the
@@ -204,23 +204,23 @@ class Facts:
         late = (*self.awaited, *self.late_devices)
         ranks = late or (self.blocked if len(self.blocked) == len(self.ranks) else ())
         quiet = [self.ranks[rank] for rank in ranks if rank in self.ranks and not self.is_only_slow(rank)]
-        left_ns = [patience_ns(one) - self.standstill_ns(one) for one in quiet if one.idle_ns is not None]
+        left_ns = [stall_timeout_ns(one) - self.stalled_ns(one) for one in quiet if one.idle_ns is not None]
         return (min if late else max)((ns for ns in left_ns if ns > 0), default=None)
 
-    def reported_before(self, time_ns: int | None) -> bool:
+    def was_reported_before(self, time_ns: int | None) -> bool:
         """Return True if a watchdog reported more than the end of a process before ``time_ns``; at any time if None."""
-        reports = [report for report in self.evidence.reports if report.kind not in _OF_ENDS]
+        reports = [report for report in self.evidence.reports if report.kind not in _END_REPORTS]
         return any(time_ns is None or report.time_ns < time_ns for report in reports)
 
-    def hung_before(self, rank: int) -> bool:
+    def had_hung(self, rank: int) -> bool:
         """Return True if a rank had stalled for long, like others, when last heard from: its end came later."""
         one = self.ranks[rank]
         if rank not in self.waiting and rank not in self.awaited and rank not in self.late_devices:
             return False
-        if one.idle_ns is not None and one.idle_ns >= patience_ns(one):
+        if one.idle_ns is not None and one.idle_ns >= stall_timeout_ns(one):
             return True
         failures_ns = [other.failure.time_ns for other in self.ranks.values() if other.failure]
-        reports_ns = [report.time_ns for report in self.evidence.reports if report.kind not in _OF_ENDS]
+        reports_ns = [report.time_ns for report in self.evidence.reports if report.kind not in _END_REPORTS]
         return bool(reports_ns) and min(reports_ns) < min(failures_ns, default=max(reports_ns) + 1)
 
     def is_only_slow(self, rank: int) -> bool:
@@ -228,15 +228,15 @@ class Facts:
         one = self.ranks.get(rank)
         if one is None or not self.evidence.is_live or not (is_busy(one) or self.is_device_busy(rank)):
             return False
-        long_ns = long_standstill_ns(BUSY_PATIENCE_NS, one.step_time_ns, one.longest_pause_ns)
+        long_ns = long_stall_timeout_ns(BUSY_STALL_TIMEOUT_NS, one.step_time_ns, one.longest_recovered_stall_ns)
         return one.idle_ns is None or one.idle_ns < long_ns
 
     def is_device_busy(self, rank: int) -> bool:
         """Return True if a rank's device is known to be executing work launched before any incomplete collective."""
         if rank not in self.ranks or rank in self.unrecorded:
             return False
-        groups = (*self.evidence.groups, *self.evidence.conversations)
-        first = [group.oldest_open[rank] for group in groups if rank in group.oldest_open]
+        groups = (*self.evidence.groups, *self.evidence.point_to_point_orders)
+        first = [group.oldest_incomplete[rank] for group in groups if rank in group.oldest_incomplete]
         oldest = min(first, key=lambda entry: entry.announced_ns, default=None)
         return oldest is not None and oldest.is_reached is False and not any(entry.is_reached for entry in first)
 
@@ -248,10 +248,10 @@ class Facts:
             return None
         if entry.signature.op in POINT_TO_POINT:
             return self._wait_for_peer(rank, group, entry)
-        late = [other for other in group.ranks if other != rank and group.newest.get(other, 0) < entry.number]
+        late = [other for other in group.ranks if other != rank and group.latest.get(other, 0) < entry.number]
         # A rank whose log is lost has entered every collective that others have completed.
         done = self._newest_done(group)
-        late = [other for other in late if other in group.newest or entry.number > done]
+        late = [other for other in late if other in group.latest or entry.number > done]
         late = late or [one.peer for one in self.messages_of(rank) if not one.is_answered]
         late = [other for other in dict.fromkeys(late) if other not in self.unrecorded]
         return Wait(rank, group, entry, tuple(late)) if late else None
@@ -260,11 +260,11 @@ class Facts:
         """Return True if a rank is alive and in the middle of a message that its peer has posted as well."""
         one = self.ranks.get(rank)
         is_there = one is not None and one.liveness in ("running", "sleeping")
-        return is_there and is_under_way(self.messages_of(rank))
+        return is_there and is_in_transit(self.messages_of(rank))
 
     def _wait_for_peer(self, rank: int, group: GroupOrder, entry: Entry) -> Wait | None:
         """Return the wait for the peer of a send or a recv, unless the peer is in one with this rank as well."""
-        for one in _of_same_round(group, rank, entry):
+        for one in _incomplete_in_round(group, rank, entry):
             peer = one.signature.peer
             if peer is None or peer == rank or peer in self.unrecorded:
                 continue
@@ -281,35 +281,35 @@ class Facts:
         one = self.ranks[rank]
         if one.liveness == "ended" or rank in self.unrecorded:
             return None
-        groups = (*self.evidence.groups, *self.evidence.conversations)
-        newest = [(group, entry) for group in groups if (entry := self.newest(group, rank)) is not None]
-        if not newest:
+        groups = (*self.evidence.groups, *self.evidence.point_to_point_orders)
+        latest = [(group, entry) for group in groups if (entry := self.latest(group, rank)) is not None]
+        if not latest:
             return None
-        group, entry = max(newest, key=lambda pair: pair[1].announced_ns)
+        group, entry = max(latest, key=lambda pair: pair[1].announced_ns)
         if entry.state == "completed":
             return None
         if runs_on_device(group):  # the device waits there, however far its host has run ahead
             return group, entry
-        standing = one.standing
+        position = one.position
         has_gone_on = (
-            standing is not None
-            and standing.since_ns > entry.announced_ns
-            and standing.phase != "finalise"
+            position is not None
+            and position.since_ns > entry.announced_ns
+            and position.phase != "finalize"
             and not is_consequence(one.failure)
             and not (one.exit_call is not None and is_consequence(one.exit_call.caught))
         )
         return None if has_gone_on else (group, entry)
 
 
-def _of_same_round(group: GroupOrder, rank: int, newest: Entry) -> list[Entry]:
+def _incomplete_in_round(group: GroupOrder, rank: int, latest: Entry) -> list[Entry]:
     """Return the latest send or recv of a rank and the incomplete ones launched with it: strategies launch several."""
-    if newest.signature.role != "segment":
-        return [newest]
-    window = reversed(group.windows.get(rank, (newest,)))
+    if latest.signature.role != "segment":
+        return [latest]
+    window = reversed(group.windows.get(rank, (latest,)))
     return [
         entry
         for entry in window
-        if entry.state != "completed" and entry.signature.role == "segment" and entry.number <= newest.number
+        if entry.state != "completed" and entry.signature.role == "segment" and entry.number <= latest.number
     ]
 
 
@@ -320,10 +320,10 @@ def runs_on_device(group: GroupOrder) -> bool:
 
 def has_finished(one: RankEvidence) -> bool:
     """Return True if a rank ended without an error and without being signaled."""
-    return one.liveness == "ended" and not one.exit_status and not one.was_told_to_end
+    return one.liveness == "ended" and not one.exit_status and not one.was_signaled
 
 
-def minority(sides: Iterable[Iterable[int]], members: int) -> tuple[int, ...]:
+def find_minority(sides: Iterable[Iterable[int]], members: int) -> tuple[int, ...]:
     """Return the ranks that differ from more than half of all members; with two ranks, none.
 
     Example: sides (0, 2) and (1,) of 3 members give (1,); sides (0, 1) and (2, 3) of 4 members give ().

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from overlapscope.diagnosis.evidence import Failure, RankEvidence
-from overlapscope.trace.user_code import is_users_file
+from overlapscope.trace.user_code import is_user_file
 
 _BACKEND_ERRORS: Final = ("RuntimeError", "ConnectionError", "TimeoutError")
-_OF_OTHERS: Final = re.compile(
+_PEER_ERRORS: Final = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (closed|timeout)|remote (process|peer)"
     r"|by peer|time[d]? ?out|ncclRemoteError|ncclSystemError|recvBytes|sendBytes|watchdog|abort|process group.*shut",
     re.IGNORECASE,
@@ -32,14 +32,14 @@ def is_consequence(failure: Failure | None) -> bool:
 
     The former also if it was raised while such an exception was handled, as by the script's error handling or cleanup.
     """
-    return is_interrupted(failure) or any(map(_is_of_others, _with_earlier(failure)))
+    return is_interrupted(failure) or any(map(_is_peer_failure, _with_earlier(failure)))
 
 
-def failed_by_itself(one: RankEvidence) -> bool:
+def has_own_failure(one: RankEvidence) -> bool:
     """Return True if a rank was ended by its own exception: no consequence, and not after it was signaled to end."""
     if one.failure is None or is_consequence(one.failure):
         return False
-    return one.told_ns is None or one.failure.time_ns < one.told_ns
+    return one.signaled_at_ns is None or one.failure.time_ns < one.signaled_at_ns
 
 
 def is_interrupted(failure: Failure | None) -> bool:
@@ -49,7 +49,7 @@ def is_interrupted(failure: Failure | None) -> bool:
 
 def is_timeout(failure: Failure | None) -> bool:
     """Return True if a failure is a timeout on a rank that was alive: a rank that dies closes its connections."""
-    return any(_is_of_others(one) and _TIMEOUT.search(one.message) is not None for one in _with_earlier(failure))
+    return any(_is_peer_failure(one) and _TIMEOUT.search(one.message) is not None for one in _with_earlier(failure))
 
 
 def _with_earlier(failure: Failure | None) -> Iterator[Failure]:
@@ -59,16 +59,16 @@ def _with_earlier(failure: Failure | None) -> Iterator[Failure]:
     yield failure
     *earlier, _ = _HANDLING.split(failure.traceback)
     for text in earlier:
-        if said := _LAST_LINES.search(text):
-            yield Failure(type=said[1], message=said[2] or "", traceback=text)
+        if last_lines := _LAST_LINES.search(text):
+            yield Failure(type=last_lines[1], message=last_lines[2] or "", traceback=text)
 
 
-def _is_of_others(failure: Failure) -> bool:
-    is_of_backend = _is_of_the_backend(failure) and _may_come_from_c10d(failure)
-    return is_of_backend and _OF_OTHERS.search(failure.message) is not None
+def _is_peer_failure(failure: Failure) -> bool:
+    is_of_backend = _is_backend_error(failure) and _may_come_from_c10d(failure)
+    return is_of_backend and _PEER_ERRORS.search(failure.message) is not None
 
 
-def _is_of_the_backend(failure: Failure) -> bool:
+def _is_backend_error(failure: Failure) -> bool:
     name = failure.type.rpartition(".")[2]
     return name in _BACKEND_ERRORS or name.startswith("Dist")
 
@@ -86,4 +86,4 @@ def _may_come_from_c10d(failure: Failure) -> bool:
     if _TORCHS_OWN.search(file):
         return "/torch/utils/data/" not in file
     is_pythons = failure.type.rpartition(".")[2] in ("ConnectionError", "TimeoutError")
-    return is_users_file(file) and not is_pythons and not source.startswith("raise ")
+    return is_user_file(file) and not is_pythons and not source.startswith("raise ")

@@ -14,11 +14,11 @@ from itertools import groupby, takewhile
 from pathlib import Path
 
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, CallSite, Entry
-from overlapscope.diagnosis.flight_recorder_signatures import backend_of, is_end_of_coalesced, signature_of
+from overlapscope.diagnosis.flight_recorder_signatures import is_end_of_coalesced, make_signature, parse_backend
 from overlapscope.diagnosis.order_source import ProcessGroup
-from overlapscope.diagnosis.wording import ranks_text, verb
+from overlapscope.diagnosis.wording import plural, rank_list
 from overlapscope.trace.flight_recorder import Dump, DumpEntry
-from overlapscope.trace.flight_recorder_files import read_all
+from overlapscope.trace.flight_recorder_files import read_all_dumps
 from overlapscope.trace.group_log import FAILED, REACHED, UNREACHED
 from overlapscope.trace.log import Problem
 
@@ -35,8 +35,8 @@ class FlightRecorderDumps:
     def __init__(self, dumps: dict[int, Dump]) -> None:
         self.dumps = dumps
         """Dumps by rank."""
-        spoken_of = {rank for dump in dumps.values() for members in dump.members.values() for rank in members}
-        self.expected_ranks = tuple(sorted({*dumps, *spoken_of}))
+        mentioned = {rank for dump in dumps.values() for members in dump.members.values() for rank in members}
+        self.expected_ranks = tuple(sorted({*dumps, *mentioned}))
         """All ranks that left a dump or that a dump mentions."""
         self._users: dict[str, set[int]] = {}
         for rank, dump in dumps.items():
@@ -52,7 +52,7 @@ class FlightRecorderDumps:
                     else _collectives(parts, group.ranks, has_starts)
                 )
         for group, by_rank in self._entries.items():
-            if group.backend == "gloo" or any(dumps[rank].is_of_torchcomms for rank in by_rank):
+            if group.backend == "gloo" or any(dumps[rank].is_from_torchcomms for rank in by_rank):
                 self._entries[group] = _with_completions_of_gloo(by_rank)
 
     @classmethod
@@ -65,12 +65,12 @@ class FlightRecorderDumps:
         Raises:
             OverlapScopeError: no dump can be read.
         """
-        dumps, problems = read_all(path)
+        dumps, problems = read_all_dumps(path)
         source = cls(dumps)
         missing = [rank for rank in source.expected_ranks if rank not in dumps]
         if missing:
-            did = f"what {verb(missing, 'it', 'they')} did is unknown"
-            problems.append(Problem("note", f"{path}: no dump of {ranks_text(missing)}; {did}"))
+            did = f"what {plural(missing, 'it', 'they')} did is unknown"
+            problems.append(Problem("note", f"{path}: no dump of {rank_list(missing)}; {did}"))
         return source, problems
 
     def groups(self) -> tuple[ProcessGroup, ...]:
@@ -86,7 +86,7 @@ class FlightRecorderDumps:
         entries = self._of(group, rank)
         return entries[0].number if entries else 1
 
-    def newest(self, group: ProcessGroup, rank: int) -> int:
+    def latest(self, group: ProcessGroup, rank: int) -> int:
         """Return the number of the latest entry; 0 if there is none."""
         entries = self._of(group, rank)
         return entries[-1].number if entries else 0
@@ -97,7 +97,7 @@ class FlightRecorderDumps:
         begin = bisect_left(entries, first, key=lambda entry: entry.number)
         return entries[begin : bisect_right(entries, last, key=lambda entry: entry.number)]
 
-    def oldest_open(self, group: ProcessGroup, rank: int) -> Entry | None:
+    def oldest_incomplete(self, group: ProcessGroup, rank: int) -> Entry | None:
         """Return the first entry of the trailing run of incomplete ones; None if the latest is completed."""
         at_the_end = takewhile(lambda entry: entry.state != "completed", reversed(self._of(group, rank)))
         return next(iter(reversed(tuple(at_the_end))), None)
@@ -115,7 +115,7 @@ class FlightRecorderDumps:
                     name=entry.group,
                     ranks=self._members(dump, entry),
                     is_point_to_point=entry.is_point_to_point,
-                    backend=backend_of(entry),
+                    backend=parse_backend(entry),
                     description="" if entry.description == "undefined" else entry.description,
                 )
             found.setdefault(group, []).append(entry)
@@ -140,7 +140,10 @@ def _collectives(parts: list[DumpEntry], members: tuple[int, ...], has_starts: b
 def _point_to_point(parts: list[DumpEntry], members: tuple[int, ...]) -> tuple[Entry, ...]:
     """Convert sends and receives, numbering them anew: those of a batch share a number, and have no own start."""
     single = [part for part in sorted(parts, key=lambda part: part.record) if not is_end_of_coalesced(part)]
-    return tuple(_entry([part], place, members, has_starts=False) for place, part in enumerate(single, start=1))
+    return tuple(
+        _entry([part], sequence_number, members, has_starts=False)
+        for sequence_number, part in enumerate(single, start=1)
+    )
 
 
 def _entry(parts: list[DumpEntry], number: int, members: tuple[int, ...], has_starts: bool) -> Entry:
@@ -151,7 +154,7 @@ def _entry(parts: list[DumpEntry], number: int, members: tuple[int, ...], has_st
     site = next((part.call_site for part in parts if part.call_site), None)
     return Entry(
         number=number,
-        signature=signature_of(parts, members),
+        signature=make_signature(parts, members),
         step=UNKNOWN_STEP,
         call_site=CallSite(file=site.file, line=site.line, function=site.function) if site else None,
         flags=(FAILED if last.is_retired and not is_completed else 0) | reached,

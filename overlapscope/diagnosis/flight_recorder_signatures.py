@@ -50,7 +50,7 @@ _UNEVEN: Final = ("all_gather_v", "reduce_scatter_v")
 """Operations to which each rank may contribute a different number of elements."""
 _COALESCED: Final = "coalesced"
 _MOST_NAMES: Final = 3
-_TAKES: Final = ("scatter", "recv")
+_OUTPUT_OPS: Final = ("scatter", "recv")
 """Operations whose size on a rank is that of its output."""
 
 
@@ -59,12 +59,12 @@ def is_end_of_coalesced(entry: DumpEntry) -> bool:
     return entry.name.endswith(_COALESCED) and not any(entry.input_shapes)
 
 
-def backend_of(entry: DumpEntry) -> str:
+def parse_backend(entry: DumpEntry) -> str:
     """Return the backend of an entry: nccl, gloo ..."""
     return entry.name.partition(":")[0] if ":" in entry.name else ""
 
 
-def signature_of(parts: Sequence[DumpEntry], members: tuple[int, ...]) -> Signature:
+def make_signature(parts: Sequence[DumpEntry], members: tuple[int, ...]) -> Signature:
     """Return the signature of one launch, recorded as a whole or as several parts with one number.
 
     A dump holds no names, buckets, root or reduction operation.
@@ -78,8 +78,8 @@ def signature_of(parts: Sequence[DumpEntry], members: tuple[int, ...]) -> Signat
     whole = _op(end.name) if end is not None and _op(end.name) != _COALESCED else ""
     return _signature(
         whole or _joined({_op(part.name) for part in inner}, _COALESCED),
-        tuple(shape for part in inner for shape in (part.output_shapes if _takes(part) else part.input_shapes)),
-        tuple(dtype for part in inner for dtype in (part.output_dtypes if _takes(part) else part.input_dtypes)),
+        tuple(shape for part in inner for shape in (part.output_shapes if _uses_output(part) else part.input_shapes)),
+        tuple(dtype for part in inner for dtype in (part.output_dtypes if _uses_output(part) else part.input_dtypes)),
         _peer(inner[0].name, members) if len(inner) == 1 else None,
         any(part.name.endswith(_UNEVEN) for part in inner),
     )
@@ -109,8 +109,8 @@ def _op(name: str) -> str:
     return _OPS.get(plain, plain)
 
 
-def _takes(entry: DumpEntry) -> bool:
-    return _op(entry.name) in _TAKES
+def _uses_output(entry: DumpEntry) -> bool:
+    return _op(entry.name) in _OUTPUT_OPS
 
 
 def _peer(name: str, members: Sequence[int]) -> int | None:
@@ -121,5 +121,5 @@ def _peer(name: str, members: Sequence[int]) -> int | None:
     match = re.search(r"^(?:.*:)?(?:send|recv) (\d{1,9})(?:->|<-)(\d{1,9})$", name)
     if match is None:
         return None
-    place = int(match[2])
-    return members[place] if place < len(members) else None
+    index = int(match[2])
+    return members[index] if index < len(members) else None

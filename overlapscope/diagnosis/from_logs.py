@@ -9,27 +9,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from overlapscope.diagnosis.contradictions import with_believable_models
-from overlapscope.diagnosis.evidence import EarlierVerdict, Evidence, RankEvidence
-from overlapscope.diagnosis.gaps import gaps_in, launched_nothing, no_collectives
-from overlapscope.diagnosis.order import conversations_of, orders_of
-from overlapscope.diagnosis.rank_files import RankFiles, read_rank, state_of
+from overlapscope.diagnosis.contradictions import repair_models
+from overlapscope.diagnosis.evidence import Evidence, RankEvidence, ReportedVerdict
+from overlapscope.diagnosis.gaps import find_gaps, has_no_launches, make_no_collectives_gap
+from overlapscope.diagnosis.order import compare_orders, read_point_to_point_orders
+from overlapscope.diagnosis.rank_files import RankFiles, read_process_state, read_rank
 from overlapscope.diagnosis.rank_replicas import compare_replicas
 from overlapscope.diagnosis.recorded_order import RecordedOrder
 from overlapscope.trace import host
 from overlapscope.trace.exits import read_exits
-from overlapscope.trace.folders import expected_ranks_of, find_rank_folders
+from overlapscope.trace.folders import find_rank_folders, parse_expected_ranks
 from overlapscope.trace.format import EVENTS_FILE
-from overlapscope.trace.group_reader import CollectiveLogs, read_collective_logs
+from overlapscope.trace.group_reader import CollectiveLogs, open_collective_logs
 from overlapscope.trace.log import Problem, is_closed
-from overlapscope.trace.sweep_file import read_last, read_sweeps
+from overlapscope.trace.sweep_file import read_final_pass, read_fingerprint_passes
 
 Progress = Callable[[int, int], None]
 """Called with (number of ranks read so far, number of ranks)."""
 
-_LONGEST_SLEEP_NS: Final = 1_500_000_000
+_MAX_SLEEP_NS: Final = 1_500_000_000
 """Maximum time between two signs of life of a watchdog, on a busy host."""
-_SEEN_STANDING: Final = ("slow", "stuck", "waits for data", "stopped", "holds the GIL", "killed")
+_POSITION_REPORTS: Final = ("slow", "stuck", "waits for data", "stopped", "holds the GIL", "killed")
 """Kinds of reports whose call sites say where a rank is."""
 
 
@@ -40,8 +40,8 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
         OverlapScopeError: there is no recording.
     """
     folders = find_rank_folders(path)
-    states = {rank: state_of(folder) for rank, folder in folders.items()}
-    logs = read_collective_logs(folders)
+    states = {rank: read_process_state(folder) for rank, folder in folders.items()}
+    logs = open_collective_logs(folders)
     source = RecordedOrder(logs)
     exits = read_exits(path, logs.problems)
     files: dict[int, RankFiles] = {}
@@ -49,64 +49,71 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     for done, (rank, folder) in enumerate(folders.items()):
         if progress:
             progress(done, len(folders))
-        newest = source.newest_of(rank)
-        files[rank] = read_rank(rank, folder, newest, is_closed=closed[rank], state_before=states[rank], exits=exits)
+        latest = source.newest_of(rank)
+        files[rank] = read_rank(rank, folder, latest, is_closed=closed[rank], state_before=states[rank], exits=exits)
     if progress:
         progress(len(folders), len(folders))
     reports = tuple(report for one in files.values() for report in one.reports)
-    orders, conversations = orders_of(source), conversations_of(source)
-    ranks = _with_reported_lines(_with_silence(files), reports)
-    ranks = with_believable_models(ranks, folders, source, logs.problems)
+    orders, point_to_point_orders = compare_orders(source), read_point_to_point_orders(source)
+    ranks = _add_reported_call_sites(_add_silence(files), reports)
+    ranks = repair_models(ranks, folders, source, logs.problems)
     problems = [*logs.problems, *(problem for one in files.values() for problem in one.problems)]
     for one in files.values():  # last, because it does not report files for which another problem was reported
         one.seal.report(problems)
     # An open log, because its process was killed or still runs, is a matter for the verdict.
     problems = list(dict.fromkeys(problem for problem in problems if problem.severity == "error"))
     is_live = any(one.evidence.liveness in ("running", "sleeping", "stopped") for one in files.values())
-    gaps = gaps_in(folders, files, orders, problems, is_live=is_live)
-    if not (orders or conversations or is_live or launched_nothing(folders, files, gaps)):
-        gaps = (*gaps, no_collectives(files.values()))
-    command = next((each for each in exits if each.is_job), None)
-    job_told_ns = command.told_ns if command and {command.boot_id} == {one.boot for one in files.values()} else None
-    if command is not None and command.status and job_told_ns is not None:
-        ranks = {rank: _told_with_the_job(one, files[rank].alive_ns, job_told_ns) for rank, one in ranks.items()}
+    gaps = find_gaps(folders, files, orders, problems, is_live=is_live)
+    if not (orders or point_to_point_orders or is_live or has_no_launches(folders, files, gaps)):
+        gaps = (*gaps, make_no_collectives_gap(files.values()))
+    command = next((each for each in exits if each.is_command), None)
+    job_signaled_ns = (
+        command.signaled_at_ns if command and {command.boot_id} == {one.boot for one in files.values()} else None
+    )
+    if command is not None and command.status and job_signaled_ns is not None:
+        ranks = {rank: _mark_signaled(one, files[rank].alive_ns, job_signaled_ns) for rank, one in ranks.items()}
     evidence = Evidence(
         expected_ranks=_expected_ranks(files),
         ranks=ranks,
         groups=orders,
-        conversations=conversations,
+        point_to_point_orders=point_to_point_orders,
         replicas=compare_replicas(
             ranks,
-            lambda rank, replica: read_sweeps(folders[rank], replica.model, len(replica.tensors)),
-            lambda rank, replica: read_last(folders[rank], replica.model, len(replica.tensors)),
+            lambda rank, replica: read_fingerprint_passes(folders[rank], replica.model, len(replica.tensors)),
+            lambda rank, replica: read_final_pass(folders[rank], replica.model, len(replica.tensors)),
         ),
         is_live=is_live,
         reports=reports,
         gaps=gaps,
         job_status=None if command is None else command.status,
-        job_told_ns=job_told_ns,
-        job_signal=None if command is None else command.told_signal,
+        job_signaled_ns=job_signaled_ns,
+        job_signal=None if command is None else command.signal_received,
     )
     return evidence, problems
 
 
-def _told_with_the_job(one: RankEvidence, alive_ns: int | None, told_ns: int) -> RankEvidence:
+def _mark_signaled(one: RankEvidence, alive_ns: int | None, signaled_at_ns: int) -> RankEvidence:
     """Mark a rank as signaled if it ended after the whole job was signaled, or was alive until then.
 
     Args:
         alive_ns: when its watchdog was last awake.
     """
-    has_ended_since = one.liveness == "ended" and one.ended_ns is not None and one.ended_ns >= told_ns
+    has_ended_since = one.liveness == "ended" and one.ended_ns is not None and one.ended_ns >= signaled_at_ns
     is_gone_since = (
         one.liveness == "gone"
         and one.exit_status is None
         and alive_ns is not None
-        and alive_ns >= told_ns - _LONGEST_SLEEP_NS
+        and alive_ns >= signaled_at_ns - _MAX_SLEEP_NS
     )
     failed_ns = one.failure.time_ns if one.failure is not None else one.ended_ns
-    if one.liveness == "failed" and one.told_ns is None and failed_ns is not None and failed_ns >= told_ns:
-        return replace(one, told_ns=told_ns)
-    return replace(one, liveness="gone", told_ns=told_ns) if has_ended_since or is_gone_since else one
+    if (
+        one.liveness == "failed"
+        and one.signaled_at_ns is None
+        and failed_ns is not None
+        and failed_ns >= signaled_at_ns
+    ):
+        return replace(one, signaled_at_ns=signaled_at_ns)
+    return replace(one, liveness="gone", signaled_at_ns=signaled_at_ns) if has_ended_since or is_gone_since else one
 
 
 def _closed_logs(logs: CollectiveLogs) -> dict[int, bool]:
@@ -123,13 +130,13 @@ def _closed_logs(logs: CollectiveLogs) -> dict[int, bool]:
 
 def _expected_ranks(files: dict[int, RankFiles]) -> tuple[int, ...]:
     """Return the ranks of the world size that was passed to most ranks."""
-    beliefs = Counter(ranks for one in files.values() if (ranks := expected_ranks_of(one.run)))
-    return beliefs.most_common(1)[0][0] if beliefs else tuple(files)
+    world_sizes = Counter(ranks for one in files.values() if (ranks := parse_expected_ranks(one.run)))
+    return world_sizes.most_common(1)[0][0] if world_sizes else tuple(files)
 
 
-def _with_silence(files: dict[int, RankFiles]) -> dict[int, RankEvidence]:
+def _add_silence(files: dict[int, RankFiles]) -> dict[int, RankEvidence]:
     """Add how long each watchdog has been silent: until now, or until the last sign of life from its host."""
-    here, now_ns = host.boot_identity(), time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    here, now_ns = host.get_boot_id(), time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     last_ns: dict[str | None, int] = {}
     for one in files.values():
         heard_ns = one.alive_ns or 0
@@ -139,21 +146,21 @@ def _with_silence(files: dict[int, RankFiles]) -> dict[int, RankEvidence]:
     return {
         rank: one.evidence
         if one.alive_ns is None or one.boot is None
-        else replace(one.evidence, heard_ns_ago=max(0, last_ns[one.boot] - one.alive_ns))
+        else replace(one.evidence, silent_for_ns=max(0, last_ns[one.boot] - one.alive_ns))
         for rank, one in files.items()
     }
 
 
-def _with_reported_lines(
-    ranks: dict[int, RankEvidence], reports: tuple[EarlierVerdict, ...]
+def _add_reported_call_sites(
+    ranks: dict[int, RankEvidence], reports: tuple[ReportedVerdict, ...]
 ) -> dict[int, RankEvidence]:
     """Add to the positions of ranks the lines that watchdogs observed there, which the files of a rank don't hold."""
     found = dict(ranks)
     for report in sorted(reports, key=lambda report: report.time_ns):
         for rank in (*report.blamed, *report.suspected):
             one, site = found.get(rank), report.call_sites.get(rank)
-            if one is None or site is None or report.kind not in _SEEN_STANDING or one.standing is None:
+            if one is None or site is None or report.kind not in _POSITION_REPORTS or one.position is None:
                 continue
-            if one.standing.call_site is None and one.standing.since_ns <= report.time_ns:
-                found[rank] = replace(one, standing=replace(one.standing, call_site=site))
+            if one.position.call_site is None and one.position.since_ns <= report.time_ns:
+                found[rank] = replace(one, position=replace(one.position, call_site=site))
     return found

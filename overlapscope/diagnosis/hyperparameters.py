@@ -12,7 +12,7 @@ from overlapscope.trace.log import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class HyperparameterChange:
     """The values of an optimizer from some update on."""
 
     update: int
@@ -22,7 +22,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hyperparameters:
+class OptimizerHyperparameters:
     """The hyperparameters of one optimizer of one rank."""
 
     key: str
@@ -30,14 +30,14 @@ class Hyperparameters:
     class_name: str
     names: tuple[str, ...]
     """Names of the values."""
-    changes: tuple[Change, ...]
+    changes: tuple[HyperparameterChange, ...]
     """Changes in order; older ones may be missing."""
     updates: int
     """Number of updates so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OtherSetting:
+class HyperparameterDifference:
     """A hyperparameter that differs between ranks."""
 
     class_name: str
@@ -49,19 +49,19 @@ class OtherSetting:
     """True if the value was the same in the previous update, or there was none."""
 
 
-def hyperparameters_of(folder: Path, problems: list[Problem]) -> tuple[Hyperparameters, ...]:
+def read_hyperparameters(folder: Path, problems: list[Problem]) -> tuple[OptimizerHyperparameters, ...]:
     """Read the hyperparameters that a rank recorded."""
     path = folder / HYPERPARAMETERS_FILE
     if not path.exists():
         return ()
     try:
         return tuple(
-            Hyperparameters(
+            OptimizerHyperparameters(
                 key=str(one["key"]),
                 class_name=str(one["class"]),
                 names=tuple(map(str, one["names"])),
                 changes=tuple(
-                    Change(update=int(update), step=int(step), values=tuple(map(float, values)))
+                    HyperparameterChange(update=int(update), step=int(step), values=tuple(map(float, values)))
                     for update, step, values in one["changes"]
                 ),
                 updates=int(one["updates"]),
@@ -73,7 +73,9 @@ def hyperparameters_of(folder: Path, problems: list[Problem]) -> tuple[Hyperpara
         return ()
 
 
-def compare_settings(optimizers: Mapping[int, Sequence[Hyperparameters]]) -> tuple[bool, tuple[OtherSetting, ...]]:
+def compare_hyperparameters(
+    optimizers: Mapping[int, Sequence[OptimizerHyperparameters]],
+) -> tuple[bool, tuple[HyperparameterDifference, ...]]:
     """Compare the optimizers that all ranks have in common.
 
     Args:
@@ -84,26 +86,31 @@ def compare_settings(optimizers: Mapping[int, Sequence[Hyperparameters]]) -> tup
     """
     by_rank = {rank: {one.key: one for one in known} for rank, known in optimizers.items()}
     common = set.intersection(*map(set, by_rank.values())) if len(by_rank) > 1 else set()
-    found = [_first_other({rank: known[key] for rank, known in by_rank.items()}) for key in sorted(common)]
+    found = [
+        _first_hyperparameter_difference({rank: known[key] for rank, known in by_rank.items()})
+        for key in sorted(common)
+    ]
     return bool(common), tuple(one for one in found if one is not None)
 
 
-def _first_other(optimizers: Mapping[int, Hyperparameters]) -> OtherSetting | None:
+def _first_hyperparameter_difference(
+    optimizers: Mapping[int, OptimizerHyperparameters],
+) -> HyperparameterDifference | None:
     known_from = max(one.changes[0].update for one in optimizers.values() if one.changes)
     known_to = min(one.updates for one in optimizers.values())
     moments = {change.update for one in optimizers.values() for change in one.changes}
     for update in sorted({known_from, *moments}):
         if not known_from <= update < known_to:
             continue
-        now = {rank: _at(one, update) for rank, one in optimizers.items()}
+        now = {rank: _change_at(one, update) for rank, one in optimizers.items()}
         names = next(iter(optimizers.values())).names
-        for place, name in enumerate(names):
+        for index, name in enumerate(names):
             sides: dict[float, list[int]] = {}
             for rank, change in now.items():
-                sides.setdefault(change.values[place], []).append(rank)
+                sides.setdefault(change.values[index], []).append(rank)
             if len(sides) > 1:
                 ordered = sorted(sides.items(), key=lambda side: (-len(side[1]), side[1]))
-                return OtherSetting(
+                return HyperparameterDifference(
                     class_name=next(iter(optimizers.values())).class_name,
                     name=name,
                     values=tuple((value, tuple(ranks)) for value, ranks in ordered),
@@ -113,5 +120,5 @@ def _first_other(optimizers: Mapping[int, Hyperparameters]) -> OtherSetting | No
     return None
 
 
-def _at(one: Hyperparameters, update: int) -> Change:
+def _change_at(one: OptimizerHyperparameters, update: int) -> HyperparameterChange:
     return [change for change in one.changes if change.update <= update][-1]

@@ -50,52 +50,52 @@ from overlapscope.diagnosis.rules import (
     waiting,
 )
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import capitalised, ranks_text, verb
+from overlapscope.diagnosis.wording import capitalize, plural, rank_list
 
 Rule = Callable[[Facts], Verdict | None]
 
 _RULES: Final[tuple[Rule, ...]] = (
-    start.wrong_world_size,
-    start.never_started,
-    models.models_differ,
-    settings.settings_differ,
-    gradients.never_ready,
-    order.diverged,
-    groups.made_again,
-    waiting.in_no_sync,
-    groups.left_out,
-    interrupted.interrupted,
-    processes.failed,
-    processes.exited,
-    processes.stopped,
-    processes.holds_the_gil,
-    processes.killed,
-    new_group.not_called,
-    groups.interleaved,
-    waiting.uneven_inputs,
-    silent.not_reduced,
-    replicas.differ,
-    processes.killed_at_the_end,
-    otherwise.reported,
-    otherwise.ended_apart,
-    replicas.differ_at_end,
-    waiting.waits_for_data,
-    dumped.not_launched,
-    dumped.without_dump,
-    waiting.stuck,
-    start.first_step,
-    otherwise.slow,
-    dumped.incomplete,
-    otherwise.healthy,
+    start.find_wrong_world_size,
+    start.find_never_started,
+    models.find_model_difference,
+    settings.find_settings_fault,
+    gradients.find_missing_gradients,
+    order.find_divergence,
+    groups.find_recreated_group,
+    waiting.find_no_sync_rank,
+    groups.find_left_out_collective,
+    interrupted.find_interruption,
+    processes.find_failure,
+    processes.find_error_exit,
+    processes.find_stopped_process,
+    processes.find_gil_holder,
+    processes.find_killed_process,
+    new_group.find_missing_new_group_call,
+    groups.find_interleaved_groups,
+    waiting.find_uneven_inputs,
+    silent.find_unreduced_gradients,
+    replicas.find_replica_drift,
+    processes.find_killed_at_shutdown,
+    otherwise.find_watchdog_report,
+    otherwise.find_uneven_finish,
+    replicas.find_replica_drift_at_end,
+    waiting.find_data_loader_wait,
+    dumped.find_missing_launch,
+    dumped.find_missing_dump,
+    waiting.find_stuck_rank,
+    start.find_slow_start,
+    otherwise.find_slow_rank,
+    dumped.find_incomplete_dumps,
+    otherwise.judge_healthy,
 )
 _MOST_UNRECORDED: Final = 4
 _CONSEQUENCES: Final[tuple[Rule, ...]] = (
-    processes.failed,
-    processes.exited,
-    processes.stopped,
-    processes.killed,
-    processes.killed_at_the_end,
-    silent.not_reduced,
+    processes.find_failure,
+    processes.find_error_exit,
+    processes.find_stopped_process,
+    processes.find_killed_process,
+    processes.find_killed_at_shutdown,
+    silent.find_unreduced_gradients,
 )
 """Rules that also run once the cause is known."""
 _EXPLAIN_DRIFT: Final = (
@@ -117,31 +117,42 @@ def judge(evidence: Evidence) -> Verdict:
     found_by_rules = (found for rule in _RULES if (found := rule(facts)) is not None)
     verdict = next((found for found in found_by_rules if not is_refuted(facts, found)), None)
     if verdict is None:
-        verdict = otherwise.cannot_tell(facts)
+        verdict = otherwise.judge_undecided(facts)
     also = [
         found.sentence
         for rule in _CONSEQUENCES
         if verdict.is_fault and (found := rule(facts)) is not None and found.kind != verdict.kind
     ]
     unknown: list[str] = []
-    if verdict.is_fault and verdict.kind not in _EXPLAIN_DRIFT and (drifted := replicas.differ(facts)) is not None:
+    if (
+        verdict.is_fault
+        and verdict.kind not in _EXPLAIN_DRIFT
+        and (drifted := replicas.find_replica_drift(facts)) is not None
+    ):
         unknown.append(drifted.sentence)
     if facts.missing and verdict.kind != "never started":
         missing = facts.missing
         unknown.append(
-            f"{capitalised(ranks_text(missing))} left no log: what {verb(missing, 'it', 'they')} did is unknown."
+            f"{capitalize(rank_list(missing))} left no log: what {plural(missing, 'it', 'they')} did is unknown."
         )
     if evidence.job_signal is not None and verdict.kind != "interrupted":
         unknown.append(f"The command was sent {interrupted.signal_text(evidence.job_signal)} while it ran.")
     for rank in facts.unrecorded[:_MOST_UNRECORDED]:
         one = facts.ranks[rank]
-        where = f" in step {one.standing.step}" if one.standing is not None else ""
+        where = f" in step {one.position.step}" if one.position is not None else ""
         unknown.append(
             f"The recording of rank {rank} ended early{where} ({one.unrecorded_because}): what it did next is unknown."
         )
     if verdict.certainty != "certain":
         verdict = replace(verdict, blamed=(), suspected=verdict.named)
-    noticed = (rule(facts, verdict) for rule in (segments.noticed, left_backward.noticed, settings.noticed))
+    noticed = (
+        rule(facts, verdict)
+        for rule in (
+            segments.note_segment_waits,
+            left_backward.note_interrupted_backwards,
+            settings.note_setting_differences,
+        )
+    )
     return replace(
         verdict, also=(*verdict.also, *also), evidence=(*verdict.evidence, *chain.from_iterable(noticed), *unknown)
     )

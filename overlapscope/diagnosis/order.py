@@ -16,83 +16,83 @@ from typing import Final
 
 from overlapscope.diagnosis.difference import (
     Compared,
-    Difference,
-    compared,
-    first_difference,
-    first_mismatch,
-    how_far_ahead,
-    in_common,
+    EntryDifference,
+    align_entries,
+    compute_offsets,
+    extract_compared,
+    find_first_difference,
+    find_first_mismatch,
 )
 from overlapscope.diagnosis.evidence import Entry, GroupOrder
 from overlapscope.diagnosis.order_source import OrderSource, ProcessGroup, RunningHashes
 
-AROUND: Final = 6
+WINDOW_MARGIN: Final = 6
 """Number of entries of a window before and after the first difference."""
 
 _LONGEST_WINDOW: Final = 64
 _END_ENTRIES: Final = 64
-_NOTHING: Final[Mapping[str, Difference]] = MappingProxyType({})
+_NOTHING: Final[Mapping[str, EntryDifference]] = MappingProxyType({})
 
 
-def orders_of(source: RunningHashes, known: Mapping[str, Difference] = _NOTHING) -> tuple[GroupOrder, ...]:
+def compare_orders(source: RunningHashes, known: Mapping[str, EntryDifference] = _NOTHING) -> tuple[GroupOrder, ...]:
     """Return the order of collectives in each group.
 
     Args:
         known: first differences that were found before, by name of the group.
     """
     return tuple(
-        group_order(source, group, known[group.name]) if group.name in known else order_in(source, group)
+        make_group_order(source, group, known[group.name]) if group.name in known else compare_order(source, group)
         for group in source.groups()
         if not group.is_point_to_point
     )
 
 
-def conversations_of(source: OrderSource) -> tuple[GroupOrder, ...]:
+def read_point_to_point_orders(source: OrderSource) -> tuple[GroupOrder, ...]:
     """Return the latest sends and receives: only these, because each rank numbers its own."""
-    return tuple(group_order(source, group, None) for group in source.groups() if group.is_point_to_point)
+    return tuple(make_group_order(source, group, None) for group in source.groups() if group.is_point_to_point)
 
 
-def order_in(source: RunningHashes, group: ProcessGroup) -> GroupOrder:
+def compare_order(source: RunningHashes, group: ProcessGroup) -> GroupOrder:
     """Return the order of collectives in one group."""
     ranks = source.recorded(group)
     if not ranks:
-        return group_order(source, group, None)
-    reference = max(ranks, key=lambda rank: (source.newest(group, rank), -rank))
+        return make_group_order(source, group, None)
+    reference = max(ranks, key=lambda rank: (source.latest(group, rank), -rank))
     found = [
         difference
         for rank in ranks
-        if rank != reference and (difference := difference_of(source, group, reference, rank)) is not None
+        if rank != reference and (difference := find_difference(source, group, reference, rank)) is not None
     ]
-    return group_order(source, group, min(found, key=lambda one: one.order, default=None))
+    return make_group_order(source, group, min(found, key=lambda one: one.order, default=None))
 
 
-def group_order(source: OrderSource, group: ProcessGroup, difference: Difference | None) -> GroupOrder:
+def make_group_order(source: OrderSource, group: ProcessGroup, difference: EntryDifference | None) -> GroupOrder:
     """Return the entries of a group's ranks around their first difference; without one, their latest entries."""
-    newest = {rank: source.newest(group, rank) for rank in source.recorded(group)}
+    latest = {rank: source.latest(group, rank) for rank in source.recorded(group)}
     windows: dict[int, tuple[Entry, ...]] = {}
-    for rank, its_newest in newest.items():
+    for rank, its_newest in latest.items():
         if difference:
-            first, last = difference.number - AROUND, difference.number + AROUND
+            first, last = difference.number - WINDOW_MARGIN, difference.number + WINDOW_MARGIN
         else:
             # Starts before the first entry that some rank has not reached.
             last = its_newest
             first = its_newest - _LONGEST_WINDOW
             if not group.is_point_to_point:  # sends and receives are numbered by each rank separately
-                first = max(min(newest.values()) - AROUND, first)
+                first = max(min(latest.values()) - WINDOW_MARGIN, first)
         windows[rank] = source.entries(group, rank, first, last)
     is_open = [] if difference else [rank for rank, window in windows.items() if not _is_over(window)]
-    oldest_open = {rank: source.oldest_open(group, rank) for rank in is_open}
+    oldest_incomplete = {rank: source.oldest_incomplete(group, rank) for rank in is_open}
     return GroupOrder(
         name=group.name,
         ranks=group.ranks,
         description=group.description,
         backend=group.backend,
-        newest=newest,
+        latest=latest,
         first_divergence=difference.number if difference else None,
         divergence=difference.divergence if difference else None,
-        is_since_before=difference.is_since_before if difference else False,
+        predates_log=difference.predates_log if difference else False,
         windows=windows,
-        oldest_open={rank: entry for rank, entry in oldest_open.items() if entry is not None},
+        oldest_incomplete={rank: entry for rank, entry in oldest_incomplete.items() if entry is not None},
     )
 
 
@@ -100,24 +100,24 @@ def _is_over(window: Sequence[Entry]) -> bool:
     return bool(window) and window[-1].state == "completed"
 
 
-def difference_of(source: RunningHashes, group: ProcessGroup, a: int, b: int) -> Difference | None:
+def find_difference(source: RunningHashes, group: ProcessGroup, a: int, b: int) -> EntryDifference | None:
     """Find the first difference between two ranks among the entries that both have written and still have."""
     pair = _Pair(source, group, a, b)
     if pair.first > pair.last:
         return None
     agreed, other = pair.bisect()
     if other is not None and agreed < pair.first > 1:
-        left = first_mismatch(*pair.compared(other, pair.last))
-        return Difference(number=other, divergence=left.divergence if left else None, is_since_before=True)
+        left = find_first_mismatch(*pair.compared(other, pair.last))
+        return EntryDifference(number=other, divergence=left.divergence if left else None, predates_log=True)
     end = pair.last if other is None else other - 1
     if not pair.is_alike(end):
-        difference = first_difference(*pair.compared(pair.first, other or end))
+        difference = find_first_difference(*pair.compared(pair.first, other or end))
     elif other is not None:
-        difference = first_difference(*pair.compared(other, other))
+        difference = find_first_difference(*pair.compared(other, other))
     else:
         return None
     if difference is None and other is not None:  # the lines that describe the collectives are lost
-        return Difference(number=other, divergence="signature")
+        return EntryDifference(number=other, divergence="signature")
     return difference
 
 
@@ -127,23 +127,23 @@ class _Pair:
     def __init__(self, source: RunningHashes, group: ProcessGroup, a: int, b: int) -> None:
         self.source, self.group, self.a, self.b = source, group, a, b
         self.first = max(source.oldest(group, a), source.oldest(group, b))
-        self.last = min(source.newest(group, a), source.newest(group, b))
+        self.last = min(source.latest(group, a), source.latest(group, b))
 
     def compared(self, first: int, last: int) -> tuple[Compared, Compared]:
         """Return the compared fields of the entries in a range that both have."""
         a, b = (
-            compared(self.source.columns(self.group, rank, first, last), self.source.signatures(rank))
+            extract_compared(self.source.columns(self.group, rank, first, last), self.source.signatures(rank))
             for rank in (self.a, self.b)
         )
-        return in_common(a, b)
+        return align_entries(a, b)
 
     def bisect(self) -> tuple[int, int | None]:
         """Return the last entry up to which both ranks agree, and the next one, which differs; None if none does."""
         low, high = self.first - 1, self.last + 1
-        newest = self._nearest_to(self.last, low, high)
-        if newest is None or self._agree_at(newest):
+        latest = self._nearest_to(self.last, low, high)
+        if latest is None or self._agree_at(latest):
             return self.last, None
-        high = newest
+        high = latest
         # Invariant: they agree at low, before which there is nothing, and not at high.
         while (middle := self._nearest_to((low + high) // 2, low, high)) is not None:
             low, high = (middle, high) if self._agree_at(middle) else (low, middle)
@@ -155,7 +155,7 @@ class _Pair:
             return True
         early = self.compared(self.first, min(end, self.first + _END_ENTRIES))
         late = self.compared(max(self.first, end - _END_ENTRIES), end) if end > self.first + _END_ENTRIES else early
-        return _keep_their_distance(early, late) and self._names_agree(early, end)
+        return _keep_offset(early, late) and self._names_agree(early, end)
 
     def _names_agree(self, early: tuple[Compared, Compared], end: int) -> bool:
         rows = [[self.source.columns(self.group, r, n, n) for n in (self.first, end)] for r in (self.a, self.b)]
@@ -177,8 +177,8 @@ class _Pair:
         return bool(a["hash"][0] == b["hash"][0])
 
 
-def _keep_their_distance(early: tuple[Compared, Compared], late: tuple[Compared, Compared]) -> bool:
+def _keep_offset(early: tuple[Compared, Compared], late: tuple[Compared, Compared]) -> bool:
     """Return True if one rank is as far ahead at the end as at the beginning: in batches; without buckets, in steps."""
     position = "batch" if any(a["is_bucket"].any() for a, _ in (early, late)) else "step"
-    (_, _, before), (_, _, after) = (how_far_ahead(*both, position) for both in (early, late))
+    (_, _, before), (_, _, after) = (compute_offsets(*both, position) for both in (early, late))
     return bool(len(before) and len(after) and before[0] == after[-1])

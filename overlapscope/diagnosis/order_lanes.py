@@ -15,7 +15,7 @@ from typing import Final, Literal, get_args
 
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Divergence, Entry
 from overlapscope.diagnosis.order_source import OrderSource, ProcessGroup, RunningHashes
-from overlapscope.trace.group_log import step_that_must_agree
+from overlapscope.trace.group_log import hashed_step
 
 _Traits = tuple[Hashable, ...]
 """Compared properties of an entry, in the order of ``DIVERGENCES``."""
@@ -40,7 +40,7 @@ class OrderLane:
 
     ranks: tuple[int, ...]
     """Ranks of the lane; the entries of the first one are read."""
-    newest: int = 0
+    latest: int = 0
     """Number of the latest entry; 0 if the ranks left none."""
     is_blamed: bool = False
 
@@ -92,14 +92,14 @@ class OrderLanes:
         self._first_divergence = first_divergence
         self._divergence = divergence
         self.blamed = frozenset(blamed)
-        self._newest = {rank: source.newest(group, rank) for rank in source.recorded(group)}
+        self._newest = {rank: source.latest(group, rank) for rank in source.recorded(group)}
         self._oldest = {rank: source.oldest(group, rank) for rank in self._newest}
-        self.newest = max(self._newest.values(), default=0)
+        self.latest = max(self._newest.values(), default=0)
         """Highest number that any rank has."""
         self.oldest = min(self._oldest.values(), default=1)
         """Lowest number that any rank still has."""
         shortest = min(self._newest.values(), default=0)
-        candidates = [first_divergence, shortest + 1 if shortest < self.newest else None]
+        candidates = [first_divergence, shortest + 1 if shortest < self.latest else None]
         self.first_difference = min((number for number in candidates if number is not None), default=None)
         """First number at which ranks differ, or some have nothing while others do."""
 
@@ -122,19 +122,19 @@ class OrderLanes:
 
         The majority at a number is determined from all ranks, whether or not they are shown.
         """
-        first, last = max(first, self.oldest), min(last, self.newest)
+        first, last = max(first, self.oldest), min(last, self.latest)
         columns = self._columns(first, last)
         cells = []
-        for place, lane in enumerate(lanes):
+        for lane_index, lane in enumerate(lanes):
             rank = lane.ranks[0]
             entries = {entry.number: entry for entry in self._entries(rank, first, last)}
             for number in range(first, last + 1):
                 entry = entries.get(number)
                 if entry is not None:
                     difference = _difference(self._traits(rank, entry), columns[number])
-                    cells.append(Cell(lane=place, number=number, entry=entry, difference=difference))
-                elif number > lane.newest:
-                    cells.append(Cell(lane=place, number=number, entry=None))
+                    cells.append(Cell(lane=lane_index, number=number, entry=entry, difference=difference))
+                elif number > lane.latest:
+                    cells.append(Cell(lane=lane_index, number=number, entry=None))
         return Window(first=first, last=last, cells=tuple(cells), steps=self._steps(first, last))
 
     def entries_at(self, number: int) -> dict[int, Entry | None]:
@@ -159,10 +159,10 @@ class OrderLanes:
         lowest = self.first_difference
         if lowest is None:
             return None
-        at = max(number + 1, lowest) if direction == 1 else min(number - 1, self.newest)
-        while lowest <= at <= self.newest:
+        at = max(number + 1, lowest) if direction == 1 else min(number - 1, self.latest)
+        while lowest <= at <= self.latest:
             first, last = sorted((at, at + direction * (_SEARCHED_AT_ONCE - 1)))
-            found = self._differing(max(first, lowest), min(last, self.newest))
+            found = self._differing(max(first, lowest), min(last, self.latest))
             if found:
                 return found[0] if direction == 1 else found[-1]
             at += direction * _SEARCHED_AT_ONCE
@@ -195,7 +195,7 @@ class OrderLanes:
         signature = entry.signature
         return (
             signature.hash,
-            step_that_must_agree(signature, entry.step, entry.flags),
+            hashed_step(signature, entry.step, entry.flags),
             self._batches_since(rank, entry) if self._divergence == "batch" else None,
             signature.names if self._divergence == "names" else None,
         )
@@ -203,7 +203,7 @@ class OrderLanes:
     def _batches_since(self, rank: int, entry: Entry) -> int | None:
         """Return the batches since the last one before the divergence, as ranks may count from any number."""
         before = self._batch_before.get(rank)
-        is_meant = entry.signature.is_of_gradients and entry.number >= (self._first_divergence or 1)
+        is_meant = entry.signature.is_gradient_reduction and entry.number >= (self._first_divergence or 1)
         return entry.batch - before if is_meant and before is not None and entry.batch is not None else None
 
     @cached_property
@@ -212,7 +212,7 @@ class OrderLanes:
         batches = {}
         for rank in self._newest:
             for entry in self._entries(rank, last - _LOOKED_BACK + 1, last):
-                if entry.signature.is_of_gradients and entry.batch is not None:
+                if entry.signature.is_gradient_reduction and entry.batch is not None:
                     batches[rank] = entry.batch
         return batches
 
@@ -224,24 +224,24 @@ class OrderLanes:
 
     def _history(self, rank: int) -> tuple[Hashable, ...]:
         """Return a key that two ranks share if their histories and the states of their latest entries are the same."""
-        newest = self._newest.get(rank, 0)
-        if not newest:
+        latest = self._newest.get(rank, 0)
+        if not latest:
             return ()
         if isinstance(self._source, RunningHashes):
             # Reading entries would load the signatures of all ranks: thousands of lines in as many files.
-            rows = self._source.columns(self.group, rank, newest - _NEWEST_LOOKED_AT + 1, newest)
+            rows = self._source.columns(self.group, rank, latest - _NEWEST_LOOKED_AT + 1, latest)
             if not len(rows):
-                return (newest,)
+                return (latest,)
             progress = (rows["launched_ns"] > 0).astype(int) + (rows["completed_ns"] > 0)
             batches = int(rows["batch"][-1]) - self._batch_before.get(rank, 0) if self._divergence == "batch" else 0
-            return newest, int(rows["hash"][-1]), int(rows["names_hash"][-1]), batches, tuple(progress.tolist())
-        entries = self._entries(rank, self._oldest[rank], newest)
+            return latest, int(rows["hash"][-1]), int(rows["names_hash"][-1]), batches, tuple(progress.tolist())
+        entries = self._entries(rank, self._oldest[rank], latest)
         states = tuple(entry.state for entry in entries[-_NEWEST_LOOKED_AT:])
-        return newest, tuple(self._traits(rank, entry) for entry in entries), states
+        return latest, tuple(self._traits(rank, entry) for entry in entries), states
 
     def _lane(self, *ranks: int) -> OrderLane:
-        newest = self._newest.get(ranks[0], 0)
-        return OrderLane(ranks=ranks, newest=newest, is_blamed=not self.blamed.isdisjoint(ranks))
+        latest = self._newest.get(ranks[0], 0)
+        return OrderLane(ranks=ranks, latest=latest, is_blamed=not self.blamed.isdisjoint(ranks))
 
     @cached_property
     def _furthest(self) -> int | None:

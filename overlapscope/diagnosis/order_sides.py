@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Entry
-from overlapscope.diagnosis.wording import device_text
+from overlapscope.diagnosis.wording import format_device_progress
 from overlapscope.trace.group_log import SHADOW, UNEVEN_INPUTS
 from overlapscope.trace.signature import Signature
 from overlapscope.units import format_bytes, format_ns
@@ -19,7 +19,7 @@ _FLAG_TEXTS: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class OrderSide:
     """Ranks with the same collective at a number, launched by the same line, whose devices are at the same point."""
 
     ranks: tuple[int, ...]
@@ -33,7 +33,7 @@ class Side:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trait:
+class ComparisonLine:
     """One line of the comparison: its name, and its value on each side."""
 
     label: str
@@ -41,7 +41,7 @@ class Trait:
     differs: bool
 
 
-def sides_of(entries: Mapping[int, Entry | None]) -> tuple[Side, ...]:
+def group_into_sides(entries: Mapping[int, Entry | None]) -> tuple[OrderSide, ...]:
     """Group ranks into sides, the largest first, and last the ranks that have nothing there.
 
     Args:
@@ -49,11 +49,17 @@ def sides_of(entries: Mapping[int, Entry | None]) -> tuple[Side, ...]:
     """
     same: dict[Hashable, list[int]] = {}
     for rank, entry in sorted(entries.items()):
-        what = entry and (entry.signature.hash, entry.signature.names, entry.step, entry.call_site, device_text(entry))
+        what = entry and (
+            entry.signature.hash,
+            entry.signature.names,
+            entry.step,
+            entry.call_site,
+            format_device_progress(entry),
+        )
         same.setdefault(what, []).append(rank)
     largest_first = sorted(same.items(), key=lambda item: (item[0] is None, -len(item[1])))
     return tuple(
-        Side(ranks=tuple(ranks), entries=tuple(entry for rank in ranks if (entry := entries[rank]) is not None))
+        OrderSide(ranks=tuple(ranks), entries=tuple(entry for rank in ranks if (entry := entries[rank]) is not None))
         for _, ranks in largest_first
     )
 
@@ -77,11 +83,11 @@ _TRAITS: Final[tuple[tuple[str, Callable[[Entry], str]], ...]] = (
 
 def _notes(entry: Entry) -> Iterator[str]:
     yield from (text for flag, text in _FLAG_TEXTS.items() if entry.flags & flag)
-    if where := device_text(entry):
+    if where := format_device_progress(entry):
         yield where
 
 
-def compare(sides: Sequence[Side], offsets_ns: Mapping[int, float]) -> tuple[Trait, ...]:
+def compare_sides(sides: Sequence[OrderSide], offsets_ns: Mapping[int, float]) -> tuple[ComparisonLine, ...]:
     """Return the lines of the comparison: call site, what differs, what does not; lines without values are omitted.
 
     Args:
@@ -91,16 +97,16 @@ def compare(sides: Sequence[Side], offsets_ns: Mapping[int, float]) -> tuple[Tra
     for label, text in _TRAITS:
         values = tuple("" if side.entry is None else text(side.entry) for side in sides)
         of_entries = {value for value, side in zip(values, sides, strict=True) if side.entry is not None}
-        traits.append(Trait(label=label, values=values, differs=len(of_entries) > 1))
+        traits.append(ComparisonLine(label=label, values=values, differs=len(of_entries) > 1))
     given = [trait for trait in traits if any(trait.values)]
     by_interest = sorted(given, key=lambda trait: (trait.label != "call site", not trait.differs))
     return (*by_interest, *_times(sides, offsets_ns))
 
 
-def _times(sides: Sequence[Side], offsets_ns: Mapping[int, float]) -> list[Trait]:
+def _times(sides: Sequence[OrderSide], offsets_ns: Mapping[int, float]) -> list[ComparisonLine]:
     """Return when each side announced, launched and completed it, relative to the first announcement."""
 
-    def moments(side: Side, state: str) -> list[float | None]:
+    def moments(side: OrderSide, state: str) -> list[float | None]:
         pairs = [(offsets_ns.get(rank), entry) for rank, entry in zip(side.ranks, side.entries, strict=False)]
         times_ns = [(offset_ns, getattr(entry, f"{state}_ns")) for offset_ns, entry in pairs if offset_ns is not None]
         return [None if time_ns is None else time_ns + offset_ns for offset_ns, time_ns in times_ns]
@@ -110,7 +116,7 @@ def _times(sides: Sequence[Side], offsets_ns: Mapping[int, float]) -> list[Trait
         return []
     begin_ns = min(announced)
     return [
-        Trait(
+        ComparisonLine(
             label=state,
             values=tuple(_span(moments(side, state), begin_ns) if side.entries else "" for side in sides),
             differs=False,

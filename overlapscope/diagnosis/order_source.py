@@ -46,7 +46,7 @@ class OrderSource(Protocol):
         """Return the number of the oldest entry that is left; 1 if there is none."""
         ...
 
-    def newest(self, group: ProcessGroup, rank: int) -> int:
+    def latest(self, group: ProcessGroup, rank: int) -> int:
         """Return the number of the latest entry; 0 if there is none."""
         ...
 
@@ -54,7 +54,7 @@ class OrderSource(Protocol):
         """Return the entries with the numbers ``first`` to ``last``, as far as they are left, in order."""
         ...
 
-    def oldest_open(self, group: ProcessGroup, rank: int) -> Entry | None:
+    def oldest_incomplete(self, group: ProcessGroup, rank: int) -> Entry | None:
         """Return the first entry of the trailing run of incomplete ones; None if the latest is completed."""
         ...
 

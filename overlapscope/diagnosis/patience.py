@@ -16,16 +16,16 @@ ENOUGH_STEPS: Final = 4
 STUCK_AT_START_NS: Final = 20_000_000_000
 """Stall timeout while the step time is unknown: compilation, autotuning and starting data loaders take their time."""
 
-BUSY_PATIENCE_NS: Final = 60_000_000_000
+BUSY_STALL_TIMEOUT_NS: Final = 60_000_000_000
 """Stall timeout of a rank that computes or does I/O: it may be evaluating or checkpointing, and is only slow."""
-_STEPS_OF_PATIENCE: Final = 20
-_PAUSES_OF_PATIENCE: Final = 3
+_TIMEOUT_STEPS: Final = 20
+_TIMEOUT_PAUSES: Final = 3
 
 BUSY_CPU_SHARE: Final = 0.2
 """Share of a core: a waiting rank uses next to none, a computing one gets at least this, even on a crowded host."""
 
 
-def patience_ns(one: RankEvidence) -> int:
+def stall_timeout_ns(one: RankEvidence) -> int:
     """Return the stall timeout: how long a rank may stall before it is called stuck."""
     if one.is_starting:
         return STUCK_AT_START_NS
@@ -37,10 +37,10 @@ def is_busy(one: RankEvidence) -> bool:
     return not one.holds_gil and (bool(one.is_working) or (one.cpu_share or 0.0) >= BUSY_CPU_SHARE)
 
 
-def long_standstill_ns(least_ns: int, step_time_ns: int | None, longest_pause_ns: int | None) -> int:
+def long_stall_timeout_ns(least_ns: int, step_time_ns: int | None, longest_recovered_stall_ns: int | None) -> int:
     """Return the stall timeout that exceeds what is usual for this job, which may have had checkpoints and evaluations.
 
     Args:
         least_ns: minimum, however fast the job has been.
     """
-    return max(least_ns, _STEPS_OF_PATIENCE * (step_time_ns or 0), _PAUSES_OF_PATIENCE * (longest_pause_ns or 0))
+    return max(least_ns, _TIMEOUT_STEPS * (step_time_ns or 0), _TIMEOUT_PAUSES * (longest_recovered_stall_ns or 0))

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-_AS_IT_IS: Final = (int, str, float, bool)
+_PRIMITIVES: Final = (int, str, float, bool)
 
 
 def to_json(thing: Any) -> str:
@@ -25,10 +25,10 @@ def from_json(cls: type[T], text: str | bytes) -> T:
     Raises:
         KeyError, TypeError, ValueError: ``text`` is not a valid ``cls``.
     """
-    return from_plain(cls, json.loads(text))
+    return from_dict(cls, json.loads(text))
 
 
-def from_plain(cls: type[T], plain: dict[str, Any]) -> T:
+def from_dict(cls: type[T], plain: dict[str, Any]) -> T:
     """Rebuild a dataclass from the output of ``dataclasses.asdict`` and JSON. Unknown fields are ignored.
 
     Raises:
@@ -45,13 +45,13 @@ def _hints_of(cls: Any) -> dict[str, Any]:
 
 
 def _value(hint: Any, value: Any) -> Any:
-    if value is None or hint in _AS_IT_IS:
+    if value is None or hint in _PRIMITIVES:
         return value
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _value(next(argument for argument in arguments if argument is not type(None)), value)
     if origin is tuple:
-        if arguments[0] in _AS_IT_IS and arguments[-1] is Ellipsis:
+        if arguments[0] in _PRIMITIVES and arguments[-1] is Ellipsis:
             return tuple(value)
         hints = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
         return tuple(_value(one, item) for one, item in zip(hints, value, strict=True))
@@ -59,5 +59,5 @@ def _value(hint: Any, value: Any) -> Any:
         of_key, of_value = arguments
         return {of_key(key): _value(of_value, item) for key, item in value.items()}
     if is_dataclass(hint):
-        return from_plain(hint, value)  # type: ignore[arg-type] # is_dataclass is true of instances as well
+        return from_dict(hint, value)  # type: ignore[arg-type] # is_dataclass is true of instances as well
     return value

@@ -26,24 +26,24 @@ _TOLERANCE_NS: Final = 1_000_000_000
 _STATES: Final[dict[str, Liveness]] = {"R": "running", "T": "stopped", "t": "stopped"}
 
 
-def is_here(where: dict[str, Any]) -> bool:
+def is_on_this_host(where: dict[str, Any]) -> bool:
     """Return True if the rank with such a ``rank.json`` runs, or ran, on this host and since it was booted."""
-    return where.get("host") == socket.gethostname() and where.get("boot_id") == host.boot_identity() is not None
+    return where.get("host") == socket.gethostname() and where.get("boot_id") == host.get_boot_id() is not None
 
 
-def liveness_of(where: dict[str, Any]) -> Liveness:
+def read_liveness(where: dict[str, Any]) -> Liveness:
     """Return the state of the process of a ``rank.json``; only for a process on this host."""
     try:
         text = Path(f"/proc/{int(where['pid'])}/stat").read_text()
     except (OSError, KeyError, TypeError, ValueError):
         return "gone"
     fields = text.rpartition(")")[2].split()  # the name of the program may contain any character
-    if has_ended(fields) or _is_of_a_later_process(int(fields[_START_TICKS]), where):
+    if has_process_ended(fields) or _is_of_a_later_process(int(fields[_START_TICKS]), where):
         return "gone"
     return _STATES.get(fields[_STATE], "sleeping")
 
 
-def has_ended(fields: Sequence[str]) -> bool:
+def has_process_ended(fields: Sequence[str]) -> bool:
     """Return True if a process will never run again: only its exit code is left, or the kernel is taking it down.
 
     Args:
@@ -53,7 +53,7 @@ def has_ended(fields: Sequence[str]) -> bool:
     return is_exiting or fields[_STATE] in ("Z", "X", "x")
 
 
-def began_ns() -> int | None:
+def read_process_start_ns() -> int | None:
     """Return when this process started, on the clock of its host, to a hundredth of a second; None if unknown."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
@@ -64,7 +64,7 @@ def began_ns() -> int | None:
 
 def _is_of_a_later_process(start_ticks: int, where: dict[str, Any]) -> bool:
     """Return True if the PID now belongs to another process, started after this one wrote ``rank.json``."""
-    begun_ns = written_ns(where)
+    begun_ns = parse_written_ns(where)
     return begun_ns is not None and _on_clock_ns(start_ticks) > begun_ns + _TOLERANCE_NS
 
 
@@ -73,7 +73,7 @@ def _on_clock_ns(start_ticks: int) -> int:
     return start_ticks * _TICK_NS - asleep_ns
 
 
-def written_ns(where: dict[str, Any]) -> int | None:
+def parse_written_ns(where: dict[str, Any]) -> int | None:
     """Return when a ``rank.json`` or ``joining.json`` was written, on the clock of its host; None if unknown."""
     try:
         return int(where["time_ns"] if "time_ns" in where else where["clock_samples"][0]["monotonic_ns"])

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from overlapscope.diagnosis.evidence import ModelParameters, UnreadyParameter
-from overlapscope.trace.board import models_with_board, read_has_come
+from overlapscope.trace.board import find_models_with_ready_file, read_is_ready
 from overlapscope.trace.folders import read_checked_lines, read_json, read_lines
-from overlapscope.trace.format import FROZEN_FILE, PARAMETERS_FILE, PLANS_FILE, board_file
+from overlapscope.trace.format import FROZEN_FILE, PARAMETERS_FILE, PLANS_FILE, gradient_ready_file
 from overlapscope.trace.log import Problem
-from overlapscope.trace.seal import Seal
+from overlapscope.trace.seal import Manifest
 
 
-def models_of(folder: Path, problems: list[Problem]) -> tuple[ModelParameters, ...]:
+def read_models(folder: Path, problems: list[Problem]) -> tuple[ModelParameters, ...]:
     """Read the models that a rank passed to DistributedDataParallel."""
     return tuple(
         read_checked_lines(
@@ -28,7 +28,7 @@ def models_of(folder: Path, problems: list[Problem]) -> tuple[ModelParameters, .
     )
 
 
-def unready_parameters(folder: Path, seal: Seal, problems: list[Problem]) -> tuple[UnreadyParameter, ...]:
+def read_unready_parameters(folder: Path, seal: Manifest, problems: list[Problem]) -> tuple[UnreadyParameter, ...]:
     """Read the parameters without a gradient where others of the same model have one.
 
     There are none if the backward has not begun or is complete.
@@ -38,13 +38,13 @@ def unready_parameters(folder: Path, seal: Seal, problems: list[Problem]) -> tup
     """
     boards = {
         model: has_come
-        for model in models_with_board(folder)
-        if not seal.is_broken(board_file(model))
-        and len(set(has_come := read_has_come(folder, model, problems))) == 2  # some, but not all
+        for model in find_models_with_ready_file(folder)
+        if not seal.is_damaged(gradient_ready_file(model))
+        and len(set(has_come := read_is_ready(folder, model, problems))) == 2  # some, but not all
     }
     if not boards:
         return ()
-    buckets = buckets_of(folder, problems)
+    buckets = read_buckets(folder, problems)
 
     frozen_in, frozen = _frozen(folder, problems)
 
@@ -65,10 +65,10 @@ def unready_parameters(folder: Path, seal: Seal, problems: list[Problem]) -> tup
     return tuple(read_lines(folder / PARAMETERS_FILE, problems, unready_of))
 
 
-def buckets_of(folder: Path, problems: list[Problem]) -> dict[tuple[int, str], int]:
+def read_buckets(folder: Path, problems: list[Problem]) -> dict[tuple[int, str], int]:
     """Return the bucket of each parameter in the latest plan, by model and name."""
     buckets: dict[tuple[int, str], int] = {}
-    read_lines(folder / PLANS_FILE, problems, _noting_buckets(buckets))
+    read_lines(folder / PLANS_FILE, problems, _bucket_collector(buckets))
     return buckets
 
 
@@ -80,7 +80,7 @@ def _frozen(folder: Path, problems: list[Problem]) -> tuple[int | None, dict[str
     return (step, models) if isinstance(step, int) and isinstance(models, dict) else (None, {})
 
 
-def _noting_buckets(buckets: dict[tuple[int, str], int]) -> Callable[[Any], list[None]]:
+def _bucket_collector(buckets: dict[tuple[int, str], int]) -> Callable[[Any], list[None]]:
     """Return a line parser that stores the bucket of each parameter; a later plan replaces an earlier one."""
 
     def note(plan: Any) -> list[None]:

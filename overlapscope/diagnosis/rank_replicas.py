@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from overlapscope.diagnosis.evidence import RankEvidence
-from overlapscope.diagnosis.rank_models import buckets_of
-from overlapscope.diagnosis.replicas import ComparedReplicas, Replica, compare
+from overlapscope.diagnosis.rank_models import read_buckets
+from overlapscope.diagnosis.replicas import ComparedReplicas, Replica, compare_model_replicas
 from overlapscope.trace.folders import read_json, read_lines
 from overlapscope.trace.format import REPLICAS_FILE, RUN_FILE
 from overlapscope.trace.log import Problem
-from overlapscope.trace.sweep_file import Sweeps
+from overlapscope.trace.sweep_file import FingerprintPasses
 
 
-def replicas_of(folder: Path, problems: list[Problem]) -> tuple[Replica, ...]:
+def read_replicas(folder: Path, problems: list[Problem]) -> tuple[Replica, ...]:
     """Read the models of a rank of which fingerprints were taken, without the fingerprints."""
     if not (folder / REPLICAS_FILE).exists():
         return ()
     run = read_json(folder / RUN_FILE, [])
     described = {one.get("model"): one for one in run.get("models", ()) if isinstance(one, dict)}
-    buckets = buckets_of(folder, [])
+    buckets = read_buckets(folder, [])
 
     def replica_of(line: Any) -> list[Replica]:
         model = int(line["model"])
@@ -47,8 +47,8 @@ def replicas_of(folder: Path, problems: list[Problem]) -> tuple[Replica, ...]:
 
 def compare_replicas(
     ranks: Mapping[int, RankEvidence],
-    table_of: Callable[[int, Replica], Sweeps],
-    last_of: Callable[[int, Replica], Sweeps] | None = None,
+    table_of: Callable[[int, Replica], FingerprintPasses],
+    last_of: Callable[[int, Replica], FingerprintPasses] | None = None,
 ) -> tuple[ComparedReplicas, ...]:
     """Compare the replicas of all models.
 
@@ -64,7 +64,7 @@ def compare_replicas(
                 by_key.setdefault(replica.key, {})[rank] = replica
 
     def compared(replicas: Mapping[int, Replica]) -> ComparedReplicas | None:
-        return compare(
+        return compare_model_replicas(
             replicas,
             lambda rank: table_of(rank, replicas[rank]),
             None if last_of is None else lambda rank: last_of(rank, replicas[rank]),

@@ -7,11 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
-from overlapscope.diagnosis.entries import entries_of
+from overlapscope.diagnosis.entries import decode_entries
 from overlapscope.diagnosis.evidence import CallSite, Entry
 from overlapscope.diagnosis.order_source import ProcessGroup
-from overlapscope.trace.group_log import Entries, oldest_open
-from overlapscope.trace.group_reader import CollectiveLogs, GroupFiles
+from overlapscope.trace.group_log import Entries, oldest_incomplete
+from overlapscope.trace.group_reader import CollectiveLogs, GroupLogs
 from overlapscope.trace.signature import Signature
 
 
@@ -23,7 +23,7 @@ class RecordedOrder:
         self._call_sites: dict[int, dict[int, CallSite]] = {}
 
     @cached_property
-    def _files(self) -> dict[ProcessGroup, GroupFiles]:
+    def _files(self) -> dict[ProcessGroup, GroupLogs]:
         found = [
             ProcessGroup(
                 name=files.name,
@@ -43,7 +43,7 @@ class RecordedOrder:
 
     def recorded(self, group: ProcessGroup) -> tuple[int, ...]:
         """Return the members of a group that left entries, in order."""
-        return tuple(sorted(rank for rank, file in self._files[group].files.items() if file.newest))
+        return tuple(sorted(rank for rank, file in self._files[group].files.items() if file.latest))
 
     def groups_of(self, rank: int) -> tuple[ProcessGroup, ...]:
         """Return the groups in which a rank left entries."""
@@ -54,10 +54,10 @@ class RecordedOrder:
         file = self._files[group].files.get(rank)
         return file.oldest if file else 1
 
-    def newest(self, group: ProcessGroup, rank: int) -> int:
+    def latest(self, group: ProcessGroup, rank: int) -> int:
         """Return the number of the latest entry; 0 if there is none."""
         file = self._files[group].files.get(rank)
-        return file.newest if file else 0
+        return file.latest if file else 0
 
     def entries(self, group: ProcessGroup, rank: int, first: int, last: int) -> tuple[Entry, ...]:
         """Return the entries with the numbers ``first`` to ``last``, as far as they are left, in order."""
@@ -67,12 +67,12 @@ class RecordedOrder:
         signatures = self.signatures(rank)
         used = set(rows["signature"].tolist())
         named = {number: self.logs.named(rank, signatures[number]) for number in used if number in signatures}
-        return entries_of(rows.tolist(), named, self.call_sites(rank))
+        return decode_entries(rows.tolist(), named, self.call_sites(rank))
 
-    def oldest_open(self, group: ProcessGroup, rank: int) -> Entry | None:
+    def oldest_incomplete(self, group: ProcessGroup, rank: int) -> Entry | None:
         """Return the first entry of the trailing run of incomplete ones; None if the latest is completed."""
         file = self._files[group].files.get(rank)
-        numbers = [] if file is None else oldest_open(file)["number"].tolist()
+        numbers = [] if file is None else oldest_incomplete(file)["number"].tolist()
         return next((entry for number in numbers for entry in self.entries(group, rank, number, number)), None)
 
     def columns(self, group: ProcessGroup, rank: int, first: int, last: int) -> Entries:
@@ -95,8 +95,8 @@ class RecordedOrder:
 
     def newest_of(self, rank: int) -> Entry | None:
         """Return the last entry of a rank in any group."""
-        newest: list[Entry] = []
+        latest: list[Entry] = []
         for group in self.groups_of(rank):
-            number = self.newest(group, rank)
-            newest += self.entries(group, rank, number, number)
-        return max(newest, key=lambda entry: entry.announced_ns, default=None)
+            number = self.latest(group, rank)
+            latest += self.entries(group, rank, number, number)
+        return max(latest, key=lambda entry: entry.announced_ns, default=None)

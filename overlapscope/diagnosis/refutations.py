@@ -34,12 +34,12 @@ def _was_unrecorded(facts: Facts, verdict: Verdict) -> bool:
 
 
 def _did_not_end_well(facts: Facts, verdict: Verdict) -> bool:
-    return any(one.failure or one.exit_status or one.was_told_to_end for one in _named(facts, verdict))
+    return any(one.failure or one.exit_status or one.was_signaled for one in _named(facts, verdict))
 
 
 def _was_not_killed(facts: Facts, verdict: Verdict) -> bool:
     return any(
-        one.was_told_to_end or (one.exit_status is not None and one.exit_status >= 0) for one in _named(facts, verdict)
+        one.was_signaled or (one.exit_status is not None and one.exit_status >= 0) for one in _named(facts, verdict)
     )
 
 
@@ -51,7 +51,7 @@ def _has_not_failed(facts: Facts, verdict: Verdict) -> bool:
 
 
 def _has_begun(facts: Facts, verdict: Verdict) -> bool:
-    return any(group.newest.get(rank) for rank in verdict.named for group in facts.evidence.groups)
+    return any(group.latest.get(rank) for rank in verdict.named for group in facts.evidence.groups)
 
 
 def _has_launched_it(facts: Facts, verdict: Verdict) -> bool:
@@ -81,18 +81,18 @@ def _runs_again(facts: Facts, verdict: Verdict) -> bool:
 
 def _lets_others_run(facts: Facts, verdict: Verdict) -> bool:
     return facts.evidence.is_live and any(
-        not one.holds_gil and one.heard_ns_ago is not None and one.heard_ns_ago < _AWAKE_NS
+        not one.holds_gil and one.silent_for_ns is not None and one.silent_for_ns < _AWAKE_NS
         for one in _named(facts, verdict)
     )
 
 
-def _something_is_amiss(facts: Facts, _: Verdict) -> bool:
+def _is_something_wrong(facts: Facts, _: Verdict) -> bool:
     """Return True if something is missing or failed, or was reported and not retracted."""
     evidence = facts.evidence
     ended_badly = any(one.failure or (one.exit_status or 0) > 0 for one in facts.ranks.values())
     is_lacking = bool(evidence.gaps or facts.unrecorded)
     silent = any(report.kind in SILENT_FAULTS and not report.alternative for report in evidence.reports)
-    return ended_badly or is_lacking or silent or bool(evidence.job_status) or bool(facts.with_liveness("gone"))
+    return ended_badly or is_lacking or silent or bool(evidence.job_status) or bool(facts.ranks_with_liveness("gone"))
 
 
 SILENT_FAULTS: Final[tuple[FaultKind, ...]] = (
@@ -107,7 +107,7 @@ SILENT_FAULTS: Final[tuple[FaultKind, ...]] = (
 """Faults with which a job still runs to its end."""
 
 _REFUTATIONS: Final[dict[FaultKind, tuple[Refutation, ...]]] = {
-    "healthy": (_something_is_amiss,),
+    "healthy": (_is_something_wrong,),
     "uneven inputs": (_was_unrecorded, _did_not_end_well),
     "gradients never ready": (_was_unrecorded, _has_launched_it),
     "waits for data": (_was_unrecorded, _goes_on),

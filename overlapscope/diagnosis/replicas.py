@@ -15,19 +15,19 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.diagnosis.replicas_at_end import AtEnd, at_end, last_equal
-from overlapscope.trace.sweep_file import Sweeps, sweep_dtype, taken_at
+from overlapscope.diagnosis.replicas_at_end import EndComparison, at_end, last_equal_steps
+from overlapscope.trace.sweep_file import FingerprintPasses, fingerprint_pass_dtype, fingerprint_residue
 
 TensorKind = Literal["trained", "frozen", "buffer"]
 
 _NEVER: Final = np.iinfo(np.int64).max
-_MOST_TOLD: Final = 4096
+_MAX_FINGERPRINTS: Final = 4096
 """Maximum number of fingerprints in a snapshot."""
-_FEWEST_SWEEPS_TOLD: Final = 4
+_MIN_PASSES: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Newest:
+class PassSummary:
     """A summary of a fingerprint pass."""
 
     first: int
@@ -62,21 +62,21 @@ class Replica:
     sweeps: tuple[tuple[int, ...], ...] = ()
     """Period, first, steps and values of each fingerprint pass; only in a snapshot."""
 
-    def table(self) -> Sweeps:
+    def table(self) -> FingerprintPasses:
         """Return the fingerprint passes of a snapshot as a table."""
-        table = np.zeros(len(self.sweeps), sweep_dtype(len(self.tensors)))
+        table = np.zeros(len(self.sweeps), fingerprint_pass_dtype(len(self.tensors)))
         count = len(self.tensors)
         for row, (period, first, *rest) in zip(table, self.sweeps, strict=True):
             row["period"], row["first"], row["steps"], row["values"] = period, first, rest[:count], rest[count:]
         return table
 
 
-TableOf = Callable[[int], Sweeps]
+TableOf = Callable[[int], FingerprintPasses]
 """Function that returns the fingerprint passes of a rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class ReplicaDifference:
     """Tensors that are not the same on all ranks."""
 
     names: tuple[str, ...]
@@ -109,11 +109,11 @@ class ComparedReplicas:
     """Number of parameters that were compared."""
     moments: int
     """Number of moments (numbers of reductions) at which they were compared."""
-    newest_step: int | None
+    latest_step: int | None
     """Step that began at the latest of them; None if nothing was compared."""
-    difference: Difference | None = None
+    difference: ReplicaDifference | None = None
     """Parameters that differ at the latest comparison."""
-    buffers: Difference | None = None
+    buffers: ReplicaDifference | None = None
     """Buffers that differ at the latest comparison."""
     was_different: tuple[int, int] | None = None
     """First and last step at which parameters differed that are equal again."""
@@ -123,27 +123,29 @@ class ComparedReplicas:
     """Ranks by processor."""
     comm_hook: str | None = None
     init_sync: bool = True
-    at_end: AtEnd | None = None
+    at_end: EndComparison | None = None
     """Comparison at the end of the recordings; None if not possible."""
 
 
-def newest_of(newest: Sweeps, numbers: Sequence[int], is_parameter: Sequence[bool]) -> Newest | None:
+def summarize_latest_pass(
+    latest: FingerprintPasses, numbers: Sequence[int], is_parameter: Sequence[bool]
+) -> PassSummary | None:
     """Return the summary of a rank's latest fingerprint pass; None if there is none.
 
     Args:
         newest: the latest pass, or none.
-        numbers: numbers of the tensors, from ``taken_at``.
+        numbers: numbers of the tensors, from ``fingerprint_residue``.
         is_parameter: True for each parameter; buffers may differ.
     """
-    if not len(newest):
+    if not len(latest):
         return None
-    first, period = int(newest[-1]["first"]), int(newest[-1]["period"])
-    return digest_of(newest, numbers, is_parameter, first, period)
+    first, period = int(latest[-1]["first"]), int(latest[-1]["period"])
+    return summarize_pass(latest, numbers, is_parameter, first, period)
 
 
-def digest_of(
-    table: Sweeps, numbers: Sequence[int], is_parameter: Sequence[bool], first: int, period: int
-) -> Newest | None:
+def summarize_pass(
+    table: FingerprintPasses, numbers: Sequence[int], is_parameter: Sequence[bool], first: int, period: int
+) -> PassSummary | None:
     """Return a rank's values at the moments of a pass that it, or another rank, has taken; None if it has none."""
     moments = _moments(np.array([first]), np.array([period]), np.array(numbers))
     values = np.where(is_parameter, _values_at(table, moments, np.array(numbers))[0], 0)
@@ -151,15 +153,15 @@ def digest_of(
     if not count:
         return None
     digest = hashlib.blake2b(values.astype("<i8").tobytes(), digest_size=8).hexdigest()
-    return Newest(first=first, period=period, count=count, digest=digest)
+    return PassSummary(first=first, period=period, count=count, digest=digest)
 
 
-def told(replica: Replica, table: Sweeps) -> Replica:
+def replica_for_snapshot(replica: Replica, table: FingerprintPasses) -> Replica:
     """Return a replica for a snapshot: with its latest fingerprint passes, and a selection of earlier ones."""
-    most = max(_FEWEST_SWEEPS_TOLD, _MOST_TOLD // max(1, len(replica.tensors)))
-    places = np.arange(len(table))[::-1]
-    near = places[: most // 2]
-    far = places[most // 2 :]
+    most = max(_MIN_PASSES, _MAX_FINGERPRINTS // max(1, len(replica.tensors)))
+    indices = np.arange(len(table))[::-1]
+    near = indices[: most // 2]
+    far = indices[most // 2 :]
     if len(far) > most - len(near):
         far = far[np.unique(np.geomspace(1, len(far), most - len(near)).astype(int) - 1)]
     chosen = table[np.sort(np.concatenate([near, far]))]
@@ -170,7 +172,7 @@ def told(replica: Replica, table: Sweeps) -> Replica:
     return replace(replica, sweeps=rows)
 
 
-def compare(
+def compare_model_replicas(
     replicas: Mapping[int, Replica], table_of: TableOf, last_of: TableOf | None = None
 ) -> ComparedReplicas | None:
     """Compare the replicas of one model.
@@ -187,7 +189,7 @@ def compare(
     if len(ranks) < 2:
         return None
     first = replicas[ranks[0]]
-    numbers = np.array([taken_at(name) for name, _ in first.tensors])
+    numbers = np.array([fingerprint_residue(name) for name, _ in first.tensors])
     reference = table_of(ranks[0])
     moments = _moments(reference["first"], reference["period"], numbers)
     values = reference["values"]
@@ -201,19 +203,19 @@ def compare(
     kinds = np.array([kind for _, kind in first.tensors])
     is_parameter = kinds != "buffer"
     at = np.unique(moments[compared & is_parameter])
-    newest = compared & is_parameter & (moments == (at[-1] if len(at) else -1))
+    latest = compared & is_parameter & (moments == (at[-1] if len(at) else -1))
 
-    def found(of: npt.NDArray[np.bool_]) -> Difference | None:
-        where = _where(first, reference, pairs, moments, of)
+    def found(of: npt.NDArray[np.bool_]) -> ReplicaDifference | None:
+        where = _locate_difference(first, reference, pairs, moments, of)
         if where is None:
             return None
         difference, tensor = where
-        places = np.flatnonzero(compared[:, tensor] & (moments[:, tensor] >= difference.differs_at))
-        if not len(places):  # ranks took its fingerprint at different times
-            places = np.flatnonzero(moments[:, tensor] == difference.differs_at)
+        indices = np.flatnonzero(compared[:, tensor] & (moments[:, tensor] >= difference.differs_at))
+        if not len(indices):  # ranks took its fingerprint at different times
+            indices = np.flatnonzero(moments[:, tensor] == difference.differs_at)
         sides: dict[int, list[int]] = {}
         for rank in ranks:
-            value = int(_values_at(table_of(rank), moments[places[:1]], numbers)[0, tensor])
+            value = int(_values_at(table_of(rank), moments[indices[:1]], numbers)[0, tensor])
             if value:
                 sides.setdefault(value, []).append(rank)
         ordered = sorted(map(tuple, sides.values()), key=lambda side: (-len(side), side))
@@ -227,10 +229,10 @@ def compare(
         ranks=ranks,
         tensors=int((compared & is_parameter).any(axis=0).sum()),
         moments=len(at),
-        newest_step=int(reference["steps"][newest][0]) if newest.any() else None,
+        latest_step=int(reference["steps"][latest][0]) if latest.any() else None,
         difference=trained or frozen,
         buffers=found(kinds == "buffer"),
-        was_different=None if trained or frozen else _healed(reference, pairs, is_parameter),
+        was_different=None if trained or frozen else _find_repaired_steps(reference, pairs, is_parameter),
         buckets=first.buckets,
         left_out=first.left_out,
         processors=_by_processor(replicas),
@@ -238,7 +240,9 @@ def compare(
         init_sync=all(one.init_sync for one in replicas.values()),
         at_end=None
         if last_of is None
-        else at_end(first.tensors, {rank: last_of(rank) for rank in ranks}, last_equal(reference, compared, moments)),
+        else at_end(
+            first.tensors, {rank: last_of(rank) for rank in ranks}, last_equal_steps(reference, compared, moments)
+        ),
     )
 
 
@@ -257,18 +261,18 @@ class _Pair:
     def of(cls, moments: npt.NDArray[np.int64], a: npt.NDArray[Any], b: npt.NDArray[Any]) -> _Pair:
         is_common = (a != 0) & (b != 0)
         differs = is_common & (a != b)
-        newest = np.where(is_common, moments, -1).argmax(axis=0) if len(moments) else np.zeros(moments.shape[1], int)
-        places = np.arange(moments.shape[1])
-        return cls(is_common, differs, differs[newest, places] if len(moments) else np.zeros(moments.shape[1], bool))
+        latest = np.where(is_common, moments, -1).argmax(axis=0) if len(moments) else np.zeros(moments.shape[1], int)
+        indices = np.arange(moments.shape[1])
+        return cls(is_common, differs, differs[latest, indices] if len(moments) else np.zeros(moments.shape[1], bool))
 
 
-def _where(
+def _locate_difference(
     replica: Replica,
-    reference: Sweeps,
+    reference: FingerprintPasses,
     pairs: Sequence[_Pair],
     moments: npt.NDArray[np.int64],
     of: npt.NDArray[np.bool_],
-) -> tuple[Difference, int] | None:
+) -> tuple[ReplicaDifference, int] | None:
     """Return how and since when some tensors differ, without the sides, and the index of the first that does."""
     begin = np.full(moments.shape[1], _NEVER)
     equal = np.full(moments.shape[1], -1)
@@ -288,7 +292,7 @@ def _where(
     one = int(differing[np.lexsort((-equal[differing], begin[differing]))[0]])
     last = int(differing[equal[differing].argmax()]) if at_once else one
     equal_at = int(equal[last])
-    difference = Difference(
+    difference = ReplicaDifference(
         names=tuple(replica.tensors[index][0] for index in differing),
         kind=replica.tensors[one][1],  # type: ignore[arg-type] # one of them
         equal_at=None if equal_at < 0 else equal_at,
@@ -301,12 +305,14 @@ def _where(
     return difference, one
 
 
-def _step_of(reference: Sweeps, moments: npt.NDArray[np.int64], moment: int, tensor: int) -> int:
+def _step_of(reference: FingerprintPasses, moments: npt.NDArray[np.int64], moment: int, tensor: int) -> int:
     """Return the step that began when a tensor's fingerprint was taken."""
     return int(reference["steps"][np.flatnonzero(moments[:, tensor] == moment)[-1], tensor])
 
 
-def _healed(reference: Sweeps, pairs: Sequence[_Pair], of: npt.NDArray[np.bool_]) -> tuple[int, int] | None:
+def _find_repaired_steps(
+    reference: FingerprintPasses, pairs: Sequence[_Pair], of: npt.NDArray[np.bool_]
+) -> tuple[int, int] | None:
     """Return the first and the last step at which parameters differed."""
     steps = [reference["steps"][pair.differs & of] for pair in pairs]
     found = np.concatenate(steps) if steps else np.empty(0, np.int64)
@@ -332,7 +338,9 @@ def _moments(
     return first + (numbers - first) % period
 
 
-def _values_at(table: Sweeps, moments: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _values_at(
+    table: FingerprintPasses, moments: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
     """Return the fingerprints taken at some moments, 0 where there is none: by pass and tensor, like ``moments``.
 
     Example: of passes that begin at 10 and 14 with period 4, moment 13 is in the first (10 to 13), at which a tensor of
@@ -340,7 +348,7 @@ def _values_at(table: Sweeps, moments: npt.NDArray[np.int64], numbers: npt.NDArr
     """
     if not len(table):
         return np.zeros(moments.shape, dtype=np.int64)
-    place = np.searchsorted(table["first"], moments, side="right") - 1
-    first, period = table["first"][place], table["period"][place].astype(np.int64)
-    is_there = (place >= 0) & (moments < first + period) & ((moments - numbers) % period == 0)
-    return np.where(is_there, table["values"][place, np.arange(moments.shape[1])], 0)
+    pass_index = np.searchsorted(table["first"], moments, side="right") - 1
+    first, period = table["first"][pass_index], table["period"][pass_index].astype(np.int64)
+    is_there = (pass_index >= 0) & (moments < first + period) & ((moments - numbers) % period == 0)
+    return np.where(is_there, table["values"][pass_index, np.arange(moments.shape[1])], 0)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.trace.sweep_file import Sweeps
+from overlapscope.trace.sweep_file import FingerprintPasses
 
 
 @dataclass(frozen=True, kw_only=True)
-class AtEnd:
+class EndComparison:
     """The parameters of ranks whose recordings ended after the same number of reductions."""
 
     differing: tuple[str, ...]
@@ -26,14 +26,14 @@ class AtEnd:
 
 
 def at_end(
-    tensors: Sequence[tuple[str, str]], last: Mapping[int, Sweeps], equal_steps: npt.NDArray[np.int64]
-) -> AtEnd | None:
+    tensors: Sequence[tuple[str, str]], last: Mapping[int, FingerprintPasses], equal_steps: npt.NDArray[np.int64]
+) -> EndComparison | None:
     """Compare the values of ranks at their end; None if unknown for any, or if they ended after different steps.
 
     Args:
         tensors: name and kind of each.
         last: fingerprint pass of each rank at its end, one or none.
-        equal_steps: from ``last_equal``.
+        equal_steps: from ``last_equal_steps``.
     """
     if any(not len(one) for one in last.values()) or len({int(one["first"][0]) for one in last.values()}) > 1:
         return None
@@ -47,7 +47,7 @@ def at_end(
     equal_step = int(equal_steps[differing].min(initial=np.iinfo(np.int64).max))
     column = values[:, differing[0]] if len(differing) else np.zeros(len(values))
     sides = [tuple(rank for rank, one in zip(last, column, strict=True) if one == value) for value in set(column)]
-    return AtEnd(
+    return EndComparison(
         differing=tuple(tensors[index][0] for index in differing.tolist()),
         sides=tuple(sorted(sides, key=lambda side: (-len(side), side))),
         is_all_trained=len(differing) > 0 and set(trained) <= set(differing),
@@ -55,12 +55,12 @@ def at_end(
     )
 
 
-def last_equal(
-    reference: Sweeps, compared: npt.NDArray[np.bool_], moments: npt.NDArray[np.int64]
+def last_equal_steps(
+    reference: FingerprintPasses, compared: npt.NDArray[np.bool_], moments: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
     """Return the step that began when each tensor was last compared; -1 if it never was."""
     if not len(moments):
         return np.full(moments.shape[1], -1)
-    newest = np.where(compared, moments, -1).argmax(axis=0)
-    steps = reference["steps"][newest, np.arange(moments.shape[1])].astype(np.int64)
+    latest = np.where(compared, moments, -1).argmax(axis=0)
+    steps = reference["steps"][latest, np.arange(moments.shape[1])].astype(np.int64)
     return np.where(compared.any(axis=0), steps, -1)

@@ -9,21 +9,21 @@ from typing import Final
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, CallSite, Entry, Evidence, GroupOrder, RankEvidence
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wording import (
-    at,
+    at_line,
     collective_text,
-    device_text,
+    format_device_progress,
+    format_position,
+    format_recorded_until,
+    group_into_ranges,
     group_text,
-    ranges,
-    standing_text,
-    unrecorded_text,
 )
 from overlapscope.trace.signature import NO_BUCKET
 
-_MOST_SINGLE_RANKS: Final = 8
-_MOST_LINES: Final = 24
-_MOST_PARAMETERS: Final = 12
-_MOST_SIDES: Final = 4
-_WIDEST: Final = 62
+_MAX_SINGLE_RANKS: Final = 8
+_MAX_LINES: Final = 24
+_MAX_PARAMETERS: Final = 12
+_MAX_SIDES: Final = 4
+_MAX_CELL_WIDTH: Final = 62
 _NEVER_LAUNCHED: Final = "never launched"
 _NOT_YET_LAUNCHED: Final = "not launched yet"
 _NOT_SHOWN: Final = "..."
@@ -33,7 +33,7 @@ _PATH_PARTS: Final = 2
 _MARKS: Final = {"announced": "not launched", "launched": "not completed", "failed": "failed", "completed": ""}
 
 
-def report_text(verdict: Verdict, evidence: Evidence) -> str:
+def format_report(verdict: Verdict, evidence: Evidence) -> str:
     """Format the report: what happened, then the position of each rank, what differs, and what to try.
 
     A healthy job gets one line.
@@ -44,7 +44,7 @@ def report_text(verdict: Verdict, evidence: Evidence) -> str:
     if verdict.alternative:
         parts[0].append(f"This is likely, not certain: {verdict.alternative}.")
     if evidence.ranks:
-        parts.append(["Where the ranks stand:", *_standings(evidence)])
+        parts.append(["Where the ranks stand:", *_position_lines(evidence)])
     if verdict.windows:
         parts.append(_sequences(verdict, evidence))
     if unready := _unready(verdict, evidence):
@@ -59,33 +59,33 @@ def report_text(verdict: Verdict, evidence: Evidence) -> str:
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-def _standings(evidence: Evidence) -> list[str]:
+def _position_lines(evidence: Evidence) -> list[str]:
     """Return one line per rank; with many ranks, one line for all with the same position."""
     rows: dict[tuple[str, ...], list[int]] = {}
     for rank, one in sorted(evidence.ranks.items()):
         row = (one.liveness, _where(one), _newest(evidence, rank))
-        key = row if len(evidence.ranks) > _MOST_SINGLE_RANKS else (*row, str(rank))
+        key = row if len(evidence.ranks) > _MAX_SINGLE_RANKS else (*row, str(rank))
         rows.setdefault(key, []).append(rank)
     missing = [rank for rank in evidence.expected_ranks if rank not in evidence.ranks]
     if missing:
         rows[("no log", "", "")] = missing
     table: list[tuple[str, ...]] = [("rank", "process", "where", "newest collective")]
-    table += [(", ".join(ranges(ranks)), *key[:3]) for key, ranks in rows.items()]
+    table += [(", ".join(group_into_ranges(ranks)), *key[:3]) for key, ranks in rows.items()]
     lines = _table(table)
-    if len(lines) > _MOST_LINES:
-        lines = [*lines[:_MOST_LINES], f"  ... and {len(lines) - _MOST_LINES} more groups of ranks"]
+    if len(lines) > _MAX_LINES:
+        lines = [*lines[:_MAX_LINES], f"  ... and {len(lines) - _MAX_LINES} more groups of ranks"]
     return lines
 
 
 def _where(one: RankEvidence) -> str:
     if one.unrecorded_because is not None:
-        return unrecorded_text(one)
+        return format_recorded_until(one)
     if one.liveness == "ended":
         return f"{one.steps_done} steps done" if one.steps_done else ""
     if one.failure:
-        return f"{one.failure.type}{at(_shortened(one.failure.call_site))}"
-    standing = one.standing
-    return standing_text(replace(standing, call_site=_shortened(standing.call_site))) if standing else ""
+        return f"{one.failure.type}{at_line(_shortened(one.failure.call_site))}"
+    position = one.position
+    return format_position(replace(position, call_site=_shortened(position.call_site))) if position else ""
 
 
 def _shortened(site: CallSite | None) -> CallSite | None:
@@ -97,15 +97,15 @@ def _shortened(site: CallSite | None) -> CallSite | None:
 
 
 def _newest(evidence: Evidence, rank: int) -> str:
-    newest = [
+    latest = [
         (window[-1].announced_ns, group, window[-1])
         for group in evidence.groups
-        if (window := group.windows.get(rank)) and window[-1].number == group.newest.get(rank)
+        if (window := group.windows.get(rank)) and window[-1].number == group.latest.get(rank)
     ]
-    if not newest:
-        numbers = [f"{group.newest[rank]} of {group_text(group)}" for group in evidence.groups if rank in group.newest]
+    if not latest:
+        numbers = [f"{group.latest[rank]} of {group_text(group)}" for group in evidence.groups if rank in group.latest]
         return ", ".join(numbers[:2])
-    _, group, entry = max(newest, key=lambda one: one[0])
+    _, group, entry = max(latest, key=lambda one: one[0])
     return f"{entry.number} of {group_text(group)}: {_short(entry)}"
 
 
@@ -115,7 +115,7 @@ def _sequences(verdict: Verdict, evidence: Evidence) -> list[str]:
     # A group and the messages between its ranks have the same name; entries may also be of several groups.
     groups = [
         one
-        for one in (*evidence.groups, *evidence.conversations)
+        for one in (*evidence.groups, *evidence.point_to_point_orders)
         if one.name == verdict.group
         and all(one.windows.get(rank, ())[-1:] == own[-1:] for rank, own in verdict.windows.items())
     ]
@@ -124,26 +124,26 @@ def _sequences(verdict: Verdict, evidence: Evidence) -> list[str]:
     for rank, window in sorted(verdict.windows.items()):
         key = tuple(_what(entry) for entry in window)
         columns.setdefault(key, []).append(rank)
-    sides = list(columns.values())[:_MOST_SIDES]
+    sides = list(columns.values())[:_MAX_SIDES]
     entries = [{entry.number: entry for entry in verdict.windows[ranks[0]]} for ranks in sides]
     missing = _NOT_YET_LAUNCHED if evidence.is_live else _NEVER_LAUNCHED
     numbers = sorted({number for side in entries for number in side})
     show_batch = verdict.kind == "batch skipped"
-    table: list[tuple[str, ...]] = [("", "#", *(f"rank {', '.join(ranges(ranks))}" for ranks in sides))]
+    table: list[tuple[str, ...]] = [("", "#", *(f"rank {', '.join(group_into_ranges(ranks))}" for ranks in sides))]
     for number in numbers:
         mark = ">" if number == verdict.number else ""
         cells = [
             _cell(
                 side.get(number),
                 show_batch,
-                _NOT_SHOWN if not groups or number <= group.newest.get(ranks[0], 0) else missing,
+                _NOT_SHOWN if not groups or number <= group.latest.get(ranks[0], 0) else missing,
             )
             for ranks, side in zip(sides, entries, strict=True)
         ]
         cells[1:] = ["=" if cell == cells[0] and cell not in _NOTHING else cell for cell in cells[1:]]
         table.append((mark, str(number), *cells))
         if number == verdict.number:
-            sites = [at(_shortened(e.call_site)) if (e := side.get(number)) else "" for side in entries]
+            sites = [at_line(_shortened(e.call_site)) if (e := side.get(number)) else "" for side in entries]
             if any(sites):
                 table.append(("", "", *(f" {site}" for site in sites)))
     return [f"Collectives of {group_text(group)}:", *_table(table)]
@@ -153,21 +153,21 @@ def _what(entry: Entry) -> tuple[object, ...]:
     """Return what has to be equal on ranks that share a column."""
     signature = entry.signature
     called = signature.hash, signature.names, entry.call_site
-    return entry.number, *called, entry.step, entry.batch, device_text(entry)
+    return entry.number, *called, entry.step, entry.batch, format_device_progress(entry)
 
 
 def _cell(entry: Entry | None, show_batch: bool, missing: str) -> str:
     if entry is None:
         return missing
     batch = f", batch {entry.batch}" if show_batch and entry.batch is not None else ""
-    state = "".join(f", {text}" for text in (_MARKS[entry.state], device_text(entry)) if text)
+    state = "".join(f", {text}" for text in (_MARKS[entry.state], format_device_progress(entry)) if text)
     step = "" if entry.step == UNKNOWN_STEP else f"step {entry.loop_step}{batch}: "
     return f"{step}{_short(entry)}{state}"
 
 
 def _short(entry: Entry) -> str:
     text = collective_text(entry, with_names=entry.signature.bucket == NO_BUCKET)
-    return text if len(text) <= _WIDEST else text[: _WIDEST - 3] + "..."
+    return text if len(text) <= _MAX_CELL_WIDTH else text[: _MAX_CELL_WIDTH - 3] + "..."
 
 
 def _unready(verdict: Verdict, evidence: Evidence) -> list[str]:
@@ -180,8 +180,8 @@ def _unready(verdict: Verdict, evidence: Evidence) -> list[str]:
     ]
     if not lines:
         return []
-    if len(lines) > _MOST_PARAMETERS:
-        lines = [*lines[:_MOST_PARAMETERS], f"  ... and {len(lines) - _MOST_PARAMETERS} more"]
+    if len(lines) > _MAX_PARAMETERS:
+        lines = [*lines[:_MAX_PARAMETERS], f"  ... and {len(lines) - _MAX_PARAMETERS} more"]
     return ["Parameters that got no gradient:", *lines]
 
 

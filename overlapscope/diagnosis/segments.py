@@ -15,7 +15,7 @@ from overlapscope.trace.signature import POINT_TO_POINT
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message:
+class SegmentMessage:
     """One side of a message, in the latest round of a rank, that is not known to be complete."""
 
     entry: Entry
@@ -29,14 +29,14 @@ def is_segment(entry: Entry) -> bool:
     return entry.signature.role == "segment" and entry.signature.op in POINT_TO_POINT
 
 
-def is_sum(entry: Entry) -> bool:
+def is_bucket_sum(entry: Entry) -> bool:
     """Return True for the sum of a bucket that is built from messages."""
     return entry.signature.role == "bucket" and bool(entry.signature.strategy)
 
 
-def open_messages(
-    group: GroupOrder, conversations: Iterable[GroupOrder], rank: int, number: int
-) -> tuple[Message, ...]:
+def find_open_messages(
+    group: GroupOrder, point_to_point_orders: Iterable[GroupOrder], rank: int, number: int
+) -> tuple[SegmentMessage, ...]:
     """Return the messages that a rank may be waiting in, sends and receives.
 
     Args:
@@ -45,33 +45,35 @@ def open_messages(
         number: number of the sum in the group. If it has failed, so have some of its last messages, but it is unknown
             which: then all of these count.
     """
-    conversation = next((one for one in conversations if (one.name, one.ranks) == (group.name, group.ranks)), None)
+    conversation = next(
+        (one for one in point_to_point_orders if (one.name, one.ranks) == (group.name, group.ranks)), None
+    )
     own = None if conversation is None else _messages_of(group, conversation, rank, number)
     if conversation is None or not own:
         return ()
     has_failed = any(entry.number == number and entry.state == "failed" for entry in group.windows[rank])
-    newest = {entry.signature.tag: _round_of(entry) for entry in own}  # one per sum that runs concurrently
+    latest = {entry.signature.tag: _round_of(entry) for entry in own}  # one per sum that runs concurrently
     return tuple(
-        Message(
+        SegmentMessage(
             entry=entry,
             peer=peer,
             is_answered=_is_answered(entry, rank, own, _messages_of(group, conversation, peer, number)),
         )
         for entry in own
-        if _round_of(entry) in newest.values()
+        if _round_of(entry) in latest.values()
         and (has_failed or entry.state != "completed")
         and (peer := entry.signature.peer) is not None
     )
 
 
-def is_under_way(messages: Iterable[Message]) -> bool:
+def is_in_transit(messages: Iterable[SegmentMessage]) -> bool:
     """Return True if a rank waits for data of a message that both sides have posted, rather than for the other rank.
 
     Args:
-        messages: messages of the rank, from ``open_messages``. They are waited for in order, so the state of the later
+        messages: messages of the rank, from ``find_open_messages``. They are waited for in order, so the state of the later
             ones is unknown.
     """
-    first: dict[int, Message] = {}
+    first: dict[int, SegmentMessage] = {}
     for message in messages:
         first.setdefault(message.entry.signature.tag, message)
     return any(message.is_answered for message in first.values())
@@ -81,7 +83,7 @@ def _messages_of(group: GroupOrder, conversation: GroupOrder, rank: int, number:
     """Return the messages of a sum, in order; None if unknown."""
     sums = {entry.number: entry for entry in group.windows.get(rank, ())}
     if number not in sums:
-        return [] if rank in group.newest and group.newest[rank] < number else None
+        return [] if rank in group.latest and group.latest[rank] < number else None
     of = sums[number]
     what = of.signature.model, of.signature.bucket
     later = [
@@ -110,11 +112,13 @@ def _is_answered(entry: Entry, rank: int, own: list[Entry], of_peer: list[Entry]
     if of_peer is None:
         return None
     (opposite,) = set(POINT_TO_POINT) - {entry.signature.op}
-    place = _round_of if entry.signature.rounds else _phase_of
+    get_key = _round_of if entry.signature.rounds else _phase_of
     side, other_side = (entry.signature.op, entry.signature.peer), (opposite, rank)
     # Where rounds are not numbered alike, messages between two ranks are matched by their order in the phase.
-    turn = sum(_side(one) == side and place(one) == place(entry) and one.number <= entry.number for one in own)
-    return sum(_side(one) == other_side and place(one) == place(entry) for one in of_peer) >= turn
+    occurrence = sum(
+        _side(one) == side and get_key(one) == get_key(entry) and one.number <= entry.number for one in own
+    )
+    return sum(_side(one) == other_side and get_key(one) == get_key(entry) for one in of_peer) >= occurrence
 
 
 def _side(entry: Entry) -> tuple[str, int | None]:

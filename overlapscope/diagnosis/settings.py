@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from overlapscope.diagnosis.evidence import CallSite, RankEvidence, Settings
-from overlapscope.diagnosis.exits import call_site_of
-from overlapscope.diagnosis.wording import joined, ranks_text
+from overlapscope.diagnosis.evidence import CallSite, RankEvidence, RankSettings
+from overlapscope.diagnosis.exits import parse_call_site
+from overlapscope.diagnosis.wording import join_and, rank_list
 from overlapscope.trace.folders import read_lines
 from overlapscope.trace.format import PARAMETERS_FILE
 from overlapscope.trace.log import Problem
@@ -39,22 +39,22 @@ class SettingDifference:
         return next((value for value, ranks in self.ranks_with.items() if rank in ranks), None)
 
     def __str__(self) -> str:
-        sides = [f"{value} on {ranks_text(ranks)}" for value, ranks in self.ranks_with.items()]
-        return f"{self.name} is {joined(sides[::-1])}"
+        sides = [f"{value} on {rank_list(ranks)}" for value, ranks in self.ranks_with.items()]
+        return f"{self.name} is {join_and(sides[::-1])}"
 
 
-def settings_of(folder: Path, run: Mapping[str, Any], problems: list[Problem]) -> tuple[Settings, ...]:
+def read_rank_settings(folder: Path, run: Mapping[str, Any], problems: list[Problem]) -> tuple[RankSettings, ...]:
     """Read the settings of a rank: of the process first, then of its DDP instances.
 
     Args:
         folder: folder of the rank.
         run: content of its ``run.json``; of ``joining.json`` if it has not got further.
     """
-    process: list[Settings] = []
+    process: list[RankSettings] = []
     if isinstance(run.get("environment"), dict) and isinstance(run.get("versions"), dict):  # not an older recording
-        told = {name: run[name] for name in ("backend", "timeout_s") if run.get(name) is not None}
-        told |= run["versions"] | run["environment"]
-        process = [Settings(values={str(name): str(value) for name, value in told.items()})]
+        recorded = {name: run[name] for name in ("backend", "timeout_s") if run.get(name) is not None}
+        recorded |= run["versions"] | run["environment"]
+        process = [RankSettings(values={str(name): str(value) for name, value in recorded.items()})]
     described = run.get("models")
     hooks = {
         one["model"]: one
@@ -62,25 +62,25 @@ def settings_of(folder: Path, run: Mapping[str, Any], problems: list[Problem]) -
         if isinstance(one, dict) and "model" in one
     }
 
-    def model_of(line: Any) -> list[Settings]:
+    def model_of(line: Any) -> list[RankSettings]:
         if "settings" not in line:  # an older recording
             return []
         number = int(line["model"])
         hook = hooks.get(number, {})
         values = {str(name): str(value) for name, value in line["settings"].items()}
         values[HOOK] = str(hook.get(HOOK, _NO_HOOK))
-        where = call_site_of(hook.get("comm_hook_call_site") or {})
-        return [Settings(model=number, values=values, call_site=call_site_of(line), hook_call_site=where)]
+        where = parse_call_site(hook.get("comm_hook_call_site") or {})
+        return [RankSettings(model=number, values=values, call_site=parse_call_site(line), hook_call_site=where)]
 
     return (*process, *read_lines(folder / PARAMETERS_FILE, problems, model_of))
 
 
-def differences(ranks: Mapping[int, RankEvidence]) -> tuple[SettingDifference, ...]:
+def find_setting_differences(ranks: Mapping[int, RankEvidence]) -> tuple[SettingDifference, ...]:
     """Find the settings that differ between ranks, of DDP instances first."""
-    told = [(rank, settings) for rank, one in sorted(ranks.items()) for settings in one.settings]
-    variables = {name for _, settings in told for name in settings.values if name.isupper()}
+    recorded = [(rank, settings) for rank, one in sorted(ranks.items()) for settings in one.settings]
+    variables = {name for _, settings in recorded for name in settings.values if name.isupper()}
     found: dict[tuple[int | None, str], dict[str, list[int]]] = {}
-    for rank, settings in told:
+    for rank, settings in recorded:
         not_set = dict.fromkeys(sorted(variables), _NOT_SET) if settings.model is None else {}
         for name, value in (not_set | settings.values).items():
             found.setdefault((settings.model, name), {}).setdefault(value, []).append(rank)
@@ -98,7 +98,7 @@ def differences(ranks: Mapping[int, RankEvidence]) -> tuple[SettingDifference, .
     )
 
 
-def place_of(one: RankEvidence, model: int, *, is_hook: bool = False) -> CallSite | None:
+def find_setting_line(one: RankEvidence, model: int, *, is_hook: bool = False) -> CallSite | None:
     """Return the line at which a rank created a DDP instance, or registered its communication hook, if it has one."""
     settings = next((each for each in one.settings if each.model == model), None)
     if settings is None:

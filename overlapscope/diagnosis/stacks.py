@@ -6,9 +6,9 @@ import re
 from typing import Final, Literal
 
 from overlapscope.diagnosis.evidence import CallSite
-from overlapscope.trace.user_code import is_users_file
+from overlapscope.trace.user_code import is_user_file
 
-Waiting = Literal["data loader", "thread", "process", "socket", "file", "torch.distributed"]
+WaitReason = Literal["data loader", "thread", "process", "socket", "file", "torch.distributed"]
 
 _FRAME: Final = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 _THREAD: Final = re.compile(r"^(Current thread|Thread) 0x")
@@ -16,7 +16,7 @@ _THREAD: Final = re.compile(r"^(Current thread|Thread) 0x")
 _LOADERS: Final = re.compile(
     r"/torch/utils/data/|/site-packages/(webdataset|datasets|streaming|litdata|ffcv|nvidia/dali)/"
 )
-_CALLED: Final[tuple[tuple[Waiting, re.Pattern[str]], ...]] = (
+_CALLED: Final[tuple[tuple[WaitReason, re.Pattern[str]], ...]] = (
     ("torch.distributed", re.compile(r"/torch/distributed/")),
     ("process", re.compile(r"/(subprocess|multiprocessing/[a-z_]+)\.py$")),
     ("socket", re.compile(r"/(socket|ssl|selectors)\.py$|/(http|urllib|urllib3|requests)/")),
@@ -26,19 +26,19 @@ _CALLED: Final[tuple[tuple[Waiting, re.Pattern[str]], ...]] = (
 """What the user's line calls, by the file of the callee."""
 
 
-def user_line(stacks: str) -> CallSite | None:
+def find_user_line(stacks: str) -> CallSite | None:
     """Return the user's innermost line in the main thread; None if there is none."""
     frames = (CallSite(file=file, line=line, function=function) for file, line, function in _main_thread(stacks))
-    return next((frame for frame in frames if is_users_file(frame.file)), None)
+    return next((frame for frame in frames if is_user_file(frame.file)), None)
 
 
-def waits_for(stacks: str) -> Waiting | None:
+def find_wait_reason(stacks: str) -> WaitReason | None:
     """Return what the main thread waits for, as far as its frames show it: calls of C have none."""
     files = [file for file, _, _ in _main_thread(stacks)]
     if any(_LOADERS.search(file) for file in files):
         return "data loader"
     for file in files:
-        if is_users_file(file):
+        if is_user_file(file):
             break
         for what, pattern in _CALLED:
             if pattern.search(file):
@@ -46,7 +46,7 @@ def waits_for(stacks: str) -> Waiting | None:
     return None
 
 
-def has_begun_next(stacks: str, of_backward: CallSite | None) -> bool | None:
+def has_begun_next_iteration(stacks: str, of_backward: CallSite | None) -> bool | None:
     """Return True if the main thread is at an earlier line of the function that called the latest backward.
 
     Returns:

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from overlapscope.diagnosis.card import Card, LogExcerpt
-from overlapscope.diagnosis.entries import entries_of
+from overlapscope.diagnosis.card import LogExcerpt, RankSnapshot
+from overlapscope.diagnosis.entries import decode_entries
 from overlapscope.diagnosis.evidence import Entry
 from overlapscope.diagnosis.order_source import ProcessGroup
 from overlapscope.trace.group_log import ENTRY_DTYPE, Entries
 from overlapscope.trace.signature import Signature
 
 
-class ToldOrder:
+class LiveCollectiveOrder:
     """An ``OrderSource`` of rank snapshots.
 
     Args:
@@ -22,7 +22,7 @@ class ToldOrder:
         newest: latest reported number of ranks, by rank and name of the group: their snapshots may be older.
     """
 
-    def __init__(self, cards: Mapping[int, Card], newest: Mapping[int, Mapping[str, int]]) -> None:
+    def __init__(self, cards: Mapping[int, RankSnapshot], latest: Mapping[int, Mapping[str, int]]) -> None:
         self._cards = cards
         self._excerpts: dict[ProcessGroup, dict[int, LogExcerpt]] = {}
         for rank, card in sorted(cards.items()):
@@ -36,7 +36,7 @@ class ToldOrder:
                 )
                 self._excerpts.setdefault(group, {})[rank] = one
         self._newest = {
-            group: self._newest_in(group, excerpts, newest)
+            group: self._newest_in(group, excerpts, latest)
             for group, excerpts in sorted(
                 self._excerpts.items(), key=lambda item: (item[0].is_point_to_point, item[0].name, item[0].ranks)
             )
@@ -53,9 +53,9 @@ class ToldOrder:
     def oldest(self, group: ProcessGroup, rank: int) -> int:
         """Return the number of the oldest reported entry; one more than the latest if there is none."""
         excerpt = self._excerpts[group].get(rank)
-        return excerpt.rows[0][0] if excerpt and excerpt.rows else self.newest(group, rank) + 1
+        return excerpt.rows[0][0] if excerpt and excerpt.rows else self.latest(group, rank) + 1
 
-    def newest(self, group: ProcessGroup, rank: int) -> int:
+    def latest(self, group: ProcessGroup, rank: int) -> int:
         """Return the number of the latest entry, reported or not; 0 if there is none."""
         return self._newest[group].get(rank, 0)
 
@@ -63,14 +63,14 @@ class ToldOrder:
         """Return the reported entries with the numbers ``first`` to ``last``, in order."""
         card = self._cards.get(rank)
         rows = self._rows(group, rank, first, last)
-        return entries_of(rows, card.signatures, card.call_sites) if card else ()
+        return decode_entries(rows, card.signatures, card.call_sites) if card else ()
 
-    def oldest_open(self, group: ProcessGroup, rank: int) -> Entry | None:
+    def oldest_incomplete(self, group: ProcessGroup, rank: int) -> Entry | None:
         """Return the first entry of the trailing run of incomplete ones; None if there is none or it is unreported."""
         card, excerpt = self._cards.get(rank), self._excerpts[group].get(rank)
         if card is None or excerpt is None:
             return None
-        return next(iter(entries_of(excerpt.oldest_open, card.signatures, card.call_sites)), None)
+        return next(iter(decode_entries(excerpt.oldest_incomplete, card.signatures, card.call_sites)), None)
 
     def columns(self, group: ProcessGroup, rank: int, first: int, last: int) -> Entries:
         """Return the same entries as an array of ``ENTRY_DTYPE``."""
@@ -86,11 +86,11 @@ class ToldOrder:
 
     @staticmethod
     def _newest_in(
-        group: ProcessGroup, excerpts: Mapping[int, LogExcerpt], newest: Mapping[int, Mapping[str, int]]
+        group: ProcessGroup, excerpts: Mapping[int, LogExcerpt], latest: Mapping[int, Mapping[str, int]]
     ) -> dict[int, int]:
         """Return the latest number by rank; for sends and receives from snapshots only."""
-        found = {rank: excerpt.newest for rank, excerpt in excerpts.items()}
-        for rank in () if group.is_point_to_point else newest:
-            if rank in group.ranks and group.name in newest[rank]:
-                found[rank] = max(found.get(rank, 0), newest[rank][group.name])
+        found = {rank: excerpt.latest for rank, excerpt in excerpts.items()}
+        for rank in () if group.is_point_to_point else latest:
+            if rank in group.ranks and group.name in latest[rank]:
+                found[rank] = max(found.get(rank, 0), latest[rank][group.name])
         return dict(sorted(found.items()))

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
-from overlapscope.exports.tracks import Counter, Track
+from overlapscope.exports.tracks import CounterTrack, Track
 
-_Stop = tuple[int, int, int]
+_FlowPoint = tuple[int, int, int]
 """An end point of a flow arrow: (time in ns, rank, thread id of the track)."""
 
 
@@ -23,12 +23,12 @@ class ChromeFile:
 
     def __init__(self, file: IO[bytes], recording: str) -> None:
         self._file = file
-        self._stops: defaultdict[str, list[_Stop]] = defaultdict(list)
+        self._flow_points: defaultdict[str, list[_FlowPoint]] = defaultdict(list)
         about = json.dumps({"recording": recording, "clock": "CLOCK_MONOTONIC of rank 0's host"})
         self._file.write(f'{{"displayTimeUnit": "ms", "otherData": {about}, "traceEvents": ['.encode())
         self._separator = "\n"
 
-    def add_rank(self, rank: int, host: str, device: str, tracks: Iterable[Track | Counter]) -> int:
+    def add_rank(self, rank: int, host: str, device: str, tracks: Iterable[Track | CounterTrack]) -> int:
         """Write the tracks of a rank.
 
         Returns:
@@ -37,7 +37,7 @@ class ChromeFile:
         self._name("process", rank, f"rank {rank} ({host}, {device})", rank)
         slices = 0
         for thread, track in enumerate(tracks, start=1):
-            if isinstance(track, Counter):
+            if isinstance(track, CounterTrack):
                 self._add_samples(rank, track)
             else:
                 self._name("thread", rank, track.name, thread, tid=thread)
@@ -46,9 +46,9 @@ class ChromeFile:
 
     def close(self) -> None:
         """Write the flow arrows, which may connect any ranks, and the end of the file."""
-        for number, (name, stops) in enumerate(self._stops.items()):
-            for place, (time_ns, rank, thread) in enumerate(sorted(stops) if len(stops) > 1 else ()):
-                phase = "s" if place == 0 else "f" if place == len(stops) - 1 else "t"
+        for number, (name, stops) in enumerate(self._flow_points.items()):
+            for position, (time_ns, rank, thread) in enumerate(sorted(stops) if len(stops) > 1 else ()):
+                phase = "s" if position == 0 else "f" if position == len(stops) - 1 else "t"
                 arrow = {"ph": phase, "bp": "e", "id": number, "cat": "flow", "name": name.partition(" ")[0]}
                 self._add({**arrow, "pid": rank, "tid": thread, "ts": time_ns / 1e3})
         self._file.write(b"\n]}\n")
@@ -61,16 +61,16 @@ class ChromeFile:
             of_track = {"pid": rank, "tid": thread, "cat": track.name}
             self._add({**kind, **of_track, "name": one.name, "ts": one.start_ns / 1e3, "args": one.facts})
             for link in one.links:
-                self._stops[link].append((one.start_ns, rank, thread))
+                self._flow_points[link].append((one.start_ns, rank, thread))
         return len(track.slices)
 
-    def _add_samples(self, rank: int, counter: Counter) -> None:
+    def _add_samples(self, rank: int, counter: CounterTrack) -> None:
         for time_ns, value in counter.samples.itertuples(index=False):
             self._add({"ph": "C", "pid": rank, "name": counter.name, "ts": time_ns / 1e3, "args": {"ms": value}})
 
-    def _name(self, what: str, rank: int, name: str, place: int, **of: int) -> None:
+    def _name(self, what: str, rank: int, name: str, position: int, **of: int) -> None:
         self._add({"ph": "M", "pid": rank, **of, "name": f"{what}_name", "args": {"name": name}})
-        self._add({"ph": "M", "pid": rank, **of, "name": f"{what}_sort_index", "args": {"sort_index": place}})
+        self._add({"ph": "M", "pid": rank, **of, "name": f"{what}_sort_index", "args": {"sort_index": position}})
 
     def _add(self, event: Mapping[str, Any]) -> None:
         self._file.write(f"{self._separator}{json.dumps(event)}".encode())

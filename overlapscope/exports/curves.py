@@ -13,11 +13,11 @@ from overlapscope.analysis.summary import Summary
 PREFIX: Final = "overlapscope/"
 
 
-Log = Callable[..., object]
+LogScalars = Callable[..., object]
 """Callback with a step's scalars by name and the step as ``step=``, like ``mlflow.log_metrics`` and ``wandb.log``."""
 
 
-def scalars_by_step(summary: Summary) -> pd.DataFrame:
+def compute_step_scalars(summary: Summary) -> pd.DataFrame:
     """Compute the breakdown of each step that all ranks have finished, as means over the ranks.
 
     Returns:
@@ -32,7 +32,7 @@ def scalars_by_step(summary: Summary) -> pd.DataFrame:
     return ms.assign(overlap_ratio=means["hidden_ns"] / means["communication_ns"]).add_prefix(PREFIX)
 
 
-def log_steps(summary: Summary, log: Log, after_step: int = -1) -> int:
+def log_steps(summary: Summary, log: LogScalars, after_step: int = -1) -> int:
     """Log the scalars of each step, in order of steps.
 
     Args:
@@ -41,7 +41,7 @@ def log_steps(summary: Summary, log: Log, after_step: int = -1) -> int:
     Returns:
         The last step logged so far.
     """
-    scalars = scalars_by_step(summary)
+    scalars = compute_step_scalars(summary)
     scalars = scalars[scalars.index > after_step]
     for step, row in zip(scalars.index, scalars.to_dict("records"), strict=True):
         log({str(name): value for name, value in row.items() if value == value}, step=int(step))  # not NaN

@@ -11,15 +11,15 @@ from overlapscope.analysis.analysis import Analysis
 from overlapscope.diagnosis.attempts import read_attempt
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.errors import OverlapScopeError
-from overlapscope.exports.open_metrics import Sample, samples_of, samples_of_verdict, text_of
-from overlapscope.trace.attempts import newest_attempt, recorded_ranks
-from overlapscope.trace.log import live_records
+from overlapscope.exports.open_metrics import Sample, format_open_metrics, generate_samples, generate_verdict_samples
+from overlapscope.trace.attempts import find_latest_attempt, find_recorded_ranks
+from overlapscope.trace.log import live_record_limit
 from overlapscope.trace.reader import read_trace
 
-_OF_ALL_RANKS: Final = ("overlapscope_fault", "overlapscope_verdict")
+_WHOLE_JOB_FAMILIES: Final = ("overlapscope_fault", "overlapscope_verdict")
 
 
-def metrics_text(traces: Path, *, is_live: bool) -> str:
+def compute_metrics_text(traces: Path, *, is_live: bool) -> str:
     """Compute the current metrics of a run as OpenMetrics text.
 
     Args:
@@ -29,24 +29,24 @@ def metrics_text(traces: Path, *, is_live: bool) -> str:
     Raises:
         OverlapScopeError: nothing can be read, for example because nothing has been recorded yet.
     """
-    attempt = newest_attempt(traces)
-    only_newest = live_records(len(recorded_ranks(attempt))) if is_live else None
+    attempt = find_latest_attempt(traces)
+    latest_records = live_record_limit(len(find_recorded_ranks(attempt))) if is_live else None
     samples = [Sample("overlapscope_live", int(is_live))]
     try:
-        trace = read_trace(attempt, only_newest=only_newest)
+        trace = read_trace(attempt, latest_records=latest_records)
     except OverlapScopeError:
         if is_live:
             raise
         judged = read_attempt(attempt)  # the run may have ended before its first step
         missing = set(judged.evidence.expected_ranks) - set(judged.evidence.ranks)
-        samples += samples_of_verdict(judged.verdict)
+        samples += generate_verdict_samples(judged.verdict)
     else:
         missing = set(trace.expected_ranks) - set(trace.ranks["rank"])
-        samples += samples_of(Analysis(trace), Diagnosis.of(attempt))
+        samples += generate_samples(Analysis(trace), Diagnosis.of(attempt))
     if missing:
         # The folder may hold only the ranks of this host: whether the whole job is healthy can't be known here.
-        samples = [sample for sample in samples if sample.family not in _OF_ALL_RANKS]
-    return text_of({traces.resolve().name: samples})
+        samples = [sample for sample in samples if sample.family not in _WHOLE_JOB_FAMILIES]
+    return format_open_metrics({traces.resolve().name: samples})
 
 
 def replace_file(path: Path, text: str) -> None:

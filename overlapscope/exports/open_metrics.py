@@ -22,7 +22,7 @@ FAMILIES: Final = {
     "overlapscope_hidden_seconds": "Mean communication of a step under which something else goes on.",
     "overlapscope_overlap_ratio": "Hidden over all communication.",
     "overlapscope_steps_counted": "How many steps the means are of: those that are alike.",
-    "overlapscope_newest_step": "Number of the newest step that a rank has finished.",
+    "overlapscope_latest_step": "Number of the newest step that a rank has finished.",
     "overlapscope_ranks": "How many ranks left a recording.",
     "overlapscope_ranks_expected": "How many ranks train together.",
     "overlapscope_straggler_cost_seconds": "What late ranks, a slow link or long transfers (of nobody) add to a step.",
@@ -46,7 +46,7 @@ class Sample:
     labels: Labels = ()
 
 
-def samples_of(analysis: Analysis, diagnosis: Diagnosis | None) -> Iterator[Sample]:
+def generate_samples(analysis: Analysis, diagnosis: Diagnosis | None) -> Iterator[Sample]:
     """Generate the samples of a run.
 
     Args:
@@ -57,7 +57,7 @@ def samples_of(analysis: Analysis, diagnosis: Diagnosis | None) -> Iterator[Samp
     if trace.expected_ranks:
         yield Sample("overlapscope_ranks_expected", len(trace.expected_ranks))
     if len(trace.steps):
-        yield Sample("overlapscope_newest_step", int(trace.steps["step"].max()))
+        yield Sample("overlapscope_latest_step", int(trace.steps["step"].max()))
     yield Sample("overlapscope_steps_counted", summary.steps)
     if summary.steps:
         yield Sample("overlapscope_step_seconds", summary.mean.step.value / 1e9)
@@ -74,16 +74,16 @@ def samples_of(analysis: Analysis, diagnosis: Diagnosis | None) -> Iterator[Samp
         yield Sample("overlapscope_straggler_cost_seconds", finding.cost.value / 1e9, labels)
     if diagnosis is not None:
         yield Sample("overlapscope_incidents", sum(report.retracted_ns is None for report in diagnosis.reports))
-        yield from samples_of_verdict(diagnosis.verdict)
+        yield from generate_verdict_samples(diagnosis.verdict)
 
 
-def samples_of_verdict(verdict: Verdict) -> Iterator[Sample]:
+def generate_verdict_samples(verdict: Verdict) -> Iterator[Sample]:
     """Generate the samples of a job's verdict."""
     yield Sample("overlapscope_fault", int(verdict.is_fault))
     yield Sample("overlapscope_verdict", 1, (("kind", verdict.kind), ("certainty", verdict.certainty)))
 
 
-def text_of(samples: Mapping[str, Sequence[Sample]]) -> str:
+def format_open_metrics(samples: Mapping[str, Sequence[Sample]]) -> str:
     """Format the samples of several runs as github.com/prometheus/OpenMetrics specifies.
 
     Args:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import IO, Any, Final
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.exports.tracks import Counter, Track
+from overlapscope.exports.tracks import CounterTrack, Track
 
 _SEQUENCE: Final = 1
 """Packet sequence id; all packets are of one sequence."""
@@ -39,31 +39,33 @@ class PerfettoFile:
         self._recording = recording
         self._described: set[str] = set()
 
-    def add_rank(self, rank: int, host: str, device: str, tracks: Iterable[Track | Counter]) -> int:
+    def add_rank(self, rank: int, host: str, device: str, tracks: Iterable[Track | CounterTrack]) -> int:
         """Write the tracks of a rank.
 
         Returns:
             The number of slices written.
         """
         of_host, of_rank = f"host {host}", f"host {host}/rank {rank}"
-        self._describe(of_host, of_host)
-        self._describe(of_rank, f"rank {rank} ({device})", parent=of_host, place=rank)
+        self._write_descriptor(of_host, of_host)
+        self._write_descriptor(of_rank, f"rank {rank} ({device})", parent=of_host, sibling_index=rank)
         slices = 0
-        for place, track in enumerate(tracks):
+        for sibling_index, track in enumerate(tracks):
             path = f"{of_rank}/{track.name}"
-            if isinstance(track, Counter):
-                self._describe(path, track.name, parent=of_rank, place=place, unit="ms a step")
+            if isinstance(track, CounterTrack):
+                self._write_descriptor(path, track.name, parent=of_rank, sibling_index=sibling_index, unit="ms a step")
                 self._add_samples(path, track)
             else:
                 path += f"/{track.row}"
-                self._describe(path, track.name, parent=of_rank, place=place)
+                self._write_descriptor(path, track.name, parent=of_rank, sibling_index=sibling_index)
                 slices += self._add_slices(path, track)
         return slices
 
     def close(self) -> None:
         """Finish the file; nothing is left to be written."""
 
-    def _describe(self, path: str, name: str, *, parent: str = "", place: int = 0, unit: str = "") -> None:
+    def _write_descriptor(
+        self, path: str, name: str, *, parent: str = "", sibling_index: int = 0, unit: str = ""
+    ) -> None:
         if path in self._described:
             return
         packet = self._packet()
@@ -71,16 +73,16 @@ class PerfettoFile:
             packet.sequence_flags = packet.SEQ_INCREMENTAL_STATE_CLEARED
         self._described.add(path)
         track = packet.track_descriptor
-        track.uuid, track.name, track.sibling_order_rank = self._number(path), name, place
+        track.uuid, track.name, track.sibling_order_rank = self._unique_id(path), name, sibling_index
         track.child_ordering = track.EXPLICIT
         if parent:
-            track.parent_uuid = self._number(parent)
+            track.parent_uuid = self._unique_id(parent)
         if unit:
             track.counter.unit_name = unit
         self._builder.write_packet(packet)
 
     def _add_slices(self, path: str, track: Track) -> int:
-        number = self._number(path)
+        number = self._unique_id(path)
         for one in track:
             packet = self._packet(one.start_ns)
             event = packet.track_event
@@ -89,8 +91,8 @@ class PerfettoFile:
             for name, value in one.facts.items():
                 annotation = event.debug_annotations.add()
                 annotation.name = name
-                setattr(annotation, _field_of(value), value)
-            event.flow_ids.extend(map(self._number, one.links))
+                setattr(annotation, _annotation_field(value), value)
+            event.flow_ids.extend(map(self._unique_id, one.links))
             self._builder.write_packet(packet)
             if not track.is_instants:
                 packet = self._packet(one.end_ns)
@@ -98,11 +100,11 @@ class PerfettoFile:
                 self._builder.write_packet(packet)
         return len(track.slices)
 
-    def _add_samples(self, path: str, counter: Counter) -> None:
+    def _add_samples(self, path: str, counter: CounterTrack) -> None:
         for time_ns, value in counter.samples.itertuples(index=False):
             packet = self._packet(int(time_ns))
             event = packet.track_event
-            event.track_uuid, event.type, event.double_counter_value = self._number(path), event.TYPE_COUNTER, value
+            event.track_uuid, event.type, event.double_counter_value = self._unique_id(path), event.TYPE_COUNTER, value
             self._builder.write_packet(packet)
 
     def _packet(self, time_ns: int | None = None) -> Any:
@@ -112,12 +114,12 @@ class PerfettoFile:
             packet.timestamp = time_ns
         return packet
 
-    def _number(self, name: str) -> int:
+    def _unique_id(self, name: str) -> int:
         """Hash the path of a track or the name of an arrow to a unique 64-bit id."""
         return int.from_bytes(hashlib.blake2b(f"{self._recording}\0{name}".encode(), digest_size=8).digest())
 
 
-def _field_of(value: object) -> str:
+def _annotation_field(value: object) -> str:
     """Return the field of ``DebugAnnotation`` for a value of this type."""
     kinds = {bool: "bool_value", int: "int_value", float: "double_value"}
     return kinds.get(type(value), "string_value")

@@ -10,17 +10,17 @@ import pandas as pd
 
 from overlapscope.analysis.analysis import Analysis
 
-Kind = Literal["csv", "parquet"]
+TableFormat = Literal["csv", "parquet"]
 
 _ROWS: Final = 20_000
 """Number of rows converted to CSV at a time, so that a table of millions is not in memory as text too."""
 
 
-def tables_of(analysis: Analysis) -> dict[str, pd.DataFrame]:
+def collect_tables(analysis: Analysis) -> dict[str, pd.DataFrame]:
     """Return the non-empty tables of a recording by name: ``account`` (breakdown of each step) and those recorded."""
     trace = analysis.trace
     tables = {
-        "account": analysis.summary.figures.assign(is_counted=analysis.summary.is_alike),
+        "account": analysis.summary.figures.assign(is_counted=analysis.summary.is_steady),
         **{name: getattr(trace, name) for name in ("ranks", "steps", "phases", "gradients", "copies", "collectives")},
         **{name: getattr(trace, name) for name in ("segments", "user_collectives", "pauses", "incidents", "links")},
         **{name: getattr(trace, name) for name in ("plans", "call_sites")},
@@ -28,22 +28,22 @@ def tables_of(analysis: Analysis) -> dict[str, pd.DataFrame]:
     return {name: table for name, table in tables.items() if len(table)}
 
 
-def write_table(table: pd.DataFrame, file: IO[bytes], kind: Kind) -> None:
+def write_table(table: pd.DataFrame, file: IO[bytes], kind: TableFormat) -> None:
     """Write a table to a file opened in binary mode."""
     if kind == "parquet":
-        file.write(parquet_of(table))
+        file.write(encode_parquet(table))
     else:
-        file.writelines(csv_parts(table))
+        file.writelines(generate_csv(table))
 
 
-def csv_parts(table: pd.DataFrame) -> Iterator[bytes]:
+def generate_csv(table: pd.DataFrame) -> Iterator[bytes]:
     """Generate a table as CSV, some rows at a time."""
     for begin in range(0, max(1, len(table)), _ROWS):
         rows = table.iloc[begin : begin + _ROWS]
         yield rows.to_csv(index=False, header=not begin, lineterminator="\n").encode()
 
 
-def parquet_of(table: pd.DataFrame) -> bytes:
+def encode_parquet(table: pd.DataFrame) -> bytes:
     """Return a table as the content of a Parquet file."""
     buffer = io.BytesIO()
     table.to_parquet(buffer, index=False)

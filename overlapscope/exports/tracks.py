@@ -13,18 +13,18 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pandas as pd
 
-from overlapscope.account.arrivals import arrivals_by_collective, match_collectives
+from overlapscope.account.arrivals import compute_arrivals, match_collectives
 from overlapscope.account.intervals import Int64Array
 from overlapscope.account.wording import PHASE_LABELS
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.density import SpanIndex, index_spans
-from overlapscope.analysis.lanes import LanesByRank, buckets_of_gradients
+from overlapscope.analysis.lanes import LaneCache, buckets_of_gradients
 from overlapscope.trace.reader import Trace
 
 COUNTERS: Final = {"exposed communication": "exposed_ns", "hidden communication": "hidden_ns"}
 """Column of the step-time breakdown that each counter shows for every step, by the name of the counter."""
 
-_NO_FACTS: Final = ("start_ns", "end_ns", "name", "way", "together")
+_NON_FACT_COLUMNS: Final = ("start_ns", "end_ns", "name", "way", "together")
 """Columns of slices that are not facts."""
 
 _BUCKET: Final = ["rank", "model", "step", "bucket"]
@@ -64,8 +64,8 @@ class Track:
     """True if each slice is a point in time, without a duration."""
 
     def __iter__(self) -> Iterator[Slice]:
-        columns = {str(name): _plain(column) for name, column in self.slices.items()}
-        facts = [(name, values) for name, values in columns.items() if name not in _NO_FACTS]
+        columns = {str(name): _to_python(column) for name, column in self.slices.items()}
+        facts = [(name, values) for name, values in columns.items() if name not in _NON_FACT_COLUMNS]
         nothing = [None] * len(self.slices)
         ways, together = columns.get("way", nothing), columns.get("together", nothing)
         for at, times in enumerate(zip(columns["start_ns"], columns["end_ns"], columns["name"], strict=True)):
@@ -75,7 +75,7 @@ class Track:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Counter:
+class CounterTrack:
     """A counter of a rank, with a value for each step."""
 
     rank: int
@@ -97,7 +97,7 @@ class Tracks:
         self._steps = trace.steps[_is_in(trace.steps["step"], steps)]
         self._is_all = steps == slice(None)
         self._figures = analysis.summary.figures
-        self._lanes = LanesByRank(trace)
+        self._lanes = LaneCache(trace)
         collectives = _collectives(trace)
         self._of_lane = {
             "phases": _phases(trace),
@@ -113,7 +113,7 @@ class Tracks:
             "own collectives": trace.user_collectives.assign(name="waits for a collective of the script"),
         }
 
-    def of_rank(self, rank: int) -> Iterator[Track | Counter]:
+    def tracks_of_rank(self, rank: int) -> Iterator[Track | CounterTrack]:
         """Generate the tracks of a rank, from top to bottom; none if it has none of the steps."""
         steps = self._steps[self._steps["rank"] == rank]
         if steps.empty and not self._is_all:
@@ -121,21 +121,21 @@ class Tracks:
         whole = np.iinfo(np.int64)
         window = (whole.min, whole.max) if self._is_all else (int(steps["start_ns"].min()), int(steps["end_ns"].max()))
         names = "step " + steps["step"].astype(str)
-        yield from _side_by_side(rank, "steps", steps[["start_ns", "end_ns", "step"]].assign(name=names))
+        yield from _stack_tracks(rank, "steps", steps[["start_ns", "end_ns", "step"]].assign(name=names))
         timeline = self._lanes.timeline([rank])
         for lane in timeline.lanes:
             facts = self._of_lane[lane.name]
             yield from _tracks(rank, lane.name, lane.spans, facts, timeline.begin_ns, window, lane.is_instants)
         for name, table in self._others.items():
-            own = table[(table["rank"] == rank) & _is_near(table["start_ns"], table["end_ns"], window)]
-            yield from _side_by_side(rank, name, own.drop(columns="rank"))
+            own = table[(table["rank"] == rank) & _overlaps_window(table["start_ns"], table["end_ns"], window)]
+            yield from _stack_tracks(rank, name, own.drop(columns="rank"))
         figures = self._figures[self._figures["rank"] == rank].merge(steps[["step", "start_ns"]], on="step")
         for name, figure in COUNTERS.items():
             samples = pd.DataFrame({"time_ns": figures["start_ns"], "value": figures[figure] / 1e6})
-            yield Counter(rank=rank, name=name, samples=samples.sort_values("time_ns", ignore_index=True))
+            yield CounterTrack(rank=rank, name=name, samples=samples.sort_values("time_ns", ignore_index=True))
 
 
-def _plain(column: pd.Series[Any]) -> list[Any]:
+def _to_python(column: pd.Series[Any]) -> list[Any]:
     """Convert a column to Python values, None where they are missing."""
     return column.astype("object").where(column.notna(), None).tolist()
 
@@ -161,7 +161,7 @@ def _tracks(
         begin_ns: time that is 0 in the spans.
         window: (start, end); slices outside are left out.
     """
-    near = _is_near(spans.starts_ns + begin_ns, spans.ends_ns + begin_ns, window)
+    near = _overlaps_window(spans.starts_ns + begin_ns, spans.ends_ns + begin_ns, window)
     for row in np.unique(spans.stack[near]).tolist():
         at = np.flatnonzero(near & (spans.stack == row))
         times = {"start_ns": spans.starts_ns[at] + begin_ns, "end_ns": spans.ends_ns[at] + begin_ns}
@@ -169,12 +169,12 @@ def _tracks(
         yield Track(rank=rank, name=name, row=row, slices=slices, is_instants=is_instants)
 
 
-def _is_near(starts_ns: Any, ends_ns: Any, window: tuple[int, int]) -> Any:
+def _overlaps_window(starts_ns: Any, ends_ns: Any, window: tuple[int, int]) -> Any:
     """Return a mask of the spans that overlap the window."""
     return ((ends_ns > window[0]) | (starts_ns >= window[0])) & (starts_ns < window[1])
 
 
-def _side_by_side(rank: int, name: str, table: pd.DataFrame) -> Iterator[Track]:
+def _stack_tracks(rank: int, name: str, table: pd.DataFrame) -> Iterator[Track]:
     starts_ns, ends_ns = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
     spans = index_spans(starts_ns, ends_ns, np.zeros(len(table)), np.arange(len(table)))
     whole = np.iinfo(np.int64)
@@ -193,14 +193,14 @@ def _gradients(trace: Trace) -> pd.DataFrame:
     unnamed = "parameter " + gradients["parameter"].astype(str)
     return gradients[["step", "model"]].assign(
         name=pd.Series(names, index=gradients.index).fillna(unnamed) + " is ready",
-        bucket=_or_missing(buckets_of_gradients(gradients, trace.plans)),
+        bucket=_negative_to_missing(buckets_of_gradients(gradients, trace.plans)),
     )
 
 
 def _collectives(trace: Trace) -> pd.DataFrame:
     """Return name and facts of each row of ``trace.collectives``."""
     table = trace.collectives
-    bucket = _or_missing(table["bucket"].to_numpy())
+    bucket = _negative_to_missing(table["bucket"].to_numpy())
     op = table["op"].astype(str)
     is_of_bucket = bucket.notna().to_numpy()
     names = op.where(~is_of_bucket, op + " of bucket " + bucket.astype(str))
@@ -209,14 +209,14 @@ def _collectives(trace: Trace) -> pd.DataFrame:
         name=names.where(is_over, names + ", not completed"),
         bucket=bucket,
         parameters=_parameters(trace, table.assign(bucket=bucket)),
-        call_site=_lines(trace),
-        way=_or_missing(np.where(is_of_bucket & op.isin(_REDUCES), np.arange(len(table)), -1)),
-        together=_or_missing(np.full(len(table), -1)),
+        call_site=_call_sites(trace),
+        way=_negative_to_missing(np.where(is_of_bucket & op.isin(_REDUCES), np.arange(len(table)), -1)),
+        together=_negative_to_missing(np.full(len(table), -1)),
         start_is_bound=table["start_is_bound"],
         end_uncertainty_ns=table["end_uncertainty_ns"],
     )
     matched = match_collectives(trace)
-    rows, arrivals = matched.rows.ravel(), arrivals_by_collective(matched)
+    rows, arrivals = matched.rows.ravel(), compute_arrivals(matched)
     for column in ("wait_ns", "transfer_ns", "last_rank", "busbw_bytes_per_s"):
         facts[column] = pd.Series(arrivals[column].to_numpy(), index=facts.index[rows]).reindex(facts.index)
     facts = facts.astype(dict.fromkeys(("wait_ns", "transfer_ns", "last_rank"), "Int64"))
@@ -238,11 +238,15 @@ def _copies(trace: Trace, collectives: pd.DataFrame) -> pd.DataFrame:
     The n-th copy of a bucket in a step belongs to its n-th reduction, in either direction.
     """
     copies = trace.copies
-    turns = [*_BUCKET, "turn"]
+    occurrence_keys = [*_BUCKET, "turn"]
     reduced = collectives[collectives["way"].notna()]
-    reduced = reduced.assign(turn=reduced.groupby(_BUCKET).cumcount())[[*turns, "way"]]
+    reduced = reduced.assign(turn=reduced.groupby(_BUCKET).cumcount())[[*occurrence_keys, "way"]]
     turn = copies.groupby([*_BUCKET, "direction"], observed=True).cumcount()
-    way = copies[_BUCKET].assign(turn=turn).merge(reduced.astype(dict.fromkeys(turns, "int64")), on=turns, how="left")
+    way = (
+        copies[_BUCKET]
+        .assign(turn=turn)
+        .merge(reduced.astype(dict.fromkeys(occurrence_keys, "int64")), on=occurrence_keys, how="left")
+    )
     return copies[["step", "model", "bucket"]].assign(
         name="bucket " + copies["bucket"].astype(str) + " is copied " + copies["direction"].astype(str),
         parameters=_parameters(trace, copies),
@@ -259,17 +263,17 @@ def _rounds(trace: Trace) -> pd.DataFrame:
 
 def _parameters(trace: Trace, table: pd.DataFrame) -> pd.Series[Any]:
     """Return the parameters of each row's bucket as text."""
-    by_bucket = trace.plans.sort_values("position").groupby(_PLAN)["name"].agg(_some)
+    by_bucket = trace.plans.sort_values("position").groupby(_PLAN)["name"].agg(_join_first_names)
     keys = pd.MultiIndex.from_frame(table[_PLAN].astype("Int64").fillna(-1).astype("int64"))
     return pd.Series(by_bucket.reindex(keys).to_numpy(), index=table.index, dtype="object")
 
 
-def _some(names: pd.Series[str]) -> str:
+def _join_first_names(names: pd.Series[str]) -> str:
     more = len(names) - _PARAMETERS_NAMED
     return ", ".join(names.iloc[:_PARAMETERS_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _lines(trace: Trace) -> pd.Series[Any]:
+def _call_sites(trace: Trace) -> pd.Series[Any]:
     """Return the call site of each collective as text: file, line and function."""
     sites = trace.call_sites
     text = sites["file"] + ":" + sites["line"].astype(str) + " (" + sites["function"] + ")"
@@ -279,7 +283,7 @@ def _lines(trace: Trace) -> pd.Series[Any]:
     return pd.Series(known.reindex(keys).to_numpy(), index=trace.collectives.index, dtype="object")
 
 
-def _or_missing(numbers: Int64Array) -> pd.Series[int]:
+def _negative_to_missing(numbers: Int64Array) -> pd.Series[int]:
     """Convert to nullable integers, with negative numbers as NA."""
     series = pd.Series(numbers).astype("Int64")
     return series.mask(series < 0)

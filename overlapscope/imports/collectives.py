@@ -44,11 +44,11 @@ class Collective:
     end_ns: int | None = None
 
 
-def collectives_of(profile: Profile) -> tuple[list[Collective], Counter[str]]:
+def extract_collectives(profile: Profile) -> tuple[list[Collective], Counter[str]]:
     """Return the collectives that an event log can hold, in launch order, and the number of others by name."""
     found, left_out = [], Counter[str]()
-    ran = _runs_on_device(profile)
-    on_host = {op: iter(_runs_on_host(profile, op)) for op in _OPS.values()}
+    ran = _device_spans(profile)
+    on_host = {op: iter(_host_spans(profile, op)) for op in _OPS.values()}
     columns = ("id", "op", "elements", "dtype", "group", "start_ns")
     for identity, name, elements, dtype, group, launch_ns in zip(
         *(profile.collectives[column].tolist() for column in columns), strict=True
@@ -76,7 +76,7 @@ def collectives_of(profile: Profile) -> tuple[list[Collective], Counter[str]]:
     return found, left_out
 
 
-def _runs_on_device(profile: Profile) -> dict[int, tuple[int, int]]:
+def _device_spans(profile: Profile) -> dict[int, tuple[int, int]]:
     """Return (start, end) of each collective by id: from its first kernel until its last."""
     kernels = profile.kernels[profile.kernels["op"] != ""]
     edges = kernels.groupby("id").agg({"start_ns": "min", "end_ns": "max"})
@@ -86,7 +86,7 @@ def _runs_on_device(profile: Profile) -> dict[int, tuple[int, int]]:
     }
 
 
-def _runs_on_host(profile: Profile, op: str) -> list[tuple[int, int]]:
+def _host_spans(profile: Profile, op: str) -> list[tuple[int, int]]:
     spans = profile.spans
     own = spans.loc[(spans["kind"] == "backend") & spans["name"].str.endswith(f":{op}"), ["start_ns", "end_ns"]]
     return [(start, end) for start, end in own.to_numpy().tolist()]

@@ -19,17 +19,17 @@ from overlapscope.errors import OverlapScopeError
 Event = dict[str, Any]
 
 _CHUNK_BYTES: Final = 4 * 1024**2
-_MOST_AROUND_BYTES: Final = 64 * 1024**2
+_MAX_HEADER_BYTES: Final = 64 * 1024**2
 """Maximum size of text before, between or after events; real traces have a few kilobytes."""
 _EVENTS: Final = b'"traceEvents"'
-_EVERY_EVENT_HAS: Final = b'"ph"'
+_EVENT_KEY: Final = b'"ph"'
 _GZIP: Final = b"\x1f\x8b"
 _WITH_GZIP_HEADER: Final = 16 + zlib.MAX_WBITS
-_PACKED_BYTES: Final = 256 * 1024
+_COMPRESSED_CHUNK_BYTES: Final = 256 * 1024
 _DECODER: Final = json.JSONDecoder()
 
 
-class _Unpack(Protocol):
+class _Decompressor(Protocol):
     """The type of ``zlib.decompressobj()``, which has no public name."""
 
     @property
@@ -67,7 +67,7 @@ class EventStream:
             is_compressed = self._raw.peek(2)[:2] == _GZIP
         except OSError as error:
             raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
-        self._gzip: _Unpack | None = zlib.decompressobj(wbits=_WITH_GZIP_HEADER) if is_compressed else None
+        self._gzip: _Decompressor | None = zlib.decompressobj(wbits=_WITH_GZIP_HEADER) if is_compressed else None
 
     def batches(self) -> Iterator[list[Event]]:
         """Generate all events, some ten thousand at a time, in file order; integers beyond 64 bits become floats.
@@ -77,26 +77,28 @@ class EventStream:
         """
         with self._raw:
             before, text = self._find_events()
-            while more := self._more():
+            while more := self._read_chunk():
                 text += more
-                events, text = self._cut(text)
+                events, text = self._split_complete_events(text)
                 if events:
                     yield events
-            events, after = self._last(text)
+            events, after = self._parse_last_events(text)
             yield events
             self._read_header(before, after)
 
-    def _more(self) -> bytes:
+    def _read_chunk(self) -> bytes:
         try:
-            chunk = self._raw.read(_CHUNK_BYTES) if self._gzip is None else self._unpacked(self._gzip)
+            chunk = self._raw.read(_CHUNK_BYTES) if self._gzip is None else self._decompress_chunk(self._gzip)
         except (OSError, zlib.error) as error:
             self.problem = f"it can't be read to its end ({error})"
             chunk = b""
         self.read_bytes = self._raw.tell()
         return chunk
 
-    def _unpacked(self, unpack: _Unpack) -> bytes:
-        while not (chunk := unpack.decompress(unpack.unconsumed_tail or self._raw.read(_PACKED_BYTES), _CHUNK_BYTES)):
+    def _decompress_chunk(self, unpack: _Decompressor) -> bytes:
+        while not (
+            chunk := unpack.decompress(unpack.unconsumed_tail or self._raw.read(_COMPRESSED_CHUNK_BYTES), _CHUNK_BYTES)
+        ):
             if unpack.eof:
                 return b""
             if not unpack.unconsumed_tail and not self._raw.peek(1):
@@ -106,60 +108,60 @@ class EventStream:
 
     def _find_events(self) -> tuple[bytes, bytes]:
         """Return the text before the first event, and the text from there on that has been read."""
-        text = self._more()
+        text = self._read_chunk()
         if text.lstrip()[:1] == b"[":
             begin = text.index(b"[") + 1
             return b"", text[begin:]
-        while (place := text.find(_EVENTS)) < 0 or (begin := text.find(b"[", place)) < 0:
-            more = self._more()
-            if not more or len(text) > _MOST_AROUND_BYTES:
+        while (position := text.find(_EVENTS)) < 0 or (begin := text.find(b"[", position)) < 0:
+            more = self._read_chunk()
+            if not more or len(text) > _MAX_HEADER_BYTES:
                 raise OverlapScopeError(
                     f"{self._path}: not a trace of torch.profiler (no list of traceEvents); export one with "
                     "prof.export_chrome_trace() or tensorboard_trace_handler()"
                 )
             text += more
-        return text[:place], text[begin + 1 :]
+        return text[:position], text[begin + 1 :]
 
-    def _cut(self, text: bytes) -> tuple[list[Event], bytes]:
+    def _split_complete_events(self, text: bytes) -> tuple[list[Event], bytes]:
         """Return complete events at the beginning of the text, and the text after them.
 
         The text is cut before the last event that has its ``"ph"``, as that one may be incomplete. Example:
         ``{"ph":1},{"ph":2},{"p`` is cut into the event ``{"ph":1}`` and the text ``{"ph":2},{"p``.
         """
-        newest = text.rfind(_EVERY_EVENT_HAS)
-        comma = text.rfind(b",", 0, max(0, text.rfind(b"{", 0, max(0, newest))))
+        latest = text.rfind(_EVENT_KEY)
+        comma = text.rfind(b",", 0, max(0, text.rfind(b"{", 0, max(0, latest))))
         if comma > 0:
             try:
                 return orjson.loads(b"[" + text[:comma] + b"]"), text[comma + 1 :]
             except orjson.JSONDecodeError:
                 pass  # the cut was within an event
-        if len(text) <= _MOST_AROUND_BYTES:
+        if len(text) <= _MAX_HEADER_BYTES:
             return [], text
-        events, rest = self._one_by_one(text)
+        events, rest = self._parse_event_by_event(text)
         if not events:
             raise OverlapScopeError(f"{self._path}: not a trace ({len(text):,} bytes without a whole event)")
         return events, rest
 
-    def _last(self, text: bytes) -> tuple[list[Event], bytes]:
+    def _parse_last_events(self, text: bytes) -> tuple[list[Event], bytes]:
         """Return the last events, and the text after the list."""
-        events, rest = self._one_by_one(text)
+        events, rest = self._parse_event_by_event(text)
         if not rest.lstrip().startswith(b"]") and self.problem is None:
             self.problem = "it ends in the middle of an event"
         return events, rest
 
-    def _one_by_one(self, text: bytes) -> tuple[list[Event], bytes]:
+    def _parse_event_by_event(self, text: bytes) -> tuple[list[Event], bytes]:
         """Return all complete events at the beginning of the text, and the rest of it."""
         decoded = text.decode("utf-8", errors="replace")
         events: list[Event] = []
-        place = 0
+        position = 0
         while True:
-            begin = place
+            begin = position
             while decoded[begin : begin + 1] in (",", " ", "\n", "\r", "\t") and begin < len(decoded):
                 begin += 1
             if decoded[begin : begin + 1] != "{":
                 return events, decoded[begin:].encode()
             try:
-                event, place = _DECODER.raw_decode(decoded, begin)
+                event, position = _DECODER.raw_decode(decoded, begin)
             except (json.JSONDecodeError, RecursionError):
                 return events, decoded[begin:].encode()
             events.append(event)

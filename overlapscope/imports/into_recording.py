@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.imports.kineto import Source
-from overlapscope.imports.training import Bucket, Training
-from overlapscope.trace.checksum import json_line
-from overlapscope.trace.closed_log import event_log_of
+from overlapscope.imports.kineto import TraceMetadata
+from overlapscope.imports.training import Bucket, ImportedTraining
+from overlapscope.trace.checksum import dump_json_line
+from overlapscope.trace.closed_log import serialize_event_log
 from overlapscope.trace.format import (
     CALL_SITES_FILE,
     DTYPE_BYTES,
@@ -23,19 +23,19 @@ from overlapscope.trace.format import (
     rank_folder,
     write_json,
 )
-from overlapscope.trace.seal import seal
+from overlapscope.trace.seal import write_manifest
 
 
 @dataclass(frozen=True, kw_only=True)
-class Imported:
+class ImportedRank:
     """The trace of one rank, and the training run found in it."""
 
     rank: int
-    source: Source
-    training: Training
+    source: TraceMetadata
+    training: ImportedTraining
 
 
-def ranks_of(sources: Sequence[Source]) -> list[int]:
+def assign_ranks(sources: Sequence[TraceMetadata]) -> list[int]:
     """Return the rank of each trace, as recorded in it; 0 for a single trace without one.
 
     Raises:
@@ -56,7 +56,7 @@ def ranks_of(sources: Sequence[Source]) -> list[int]:
     return [source.rank for source in sources if source.rank is not None]
 
 
-def write_recording(folder: Path, imported: Sequence[Imported]) -> None:
+def write_recording(folder: Path, imported: Sequence[ImportedRank]) -> None:
     """Write the recordings of all ranks into a folder.
 
     Raises:
@@ -69,7 +69,7 @@ def write_recording(folder: Path, imported: Sequence[Imported]) -> None:
         raise OverlapScopeError(f"{folder}: can't be written ({error.strerror})") from None
 
 
-def _write_rank(folder: Path, one: Imported, count: int) -> None:
+def _write_rank(folder: Path, one: ImportedRank, count: int) -> None:
     source, records = one.source, one.training.records.copy()
     folder.mkdir(parents=True)
     for edge in ("start_ns", "end_ns"):
@@ -102,11 +102,11 @@ def _write_rank(folder: Path, one: Imported, count: int) -> None:
             "clock_samples": [{"monotonic_ns": begin_ns, "unix_ns": begin_ns}],
         },
     )
-    plans = [json_line(_plan(epoch, buckets)) for epoch, buckets in enumerate(one.training.plans)]
+    plans = [dump_json_line(_plan(epoch, buckets)) for epoch, buckets in enumerate(one.training.plans)]
     (folder / PLANS_FILE).write_text("".join(plans), encoding="utf-8")
     (folder / CALL_SITES_FILE).touch()
-    (folder / EVENTS_FILE).write_bytes(event_log_of(records))
-    seal(folder)
+    (folder / EVENTS_FILE).write_bytes(serialize_event_log(records))
+    write_manifest(folder)
 
 
 def _plan(epoch: int, buckets: Sequence[Bucket]) -> dict[str, Any]:

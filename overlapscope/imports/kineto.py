@@ -17,20 +17,20 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from overlapscope.account.intervals import Int64Array, joined
+from overlapscope.account.intervals import Int64Array, merge_spans
 from overlapscope.errors import OverlapScopeError
 from overlapscope.imports.event_stream import Event, EventStream
 
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Callback that is called with (bytes read so far, bytes in total)."""
 
 _COLLECTIVE: Final = "record_param_comms"
-CALL: Final = "c10d::"
+OPERATOR_PREFIX: Final = "c10d::"
 """Prefix of the names of torch.distributed's operators."""
-_OF_HANDLER: Final = re.compile(r"^(?P<host>.+)_\d+\.\d+\.pt\.trace\.json(\.gz)?$")
+_HANDLER_FILE_NAME: Final = re.compile(r"^(?P<host>.+)_\d+\.\d+\.pt\.trace\.json(\.gz)?$")
 """File names that ``tensorboard_trace_handler`` gives."""
-_ENDS_WITH_RANK: Final = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
-SPANS: Final = (
+_RANK_IN_NAME: Final = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
+SPAN_PREFIXES: Final = (
     ("ProfilerStep#", "step"),
     ("DistributedDataParallel.forward", "forward"),
     ("Optimizer.step#", "optimizer"),
@@ -42,15 +42,15 @@ SPANS: Final = (
     ("gloo:", "backend"),
 )
 """Prefixes of names of annotations and operators, and the kind of span of each."""
-_ON_DEVICE: Final = {"kernel": "kernel", "Kernel": "kernel", "gpu_memcpy": "copy", "Memcpy": "copy"} | {
+_DEVICE_CATEGORIES: Final = {"kernel": "kernel", "Kernel": "kernel", "gpu_memcpy": "copy", "Memcpy": "copy"} | {
     "gpu_memset": "set",
     "Memset": "set",
 }
 """Categories of events on the device, as written today and in 2021, and our kind of each."""
-_LAUNCHES: Final = ("cuda_runtime", "cuda_driver", "Runtime", "hip_runtime")
-LAUNCHES_WORK: Final = re.compile(r"LaunchKernel|LaunchCooperative|Memcpy|Memset|GraphLaunch")
+_LAUNCH_CATEGORIES: Final = ("cuda_runtime", "cuda_driver", "Runtime", "hip_runtime")
+WORK_LAUNCH_PATTERN: Final = re.compile(r"LaunchKernel|LaunchCooperative|Memcpy|Memset|GraphLaunch")
 """Calls of the runtime that launch work; others have a correlation id too, but run nothing on the device."""
-_OF_BACKEND: Final = re.compile(r"^(nccl|rccl|void nccl|void rccl|msccl)", re.IGNORECASE)
+_BACKEND_KERNEL: Final = re.compile(r"^(nccl|rccl|void nccl|void rccl|msccl)", re.IGNORECASE)
 """Names of NCCL's kernels: ``ncclKernel_AllReduce_...`` until 2.18, ``ncclDevKernel_...`` since; RCCL has the same."""
 
 
@@ -58,9 +58,9 @@ _OF_BACKEND: Final = re.compile(r"^(nccl|rccl|void nccl|void rccl|msccl)", re.IG
 class Profile:
     """The trace of one rank. Times are nanoseconds since ``source.base_ns``; all tables are sorted by start_ns."""
 
-    source: Source
+    source: TraceMetadata
     spans: pd.DataFrame
-    """Annotations and operators: kind (of ``SPANS``), name, thread, start_ns, end_ns."""
+    """Annotations and operators: kind (of ``SPAN_PREFIXES``), name, thread, start_ns, end_ns."""
     collectives: pd.DataFrame
     """Launches of collectives: id, op, elements (0 if unknown), dtype, group, thread, start_ns, end_ns."""
     trained: pd.DataFrame
@@ -75,7 +75,7 @@ class Profile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class TraceMetadata:
     """Metadata of a trace."""
 
     path: Path
@@ -96,7 +96,7 @@ class Source:
     """Sentences in which the tool reports other missing data."""
 
 
-def read_profile(path: Path, progress: Progress | None = None) -> Profile:
+def read_profile(path: Path, progress: ProgressCallback | None = None) -> Profile:
     """Read the trace of one rank.
 
     Args:
@@ -106,7 +106,7 @@ def read_profile(path: Path, progress: Progress | None = None) -> Profile:
         OverlapScopeError: the file is not such a trace.
     """
     stream = EventStream(path)
-    rows = _Rows()
+    rows = _ProfileBuilder()
     for batch in stream.batches():
         try:
             rows.take(batch)
@@ -121,15 +121,15 @@ def read_profile(path: Path, progress: Progress | None = None) -> Profile:
     kernels, collectives = rows.kernels.table(), rows.collectives.table()
     device = str(devices[0].get("name", "device")) if devices else "device"
     return Profile(
-        source=Source(
+        source=TraceMetadata(
             path=path,
             tool="torch.profiler",
-            rank=_number(info.get("rank"), rank_in_name(path)),
-            host=header.get("host_name") or (named["host"] if (named := _OF_HANDLER.match(path.name)) else None),
-            world_size=_number(info.get("world_size")),
+            rank=_first_int(info.get("rank"), parse_rank_in_name(path)),
+            host=header.get("host_name") or (named["host"] if (named := _HANDLER_FILE_NAME.match(path.name)) else None),
+            world_size=_first_int(info.get("world_size")),
             backend=info.get("backend"),
             device=device if len(kernels) else "cpu",
-            base_ns=_number(header.get("baseTimeNanoseconds")) or 0,
+            base_ns=_first_int(header.get("baseTimeNanoseconds")) or 0,
             problem=stream.problem,
         ),
         spans=rows.spans.table(),
@@ -155,7 +155,7 @@ class KernelOverlap:
         return self.communication_ns - self.hidden_ns
 
 
-def kernel_overlap(profile: Profile) -> KernelOverlap:
+def compute_kernel_overlap(profile: Profile) -> KernelOverlap:
     """Compute overlap as HolisticTraceAnalysis does: from unions of all kernels of a trace, without copies and memsets.
 
     The step-time breakdown counts a backward as compute from its beginning to its end, even while the device is idle
@@ -167,25 +167,26 @@ def kernel_overlap(profile: Profile) -> KernelOverlap:
     kernels = profile.kernels[profile.kernels["kind"] == "kernel"]
     is_backend = kernels["op"] != ""
     edges = kernels[["start_ns", "end_ns"]].to_numpy(dtype=np.int64).T
-    backend, others = joined(edges[:, is_backend]), joined(edges[:, ~is_backend])
-    both = joined(np.concatenate([backend, others], axis=1))
-    communication_ns = _length_ns(backend)
+    backend, others = merge_spans(edges[:, is_backend]), merge_spans(edges[:, ~is_backend])
+    both = merge_spans(np.concatenate([backend, others], axis=1))
+    communication_ns = _total_duration_ns(backend)
     return KernelOverlap(
-        communication_ns=communication_ns, hidden_ns=communication_ns + _length_ns(others) - _length_ns(both)
+        communication_ns=communication_ns,
+        hidden_ns=communication_ns + _total_duration_ns(others) - _total_duration_ns(both),
     )
 
 
-def _length_ns(spans_ns: Int64Array) -> int:
+def _total_duration_ns(spans_ns: Int64Array) -> int:
     return int((spans_ns[1] - spans_ns[0]).sum())
 
 
-def rank_in_name(path: Path) -> int | None:
+def parse_rank_in_name(path: Path) -> int | None:
     """Return the rank in a file name such as ``rank3.json`` or ``trace_rank-3.json.gz``; None if it has none."""
-    found = _ENDS_WITH_RANK.findall(path.name)
+    found = _RANK_IN_NAME.findall(path.name)
     return int(found[-1]) if found else None
 
 
-class _Growing:
+class _TableBuilder:
     """A growing table: rows are appended as tuples and packed after each batch, as tuples take ten times the memory."""
 
     def __init__(self, *columns: str) -> None:
@@ -205,18 +206,18 @@ class _Growing:
         return whole.sort_values("start_ns", kind="stable", ignore_index=True)
 
 
-class _Rows:
+class _ProfileBuilder:
     """The tables of a profile while events are read."""
 
     def __init__(self) -> None:
         launched = ("id", "op", "elements", "dtype", "group", "thread", "start_ns", "end_ns")
-        self.spans = _Growing("kind", "name", "thread", "start_ns", "end_ns")
-        self.collectives = _Growing(*launched)
-        self.calls = _Growing(*launched)
+        self.spans = _TableBuilder("kind", "name", "thread", "start_ns", "end_ns")
+        self.collectives = _TableBuilder(*launched)
+        self.calls = _TableBuilder(*launched)
         """Launches of collectives by their operators: all that there is with gloo, which emits no metadata."""
-        self.trained = _Growing("start_ns")
-        self.launches = _Growing("correlation", "thread", "start_ns")
-        self.kernels = _Growing("kind", "stream", "correlation", "id", "op", "start_ns", "end_ns")
+        self.trained = _TableBuilder("start_ns")
+        self.launches = _TableBuilder("correlation", "thread", "start_ns")
+        self.kernels = _TableBuilder("kind", "stream", "correlation", "id", "op", "start_ns", "end_ns")
 
     def take(self, events: Iterable[Event]) -> None:
         self._add(events)
@@ -231,40 +232,40 @@ class _Rows:
                 continue
             category, name = event.get("cat"), event.get("name", "")
             if category in ("cpu_op", "user_annotation", "Operator"):
-                self._host(event, name)
-            elif category in _LAUNCHES:
+                self._add_host_event(event, name)
+            elif category in _LAUNCH_CATEGORIES:
                 args = event.get("args", {})
-                if "correlation" in args and LAUNCHES_WORK.search(name):
+                if "correlation" in args and WORK_LAUNCH_PATTERN.search(name):
                     self.launches.rows.append((args["correlation"], event["tid"], _ns(event["ts"])))
-            elif category in _ON_DEVICE:
+            elif category in _DEVICE_CATEGORIES:
                 args = event.get("args", {})
-                op = op_of_kernel(name) if category in ("kernel", "Kernel") else ""
+                op = parse_kernel_op(name) if category in ("kernel", "Kernel") else ""
                 identity = args.get("External id", args.get("external id", -1))
                 stream = args.get("stream", event["tid"])
                 place = stream, args.get("correlation", -1), identity, op
-                self.kernels.rows.append((_ON_DEVICE[category], *place, *_edges(event)))
+                self.kernels.rows.append((_DEVICE_CATEGORIES[category], *place, *_event_span(event)))
 
-    def _host(self, event: Event, name: str) -> None:
+    def _add_host_event(self, event: Event, name: str) -> None:
         if name == _COLLECTIVE:
             args = event.get("args", {})
             what = args.get("Collective name", ""), args.get("In msg nelems", 0), args.get("dtype", "")
             group = args.get("Process Group Name", "")
-            self.collectives.rows.append((args.get("External id", -1), *what, group, event["tid"], *_edges(event)))
+            self.collectives.rows.append((args.get("External id", -1), *what, group, event["tid"], *_event_span(event)))
             return
-        if name.startswith(CALL):
+        if name.startswith(OPERATOR_PREFIX):
             args = event.get("args", {})
-            what = name.removeprefix(CALL).strip("_"), *_first_input(args)
-            self.calls.rows.append((args.get("External id", -1), *what, "", event["tid"], *_edges(event)))
+            what = name.removeprefix(OPERATOR_PREFIX).strip("_"), *_first_input(args)
+            self.calls.rows.append((args.get("External id", -1), *what, "", event["tid"], *_event_span(event)))
             return
-        kind = kind_of_span(name)
+        kind = classify_span(name)
         if kind is not None:
-            self.spans.rows.append((kind, name, event["tid"], *_edges(event)))
+            self.spans.rows.append((kind, name, event["tid"], *_event_span(event)))
 
 
 @lru_cache(maxsize=4096)  # there are few distinct names
-def kind_of_span(name: str) -> str | None:
-    """Classify an annotation or operator by its name as a kind of ``SPANS``; None if it is none of them."""
-    return next((kind for beginning, kind in SPANS if name.startswith(beginning)), None)
+def classify_span(name: str) -> str | None:
+    """Classify an annotation or operator by its name as a kind of ``SPAN_PREFIXES``; None if it is none of them."""
+    return next((kind for beginning, kind in SPAN_PREFIXES if name.startswith(beginning)), None)
 
 
 def _first_input(args: dict[str, Any]) -> tuple[int, str]:
@@ -278,9 +279,9 @@ def _first_input(args: dict[str, Any]) -> tuple[int, str]:
 
 
 @lru_cache(maxsize=4096)
-def op_of_kernel(name: str) -> str:
+def parse_kernel_op(name: str) -> str:
     """Return the operation in the name of a kernel of the backend; empty for other kernels."""
-    if not _OF_BACKEND.match(name):
+    if not _BACKEND_KERNEL.match(name):
         return ""
     lower = name.lower()
     for op in ("allreduce", "broadcast", "reducescatter", "allgather", "sendrecv", "reduce"):
@@ -293,10 +294,10 @@ def _ns(microseconds: float) -> int:
     return round(microseconds * 1000)
 
 
-def _edges(event: Event) -> tuple[int, int]:
+def _event_span(event: Event) -> tuple[int, int]:
     start_ns = _ns(event["ts"])
     return start_ns, start_ns + _ns(event.get("dur", 0))
 
 
-def _number(*values: Any) -> int | None:
+def _first_int(*values: Any) -> int | None:
     return next((int(value) for value in values if value is not None), None)

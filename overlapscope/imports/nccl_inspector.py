@@ -23,9 +23,9 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.model.calibration import AllReduceSample, Calibration
 
 _GZIP: Final = b"\x1f\x8b"
-_MARK: Final = b'"inspector_output_format_version"'
+_FORMAT_VERSION_KEY: Final = b'"inspector_output_format_version"'
 _LONGEST_LINE_BYTES: Final = 1 << 20
-_OF_KERNELS: Final = ("kernel_gpu", "kernel_cpu")
+_KERNEL_TIMING_SOURCES: Final = ("kernel_gpu", "kernel_cpu")
 """Timing sources we accept. The third, ``collective_cpu``, is the duration of the call, which does not wait."""
 _NS_PER_US: Final = 1000
 
@@ -37,7 +37,7 @@ class _AllReduce:
     """Shortest duration over the ranks read so far."""
     ranks: int = 1
     """Number of ranks that have it in their dump."""
-    is_same: bool = True
+    has_same_size: bool = True
     """True if all these ranks have the same number of bytes."""
 
 
@@ -51,19 +51,19 @@ class _Communicator:
     @property
     def complete(self) -> list[_AllReduce]:
         """Return the all-reduces that are in the dumps of all ranks, with the same size."""
-        return [each for each in self.all_reduces.values() if each.ranks == self.ranks and each.is_same]
+        return [each for each in self.all_reduces.values() if each.ranks == self.ranks and each.has_same_size]
 
 
-class _Dumps:
+class _InspectorDumps:
     """The content of several dumps, by communicator."""
 
     def __init__(self) -> None:
         self.communicators: dict[str, _Communicator] = {}
-        self.without_kernel = 0
+        self.untimed_all_reduces = 0
         """Number of all-reduces whose kernel was not timed."""
-        self.damaged = 0
+        self.damaged_lines = 0
         """Number of unreadable lines, such as the one that was being written when the process ended."""
-        self._read_from: dict[tuple[str, int], Path] = {}
+        self._path_by_rank: dict[tuple[str, int], Path] = {}
         """File that was read for each communicator and rank."""
 
     def read(self, path: Path) -> None:
@@ -79,14 +79,14 @@ class _Dumps:
                 header, host = content["header"], str(content["metadata"]["hostname"])
                 name, rank, ranks = str(header["id"]), int(header["rank"]), int(header["n_ranks"])
                 perf = content.get("coll_perf", {})
-                found = (int(perf["coll_sn"]), _all_reduce_of(perf)) if perf.get("coll") == "AllReduce" else None
+                found = (int(perf["coll_sn"]), _parse_all_reduce(perf)) if perf.get("coll") == "AllReduce" else None
             except (ValueError, KeyError, TypeError, AttributeError):
                 if not is_dump:
                     raise OverlapScopeError(f"{path}: not a dump of NCCL's Inspector") from None
-                self.damaged += 1
+                self.damaged_lines += 1
                 continue
             is_dump = True
-            if (other := self._read_from.setdefault((name, rank), path)) != path:
+            if (other := self._path_by_rank.setdefault((name, rank), path)) != path:
                 raise OverlapScopeError(f"{path} and {other} are both of rank {rank} of communicator {name}")
             communicator = self.communicators.setdefault(name, _Communicator(ranks))
             communicator.hosts[rank] = host
@@ -97,16 +97,16 @@ class _Dumps:
 
     def _add(self, communicator: _Communicator, number: int, one: _AllReduce | None) -> None:
         if one is None:
-            self.without_kernel += 1
+            self.untimed_all_reduces += 1
             return
         known = communicator.all_reduces.setdefault(number, one)
         if known is not one:
             known.ranks += 1
             known.time_us = min(known.time_us, one.time_us)
-            known.is_same &= known.bytes == one.bytes
+            known.has_same_size &= known.bytes == one.bytes
 
 
-def read_inspector(
+def read_inspector_dumps(
     paths: Sequence[Path], progress: Callable[[int, int], None] | None = None
 ) -> tuple[Calibration, tuple[str, ...]]:
     """Read the all-reduces of the largest communicator for which the dumps of all ranks are given.
@@ -122,7 +122,7 @@ def read_inspector(
         OverlapScopeError: a file can't be read or is not such a dump, two are of the same rank, or no all-reduce is in
             the dumps of all ranks.
     """
-    dumps = _Dumps()
+    dumps = _InspectorDumps()
     for number, path in enumerate(paths):
         dumps.read(path)
         if progress:
@@ -130,14 +130,14 @@ def read_inspector(
     several = (each for each in dumps.communicators.values() if each.ranks > 1 and each.complete)
     chosen = max(several, key=lambda each: (each.ranks, len(each.complete)), default=None)
     if chosen is None:
-        raise OverlapScopeError(_why_none(dumps))
-    return _calibration_of(chosen), tuple(_left_out(dumps, chosen))
+        raise OverlapScopeError(_explain_no_all_reduce(dumps))
+    return _calibration_of(chosen), tuple(_describe_left_out(dumps, chosen))
 
 
 def is_inspector_dump(path: Path) -> bool:
     """Return whether a file begins like a dump of NCCL's Inspector."""
     try:
-        return _MARK in next(_lines(path), b"")
+        return _FORMAT_VERSION_KEY in next(_lines(path), b"")
     except OverlapScopeError:
         return False
 
@@ -156,7 +156,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
 
 
-def _all_reduce_of(perf: dict[str, Any]) -> _AllReduce | None:
+def _parse_all_reduce(perf: dict[str, Any]) -> _AllReduce | None:
     """Parse an all-reduce; None if its duration is not that of its kernel.
 
     Raises:
@@ -165,7 +165,7 @@ def _all_reduce_of(perf: dict[str, Any]) -> _AllReduce | None:
     size, time_us = int(perf["coll_msg_size_bytes"]), float(perf["coll_exec_time_us"])
     if not (math.isfinite(time_us) and time_us >= 0 and size >= 0):
         raise ValueError("no all-reduce takes that long, or is that large")
-    if perf.get("coll_timing_source", _OF_KERNELS[0]) not in _OF_KERNELS or not size:
+    if perf.get("coll_timing_source", _KERNEL_TIMING_SOURCES[0]) not in _KERNEL_TIMING_SOURCES or not size:
         return None
     return _AllReduce(bytes=size, time_us=max(1.0, time_us))
 
@@ -182,11 +182,11 @@ def _calibration_of(communicator: _Communicator) -> Calibration:
     )
 
 
-def _why_none(dumps: _Dumps) -> str:
+def _explain_no_all_reduce(dumps: _InspectorDumps) -> str:
     several = (each for each in dumps.communicators.values() if each.ranks > 1 and each.all_reduces)
     largest = max(several, key=lambda each: each.ranks, default=None)
     if largest is None:
-        what = " whose kernel was timed" if dumps.without_kernel else ""
+        what = " whose kernel was timed" if dumps.untimed_all_reduces else ""
         return f"no all-reduce of several ranks is in these dumps{what}"
     if len(largest.hosts) < largest.ranks:
         return (
@@ -196,14 +196,14 @@ def _why_none(dumps: _Dumps) -> str:
     return "no all-reduce is in the dumps of all ranks"
 
 
-def _left_out(dumps: _Dumps, chosen: _Communicator) -> Iterator[str]:
+def _describe_left_out(dumps: _InspectorDumps, chosen: _Communicator) -> Iterator[str]:
     others = sum(bool(each.all_reduces) for each in dumps.communicators.values()) - 1
     missing = len(chosen.all_reduces) - len(chosen.complete)
     counted = (
         (others, "other communicator", "with fewer ranks or all-reduces"),
         (missing, "all-reduce", "not in the dumps of all ranks, or not of one size"),
-        (dumps.without_kernel, "all-reduce", "whose kernel was not timed"),
-        (dumps.damaged, "damaged line", ""),
+        (dumps.untimed_all_reduces, "all-reduce", "whose kernel was not timed"),
+        (dumps.damaged_lines, "damaged line", ""),
     )
     for count, what, why in counted:
         if count:

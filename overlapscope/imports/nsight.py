@@ -22,35 +22,35 @@ import pandas as pd
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.imports.kineto import (
-    CALL,
-    LAUNCHES_WORK,
-    SPANS,
+    OPERATOR_PREFIX,
+    SPAN_PREFIXES,
+    WORK_LAUNCH_PATTERN,
     Profile,
-    Source,
-    kind_of_span,
-    op_of_kernel,
-    rank_in_name,
+    TraceMetadata,
+    classify_span,
+    parse_kernel_op,
+    parse_rank_in_name,
 )
 
 _MAGIC: Final = b"SQLite format 3\x00"
-_PROCESS: Final = 1 << 24
+_PROCESS_DIVISOR: Final = 1 << 24
 """Divisor of a ``globalTid`` or ``globalPid`` that leaves a number which all threads of a process share."""
-_IN_NAME: Final = re.compile(r", (?:seq|op_id|input_op_ids|sizes) = ")
+_ARGUMENTS_SEPARATOR: Final = re.compile(r", (?:seq|op_id|input_op_ids|sizes) = ")
 """Separator between the name of an operator and the arguments that ``emit_nvtx`` appends (``getNvtxStr``)."""
 _SIZES: Final = re.compile(r", sizes = (\[[\[\]\d, -]*\])")
 _BYTES: Final = re.compile(r'"Message size \[bytes\]":\s*(\d+)')
 """Message size in the payload that NCCL attaches to its own NVTX ranges (``nvtx_payload_schemas.h``)."""
-_OF_GRADIENTS: Final = {4: "float", 8: "double"}
+_GRADIENT_DTYPES: Final = {4: "float", 8: "double"}
 """Element type of gradients by its size in bytes; 2 is missing, as it may be float16 or bfloat16."""
-_LOST: Final = re.compile(r"\b(lost|dropped|not (?:have )?(?:been )?collected|incomplete)\b", re.IGNORECASE)
-_ON_DEVICE: Final = {
+_LOST_EVENTS: Final = re.compile(r"\b(lost|dropped|not (?:have )?(?:been )?collected|incomplete)\b", re.IGNORECASE)
+_DEVICE_TABLES: Final = {
     "CUPTI_ACTIVITY_KIND_KERNEL": "kernel",
     "CUPTI_ACTIVITY_KIND_MEMCPY": "copy",
     "CUPTI_ACTIVITY_KIND_MEMSET": "set",
 }
 
 
-def is_report(path: Path) -> bool:
+def is_sqlite_report(path: Path) -> bool:
     """Return whether a file is an SQLite database.
 
     Raises:
@@ -71,7 +71,10 @@ def read_report(path: Path) -> list[Profile]:
     Raises:
         OverlapScopeError: the file is not an export of Nsight Systems, or has no NVTX ranges of PyTorch.
     """
-    with _told(path), closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as database:
+    with (
+        _translate_errors(path),
+        closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as database,
+    ):
         report = _Report(database)
         ranges = report.ranges()
         forwards = ranges[ranges["kind"] == "forward"]
@@ -92,7 +95,7 @@ def read_report(path: Path) -> list[Profile]:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _translate_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, pd.errors.DatabaseError, KeyError, TypeError, ValueError, OverflowError) as error:
@@ -123,7 +126,11 @@ class _Report:
         """
         columns = {name for (_, name, *_) in self._database.execute("PRAGMA table_info(NVTX_EVENTS)")}
         payload = "jsonText" if "jsonText" in columns else "NULL"
-        wanted = [f"{beginning}*" for beginning, _ in SPANS] + [f"{CALL}*", "ncclAllReduce*", "ncclBroadcast*"]
+        wanted = [f"{beginning}*" for beginning, _ in SPAN_PREFIXES] + [
+            f"{OPERATOR_PREFIX}*",
+            "ncclAllReduce*",
+            "ncclBroadcast*",
+        ]
         either = " OR ".join(f"name GLOB '{pattern}'" for pattern in wanted)
         found = self.rows(
             "NVTX_EVENTS",
@@ -131,10 +138,10 @@ class _Report:
             "COALESCE(text, (SELECT value FROM StringIds WHERE id = textId)) AS name FROM NVTX_EVENTS "
             f"WHERE end IS NOT NULL) WHERE {either} ORDER BY start_ns",
         ).reindex(columns=["start_ns", "end_ns", "thread", "payload", "name"])
-        names = {name: _kind_of(_name_of(name)) for name in found["name"].unique()}
+        names = {name: _classify_range(_operator_name(name)) for name in found["name"].unique()}
         found["kind"] = found["name"].map(names)
-        found["bytes"] = [_bytes_in(payload) for payload in found["payload"]]
-        found["process"] = found["thread"] // _PROCESS
+        found["bytes"] = [_parse_bytes(payload) for payload in found["payload"]]
+        found["process"] = found["thread"] // _PROCESS_DIVISOR
         return found
 
     def launches(self) -> pd.DataFrame:
@@ -144,9 +151,9 @@ class _Report:
             "SELECT correlationId AS correlation, globalTid AS thread, start AS start_ns, "
             "(SELECT value FROM StringIds WHERE id = nameId) AS name FROM CUPTI_ACTIVITY_KIND_RUNTIME ORDER BY start",
         ).reindex(columns=["correlation", "thread", "start_ns", "name"])
-        works = {name: LAUNCHES_WORK.search(str(name)) is not None for name in found["name"].unique()}
+        works = {name: WORK_LAUNCH_PATTERN.search(str(name)) is not None for name in found["name"].unique()}
         found = found[found["name"].map(works).astype(bool)]
-        return found.assign(process=found["thread"] // _PROCESS)
+        return found.assign(process=found["thread"] // _PROCESS_DIVISOR)
 
     def kernels(self) -> pd.DataFrame:
         """Return the work on the device in order of start.
@@ -154,22 +161,22 @@ class _Report:
         Columns: kind, process, device, stream, correlation, op, start_ns, end_ns.
         """
         parts = []
-        for table, kind in _ON_DEVICE.items():
+        for table, kind in _DEVICE_TABLES.items():
             name = "(SELECT value FROM StringIds WHERE id = shortName)" if kind == "kernel" else "NULL"
             part = self.rows(
                 table,
-                f"SELECT start AS start_ns, end AS end_ns, globalPid / {_PROCESS} AS process, deviceId AS device, "
+                f"SELECT start AS start_ns, end AS end_ns, globalPid / {_PROCESS_DIVISOR} AS process, deviceId AS device, "
                 f"streamId AS stream, correlationId AS correlation, {name} AS name FROM {table}",
             ).reindex(columns=["start_ns", "end_ns", "process", "device", "stream", "correlation", "name"])
-            ops = {name: op_of_kernel(name) if isinstance(name, str) else "" for name in part["name"].unique()}
+            ops = {name: parse_kernel_op(name) if isinstance(name, str) else "" for name in part["name"].unique()}
             parts.append(part.assign(kind=kind, op=part["name"].map(ops)))
         found = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
         return found.sort_values("start_ns", kind="stable", ignore_index=True)
 
 
-def _source_of(path: Path, report: _Report, kernels: pd.DataFrame, *, is_only: bool) -> Source:
+def _source_of(path: Path, report: _Report, kernels: pd.DataFrame, *, is_only: bool) -> TraceMetadata:
     devices = kernels["device"].dropna().unique()
-    rank = rank_in_name(path) if is_only else None
+    rank = parse_rank_in_name(path) if is_only else None
     if not is_only:
         if len(devices) != 1:
             raise OverlapScopeError(
@@ -182,9 +189,9 @@ def _source_of(path: Path, report: _Report, kernels: pd.DataFrame, *, is_only: b
     if len(devices):
         name = report.value("TARGET_INFO_GPU", f"SELECT name FROM TARGET_INFO_GPU WHERE id = {int(devices[0])}")
     begun = report.value("TARGET_INFO_SESSION_START_TIME", "SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME")
-    told = report.rows("DIAGNOSTIC_EVENT", "SELECT text FROM DIAGNOSTIC_EVENT")
-    lost = [" ".join(str(text).split()) for text in told.get("text", []) if _LOST.search(str(text))]
-    return Source(
+    diagnostics = report.rows("DIAGNOSTIC_EVENT", "SELECT text FROM DIAGNOSTIC_EVENT")
+    lost = [" ".join(str(text).split()) for text in diagnostics.get("text", []) if _LOST_EVENTS.search(str(text))]
+    return TraceMetadata(
         path=path,
         tool="Nsight Systems",
         rank=rank,
@@ -197,15 +204,17 @@ def _source_of(path: Path, report: _Report, kernels: pd.DataFrame, *, is_only: b
     )
 
 
-def _profile_of(source: Source, ranges: pd.DataFrame, launches: pd.DataFrame, kernels: pd.DataFrame) -> Profile:
-    calls = _calls_in(ranges)
+def _profile_of(source: TraceMetadata, ranges: pd.DataFrame, launches: pd.DataFrame, kernels: pd.DataFrame) -> Profile:
+    calls = _extract_calls(ranges)
     spans = ranges[ranges["kind"].notna() & ~ranges["kind"].isin(["call", "nccl"])].copy()
-    spans["name"] = [_name_of(name) for name in spans["name"]]
+    spans["name"] = [_operator_name(name) for name in spans["name"]]
     kernels = kernels.assign(id=-1)
     is_backend = kernels["op"] != ""
     launched = launches.drop_duplicates("correlation").set_index("correlation")
     of_backend = launched.reindex(kernels.loc[is_backend, "correlation"])
-    kernels.loc[is_backend, "id"] = _around(calls, of_backend["thread"].to_numpy(), of_backend["start_ns"].to_numpy())
+    kernels.loc[is_backend, "id"] = _find_enclosing_spans(
+        calls, of_backend["thread"].to_numpy(), of_backend["start_ns"].to_numpy()
+    )
     return Profile(
         source=source,
         spans=spans[["kind", "name", "thread", "start_ns", "end_ns"]].reset_index(drop=True),
@@ -216,30 +225,34 @@ def _profile_of(source: Source, ranges: pd.DataFrame, launches: pd.DataFrame, ke
     )
 
 
-def _calls_in(ranges: pd.DataFrame) -> pd.DataFrame:
+def _extract_calls(ranges: pd.DataFrame) -> pd.DataFrame:
     """Return the operators of torch.distributed: id, op, elements, dtype, group, thread, start_ns, end_ns."""
     calls = ranges.loc[ranges["kind"] == "call", ["name", "thread", "start_ns", "end_ns"]].reset_index(drop=True)
     calls["id"] = np.arange(len(calls))
-    calls["op"] = [_name_of(name).removeprefix(CALL).strip("_") for name in calls["name"]]
-    calls["elements"] = [_elements_in(name) for name in calls["name"]]
+    calls["op"] = [_operator_name(name).removeprefix(OPERATOR_PREFIX).strip("_") for name in calls["name"]]
+    calls["elements"] = [_parse_elements(name) for name in calls["name"]]
     sums = ranges[ranges["kind"] == "nccl"]
-    inside = _around(calls, sums["thread"].to_numpy(), sums["start_ns"].to_numpy())
+    inside = _find_enclosing_spans(calls, sums["thread"].to_numpy(), sums["start_ns"].to_numpy())
     bytes_of = pd.Series(sums["bytes"].to_numpy(), dtype=np.int64).groupby(inside).sum()
     calls["bytes"] = calls["id"].map(bytes_of).fillna(0).astype(np.int64)
     autograd = ranges[ranges["kind"] == "autograd"].reset_index(drop=True)
     autograd["id"] = np.arange(len(autograd))
-    is_of_gradients = _around(autograd, calls["thread"].to_numpy(), calls["start_ns"].to_numpy()) >= 0
+    is_gradient_reduction = (
+        _find_enclosing_spans(autograd, calls["thread"].to_numpy(), calls["start_ns"].to_numpy()) >= 0
+    )
     calls["dtype"] = [
-        _OF_GRADIENTS.get(size // elements, "") if of_gradients and elements and size % elements == 0 else ""
+        _GRADIENT_DTYPES.get(size // elements, "") if of_gradients and elements and size % elements == 0 else ""
         for of_gradients, elements, size in zip(
-            is_of_gradients.tolist(), calls["elements"].tolist(), calls["bytes"].tolist(), strict=True
+            is_gradient_reduction.tolist(), calls["elements"].tolist(), calls["bytes"].tolist(), strict=True
         )
     ]
     calls["group"] = ""
     return calls[["id", "op", "elements", "dtype", "group", "thread", "start_ns", "end_ns"]]
 
 
-def _around(spans: pd.DataFrame, thread: np.ndarray[Any, Any], time_ns: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _find_enclosing_spans(
+    spans: pd.DataFrame, thread: np.ndarray[Any, Any], time_ns: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
     """Find the span in which a thread was at each of n times.
 
     Args:
@@ -252,29 +265,29 @@ def _around(spans: pd.DataFrame, thread: np.ndarray[Any, Any], time_ns: np.ndarr
     found = np.full(len(time_ns), -1, dtype=np.int64)
     for number, own in spans.groupby("thread"):
         here = thread == number
-        place = np.searchsorted(own["start_ns"].to_numpy(), time_ns[here], side="right") - 1
-        inside = (place >= 0) & (time_ns[here] <= own["end_ns"].to_numpy()[np.maximum(place, 0)])
-        found[here] = np.where(inside, own["id"].to_numpy()[np.maximum(place, 0)], -1)
+        index = np.searchsorted(own["start_ns"].to_numpy(), time_ns[here], side="right") - 1
+        inside = (index >= 0) & (time_ns[here] <= own["end_ns"].to_numpy()[np.maximum(index, 0)])
+        found[here] = np.where(inside, own["id"].to_numpy()[np.maximum(index, 0)], -1)
     return found
 
 
-def _kind_of(name: str) -> str | None:
-    if name.startswith(CALL):
+def _classify_range(name: str) -> str | None:
+    if name.startswith(OPERATOR_PREFIX):
         return "call"
-    return "nccl" if name.startswith(("ncclAllReduce", "ncclBroadcast")) else kind_of_span(name)
+    return "nccl" if name.startswith(("ncclAllReduce", "ncclBroadcast")) else classify_span(name)
 
 
-def _name_of(text: str) -> str:
-    return _IN_NAME.split(text, maxsplit=1)[0]
+def _operator_name(text: str) -> str:
+    return _ARGUMENTS_SEPARATOR.split(text, maxsplit=1)[0]
 
 
-def _elements_in(text: str) -> int:
+def _parse_elements(text: str) -> int:
     """Return the number of elements of an operator's first tensor; 0 if its NVTX range does not have the sizes."""
     found = _SIZES.search(text)
     shapes = json.loads(found[1]) if found else []
     return next((math.prod(shape) for shape in shapes if shape), 0)
 
 
-def _bytes_in(payload: object) -> int:
+def _parse_bytes(payload: object) -> int:
     found = _BYTES.search(payload) if isinstance(payload, str) else None
     return int(found[1]) if found else 0

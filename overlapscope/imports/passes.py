@@ -11,7 +11,7 @@ from overlapscope.account.intervals import Int64Array
 from overlapscope.errors import OverlapScopeError
 from overlapscope.imports.kineto import Profile
 
-_HOW: Final = {
+_PROFILING_HINTS: Final = {
     "torch.profiler": "with ProfilerActivity.CPU (and CUDA on a GPU)",
     "Nsight Systems": "under torch.autograd.profiler.emit_nvtx()",
 }
@@ -39,7 +39,7 @@ class Pass:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
+class ProfileSteps:
     """The steps that a profile covers completely."""
 
     first: int
@@ -55,7 +55,7 @@ class Steps:
     fetches: tuple[Span, ...]
     """Waits for a batch of a DataLoader in order of time."""
 
-    def of(self, host_ns: int) -> int | None:
+    def index_at(self, host_ns: int) -> int | None:
         """Return the index of the step at a time; None if that step does not end in the profile.
 
         Example: with steps that end at 8 and 16, time 5 is in step 0, 9 in step 1, and 17 in none.
@@ -64,37 +64,39 @@ class Steps:
         return step if step < len(self.ends_ns) else None
 
 
-def steps_of(profile: Profile) -> Steps:
+def find_steps(profile: Profile) -> ProfileSteps:
     """Find the steps of a profile.
 
     Raises:
         OverlapScopeError: there are none; the message says what the profile lacks.
     """
-    forwards, optimizers = _spans(profile, "forward"), _spans(profile, "optimizer")
+    forwards, optimizers = _spans_of_kind(profile, "forward"), _spans_of_kind(profile, "optimizer")
     if not len(forwards) or not len(optimizers):
         lacks = "forward of DistributedDataParallel" if not len(forwards) else "step of an optimizer"
         raise OverlapScopeError(
             f"{profile.source.path}: no {lacks} in it; profile whole steps of a DDP training "
-            f"{_HOW[profile.source.tool]}"
+            f"{_PROFILING_HINTS[profile.source.tool]}"
         )
     # A step ends with the last optimizer before the next forward. Example: with forwards from 0 and 10 and optimizers
     # that end at 6, 8 and 16, next_forward is 1, 1, 2, so that the steps end at 8 and 16.
     next_forward = np.searchsorted(forwards[:, 0], optimizers[:, 1])
     is_last = np.append(next_forward[1:] != next_forward[:-1], True)
     ends_ns = optimizers[is_last & (next_forward > 0), 1]
-    first, begin_ns = _first(profile, int(forwards[0, 0]))
-    return Steps(
+    first, begin_ns = _find_first_step(profile, int(forwards[0, 0]))
+    return ProfileSteps(
         first=first,
         begin_ns=begin_ns,
         ends_ns=ends_ns,
-        passes=_passes(profile, forwards, optimizers, ends_ns),
+        passes=_find_passes(profile, forwards, optimizers, ends_ns),
         optimizers=tuple((start, end) for start, end in optimizers.tolist() if begin_ns <= start),
-        fetches=tuple((start, end) for start, end in _spans(profile, "fetch").tolist() if begin_ns <= start),
+        fetches=tuple((start, end) for start, end in _spans_of_kind(profile, "fetch").tolist() if begin_ns <= start),
     )
 
 
-def _passes(profile: Profile, forwards: Int64Array, optimizers: Int64Array, ends_ns: Int64Array) -> tuple[Pass, ...]:
-    autograd, copies_in, copies_out = (_spans(profile, kind) for kind in ("autograd", "copy_in", "copy_out"))
+def _find_passes(
+    profile: Profile, forwards: Int64Array, optimizers: Int64Array, ends_ns: Int64Array
+) -> tuple[Pass, ...]:
+    autograd, copies_in, copies_out = (_spans_of_kind(profile, kind) for kind in ("autograd", "copy_in", "copy_out"))
     trained = profile.trained.to_numpy(dtype=np.int64).reshape(-1, 1)
     begins_ns = np.sort(np.concatenate([forwards[:, 0], optimizers[:, 0]]))
 
@@ -121,7 +123,7 @@ def _passes(profile: Profile, forwards: Int64Array, optimizers: Int64Array, ends
     return tuple(passes)
 
 
-def _first(profile: Profile, first_forward_ns: int) -> tuple[int, int]:
+def _find_first_step(profile: Profile, first_forward_ns: int) -> tuple[int, int]:
     """Return the number of the first step and its start."""
     spans = profile.spans
     steps = spans[(spans["kind"] == "step") & (spans["start_ns"] <= first_forward_ns)]
@@ -131,7 +133,7 @@ def _first(profile: Profile, first_forward_ns: int) -> tuple[int, int]:
     return int(number) if number.isdecimal() else 0, int(steps["start_ns"].iloc[-1])
 
 
-def _spans(profile: Profile, kind: str) -> Int64Array:
+def _spans_of_kind(profile: Profile, kind: str) -> Int64Array:
     """Return (n, 2) start and end of the spans of a kind, in order of start."""
     own = profile.spans.loc[profile.spans["kind"] == kind, ["start_ns", "end_ns"]]
     return own.to_numpy(dtype=np.int64).reshape(-1, 2)

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from overlapscope.account.intervals import Int64Array
-from overlapscope.imports.collectives import Collective, collectives_of
+from overlapscope.imports.collectives import Collective, extract_collectives
 from overlapscope.imports.kineto import Profile
-from overlapscope.imports.passes import Pass, Span, Steps, steps_of
+from overlapscope.imports.passes import Pass, ProfileSteps, Span, find_steps
 from overlapscope.trace.format import DTYPES, NO_INDEX, OPS, Flag, Kind, Phase
 from overlapscope.trace.log import RECORD_DTYPE, Records
 
@@ -28,7 +28,7 @@ Bucket = tuple[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class ImportedTraining:
     """A training run as an event log would hold it."""
 
     records: Records
@@ -39,22 +39,22 @@ class Training:
     """Sentences about data that the records lack."""
 
 
-def training_of(profile: Profile) -> Training:
+def convert_profile(profile: Profile) -> ImportedTraining:
     """Convert a profile to a training run.
 
     Raises:
         OverlapScopeError: it has no steps; the message says what the profile lacks.
     """
-    steps = steps_of(profile)
-    collectives, left_out = collectives_of(profile)
-    writing = _Writing(steps, has_device=len(profile.kernels) > 0, clock=_DeviceClock(profile))
-    buckets = [_buckets_of(one, collectives) for one in steps.passes]
+    steps = find_steps(profile)
+    collectives, left_out = extract_collectives(profile)
+    builder = _RecordBuilder(steps, has_device=len(profile.kernels) > 0, clock=_DeviceClock(profile))
+    buckets = [_find_bucket_all_reduces(one, collectives) for one in steps.passes]
     for one, own in zip(steps.passes, buckets, strict=True):
         if own:
-            writing.reduction(one, own)
-    writing.collectives(collectives)
-    writing.phases(buckets)
-    return Training(records=writing.records(), plans=tuple(writing.plans), notes=_notes(collectives, left_out))
+            builder.add_reduction(one, own)
+    builder.collectives(collectives)
+    builder.phases(buckets)
+    return ImportedTraining(records=builder.records(), plans=tuple(builder.plans), notes=_notes(collectives, left_out))
 
 
 class _DeviceClock:
@@ -77,7 +77,7 @@ class _DeviceClock:
         return max(host_ns, int(self._done_ns[before - 1])) if before else host_ns
 
 
-class _Writing:
+class _RecordBuilder:
     """Builder of the records.
 
     Args:
@@ -86,15 +86,15 @@ class _Writing:
         clock: clock of that device.
     """
 
-    def __init__(self, steps: Steps, *, has_device: bool, clock: _DeviceClock) -> None:
+    def __init__(self, steps: ProfileSteps, *, has_device: bool, clock: _DeviceClock) -> None:
         self._steps, self._has_device, self._clock = steps, has_device, clock
         self._flags = Flag.DEVICE_CLOCK if has_device else Flag.NONE
         self._rows: list[dict[str, Any]] = []
-        self._place: dict[int, tuple[int, int, int]] = {}
+        self._bucket_info: dict[int, tuple[int, int, int]] = {}
         """Bucket, plan epoch and ready time, by ``id()`` of the collective's object."""
         self.plans: list[tuple[Bucket, ...]] = []
 
-    def reduction(self, one: Pass, buckets: Sequence[Collective]) -> None:
+    def add_reduction(self, one: Pass, buckets: Sequence[Collective]) -> None:
         """Add the buckets of a pass: their plan, when they were ready, and the copies back.
 
         A bucket is ready with its last copy in. Example: launches at 30 and 50 and copies in that end at 10, 20 and 40
@@ -110,18 +110,18 @@ class _Writing:
         last = np.cumsum(counts)
         for bucket, (each, count, until) in enumerate(zip(buckets, counts.tolist(), last.tolist(), strict=True)):
             ready_ns = self._clock(int(copied_ns[until - 1]) if count else each.launch_ns)
-            self._place[id(each)] = bucket, epoch, ready_ns
+            self._bucket_info[id(each)] = bucket, epoch, ready_ns
             # If the numbers of copies in and out differ, parameters were unused or gradients are views of the buckets:
             # copies can't be assigned to buckets.
             if count and last[-1] == len(one.copies_out_ns):
                 copies_ns = one.copies_out_ns[until - count : until]
                 self._copy_out(one.step, bucket, epoch, each, (int(copies_ns[0, 0]), int(copies_ns[-1, 1])))
 
-    def _copy_out(self, step: int, bucket: int, epoch: int, summed: Collective, host: Span) -> None:
-        if not self._has_device and summed.end_ns is not None:
+    def _copy_out(self, step: int, bucket: int, epoch: int, all_reduce: Collective, host: Span) -> None:
+        if not self._has_device and all_reduce.end_ns is not None:
             # The host has waited for the sum: an annotation that ends later was closed late.
-            summed.end_ns = min(summed.end_ns, host[0])
-        start_ns = max(self._clock(host[0]), summed.end_ns or 0)
+            all_reduce.end_ns = min(all_reduce.end_ns, host[0])
+        start_ns = max(self._clock(host[0]), all_reduce.end_ns or 0)
         end_ns = max(self._clock(host[1]), start_ns)
         self._add(Kind.COPY_OUT, step, start_ns, end_ns, index=bucket, plan_epoch=epoch, flags=self._flags)
 
@@ -129,10 +129,10 @@ class _Writing:
         """Add the collectives of all steps."""
         groups = {name: number for number, name in enumerate(dict.fromkeys(each.group for each in collectives))}
         for each in collectives:
-            step = self._steps.of(each.launch_ns)
+            step = self._steps.index_at(each.launch_ns)
             if step is None:
                 continue
-            bucket, epoch, ready_ns = self._place.get(id(each), (NO_INDEX, 0, 0))
+            bucket, epoch, ready_ns = self._bucket_info.get(id(each), (NO_INDEX, 0, 0))
             body = {"op": OPS.index(each.op), "dtype": DTYPES.index(each.dtype), "elements": each.elements}
             body |= {"index": bucket, "group": groups[each.group], "plan_epoch": epoch}
             if bucket != NO_INDEX:
@@ -156,7 +156,7 @@ class _Writing:
                 if one.step == step:
                     spans += self._phases_of(one, own)
             if spans:
-                spans += self._before_forward((host_begin_ns, host_end_ns), begin_ns, spans[0][1][0])
+                spans += self._phases_before_forward((host_begin_ns, host_end_ns), begin_ns, spans[0][1][0])
             for start_ns, end_ns in steps.optimizers:
                 if host_begin_ns <= start_ns and end_ns <= host_end_ns:
                     spans.append((Phase.OPTIMIZER, (clock(start_ns), clock(end_ns)), Flag.NONE))
@@ -167,7 +167,7 @@ class _Writing:
             self._add(Kind.STEP, step, begin_ns, now_ns, flags=self._flags)
             host_begin_ns = host_end_ns
 
-    def _before_forward(self, host: Span, begin_ns: int, forward_ns: int) -> list[tuple[Phase, Span, Flag]]:
+    def _phases_before_forward(self, host: Span, begin_ns: int, forward_ns: int) -> list[tuple[Phase, Span, Flag]]:
         """Return the phases between the start of a step and its first forward: waits for data, and host loop."""
         spans = []
         for fetch_ns in (each for each in self._steps.fetches if host[0] <= each[0] < host[1]):
@@ -189,7 +189,7 @@ class _Writing:
         if buckets:
             copied_ns = clock(int(one.copies_out_ns[:, 1].max(initial=one.backward[1])))
             reduced_ns = max(each.end_ns or 0 for each in buckets)
-            spans.append((Phase.FINALISE, (backward[1], max(copied_ns, reduced_ns)), Flag.NONE))
+            spans.append((Phase.FINALIZE, (backward[1], max(copied_ns, reduced_ns)), Flag.NONE))
         return spans
 
     def _add(self, kind: Kind, step: int, start_ns: int, end_ns: int, **body: int) -> None:
@@ -206,7 +206,7 @@ class _Writing:
         return records
 
 
-def _buckets_of(one: Pass, collectives: Sequence[Collective]) -> list[Collective]:
+def _find_bucket_all_reduces(one: Pass, collectives: Sequence[Collective]) -> list[Collective]:
     """Return the all-reduces that were launched during the backward of a pass."""
     if one.backward is None:
         return []

@@ -9,7 +9,7 @@ from overlapscope.diagnosis.verdict import FaultKind
 
 FAULT_STEP: Final = 12
 """Step of faults that need not happen earlier or later."""
-_PATIENCE_WITH_SILENCE_S: Final = 60.0
+_SILENT_FAULT_TIMEOUT_S: Final = 60.0
 """Time for jobs whose replicas diverge: these continue to their end."""
 DEFAULT_WORLD_SIZE: Final = 3
 """Smallest world size in which a minority can be distinguished from the others."""
@@ -46,7 +46,7 @@ class Fault:
     """True if only our wrapper can detect it, because stock DDP exposes too little."""
 
     @property
-    def is_negative(self) -> bool:
+    def is_healthy(self) -> bool:
         """Return True if nothing is wrong, so that any report is a false alarm."""
         return self.kinds[0] == "healthy"
 
@@ -57,12 +57,12 @@ class Fault:
 
     def blamed(self, world_size: int) -> tuple[int, ...]:
         """Return the ranks that a correct verdict blames: none if two ranks disagree."""
-        if self.is_negative or (world_size == 2 and not self.is_known_with_two):
+        if self.is_healthy or (world_size == 2 and not self.is_known_with_two):
             return ()
         return tuple(rank for rank in self.ranks if rank < world_size)
 
 
-def _healthy(name: str, *, letter: str = "", may_be_slow: bool = False) -> Fault:
+def _healthy_job(name: str, *, letter: str = "", may_be_slow: bool = False) -> Fault:
     kinds: tuple[FaultKind, ...] = ("healthy", "slow") if may_be_slow else ("healthy",)
     return Fault(name=name, letter=letter, kinds=kinds, stock="correct", step=None, has_line=False)
 
@@ -149,21 +149,21 @@ FAULTS: Final[tuple[Fault, ...]] = (
         stock="silent: weights differ from the start",
         step=None,
         has_line=False,
-        patience_s=_PATIENCE_WITH_SILENCE_S,
+        patience_s=_SILENT_FAULT_TIMEOUT_S,
     ),
     Fault(
         name="other-learning-rate",
         kinds=("replicas differ",),
         stock="silent: weights drift apart",
         has_line=False,
-        patience_s=_PATIENCE_WITH_SILENCE_S,
+        patience_s=_SILENT_FAULT_TIMEOUT_S,
     ),
     Fault(
         name="other-optimizer-state",
         kinds=("replicas differ",),
         stock="silent: weights drift apart",
         has_line=False,
-        patience_s=_PATIENCE_WITH_SILENCE_S,
+        patience_s=_SILENT_FAULT_TIMEOUT_S,
     ),
     Fault(
         name="flipped-bit",
@@ -171,7 +171,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         stock="silent: a weight differs",
         parameters=("layers.1.bias",),
         has_line=False,
-        patience_s=_PATIENCE_WITH_SILENCE_S,
+        patience_s=_SILENT_FAULT_TIMEOUT_S,
     ),
     # collectives
     Fault(
@@ -243,18 +243,18 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(name="wrong-world-size", kinds=("wrong world size",), stock="hangs", step=None),
     # nothing is wrong
-    _healthy("unused-branch", letter="b'"),
-    _healthy("uneven-data-joined", letter="f'"),
-    _healthy("different-bucket-caps", letter="h"),
-    _healthy("slow-step", letter="slow", may_be_slow=True),
-    _healthy("slow-checkpoint", may_be_slow=True),
-    _healthy("other-names"),
-    _healthy("evaluation-alone"),
-    _healthy("accumulated-gradients"),
-    _healthy("closure"),
-    _healthy("two-models"),
-    _healthy("jitter"),
-    _healthy("own-statistics"),
-    _healthy("scaled-loss"),
-    _healthy("sharded-optimizer"),
+    _healthy_job("unused-branch", letter="b'"),
+    _healthy_job("uneven-data-joined", letter="f'"),
+    _healthy_job("different-bucket-caps", letter="h"),
+    _healthy_job("slow-step", letter="slow", may_be_slow=True),
+    _healthy_job("slow-checkpoint", may_be_slow=True),
+    _healthy_job("other-names"),
+    _healthy_job("evaluation-alone"),
+    _healthy_job("accumulated-gradients"),
+    _healthy_job("closure"),
+    _healthy_job("two-models"),
+    _healthy_job("jitter"),
+    _healthy_job("own-statistics"),
+    _healthy_job("scaled-loss"),
+    _healthy_job("sharded-optimizer"),
 )

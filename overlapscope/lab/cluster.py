@@ -17,11 +17,11 @@ from typing import Final
 
 from overlapscope.lab.network.hosts import INTERFACE, Hosts, python_module
 
-PATIENCE_S: Final = 10.0
+GRACE_PERIOD_S: Final = 10.0
 """Time to exit without SIGKILL, for the other hosts after one has failed, or for all of them after Ctrl-C."""
 _MASTER_PORT: Final = "29500"
 """torch's default port. Hosts of different clusters share no ports."""
-_LOOK_EVERY_S: Final = 0.05
+_POLL_INTERVAL_S: Final = 0.05
 
 OnLine = Callable[[int, str], None]
 
@@ -31,7 +31,7 @@ def host_name(host: int) -> str:
     return f"host{host}"
 
 
-def variables_of(host: int, hosts: Hosts, ranks_per_host: int) -> dict[str, str]:
+def make_launcher_variables(host: int, hosts: Hosts, ranks_per_host: int) -> dict[str, str]:
     """Return the environment variables that tell launchers, and scripts without one, their position in the cluster.
 
     torchrun takes its options from those that begin with ``PET_``. A host with one rank needs no launcher.
@@ -54,7 +54,7 @@ def variables_of(host: int, hosts: Hosts, ranks_per_host: int) -> dict[str, str]
 
 
 @dataclass
-class Job:
+class ClusterJob:
     """A running command on each host, by host number."""
 
     hosts: Hosts
@@ -65,7 +65,7 @@ class Job:
     def wait(self, signals: Sequence[int], on_failure: Callable[[int, int], None]) -> int:
         """Wait until the commands on all hosts have ended.
 
-        After a failure or a signal, the others have ``PATIENCE_S`` to exit on their own. A second signal ends them at
+        After a failure or a signal, the others have ``GRACE_PERIOD_S`` to exit on their own. A second signal ends them at
         once.
 
         Args:
@@ -75,24 +75,24 @@ class Job:
         Returns:
             The exit status of the first command that failed, -N if signal N ended it or the job; 0 if all succeeded.
         """
-        told = 0
+        signals_sent = 0
         terminate_s = kill_s = math.inf
         while self._running():
             now_s = time.monotonic()
-            if self.first_failed is None and not told and (failed := self._failed()) is not None:
+            if self.first_failed is None and not signals_sent and (failed := self._failed()) is not None:
                 self.first_failed = failed
                 on_failure(failed, self.processes[failed].returncode)
-                terminate_s, kill_s = now_s + PATIENCE_S, now_s + 2 * PATIENCE_S
-            if len(signals) > told:
+                terminate_s, kill_s = now_s + GRACE_PERIOD_S, now_s + 2 * GRACE_PERIOD_S
+            if len(signals) > signals_sent:
                 self._send(signals[0])
-                terminate_s, kill_s = math.inf, now_s if told else now_s + PATIENCE_S
-                told = len(signals)
+                terminate_s, kill_s = math.inf, now_s if signals_sent else now_s + GRACE_PERIOD_S
+                signals_sent = len(signals)
             if now_s >= kill_s:
                 self.kill()
             elif now_s >= terminate_s:
                 self._send(signal.SIGTERM)
                 terminate_s = math.inf
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_INTERVAL_S)
         if self.first_failed is None and signals:
             return -signals[0]
         if self.first_failed is None and (failed := self._failed()) is not None:
@@ -102,12 +102,12 @@ class Job:
 
     def kill(self) -> None:
         """Kill all processes on the hosts, also those that their command has left behind, and wait for their end."""
-        deadline_s = time.monotonic() + PATIENCE_S  # a process that waits for a disk may take longer
+        deadline_s = time.monotonic() + GRACE_PERIOD_S  # a process that waits for a disk may take longer
         while (left := self._pids()) and time.monotonic() < deadline_s:
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_INTERVAL_S)
 
     def _pids(self) -> list[int]:
         return [pid for host in range(len(self.processes)) for pid in self.hosts.processes(host)]
@@ -126,13 +126,13 @@ class Job:
 
 
 @contextmanager
-def running(
+def run_on_hosts(
     hosts: Hosts,
     command: Sequence[str],
     environment: Mapping[str, str],
     ranks_per_host: int,
     on_line: OnLine,
-) -> Iterator[Job]:
+) -> Iterator[ClusterJob]:
     """Start a command on each host, and kill what remains of it afterwards.
 
     Args:
@@ -150,15 +150,15 @@ def running(
         "PYTHONUNBUFFERED": "1",
     }
     with tempfile.TemporaryDirectory(prefix="overlapscope-cluster-") as etc:
-        Path(etc, "hosts").write_text(_names(hosts), encoding="utf-8")
+        Path(etc, "hosts").write_text(_hosts_file(hosts), encoding="utf-8")
         Path(etc, "resolv.conf").write_text("# no name server can be reached from here\n", encoding="utf-8")
-        job, readers = Job(hosts, []), []
+        job, readers = ClusterJob(hosts, []), []
         try:
             for host in numbers:
                 become = [*hosts.command(host), *python_module("on_host"), host_name(host), etc]
                 process = subprocess.Popen(
                     [*become, *command],
-                    env=shared | variables_of(host, hosts, ranks_per_host),
+                    env=shared | make_launcher_variables(host, hosts, ranks_per_host),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
@@ -167,7 +167,7 @@ def running(
                     start_new_session=True,  # Ctrl-C reaches only us, and is passed on to all hosts from here
                 )
                 job.processes.append(process)
-                reader = threading.Thread(target=_read, args=(process, host, on_line), daemon=True)
+                reader = threading.Thread(target=_forward_output, args=(process, host, on_line), daemon=True)
                 reader.start()
                 readers.append(reader)
             yield job
@@ -176,17 +176,17 @@ def running(
             for process in job.processes:
                 process.wait()
             for reader in readers:
-                reader.join(timeout=PATIENCE_S)
+                reader.join(timeout=GRACE_PERIOD_S)
 
 
-def _names(hosts: Hosts) -> str:
+def _hosts_file(hosts: Hosts) -> str:
     addresses = {hosts.address(host): host_name(host) for host in range(len(hosts.namespaces))}
     # torch looks up names of IPv4 addresses written as IPv6, and warns if there is none.
     lines = [f"{address} {name}\n::ffff:{address} {name}" for address, name in addresses.items()]
     return "\n".join(["127.0.0.1 localhost", "::1 localhost", *lines, ""])
 
 
-def _read(process: subprocess.Popen[str], host: int, on_line: OnLine) -> None:
+def _forward_output(process: subprocess.Popen[str], host: int, on_line: OnLine) -> None:
     assert process.stdout is not None
     for line in process.stdout:
         on_line(host, line.rstrip("\n"))

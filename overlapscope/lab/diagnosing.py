@@ -6,7 +6,7 @@ from pathlib import Path
 
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.report import report_text
+from overlapscope.diagnosis.report import format_report
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
 
@@ -18,4 +18,4 @@ def diagnose(folder: Path) -> tuple[Verdict, str]:
     except OverlapScopeError as error:  # no rank got far enough to record anything
         return Verdict(kind="cannot tell", sentence=str(error)), str(error)
     verdict = judge(evidence)
-    return verdict, report_text(verdict, evidence)
+    return verdict, format_report(verdict, evidence)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Final, Literal, Protocol
 
 from overlapscope.diagnosis.patience import STUCK_AFTER_NS
-from overlapscope.trace.environment import TRACE_VARIABLE, with_startup
+from overlapscope.trace.environment import TRACE_VARIABLE, add_startup_hook
 from overlapscope.trace.format import ENDED_FILE, rank_folder
 from overlapscope.trace.reports import read_reports
 
@@ -25,16 +25,16 @@ Wrapper = Literal["instrumented", "torch"]
 STOCK_TIMEOUT_S: Final = 20.0
 """Timeout of the process group when a fault runs without our tools: the default of half an hour is too long to wait."""
 _TIME_LIMIT_S: Final = 100.0
-_PATIENCE_S: Final = 8.0
+_SILENCE_TIMEOUT_S: Final = 8.0
 """Silence after which a job counts as hanging. Watchdogs need less time than that."""
-_PATIENCE_AFTER_REPORTS_S: Final = STUCK_AFTER_NS / 1e9 + 0.5
+_SILENCE_TIMEOUT_AFTER_REPORTS_S: Final = STUCK_AFTER_NS / 1e9 + 0.5
 """Silence once all remaining ranks have reported: a diagnosis waits nearly as long before it calls them stuck."""
-_LOOK_EVERY_S: Final = 0.05
+_POLL_INTERVAL_S: Final = 0.05
 
 OnLine = Callable[[int, str], None]
 
 
-class Process(Protocol):
+class RankProcess(Protocol):
     """Process of a rank, with the interface of ``subprocess``."""
 
     pid: int
@@ -50,11 +50,11 @@ class Process(Protocol):
         """Wait for the end of the process."""
 
 
-Start = Callable[[Path, dict[str, str]], Process]
+Start = Callable[[Path, dict[str, str]], RankProcess]
 """Function that starts a script with an environment; its stdout and stderr are both read as ``stdout``."""
 
 
-def start_python(script: Path, environment: dict[str, str]) -> Process:
+def start_python(script: Path, environment: dict[str, str]) -> RankProcess:
     """Start a new interpreter, as a launcher would."""
     return subprocess.Popen(
         [sys.executable, str(script)],
@@ -67,14 +67,14 @@ def start_python(script: Path, environment: dict[str, str]) -> Process:
 
 
 @dataclass
-class Job:
+class FaultJob:
     """Running job: its processes and their output."""
 
-    processes: list[Process]
+    processes: list[RankProcess]
     fault_times: Path
     trace: Path | None = None
     started_s: float = field(default_factory=time.monotonic)
-    heard_s: float = 0.0
+    last_output_s: float = 0.0
     """Time at which a rank last printed something, or ended (``time.monotonic``)."""
     output: list[list[str]] = field(default_factory=list)
     """Lines of output by rank."""
@@ -88,7 +88,7 @@ class Job:
         """Return the ranks that have not ended."""
         return tuple(rank for rank, process in enumerate(self.processes) if process.poll() is None)
 
-    def wait(self, patience_s: float = _PATIENCE_S, time_limit_s: float = _TIME_LIMIT_S) -> None:
+    def wait(self, patience_s: float = _SILENCE_TIMEOUT_S, time_limit_s: float = _TIME_LIMIT_S) -> None:
         """Wait until all ranks have ended, or the remaining ones have been silent since the fault.
 
         Args:
@@ -99,16 +99,16 @@ class Job:
         deadline_s = self.started_s + time_limit_s
         left = self.running()
         while left and time.monotonic() < deadline_s:
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_INTERVAL_S)
             before, left = left, self.running()
             if left != before:
-                self.heard_s = time.monotonic()
+                self.last_output_s = time.monotonic()
             fault_ns = self.fault_ns()
-            quiet_for_s = _PATIENCE_AFTER_REPORTS_S if self._hang_and_say_so(left) else patience_s
-            if fault_ns is not None and time.monotonic() > max(self.heard_s, fault_ns / 1e9) + quiet_for_s:
+            quiet_for_s = _SILENCE_TIMEOUT_AFTER_REPORTS_S if self._all_report_hang(left) else patience_s
+            if fault_ns is not None and time.monotonic() > max(self.last_output_s, fault_ns / 1e9) + quiet_for_s:
                 return
 
-    def _hang_and_say_so(self, ranks: tuple[int, ...]) -> bool:
+    def _all_report_hang(self, ranks: tuple[int, ...]) -> bool:
         """Return True if all of these have a standing report, and none is about to end, as on a busy machine."""
         folders = {rank: rank_folder(self.trace, rank) for rank in ranks if self.trace is not None}
         said = {report.rank for report in read_reports(folders) if report.retracted_ns is None}
@@ -120,11 +120,11 @@ class Job:
 
     def ends(self) -> list[str]:
         """Describe how each rank ended, or that it still runs."""
-        return [_end_of(process.poll()) for process in self.processes]
+        return [_describe_exit(process.poll()) for process in self.processes]
 
 
 @contextmanager
-def running(
+def run_fault_job(
     script: Path,
     world_size: int,
     *,
@@ -134,7 +134,7 @@ def running(
     extra_environment: dict[str, str] | None = None,
     on_line: OnLine | None = None,
     start: Start = start_python,
-) -> Iterator[Job]:
+) -> Iterator[FaultJob]:
     """Start a job, and kill what remains of it afterwards.
 
     Args:
@@ -152,7 +152,7 @@ def running(
         if trace is not None:
             trace.mkdir(parents=True, exist_ok=True)
         environment = _environment(Path(temporary), wrapper, trace, timeout_s) | (extra_environment or {})
-        job = Job([], fault_times, trace)
+        job = FaultJob([], fault_times, trace)
         readers = []
         try:
             for rank in range(world_size):
@@ -161,7 +161,7 @@ def running(
                 process = start(script, environment | of_rank)
                 job.processes.append(process)
                 job.output.append([])
-                reader = threading.Thread(target=_read, args=(job, rank, on_line), daemon=True)
+                reader = threading.Thread(target=_collect_output, args=(job, rank, on_line), daemon=True)
                 reader.start()
                 readers.append(reader)
             yield job
@@ -188,22 +188,22 @@ def _environment(temporary: Path, wrapper: Wrapper, trace: Path | None, timeout_
         environment["OVERLAPSCOPE_LAB_TIMEOUT_S"] = str(timeout_s)
     if trace is not None:
         environment[TRACE_VARIABLE] = str(trace.absolute())
-        return with_startup(environment)
+        return add_startup_hook(environment)
     return environment
 
 
-def _read(job: Job, rank: int, on_line: OnLine | None) -> None:
+def _collect_output(job: FaultJob, rank: int, on_line: OnLine | None) -> None:
     stream = job.processes[rank].stdout
     assert stream is not None
     for line in stream:
         text = line.rstrip("\n")
         job.output[rank].append(text)
-        job.heard_s = time.monotonic()
+        job.last_output_s = time.monotonic()
         if on_line is not None:
             on_line(rank, text)
 
 
-def _end_of(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     if code is None:
         return "still alive"
     if code == 0:

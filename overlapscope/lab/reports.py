@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from overlapscope.diagnosis.plain import from_plain
+from overlapscope.diagnosis.plain import from_dict
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.trace.reports import read_reports
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class WatchdogReport:
     """Report of one rank."""
 
     rank: int
@@ -23,14 +23,14 @@ class Report:
     """True if the report was withdrawn because the job continued: it was only slow."""
 
 
-def reports_in(folder: Path) -> list[Report]:
+def load_reports(folder: Path) -> list[WatchdogReport]:
     """Read all reports in a recording, sorted by time."""
     folders = {int(one.name.removeprefix("rank_")): one for one in folder.glob("rank_*")}
     return [
-        Report(
+        WatchdogReport(
             rank=report.rank,
             time_ns=report.time_ns,
-            verdict=from_plain(Verdict, dict(report.verdict)),
+            verdict=from_dict(Verdict, dict(report.verdict)),
             message=report.text,
             is_retracted=report.retracted_ns is not None,
         )

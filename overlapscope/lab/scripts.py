@@ -13,30 +13,30 @@ _MARKS: Final = ("# <- the fault", "# <- seen here")
 """Comments that mark the faulty line, and lines at which a process can notice it."""
 
 
-def script_of(fault: Fault) -> Path:
+def find_fault_script(fault: Fault) -> Path:
     """Return the path of a fault's script."""
     return _examples() / "faults" / fault.script
 
 
-def experiment_script(name: str) -> Path:
+def find_experiment_script(name: str) -> Path:
     """Return the path of a script of the experiments."""
     return _examples() / "experiments" / name
 
 
-def explanation_of(fault: Fault) -> str:
+def read_explanation(fault: Fault) -> str:
     """Return the script's explanation: the fault in one line, how it happens, what you see."""
-    source = script_of(fault).read_text(encoding="utf-8")
+    source = find_fault_script(fault).read_text(encoding="utf-8")
     return ast.get_docstring(ast.parse(source)) or ""
 
 
-def title_of(fault: Fault) -> str:
+def read_title(fault: Fault) -> str:
     """Return the fault in one line."""
-    return explanation_of(fault).partition("\n")[0].replace("``", "")
+    return read_explanation(fault).partition("\n")[0].replace("``", "")
 
 
-def faulty_lines(fault: Fault) -> tuple[int, ...]:
+def find_faulty_lines(fault: Fault) -> tuple[int, ...]:
     """Return the numbers of the marked lines, which a correct verdict may point to."""
-    source = script_of(fault).read_text(encoding="utf-8")
+    source = find_fault_script(fault).read_text(encoding="utf-8")
     return tuple(number for number, line in enumerate(source.splitlines(), 1) if any(mark in line for mark in _MARKS))
 
 

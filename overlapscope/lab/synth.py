@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.checksum import json_line
-from overlapscope.trace.closed_log import event_log_of
+from overlapscope.trace.checksum import dump_json_line
+from overlapscope.trace.closed_log import serialize_event_log
 from overlapscope.trace.format import (
     CALL_SITES_FILE,
     CLOCK_FILE,
@@ -36,7 +36,7 @@ from overlapscope.trace.format import (
     write_json,
 )
 from overlapscope.trace.log import RECORD_DTYPE, Records
-from overlapscope.trace.seal import seal
+from overlapscope.trace.seal import write_manifest
 
 RANKS_PER_HOST: Final = 8
 
@@ -44,25 +44,25 @@ _US: Final = 1_000
 _MS: Final = 1_000_000
 _BEGIN_NS: Final = 1_000_000_000_000
 _UNIX_NS: Final = 1_700_000_000_000_000_000
-_USUAL_NS: Final = {
+_MEAN_PHASE_NS: Final = {
     Phase.DATA_WAIT: 1 * _MS,
     Phase.FORWARD: 25 * _MS,
     Phase.BACKWARD: 50 * _MS,
-    Phase.FINALISE: _MS // 2,  # after the last bucket has ended
+    Phase.FINALIZE: _MS // 2,  # after the last bucket has ended
     Phase.OPTIMIZER: 4 * _MS,
 }
 _COMMUNICATION_NS: Final = 45 * _MS
-_BYTES: Final = 512 * 1024**2
+_TOTAL_GRADIENT_BYTES: Final = 512 * 1024**2
 """Bytes of all gradients."""
 _NOISE: Final = 0.03
-_SLOWER: Final = 1.1
+_SLOW_RANK_FACTOR: Final = 1.1
 _BEFORE_FORWARD: Final = (Phase.DATA_WAIT, Phase.FORWARD, Phase.BACKWARD)
 _PING_NS: Final = 40 * _US
-_CLOCKS_APART_NS: Final = 1_234_567_890
+_CLOCK_OFFSET_NS: Final = 1_234_567_890
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Job:
+class _SyntheticJob:
     """Times of a synthetic job in nanoseconds; S steps, R ranks, B buckets."""
 
     own_ns: dict[Phase, npt.NDArray[np.int64]]
@@ -85,7 +85,7 @@ def write_recording(
     Raises:
         OverlapScopeError: The recording can't be written.
     """
-    job = _job_of(ranks, steps, buckets)
+    job = _simulate_job(ranks, steps, buckets)
     try:
         for rank in range(ranks):
             if progress:
@@ -95,25 +95,25 @@ def write_recording(
         raise OverlapScopeError(f"{folder}: can't be written ({error.strerror})") from None
 
 
-def bytes_of(ranks: int, steps: int, buckets: int) -> int:
+def estimate_bytes(ranks: int, steps: int, buckets: int) -> int:
     """Compute the size of the event logs."""
-    return ranks * steps * _records_of_step(buckets) * RECORD_DTYPE.itemsize
+    return ranks * steps * _records_per_step(buckets) * RECORD_DTYPE.itemsize
 
 
-def _records_of_step(buckets: int) -> int:
-    return 1 + 2 * len(_USUAL_NS) + 3 * buckets
+def _records_per_step(buckets: int) -> int:
+    return 1 + 2 * len(_MEAN_PHASE_NS) + 3 * buckets
 
 
-def _job_of(ranks: int, steps: int, buckets: int) -> _Job:
+def _simulate_job(ranks: int, steps: int, buckets: int) -> _SyntheticJob:
     random = np.random.default_rng(ranks * 1_000_003 + steps)
 
     def about(usual_ns: float, *shape: int) -> npt.NDArray[np.int64]:
         return (usual_ns * np.exp(_NOISE * random.standard_normal(shape))).astype(np.int64)
 
-    own_ns = {phase: about(usual_ns, steps, ranks) for phase, usual_ns in _USUAL_NS.items()}
+    own_ns = {phase: about(usual_ns, steps, ranks) for phase, usual_ns in _MEAN_PHASE_NS.items()}
     if ranks > 1:
         for phase in (Phase.FORWARD, Phase.BACKWARD):
-            own_ns[phase][:, ranks // 3] = (own_ns[phase][:, ranks // 3] * _SLOWER).astype(np.int64)
+            own_ns[phase][:, ranks // 3] = (own_ns[phase][:, ranks // 3] * _SLOW_RANK_FACTOR).astype(np.int64)
     transfer_ns = about(_COMMUNICATION_NS / buckets, steps, buckets)
     begin_ns = np.zeros((steps, ranks), dtype=np.int64)
     reduced_ns = np.zeros((steps, buckets), dtype=np.int64)
@@ -121,10 +121,10 @@ def _job_of(ranks: int, steps: int, buckets: int) -> _Job:
     for step in range(steps):
         begin_ns[step] = now_ns
         own = {phase: of_steps[step] for phase, of_steps in own_ns.items()}
-        reduced_ns[step] = _one_after_the_other(_ready_ns(now_ns, own, buckets).max(axis=0), transfer_ns[step])
+        reduced_ns[step] = _serialized_ends_ns(_ready_ns(now_ns, own, buckets).max(axis=0), transfer_ns[step])
         released_ns = np.maximum(now_ns + sum(own[phase] for phase in _BEFORE_FORWARD), reduced_ns[step, -1])
-        now_ns = released_ns + own[Phase.FINALISE] + own[Phase.OPTIMIZER]
-    return _Job(own_ns=own_ns, begin_ns=begin_ns, reduced_ns=reduced_ns)
+        now_ns = released_ns + own[Phase.FINALIZE] + own[Phase.OPTIMIZER]
+    return _SyntheticJob(own_ns=own_ns, begin_ns=begin_ns, reduced_ns=reduced_ns)
 
 
 def _ready_ns(
@@ -136,7 +136,7 @@ def _ready_ns(
     return backward_ns[:, None] + (own_ns[Phase.BACKWARD][:, None] * share).astype(np.int64)
 
 
-def _one_after_the_other(ready_ns: npt.NDArray[np.int64], takes_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _serialized_ends_ns(ready_ns: npt.NDArray[np.int64], takes_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Compute (B,) the end of each bucket, if each begins when it is ready and the previous one has ended.
 
     Example: ready at 10, 12 and 30, taking 5 each, they end at 15, 20 and 35.
@@ -146,9 +146,9 @@ def _one_after_the_other(ready_ns: npt.NDArray[np.int64], takes_ns: npt.NDArray[
     return ended_ns
 
 
-def _write_rank(folder: Path, job: _Job, rank: int) -> None:
+def _write_rank(folder: Path, job: _SyntheticJob, rank: int) -> None:
     ranks, buckets, host = job.begin_ns.shape[1], job.reduced_ns.shape[1], rank // RANKS_PER_HOST
-    shift_ns = host * _CLOCKS_APART_NS
+    shift_ns = host * _CLOCK_OFFSET_NS
     folder.mkdir(parents=True)
     run = {
         "format_version": 1,
@@ -171,18 +171,18 @@ def _write_rank(folder: Path, job: _Job, rank: int) -> None:
         "clock_samples": [{"monotonic_ns": _BEGIN_NS + shift_ns, "unix_ns": _UNIX_NS}],
     }
     write_json(folder / RANK_FILE, where)
-    (folder / PLANS_FILE).write_text(json_line(_plan(buckets)), encoding="utf-8")
+    (folder / PLANS_FILE).write_text(dump_json_line(_plan(buckets)), encoding="utf-8")
     (folder / CALL_SITES_FILE).touch()
     if host and rank % RANKS_PER_HOST == 0:
         ends_ns = (_BEGIN_NS, int(job.reduced_ns[-1, -1]))
-        pings = "".join(json.dumps(_burst(moment_ns, shift_ns)) + "\n" for moment_ns in ends_ns)
+        pings = "".join(json.dumps(_ping_burst(moment_ns, shift_ns)) + "\n" for moment_ns in ends_ns)
         (folder / CLOCK_FILE).write_text(pings, encoding="utf-8")
-    (folder / EVENTS_FILE).write_bytes(event_log_of(_records_of(job, rank, shift_ns)))
-    seal(folder)
+    (folder / EVENTS_FILE).write_bytes(serialize_event_log(_make_records(job, rank, shift_ns)))
+    write_manifest(folder)
 
 
 def _plan(buckets: int) -> dict[str, Any]:
-    elements = _BYTES // 4 // buckets
+    elements = _TOTAL_GRADIENT_BYTES // 4 // buckets
     described = [
         {
             "dtype": "float32",
@@ -204,45 +204,49 @@ def _plan(buckets: int) -> dict[str, Any]:
     return {"model": 0, "epoch": 0, "hash": digest, "reason": "construction", "buckets": described}
 
 
-def _burst(moment_ns: int, shift_ns: int) -> dict[str, Any]:
+def _ping_burst(moment_ns: int, shift_ns: int) -> dict[str, Any]:
     """Return the pings of a host whose clock is ahead by ``shift_ns``; rank 0 answers in the middle."""
     ping = [moment_ns + shift_ns, moment_ns + _PING_NS // 2, moment_ns + shift_ns + _PING_NS]
     return {"reason": "synthetic", "reference": "synthetic 0", "pings": 1, "best": [ping]}
 
 
-def _records_of(job: _Job, rank: int, shift_ns: int) -> Records:
+def _make_records(job: _SyntheticJob, rank: int, shift_ns: int) -> Records:
     """Return the records of a rank, in the time of its host."""
     steps, buckets = job.reduced_ns.shape
-    own_ns = {phase: job.own_ns[phase][:, rank] for phase in _USUAL_NS}
-    records = np.zeros((steps, _records_of_step(buckets)), dtype=RECORD_DTYPE)
+    own_ns = {phase: job.own_ns[phase][:, rank] for phase in _MEAN_PHASE_NS}
+    records = np.zeros((steps, _records_per_step(buckets)), dtype=RECORD_DTYPE)
     records["step"] = np.arange(steps)[:, None]
-    now_ns, place = job.begin_ns[:, rank], 0
+    now_ns, offset = job.begin_ns[:, rank], 0
 
-    def put(kind: Kind, start_ns: npt.NDArray[np.int64], end_ns: npt.NDArray[np.int64], **content: Any) -> None:
-        nonlocal place
-        some = records[:, place : place + end_ns.shape[1]]
-        some["kind"], some["start_ns"], some["end_ns"] = kind, start_ns, end_ns
+    def add_records(kind: Kind, start_ns: npt.NDArray[np.int64], end_ns: npt.NDArray[np.int64], **content: Any) -> None:
+        nonlocal offset
+        rows = records[:, offset : offset + end_ns.shape[1]]
+        rows["kind"], rows["start_ns"], rows["end_ns"] = kind, start_ns, end_ns
         for name, value in content.items():
-            some[name] = value
-        place += end_ns.shape[1]
+            rows[name] = value
+        offset += end_ns.shape[1]
 
     def phase(which: Phase, end_ns: npt.NDArray[np.int64]) -> None:
         nonlocal now_ns
-        put(Kind.ENTER, now_ns[:, None], now_ns[:, None], index=which)
-        put(Kind.PHASE, now_ns[:, None], end_ns[:, None], index=which)
+        add_records(Kind.PHASE_BEGIN, now_ns[:, None], now_ns[:, None], index=which)
+        add_records(Kind.PHASE, now_ns[:, None], end_ns[:, None], index=which)
         now_ns = end_ns
 
     ready_ns = _ready_ns(now_ns, own_ns, buckets)
     for which in _BEFORE_FORWARD:
         phase(which, now_ns + own_ns[which])
-    phase(Phase.FINALISE, np.maximum(now_ns, job.reduced_ns[:, -1]) + own_ns[Phase.FINALISE])
+    phase(Phase.FINALIZE, np.maximum(now_ns, job.reduced_ns[:, -1]) + own_ns[Phase.FINALIZE])
     phase(Phase.OPTIMIZER, now_ns + own_ns[Phase.OPTIMIZER])
-    sent = {"op": OPS.index("all_reduce"), "dtype": DTYPES.index("float32"), "elements": _BYTES // 4 // buckets}
+    sent = {
+        "op": OPS.index("all_reduce"),
+        "dtype": DTYPES.index("float32"),
+        "elements": _TOTAL_GRADIENT_BYTES // 4 // buckets,
+    }
     number = np.arange(buckets)
-    put(Kind.BUCKET_READY, ready_ns, ready_ns, index=number)
-    put(Kind.LAUNCH, ready_ns, ready_ns, index=number, **sent)
-    put(Kind.COLLECTIVE, ready_ns, job.reduced_ns, index=number, **sent)
-    put(Kind.STEP, job.begin_ns[:, rank][:, None], now_ns[:, None])
+    add_records(Kind.BUCKET_READY, ready_ns, ready_ns, index=number)
+    add_records(Kind.LAUNCH, ready_ns, ready_ns, index=number, **sent)
+    add_records(Kind.COLLECTIVE, ready_ns, job.reduced_ns, index=number, **sent)
+    add_records(Kind.STEP, job.begin_ns[:, rank][:, None], now_ns[:, None])
     flat = records.reshape(-1)
     flat = flat[np.argsort(flat["end_ns"], kind="stable")]
     flat["sequence"] = np.arange(1, len(flat) + 1)

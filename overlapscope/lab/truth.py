@@ -7,11 +7,11 @@ from pathlib import Path
 
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.lab.catalogue import Fault
-from overlapscope.lab.scripts import faulty_lines
+from overlapscope.lab.scripts import find_faulty_lines
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class VerdictCheck:
     """Comparison of one point of a verdict with the expected one."""
 
     point: str
@@ -23,9 +23,9 @@ class Check:
         return f"{self.point} {self.said}" if self.is_right else f"{self.point} {self.said}, expected {self.expected}"
 
 
-def compare(fault: Fault, world_size: int, verdict: Verdict) -> tuple[Check, ...]:
+def check_verdict(fault: Fault, world_size: int, verdict: Verdict) -> tuple[VerdictCheck, ...]:
     """Compare the relevant points: always kind and ranks; step, bucket, parameters and line if the fault has them."""
-    kind = Check(
+    kind = VerdictCheck(
         point="kind",
         expected=" or ".join(fault.kinds),
         said=verdict.kind,
@@ -35,7 +35,7 @@ def compare(fault: Fault, world_size: int, verdict: Verdict) -> tuple[Check, ...
     if fault.step is not None:
         checks.append(_step(fault.step, verdict))
     if fault.bucket is not None:
-        checks.append(_equal("bucket", fault.bucket, verdict.bucket))
+        checks.append(_compare_index("bucket", fault.bucket, verdict.bucket))
     if fault.parameters:
         checks.append(_parameters(fault, verdict))
     if fault.has_line:
@@ -43,30 +43,30 @@ def compare(fault: Fault, world_size: int, verdict: Verdict) -> tuple[Check, ...
     return tuple(checks)
 
 
-def _ranks(fault: Fault, world_size: int, verdict: Verdict) -> Check:
+def _ranks(fault: Fault, world_size: int, verdict: Verdict) -> VerdictCheck:
     expected = fault.blamed(world_size)
     # What all ranks do alike may be blamed on all of them or on none.
     is_right = set(verdict.named) == set(expected) or (
         len(expected) == world_size and not verdict.named and verdict.is_fault
     )
-    return Check(point="blamed", expected=_numbers(expected), said=_numbers(verdict.named), is_right=is_right)
+    return VerdictCheck(point="blamed", expected=_numbers(expected), said=_numbers(verdict.named), is_right=is_right)
 
 
-def _equal(point: str, expected: int, said: int | None) -> Check:
-    return Check(point=point, expected=str(expected), said=str(said), is_right=said == expected)
+def _compare_index(point: str, expected: int, said: int | None) -> VerdictCheck:
+    return VerdictCheck(point=point, expected=str(expected), said=str(said), is_right=said == expected)
 
 
-def _step(expected: int, verdict: Verdict) -> Check:
+def _step(expected: int, verdict: Verdict) -> VerdictCheck:
     said = str(verdict.step) if verdict.last_step is None else f"{verdict.step} to {verdict.last_step}"
     is_right = verdict.step is not None and verdict.step <= expected <= (verdict.last_step or verdict.step)
-    return Check(point="step", expected=str(expected), said=said, is_right=is_right)
+    return VerdictCheck(point="step", expected=str(expected), said=said, is_right=is_right)
 
 
-def _parameters(fault: Fault, verdict: Verdict) -> Check:
+def _parameters(fault: Fault, verdict: Verdict) -> VerdictCheck:
     said, expected = set(verdict.parameters), set(fault.parameters)
     # If models differ, the first difference is enough; if gradients are never ready, all of them must be named.
     is_right = bool(said) and (said <= expected if verdict.kind == "models differ" else said == expected)
-    return Check(
+    return VerdictCheck(
         point="parameters",
         expected=" ".join(fault.parameters),
         said=" ".join(verdict.parameters) or "none",
@@ -74,12 +74,12 @@ def _parameters(fault: Fault, verdict: Verdict) -> Check:
     )
 
 
-def _line(fault: Fault, verdict: Verdict) -> Check:
-    lines = faulty_lines(fault)
+def _line(fault: Fault, verdict: Verdict) -> VerdictCheck:
+    lines = find_faulty_lines(fault)
     sites = verdict.call_sites or {}
     ranks = [rank for rank in verdict.named if rank in sites] or list(sites)
     said = sorted({(Path(sites[rank].file).name, sites[rank].line) for rank in ranks})
-    return Check(
+    return VerdictCheck(
         point="line",
         expected=" or ".join(f"{fault.script}:{line}" for line in lines),
         said=" ".join(f"{file}:{line}" for file, line in said) or "none",

@@ -15,8 +15,8 @@ from overlapscope.model.partition import BoolArray, Buckets, Float64Array, Int64
 from overlapscope.trace.format import NO_INDEX, Flag, Kind, Phase
 from overlapscope.trace.log import Records
 
-_MOMENTS: Final = 4
-_OF_BUCKET: Final = 4
+_TIMES_PER_CYCLE: Final = 4
+_TIMES_PER_BUCKET: Final = 4
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -27,7 +27,7 @@ class BucketCycles:
     """(S,) step whose gradients each cycle reduces."""
     epoch: Int64Array
     """(S,) epoch of the active plan; -1 if the cycle was not observed completely."""
-    epoch_before: Int64Array
+    previous_epoch: Int64Array
     """(S,) epoch of the active plan in the previous step."""
     moments_ns: Float64Array
     """(R, S, 4): length of the cycle; end of the previous step's copies out and start of backward, both relative to the
@@ -38,7 +38,7 @@ class BucketCycles:
     """(R, S, B, 4): launch and end, relative to the start of the cycle; duration of the copy in and of the copy out."""
 
     @classmethod
-    def unseen(cls, steps: Sequence[int], parameters: int, buckets: int) -> BucketCycles:
+    def without_observations(cls, steps: Sequence[int], parameters: int, buckets: int) -> BucketCycles:
         """Return cycles of one rank with no observed times.
 
         Args:
@@ -50,10 +50,10 @@ class BucketCycles:
         return cls(
             steps=np.array(steps, dtype=np.int64),
             epoch=np.full(count, -1),
-            epoch_before=np.full(count, -1),
-            moments_ns=np.full((1, count, _MOMENTS), np.nan),
+            previous_epoch=np.full(count, -1),
+            moments_ns=np.full((1, count, _TIMES_PER_CYCLE), np.nan),
             ready_ns=np.full((1, count, parameters), np.nan),
-            buckets_ns=np.full((1, count, buckets, _OF_BUCKET), np.nan),
+            buckets_ns=np.full((1, count, buckets, _TIMES_PER_BUCKET), np.nan),
         )
 
     @property
@@ -62,7 +62,7 @@ class BucketCycles:
         return len(self.steps), self.ready_ns.shape[2], self.buckets_ns.shape[2]
 
     @property
-    def is_whole(self) -> BoolArray:
+    def is_complete(self) -> BoolArray:
         """Return (S,) True for cycles that all ranks observed completely."""
         seen: BoolArray = ~np.isnan(self.moments_ns).any(axis=(0, 2)) & (self.epoch >= 0)
         return seen
@@ -87,14 +87,14 @@ class BucketCycles:
         return BucketCycles(
             steps=self.steps[which],
             epoch=self.epoch[which],
-            epoch_before=self.epoch_before[which],
+            previous_epoch=self.previous_epoch[which],
             moments_ns=self.moments_ns[:, which],
             ready_ns=self.ready_ns[:, which],
             buckets_ns=self.buckets_ns[:, which],
         )
 
 
-def bucket_cycles_of(
+def compute_bucket_cycles(
     records: Records,
     model: int,
     plans: Mapping[int, Buckets],
@@ -119,34 +119,36 @@ def bucket_cycles_of(
         bounds_ns: (S, 2) start and end of each cycle, if the ranks share them; otherwise a cycle ends when this rank
             saw its last all-reduce end.
     """
-    cycles = BucketCycles.unseen(steps, parameters, max(map(len, plans.values()), default=0))
+    cycles = BucketCycles.without_observations(steps, parameters, max(map(len, plans.values()), default=0))
     records = records[np.argsort(records["step"], kind="stable")]
     numbers = np.unique(np.concatenate([cycles.steps - 1, cycles.steps]))
     firsts, ends = (np.searchsorted(records["step"], numbers, side).tolist() for side in ("left", "right"))
     seen = {
-        number: _Step.of(records[first:end], model, plans, parameters)
+        number: _StepRecords.of(records[first:end], model, plans, parameters)
         for number, first, end in zip(numbers.tolist(), firsts, ends, strict=True)
     }
-    for place, number in enumerate(steps):
+    for row, number in enumerate(steps):
         before, step = seen[number - 1], seen[number]
         if step is None or before is None:
             continue
         begin_ns, end_ns = (
-            bounds_ns[place].tolist() if bounds_ns is not None else (before.released_ns, step.released_ns)
+            bounds_ns[row].tolist()
+            if bounds_ns is not None
+            else (before.last_all_reduce_end_ns, step.last_all_reduce_end_ns)
         )
-        cycles.epoch[place], cycles.epoch_before[place] = step.epoch, before.epoch
-        cycles.moments_ns[0, place] = (
+        cycles.epoch[row], cycles.previous_epoch[row] = step.epoch, before.epoch
+        cycles.moments_ns[0, row] = (
             end_ns - begin_ns,
-            max(0, before.copied_out_ns - begin_ns),
+            max(0, before.copies_out_end_ns - begin_ns),
             step.backward_start_ns - begin_ns,
             step.backward_end_ns - step.backward_start_ns,
         )
-        cycles.ready_ns[0, place] = step.ready_ns(parameters, plans[step.epoch])
-        cycles.buckets_ns[0, place, : len(plans[step.epoch])] = step.buckets_ns(begin_ns)
+        cycles.ready_ns[0, row] = step.ready_ns(parameters, plans[step.epoch])
+        cycles.buckets_ns[0, row, : len(plans[step.epoch])] = step.buckets_ns(begin_ns)
     return cycles
 
 
-def joined(ranks: Sequence[BucketCycles]) -> BucketCycles:
+def concatenate_ranks(ranks: Sequence[BucketCycles]) -> BucketCycles:
     """Concatenate the cycles of several ranks, which must have the same steps and plans."""
     return replace(
         ranks[0],
@@ -157,7 +159,7 @@ def joined(ranks: Sequence[BucketCycles]) -> BucketCycles:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _Step:
+class _StepRecords:
     """Records of one step that reduces every bucket once, with times as in the records."""
 
     epoch: int
@@ -171,7 +173,7 @@ class _Step:
     backward_end_ns: int
 
     @classmethod
-    def of(cls, records: Records, model: int, plans: Mapping[int, Buckets], parameters: int) -> _Step | None:
+    def of(cls, records: Records, model: int, plans: Mapping[int, Buckets], parameters: int) -> _StepRecords | None:
         records = records[np.argsort(records["start_ns"], kind="stable")]
         own = records[records["model"] == model]
         collectives = own[(own["kind"] == Kind.COLLECTIVE) & (own["index"] != NO_INDEX)]
@@ -188,8 +190,8 @@ class _Step:
         # Phases belong to no model: of several passes, the one that we need contains the buckets' ready times.
         backward = records[(records["kind"] == Kind.PHASE) & (records["index"] == Phase.BACKWARD)]
         moment_ns = ready["start_ns"].min()
-        is_this = (backward["start_ns"] <= moment_ns) & (moment_ns <= backward["end_ns"])
-        backward = backward[is_this & ((backward["flags"] & Flag.NO_SYNC) == 0)]
+        contains_ready = (backward["start_ns"] <= moment_ns) & (moment_ns <= backward["end_ns"])
+        backward = backward[contains_ready & ((backward["flags"] & Flag.NO_SYNC) == 0)]
         if not len(backward):
             return None
         own = own[own["plan_epoch"] == epoch]
@@ -207,12 +209,12 @@ class _Step:
         )
 
     @property
-    def released_ns(self) -> int:
+    def last_all_reduce_end_ns(self) -> int:
         """Return the end of the last all-reduce."""
         return int(self.collectives["end_ns"].max())
 
     @property
-    def copied_out_ns(self) -> int:
+    def copies_out_end_ns(self) -> int:
         """Return the end of the last copy out; 0 without copies."""
         return int(self.copies_out["end_ns"].max(initial=0))
 
@@ -229,10 +231,10 @@ class _Step:
 
     def buckets_ns(self, begin_ns: int) -> Float64Array:
         """Return (B, 4) times as in ``BucketCycles.buckets_ns``."""
-        copied_in_ns, copied_out_ns = np.full((2, len(self.collectives)), np.nan)
-        for length_ns, copies in ((copied_in_ns, self.copies_in), (copied_out_ns, self.copies_out)):
+        copied_in_ns, copies_out_end_ns = np.full((2, len(self.collectives)), np.nan)
+        for length_ns, copies in ((copied_in_ns, self.copies_in), (copies_out_end_ns, self.copies_out)):
             length_ns[copies["index"]] = copies["end_ns"] - copies["start_ns"]
         entered_ns = self.collectives["start_ns"].copy()
         np.maximum.at(entered_ns, self.copies_in["index"], self.copies_in["end_ns"])  # the host may be ahead of them
         launch_ns, end_ns = entered_ns - begin_ns, self.collectives["end_ns"] - begin_ns
-        return np.stack([launch_ns, end_ns, copied_in_ns, copied_out_ns], axis=1)
+        return np.stack([launch_ns, end_ns, copied_in_ns, copies_out_end_ns], axis=1)

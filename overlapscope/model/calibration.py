@@ -15,7 +15,7 @@ import numpy as np
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.model.observation import Spans
-from overlapscope.trace.checksum import read_json_text
+from overlapscope.trace.checksum import parse_json_text
 from overlapscope.trace.format import write_json
 from overlapscope.units import format_bytes, format_ns
 
@@ -71,11 +71,11 @@ def busbw_gb_per_s(size_bytes: int, time_ns: float, world_size: int) -> float:
     return algbw_gb_per_s(size_bytes, time_ns) * 2 * (world_size - 1) / world_size
 
 
-HEADING: Final = f"{'size':>8} {'time':>9} {'algbw':>12} {'busbw':>12} {'times':>6}"
-"""Header of the table whose rows ``row_of`` formats."""
+TABLE_HEADER: Final = f"{'size':>8} {'time':>9} {'algbw':>12} {'busbw':>12} {'times':>6}"
+"""Header of the table whose rows ``format_sample`` formats."""
 
 
-def row_of(sample: AllReduceSample, world_size: int) -> str:
+def format_sample(sample: AllReduceSample, world_size: int) -> str:
     """Format the all-reduces of one size as a table row."""
     algbw = algbw_gb_per_s(sample.bytes, sample.time_ns)
     busbw = busbw_gb_per_s(sample.bytes, sample.time_ns, world_size)
@@ -98,8 +98,8 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
         "device": calibration.device,
         "world_size": calibration.world_size,
         "hosts": list(calibration.hosts),
-        "samples": _plain(calibration.samples),
-        "pairs": _plain(calibration.pairs),
+        "samples": _samples_to_json(calibration.samples),
+        "pairs": _samples_to_json(calibration.pairs),
     }
     try:
         write_json(path, content)
@@ -114,7 +114,7 @@ def read_calibration(path: Path) -> Calibration:
         OverlapScopeError: The file can't be read, or is not a calibration.
     """
     try:
-        content = read_json_text(path.read_bytes())
+        content = parse_json_text(path.read_bytes())
     except OSError as error:
         raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
     except ValueError:
@@ -126,12 +126,12 @@ def read_calibration(path: Path) -> Calibration:
             f"{path}: has version {content.get('version')}, but {_VERSION} is needed; make it again"
         )
     try:
-        return _calibration_of(content)
+        return _parse_calibration(content)
     except (KeyError, TypeError, ValueError):
         raise OverlapScopeError(f"{path}: is damaged; make it again with 'overlapscope calibrate'") from None
 
 
-def spans_of(samples: Sequence[AllReduceSample]) -> Spans | None:
+def collect_spans(samples: Sequence[AllReduceSample]) -> Spans | None:
     """Return all measurements of some samples; None if there are no samples."""
     if not samples:
         return None
@@ -143,11 +143,11 @@ def spans_of(samples: Sequence[AllReduceSample]) -> Spans | None:
     )
 
 
-def _plain(samples: Sequence[AllReduceSample]) -> list[dict[str, Any]]:
+def _samples_to_json(samples: Sequence[AllReduceSample]) -> list[dict[str, Any]]:
     return [{"bytes": sample.bytes, "times_ns": list(sample.times_ns)} for sample in samples]
 
 
-def _samples_of(content: Sequence[dict[str, Any]]) -> tuple[AllReduceSample, ...]:
+def _parse_samples(content: Sequence[dict[str, Any]]) -> tuple[AllReduceSample, ...]:
     samples = tuple(
         AllReduceSample(bytes=int(each["bytes"]), times_ns=tuple(int(time_ns) for time_ns in each["times_ns"]))
         for each in content
@@ -157,8 +157,8 @@ def _samples_of(content: Sequence[dict[str, Any]]) -> tuple[AllReduceSample, ...
     return samples
 
 
-def _calibration_of(content: dict[str, Any]) -> Calibration:
-    samples, pairs = _samples_of(content["samples"]), _samples_of(content.get("pairs", ()))
+def _parse_calibration(content: dict[str, Any]) -> Calibration:
+    samples, pairs = _parse_samples(content["samples"]), _parse_samples(content.get("pairs", ()))
     hosts = tuple(str(host) for host in content["hosts"])
     if len(hosts) < 2 or not samples:
         raise ValueError("nothing was measured")

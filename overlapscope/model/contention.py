@@ -13,27 +13,27 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from overlapscope.model.cost import CollectiveCost
-from overlapscope.model.line import Line, fit_line
+from overlapscope.model.line import CostLine, fit_line
 from overlapscope.model.observation import Spans
 from overlapscope.model.partition import Float64Array, Int64Array
 from overlapscope.model.transfers import Transfers
-from overlapscope.model.work import Backward
+from overlapscope.model.work import RecordedBackward
 
 _SLOWDOWNS: Final = np.round(np.arange(1.0, 3.0001, 0.02), 2)
 """Slowdown factors that are tried."""
-_STRETCHES: Final = 12
+_INTERVALS: Final = 12
 """Number of intervals of backward compared across cycles. Between two single gradients there may be almost no time."""
-_ENOUGH_CONTRAST: Final = 0.1
+_MIN_CONTRAST: Final = 0.1
 """Smallest standard deviation, between cycles, of the share of an interval in which something was in flight."""
-_MOST_OF_TWO: Final = 2.0
+_MAX_LANE_SLOWDOWN: Final = 2.0
 """Largest slowdown of two all-reduces that share a link: together they never take longer than one after the other."""
-_FEWEST_CYCLES: Final = 4
+_MIN_CYCLES: Final = 4
 _DRAWS: Final = 40
 _ABOUT_THE_SAME_SIZE: Final = 1.5
-_FEWEST_TRANSFERS: Final = 6
+_MIN_TRANSFERS: Final = 6
 
 
-class _Assumed(NamedTuple):
+class _Assumption(NamedTuple):
     """Assumption for a slowdown that the recording does not show."""
 
     value: float
@@ -41,10 +41,10 @@ class _Assumed(NamedTuple):
     high: float
 
 
-_UNKNOWN: Final = {
-    "compute": _Assumed(1.0, 1.0, 1.5),
-    "communication": _Assumed(1.0, 1.0, 1.2),
-    "lanes": _Assumed(_MOST_OF_TWO, 1.0, _MOST_OF_TWO),
+_ASSUMPTIONS: Final = {
+    "compute": _Assumption(1.0, 1.0, 1.5),
+    "communication": _Assumption(1.0, 1.0, 1.2),
+    "lanes": _Assumption(_MAX_LANE_SLOWDOWN, 1.0, _MAX_LANE_SLOWDOWN),
 }
 
 
@@ -65,16 +65,16 @@ class Slowdown:
         return float(low), float(high)
 
 
-def compute_slowdown_of(backward: Backward) -> Slowdown:
+def estimate_compute_slowdown(backward: RecordedBackward) -> Slowdown:
     """Estimate how much slower compute is while an all-reduce is in flight."""
     random = np.random.default_rng(0)
-    if len(backward.start_ns) < _FEWEST_CYCLES:
-        return _unknown(_UNKNOWN["compute"])
-    durations, shares = _stretches(backward)
+    if len(backward.start_ns) < _MIN_CYCLES:
+        return _assumed_slowdown(_ASSUMPTIONS["compute"])
+    durations, shares = _split_backward(backward)
     weights = np.median(durations, axis=0)
     contrast = np.sqrt((shares.var(axis=0) * weights).sum() / max(weights.sum(), 1.0))
-    if contrast < _ENOUGH_CONTRAST:
-        return _unknown(_UNKNOWN["compute"])
+    if contrast < _MIN_CONTRAST:
+        return _assumed_slowdown(_ASSUMPTIONS["compute"])
     # log of the undisturbed time, by slowdown, cycle and interval
     pure = np.log(np.maximum(durations, 1.0)) + np.log1p(-(1 - 1 / _SLOWDOWNS)[:, None, None] * shares)
 
@@ -88,30 +88,36 @@ def compute_slowdown_of(backward: Backward) -> Slowdown:
     return Slowdown(value=best(every), is_known=True, draws=np.array(draws))
 
 
-def communication_slowdown_of(transfers: Transfers, lane_slowdown: float = 1.0, line: Line | None = None) -> Slowdown:
+def estimate_communication_slowdown(
+    transfers: Transfers, lane_slowdown: float = 1.0, line: CostLine | None = None
+) -> Slowdown:
     """Estimate how much slower an all-reduce progresses while a rank computes.
 
     Args:
         lane_slowdown: Slowdown while another all-reduce is sending.
         line: Approximate cost of an all-reduce, to compare sizes that differ slightly; fitted if not given.
     """
-    spans = transfers.freed_of(lane_slowdown=lane_slowdown)
-    return _slowdown_in(spans, transfers.hidden_share, line) or _unknown(_UNKNOWN["communication"])
+    spans = transfers.without_slowdown(lane_slowdown=lane_slowdown)
+    return _estimate_slowdown(spans, transfers.overlapped_share, line) or _assumed_slowdown(
+        _ASSUMPTIONS["communication"]
+    )
 
 
-def lane_slowdown_of(transfers: Transfers, communication_slowdown: float = 1.0, line: Line | None = None) -> Slowdown:
+def estimate_lane_slowdown(
+    transfers: Transfers, communication_slowdown: float = 1.0, line: CostLine | None = None
+) -> Slowdown:
     """Estimate how much slower an all-reduce progresses while another one is sending: between 1 and 2.
 
     Args:
         communication_slowdown: Slowdown while a rank computes.
-        line: As in ``communication_slowdown_of``.
+        line: As in ``estimate_communication_slowdown``.
     """
-    spans = transfers.freed_of(communication_slowdown=communication_slowdown)
-    found = _slowdown_in(spans, transfers.shared_share, line, most=_MOST_OF_TWO)
-    return found or _unknown(_UNKNOWN["lanes"])
+    spans = transfers.without_slowdown(communication_slowdown=communication_slowdown)
+    found = _estimate_slowdown(spans, transfers.shared_share, line, most=_MAX_LANE_SLOWDOWN)
+    return found or _assumed_slowdown(_ASSUMPTIONS["lanes"])
 
 
-def lane_slowdown_of_pairs(pairs: Spans, alone: CollectiveCost) -> Slowdown:
+def compute_lane_slowdown_from_pairs(pairs: Spans, alone: CollectiveCost) -> Slowdown:
     """Compute the slowdown of two lanes from measured pairs of the largest size, where latency matters least.
 
     Args:
@@ -121,13 +127,13 @@ def lane_slowdown_of_pairs(pairs: Spans, alone: CollectiveCost) -> Slowdown:
     largest = pairs.bytes.max()
     beyond_latency_ns = max(float(alone.time_ns(largest)) - alone.alpha_ns, 1.0)
     pair_ns = pairs.time_ns[pairs.bytes == largest]
-    factors = np.clip((pair_ns - alone.alpha_ns) / beyond_latency_ns, 1.0, _MOST_OF_TWO)
+    factors = np.clip((pair_ns - alone.alpha_ns) / beyond_latency_ns, 1.0, _MAX_LANE_SLOWDOWN)
     drawn = np.random.default_rng(0).choice(factors, size=(_DRAWS, len(factors)))
     return Slowdown(value=float(np.median(factors)), is_known=True, draws=np.median(drawn, axis=1))
 
 
-def _slowdown_in(
-    spans: Spans, share: Float64Array, line: Line | None, most: float = float(_SLOWDOWNS[-1])
+def _estimate_slowdown(
+    spans: Spans, share: Float64Array, line: CostLine | None, most: float = float(_SLOWDOWNS[-1])
 ) -> Slowdown | None:
     """Estimate a slowdown that applied during a share of each all-reduce; None if the shares vary too little."""
     usable = spans.time_ns > 0
@@ -140,7 +146,7 @@ def _slowdown_in(
     telling = np.zeros(len(size), dtype=bool)
     for group in np.unique(size):
         of_size = size == group
-        telling |= of_size & (of_size.sum() >= _FEWEST_TRANSFERS) & (np.std(share[of_size]) > 2 * _ENOUGH_CONTRAST)
+        telling |= of_size & (of_size.sum() >= _MIN_TRANSFERS) & (np.std(share[of_size]) > 2 * _MIN_CONTRAST)
     if not telling.any():
         return None
     size, cycle = size[telling], cycle[telling]
@@ -165,24 +171,24 @@ def _slowdown_in(
     return Slowdown(value=best(np.arange(len(cycle))), is_known=True, draws=np.array(draws))
 
 
-def _stretches(backward: Backward) -> tuple[Float64Array, Float64Array]:
+def _split_backward(backward: RecordedBackward) -> tuple[Float64Array, Float64Array]:
     """Divide backward into intervals, the same in all cycles; return their durations and shares with traffic.
 
     Returns:
         (S, K) durations and (S, K) shares, for the intervals of all ranks.
     """
-    work, busy_ns = backward.freed_of(compute_slowdown=1.0), backward.busy_ns
+    work, busy_ns = backward.without_slowdown(compute_slowdown=1.0), backward.busy_ns
     middle_ns = np.median(work.ready_ns - work.start_ns[:, :, None], axis=(0, 1))
-    wanted = np.linspace(0, 1, _STRETCHES + 1)[1:-1] * np.median(work.end_ns - work.start_ns)
-    places = np.unique(np.clip(np.searchsorted(middle_ns, wanted), 0, len(middle_ns) - 1))
+    wanted = np.linspace(0, 1, _INTERVALS + 1)[1:-1] * np.median(work.end_ns - work.start_ns)
+    positions = np.unique(np.clip(np.searchsorted(middle_ns, wanted), 0, len(middle_ns) - 1))
     cycles, ranks = work.start_ns.shape
-    marks = np.concatenate([work.start_ns[:, :, None], work.ready_ns[:, :, places], work.end_ns[:, :, None]], axis=2)
-    busy = np.concatenate([np.zeros((cycles, ranks, 1)), busy_ns[:, :, places], busy_ns[:, :, -1:]], axis=2)
+    marks = np.concatenate([work.start_ns[:, :, None], work.ready_ns[:, :, positions], work.end_ns[:, :, None]], axis=2)
+    busy = np.concatenate([np.zeros((cycles, ranks, 1)), busy_ns[:, :, positions], busy_ns[:, :, -1:]], axis=2)
     durations = np.diff(marks, axis=2).reshape(cycles, -1)
     shares = np.diff(busy, axis=2).reshape(cycles, -1) / np.maximum(durations, 1.0)
     return durations, np.clip(shares, 0.0, 1.0)
 
 
-def _unknown(assumed: _Assumed) -> Slowdown:
+def _assumed_slowdown(assumed: _Assumption) -> Slowdown:
     draws = np.random.default_rng(0).uniform(assumed.low, assumed.high, size=_DRAWS)
     return Slowdown(value=assumed.value, is_known=False, draws=draws)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.model.line import Line, fit_line
+from overlapscope.model.line import CostLine, fit_line
 from overlapscope.model.observation import Spans
 from overlapscope.model.partition import Float64Array, Int64Array
 
@@ -24,15 +24,15 @@ _SAME_SIZE: Final = 1.05
 """Sizes whose ratio is at most this count as the same size."""
 _NEAR_SIZE: Final = 2.0
 """Ratio at which sizes still inform each other: one standard deviation, as a factor."""
-_FEWEST_SIZES_APART: Final = 3.0
+_MIN_SIZE_RATIO: Final = 3.0
 """Smallest ratio of the largest to the smallest size that distinguishes latency from bandwidth."""
 _LATENCY_SHARES: Final = (0.0, 0.6)
 """Range of the share of the smallest measured all-reduce that is latency, if nothing is known about it."""
-_TO_DEVIATION: Final = 1.4826
+_MAD_TO_SIGMA: Final = 1.4826
 """Factor from the median absolute deviation to the standard deviation of a normal distribution."""
 ERROR_OF_MEDIAN: Final = 1.2533
 """Factor from the standard error of a mean to that of a median."""
-_TRUST_IN_CALIBRATION: Final = 2.0
+_CALIBRATION_WEIGHT: Final = 2.0
 """Weight of a calibration, in recorded all-reduces of one size."""
 
 
@@ -45,7 +45,7 @@ class CollectiveCost:
     """(K,) measured sizes, ascending."""
     times_ns: Float64Array
     """(K,) times of the measured sizes, never decreasing."""
-    line: Line
+    line: CostLine
     """Latency and time per byte, used outside the measured sizes, where it is scaled to join them."""
     is_identifiable: bool
     """True if the sizes are far enough apart to distinguish latency from bandwidth."""
@@ -77,7 +77,7 @@ class CollectiveCost:
         """Return the bus bandwidth as defined by nccl-tests, in bytes per second."""
         return float(2 * (self.world_size - 1) / self.world_size * bytes_ / self.time_ns(bytes_) * 1e9)
 
-    def extrapolated(self, world_size: int, algorithm: Algorithm = "ring") -> CollectiveCost:
+    def extrapolate(self, world_size: int, algorithm: Algorithm = "ring") -> CollectiveCost:
         """Extrapolate the cost to another number of ranks on links like these.
 
         A ring takes 2 (N - 1) rounds and sends 2 (N - 1) / N of the bytes over each link; a tree takes 2 log2 N rounds.
@@ -91,9 +91,9 @@ class CollectiveCost:
             raise OverlapScopeError(
                 f"an all-reduce of {self.world_size} ranks says nothing about one of {world_size}: both need at least 2"
             )
-        turns = _turns(world_size, algorithm) / _turns(self.world_size, algorithm)
+        rounds = _latency_rounds(world_size, algorithm) / _latency_rounds(self.world_size, algorithm)
         share = (1 - 1 / world_size) / (1 - 1 / self.world_size)
-        return replace(self._with(turns, share), world_size=world_size)
+        return replace(self._with(rounds, share), world_size=world_size)
 
     def with_bandwidth(self, factor: float) -> CollectiveCost:
         """Return the cost if links had this many times the bandwidth, at the same latency."""
@@ -104,7 +104,7 @@ class CollectiveCost:
         return replace(
             self,
             times_ns=latencies * alpha_ns + bytes_ * (self.times_ns - alpha_ns),
-            line=Line(alpha_ns=latencies * self.line.alpha_ns, beta_ns=bytes_ * self.line.beta_ns),
+            line=CostLine(alpha_ns=latencies * self.line.alpha_ns, beta_ns=bytes_ * self.line.beta_ns),
         )
 
 
@@ -121,24 +121,24 @@ def fit_cost(samples: Spans | None, world_size: int, calibration: Spans | None =
     Raises:
         OverlapScopeError: There is neither a usable sample nor a calibration.
     """
-    samples, calibration = _usable(samples), _usable(calibration)
+    samples, calibration = _usable_spans(samples), _usable_spans(calibration)
     if calibration is None or samples is None:
         spans = calibration or samples
         if spans is None:
             raise OverlapScopeError(
                 "the recording has no usable all-reduce: record some more steps, or run overlapscope calibrate"
             )
-        return _cost(_medians(spans), world_size)
-    base = _cost(_medians(calibration), world_size)
-    seen = _medians(replace(samples, time_ns=samples.time_ns / base.time_ns(samples.bytes)))
+        return _fit_sizes(_group_by_size(spans), world_size)
+    base = _fit_sizes(_group_by_size(calibration), world_size)
+    seen = _group_by_size(replace(samples, time_ns=samples.time_ns / base.time_ns(samples.bytes)))
     usual = _weighted_median(seen.times, seen.counts)
     # Nearby sizes have nearly the same ratio; where few were recorded, the ratio tends to the median one.
     near = seen.counts * np.exp(-0.5 * (np.log(seen.bytes[:, None] / seen.bytes) / np.log(_NEAR_SIZE)) ** 2)
     counts = near.sum(axis=1)
-    ratios = np.exp(near @ np.log(seen.times / usual) / (counts + _TRUST_IN_CALIBRATION)) * usual
+    ratios = np.exp(near @ np.log(seen.times / usual) / (counts + _CALIBRATION_WEIGHT)) * usual
     nodes = np.union1d(base.sizes_bytes, seen.bytes)
     times_ns = base.time_ns(nodes) * np.exp(np.interp(np.log(nodes), np.log(seen.bytes), np.log(ratios)))
-    return _cost(_Sizes(nodes, times_ns, np.ones(len(nodes)), np.zeros(len(nodes))), world_size)
+    return _fit_sizes(_Sizes(nodes, times_ns, np.ones(len(nodes)), np.zeros(len(nodes))), world_size)
 
 
 def draw_cost(
@@ -148,7 +148,7 @@ def draw_cost(
 
     Where all sizes are nearly the same, each draw assumes another latency.
     """
-    cost = fit_cost(_drawn(samples, random), world_size, _drawn(calibration, random))
+    cost = fit_cost(_resample_cycles(samples, random), world_size, _resample_cycles(calibration, random))
     if cost.is_identifiable:
         return cost
     share = float(random.uniform(*_LATENCY_SHARES))
@@ -166,11 +166,11 @@ class _Sizes(NamedTuple):
     """Standard error of the logarithm of each time."""
 
 
-def _cost(sizes: _Sizes, world_size: int) -> CollectiveCost:
-    is_identifiable = bool(sizes.bytes[-1] >= _FEWEST_SIZES_APART * sizes.bytes[0])
+def _fit_sizes(sizes: _Sizes, world_size: int) -> CollectiveCost:
+    is_identifiable = bool(sizes.bytes[-1] >= _MIN_SIZE_RATIO * sizes.bytes[0])
     if is_identifiable:
         line = fit_line(sizes.bytes, sizes.times, sizes.counts)
-        times_ns = _monotone(_drawn_to_line(sizes, line), sizes.counts)
+        times_ns = _monotone(_shrink_to_line(sizes, line), sizes.counts)
     else:
         times_ns = _monotone(sizes.times, sizes.counts)
         line = _line_with_latency(sizes.bytes, times_ns, sum(_LATENCY_SHARES) / 2)
@@ -183,7 +183,7 @@ def _cost(sizes: _Sizes, world_size: int) -> CollectiveCost:
     )
 
 
-def _drawn_to_line(sizes: _Sizes, line: Line) -> Float64Array:
+def _shrink_to_line(sizes: _Sizes, line: CostLine) -> Float64Array:
     """Shrink uncertain times toward the line, as far as the other sizes agree with it."""
     off_line = np.log(sizes.times / line.time_ns(sizes.bytes))
     beyond_errors = max(0.0, float(np.average(off_line**2 - sizes.errors**2, weights=sizes.counts)))
@@ -192,24 +192,24 @@ def _drawn_to_line(sizes: _Sizes, line: Line) -> Float64Array:
     return times
 
 
-def _line_with_latency(sizes: Float64Array, times_ns: Float64Array, share: float) -> Line:
+def _line_with_latency(sizes: Float64Array, times_ns: Float64Array, share: float) -> CostLine:
     alpha_ns = share * float(times_ns[0])
-    return Line(alpha_ns=alpha_ns, beta_ns=float(np.median((times_ns - alpha_ns) / sizes)))
+    return CostLine(alpha_ns=alpha_ns, beta_ns=float(np.median((times_ns - alpha_ns) / sizes)))
 
 
-def _medians(spans: Spans) -> _Sizes:
+def _group_by_size(spans: Spans) -> _Sizes:
     order = np.argsort(spans.bytes, kind="stable")
     sizes, times_ns, cycles = spans.bytes[order], spans.time_ns[order], spans.cycle[order]
     starts = [0]
-    for place, size in enumerate(sizes.tolist()):
+    for index, size in enumerate(sizes.tolist()):
         if size > _SAME_SIZE * sizes[starts[-1]]:
-            starts.append(place)
+            starts.append(index)
     groups = list(zip(starts, [*starts[1:], len(sizes)], strict=True))
     counts = np.array([end - first for first, end in groups])
     medians = np.array([np.median(times_ns[first:end]) for first, end in groups])
     # A link is fast or slow for a whole cycle, so only measurements of other cycles are independent.
     in_cycles = np.array([len(np.unique(cycles[first:end])) for first, end in groups])
-    spread = _TO_DEVIATION * np.median(np.abs(np.log(times_ns / np.repeat(medians, counts))))
+    spread = _MAD_TO_SIGMA * np.median(np.abs(np.log(times_ns / np.repeat(medians, counts))))
     return _Sizes(
         bytes=np.array([np.exp(np.mean(np.log(sizes[first:end]))) for first, end in groups]),
         times=medians,
@@ -240,7 +240,7 @@ def _weighted_median(values: Float64Array, weights: Float64Array) -> float:
     return float(values[order][np.searchsorted(filled, filled[-1] / 2)])
 
 
-def _usable(spans: Spans | None) -> Spans | None:
+def _usable_spans(spans: Spans | None) -> Spans | None:
     if spans is None:
         return None
     usable = (spans.bytes > 0) & (spans.time_ns > 0) & np.isfinite(spans.time_ns)
@@ -249,8 +249,8 @@ def _usable(spans: Spans | None) -> Spans | None:
     return Spans(bytes=spans.bytes[usable], time_ns=spans.time_ns[usable], cycle=spans.cycle[usable])
 
 
-def _drawn(spans: Spans | None, random: np.random.Generator) -> Spans | None:
-    spans = _usable(spans)
+def _resample_cycles(spans: Spans | None, random: np.random.Generator) -> Spans | None:
+    spans = _usable_spans(spans)
     if spans is None:
         return None
     cycles, member = np.unique(spans.cycle, return_inverse=True)
@@ -259,5 +259,5 @@ def _drawn(spans: Spans | None, random: np.random.Generator) -> Spans | None:
     return Spans(bytes=spans.bytes[rows], time_ns=spans.time_ns[rows], cycle=spans.cycle[rows])
 
 
-def _turns(world_size: int, algorithm: str) -> float:
+def _latency_rounds(world_size: int, algorithm: str) -> float:
     return 2.0 * (world_size - 1) if algorithm == "ring" else 2.0 * float(np.log2(world_size))

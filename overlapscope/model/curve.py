@@ -9,18 +9,18 @@ from typing import Final, Literal
 import numpy as np
 
 from overlapscope.interval import Interval
-from overlapscope.model.fit import Fitted
-from overlapscope.model.measured import Measured, Predicted, predict
+from overlapscope.model.fit import FittedModel
+from overlapscope.model.measured import MeasuredSteps, PredictedSteps, predict_steps
 from overlapscope.model.partition import MB, Buckets, Float64Array, Gradients
-from overlapscope.model.plan import UniformPlan, caps_mb_of, caps_setting, default_plan
-from overlapscope.model.plan_table import table_of
+from overlapscope.model.plan import UniformPlan, default_plan, find_caps_mb, format_caps
+from overlapscope.model.plan_table import build_table
 from overlapscope.model.schedule import Costs
 from overlapscope.model.sizes import PredictedSizes, predict_sizes
-from overlapscope.model.what_if import of_half_the_bytes
+from overlapscope.model.what_if import halve_bytes
 
 _SIZES: Final = 48
 """Number of sizes that can be distinguished when they are drawn."""
-_THIN: Final = 1.01
+_MIN_BAND_RATIO: Final = 1.01
 """Ratio of the ends of a cap band below which the band is left out: nobody sets a size to within 1 %."""
 _DRAWS: Final = 100
 _INTERVAL: Final = (0.05, 0.95)
@@ -39,9 +39,9 @@ class Options:
     is_compressed: bool = False
     """True if gradients are sent as fp16."""
 
-    def applied_to(self, costs: Costs) -> Costs:
+    def apply_to(self, costs: Costs) -> Costs:
         """Return the costs of a step under these options."""
-        return replace(costs, collective=of_half_the_bytes(costs.collective)) if self.is_compressed else costs
+        return replace(costs, collective=halve_bytes(costs.collective)) if self.is_compressed else costs
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -57,8 +57,8 @@ class Curve:
     plans: tuple[Buckets, ...]
     draws_ns: Float64Array
     """(D, Q) step times drawn from equally likely models."""
-    predicted: Predicted
-    measured: Measured | None
+    predicted: PredictedSteps
+    measured: MeasuredSteps | None
     """Measurement that predictions are relative to."""
 
     @cached_property
@@ -78,17 +78,17 @@ class Curve:
         """Return (Q,) mean step times."""
         return self.predicted.step_ns
 
-    def step_of(self, place: int) -> Interval:
+    def step_of(self, index: int) -> Interval:
         """Return the mean step time of a plan with its interval."""
-        low, high = self.interval_ns[:, place].tolist()
-        return Interval(value=float(self.predicted_ns[place]), low=low, high=high)
+        low, high = self.interval_ns[:, index].tolist()
+        return Interval(value=float(self.predicted_ns[index]), low=low, high=high)
 
-    def steps_measured_ns(self) -> dict[int, Interval]:
+    def measured_steps_ns(self) -> dict[int, Interval]:
         """Return the mean steps of the plans that were measured under these options, by index."""
         if self.measured is None or self.options.is_compressed:
             return {}
-        known = {place: self.measured.steps_ns(plan) for place, plan in enumerate(self.plans)}
-        return {place: step for place, step in known.items() if step is not None}
+        known = {index: self.measured.steps_ns(plan) for index, plan in enumerate(self.plans)}
+        return {index: step for index, step in known.items() if step is not None}
 
     @property
     def fastest(self) -> int:
@@ -100,44 +100,44 @@ class Curve:
         """Return True if no size is better than DDP's default."""
         return bool(self.predicted_ns[self.special["default"]] <= self.predicted_ns[self.fastest])
 
-    def size_at(self, cap_mb: float) -> int:
+    def index_of_cap(self, cap_mb: float) -> int:
         """Return the index of the size that a cap gives."""
         highs = [size.high_bytes for size in self.sizes]
         return min(int(np.searchsorted(highs, int(cap_mb * MB))), len(highs) - 1)
 
-    def gain_of(self, place: int, over: Curve) -> Interval:
+    def compute_gain(self, index: int, over: Curve) -> Interval:
         """Return the share of another curve's present step that a plan saves, compared draw by draw."""
         present = over.special["present"]
-        value = float(1 - self.predicted_ns[place] / over.predicted_ns[present])
-        return _interval(value, 1 - self.draws_ns[:, place] / over.draws_ns[:, present])
+        value = float(1 - self.predicted_ns[index] / over.predicted_ns[present])
+        return _interval(value, 1 - self.draws_ns[:, index] / over.draws_ns[:, present])
 
-    def gain_between(self, plan: Buckets, over: Buckets) -> Interval:
+    def compute_gain_between(self, plan: Buckets, over: Buckets) -> Interval:
         """Return the share of the step with one plan that another plan saves, compared draw by draw."""
         to, before = self.plans.index(plan), self.plans.index(over)
         value = float(1 - self.predicted_ns[to] / self.predicted_ns[before])
         return _interval(value, 1 - self.draws_ns[:, to] / self.draws_ns[:, before])
 
-    def setting_of(self, place: int, special: Special | None = None) -> str:
+    def format_setting(self, index: int, special: Special | None = None) -> str:
         """Return the arguments of DistributedDataParallel that give a plan.
 
         Args:
             special: Name of the special plan that is meant, if it is one.
         """
-        plan, gradients = self.plans[place], self.gradients
+        plan, gradients = self.plans[index], self.gradients
         if special == "default" or (special == "present" and plan == default_plan(gradients).buckets):
             return "bucket_cap_mb=None"
         if special is not None:
-            caps_mb = caps_mb_of(plan, gradients)
-            return 'bucket_plan="plan.json"' if caps_mb is None else caps_setting(caps_mb)
-        cap_mb, first_mb = self.sizes[place].cap_mb, self.options.first_mb
-        return caps_setting([cap_mb] if first_mb is None else [first_mb, cap_mb])
+            caps_mb = find_caps_mb(plan, gradients)
+            return 'bucket_plan="plan.json"' if caps_mb is None else format_caps(caps_mb)
+        cap_mb, first_mb = self.sizes[index].cap_mb, self.options.first_mb
+        return format_caps([cap_mb] if first_mb is None else [first_mb, cap_mb])
 
 
-def curve_of(
-    fitted: Fitted,
+def predict_curve(
+    fitted: FittedModel,
     options: Options,
     specials: dict[Special, Buckets],
-    measured: Measured | None = None,
+    measured: MeasuredSteps | None = None,
     sizes: PredictedSizes | None = None,
 ) -> Curve:
     """Predict all sizes, and the special plans.
@@ -148,21 +148,21 @@ def curve_of(
         measured: Measurement that predictions are relative to, if there is one.
         sizes: All sizes under these options, if they have already been predicted.
     """
-    gradients, costs = fitted.work.gradients, options.applied_to(fitted.costs)
+    gradients, costs = fitted.work.gradients, options.apply_to(fitted.costs)
     first_bytes = None if options.first_mb is None else int(options.first_mb * MB)
-    told_apart = _told_apart(sizes or predict_sizes(fitted.work, costs, first_bytes))
-    plans = list(dict.fromkeys([*(size.buckets for size in told_apart), *specials.values()]))
-    table = table_of(plans, gradients)
+    selected = _select_sizes(sizes or predict_sizes(fitted.work, costs, first_bytes))
+    plans = list(dict.fromkeys([*(size.buckets for size in selected), *specials.values()]))
+    table = build_table(plans, gradients)
     return Curve(
         options=options,
         gradients=gradients,
-        sizes=told_apart,
+        sizes=selected,
         special={name: plans.index(buckets) for name, buckets in specials.items()},
         plans=tuple(plans),
-        draws_ns=fitted.cycle_draws_ns(
-            plans, _DRAWS, under=options.applied_to if options.is_compressed else None, measured=measured
+        draws_ns=fitted.draw_step_times_ns(
+            plans, _DRAWS, under=options.apply_to if options.is_compressed else None, measured=measured
         ),
-        predicted=predict(table, fitted.work, costs, fitted.costs, measured),
+        predicted=predict_steps(table, fitted.work, costs, fitted.costs, measured),
         measured=measured,
     )
 
@@ -172,10 +172,10 @@ def _interval(value: float, draws: Float64Array) -> Interval:
     return Interval(value=value, low=min(value, float(low)), high=max(value, float(high)))
 
 
-def _told_apart(predicted: PredictedSizes) -> tuple[UniformPlan, ...]:
+def _select_sizes(predicted: PredictedSizes) -> tuple[UniformPlan, ...]:
     """Select the best of the sizes, and others spaced as widely as possible."""
     sizes = predicted.sizes
     last = len(sizes) - 1
-    wide = [at for at, size in enumerate(sizes) if size.high_bytes > _THIN * size.low_bytes or at == last]
+    wide = [at for at, size in enumerate(sizes) if size.high_bytes > _MIN_BAND_RATIO * size.low_bytes or at == last]
     spread = np.linspace(0, len(wide) - 1, min(_SIZES, len(wide))).round().astype(np.int64)
-    return tuple(sizes[place] for place in sorted({predicted.fastest, *(wide[at] for at in spread.tolist())}))
+    return tuple(sizes[index] for index in sorted({predicted.fastest, *(wide[at] for at in spread.tolist())}))

@@ -9,18 +9,18 @@ from typing import Final, Literal
 import numpy as np
 
 from overlapscope.model.cost import CollectiveCost
-from overlapscope.model.line import Line
+from overlapscope.model.line import CostLine
 from overlapscope.model.partition import Buckets
 from overlapscope.model.schedule import Costs, replay, replay_step
-from overlapscope.model.work import Work
+from overlapscope.model.work import ComputeTimes
 
 Limit = Literal["compute", "differences", "latency", "bandwidth", "last bucket"]
 
-_LEAST_SHARE: Final = 0.02
+_MIN_SHARE: Final = 0.02
 """Smallest share of the step for something to be called its limit."""
-_IDLE: Final = 0.1
+_MAX_IDLE_WAIT_SHARE: Final = 0.1
 """The last all-reduce found the link idle if it waited for less than this share of its duration."""
-_NEXT_TO_NOTHING: Final = 1e-9
+_NEARLY_ZERO: Final = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ class Limits:
     """Share by which the step would be shorter if all ranks were equally fast; NaN if unknown."""
 
 
-def limits_of(
-    plan: Buckets, work: Work, costs: Costs, if_alike: float = math.nan, exposed: float | None = None
+def find_limits(
+    plan: Buckets, work: ComputeTimes, costs: Costs, gain_if_equal_ranks: float = math.nan, exposed: float | None = None
 ) -> Limits:
     """Compute the limits of one plan in the typical cycle.
 
@@ -56,19 +56,19 @@ def limits_of(
     replayed = replay(table, typical, costs)
     step_ns = float(replayed.cycle_ns[0, 0])
 
-    def gained(work: Work, costs: Costs) -> float:
+    def gained(work: ComputeTimes, costs: Costs) -> float:
         return 1 - float(replay(table, work, costs).cycle_ns[0, 0]) / step_ns
 
     collective = costs.collective
     shares = {
         "latency": gained(typical, replace(costs, collective=_without_latency(collective))),
         "bandwidth": gained(typical, replace(costs, collective=_only_latency(collective))),
-        "differences": if_alike,
+        "differences": gain_if_equal_ranks,
     }
     exposed = float(replayed.exposed_ns[0, 0]) / step_ns if exposed is None else exposed
     worst = max(shares, key=lambda name: -math.inf if math.isnan(shares[name]) else shares[name])
     limit: Limit
-    if shares[worst] < _LEAST_SHARE and exposed < _LEAST_SHARE:
+    if shares[worst] < _MIN_SHARE and exposed < _MIN_SHARE:
         limit = "compute"
     elif worst == "bandwidth" and _is_last_bucket_alone(plan, typical, costs):
         limit = "last bucket"
@@ -77,12 +77,12 @@ def limits_of(
     return Limits(
         limit=limit,
         exposed=exposed,
-        communication=gained(typical, replace(costs, collective=without_time(collective))),
+        communication=gained(typical, replace(costs, collective=with_zero_time(collective))),
         **shares,
     )
 
 
-def without_time(cost: CollectiveCost) -> CollectiveCost:
+def with_zero_time(cost: CollectiveCost) -> CollectiveCost:
     """Return the cost of all-reduces that take no time."""
     return _with_times(cost, latencies=0.0, bytes_=0.0)
 
@@ -101,13 +101,13 @@ def _with_times(cost: CollectiveCost, latencies: float, bytes_: float) -> Collec
     return replace(
         cost,
         # Not zero, because the logarithms of the times are interpolated and the line is a divisor.
-        times_ns=np.maximum(times_ns, _NEXT_TO_NOTHING),
-        line=Line(alpha_ns=max(latencies * cost.line.alpha_ns, _NEXT_TO_NOTHING), beta_ns=bytes_ * cost.line.beta_ns),
+        times_ns=np.maximum(times_ns, _NEARLY_ZERO),
+        line=CostLine(alpha_ns=max(latencies * cost.line.alpha_ns, _NEARLY_ZERO), beta_ns=bytes_ * cost.line.beta_ns),
     )
 
 
-def _is_last_bucket_alone(plan: Buckets, work: Work, costs: Costs) -> bool:
+def _is_last_bucket_alone(plan: Buckets, work: ComputeTimes, costs: Costs) -> bool:
     drawn = replay_step(plan, work, costs)
     waited_ns = drawn.start_ns[-1] - drawn.launch_ns[:, -1].max()
     under_way_ns = max(0.0, float(drawn.end_ns[:-1].max(initial=0.0) - drawn.launch_ns[:, -1].max()))
-    return bool(max(waited_ns, under_way_ns) <= _IDLE * (drawn.end_ns[-1] - drawn.start_ns[-1]))
+    return bool(max(waited_ns, under_way_ns) <= _MAX_IDLE_WAIT_SHARE * (drawn.end_ns[-1] - drawn.start_ns[-1]))

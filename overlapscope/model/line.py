@@ -16,7 +16,7 @@ _SMALLEST_RESIDUAL: Final = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class CostLine:
     """Time as a line in bytes: ``alpha + beta x bytes``."""
 
     alpha_ns: float
@@ -28,11 +28,11 @@ class Line:
         return self.alpha_ns + self.beta_ns * np.asarray(bytes_, dtype=np.float64)
 
 
-NOTHING: Final = Line(alpha_ns=0.0, beta_ns=0.0)
+ZERO_COST: Final = CostLine(alpha_ns=0.0, beta_ns=0.0)
 """Cost of an operation that takes no time."""
 
 
-def fit_line(bytes_: Float64Array, times_ns: Float64Array, weights: Float64Array | None = None) -> Line:
+def fit_line(bytes_: Float64Array, times_ns: Float64Array, weights: Float64Array | None = None) -> CostLine:
     """Fit the line with the smallest sum of absolute relative errors.
 
     Args:
@@ -42,19 +42,23 @@ def fit_line(bytes_: Float64Array, times_ns: Float64Array, weights: Float64Array
     """
     usable = (times_ns > 0) & np.isfinite(times_ns)
     if not usable.any():
-        return NOTHING
+        return ZERO_COST
     x, y = bytes_[usable], times_ns[usable]
     counts = np.ones(len(x)) if weights is None else weights[usable]
     if np.ptp(x) == 0:
         time_ns = float(np.median(y))
-        return Line(alpha_ns=0.0, beta_ns=time_ns / float(x[0])) if x[0] > 0 else Line(alpha_ns=time_ns, beta_ns=0.0)
+        return (
+            CostLine(alpha_ns=0.0, beta_ns=time_ns / float(x[0]))
+            if x[0] > 0
+            else CostLine(alpha_ns=time_ns, beta_ns=0.0)
+        )
     weight = counts / y**2
     alpha = beta = 0.0
     for _ in range(_ROUNDS):  # iteratively reweighted least squares approximates least absolute errors
         alpha, beta = _least_squares(x, y, weight)
         residuals = np.abs(alpha + beta * x - y) / y
         weight = counts / y**2 / np.maximum(residuals, _SMALLEST_RESIDUAL)
-    return Line(alpha_ns=alpha, beta_ns=beta)
+    return CostLine(alpha_ns=alpha, beta_ns=beta)
 
 
 def _least_squares(x: Float64Array, y: Float64Array, weight: Float64Array) -> tuple[float, float]:

@@ -15,13 +15,13 @@ import numpy as np
 
 from overlapscope.interval import Interval
 from overlapscope.model.partition import Buckets, Float64Array
-from overlapscope.model.plan_table import PlanTable, table_of
-from overlapscope.model.schedule import Costs, Replayed, replay
-from overlapscope.model.work import Work
+from overlapscope.model.plan_table import PlanTable, build_table
+from overlapscope.model.schedule import Costs, ReplayResult, replay
+from overlapscope.model.work import ComputeTimes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredSteps:
     """Measured mean step of the job as it is."""
 
     plan: Buckets
@@ -37,7 +37,7 @@ class Measured:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Predicted:
+class PredictedSteps:
     """Predicted mean steps of Q plans."""
 
     step_ns: Float64Array
@@ -52,7 +52,9 @@ class Predicted:
     """Share of the step by which the model alone is off for the measured plan; NaN if no plan was measured."""
 
 
-def predict(table: PlanTable, work: Work, costs: Costs, usual: Costs, measured: Measured | None) -> Predicted:
+def predict_steps(
+    table: PlanTable, work: ComputeTimes, costs: Costs, usual: Costs, measured: MeasuredSteps | None
+) -> PredictedSteps:
     """Predict the mean steps of plans, relative to the measured one if there is one.
 
     Args:
@@ -60,19 +62,21 @@ def predict(table: PlanTable, work: Work, costs: Costs, usual: Costs, measured: 
         costs: Costs to predict with.
         usual: Fitted costs, without further assumptions.
     """
-    step_ns, exposed_ns, backward_ns = _typical(replay(table, work, costs))
+    step_ns, exposed_ns, backward_ns = _median_times(replay(table, work, costs))
     if measured is None:
         nothing = np.zeros_like(step_ns)
-        return Predicted(
+        return PredictedSteps(
             step_ns=step_ns, exposed_ns=exposed_ns, backward_ns=nothing, copies_ns=nothing, error=float("nan")
         )
-    now_ns, exposed_now_ns, backward_now_ns = _typical(replay(table_of([measured.plan], work.gradients), work, usual))
+    now_ns, exposed_now_ns, backward_now_ns = _median_times(
+        replay(build_table([measured.plan], work.gradients), work, usual)
+    )
     factor = measured.step_ns.value / now_ns
     change_ns, backward_change_ns = (step_ns - now_ns) * factor, (backward_ns - backward_now_ns) * factor
     copies_ns, copies_now_ns = step_ns - backward_ns - exposed_ns, now_ns - backward_now_ns - exposed_now_ns
     copies_change_ns = (copies_ns - copies_now_ns) * factor
     exposed_ns = measured.exposed_ns + change_ns - backward_change_ns - copies_change_ns
-    return Predicted(
+    return PredictedSteps(
         step_ns=measured.step_ns.value + change_ns,
         exposed_ns=np.maximum(exposed_ns, 0.0),
         backward_ns=backward_change_ns + np.minimum(exposed_ns, 0.0),  # exposed time can't be negative
@@ -81,7 +85,7 @@ def predict(table: PlanTable, work: Work, costs: Costs, usual: Costs, measured: 
     )
 
 
-def _typical(replayed: Replayed) -> tuple[Float64Array, Float64Array, Float64Array]:
+def _median_times(replayed: ReplayResult) -> tuple[Float64Array, Float64Array, Float64Array]:
     """Return (Q,) step times, exposed communication, and the end of backward."""
     exposed_ns = np.median(replayed.exposed_ns, axis=1)
     return replayed.typical_ns, exposed_ns, np.median(replayed.backward_end_ns, axis=1)

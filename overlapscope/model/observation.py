@@ -21,7 +21,7 @@ from overlapscope.model.partition import BoolArray, Buckets, Float64Array, Gradi
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Collectives:
+class BucketAllReduces:
     """The C all-reduces of buckets in all cycles, sorted by cycle, and by launch within a cycle."""
 
     cycle: Int64Array
@@ -69,7 +69,7 @@ class Observations:
     """(S,) steps of the cycles."""
     plan: Int64Array
     """(S,) index of the active plan."""
-    plan_before: Int64Array
+    previous_plan: Int64Array
     """(S,) index of the plan of the previous step, whose copies out begin the cycle; -1 if unknown."""
     cycle_ns: Float64Array
     """(S, R) length of the cycle."""
@@ -81,25 +81,25 @@ class Observations:
     """(S, R, P) time at which each gradient is ready, relative to the start of backward; NaN where unknown."""
     backward_end_ns: Float64Array
     """(S, R) end of backward, relative to its start; collectives may still be running."""
-    collectives: Collectives
+    collectives: BucketAllReduces
     copies_in: Spans
     """Copies into buckets, after their last gradient is ready and before they are launched."""
     copies_out: Spans
     """Copies out of buckets, after their all-reduces."""
 
     @property
-    def used_plans(self) -> int:
+    def used_plan_count(self) -> int:
         """Return the number of distinct plans used in these steps."""
         return len(np.unique(self.plan))
 
-    def of_cycles(self, which: BoolArray) -> Observations:
+    def select_cycles(self, which: BoolArray) -> Observations:
         """Return the observations of the cycles selected by a mask.
 
         Args:
             which: (S,) mask.
         """
-        place = np.cumsum(which) - 1
-        kept = which[self.collectives.cycle]
+        index = np.cumsum(which) - 1
+        selected = which[self.collectives.cycle]
         collectives = self.collectives
         return Observations(
             gradients=self.gradients,
@@ -109,32 +109,32 @@ class Observations:
             plans=self.plans,
             steps=self.steps[which],
             plan=self.plan[which],
-            plan_before=self.plan_before[which],
+            previous_plan=self.previous_plan[which],
             cycle_ns=self.cycle_ns[which],
             copies_out_ns=self.copies_out_ns[which],
             backward_start_ns=self.backward_start_ns[which],
             ready_ns=self.ready_ns[which],
             backward_end_ns=self.backward_end_ns[which],
-            collectives=Collectives(
-                cycle=place[collectives.cycle[kept]],
-                bucket=collectives.bucket[kept],
-                bytes=collectives.bytes[kept],
-                launch_ns=collectives.launch_ns[kept],
-                end_ns=collectives.end_ns[kept],
-                transfer_ns=collectives.transfer_ns[kept],
+            collectives=BucketAllReduces(
+                cycle=index[collectives.cycle[selected]],
+                bucket=collectives.bucket[selected],
+                bytes=collectives.bytes[selected],
+                launch_ns=collectives.launch_ns[selected],
+                end_ns=collectives.end_ns[selected],
+                transfer_ns=collectives.transfer_ns[selected],
             ),
-            copies_in=_spans_of(self.copies_in, which, place),
-            copies_out=_spans_of(self.copies_out, which, place),
+            copies_in=_select_spans(self.copies_in, which, index),
+            copies_out=_select_spans(self.copies_out, which, index),
         )
 
 
-def observations_of_cycles(
+def observations_from_cycles(
     cycles: BucketCycles,
     ranks: Int64Array,
     plans: Mapping[int, Buckets],
     gradients: Gradients,
     world_size: int,
-    last_entry_ns: Float64Array | None = None,
+    last_arrival_ns: Float64Array | None = None,
 ) -> Observations:
     """Convert bucket cycles to observations.
 
@@ -148,36 +148,36 @@ def observations_of_cycles(
             not given where clocks can't be compared.
     """
     distinct = tuple(dict.fromkeys(plans.values()))
-    place_of_plan = {epoch: distinct.index(plan) for epoch, plan in plans.items()}
+    index_of_plan = {epoch: distinct.index(plan) for epoch, plan in plans.items()}
     sizes_of_plan = [[int(gradients.bytes[list(bucket)].sum()) for bucket in plan] for plan in distinct]
-    plan = np.array([place_of_plan[epoch] for epoch in cycles.epoch.tolist()], dtype=np.int64)
-    plan_before = np.array([place_of_plan[epoch] for epoch in cycles.epoch_before.tolist()], dtype=np.int64)
+    plan = np.array([index_of_plan[epoch] for epoch in cycles.epoch.tolist()], dtype=np.int64)
+    previous_plan = np.array([index_of_plan[epoch] for epoch in cycles.previous_epoch.tolist()], dtype=np.int64)
     cycle, bucket = np.nonzero(~np.isnan(cycles.buckets_ns[0, :, :, 0]))
     sizes = np.array(
-        [sizes_of_plan[place][number] for place, number in zip(plan[cycle].tolist(), bucket.tolist(), strict=True)],
+        [sizes_of_plan[index][number] for index, number in zip(plan[cycle].tolist(), bucket.tolist(), strict=True)],
         dtype=np.int64,
     )
     launch_ns, end_ns, copy_in_ns, copy_out_ns = cycles.buckets_ns[:, cycle, bucket].T  # (C, R) each
-    if last_entry_ns is None:
+    if last_arrival_ns is None:
         transfer_ns = (end_ns - launch_ns).min(axis=1)
     else:
-        transfer_ns = np.median(end_ns, axis=1) - np.maximum(last_entry_ns[cycle, bucket], launch_ns.max(axis=1))
-    length_ns, copied_out_ns, backward_start_ns, backward_ns = cycles.moments_ns.T
+        transfer_ns = np.median(end_ns, axis=1) - np.maximum(last_arrival_ns[cycle, bucket], launch_ns.max(axis=1))
+    length_ns, copies_out_end_ns, backward_start_ns, backward_ns = cycles.moments_ns.T
     return Observations(
         gradients=gradients,
         world_size=world_size,
         ranks=ranks,
-        has_common_clock=last_entry_ns is not None,
+        has_common_clock=last_arrival_ns is not None,
         plans=distinct,
         steps=cycles.steps,
         plan=plan,
-        plan_before=plan_before,
+        previous_plan=previous_plan,
         cycle_ns=length_ns,
-        copies_out_ns=copied_out_ns,
+        copies_out_ns=copies_out_end_ns,
         backward_start_ns=backward_start_ns,
         ready_ns=cycles.ready_ns.swapaxes(0, 1),
         backward_end_ns=backward_ns,
-        collectives=Collectives(
+        collectives=BucketAllReduces(
             cycle=cycle, bucket=bucket, bytes=sizes, launch_ns=launch_ns, end_ns=end_ns, transfer_ns=transfer_ns
         ),
         copies_in=_known_spans(copy_in_ns, sizes, cycle),
@@ -191,6 +191,6 @@ def _known_spans(time_ns: Float64Array, sizes: Int64Array, cycle: Int64Array) ->
     return Spans(bytes=sizes[which].astype(np.float64), time_ns=time_ns[which, rank], cycle=cycle[which])
 
 
-def _spans_of(spans: Spans, which: BoolArray, place: Int64Array) -> Spans:
-    kept = which[spans.cycle]
-    return Spans(bytes=spans.bytes[kept], time_ns=spans.time_ns[kept], cycle=place[spans.cycle[kept]])
+def _select_spans(spans: Spans, which: BoolArray, index: Int64Array) -> Spans:
+    selected = which[spans.cycle]
+    return Spans(bytes=spans.bytes[selected], time_ns=spans.time_ns[selected], cycle=index[spans.cycle[selected]])

@@ -23,7 +23,7 @@ MB: Final = 1024**2
 NO_LIMIT: Final = sys.maxsize
 """A limit that no bucket reaches."""
 
-ALONE: Final = -1
+SPARSE_KIND: Final = -1
 """Kind of a gradient that needs a bucket for itself, because it is sparse."""
 
 
@@ -35,7 +35,7 @@ class Gradients:
     bytes: Int64Array
     """(P,) bytes of each gradient."""
     kinds: Int64Array
-    """(P,) kind of each gradient: those of one dtype and device have the same number and can share a bucket; ``ALONE``
+    """(P,) kind of each gradient: those of one dtype and device have the same number and can share a bucket; ``SPARSE_KIND``
     for a sparse one."""
     order: Int64Array
     """(P,) parameter indices, first ready gradient first."""
@@ -65,26 +65,26 @@ def fill_buckets(bytes_: Sequence[int], kinds: Sequence[int], order: Sequence[in
     """
     filling: dict[int, list[int]] = {}
     filled_bytes: dict[int, int] = {}
-    places: dict[int, int] = {}
+    ordinals: dict[int, int] = {}
     buckets: list[list[int]] = []
     for index in order:
         kind = kinds[index]
-        if kind == ALONE:
+        if kind == SPARSE_KIND:
             buckets.append([index])
             continue
         filling.setdefault(kind, []).append(index)
         filled_bytes[kind] = filled_bytes.get(kind, 0) + bytes_[index]
-        place = places.setdefault(kind, 0)
-        if filled_bytes[kind] >= limits[place]:
+        ordinal = ordinals.setdefault(kind, 0)
+        if filled_bytes[kind] >= limits[ordinal]:
             buckets.append(filling.pop(kind))
             del filled_bytes[kind]
-            places[kind] = min(place + 1, len(limits) - 1)
+            ordinals[kind] = min(ordinal + 1, len(limits) - 1)
     buckets += filling.values()
-    position = {index: place for place, index in enumerate(order)}
+    position = {index: ordinal for ordinal, index in enumerate(order)}
     buckets.sort(key=lambda bucket: position[bucket[-1]])
     return tuple(tuple(bucket) for bucket in buckets)
 
 
-def fill(gradients: Gradients, limits_bytes: Sequence[int]) -> Buckets:
+def fill_plan(gradients: Gradients, limits_bytes: Sequence[int]) -> Buckets:
     """Return the plan that DDP makes of these gradients after the rebuild; see ``fill_buckets``."""
     return fill_buckets(gradients.bytes.tolist(), gradients.kinds.tolist(), gradients.order.tolist(), limits_bytes)

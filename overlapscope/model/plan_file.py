@@ -57,7 +57,7 @@ class PlanFile:
                 raise OverlapScopeError(f"the bucket plan lacks {parameter.name}: make a plan for this model")
             if (other.shape, other.dtype) != (parameter.shape, parameter.dtype):
                 raise OverlapScopeError(
-                    f"the bucket plan is for {parameter.name} of {_look(other)}, but here it is {_look(parameter)}: "
+                    f"the bucket plan is for {parameter.name} of {_describe_shape(other)}, but here it is {_describe_shape(parameter)}: "
                     "make a plan for this model"
                 )
         if unknown := next((name for name in planned if name not in numbers), None):
@@ -114,7 +114,7 @@ def read_plan(path: Path) -> PlanFile:
             f"known: write it again with this version of overlapscope"
         )
     try:
-        plan = _parsed(content)
+        plan = _parse(content)
     except (KeyError, TypeError, ValueError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise OverlapScopeError(f"{path}: damaged bucket plan, {what}: write it again") from None
@@ -122,19 +122,19 @@ def read_plan(path: Path) -> PlanFile:
     return plan
 
 
-def _parsed(content: dict[str, Any]) -> PlanFile:
+def _parse(content: dict[str, Any]) -> PlanFile:
     caps = content.get("bucket_cap_mb_list")
     return PlanFile(
         parameters=tuple(
             PlannedParameter(
-                name=_text(each["name"]),
+                name=_require_text(each["name"]),
                 shape=tuple(int(length) for length in each["shape"]),
-                dtype=_text(each["dtype"]),
+                dtype=_require_text(each["dtype"]),
                 bytes=int(each["bytes"]),
             )
             for each in content["parameters"]
         ),
-        buckets=tuple(tuple(_text(name) for name in bucket) for bucket in content["buckets"]),
+        buckets=tuple(tuple(_require_text(name) for name in bucket) for bucket in content["buckets"]),
         bucket_cap_mb_list=None if caps is None else tuple(float(cap) for cap in caps),
         predicted=dict(content.get("predicted", {})),
     )
@@ -164,11 +164,11 @@ def _check(path: Path, plan: PlanFile) -> None:
         raise OverlapScopeError(f"{path}: {missing} is in no bucket of the plan: add it to one")
 
 
-def _text(value: object) -> str:
+def _require_text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} where a name is expected")
     return value
 
 
-def _look(parameter: PlannedParameter) -> str:
+def _describe_shape(parameter: PlannedParameter) -> str:
     return f"{'×'.join(str(length) for length in parameter.shape) or 'scalar'} {parameter.dtype}"

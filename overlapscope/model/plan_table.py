@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overlapscope.model.partition import ALONE, BoolArray, Buckets, Gradients, Int64Array
+from overlapscope.model.partition import SPARSE_KIND, BoolArray, Buckets, Gradients, Int64Array
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -29,7 +29,7 @@ class PlanTable:
     def __len__(self) -> int:
         return len(self.last)
 
-    def of(self, rows: Int64Array) -> PlanTable:
+    def select(self, rows: Int64Array) -> PlanTable:
         """Select some of the plans, in the narrowest possible table."""
         width = int(self.is_bucket[rows].sum(axis=1).max(initial=0))
         return PlanTable(
@@ -37,26 +37,26 @@ class PlanTable:
         )
 
 
-def table_of(plans: Sequence[Buckets], gradients: Gradients) -> PlanTable:
+def build_table(plans: Sequence[Buckets], gradients: Gradients) -> PlanTable:
     """Build a table of any plans, including those that don't fill buckets in the order of gradients.
 
     Example: with four gradients of 4 bytes in the order 3, 2, 1, 0, the plan ((3,), (2, 1, 0)) has ``last`` 0, 3 and
     ``bytes`` 4, 12.
     """
-    place = np.empty(len(gradients.order), dtype=np.int64)
-    place[gradients.order] = np.arange(len(gradients.order))
+    position = np.empty(len(gradients.order), dtype=np.int64)
+    position[gradients.order] = np.arange(len(gradients.order))
     row = np.repeat(np.arange(len(plans)), [len(plan) for plan in plans])
     buckets = [bucket for plan in plans for bucket in plan]
     members = np.concatenate([np.asarray(bucket, dtype=np.int64) for bucket in buckets])
     first = np.cumsum([0] + [len(bucket) for bucket in buckets[:-1]])
     table = _pack(
-        len(plans), row, np.maximum.reduceat(place[members], first), np.add.reduceat(gradients.bytes[members], first)
+        len(plans), row, np.maximum.reduceat(position[members], first), np.add.reduceat(gradients.bytes[members], first)
     )
     np.maximum.accumulate(table.last, axis=1, out=table.last)  # a bucket waits for the previous ones
     return table
 
 
-def table_of_cuts(cuts: BoolArray, gradients: Gradients) -> PlanTable:
+def build_table_from_cuts(cuts: BoolArray, gradients: Gradients) -> PlanTable:
     """Build a table of the plans with these cuts.
 
     Args:
@@ -82,13 +82,13 @@ def table_of_cuts(cuts: BoolArray, gradients: Gradients) -> PlanTable:
 def forced_cuts(gradients: Gradients) -> BoolArray:
     """Return (P,) True for the gradients, in their order, that end a bucket in every plan."""
     kinds = gradients.kinds[gradients.order]
-    forced: BoolArray = kinds == ALONE
+    forced: BoolArray = kinds == SPARSE_KIND
     for kind in np.unique(kinds):
         forced[np.flatnonzero(kinds == kind)[-1]] = True
     return forced
 
 
-def buckets_of_cuts(cuts: BoolArray, gradients: Gradients) -> Buckets:
+def buckets_from_cuts(cuts: BoolArray, gradients: Gradients) -> Buckets:
     """Build the plan with these cuts (P,)."""
     cuts = cuts | forced_cuts(gradients)
     filling: dict[int, list[int]] = {}
@@ -101,12 +101,12 @@ def buckets_of_cuts(cuts: BoolArray, gradients: Gradients) -> Buckets:
     return tuple(buckets)
 
 
-def cuts_of(buckets: Buckets, gradients: Gradients) -> BoolArray | None:
+def cuts_from_buckets(buckets: Buckets, gradients: Gradients) -> BoolArray | None:
     """Compute the cuts (P,) of a plan; None if it does not fill buckets in the order of gradients."""
     is_last = np.zeros(len(gradients.order), dtype=bool)
     is_last[[bucket[-1] for bucket in buckets]] = True
     cuts: BoolArray = is_last[gradients.order]
-    return cuts if buckets_of_cuts(cuts, gradients) == buckets else None
+    return cuts if buckets_from_cuts(cuts, gradients) == buckets else None
 
 
 def _pack(plans: int, row: Int64Array, last: Int64Array, bytes_: Int64Array) -> PlanTable:

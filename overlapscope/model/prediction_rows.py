@@ -15,7 +15,7 @@ SIZE_COLUMNS: Final[Cells] = ("bucket_cap_mb", "buckets", "step", "90 % interval
 WHAT_IF_COLUMNS: Final[Cells] = ("", "bucket_cap_mb", "step", "gain")
 
 
-def size_rows(found: Recommendation) -> list[Cells]:
+def make_size_rows(found: Recommendation) -> list[Cells]:
     """Return a row for each bucket size worth showing, for DDP's default and for the present setting of the job."""
     predictions = list(found.sizes)
     for other in (found.default, found.now):
@@ -34,14 +34,14 @@ def size_rows(found: Recommendation) -> list[Cells]:
     ]
 
 
-def what_if_rows(found: Recommendation) -> list[Cells]:
+def make_what_if_rows(found: Recommendation) -> list[Cells]:
     """Return a row for each change other than the size, with the best size for it."""
     return [
         (each.change, _cap(each.cap_mb), format_ns(each.step_ns), format_share(each.gain)) for each in found.what_ifs
     ]
 
 
-def assumptions(found: Recommendation) -> list[str]:
+def list_assumptions(found: Recommendation) -> list[str]:
     """List the assumptions behind the changes, each once, with the changes that it applies to."""
     known = dict.fromkeys(each.assumption for each in found.what_ifs if each.assumption)
     return [
@@ -51,7 +51,7 @@ def assumptions(found: Recommendation) -> list[str]:
 
 
 def _label(each: Prediction) -> str:
-    return sentences.band(each.low_mb, each.high_mb) or ("DDP's default" if each.is_default else "other")
+    return sentences.format_cap_range(each.low_mb, each.high_mb) or ("DDP's default" if each.is_default else "other")
 
 
 def _marks(each: Prediction, found: Recommendation) -> Iterator[str]:

@@ -12,20 +12,20 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.model.partition import NO_LIMIT, Buckets, Gradients, Int64Array, fill
+from overlapscope.model.partition import NO_LIMIT, Buckets, Gradients, Int64Array, fill_plan
 from overlapscope.model.plan import default_plan
 
-STEPS: Final = 24
+DEFAULT_STEPS: Final = 24
 _PLANS: Final = 5
-_FEWEST_STEPS_IN_A_BLOCK: Final = 2
+_MIN_STEPS_PER_BLOCK: Final = 2
 """Minimum steps of a plan per block: in the first step its buffers are new."""
-_MOST_BUCKETS: Final = 48
+_MAX_BUCKETS: Final = 48
 """Maximum number of buckets of a probed plan: a probe should be informative and cheap."""
 _SMALLEST_CAP_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Probe:
+class ProbeSchedule:
     """Plans to probe, and when each runs."""
 
     plans: tuple[Buckets, ...]
@@ -34,7 +34,7 @@ class Probe:
     """(steps,) index of the plan that each step runs with."""
 
 
-def probe(gradients: Gradients, steps: int = STEPS) -> Probe:
+def plan_probe(gradients: Gradients, steps: int = DEFAULT_STEPS) -> ProbeSchedule:
     """Plan a probe. The result is the same on all ranks, as it depends only on the arguments.
 
     Example: for 5 plans and 24 steps, the plans run in the order 0, 1, 2, 3, 4, 3, 2, 1, 0 for 3, 3, 3, 2, 2, 2, 3, 3,
@@ -43,26 +43,26 @@ def probe(gradients: Gradients, steps: int = STEPS) -> Probe:
     Args:
         steps: Maximum number of steps, 2 or more.
     """
-    wanted = max(1, min(_PLANS, (steps // _FEWEST_STEPS_IN_A_BLOCK + 1) // 2))
+    wanted = max(1, min(_PLANS, (steps // _MIN_STEPS_PER_BLOCK + 1) // 2))
     plans = _spanning_plans(gradients)[:wanted]
     visits = [*range(len(plans)), *range(len(plans) - 2, -1, -1)]
     lengths = np.full(len(visits), steps // len(visits))
     # The remaining steps go to the outer blocks, symmetrically, and to the middle one.
     left = steps - int(lengths.sum())
-    for place in range(left // 2):
-        lengths[[place, -1 - place]] += 1
+    for index in range(left // 2):
+        lengths[[index, -1 - index]] += 1
     lengths[len(visits) // 2] += left % 2
-    return Probe(plans=tuple(plans), plan_of_step=np.repeat(visits, lengths).astype(np.int64))
+    return ProbeSchedule(plans=tuple(plans), plan_of_step=np.repeat(visits, lengths).astype(np.int64))
 
 
 def _spanning_plans(gradients: Gradients) -> list[Buckets]:
     """Return DDP's default, one bucket, many small ones, and plans in between, the most informative first."""
-    smallest = max(_SMALLEST_CAP_BYTES, gradients.total_bytes // _MOST_BUCKETS)
+    smallest = max(_SMALLEST_CAP_BYTES, gradients.total_bytes // _MAX_BUCKETS)
     caps = np.geomspace(smallest, max(smallest, gradients.total_bytes / 2), _PLANS * 2 - 1).astype(np.int64)
-    first = [default_plan(gradients).buckets, fill(gradients, [int(smallest)]), fill(gradients, [NO_LIMIT])]
-    middle_first = sorted(range(len(caps)), key=lambda place: (place % 3 != 1, abs(place - len(caps) // 2)))
+    first = [default_plan(gradients).buckets, fill_plan(gradients, [int(smallest)]), fill_plan(gradients, [NO_LIMIT])]
+    middle_first = sorted(range(len(caps)), key=lambda index: (index % 3 != 1, abs(index - len(caps) // 2)))
     plans: list[Buckets] = []
-    for plan in [*first, *(fill(gradients, [int(caps[place])]) for place in middle_first)]:
+    for plan in [*first, *(fill_plan(gradients, [int(caps[index])]) for index in middle_first)]:
         if plan not in plans:
             plans.append(plan)
     return plans

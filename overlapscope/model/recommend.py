@@ -9,22 +9,22 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from overlapscope.interval import Interval
-from overlapscope.model.curve import Curve, Options, curve_of
-from overlapscope.model.fit import Fitted
-from overlapscope.model.limits import Limits, limits_of
-from overlapscope.model.measured import Measured
+from overlapscope.model.curve import Curve, Options, predict_curve
+from overlapscope.model.fit import FittedModel
+from overlapscope.model.limits import Limits, find_limits
+from overlapscope.model.measured import MeasuredSteps
 from overlapscope.model.partition import MB, NO_LIMIT, Buckets, Gradients
-from overlapscope.model.plan import UniformPlan, caps_mb_of
+from overlapscope.model.plan import UniformPlan, find_caps_mb
 from overlapscope.model.schedule import replay
-from overlapscope.model.search import best_plan
-from overlapscope.model.sizes import LEAST_GAIN, PredictedSizes, predict_sizes
-from overlapscope.model.what_if import WhatIf, what_ifs_of
+from overlapscope.model.search import find_best_plan
+from overlapscope.model.sizes import MIN_GAIN, PredictedSizes, predict_sizes
+from overlapscope.model.what_if import WhatIf, predict_changes
 
 Verdict = Literal["change", "leave it", "can't tell"]
 
-_WORTH_KNOWING: Final = 0.05
+_MIN_GAIN_TO_INVESTIGATE: Final = 0.05
 """Possible gain above which more measurements are worthwhile if no gain is certain."""
-_WITHIN: Final = 0.01
+_GOOD_SHARE: Final = 0.01
 _SIZES_SHOWN: Final = 14
 
 
@@ -94,23 +94,23 @@ class Recommendation:
 
         The best of many predictions is too optimistic by chance, so a gain smaller than an error doesn't count.
         """
-        return self.free.buckets != self.best.buckets and self.free_gain.value >= LEAST_GAIN
+        return self.free.buckets != self.best.buckets and self.free_gain.value >= MIN_GAIN
 
     def as_dict(self) -> dict[str, Any]:
         """Return the recommendation as plain values for JSON; buckets as lists of parameter indices."""
         names = [name for name in self.__dataclass_fields__ if name != "curve"]
-        return {name: _plain(getattr(self, name)) for name in names} | {
+        return {name: _to_json(getattr(self, name)) for name in names} | {
             "has_choice": self.has_choice,
             "model_error": self.curve.predicted.error,
         }
 
 
 def recommend(
-    fitted: Fitted,
+    fitted: FittedModel,
     in_force: Buckets | None = None,
     hosts: int = 1,
-    measured: Measured | None = None,
-    if_alike: float = math.nan,
+    measured: MeasuredSteps | None = None,
+    gain_if_equal_ranks: float = math.nan,
 ) -> Recommendation:
     """Compare all sizes, search for the best plan, and decide what to recommend.
 
@@ -124,17 +124,17 @@ def recommend(
     in_force = in_force or observations.plans[int(observations.plan[-1])]
     sizes = predict_sizes(fitted.work, fitted.costs)
     default, best = sizes.default, sizes.best
-    free = best_plan(fitted.work, fitted.costs, also=[best.buckets, in_force])
-    curve = curve_of(
+    free = find_best_plan(fitted.work, fitted.costs, also=[best.buckets, in_force])
+    curve = predict_curve(
         fitted, Options(), {"present": in_force, "default": default.buckets, "best": free}, measured, sizes
     )
     predictions = _Predictions(curve, default)
     now, advised = predictions.of(in_force), predictions.of_size(best)
-    gain = curve.gain_of(curve.plans.index(best.buckets), curve)
+    gain = curve.compute_gain(curve.plans.index(best.buckets), curve)
     good_from, good_to = _good_range(sizes)
     exposed = advised.exposed_ns / advised.step_ns.value
     return Recommendation(
-        verdict=_verdict(gain, is_same=best.buckets == in_force),
+        verdict=_decide(gain, is_same=best.buckets == in_force),
         curve=curve,
         now=now,
         default=predictions.of_size(default),
@@ -142,15 +142,15 @@ def recommend(
         good_from_mb=good_from,
         good_to_mb=good_to,
         gain=gain,
-        gain_over_default=curve.gain_between(best.buckets, default.buckets),
+        gain_over_default=curve.compute_gain_between(best.buckets, default.buckets),
         free=predictions.of(free),
-        free_gain=curve.gain_between(free, best.buckets),
+        free_gain=curve.compute_gain_between(free, best.buckets),
         free_bucket_mb=tuple(float(gradients.bytes[list(bucket)].sum()) / MB for bucket in free),
         free_caps_mb=_caps(free, gradients),
-        sizes=tuple(predictions.of_size(size) for size in _shown(curve, best)),
-        limits=limits_of(best.buckets, fitted.work, fitted.costs, if_alike, exposed),
-        what_ifs=what_ifs_of([*sizes.sizes, default], fitted.work, fitted.costs, hosts, measured),
-        missing=_missing(best.buckets, fitted),
+        sizes=tuple(predictions.of_size(size) for size in _select_sizes(curve, best)),
+        limits=find_limits(best.buckets, fitted.work, fitted.costs, gain_if_equal_ranks, exposed),
+        what_ifs=predict_changes([*sizes.sizes, default], fitted.work, fitted.costs, hosts, measured),
+        missing=_missing_measurements(best.buckets, fitted),
     )
 
 
@@ -160,7 +160,7 @@ class _Predictions:
     def __init__(self, curve: Curve, default: UniformPlan) -> None:
         self._curve = curve
         self._size_of = {size.buckets: size for size in (default, *reversed(curve.sizes))}
-        self._measured = curve.steps_measured_ns()
+        self._measured = curve.measured_steps_ns()
 
     def of_size(self, size: UniformPlan) -> Prediction:
         return self._prediction(size.buckets, size)
@@ -169,7 +169,7 @@ class _Predictions:
         return self._prediction(plan, self._size_of.get(plan))
 
     def _prediction(self, plan: Buckets, size: UniformPlan | None) -> Prediction:
-        place = self._curve.plans.index(plan)
+        index = self._curve.plans.index(plan)
         low, high = _bounds(size)
         return Prediction(
             buckets=plan,
@@ -177,18 +177,18 @@ class _Predictions:
             low_mb=low,
             high_mb=high,
             is_default=size is not None and size.is_default,
-            step_ns=self._curve.step_of(place),
-            exposed_ns=float(self._curve.predicted.exposed_ns[place]),
-            recorded_ns=self._measured.get(place),
+            step_ns=self._curve.step_of(index),
+            exposed_ns=float(self._curve.predicted.exposed_ns[index]),
+            recorded_ns=self._measured.get(index),
         )
 
 
-def _verdict(gain: Interval, *, is_same: bool) -> Verdict:
+def _decide(gain: Interval, *, is_same: bool) -> Verdict:
     if is_same:
         return "leave it"
-    if gain.value >= LEAST_GAIN and gain.low > 0:
+    if gain.value >= MIN_GAIN and gain.low > 0:
         return "change"
-    return "can't tell" if gain.high >= _WORTH_KNOWING and gain.value >= LEAST_GAIN else "leave it"
+    return "can't tell" if gain.high >= _MIN_GAIN_TO_INVESTIGATE and gain.value >= MIN_GAIN else "leave it"
 
 
 def _good_range(sizes: PredictedSizes) -> tuple[float | None, float | None]:
@@ -196,7 +196,7 @@ def _good_range(sizes: PredictedSizes) -> tuple[float | None, float | None]:
     if sizes.best.is_default:
         return None, None
     first = last = sizes.fastest
-    good = sizes.sizes_ns <= sizes.best_ns * (1 + _WITHIN)
+    good = sizes.sizes_ns <= sizes.best_ns * (1 + _GOOD_SHARE)
     while first > 0 and good[first - 1]:
         first -= 1
     while last < len(good) - 1 and good[last + 1]:
@@ -210,18 +210,18 @@ def _bounds(size: UniformPlan | None) -> tuple[float | None, float | None]:
     return size.low_bytes / MB, float("inf") if size.high_bytes == NO_LIMIT else size.high_bytes / MB
 
 
-def _shown(curve: Curve, best: UniformPlan) -> list[UniformPlan]:
+def _select_sizes(curve: Curve, best: UniformPlan) -> list[UniformPlan]:
     """Select sizes that are evenly spread over all of them, and the best one."""
     spread = np.linspace(0, len(curve.sizes) - 1, _SIZES_SHOWN).round().astype(np.int64)
-    return [size for place, size in enumerate(curve.sizes) if place in spread or size.buckets == best.buckets]
+    return [size for index, size in enumerate(curve.sizes) if index in spread or size.buckets == best.buckets]
 
 
 def _caps(plan: Buckets, gradients: Gradients) -> tuple[float, ...] | None:
-    caps = caps_mb_of(plan, gradients)
+    caps = find_caps_mb(plan, gradients)
     return None if caps is None else tuple(caps)
 
 
-def _missing(best: Buckets, fitted: Fitted) -> tuple[str, ...]:
+def _missing_measurements(best: Buckets, fitted: FittedModel) -> tuple[str, ...]:
     missing = [fitted.costs.collective.missing]
     if not fitted.compute_slowdown.is_known:
         missing.append(
@@ -235,18 +235,18 @@ def _missing(best: Buckets, fitted: Fitted) -> tuple[str, ...]:
     return tuple(each for each in missing if each)
 
 
-def _lanes_matter(plan: Buckets, fitted: Fitted) -> bool:
+def _lanes_matter(plan: Buckets, fitted: FittedModel) -> bool:
     step_ns = [
         float(replay([plan], fitted.work, replace(fitted.costs, lane_slowdown=slowdown)).typical_ns[0])
         for slowdown in fitted.lane_slowdown.interval
     ]
-    return step_ns[1] > (1 + LEAST_GAIN) * step_ns[0]
+    return step_ns[1] > (1 + MIN_GAIN) * step_ns[0]
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, Prediction):
-        fields = {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        fields = {name: _to_json(getattr(value, name)) for name in value.__dataclass_fields__}
         return fields | {"buckets": [list(bucket) for bucket in value.buckets]}
     if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
+        return [_to_json(each) for each in value]
     return asdict(value) if hasattr(value, "__dataclass_fields__") else value

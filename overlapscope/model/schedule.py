@@ -20,11 +20,11 @@ from typing import Final
 import numpy as np
 
 from overlapscope.model.cost import CollectiveCost
-from overlapscope.model.line import NOTHING, Line
+from overlapscope.model.line import ZERO_COST, CostLine
 from overlapscope.model.partition import Buckets, Float64Array
-from overlapscope.model.plan_table import PlanTable, table_of
-from overlapscope.model.wire import one_lane, two_lanes
-from overlapscope.model.work import Work
+from overlapscope.model.plan_table import PlanTable, build_table
+from overlapscope.model.wire import schedule_one_lane, schedule_two_lanes
+from overlapscope.model.work import ComputeTimes
 
 _PLANS_AT_ONCE: Final = 32
 """Plans per batch, such that the arrays fit into the processor's caches."""
@@ -35,9 +35,9 @@ class Costs:
     """Costs of a step besides the work of its ranks."""
 
     collective: CollectiveCost
-    copy_in: Line = NOTHING
+    copy_in: CostLine = ZERO_COST
     """Copy into a bucket, before it is launched."""
-    copy_out: Line = NOTHING
+    copy_out: CostLine = ZERO_COST
     """Copy of a bucket back to the gradients."""
     compute_slowdown: float = 1.0
     communication_slowdown: float = 1.0
@@ -48,7 +48,7 @@ class Costs:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Replayed:
+class ReplayResult:
     """Replayed times of Q plans in S recorded cycles."""
 
     cycle_ns: Float64Array
@@ -83,34 +83,34 @@ class ReplayedStep:
     cycle_ns: float
 
 
-def replay(plans: PlanTable | Sequence[Buckets], work: Work, costs: Costs) -> Replayed:
+def replay(plans: PlanTable | Sequence[Buckets], work: ComputeTimes, costs: Costs) -> ReplayResult:
     """Replay plans in every recorded cycle.
 
     Args:
         plans: Q plans.
         work: Work of the S cycles.
     """
-    table = plans if isinstance(plans, PlanTable) else table_of(plans, work.gradients)
+    table = plans if isinstance(plans, PlanTable) else build_table(plans, work.gradients)
     shape = len(table), len(work.end_ns)
-    replayed = Replayed(cycle_ns=np.empty(shape), backward_end_ns=np.empty(shape), exposed_ns=np.empty(shape))
+    replayed = ReplayResult(cycle_ns=np.empty(shape), backward_end_ns=np.empty(shape), exposed_ns=np.empty(shape))
     by_width = np.argsort(table.is_bucket.sum(axis=1), kind="stable")
     for begin in range(0, len(by_width), _PLANS_AT_ONCE):
         rows = by_width[begin : begin + _PLANS_AT_ONCE]
-        run = _Run(table.of(rows), work.last_ready_ns, work.last_end_ns, costs)
+        run = _Replay(table.select(rows), work.last_ready_ns, work.last_end_ns, costs)
         replayed.backward_end_ns[rows] = run.backward_end_ns
         replayed.exposed_ns[rows] = run.exposed_ns
         replayed.cycle_ns[rows] = run.cycle_ns
     return replayed
 
 
-def replay_step(plan: Buckets, work: Work, costs: Costs, cycle: int = 0) -> ReplayedStep:
+def replay_step(plan: Buckets, work: ComputeTimes, costs: Costs, cycle: int = 0) -> ReplayedStep:
     """Replay one plan in one cycle, with all intermediate times.
 
     Args:
         cycle: Index of the cycle in ``work``.
     """
-    table = table_of([plan], work.gradients)
-    run = _Run(table, work.last_ready_ns[cycle : cycle + 1], work.last_end_ns[cycle : cycle + 1], costs)
+    table = build_table([plan], work.gradients)
+    run = _Replay(table, work.last_ready_ns[cycle : cycle + 1], work.last_end_ns[cycle : cycle + 1], costs)
     copied = run.copied[:, 0]
     ready_ns = work.ready_ns[cycle][:, table.last[0]]
     return ReplayedStep(
@@ -124,13 +124,13 @@ def replay_step(plan: Buckets, work: Work, costs: Costs, cycle: int = 0) -> Repl
     )
 
 
-class _Run:
+class _Replay:
     """Replay of some plans in all cycles: arrays of buckets × plans × cycles (B, Q, S), mostly in compute time."""
 
     def __init__(self, table: PlanTable, last_ready_ns: Float64Array, last_end_ns: Float64Array, costs: Costs) -> None:
         stretch = costs.communication_slowdown / costs.compute_slowdown
-        self._after_compute = 1 / stretch
-        self._slowed = costs.compute_slowdown - 1
+        self._wall_per_compute_after_backward = 1 / stretch
+        self._extra_wall_per_busy = costs.compute_slowdown - 1
         is_bucket, bytes_ = table.is_bucket.T, table.bytes.T
         transfer = np.where(is_bucket, costs.collective.time_ns(bytes_), 0.0) * stretch
         latency = np.minimum(costs.collective.alpha_ns * stretch, transfer)
@@ -142,9 +142,9 @@ class _Run:
         # Plans of fewer buckets are padded with empty ones, which come last.
         np.maximum.accumulate(launch, axis=0, out=launch)
         self.begin, self.end = (
-            two_lanes(launch, transfer[:, :, None], latency[:, :, None], costs.lane_slowdown)
+            schedule_two_lanes(launch, transfer[:, :, None], latency[:, :, None], costs.lane_slowdown)
             if costs.lanes > 1
-            else one_lane(launch, transfer[:, :, None])
+            else schedule_one_lane(launch, transfer[:, :, None])
         )
         self._all_ended = np.maximum.accumulate(self.end, axis=0)
         before = np.concatenate([np.zeros_like(self.end[:1]), self._all_ended[:-1]])
@@ -152,9 +152,9 @@ class _Run:
         """Start of each interval in which something is in flight, without overlaps; it ends when all so far have
         ended."""
         self._computed = last_end_ns + self.copied[-1][:, None]
-        self.backward_end_ns = self._computed + self._slowed * self._busy_until(self._computed)
+        self.backward_end_ns = self._computed + self._extra_wall_per_busy * self._busy_until(self._computed)
         """(Q, S) end of backward, in wall time, like the times that follow."""
-        late = np.maximum(self._all_ended - self._computed, 0.0) * self._after_compute
+        late = np.maximum(self._all_ended - self._computed, 0.0) * self._wall_per_compute_after_backward
         self.exposed_ns = late[-1]
         still_to_copy = np.cumsum(copy_out[::-1], axis=0)[::-1]
         self.cycle_ns = self.backward_end_ns + (late + still_to_copy[:, :, None]).max(axis=0)
@@ -173,6 +173,6 @@ class _Run:
         computed = self._computed[0, 0]
         return np.where(
             moments <= computed,
-            moments + self._slowed * busy,
-            self.backward_end_ns[0, 0] + (moments - computed) * self._after_compute,
+            moments + self._extra_wall_per_busy * busy,
+            self.backward_end_ns[0, 0] + (moments - computed) * self._wall_per_compute_after_backward,
         )

@@ -14,59 +14,61 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.model.coarse import coarse
-from overlapscope.model.partition import ALONE, BoolArray, Buckets, Float64Array, Gradients
+from overlapscope.model.coarse import merge_gradients
+from overlapscope.model.partition import SPARSE_KIND, BoolArray, Buckets, Float64Array, Gradients
 from overlapscope.model.plan import default_plan, uniform_plans
-from overlapscope.model.plan_table import buckets_of_cuts, cuts_of, forced_cuts, table_of_cuts
+from overlapscope.model.plan_table import buckets_from_cuts, build_table_from_cuts, cuts_from_buckets, forced_cuts
 from overlapscope.model.schedule import Costs, replay
-from overlapscope.model.work import Work
+from overlapscope.model.work import ComputeTimes
 
-_MOST_BUCKETS: Final = 96
+_MAX_BUCKETS: Final = 96
 """Maximum number of buckets; more are never faster."""
-_MOST_CYCLES: Final = 12
+_MAX_CYCLES: Final = 12
 """Maximum number of cycles used when moving cuts."""
 _SHIFTS: Final = (-8, -4, -2, -1, 1, 2, 4, 8)
-_SMALLEST_GAIN: Final = 1e-5
-_WORTH_A_BUCKET: Final = 1e-4
+_MIN_IMPROVEMENT: Final = 1e-5
+_MIN_GAIN_PER_BUCKET: Final = 1e-4
 """Share of the step that a bucket must gain to be worthwhile: the recording can't resolve smaller gains."""
 _ROUNDS: Final = 30
 _UNIFORM_PLANS: Final = 100
 
 
-def best_plan(work: Work, costs: Costs, also: Sequence[Buckets] = ()) -> Buckets:
+def find_best_plan(work: ComputeTimes, costs: Costs, also: Sequence[Buckets] = ()) -> Buckets:
     """Find the plan with the shortest mean step time, in the replay of all cycles.
 
     There it is at least as good as DDP's default and any cap, except that buckets which gain almost nothing are left
-    out. Neighboring gradients of a model with very many are merged first (``coarse``).
+    out. Neighboring gradients of a model with very many are merged first (``merge_gradients``).
 
     Args:
         also: Further plans that the result must not be worse than.
     """
-    joined = coarse(work)
+    joined = merge_gradients(work)
     if joined is None:
-        return _best_plan(work, costs, also)
-    plans = [*also, joined.expanded(_best_plan(joined.work, costs, ()))]
+        return _find_best_plan(work, costs, also)
+    plans = [*also, joined.expand_plan(_find_best_plan(joined.work, costs, ()))]
     return plans[int(np.argmin(replay(plans, work, costs).cycle_ns.mean(axis=1)))]
 
 
-def _best_plan(work: Work, costs: Costs, also: Sequence[Buckets]) -> Buckets:
+def _find_best_plan(work: ComputeTimes, costs: Costs, also: Sequence[Buckets]) -> Buckets:
     gradients = work.gradients
-    few = work.of_cycles(np.unique(np.linspace(0, len(work.end_ns) - 1, _MOST_CYCLES).round().astype(np.int64)))
+    few = work.select_cycles(np.unique(np.linspace(0, len(work.end_ns) - 1, _MAX_CYCLES).round().astype(np.int64)))
     known = [default_plan(gradients).buckets, *also]
-    known += [plan.buckets for plan in uniform_plans(gradients, at_most=_UNIFORM_PLANS)]
-    candidates = [cuts for cuts in (cuts_of(plan, gradients) for plan in known) if cuts is not None]
+    known += [plan.buckets for plan in uniform_plans(gradients, max_plans=_UNIFORM_PLANS)]
+    candidates = [cuts for cuts in (cuts_from_buckets(plan, gradients) for plan in known) if cuts is not None]
     typical = work.typical()
-    candidates += cuts_by_count(typical, costs)
+    candidates += find_cuts_by_count(typical, costs)
     if costs.lanes > 1:
-        candidates += cuts_by_count(typical, costs, is_latency_hidden=True)
+        candidates += find_cuts_by_count(typical, costs, is_latency_hidden=True)
     cuts = np.unique(np.array(candidates) | forced_cuts(gradients), axis=0)
     mean_ns = _mean_ns(cuts, few, costs)
-    best = _improved(cuts[np.argmin(mean_ns)], few, costs)
+    best = _improve_cuts(cuts[np.argmin(mean_ns)], few, costs)
     finalists = np.concatenate([best[None], cuts[np.argsort(mean_ns)[:8]]])
-    return buckets_of_cuts(_simplified(finalists[np.argmin(_mean_ns(finalists, work, costs))], work, costs), gradients)
+    return buckets_from_cuts(
+        _simplify_cuts(finalists[np.argmin(_mean_ns(finalists, work, costs))], work, costs), gradients
+    )
 
 
-def cuts_by_count(work: Work, costs: Costs, *, is_latency_hidden: bool = False) -> list[BoolArray]:
+def find_cuts_by_count(work: ComputeTimes, costs: Costs, *, is_latency_hidden: bool = False) -> list[BoolArray]:
     """Compute the cuts (P,) of the plan that finishes its communication first, for each number of buckets.
 
     Exact for one cycle, one lane and no slowdowns. A cut ends the buckets of all kinds.
@@ -76,29 +78,29 @@ def cuts_by_count(work: Work, costs: Costs, *, is_latency_hidden: bool = False) 
         is_latency_hidden: Count no latency, as if another lane always hid it.
     """
     gradients = work.gradients
-    places = len(gradients.order)
+    positions = len(gradients.order)
     stretch = costs.communication_slowdown / costs.compute_slowdown
     transfer, copy_out = _segment_costs(gradients, costs, is_latency_hidden=is_latency_hidden)
     transfer *= stretch
     transfer[:, -1] += copy_out
     filled = np.cumsum(gradients.bytes[gradients.order])
     ready = work.last_ready_ns[0] + costs.copy_in.beta_ns * filled
-    free = np.full(places, -np.inf)  # when the link is free, after buckets up to a position; none before the first
+    free = np.full(positions, -np.inf)  # when the link is free, after buckets up to a position; none before the first
     from_start = transfer[0]
     cuts: list[BoolArray] = []
-    came_from: list[np.ndarray] = []
-    for count in range(1, min(places, _MOST_BUCKETS) + 1):
+    previous_cut: list[np.ndarray] = []
+    for count in range(1, min(positions, _MAX_BUCKETS) + 1):
         launch = ready + count * costs.copy_in.alpha_ns
         if count == 1:
             free = launch + from_start
-            came_from.append(np.full(places, -1))
+            previous_cut.append(np.full(positions, -1))
         else:
             # buckets up to `row`, then one more up to `column`
             ends = np.maximum(free[:-1, None], launch) + transfer[1:]
-            came_from.append(np.argmin(ends, axis=0))
-            free = np.take_along_axis(ends, came_from[-1][None], axis=0)[0]
+            previous_cut.append(np.argmin(ends, axis=0))
+            free = np.take_along_axis(ends, previous_cut[-1][None], axis=0)[0]
         if np.isfinite(free[-1]):
-            cuts.append(_traced(came_from, gradients))
+            cuts.append(_trace_cuts_back(previous_cut, gradients))
     return cuts
 
 
@@ -108,14 +110,14 @@ def _segment_costs(gradients: Gradients, costs: Costs, *, is_latency_hidden: boo
     Example: with three gradients of one kind and 4, 2 and 6 bytes, element (0, 1) of the first array is the cost of an
     all-reduce of 6 bytes, and element 1 of the second that of copying 2 + 6 = 8 bytes.
     """
-    places = len(gradients.order)
+    positions = len(gradients.order)
     kinds, sizes = gradients.kinds[gradients.order], gradients.bytes[gradients.order]
     latency = costs.collective.alpha_ns if is_latency_hidden else 0.0
-    transfer, copy_out = np.zeros((places, places)), np.zeros(places)
-    first, last = np.triu_indices(places)
+    transfer, copy_out = np.zeros((positions, positions)), np.zeros(positions)
+    first, last = np.triu_indices(positions)
     for kind in np.unique(kinds):
         of_kind = kinds == kind
-        if kind == ALONE:
+        if kind == SPARSE_KIND:
             each = np.where(of_kind, np.maximum(costs.collective.time_ns(sizes) - latency, 0.0), 0.0)
             before = np.concatenate([[0.0], np.cumsum(each)])
             transfer[first, last] += before[last + 1] - before[first]
@@ -125,39 +127,39 @@ def _segment_costs(gradients: Gradients, costs: Costs, *, is_latency_hidden: boo
         time_ns = np.maximum(costs.collective.time_ns(bytes_) - latency, 0.0)
         transfer[first, last] += np.where(bytes_ > 0, time_ns, 0.0)
         copy_out += costs.copy_out.time_ns(filled[-1] - filled[:-1])
-    transfer[np.tril_indices(places, -1)] = np.inf
+    transfer[np.tril_indices(positions, -1)] = np.inf
     return transfer, copy_out
 
 
-def _traced(came_from: list[np.ndarray], gradients: Gradients) -> BoolArray:
+def _trace_cuts_back(previous_cut: list[np.ndarray], gradients: Gradients) -> BoolArray:
     """Reconstruct the cuts of the plan that ends at the last position, from where each bucket began."""
     kinds = gradients.kinds[gradients.order]
     cuts = np.zeros(len(kinds), dtype=bool)
-    place = len(kinds) - 1
-    for previous in reversed(came_from):
-        begin = int(previous[place])
-        segment = np.arange(begin + 1, place + 1)
+    position = len(kinds) - 1
+    for previous in reversed(previous_cut):
+        begin = int(previous[position])
+        segment = np.arange(begin + 1, position + 1)
         for kind in np.unique(kinds[segment]):
             cuts[segment[kinds[segment] == kind][-1]] = True
-        place = begin
+        position = begin
     return cuts
 
 
-def _improved(cuts: BoolArray, work: Work, costs: Costs) -> BoolArray:
+def _improve_cuts(cuts: BoolArray, work: ComputeTimes, costs: Costs) -> BoolArray:
     """Move, remove and add cuts, one at a time, as long as that shortens the mean step."""
     best_ns = float(_mean_ns(cuts[None], work, costs)[0])
     for _ in range(_ROUNDS):
-        neighbours = _neighbours(cuts, forced_cuts(work.gradients))
-        if not len(neighbours):
+        neighbors = _neighboring_cuts(cuts, forced_cuts(work.gradients))
+        if not len(neighbors):
             break
-        mean_ns = _mean_ns(neighbours, work, costs)
-        if mean_ns.min() >= best_ns * (1 - _SMALLEST_GAIN):
+        mean_ns = _mean_ns(neighbors, work, costs)
+        if mean_ns.min() >= best_ns * (1 - _MIN_IMPROVEMENT):
             break
-        cuts, best_ns = neighbours[np.argmin(mean_ns)], float(mean_ns.min())
+        cuts, best_ns = neighbors[np.argmin(mean_ns)], float(mean_ns.min())
     return cuts
 
 
-def _simplified(cuts: BoolArray, work: Work, costs: Costs) -> BoolArray:
+def _simplify_cuts(cuts: BoolArray, work: ComputeTimes, costs: Costs) -> BoolArray:
     """Remove the cuts that gain almost nothing, the least useful first."""
     forced = forced_cuts(work.gradients)
     allowed_ns = float(_mean_ns(cuts[None], work, costs)[0])
@@ -165,14 +167,14 @@ def _simplified(cuts: BoolArray, work: Work, costs: Costs) -> BoolArray:
         simpler = np.tile(cuts, (len(free), 1))
         simpler[np.arange(len(free)), free] = False
         mean_ns = _mean_ns(simpler, work, costs)
-        allowed_ns *= 1 + _WORTH_A_BUCKET
+        allowed_ns *= 1 + _MIN_GAIN_PER_BUCKET
         if mean_ns.min() > allowed_ns:
             break
         cuts = simpler[np.argmin(mean_ns)]
     return cuts
 
 
-def _neighbours(cuts: BoolArray, forced: BoolArray) -> BoolArray:
+def _neighboring_cuts(cuts: BoolArray, forced: BoolArray) -> BoolArray:
     """Return the plans that differ in one cut, which is flipped or moved."""
     free = np.flatnonzero(~forced)
     flipped = np.tile(cuts, (len(free), 1))
@@ -187,6 +189,6 @@ def _neighbours(cuts: BoolArray, forced: BoolArray) -> BoolArray:
     return np.concatenate([flipped, shifted])
 
 
-def _mean_ns(cuts: BoolArray, work: Work, costs: Costs) -> Float64Array:
-    mean: Float64Array = replay(table_of_cuts(cuts, work.gradients), work, costs).cycle_ns.mean(axis=1)
+def _mean_ns(cuts: BoolArray, work: ComputeTimes, costs: Costs) -> Float64Array:
+    mean: Float64Array = replay(build_table_from_cuts(cuts, work.gradients), work, costs).cycle_ns.mean(axis=1)
     return mean

@@ -7,45 +7,47 @@ from typing import Final
 
 from overlapscope.interval import Interval
 from overlapscope.model.limits import Limits
-from overlapscope.model.plan import caps_setting
+from overlapscope.model.plan import format_caps
 from overlapscope.model.recommend import Prediction, Recommendation
-from overlapscope.model.sizes import LEAST_GAIN
+from overlapscope.model.sizes import MIN_GAIN
 from overlapscope.units import format_ns
 
 _MOST_CAPS_SHOWN: Final = 12
 
 
-def headline(advice: Recommendation) -> str:
+def format_headline(advice: Recommendation) -> str:
     """Say what to do, in one or two sentences."""
     if not advice.has_choice:
-        return f"Nothing to choose: every bucket size gives this model the same plan, {count_of(advice.now)}."
+        return (
+            f"Nothing to choose: every bucket size gives this model the same plan, {format_bucket_count(advice.now)}."
+        )
     is_now = advice.best.buckets == advice.now.buckets
     now, best = format_ns(advice.now.step_ns.value), format_ns(advice.best.step_ns.value)
     if advice.verdict == "change":
-        text = f"Set {setting_of(advice.best)}" if not advice.best.is_default else "Leave bucket_cap_mb unset"
-        return f"{text}: {now} → {best} a step ({change_of(advice.gain)}).{_range(advice)}"
+        text = f"Set {format_setting(advice.best)}" if not advice.best.is_default else "Leave bucket_cap_mb unset"
+        return f"{text}: {now} → {best} a step ({format_change(advice.gain)}).{_format_good_range(advice)}"
     if is_now:
         return f"Keep the bucket size: the current one is predicted to be the fastest of all, at {now} a step."
-    would = f"{setting_of(advice.best)} would change the {now} step by {change_of(advice.gain)}"
+    would = f"{format_setting(advice.best)} would change the {now} step by {format_change(advice.gain)}"
     if advice.verdict == "leave it":
         return f"Keep the bucket size; it hardly matters here: {would}."
     return f"Can't tell yet: {would}."
 
 
-def free_plan(advice: Recommendation) -> str:
+def format_free_plan(advice: Recommendation) -> str:
     """Say what the best plan of all gains, which a single size may not be able to express."""
     sizes_mb = ", ".join(f"{size:.3g}" for size in advice.free_bucket_mb[:_MOST_CAPS_SHOWN])
     sizes_mb += ", ..." if len(advice.free_bucket_mb) > _MOST_CAPS_SHOWN else ""
     if not advice.is_free_faster:
-        return f"No plan with buckets of several sizes is predicted to gain {100 * LEAST_GAIN:g} % over the best size."
+        return f"No plan with buckets of several sizes is predicted to gain {100 * MIN_GAIN:g} % over the best size."
     sure = "" if advice.free_gain.low > 0 else ', which may be no gain at all: bucket_cap_mb="auto" tries it'
     return (
         f"Buckets of {sizes_mb} MB: {format_ns(advice.free.step_ns.value)} a step, "
-        f"{change_of(advice.free_gain)} vs. the best size{sure}."
+        f"{format_change(advice.free_gain)} vs. the best size{sure}."
     )
 
 
-def limit(limits: Limits) -> str:
+def format_limit(limits: Limits) -> str:
     """Say what limits the step with the best size."""
     exposed = f"{_percent(limits.exposed)} of it is exposed communication"
     if limits.limit == "compute":
@@ -66,7 +68,7 @@ def limit(limits: Limits) -> str:
     return f"The step is limited by bandwidth: {without}; {exposed}."
 
 
-def error_of_model(advice: Recommendation) -> str:
+def format_model_error(advice: Recommendation) -> str:
     """Say by how much the model misses the measurement, which predictions correct for; empty without a measurement."""
     error = advice.curve.predicted.error
     if math.isnan(error):
@@ -76,31 +78,31 @@ def error_of_model(advice: Recommendation) -> str:
     )
 
 
-def setting_of(prediction: Prediction) -> str:
+def format_setting(prediction: Prediction) -> str:
     """Return the setting that gives a plan."""
     if prediction.is_default:
         return "DDP's default"
     if prediction.cap_mb is None:
-        return count_of(prediction)
-    return caps_setting([prediction.cap_mb])
+        return format_bucket_count(prediction)
+    return format_caps([prediction.cap_mb])
 
 
-def count_of(prediction: Prediction) -> str:
+def format_bucket_count(prediction: Prediction) -> str:
     """Return the number of buckets, in words."""
     count = len(prediction.buckets)
     return "1 bucket" if count == 1 else f"{count} buckets"
 
 
-def change_of(gain: Interval) -> str:
+def format_change(gain: Interval) -> str:
     """Format the change of the step time, with its interval."""
     return f"{_signed(-gain.value)} %, 90 % interval {_signed(-gain.high)} to {_signed(-gain.low)} %"
 
 
-def band(low_mb: float | None, high_mb: float | None) -> str:
+def format_cap_range(low_mb: float | None, high_mb: float | None) -> str:
     """Format the range of caps that give the same buckets."""
     if low_mb is None or high_mb is None:
         return ""
-    low, high = _round(low_mb, math.ceil), _round(high_mb, math.floor)
+    low, high = _round_to_two_digits(low_mb, math.ceil), _round_to_two_digits(high_mb, math.floor)
     if math.isinf(high_mb):
         return f"{low:g} and more"
     if low_mb == 0:
@@ -108,12 +110,12 @@ def band(low_mb: float | None, high_mb: float | None) -> str:
     return f"{low:g} to {high:g}" if low < high else f"{high_mb:.4g}"
 
 
-def _range(advice: Recommendation) -> str:
-    caps = band(advice.good_from_mb, advice.good_to_mb)
+def _format_good_range(advice: Recommendation) -> str:
+    caps = format_cap_range(advice.good_from_mb, advice.good_to_mb)
     return f" {caps[0].upper()}{caps[1:]} MB are within 1 %." if caps else ""
 
 
-def _round(number: float, to: object) -> float:
+def _round_to_two_digits(number: float, to: object) -> float:
     """Round to two digits, up or down."""
     if number <= 0 or math.isinf(number):
         return number

@@ -14,13 +14,13 @@ import numpy as np
 from overlapscope.model.partition import Float64Array
 from overlapscope.model.plan import UniformPlan, default_plan, uniform_plans
 from overlapscope.model.schedule import Costs, replay
-from overlapscope.model.work import Work
+from overlapscope.model.work import ComputeTimes
 
-LEAST_GAIN: Final = 0.01
+MIN_GAIN: Final = 0.01
 """Smallest share of the step that is worth a change."""
 
-_AT_MOST: Final = 250
-_MOST_BUCKETS: Final = 100
+_MAX_SIZES: Final = 250
+_MAX_BUCKETS: Final = 100
 """Number of buckets above which sizes are not considered: latency alone makes them slow."""
 
 
@@ -51,15 +51,15 @@ class PredictedSizes:
         return min(float(self.sizes_ns[self.fastest]), self.default_ns)
 
 
-def predict_sizes(work: Work, costs: Costs, first_bucket_bytes: int | None = None) -> PredictedSizes:
+def predict_sizes(work: ComputeTimes, costs: Costs, first_bucket_bytes: int | None = None) -> PredictedSizes:
     """Replay every size that makes a difference.
 
     Args:
         first_bucket_bytes: Separate limit for the first bucket of each size; DDP's default always has one.
     """
     gradients = work.gradients
-    smallest = max(1, gradients.total_bytes // _MOST_BUCKETS)
+    smallest = max(1, gradients.total_bytes // _MAX_BUCKETS)
     default = default_plan(gradients)
-    sizes = uniform_plans(gradients, first_bucket_bytes, at_most=_AT_MOST, smallest_cap_bytes=smallest)
+    sizes = uniform_plans(gradients, first_bucket_bytes, max_plans=_MAX_SIZES, smallest_cap_bytes=smallest)
     step_ns = replay([plan.buckets for plan in (default, *sizes)], work, costs).typical_ns
     return PredictedSizes(default=default, default_ns=float(step_ns[0]), sizes=sizes, sizes_ns=step_ns[1:])

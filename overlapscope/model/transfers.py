@@ -19,17 +19,17 @@ class Transfers:
     """Bytes and times; times are 0 or less where they are unknown."""
     shared_share: Float64Array
     """(C,) share of the time during which another all-reduce was sending."""
-    hidden_share: Float64Array
+    overlapped_share: Float64Array
     """(C,) share of the time before the end of backward on the last rank that computed."""
 
-    def freed_of(self, *, lane_slowdown: float = 1.0, communication_slowdown: float = 1.0) -> Spans:
+    def without_slowdown(self, *, lane_slowdown: float = 1.0, communication_slowdown: float = 1.0) -> Spans:
         """Return the times with the link to themselves and without concurrent compute."""
-        kept = 1 - self.shared_share * (1 - 1 / lane_slowdown)
-        kept *= 1 - self.hidden_share * (1 - 1 / communication_slowdown)
-        return replace(self.spans, time_ns=self.spans.time_ns * kept)
+        undisturbed_share = 1 - self.shared_share * (1 - 1 / lane_slowdown)
+        undisturbed_share *= 1 - self.overlapped_share * (1 - 1 / communication_slowdown)
+        return replace(self.spans, time_ns=self.spans.time_ns * undisturbed_share)
 
 
-def transfers_of(observations: Observations, lanes: int, alpha_ns: float = 0.0) -> Transfers:
+def extract_transfers(observations: Observations, lanes: int, alpha_ns: float = 0.0) -> Transfers:
     """Compute the transfers of all recorded all-reduces.
 
     Args:
@@ -44,32 +44,32 @@ def transfers_of(observations: Observations, lanes: int, alpha_ns: float = 0.0) 
     begin_ns, shared_ns = arrival_ns.copy(), np.zeros(len(end_ns))
     for first, end in pairwise(bounds):
         within = slice(first, end)
-        begin_ns[within] = np.maximum(arrival_ns[within], _lane_free(end_ns[within], lanes))
+        begin_ns[within] = np.maximum(arrival_ns[within], _lane_free_times(end_ns[within], lanes))
         sends_ns = np.minimum(begin_ns[within] + alpha_ns, end_ns[within])
-        shared_ns[within] = _together(sends_ns, end_ns[within]) if lanes > 1 else 0.0
+        shared_ns[within] = _overlap_with_others(sends_ns, end_ns[within]) if lanes > 1 else 0.0
     time_ns = end_ns - begin_ns
     elapsed_ns = np.maximum(time_ns, 1.0)
     return Transfers(
         spans=Spans(bytes=collectives.bytes.astype(np.float64), time_ns=time_ns, cycle=collectives.cycle),
         shared_share=np.clip(shared_ns / elapsed_ns, 0.0, 1.0),
-        hidden_share=np.clip((computed_ns - begin_ns) / elapsed_ns, 0.0, 1.0),
+        overlapped_share=np.clip((computed_ns - begin_ns) / elapsed_ns, 0.0, 1.0),
     )
 
 
-def _lane_free(end_ns: Float64Array, lanes: int) -> Float64Array:
+def _lane_free_times(end_ns: Float64Array, lanes: int) -> Float64Array:
     """Compute when a lane is free for each: fewer of those launched before it are running than there are lanes.
 
     Example: for ends 5, 9, 7, 12 and two lanes, the times are -inf, -inf, 5, 7.
     """
     free_ns = np.full(len(end_ns), -np.inf)
     under_way = [-np.inf] * lanes
-    for place, end in enumerate(end_ns.tolist()):
-        free_ns[place] = under_way[0]
+    for index, end in enumerate(end_ns.tolist()):
+        free_ns[index] = under_way[0]
         under_way = sorted([*under_way, end])[1:]
     return free_ns
 
 
-def _together(sends_ns: Float64Array, end_ns: Float64Array) -> Float64Array:
+def _overlap_with_others(sends_ns: Float64Array, end_ns: Float64Array) -> Float64Array:
     """Compute for how long another all-reduce was sending at the same time.
 
     Example: transfers from 0 to 5 and from 2 to 6 overlap for 3 each.

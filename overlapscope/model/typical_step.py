@@ -7,17 +7,17 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.model.fit import Fitted
+from overlapscope.model.fit import FittedModel
 from overlapscope.model.observation import Observations
 from overlapscope.model.partition import Buckets, Float64Array, Int64Array
 from overlapscope.model.schedule import Costs, replay_step
-from overlapscope.model.work import Work, backward_of
+from overlapscope.model.work import ComputeTimes, extract_backward
 
 _CANDIDATES: Final = 8
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Step:
+class DrawnStep:
     """One step of R ranks with B buckets; times are relative to the end of the previous step's averaging."""
 
     plan: Buckets
@@ -55,21 +55,21 @@ class TypicalStep:
         plan: Preferred plan of the step, if recorded.
     """
 
-    def __init__(self, fitted: Fitted, plan: Buckets) -> None:
+    def __init__(self, fitted: FittedModel, plan: Buckets) -> None:
         observations = fitted.observations
-        steps = [_Only.of(fitted, cycle) for cycle in _typical_cycles(observations, plan)]
+        steps = [_SingleCycle.of(fitted, cycle) for cycle in _typical_cycles(observations, plan)]
         step = min(steps, key=lambda each: each.error_ns(fitted))
         self.number = int(step.observations.steps[0])
         self._work = step.work
         self._ranks = observations.ranks
-        self.recorded = _recorded(step.observations, fitted)
+        self.recorded = _recorded_step(step.observations, fitted)
 
-    def with_buckets(self, plan: Buckets, costs: Costs) -> Step:
+    def predict_with_buckets(self, plan: Buckets, costs: Costs) -> DrawnStep:
         """Predict the same step with other buckets."""
         predicted = replay_step(plan, self._work, costs)
         shape = predicted.ready_ns.shape
         gradients = self._work.gradients
-        return Step(
+        return DrawnStep(
             plan=plan,
             ranks=self._ranks,
             bytes=np.array([gradients.bytes[list(bucket)].sum() for bucket in plan]),
@@ -84,19 +84,19 @@ class TypicalStep:
 
 
 @dataclass(frozen=True, eq=False)
-class _Only:
+class _SingleCycle:
     """Observations and work of a single cycle."""
 
     observations: Observations
-    work: Work
+    work: ComputeTimes
 
     @classmethod
-    def of(cls, fitted: Fitted, cycle: int) -> _Only:
-        only = fitted.observations.of_cycles(np.arange(len(fitted.observations.steps)) == cycle)
-        backward = backward_of(only, fitted.costs.copy_in)
-        return cls(only, backward.freed_of(fitted.costs.compute_slowdown).later_by(fitted.copy_overhead_ns))
+    def of(cls, fitted: FittedModel, cycle: int) -> _SingleCycle:
+        only = fitted.observations.select_cycles(np.arange(len(fitted.observations.steps)) == cycle)
+        backward = extract_backward(only, fitted.costs.copy_in)
+        return cls(only, backward.without_slowdown(fitted.costs.compute_slowdown).delayed_by(fitted.copy_overhead_ns))
 
-    def error_ns(self, fitted: Fitted) -> float:
+    def error_ns(self, fitted: FittedModel) -> float:
         plan = self.observations.plans[int(self.observations.plan[0])]
         predicted_ns = replay_step(plan, self.work, fitted.costs).cycle_ns
         return abs(predicted_ns - float(np.median(self.observations.cycle_ns[0])))
@@ -104,7 +104,7 @@ class _Only:
 
 def _typical_cycles(observations: Observations, plan: Buckets) -> list[int]:
     """Find the cycles closest to the median length, among those with that plan or otherwise the most frequent one."""
-    settled = observations.plan == observations.plan_before
+    settled = observations.plan == observations.previous_plan
     wanted = [number for number, each in enumerate(observations.plans) if each == plan]
     frequent = int(np.argmax(np.bincount(observations.plan)))
     candidates = [
@@ -118,7 +118,7 @@ def _typical_cycles(observations: Observations, plan: Buckets) -> list[int]:
     return [int(cycle) for cycle in cycles[by_distance[:_CANDIDATES]]]
 
 
-def _recorded(only: Observations, fitted: Fitted) -> Step:
+def _recorded_step(only: Observations, fitted: FittedModel) -> DrawnStep:
     """Convert observations of a single cycle to a step."""
     shift_ns = fitted.copy_overhead_ns - only.copies_out_ns[0]
     collectives, plan = only.collectives, only.plans[int(only.plan[0])]
@@ -126,13 +126,13 @@ def _recorded(only: Observations, fitted: Fitted) -> Step:
     arrival_ns = end_ns - collectives.transfer_ns
     start_ns = arrival_ns.copy()
     lanes = fitted.costs.lanes
-    for place in range(lanes, end_ns.shape[1]):
-        lane_free_ns = np.sort(end_ns[:, :place], axis=1)[:, -lanes]
-        start_ns[:, place] = np.minimum(np.maximum(arrival_ns[:, place], lane_free_ns), end_ns[:, place])
+    for index in range(lanes, end_ns.shape[1]):
+        lane_free_ns = np.sort(end_ns[:, :index], axis=1)[:, -lanes]
+        start_ns[:, index] = np.minimum(np.maximum(arrival_ns[:, index], lane_free_ns), end_ns[:, index])
     backward_start_ns = only.backward_start_ns[0]
     numbers = collectives.bucket.tolist()
     ready_ns = np.array([np.nanmax(only.ready_ns[0][:, list(plan[bucket])], axis=1) for bucket in numbers]).T
-    return Step(
+    return DrawnStep(
         plan=tuple(plan[bucket] for bucket in numbers),
         ranks=only.ranks,
         bytes=collectives.bytes,

@@ -13,7 +13,7 @@ import numpy as np
 from overlapscope.model.partition import Float64Array, Int64Array
 
 
-def lanes_of_backend(name: str) -> int:
+def count_lanes(name: str) -> int:
     """Return how many all-reduces of one process group run at a time.
 
     Args:
@@ -22,7 +22,7 @@ def lanes_of_backend(name: str) -> int:
     return 2 if "gloo" in name else 1
 
 
-def one_lane(ready: Float64Array, transfer: Float64Array) -> tuple[Float64Array, Float64Array]:
+def schedule_one_lane(ready: Float64Array, transfer: Float64Array) -> tuple[Float64Array, Float64Array]:
     """Compute when all-reduces begin and end that run one at a time.
 
     Example: ready at 0, 1, 10 and transfers of 4, 3, 2 give begins 0, 4, 10 and ends 4, 7, 12.
@@ -36,7 +36,7 @@ def one_lane(ready: Float64Array, transfer: Float64Array) -> tuple[Float64Array,
     return end - transfer, end
 
 
-def two_lanes(
+def schedule_two_lanes(
     ready: Float64Array, transfer: Float64Array, latency: Float64Array, slowdown: float = 2.0
 ) -> tuple[Float64Array, Float64Array]:
     """Compute when all-reduces begin and end of which two run at a time.
@@ -65,7 +65,7 @@ def two_lanes(
         older_sends = np.where(is_under_way, np.maximum(older_sends, now), now)
         older_left = np.where(is_under_way, last_end - older_sends, 0.0)
         sends = now + latency[number]
-        older_end, newer_end = _ends_of_two(
+        older_end, newer_end = _shared_ends(
             older_sends, older_left, sends, transfer[number] - latency[number], slowdown
         )
         if number:
@@ -78,7 +78,7 @@ def two_lanes(
     return begin, end
 
 
-def _ends_of_two(
+def _shared_ends(
     one_sends: Float64Array,
     one_left: Float64Array,
     other_sends: Float64Array,

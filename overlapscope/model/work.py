@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.model.line import Line
+from overlapscope.model.line import CostLine
 from overlapscope.model.observation import Observations
 from overlapscope.model.partition import Float64Array, Gradients
-from overlapscope.model.plan_table import table_of
+from overlapscope.model.plan_table import build_table
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Work:
+class ComputeTimes:
     """Compute of S cycles on R ranks, in compute time relative to the end of the previous step's copies out."""
 
     gradients: Gradients
@@ -42,11 +42,11 @@ class Work:
         """Return (S,) the end of backward on the last rank."""
         return self.end_ns.max(axis=1)
 
-    def of_cycles(self, which: npt.NDArray[Any] | slice) -> Work:
+    def select_cycles(self, which: npt.NDArray[Any] | slice) -> ComputeTimes:
         """Select some of the cycles by a numpy index, which may repeat cycles."""
         return replace(self, start_ns=self.start_ns[which], ready_ns=self.ready_ns[which], end_ns=self.end_ns[which])
 
-    def typical(self) -> Work:
+    def typical(self) -> ComputeTimes:
         """Return a single cycle, the median of every time."""
         return replace(
             self,
@@ -55,7 +55,7 @@ class Work:
             end_ns=np.median(self.end_ns, axis=0, keepdims=True),
         )
 
-    def later_by(self, delay_ns: Float64Array | float) -> Work:
+    def delayed_by(self, delay_ns: Float64Array | float) -> ComputeTimes:
         """Return the same work with backward starting later.
 
         Args:
@@ -71,11 +71,11 @@ class Work:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Backward:
+class RecordedBackward:
     """Recorded backward of S cycles on R ranks, with what delayed it. Times are relative to the start of the cycle."""
 
     gradients: Gradients
-    copied_out_ns: Float64Array
+    copies_out_end_ns: Float64Array
     """(S, R) end of the previous step's copies out."""
     start_ns: Float64Array
     """(S, R) start of backward."""
@@ -88,39 +88,39 @@ class Backward:
     copied_in_ns: Float64Array
     """(S, P + 1) for how long buckets had been copied before each gradient, and before the end."""
 
-    def freed_of(self, compute_slowdown: float) -> Work:
+    def without_slowdown(self, compute_slowdown: float) -> ComputeTimes:
         """Remove the copies and the slowdown by concurrent traffic."""
         delays_ns = (
-            (1 - 1 / compute_slowdown) * self.busy_ns + self.copied_in_ns[:, None] + self.copied_out_ns[:, :, None]
+            (1 - 1 / compute_slowdown) * self.busy_ns + self.copied_in_ns[:, None] + self.copies_out_end_ns[:, :, None]
         )
         ready_ns = np.maximum.accumulate(self.ready_ns - delays_ns[:, :, :-1], axis=2)
-        return Work(
+        return ComputeTimes(
             gradients=self.gradients,
-            start_ns=self.start_ns - self.copied_out_ns,
+            start_ns=self.start_ns - self.copies_out_end_ns,
             ready_ns=ready_ns,
             end_ns=np.maximum(self.end_ns - delays_ns[:, :, -1], ready_ns[:, :, -1]),
         )
 
 
-def backward_of(observations: Observations, copy_in: Line) -> Backward:
+def extract_backward(observations: Observations, copy_in: CostLine) -> RecordedBackward:
     """Extract the recorded backward of all cycles.
 
     Args:
         copy_in: Cost of copying a bucket.
     """
-    ready_ns, end_ns = _moments_of(observations)
-    return Backward(
+    ready_ns, end_ns = _fill_gaps(observations)
+    return RecordedBackward(
         gradients=observations.gradients,
-        copied_out_ns=observations.copies_out_ns,
+        copies_out_end_ns=observations.copies_out_ns,
         start_ns=observations.backward_start_ns,
         ready_ns=ready_ns,
         end_ns=end_ns,
         busy_ns=_busy_until(observations, np.concatenate([ready_ns, end_ns[:, :, None]], axis=2)),
-        copied_in_ns=_copied_before(observations, copy_in),
+        copied_in_ns=_copy_time_before(observations, copy_in),
     )
 
 
-def _moments_of(observations: Observations) -> tuple[Float64Array, Float64Array]:
+def _fill_gaps(observations: Observations) -> tuple[Float64Array, Float64Array]:
     """Compute when gradients were ready and backward ended, from the start of the cycle, without gaps.
 
     Unknown times are interpolated between neighboring gradients, by bytes. Example: with gradients of 4, 2 and 2 bytes,
@@ -172,9 +172,9 @@ def _busy_until(observations: Observations, moments_ns: Float64Array) -> Float64
     return busy_ns
 
 
-def _copied_before(observations: Observations, copy_in: Line) -> Float64Array:
+def _copy_time_before(observations: Observations, copy_in: CostLine) -> Float64Array:
     """Compute (S, P + 1) for how long buckets were copied before each gradient, and in total, with the active plans."""
-    table = table_of(observations.plans, observations.gradients)
+    table = build_table(observations.plans, observations.gradients)
     time_ns = np.where(table.is_bucket, copy_in.time_ns(table.bytes), 0.0)
     after = np.zeros((len(table), len(observations.gradients.order) + 1))
     np.add.at(after, (np.arange(len(table))[:, None], table.last + 1), time_ns)

@@ -23,13 +23,13 @@ import pandas as pd
 from overlapscope.trace.causality import (
     CollectiveBounds,
     Violation,
-    all_reduces_by_clock,
-    bounds_between,
-    fixes_of,
-    tightened,
-    worst_violation,
+    compute_fixes,
+    compute_offset_bounds,
+    find_worst_violation,
+    group_all_reduces_by_clock,
+    tighten_map,
 )
-from overlapscope.trace.clock import ClockMap, Fix, bounds_of_pings, fix, without_poor
+from overlapscope.trace.clock import ClockMap, Fix, bounds_from_pings, compute_fix, drop_poor_fixes
 from overlapscope.trace.log import Problem
 
 Pings = Sequence[Sequence[int]]
@@ -61,7 +61,7 @@ class RankClock:
     @property
     def name(self) -> str:
         """Return the name of the rank's clock; if the boot id is unknown, a name that no other rank shares."""
-        return self.boot or _nameless(self.rank)
+        return self.boot or _private_clock_name(self.rank)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -72,40 +72,42 @@ class Alignment:
     map: ClockMap
 
 
-def are_of_one_clock(ranks: Sequence[RankClock]) -> bool:
+def share_one_clock(ranks: Sequence[RankClock]) -> bool:
     """Return whether all ranks share one clock, so that there is nothing to align."""
     return len({rank.name for rank in ranks}) == 1
 
 
-def all_reduces_of(ranks: Sequence[RankClock], collectives: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return arrivals and ends of the all-reduces of some ranks, by clock: ``causality.all_reduces_by_clock``."""
+def collect_all_reduces(ranks: Sequence[RankClock], collectives: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return arrivals and ends of the all-reduces of some ranks, by clock: ``causality.group_all_reduces_by_clock``."""
     hooked = [(rank.rank, model) for rank in ranks for model in rank.hooked_models]
     if hooked:
-        place = pd.MultiIndex.from_frame(collectives[["rank", "model"]])
-        collectives = collectives[~place.isin(hooked)]
-    return all_reduces_by_clock(
+        rank_and_model = pd.MultiIndex.from_frame(collectives[["rank", "model"]])
+        collectives = collectives[~rank_and_model.isin(hooked)]
+    return group_all_reduces_by_clock(
         collectives, {rank.rank: rank.name for rank in ranks}, {rank.rank: rank.peers for rank in ranks}
     )
 
 
-def align(ranks: Sequence[RankClock], by_clock: Mapping[str, pd.DataFrame]) -> tuple[list[Alignment], list[Problem]]:
+def align_clocks(
+    ranks: Sequence[RankClock], by_clock: Mapping[str, pd.DataFrame]
+) -> tuple[list[Alignment], list[Problem]]:
     """Map all ranks to one clock.
 
     Args:
-        by_clock: all-reduces by clock, from ``all_reduces_of``; not used if there is only one clock.
+        by_clock: all-reduces by clock, from ``collect_all_reduces``; not used if there is only one clock.
 
     Returns:
         The alignment of each rank, and a problem for each group of ranks that can't be aligned.
     """
     reference = next((rank for rank in ranks if rank.boot), ranks[0])
     names = dict.fromkeys(rank.name for rank in ranks)
-    if are_of_one_clock(ranks):
+    if share_one_clock(ranks):
         return [_SAME_BOOT] * len(ranks), []
-    pinged = _maps_of_pings(ranks, reference.name)
+    pinged = _maps_from_pings(ranks, reference.name)
     found, failures = {reference.name: _SAME_BOOT}, {}
     for name in names:
         if name != reference.name:
-            outcome = _alignment(pinged.get(name), bounds_between(by_clock, name, reference.name))
+            outcome = _align_clock(pinged.get(name), compute_offset_bounds(by_clock, name, reference.name))
             if isinstance(outcome, Alignment):
                 found[name] = outcome
             else:
@@ -114,41 +116,41 @@ def align(ranks: Sequence[RankClock], by_clock: Mapping[str, pd.DataFrame]) -> t
         _problem([rank.rank for rank in ranks if failures.get(rank.name, rank) == why], why, reference.rank)
         for why in dict.fromkeys(failures.values())
     ]
-    return [found.get(rank.name) or _by_wall_clock(rank, reference) for rank in ranks], problems
+    return [found.get(rank.name) or _align_by_wall_clock(rank, reference) for rank in ranks], problems
 
 
 _SAME_BOOT: Final = Alignment(clock="same boot", map=ClockMap.constant(0, 0.0))
 
 
-def _maps_of_pings(ranks: Sequence[RankClock], reference: str) -> dict[str, ClockMap]:
+def _maps_from_pings(ranks: Sequence[RankClock], reference: str) -> dict[str, ClockMap]:
     """Return the maps to the reference clock, by clock, of those that are linked with it by pings to rank 0."""
     fixes: dict[str, list[Fix]] = {}
-    pinged = _nameless(0)
+    pinged = _private_clock_name(0)
     for rank in ranks:
         for boot_of_rank_0, pings in rank.bursts:
             pinged = boot_of_rank_0 or pinged
-            if pings and (found := fix(bounds_of_pings(pings))):
+            if pings and (found := compute_fix(bounds_from_pings(pings))):
                 fixes.setdefault(rank.name, []).append(found)
-    to_rank_0 = {name: ClockMap.through(without_poor(found)) for name, found in fixes.items()}
+    to_rank_0 = {name: ClockMap.from_fixes(drop_poor_fixes(found)) for name, found in fixes.items()}
     if reference == pinged:
         return to_rank_0
     if reference not in to_rank_0:
         return {}
     back = to_rank_0[reference].inverse()
-    return {pinged: back} | {name: clock.then(back) for name, clock in to_rank_0.items()}
+    return {pinged: back} | {name: clock.compose(back) for name, clock in to_rank_0.items()}
 
 
-def _alignment(by_pings: ClockMap | None, seen: CollectiveBounds | None) -> Alignment | Violation | None:
+def _align_clock(by_pings: ClockMap | None, seen: CollectiveBounds | None) -> Alignment | Violation | None:
     """Return the best alignment from pings and all-reduces, or how they contradict each other; None without either."""
-    fixes = fixes_of(seen) if seen is not None else []
+    fixes = compute_fixes(seen) if seen is not None else []
     if by_pings is None:
-        return Alignment(clock="collectives", map=ClockMap.through(fixes)) if fixes else None
-    if seen is not None and (violation := worst_violation(by_pings, seen)):
+        return Alignment(clock="collectives", map=ClockMap.from_fixes(fixes)) if fixes else None
+    if seen is not None and (violation := find_worst_violation(by_pings, seen)):
         return violation
-    return Alignment(clock="pings", map=tightened(by_pings, fixes) if fixes else by_pings)
+    return Alignment(clock="pings", map=tighten_map(by_pings, fixes) if fixes else by_pings)
 
 
-def _by_wall_clock(rank: RankClock, reference: RankClock) -> Alignment:
+def _align_by_wall_clock(rank: RankClock, reference: RankClock) -> Alignment:
     offset_ns = 0
     if rank.unix_offset_ns is not None and reference.unix_offset_ns is not None:
         offset_ns = rank.unix_offset_ns - reference.unix_offset_ns
@@ -166,5 +168,5 @@ def _problem(ranks: list[int], violation: Violation | None, reference: int) -> P
     return Problem("error", f"{who}: {why}; {left_out}")
 
 
-def _nameless(rank: int) -> str:
+def _private_clock_name(rank: int) -> str:
     return f"the clock of rank {rank}"

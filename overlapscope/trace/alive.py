@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-from overlapscope.trace.format import ALIVE_FILE
+from overlapscope.trace.format import LIVENESS_FILE
 from overlapscope.trace.host import host_now_ns
 from overlapscope.trace.log import Problem
 
@@ -17,13 +17,13 @@ _ALIVE: Final = struct.Struct("<qqq")
 _CHECKSUM: Final = struct.Struct("<q")
 
 
-def alive_board(alive_ns: int, rss_bytes: int, limit_bytes: int) -> bytes:
+def pack_liveness(alive_ns: int, rss_bytes: int, limit_bytes: int) -> bytes:
     """Return the content of the file, with its checksum."""
     content = _ALIVE.pack(alive_ns, rss_bytes, limit_bytes)
     return content + _CHECKSUM.pack(crc32(content))
 
 
-class AliveBoard:
+class LivenessFile:
     """Liveness file of a rank, rewritten each time the watchdog runs; missing if the disk is full.
 
     Args:
@@ -33,14 +33,14 @@ class AliveBoard:
     def __init__(self, folder: Path) -> None:
         self._file: FileIO | None = None
         with suppress(OSError):
-            self._file = FileIO(folder / ALIVE_FILE, "w")
+            self._file = FileIO(folder / LIVENESS_FILE, "w")
 
     def write(self, rss_bytes: int, limit_bytes: int) -> None:
         """Record that the rank is alive now, with this memory use and limit."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.seek(0)
-                self._file.write(alive_board(host_now_ns(), rss_bytes, limit_bytes))
+                self._file.write(pack_liveness(host_now_ns(), rss_bytes, limit_bytes))
 
     def close(self) -> None:
         """Close the file."""
@@ -48,7 +48,7 @@ class AliveBoard:
             self._file.close()
 
 
-def read_alive_board(path: Path, problems: list[Problem]) -> tuple[int | None, int | None, int | None]:
+def read_alive_file(path: Path, problems: list[Problem]) -> tuple[int | None, int | None, int | None]:
     """Read host nanoseconds, resident bytes and the memory limit in bytes; None for each that is unknown.
 
     Args:

@@ -12,40 +12,40 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.alignment import Alignment, RankClock, align
+from overlapscope.trace.alignment import Alignment, RankClock, align_clocks
 from overlapscope.trace.clock import ClockMap
-from overlapscope.trace.folders import expected_ranks_of, read_lines
+from overlapscope.trace.folders import parse_expected_ranks, read_lines
 from overlapscope.trace.format import PARAMETERS_FILE
-from overlapscope.trace.links import with_peer_ranks
+from overlapscope.trace.links import add_peer_ranks
 from overlapscope.trace.log import Problem
-from overlapscope.trace.part import Part
-from overlapscope.trace.plans import plans_table
-from overlapscope.trace.rank_files import has_only_group_logs
-from overlapscope.trace.tables import on_clocks
+from overlapscope.trace.part import Shard
+from overlapscope.trace.plans import build_plans_table
+from overlapscope.trace.rank_files import has_only_collective_logs
+from overlapscope.trace.tables import map_to_clocks
 
 _MOST_NAMES: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Assembled:
+class AssembledRecording:
     """Data of all ranks together."""
 
     run: dict[str, Any]
     """``run.json`` of the lowest rank that has one; empty if none has."""
-    whole: dict[str, pd.DataFrame]
+    unsplit: dict[str, pd.DataFrame]
     """Tables that are not split: ranks, plans, call_sites, links and user_collectives as in ``Trace``, and the clock
-    maps that ``maps_of`` reads."""
+    maps that ``build_clock_maps`` reads."""
     problems: list[Problem]
 
 
-def assemble(
-    folders: Mapping[int, Path], parts: Sequence[Part], by_clock: Mapping[str, pd.DataFrame], problems: list[Problem]
-) -> Assembled:
+def assemble_shards(
+    folders: Mapping[int, Path], parts: Sequence[Shard], by_clock: Mapping[str, pd.DataFrame], problems: list[Problem]
+) -> AssembledRecording:
     """Combine the shards of a recording and align their clocks.
 
     Args:
         folders: rank folders by rank, of all ranks.
-        by_clock: all-reduces by clock, see ``align``.
+        by_clock: all-reduces by clock, see ``align_clocks``.
         problems: problems found so far.
 
     Raises:
@@ -55,32 +55,34 @@ def assemble(
         raise OverlapScopeError(problems[0].message)
     run = next((part.run for part in parts if part.run), {})
     clocks = [clock for part in parts for clock in part.clocks]
-    alignments, unaligned = align(clocks, by_clock)
+    alignments, unaligned = align_clocks(clocks, by_clock)
     maps = _maps_table(clocks, alignments)
-    by_rank = maps_of(maps)
-    on_common_clock = [on_clocks(part.whole, by_rank) for part in parts]
-    whole = {name: pd.concat([each[name] for each in on_common_clock], ignore_index=True) for name in parts[0].whole}
+    by_rank = build_clock_maps(maps)
+    on_common_clock = [map_to_clocks(part.unsplit, by_rank) for part in parts]
+    unsplit = {
+        name: pd.concat([each[name] for each in on_common_clock], ignore_index=True) for name in parts[0].unsplit
+    }
     columns = pd.DataFrame([_clock_columns(*each) for each in zip(clocks, alignments, strict=True)])
     ranks = pd.concat([part.ranks for part in parts], ignore_index=True)
-    whole["ranks"] = pd.concat([ranks.drop(columns="closed"), columns, ranks["closed"]], axis=1)
-    whole["plans"] = plans_table(rows for part in parts for rows in part.plans)
-    whole["links"] = with_peer_ranks(whole["links"])
-    whole["clocks"] = maps
+    unsplit["ranks"] = pd.concat([ranks.drop(columns="closed"), columns, ranks["closed"]], axis=1)
+    unsplit["plans"] = build_plans_table(rows for part in parts for rows in part.plans)
+    unsplit["links"] = add_peer_ranks(unsplit["links"])
+    unsplit["clocks"] = maps
     path = next(iter(folders.values())).parent
-    return Assembled(
+    return AssembledRecording(
         run=run,
-        whole=whole,
+        unsplit=unsplit,
         problems=[
             *problems,
-            *_without_events(path, folders),
-            *_reduced_in_python(path, folders),
-            *_without_log(path, folders, run),
+            *_report_missing_event_logs(path, folders),
+            *_report_python_reducer(path, folders),
+            *_report_missing_ranks(path, folders, run),
             *unaligned,
         ],
     )
 
 
-def maps_of(clocks: pd.DataFrame) -> dict[int, ClockMap]:
+def build_clock_maps(clocks: pd.DataFrame) -> dict[int, ClockMap]:
     """Return the map from each rank's clock to the common clock, without ranks that use the common clock.
 
     Args:
@@ -126,8 +128,8 @@ def _clock_columns(rank: RankClock, alignment: Alignment) -> dict[str, Any]:
     }
 
 
-def _without_events(path: Path, folders: Mapping[int, Path]) -> list[Problem]:
-    without = [rank for rank, folder in folders.items() if has_only_group_logs(folder)]
+def _report_missing_event_logs(path: Path, folders: Mapping[int, Path]) -> list[Problem]:
+    without = [rank for rank, folder in folders.items() if has_only_collective_logs(folder)]
     if not without:
         return []
     who = "no rank has" if len(without) == len(folders) else f"{len(without)} of {len(folders)} ranks don't have"
@@ -135,7 +137,7 @@ def _without_events(path: Path, folders: Mapping[int, Path]) -> list[Problem]:
     return [Problem("note", f"{path}: {who} an event log, which DistributedDataParallel writes; {what}")]
 
 
-def _reduced_in_python(path: Path, folders: Mapping[int, Path]) -> list[Problem]:
+def _report_python_reducer(path: Path, folders: Mapping[int, Path]) -> list[Problem]:
     """Return a note on models whose all-reduces may be part of compiled code, according to the lowest rank."""
     names = read_lines(folders[min(folders)] / PARAMETERS_FILE, [], _class_if_reduced_in_python)
     if not names:
@@ -151,8 +153,8 @@ def _class_if_reduced_in_python(line: Any) -> list[str]:
     return [line["class"]] if line["settings"].get("reduced_by") == "python_reducer" else []
 
 
-def _without_log(path: Path, folders: Mapping[int, Path], run: dict[str, Any]) -> list[Problem]:
-    expected = expected_ranks_of(run)
+def _report_missing_ranks(path: Path, folders: Mapping[int, Path], run: dict[str, Any]) -> list[Problem]:
+    expected = parse_expected_ranks(run)
     missing = sorted(set(expected) - folders.keys())
     if not missing:
         return []

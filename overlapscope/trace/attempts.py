@@ -27,41 +27,41 @@ def restart_folder(first: Path, number: int) -> Path:
     return first / f"{_PREFIX}{number}"
 
 
-def number_of(path: Path) -> int:
+def attempt_number(path: Path) -> int:
     """Return the number of an attempt from the name of its folder; 0 is the first attempt."""
     number = path.resolve().name.removeprefix(_PREFIX)
     return int(number) if number.isdecimal() and path.resolve().name.startswith(_PREFIX) else 0
 
 
-def attempts_in(first: Path) -> list[Path]:
+def find_attempts(first: Path) -> list[Path]:
     """Return the attempts of a job that have left files, in order.
 
     Args:
         first: folder of the run.
     """
-    later = sorted((path for path in first.glob(f"{_PREFIX}*") if number_of(path)), key=number_of)
-    return [path for path in (first, *later) if recorded_ranks(path)]
+    later = sorted((path for path in first.glob(f"{_PREFIX}*") if attempt_number(path)), key=attempt_number)
+    return [path for path in (first, *later) if find_recorded_ranks(path)]
 
 
-def attempts_beside(path: Path) -> list[Path]:
+def find_sibling_attempts(path: Path) -> list[Path]:
     """Return all attempts of the job to which an attempt belongs, including that attempt.
 
     Args:
         path: folder of any attempt.
     """
-    if not number_of(path):
-        return attempts_in(path)
+    if not attempt_number(path):
+        return find_attempts(path)
     parent = path.parent if path.name.startswith(_PREFIX) else path.resolve().parent
-    attempts = attempts_in(parent)
+    attempts = find_attempts(parent)
     return attempts if parent in attempts else [path]
 
 
-def newest_attempt(first: Path) -> Path:
+def find_latest_attempt(first: Path) -> Path:
     """Return the last attempt that has left files; the folder of the run if none has."""
-    return [first, *attempts_in(first)][-1]
+    return [first, *find_attempts(first)][-1]
 
 
-def recorded_ranks(folder: Path) -> list[Path]:
+def find_recorded_ranks(folder: Path) -> list[Path]:
     """Return the folders of ranks that have begun to record directly into this folder, in no particular order."""
     of_ranks = (path for path in folder.glob("rank_*") if path.name.removeprefix("rank_").isdecimal())
     return [path for path in of_ranks if any((path / log).exists() for log in _LOGS)]

@@ -20,15 +20,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from overlapscope.trace.clock import LEAST_WANDER, ClockMap, Fix, OffsetBounds, fix
-from overlapscope.trace.entering import entered_ns
-from overlapscope.trace.turns import turns
+from overlapscope.trace.clock import MIN_WANDER, ClockMap, Fix, OffsetBounds, compute_fix
+from overlapscope.trace.entering import compute_arrival_ns
+from overlapscope.trace.turns import occurrence_index
 
 _Int64s = npt.NDArray[np.int64]
 
 _MATCH: Final = ["peers", "model", "step", "bucket", "turn"]
 _NEVER: Final = np.iinfo(np.int64).min
-_MOST_FIXES: Final = 64
+_MAX_FIXES: Final = 64
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,7 +49,7 @@ class Violation:
     early_ns: int
 
 
-def all_reduces_by_clock(
+def group_all_reduces_by_clock(
     collectives: pd.DataFrame, clocks: Mapping[int, str], peers: Mapping[int, str]
 ) -> dict[str, pd.DataFrame]:
     """Return the latest arrival and the earliest end of each shared all-reduce, by clock.
@@ -62,38 +62,40 @@ def all_reduces_by_clock(
     # The members of a rank's other process groups are unknown.
     wanted = ((collectives["op"] == "all_reduce") & (collectives["group"] == 0)).to_numpy()
     columns = {name: collectives[name].to_numpy()[wanted] for name in ("rank", "model", "step", "bucket")}
-    columns["turn"] = _turns(columns["rank"], columns["step"], columns["model"], columns["bucket"])
-    columns["arrival_ns"] = entered_ns(collectives)[wanted]
+    columns["turn"] = _count_occurrences(columns["rank"], columns["step"], columns["model"], columns["bucket"])
+    columns["arrival_ns"] = compute_arrival_ns(collectives)[wanted]
     columns["end_ns"] = collectives["end_ns"].to_numpy(np.int64, na_value=_NEVER)[wanted]
     has_ended = columns["end_ns"] != _NEVER
-    ranks, place = np.unique(columns["rank"], return_inverse=True)
-    number = np.array([_number_of(peers[rank]) for rank in ranks.tolist()], dtype=np.int64)
-    columns["peers"] = number[place]
+    ranks, rank_index = np.unique(columns["rank"], return_inverse=True)
+    number = np.array([_hash_peers(peers[rank]) for rank in ranks.tolist()], dtype=np.int64)
+    columns["peers"] = number[rank_index]
     names, clock = np.unique([clocks[rank] for rank in ranks.tolist()], return_inverse=True)
     return {
-        str(name): _merged({key: column[of_clock] for key, column in columns.items()})
+        str(name): _merge_equal_keys({key: column[of_clock] for key, column in columns.items()})
         for at, name in enumerate(names)
-        if (of_clock := (clock[place] == at) & has_ended).any()
+        if (of_clock := (clock[rank_index] == at) & has_ended).any()
     }
 
 
-def joined_by_clock(parts: Iterable[Mapping[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
-    """Combine the results of ``all_reduces_by_clock`` of disjoint sets of ranks."""
+def merge_by_clock(parts: Iterable[Mapping[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
+    """Combine the results of ``group_all_reduces_by_clock`` of disjoint sets of ranks."""
     by_clock: dict[str, list[pd.DataFrame]] = {}
     for part in parts:
         for name, all_reduces in part.items():
             by_clock.setdefault(name, []).append(all_reduces)
     return {
-        name: found[0] if len(found) == 1 else _merged({str(key): _joined(found, str(key)) for key in found[0]})
+        name: found[0]
+        if len(found) == 1
+        else _merge_equal_keys({str(key): _concat_column(found, str(key)) for key in found[0]})
         for name, found in by_clock.items()
     }
 
 
-def _joined(tables: Sequence[pd.DataFrame], column: str) -> npt.NDArray[np.int64]:
+def _concat_column(tables: Sequence[pd.DataFrame], column: str) -> npt.NDArray[np.int64]:
     return np.concatenate([table[column].to_numpy() for table in tables])
 
 
-def _merged(columns: Mapping[str, npt.NDArray[np.int64]]) -> pd.DataFrame:
+def _merge_equal_keys(columns: Mapping[str, npt.NDArray[np.int64]]) -> pd.DataFrame:
     """Return the latest arrival and the earliest end of rows that are equal in all columns of ``_MATCH``.
 
     If all ranks have the same keys in the same order, the columns are reshaped instead of grouped: keys ``a b a b a b``
@@ -101,9 +103,9 @@ def _merged(columns: Mapping[str, npt.NDArray[np.int64]]) -> pd.DataFrame:
     ``3 6``.
     """
     keys = [columns[name] for name in _MATCH]
-    again = np.flatnonzero(np.logical_and.reduce([key == key[:1] for key in keys]))
-    each = int(again[1]) if len(again) > 1 else len(keys[0])
-    if len(again) * each == len(keys[0]) and all(np.array_equal(key[each:], key[:-each]) for key in keys):
+    repeats = np.flatnonzero(np.logical_and.reduce([key == key[:1] for key in keys]))
+    each = int(repeats[1]) if len(repeats) > 1 else len(keys[0])
+    if len(repeats) * each == len(keys[0]) and all(np.array_equal(key[each:], key[:-each]) for key in keys):
         # All ranks did the same in the same order, as they should.
         table = pd.DataFrame({name: key[:each] for name, key in zip(_MATCH, keys, strict=True)})
         arrival_ns, end_ns = (columns[name].reshape(-1, each) for name in ("arrival_ns", "end_ns"))
@@ -112,7 +114,7 @@ def _merged(columns: Mapping[str, npt.NDArray[np.int64]]) -> pd.DataFrame:
     return rows.groupby(_MATCH, as_index=False, sort=False).agg({"arrival_ns": "max", "end_ns": "min"})
 
 
-def _turns(rank: _Int64s, step: _Int64s, model: _Int64s, bucket: _Int64s) -> _Int64s:
+def _count_occurrences(rank: _Int64s, step: _Int64s, model: _Int64s, bucket: _Int64s) -> _Int64s:
     """Count how many all-reduces of the same bucket in the same step a rank has launched before each row."""
     columns = rank, step, model, bucket
     is_equal = np.ones(max(0, len(rank) - 1), dtype=bool)
@@ -120,15 +122,15 @@ def _turns(rank: _Int64s, step: _Int64s, model: _Int64s, bucket: _Int64s) -> _In
     for column in columns:
         ascends |= is_equal & (column[1:] > column[:-1])
         is_equal &= column[1:] == column[:-1]
-    return np.zeros(len(rank), dtype=np.int64) if ascends.all() else turns(*columns)
+    return np.zeros(len(rank), dtype=np.int64) if ascends.all() else occurrence_index(*columns)
 
 
-def _number_of(peers: str) -> int:
+def _hash_peers(peers: str) -> int:
     """Hash a key of peers to a number that is the same in every process."""
     return int.from_bytes(sha256(peers.encode()).digest()[:7])
 
 
-def bounds_between(by_clock: Mapping[str, pd.DataFrame], clock: str, reference: str) -> CollectiveBounds | None:
+def compute_offset_bounds(by_clock: Mapping[str, pd.DataFrame], clock: str, reference: str) -> CollectiveBounds | None:
     """Return bounds on the reference clock minus another clock, from all-reduces of both; None if there are none."""
     if clock not in by_clock or reference not in by_clock:
         return None
@@ -146,7 +148,7 @@ def bounds_between(by_clock: Mapping[str, pd.DataFrame], clock: str, reference: 
     return CollectiveBounds(bounds=bounds, all_reduces=both[["step", "bucket"]])
 
 
-def worst_violation(clock: ClockMap, seen: CollectiveBounds) -> Violation | None:
+def find_worst_violation(clock: ClockMap, seen: CollectiveBounds) -> Violation | None:
     """Return the all-reduce that contradicts a map the most; None if none does."""
     bounds = seen.bounds
     below = bounds.low_ns - clock.offset_at(bounds.low_at_ns) - clock.error_at(bounds.low_at_ns)
@@ -159,13 +161,13 @@ def worst_violation(clock: ClockMap, seen: CollectiveBounds) -> Violation | None
     return Violation(step=int(step), bucket=int(bucket), early_ns=int(np.ceil(early_ns[worst])))
 
 
-def fixes_of(seen: CollectiveBounds) -> list[Fix]:
+def compute_fixes(seen: CollectiveBounds) -> list[Fix]:
     """Compute offsets along the recording from its all-reduces alone; none if these contradict each other."""
-    parts = np.array_split(np.arange(len(seen.bounds.low_ns)), min(_MOST_FIXES, len(seen.bounds.low_ns)))
-    fixes = [found for part in parts if (found := fix(seen.bounds.part(part))) is not None]
+    parts = np.array_split(np.arange(len(seen.bounds.low_ns)), min(_MAX_FIXES, len(seen.bounds.low_ns)))
+    fixes = [found for part in parts if (found := compute_fix(seen.bounds.part(part))) is not None]
     if len(fixes) < len(parts):
         return []
-    low_ns, high_ns = _bounds_of(fixes).at([each.own_ns for each in fixes])
+    low_ns, high_ns = _bounds_from_fixes(fixes).at([each.own_ns for each in fixes])
     if np.any(low_ns > high_ns):
         return []
     return [
@@ -174,7 +176,7 @@ def fixes_of(seen: CollectiveBounds) -> list[Fix]:
     ]
 
 
-def tightened(clock: ClockMap, fixes: Sequence[Fix]) -> ClockMap:
+def tighten_map(clock: ClockMap, fixes: Sequence[Fix]) -> ClockMap:
     """Narrow a map to the bounds that all-reduces set, where these are tighter than its error.
 
     Example: offset 1010 ± 50 allows 960 to 1060; all-reduces allow 970 to 1000 at that moment. The result is the middle
@@ -182,10 +184,10 @@ def tightened(clock: ClockMap, fixes: Sequence[Fix]) -> ClockMap:
     """
     own_ns = np.union1d(clock.own_ns, [each.own_ns for each in fixes])
     offset_ns, error_ns = clock.offset_at(own_ns), clock.error_at(own_ns)
-    low_ns, high_ns = _bounds_of(fixes).at(own_ns)
-    bent_ns = LEAST_WANDER * np.diff([each.own_ns for each in fixes]).max(initial=0)
-    low = np.maximum(low_ns - bent_ns, offset_ns - error_ns)
-    high = np.minimum(high_ns + bent_ns, offset_ns + error_ns)
+    low_ns, high_ns = _bounds_from_fixes(fixes).at(own_ns)
+    bend_error_ns = MIN_WANDER * np.diff([each.own_ns for each in fixes]).max(initial=0)
+    low = np.maximum(low_ns - bend_error_ns, offset_ns - error_ns)
+    high = np.minimum(high_ns + bend_error_ns, offset_ns + error_ns)
     is_less = (high - low < 2 * error_ns) & (low <= high)
     return ClockMap(
         own_ns=own_ns,
@@ -194,6 +196,6 @@ def tightened(clock: ClockMap, fixes: Sequence[Fix]) -> ClockMap:
     )
 
 
-def _bounds_of(fixes: Sequence[Fix]) -> OffsetBounds:
+def _bounds_from_fixes(fixes: Sequence[Fix]) -> OffsetBounds:
     own_ns, low_ns, high_ns = np.array([(each.own_ns, each.low_ns, each.high_ns) for each in fixes]).T
     return OffsetBounds(low_at_ns=own_ns, low_ns=low_ns, high_at_ns=own_ns, high_ns=high_ns)

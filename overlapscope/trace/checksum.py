@@ -13,25 +13,25 @@ from collections.abc import Mapping
 from typing import Any, Final
 from zlib import crc32
 
-KEY: Final = "crc32"
+CHECKSUM_KEY: Final = "crc32"
 _NO_DIGITS: Final = b"00000000"
 _CHECKSUM: Final = re.compile(rb'"crc32": ?"(.{8})"\s*\}\s*\Z', re.DOTALL)
 _PAGE_CHECKSUM_BYTES: Final = 4
 
 
-def json_line(content: Mapping[str, Any]) -> str:
+def dump_json_line(content: Mapping[str, Any]) -> str:
     """Serialize a line of a ``.jsonl`` file, with its checksum and line end."""
     text = json.dumps(_without_checksum(content), separators=(",", ":"))
-    return _with_checksum(text[:-1] + f',"{KEY}":"00000000"}}') + "\n"
+    return _with_checksum(text[:-1] + f',"{CHECKSUM_KEY}":"00000000"}}') + "\n"
 
 
-def json_text(content: Mapping[str, Any]) -> str:
+def dump_json_text(content: Mapping[str, Any]) -> str:
     """Serialize a JSON file that people read too: indented and sorted by key, with its checksum."""
     text = json.dumps(_without_checksum(content), indent=1, sort_keys=True)
-    return _with_checksum(text.removesuffix("\n}") + f',\n "{KEY}": "00000000"\n}}') + "\n"
+    return _with_checksum(text.removesuffix("\n}") + f',\n "{CHECKSUM_KEY}": "00000000"\n}}') + "\n"
 
 
-def read_json_text(data: bytes) -> Any:
+def parse_json_text(data: bytes) -> Any:
     """Parse a JSON text with or without a checksum, and drop the checksum.
 
     Raises:
@@ -51,7 +51,7 @@ def has_checksum(data: bytes) -> bool:
     return _CHECKSUM.search(data) is not None
 
 
-def with_page_checksum(page: bytes) -> bytes:
+def add_page_checksum(page: bytes) -> bytes:
     """Return a header page with its checksum in the last bytes, which must be unused."""
     content = page[:-_PAGE_CHECKSUM_BYTES]
     return content + crc32(content).to_bytes(_PAGE_CHECKSUM_BYTES, "little")
@@ -64,11 +64,11 @@ def is_page_intact(page: bytes, *, has_checksum: bool) -> bool:
         has_checksum: true if the page's version has a checksum; older versions have zeros in its place.
     """
     is_without = not has_checksum and not any(page[-_PAGE_CHECKSUM_BYTES:])
-    return is_without or with_page_checksum(page) == page
+    return is_without or add_page_checksum(page) == page
 
 
 def _without_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in content.items() if key != KEY}
+    return {key: value for key, value in content.items() if key != CHECKSUM_KEY}
 
 
 def _with_checksum(text: str) -> str:

@@ -4,7 +4,7 @@ An observation doesn't give the offset (reference clock minus own clock), it bou
 answered at reference time a, and received at r shows that the offset was at most a - s at s, and at least a - r at r.
 Bounds that were taken close together are intersected into a *fix*: an offset whose error is half the remaining width.
 Between fixes the map is linear; so is the true offset as far as the clocks' rates are constant. The only assumptions
-about clocks are ``MOST_DRIFT`` and ``LEAST_WANDER``.
+about clocks are ``MAX_DRIFT`` and ``MIN_WANDER``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import numpy.typing as npt
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-MOST_DRIFT: Final = 200e-6
+MAX_DRIFT: Final = 200e-6
 """Largest difference in rate between two clocks: quartz is accurate to within 100 ppm."""
-LEAST_WANDER: Final = 0.1e-6
+MIN_WANDER: Final = 0.1e-6
 """Least change of the difference of two rates from one fix to the next; larger where the fixes show it."""
 
-_POOR: Final = 3
+_POOR_FACTOR: Final = 3
 """Multiple of the median width above which a fix counts as poor."""
 _HORIZON_NS: Final = 30 * 24 * 3600 * 10**9
 """How far maps extend before the first fix and after the last."""
@@ -56,7 +56,7 @@ class OffsetBounds:
         )
 
 
-def bounds_of_pings(pings: Sequence[Sequence[int]]) -> OffsetBounds:
+def bounds_from_pings(pings: Sequence[Sequence[int]]) -> OffsetBounds:
     """Return the bounds that pings set.
 
     Args:
@@ -77,7 +77,7 @@ class Fix:
     high_ns: int
 
 
-def fix(bounds: OffsetBounds) -> Fix | None:
+def compute_fix(bounds: OffsetBounds) -> Fix | None:
     """Compute the fix from bounds taken close together; None if they contradict each other.
 
     Example: ping 1 is sent at 0, answered at 1030, received at 100; ping 2 is sent at 200, answered at 1240, received
@@ -90,10 +90,12 @@ def fix(bounds: OffsetBounds) -> Fix | None:
     return Fix(own_ns=own_ns, low_ns=low_ns, high_ns=high_ns) if low_ns <= high_ns else None
 
 
-def without_poor(fixes: Sequence[Fix]) -> list[Fix]:
+def drop_poor_fixes(fixes: Sequence[Fix]) -> list[Fix]:
     """Drop fixes taken while the network or a host was busy: lines between the others are more accurate."""
     widths_ns = [each.high_ns - each.low_ns for each in fixes]
-    return [each for each, width_ns in zip(fixes, widths_ns, strict=True) if width_ns <= _POOR * np.median(widths_ns)]
+    return [
+        each for each, width_ns in zip(fixes, widths_ns, strict=True) if width_ns <= _POOR_FACTOR * np.median(widths_ns)
+    ]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -116,7 +118,7 @@ class ClockMap:
         return cls(own_ns=np.zeros(1, np.int64), offset_ns=np.array([offset_ns]), error_ns=np.array([error_ns]))
 
     @classmethod
-    def through(cls, fixes: Sequence[Fix]) -> ClockMap:
+    def from_fixes(cls, fixes: Sequence[Fix]) -> ClockMap:
         """Return a map of straight lines between fixes, continued beyond them with the drift that they show.
 
         Raises:
@@ -128,14 +130,14 @@ class ClockMap:
         own_ns, low_ns, high_ns = np.array([(each.own_ns, each.low_ns, each.high_ns) for each in by_time]).T
         offset_ns = (low_ns + high_ns) // 2
         error_ns = (high_ns - low_ns) / 2 + 1  # 1 for rounding
-        wander = _wander(own_ns, offset_ns, error_ns)
-        before, growth_before = _drift_beyond(own_ns, offset_ns, error_ns, wander, end=0)
-        after, growth_after = _drift_beyond(own_ns, offset_ns, error_ns, wander, end=-1)
+        wander = _estimate_wander(own_ns, offset_ns, error_ns)
+        before, growth_before = _extrapolate_drift(own_ns, offset_ns, error_ns, wander, end=0)
+        after, growth_after = _extrapolate_drift(own_ns, offset_ns, error_ns, wander, end=-1)
 
         # If the rates change between two fixes, the true offset bends away from the line, most in the middle.
         gap_ns = np.diff(own_ns)
         middle_ns = own_ns[:-1] + gap_ns // 2
-        bent_ns = np.interp(middle_ns - own_ns[0], own_ns - own_ns[0], error_ns) + wander * gap_ns / 2
+        bend_error_ns = np.interp(middle_ns - own_ns[0], own_ns - own_ns[0], error_ns) + wander * gap_ns / 2
         knots_ns = np.concatenate([own_ns, middle_ns, [own_ns[0] - _HORIZON_NS, own_ns[-1] + _HORIZON_NS]])
         offsets_ns = np.concatenate(
             [
@@ -147,7 +149,7 @@ class ClockMap:
         errors_ns = np.concatenate(
             [
                 error_ns,
-                bent_ns,
+                bend_error_ns,
                 [error_ns[0] + growth_before * _HORIZON_NS, error_ns[-1] + growth_after * _HORIZON_NS],
             ]
         )
@@ -156,13 +158,13 @@ class ClockMap:
 
     def offset_at(self, own_ns: npt.ArrayLike) -> Int64s:
         """Return the offset (other clock minus this one) at times of this clock."""
-        return self.offset_ns[0] + np.rint(self._interpolated(own_ns, self.offset_ns - self.offset_ns[0])).astype(
+        return self.offset_ns[0] + np.rint(self._interpolate(own_ns, self.offset_ns - self.offset_ns[0])).astype(
             np.int64
         )
 
     def error_at(self, own_ns: npt.ArrayLike) -> Floats:
         """Return the maximum error of the offset at times of this clock."""
-        return self._interpolated(own_ns, self.error_ns)
+        return self._interpolate(own_ns, self.error_ns)
 
     def error_over(self, begin_ns: int, end_ns: int) -> float:
         """Return the largest error in a time span of this clock."""
@@ -177,7 +179,7 @@ class ClockMap:
         """Return the map from the other clock to this one."""
         return ClockMap(own_ns=self.own_ns + self.offset_ns, offset_ns=-self.offset_ns, error_ns=self.error_ns)
 
-    def then(self, onward: ClockMap) -> ClockMap:
+    def compose(self, onward: ClockMap) -> ClockMap:
         """Return the composition of this map and a map from the other clock to a third one."""
         own_ns = np.union1d(self.own_ns, self.inverse()(onward.own_ns))
         between_ns = self(own_ns)
@@ -187,7 +189,7 @@ class ClockMap:
             error_ns=self.error_at(own_ns) + onward.error_at(between_ns),
         )
 
-    def _interpolated(self, own_ns: npt.ArrayLike, values: npt.NDArray[Any]) -> Floats:
+    def _interpolate(self, own_ns: npt.ArrayLike, values: npt.NDArray[Any]) -> Floats:
         # Differences are exact as float64; times since 1970 are not.
         since = np.asarray(own_ns, dtype=np.int64) - self.own_ns[0]
         return np.asarray(np.interp(since, self.own_ns - self.own_ns[0], values))
@@ -195,18 +197,18 @@ class ClockMap:
 
 def _drift_ns(distance_ns: Int64s) -> Int64s:
     """Return by how much an offset may change over a time span, rounded up."""
-    return np.ceil(np.abs(distance_ns) * MOST_DRIFT).astype(np.int64)
+    return np.ceil(np.abs(distance_ns) * MAX_DRIFT).astype(np.int64)
 
 
-def _wander(own_ns: Int64s, offset_ns: Int64s, error_ns: Floats) -> float:
+def _estimate_wander(own_ns: Int64s, offset_ns: Int64s, error_ns: Floats) -> float:
     """Return by how much the drift changes from fix to fix, as far as errors don't explain it."""
     gap_ns = np.diff(own_ns)
     drift, uncertainty = np.diff(offset_ns) / gap_ns, (error_ns[1:] + error_ns[:-1]) / gap_ns
     excess = np.abs(np.diff(drift)) - (uncertainty[1:] + uncertainty[:-1])
-    return LEAST_WANDER + max(0.0, float(excess.max(initial=0.0)))
+    return MIN_WANDER + max(0.0, float(excess.max(initial=0.0)))
 
 
-def _drift_beyond(
+def _extrapolate_drift(
     own_ns: Int64s, offset_ns: Int64s, error_ns: Floats, wander: float, *, end: int
 ) -> tuple[float, float]:
     """Return the drift before the first fix or after the last (``end`` 0 or -1), and its error.
@@ -216,10 +218,10 @@ def _drift_beyond(
     """
     gap_ns = np.delete(own_ns - own_ns[end], end)
     if not len(gap_ns):
-        return 0.0, MOST_DRIFT
+        return 0.0, MAX_DRIFT
     fixes_apart = np.arange(1, len(gap_ns) + 1) if end == 0 else np.arange(len(gap_ns), 0, -1)
     error = (np.delete(error_ns, end) + error_ns[end]) / np.abs(gap_ns) + wander * fixes_apart
     best = int(np.argmin(error))
     drift = float(np.delete(offset_ns - offset_ns[end], end)[best] / gap_ns[best])
-    low, high = max(drift - error[best], -MOST_DRIFT), min(drift + error[best], MOST_DRIFT)
+    low, high = max(drift - error[best], -MAX_DRIFT), min(drift + error[best], MAX_DRIFT)
     return ((low + high) / 2, (high - low) / 2) if low < high else (drift, float(error[best]))

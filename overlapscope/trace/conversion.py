@@ -11,25 +11,25 @@ from typing import Final
 import pandas as pd
 
 from overlapscope.trace import store
-from overlapscope.trace.alignment import all_reduces_of
-from overlapscope.trace.assembly import assemble
-from overlapscope.trace.causality import joined_by_clock
-from overlapscope.trace.draft import Converted, draft_beside, forget_parts, keep, kept
+from overlapscope.trace.alignment import collect_all_reduces
+from overlapscope.trace.assembly import assemble_shards
+from overlapscope.trace.causality import merge_by_clock
+from overlapscope.trace.draft import ConvertedShards, checkpoint_shard, drop_checkpoints, load_checkpoint, staging_dir
 from overlapscope.trace.folders import read_json
 from overlapscope.trace.format import EVENTS_FILE, RANK_FILE, RECORD_BYTES
-from overlapscope.trace.log import Problem, bytes_to_read, first_and_newest_step
-from overlapscope.trace.part import Part, read_parts
+from overlapscope.trace.log import Problem, count_record_bytes, read_step_bounds
+from overlapscope.trace.part import Shard, read_shards
 from overlapscope.trace.table_file import TableFile
 from overlapscope.trace.tables import TABLES
 from overlapscope.workers import Workers
 
-_RECORDS_OF_PART: Final = 4_000_000
-_RECORDS_OF_RANGE: Final = 8_000_000
+_RECORDS_PER_SHARD: Final = 4_000_000
+_RECORDS_PER_RANGE: Final = 8_000_000
 """Number of records that one process holds at once; with everything computed from them that takes a gigabyte."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class Partition:
     """Partition of a recording into shards of ranks and ranges of steps."""
 
     parts: list[dict[int, Path]]
@@ -39,7 +39,7 @@ class Cut:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Task:
+class _ShardTask:
     number: int
     folders: dict[int, Path]
     draft: Path
@@ -47,7 +47,7 @@ class _Task:
     compares_clocks: bool
 
 
-def cut(folders: Mapping[int, Path]) -> Cut:
+def partition_recording(folders: Mapping[int, Path]) -> Partition:
     """Partition a recording such that each shard, and each range of steps, has a few million records.
 
     Example: 20 million records of steps 0 to 99 make 3 ranges of 34 steps, which end before steps 34 and 68, and a last
@@ -57,28 +57,28 @@ def cut(folders: Mapping[int, Path]) -> Cut:
     records = total = 0
     steps: list[int] = []
     for rank, folder in folders.items():
-        own = bytes_to_read(folder / EVENTS_FILE) // RECORD_BYTES
-        if parts[-1] and records + own > _RECORDS_OF_PART:
+        own = count_record_bytes(folder / EVENTS_FILE) // RECORD_BYTES
+        if parts[-1] and records + own > _RECORDS_PER_SHARD:
             parts.append({})
             records = 0
         parts[-1][rank] = folder
         records += own
         total += own
-    if total > _RECORDS_OF_RANGE:
-        steps = first_and_newest_step(next(iter(folders.values())) / EVENTS_FILE)
+    if total > _RECORDS_PER_RANGE:
+        steps = read_step_bounds(next(iter(folders.values())) / EVENTS_FILE)
     if not steps:
-        return Cut(parts=parts, between=[])
-    first, newest = steps
-    ranges = math.ceil(total / _RECORDS_OF_RANGE)
-    each = max(3, math.ceil((newest + 1 - first) / ranges))
-    return Cut(parts=parts, between=list(range(first + each, newest, each)))
+        return Partition(parts=parts, between=[])
+    first, latest = steps
+    ranges = math.ceil(total / _RECORDS_PER_RANGE)
+    each = max(3, math.ceil((latest + 1 - first) / ranges))
+    return Partition(parts=parts, between=list(range(first + each, latest, each)))
 
 
-def convert(
+def convert_recording(
     path: Path,
     folders: Mapping[int, Path],
     fingerprint: str,
-    plan: Cut,
+    plan: Partition,
     workers: Workers,
     progress: Callable[[int, int], None] | None,
 ) -> None:
@@ -92,50 +92,52 @@ def convert(
         OverlapScopeError: no rank can be read.
     """
     compares_clocks = len({read_json(folder / RANK_FILE, []).get("boot_id") for folder in folders.values()}) > 1
-    with draft_beside(path, f"{fingerprint} {[sorted(part) for part in plan.parts]} {plan.between}") as draft:
+    with staging_dir(path, f"{fingerprint} {[sorted(part) for part in plan.parts]} {plan.between}") as draft:
         tasks = [
-            _Task(number=number, folders=part, draft=draft, between=plan.between, compares_clocks=compares_clocks)
+            _ShardTask(number=number, folders=part, draft=draft, between=plan.between, compares_clocks=compares_clocks)
             for number, part in enumerate(plan.parts)
         ]
-        found = {task.number: part for task in tasks if (part := kept(draft, task.number)) is not None}
+        found = {task.number: part for task in tasks if (part := load_checkpoint(draft, task.number)) is not None}
         left = [task for task in tasks if task.number not in found]
         done = len(folders) - sum(len(task.folders) for task in left)
         if progress:
             progress(done, len(folders))
-        for place, converted in workers.map(_convert, left):
-            found[left[place].number] = converted
-            done += len(left[place].folders)
+        for index, converted in workers.map(_convert, left):
+            found[left[index].number] = converted
+            done += len(left[index].folders)
             if progress:
                 progress(done, len(folders))
         in_order = [found[number] for number in range(len(tasks))]
-        assembled = assemble(
+        assembled = assemble_shards(
             folders,
             [part for each in in_order for part in each.parts],
-            joined_by_clock(each.by_clock for each in in_order),
+            merge_by_clock(each.by_clock for each in in_order),
             [problem for each in in_order for problem in each.problems],
         )
         files = [each.files for each in in_order]
-        forget_parts(draft)
-        store.finish(draft, path, fingerprint, assembled.whole, assembled.run, assembled.problems, plan.between, files)
+        drop_checkpoints(draft)
+        store.publish_tables(
+            draft, path, fingerprint, assembled.unsplit, assembled.run, assembled.problems, plan.between, files
+        )
 
 
-def _convert(task: _Task) -> Converted:
+def _convert(task: _ShardTask) -> ConvertedShards:
     problems: list[Problem] = []
-    parts = list(read_parts(task.folders, problems))
+    parts = list(read_shards(task.folders, problems))
     files: dict[str, TableFile] = {}
     by_clock: dict[str, pd.DataFrame] = {}
     if parts:
-        tables = joined_tables(parts)
-        files = store.write_part(task.draft, task.number, tables, task.between)
+        tables = concat_tables(parts)
+        files = store.write_shard(task.draft, task.number, tables, task.between)
         if task.compares_clocks:
-            by_clock = all_reduces_of([clock for part in parts for clock in part.clocks], tables["collectives"])
+            by_clock = collect_all_reduces([clock for part in parts for clock in part.clocks], tables["collectives"])
     without = [replace(part, tables={}) for part in parts]
-    converted = Converted(parts=without, files=files, problems=problems, by_clock=by_clock)
-    keep(task.draft, task.number, converted)
+    converted = ConvertedShards(parts=without, files=files, problems=problems, by_clock=by_clock)
+    checkpoint_shard(task.draft, task.number, converted)
     return converted
 
 
-def joined_tables(parts: list[Part]) -> dict[str, pd.DataFrame]:
+def concat_tables(parts: list[Shard]) -> dict[str, pd.DataFrame]:
     """Concatenate the event tables of several shards."""
     if len(parts) == 1:
         return {name: parts[0].tables[name] for name in TABLES}

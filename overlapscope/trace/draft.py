@@ -16,21 +16,21 @@ from zlib import crc32
 import pandas as pd
 
 from overlapscope.trace.alignment import RankClock
-from overlapscope.trace.checksum import json_text, read_json_text
+from overlapscope.trace.checksum import dump_json_text, parse_json_text
 from overlapscope.trace.log import Problem
-from overlapscope.trace.own_files import DRAFT_PREFIX, locked, remove_drafts
-from overlapscope.trace.part import Part
-from overlapscope.trace.store import part_file
-from overlapscope.trace.table_file import TableFile, read_whole
+from overlapscope.trace.own_files import STAGING_PREFIX, remove_stale_staging_dirs, try_lock
+from overlapscope.trace.part import Shard
+from overlapscope.trace.store import shard_file
+from overlapscope.trace.table_file import TableFile, read_table_file
 
-_PARTS_FOLDER: Final = "parts"
+_CHECKPOINT_FOLDER: Final = "parts"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Converted:
+class ConvertedShards:
     """Data of some ranks whose event tables are on disk."""
 
-    parts: list[Part]
+    parts: list[Shard]
     """Shards without their event tables."""
     files: dict[str, TableFile]
     problems: list[Problem]
@@ -39,7 +39,7 @@ class Converted:
 
 
 @contextmanager
-def draft_beside(path: Path, made_from: str | None = None) -> Iterator[Path]:
+def staging_dir(path: Path, source_fingerprint: str | None = None) -> Iterator[Path]:
     """Create a staging directory for tables; it is removed on exit unless it has been renamed.
 
     Abandoned staging directories are removed.
@@ -51,50 +51,52 @@ def draft_beside(path: Path, made_from: str | None = None) -> Iterator[Path]:
     Raises:
         OSError: the recording's folder can't be written.
     """
-    name = None if made_from is None else DRAFT_PREFIX + sha256(made_from.encode()).hexdigest()[:16]
-    remove_drafts(path, but=name)
-    draft = lock = None
+    name = None if source_fingerprint is None else STAGING_PREFIX + sha256(source_fingerprint.encode()).hexdigest()[:16]
+    remove_stale_staging_dirs(path, except_name=name)
+    staging = lock = None
     if name is not None:
-        draft = path / name
-        draft.mkdir(mode=0o700, exist_ok=True)
-        lock = locked(draft)
-    if draft is None or lock is None:  # another process writes the same tables
-        draft = Path(tempfile.mkdtemp(prefix=DRAFT_PREFIX, dir=path))
-        lock = locked(draft)
+        staging = path / name
+        staging.mkdir(mode=0o700, exist_ok=True)
+        lock = try_lock(staging)
+    if staging is None or lock is None:  # another process writes the same tables
+        staging = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=path))
+        lock = try_lock(staging)
     is_interrupted = False
     try:
-        yield draft
+        yield staging
     except (KeyboardInterrupt, SystemExit):
-        is_interrupted = made_from is not None
+        is_interrupted = source_fingerprint is not None
         raise
     finally:
         if not is_interrupted:
-            shutil.rmtree(draft, ignore_errors=True)
+            shutil.rmtree(staging, ignore_errors=True)
         if lock is not None:
             os.close(lock)
 
 
-def keep(draft: Path, number: int, converted: Converted) -> None:
+def checkpoint_shard(staging: Path, number: int, converted: ConvertedShards) -> None:
     """Checkpoint a shard whose event tables are written.
 
     Raises:
         OSError: it can't be written.
     """
-    folder = draft / _PARTS_FOLDER
+    folder = staging / _CHECKPOINT_FOLDER
     folder.mkdir(exist_ok=True)
     parts = [
         {
             "clocks": [asdict(clock) for clock in part.clocks],
             "run": part.run,
             "plans": list(part.plans),
-            "ranks": _write(part.ranks, folder, f"{number:04}-{place}-ranks"),
-            "whole": {name: _write(table, folder, f"{number:04}-{place}-{name}") for name, table in part.whole.items()},
+            "ranks": _write(part.ranks, folder, f"{number:04}-{index}-ranks"),
+            "whole": {
+                name: _write(table, folder, f"{number:04}-{index}-{name}") for name, table in part.unsplit.items()
+            },
         }
-        for place, part in enumerate(converted.parts)
+        for index, part in enumerate(converted.parts)
     ]
     by_clock = {
-        name: _write(table, folder, f"{number:04}-clock-{place}")
-        for place, (name, table) in enumerate(converted.by_clock.items())
+        name: _write(table, folder, f"{number:04}-clock-{index}")
+        for index, (name, table) in enumerate(converted.by_clock.items())
     }
     content = {
         "parts": parts,
@@ -103,18 +105,20 @@ def keep(draft: Path, number: int, converted: Converted) -> None:
         "by_clock": [[name, file] for name, file in by_clock.items()],
     }
     unfinished = folder / f"{number:04}.json.part"
-    unfinished.write_text(json_text(content), encoding="utf-8")
-    unfinished.rename(_file_of(draft, number))
+    unfinished.write_text(dump_json_text(content), encoding="utf-8")
+    unfinished.rename(_checkpoint_path(staging, number))
 
 
-def kept(draft: Path, number: int) -> Converted | None:
+def load_checkpoint(staging: Path, number: int) -> ConvertedShards | None:
     """Load the checkpoint of a shard; None if there is none, or if it is incomplete."""
-    folder = draft / _PARTS_FOLDER
+    folder = staging / _CHECKPOINT_FOLDER
     try:
-        content = read_json_text(_file_of(draft, number).read_bytes())
-        return Converted(
-            parts=[_part_of(part, folder) for part in content["parts"]],
-            files={name: TableFile.of_json(part_file(name, number), file) for name, file in content["files"].items()},
+        content = parse_json_text(_checkpoint_path(staging, number).read_bytes())
+        return ConvertedShards(
+            parts=[_load_shard(part, folder) for part in content["parts"]],
+            files={
+                name: TableFile.from_json(shard_file(name, number), file) for name, file in content["files"].items()
+            },
             problems=[Problem(*problem) for problem in content["problems"]],
             by_clock={name: _read(file, folder) for name, file in content["by_clock"]},
         )
@@ -122,22 +126,22 @@ def kept(draft: Path, number: int) -> Converted | None:
         return None
 
 
-def forget_parts(draft: Path) -> None:
+def drop_checkpoints(staging: Path) -> None:
     """Remove the checkpoints, which only a resumed conversion needs: all shards are finished."""
-    shutil.rmtree(draft / _PARTS_FOLDER, ignore_errors=True)
+    shutil.rmtree(staging / _CHECKPOINT_FOLDER, ignore_errors=True)
 
 
-def _file_of(draft: Path, number: int) -> Path:
-    return draft / _PARTS_FOLDER / f"{number:04}.json"
+def _checkpoint_path(staging: Path, number: int) -> Path:
+    return staging / _CHECKPOINT_FOLDER / f"{number:04}.json"
 
 
-def _part_of(content: Any, folder: Path) -> Part:
-    return Part(
+def _load_shard(content: Any, folder: Path) -> Shard:
+    return Shard(
         ranks=_read(content["ranks"], folder),
         clocks=[RankClock(**clock) for clock in content["clocks"]],
         run=content["run"],
         tables={},
-        whole={name: _read(file, folder) for name, file in content["whole"].items()},
+        unsplit={name: _read(file, folder) for name, file in content["whole"].items()},
         plans={tuple(tuple(row) for row in rows) for rows in content["plans"]},
     )
 
@@ -150,4 +154,4 @@ def _write(table: pd.DataFrame, folder: Path, name: str) -> list[Any]:
 
 def _read(file: list[Any], folder: Path) -> pd.DataFrame:
     name, checksum = file
-    return read_whole(folder / Path(name).name, checksum)
+    return read_table_file(folder / Path(name).name, checksum)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pandas as pd
 
 
-def entered_ns(collectives: pd.DataFrame) -> npt.NDArray[np.int64]:
+def compute_arrival_ns(collectives: pd.DataFrame) -> npt.NDArray[np.int64]:
     """Return when each collective was both launched by the host and ready on its device, shape (N,).
 
     A host runs ahead of its device, by more than a step if nothing stops it, so the launch time alone says little. The

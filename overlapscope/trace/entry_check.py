@@ -15,7 +15,7 @@ _WEIGHTS: Final = np.arange(ENTRY_BYTES, 0, -1, dtype=np.float32)
 """Weight of each byte of an entry in the upper half of its Adler-32: its distance from the end. The upper half is the
 weighted sum plus the number of bytes (bytes 3, 5: 2 * 3 + 1 * 5 + 2 = 13); below 2**24, so exact as float32."""
 _WEIGHTS[_CHECK_AT : _CHECK_AT + 2] = 0
-_ADDED: Final = (
+_UNFINISHED_UPDATES: Final = (
     (("completed_ns",), FAILED),
     (("launched_ns",), 0),
     (("completed_ns", "launched_ns"), FAILED),
@@ -25,7 +25,7 @@ _ADDED: Final = (
 """Times and flags that may have been added to an entry since its check was last updated."""
 
 
-def checked(entries: Entries) -> tuple[Entries, npt.NDArray[np.bool_]]:
+def verify_entries(entries: Entries) -> tuple[Entries, npt.NDArray[np.bool_]]:
     """Return the entries in their last consistent state, and a mask of those that are intact.
 
     A process may die, be interrupted, or be read by others between an addition to an entry and the update of its check:
@@ -35,14 +35,14 @@ def checked(entries: Entries) -> tuple[Entries, npt.NDArray[np.bool_]]:
     if is_intact.all():
         return entries, is_intact
     entries = entries.copy()
-    for place in np.flatnonzero(~is_intact):
-        for times, flag in _ADDED:
-            before = entries[place : place + 1].copy()
+    for entry_index in np.flatnonzero(~is_intact):
+        for times, flag in _UNFINISHED_UPDATES:
+            before = entries[entry_index : entry_index + 1].copy()
             for name in times:
                 before[name] = 0
             before["flags"] &= ~np.uint8(flag)
             if _is_intact(before)[0]:
-                entries[place], is_intact[place] = before[0], True
+                entries[entry_index], is_intact[entry_index] = before[0], True
                 break
     return entries, is_intact
 

@@ -24,10 +24,10 @@ LIMIT_VARIABLE: Final = "OVERLAPSCOPE_LIMIT_MB"
 ON_INCIDENT_VARIABLE: Final = "OVERLAPSCOPE_ON_INCIDENT"
 """One of ``ON_INCIDENT``."""
 
-PATIENCE_VARIABLE: Final = "OVERLAPSCOPE_PATIENCE_S"
-"""Minimum stall in seconds before ``raise`` aborts a job that may only be slow. Not set: ``DEFAULT_PATIENCE_S``."""
+STALL_TIMEOUT_VARIABLE: Final = "OVERLAPSCOPE_STALL_TIMEOUT_S"
+"""Minimum stall in seconds before ``raise`` aborts a job that may only be slow. Not set: ``DEFAULT_STALL_TIMEOUT_S``."""
 
-DEFAULT_PATIENCE_S: Final = 120.0
+DEFAULT_STALL_TIMEOUT_S: Final = 120.0
 
 PROBE_VARIABLE: Final = "OVERLAPSCOPE_PROBE_BUCKETS"
 """``1``: try other bucket plans too, for a few steps each. Not set or ``0``: use only the script's own."""
@@ -45,18 +45,18 @@ DETAILS: Final[tuple[Detail, ...]] = ("buckets", "parameters")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recording:
+class RecordingOptions:
     """Recording options of a training process."""
 
     folder: Path
     detail: Detail
     limit_bytes: int
     on_incident: OnIncident
-    patience_s: float
+    stall_timeout_s: float
     probe_buckets: bool
 
 
-def recording_from_environment(trace: str | Path | None) -> Recording | None:
+def read_recording_options(trace: str | Path | None) -> RecordingOptions | None:
     """Return the recording options: into ``trace`` if the script names a folder, else from the environment.
 
     Returns:
@@ -77,23 +77,23 @@ def recording_from_environment(trace: str | Path | None) -> Recording | None:
     on_incident = os.environ.get(ON_INCIDENT_VARIABLE, ON_INCIDENT[0])
     if on_incident not in ON_INCIDENT:
         raise OverlapScopeError(f"{ON_INCIDENT_VARIABLE}={on_incident}: unknown; give one of {', '.join(ON_INCIDENT)}")
-    patience_s = os.environ.get(PATIENCE_VARIABLE)
-    if patience_s is not None and not patience_s.isdecimal():
-        raise OverlapScopeError(f"{PATIENCE_VARIABLE}={patience_s}: no time; give a whole number of seconds")
+    stall_timeout_s = os.environ.get(STALL_TIMEOUT_VARIABLE)
+    if stall_timeout_s is not None and not stall_timeout_s.isdecimal():
+        raise OverlapScopeError(f"{STALL_TIMEOUT_VARIABLE}={stall_timeout_s}: no time; give a whole number of seconds")
     probe = os.environ.get(PROBE_VARIABLE, "0")
     if probe not in ("0", "1"):
         raise OverlapScopeError(f"{PROBE_VARIABLE}={probe}: unknown; give 1 or 0")
-    return Recording(
+    return RecordingOptions(
         folder=Path(folder).absolute(),
         detail="parameters" if detail == "parameters" else "buckets",
         limit_bytes=DEFAULT_LIMIT_BYTES if limit_mb is None else int(limit_mb) * 1024**2,
         on_incident=next(known for known in ON_INCIDENT if known == on_incident),
-        patience_s=DEFAULT_PATIENCE_S if patience_s is None else float(patience_s),
+        stall_timeout_s=DEFAULT_STALL_TIMEOUT_S if stall_timeout_s is None else float(stall_timeout_s),
         probe_buckets=probe == "1",
     )
 
 
-def with_startup(environment: Mapping[str, str]) -> dict[str, str]:
+def add_startup_hook(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which every Python process that becomes a rank is recorded, whatever it runs."""
     package = importlib.util.find_spec("instrumented_ddp")  # found without an import, which would need torch
     folders = package.submodule_search_locations if package is not None else None

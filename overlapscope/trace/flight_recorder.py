@@ -18,7 +18,7 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.restricted_json import load_json
 from overlapscope.trace.restricted_pickle import load_pickle
 from overlapscope.trace.untrusted_file import read_bytes
-from overlapscope.trace.user_code import is_users_file
+from overlapscope.trace.user_code import is_user_file
 
 _MAJOR_VERSION: Final = "2"
 _LONGEST_TEXT: Final = 1000
@@ -28,7 +28,7 @@ _MOST_RANKS: Final = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frame:
+class SourceFrame:
     """Source line of a stack frame."""
 
     file: str
@@ -62,7 +62,7 @@ class DumpEntry:
     """Wall clock time."""
     started_ns: int | None = None
     completed_ns: int | None = None
-    call_site: Frame | None = None
+    call_site: SourceFrame | None = None
     """Innermost line of the user's code; None in JSON dumps and for launches from autograd's own threads."""
 
 
@@ -80,7 +80,7 @@ class Dump:
     """Ranks of the groups that the file lists, by group name."""
     entries: tuple[DumpEntry, ...]
     """Entries in launch order."""
-    is_of_torchcomms: bool = False
+    is_from_torchcomms: bool = False
     """True if the dump is from torchcomms, with its sequence numbers converted to those of PyTorch."""
     left_out: int = 0
     """Number of sends and receives that were dropped because their peers are unknown."""
@@ -128,7 +128,7 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._texts: dict[str, str] = {}
-        self._frames: dict[int, Frame | None] = {}  # by id: the stacks of a dump share most of their frames
+        self._frames: dict[int, SourceFrame | None] = {}  # by id: the stacks of a dump share most of their frames
 
     def members(self, config: Any) -> dict[str, tuple[int, ...]]:
         if not isinstance(config, dict):
@@ -141,7 +141,7 @@ class _Reader:
     def entries(self, listed: Any) -> tuple[DumpEntry, ...]:
         if not isinstance(listed, list):
             raise self._damaged("entries is not a list")
-        return tuple(self._entry(entry, place) for place, entry in enumerate(listed))
+        return tuple(self._entry(entry, index) for index, entry in enumerate(listed))
 
     def text(self, value: Any, name: str) -> str:
         """Return a text that is safe to print: no control characters, no line ends, limited length."""
@@ -160,8 +160,8 @@ class _Reader:
             raise self._damaged(f"{name} is not an integer")
         return value
 
-    def _entry(self, entry: Any, place: int) -> DumpEntry:
-        where = f"entry {place}"
+    def _entry(self, entry: Any, index: int) -> DumpEntry:
+        where = f"entry {index}"
         if not isinstance(entry, dict):
             raise self._damaged(f"{where} is not a dictionary")
         is_point_to_point = entry.get("is_p2p", False)
@@ -210,7 +210,7 @@ class _Reader:
             raise self._damaged(f"{name} of {where} is not a list of shapes")
         return tuple(tuple(self.integer(size, f"a size in {name} of {where}") for size in shape) for shape in shapes)
 
-    def _call_site(self, frames: list[Any], where: str) -> Frame | None:
+    def _call_site(self, frames: list[Any], where: str) -> SourceFrame | None:
         for frame in frames:  # innermost first
             if id(frame) not in self._frames:
                 self._frames[id(frame)] = self._frame(frame, where)
@@ -218,14 +218,16 @@ class _Reader:
                 return found
         return None
 
-    def _frame(self, frame: Any, where: str) -> Frame | None:
+    def _frame(self, frame: Any, where: str) -> SourceFrame | None:
         if not isinstance(frame, dict):
             raise self._damaged(f"a frame of {where} is not a dictionary")
         file = self.text(frame.get("filename", ""), f"filename of a frame of {where}")
-        if not is_users_file(file):
+        if not is_user_file(file):
             return None
         line = self.integer(frame.get("line", 0), f"line of a frame of {where}")
-        return Frame(file=file, line=line, function=self.text(frame.get("name", ""), f"name of a frame of {where}"))
+        return SourceFrame(
+            file=file, line=line, function=self.text(frame.get("name", ""), f"name of a frame of {where}")
+        )
 
     def _texts_of(self, entry: Mapping[Any, Any], name: str, where: str) -> tuple[str, ...]:
         return tuple(self.text(value, f"one of {name} of {where}") for value in self._list(entry, name, where))

@@ -9,7 +9,7 @@ from typing import Final
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.flight_recorder import Dump, read_dump
 from overlapscope.trace.log import Problem
-from overlapscope.trace.torchcomms import with_numbers_of_groups
+from overlapscope.trace.torchcomms import renumber_by_group
 
 _NAME: Final = re.compile(r"(?P<prefix>|.*?[^0-9])(?P<rank>[0-9]{1,9})(\.(json|pickle|pkl))?")
 """Name of a dump, such as ``trace_0``, ``nccl_trace_rank_12``, ``trace_0.json``."""
@@ -25,7 +25,7 @@ def holds_dumps(path: Path) -> bool:
     return any(map(_looks_like_a_dump, _numbered_files(path)))
 
 
-def read_all(path: Path) -> tuple[dict[int, Dump], list[Problem]]:
+def read_all_dumps(path: Path) -> tuple[dict[int, Dump], list[Problem]]:
     """Read the dump of each rank.
 
     If a rank has several, a pickle is preferred to JSON, which has no source lines.
@@ -45,11 +45,11 @@ def read_all(path: Path) -> tuple[dict[int, Dump], list[Problem]]:
         but = f"; {', '.join(others)} {'is none' if len(others) == 1 else 'are none'}" if others else ""
         raise OverlapScopeError(f"{path}: contains no Flight Recorder dump (such as trace_0, or trace_0.json){but}")
     dumps: dict[int, Dump] = {}
-    problems = [] if path.is_file() else _no_files(path, files)
+    problems = [] if path.is_file() else _report_unreadable(path, files)
     for file in sorted(files, key=lambda file: (file.suffix == ".json", file.name)):
         try:
-            dump = with_numbers_of_groups(read_dump(file))
-            rank = _rank_of(dump)
+            dump = renumber_by_group(read_dump(file))
+            rank = _determine_rank(dump)
         except OverlapScopeError as error:
             if len(files) == 1:
                 raise
@@ -99,7 +99,7 @@ def _dump_files(folder: Path) -> list[Path]:
     return [file for file in numbered if _prefix(file) in prefixes]
 
 
-def _no_files(folder: Path, files: list[Path]) -> list[Problem]:
+def _report_unreadable(folder: Path, files: list[Path]) -> list[Problem]:
     """Return problems for entries named like these dumps that are no readable files."""
     prefixes = {_prefix(file) for file in files}
     try:
@@ -107,10 +107,10 @@ def _no_files(folder: Path, files: list[Path]) -> list[Problem]:
     except OSError:
         return []
     alike = (each for each in others if _prefix(each) in prefixes)
-    return [Problem("error", f"{each}: {_what_it_is(each)}, and no dump") for each in alike]
+    return [Problem("error", f"{each}: {_describe_file_type(each)}, and no dump") for each in alike]
 
 
-def _what_it_is(path: Path) -> str:
+def _describe_file_type(path: Path) -> str:
     if path.is_symlink() and not path.exists():
         return "a link to nowhere"
     return "a folder" if path.is_dir() else "not a file"
@@ -133,7 +133,7 @@ def _looks_like_a_dump(file: Path) -> bool:
     )
 
 
-def _rank_of(dump: Dump) -> int:
+def _determine_rank(dump: Dump) -> int:
     match = _NAME.fullmatch(dump.path.name)
     if match:
         return int(match["rank"])

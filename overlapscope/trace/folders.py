@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.checksum import has_checksum, read_json_text
-from overlapscope.trace.format import ENDED_FILE, EVENTS_FILE, GROUP_PATTERN, POINT_TO_POINT_PATTERN, SEAL_FILE
+from overlapscope.trace.checksum import has_checksum, parse_json_text
+from overlapscope.trace.format import ENDED_FILE, EVENTS_FILE, GROUP_PATTERN, MANIFEST_FILE, POINT_TO_POINT_PATTERN
 from overlapscope.trace.log import Problem
 
 Row = TypeVar("Row")
@@ -52,31 +52,31 @@ def _rank_folders_in(path: Path) -> dict[int, Path]:
     raise OverlapScopeError(f"{path}: {what}; record a run with 'overlapscope record -o FOLDER -- torchrun ...'")
 
 
-def has_group_logs(folder: Path) -> bool:
+def has_collective_logs(folder: Path) -> bool:
     """Return whether a rank left a collective log, if only of sends and receives, as a parameter server does."""
     return any(next(folder.glob(pattern), None) for pattern in (GROUP_PATTERN, POINT_TO_POINT_PATTERN))
 
 
-def is_over(folder: Path) -> bool:
+def has_finished_recording(folder: Path) -> bool:
     """Return whether a rank has finished recording, so that nothing more will be written."""
-    return (folder / ENDED_FILE).exists() or (folder / SEAL_FILE).exists()
+    return (folder / ENDED_FILE).exists() or (folder / MANIFEST_FILE).exists()
 
 
-def expected_ranks_of(run: dict[str, Any]) -> tuple[int, ...]:
+def parse_expected_ranks(run: dict[str, Any]) -> tuple[int, ...]:
     """Return the ranks that train together, according to one rank's ``run.json``."""
     ranks = run.get("ranks")
     if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
         return tuple(ranks)
-    return ranks_of_world(run.get("world_size", 0))
+    return ranks_in_world(run.get("world_size", 0))
 
 
-def imported_from(run: dict[str, Any]) -> str | None:
+def read_import_source(run: dict[str, Any]) -> str | None:
     """Return the tool whose traces were converted to this recording; None if it was recorded."""
     imported = run.get("imported")
     return str(imported.get("from", "another tool")) if isinstance(imported, dict) else None
 
 
-def ranks_of_world(size: object) -> tuple[int, ...]:
+def ranks_in_world(size: object) -> tuple[int, ...]:
     """Return all ranks of a job of this size; none if the size is not plausible."""
     return tuple(range(size)) if isinstance(size, int) and size <= _MOST_RANKS else ()
 
@@ -84,7 +84,7 @@ def ranks_of_world(size: object) -> tuple[int, ...]:
 def read_json(path: Path, problems: list[Problem]) -> dict[str, Any]:
     """Read the JSON object in a small file; return an empty one and add a problem if it can't be read."""
     try:
-        content = read_json_text(path.read_bytes())
+        content = parse_json_text(path.read_bytes())
     except (OSError, ValueError) as error:
         problems.append(_unreadable(path, error))
         return {}
@@ -124,7 +124,7 @@ def read_checked_lines(path: Path, problems: list[Problem], rows_of: Callable[[A
     rows: list[Row] = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows += rows_of(read_json_text(line), has_checksum(line)) if line else ()
+            rows += rows_of(parse_json_text(line), has_checksum(line)) if line else ()
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             if number < len(lines):  # after the last line end there is nothing
                 problems.append(Problem("error", f"{path}: line {number} is damaged and skipped"))

@@ -50,10 +50,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.checksum import is_page_intact, json_text, with_page_checksum
+from overlapscope.trace.checksum import add_page_checksum, dump_json_text, is_page_intact
 
 FORMAT_VERSION: Final = 2
-FIRST_WITH_CHECKSUMS: Final = 2
+FIRST_VERSION_WITH_CHECKSUMS: Final = 2
 """First version of the event log, and of the collective log, with checksums."""
 MAGIC: Final = b"OVLSCOPE"
 HEADER_BYTES: Final = 4096
@@ -72,19 +72,19 @@ SIGNATURES_FILE: Final = "signatures.jsonl"
 GROUP_PATTERN: Final = "group_*.log"
 POINT_TO_POINT_PATTERN: Final = "p2p_*.log"
 PARAMETERS_FILE: Final = "parameters.jsonl"
-READY_PATTERN: Final = "ready_*.board"
+LEGACY_READY_PATTERN: Final = "ready_*.board"
 JOINING_FILE: Final = "joining.json"
 UNREDUCED_FILE: Final = "unreduced.json"
-LEFT_BACKWARDS_FILE: Final = "left_backwards.json"
+INTERRUPTED_BACKWARDS_FILE: Final = "interrupted_backwards.json"
 FROZEN_FILE: Final = "frozen.json"
 ENDED_FILE: Final = "ended.json"
-SEAL_FILE: Final = "sealed.json"
-ALIVE_FILE: Final = "alive.board"
+MANIFEST_FILE: Final = "sealed.json"
+LIVENESS_FILE: Final = "alive.board"
 REPORTS_FILE: Final = "reports.jsonl"
-STANDSTILL_FILE: Final = "standstill.json"
+STALL_FILE: Final = "standstill.json"
 STACKS_PATTERN: Final = "stacks_*.txt"
 INCIDENT_PATTERN: Final = "incident_*.log"
-BOARD_PATTERN: Final = "gradients_*.board"
+GRADIENT_READY_PATTERN: Final = "gradients_*.board"
 REPLICAS_FILE: Final = "replicas.jsonl"
 HYPERPARAMETERS_FILE: Final = "hyperparameters.json"
 FINGERPRINTS_PATTERN: Final = "fingerprints_*.board"
@@ -103,7 +103,7 @@ class Kind(IntEnum):
 
     STEP = 1
     """One optimizer step, from the end of the step before to the end of its last optimizer."""
-    ENTER = 2
+    PHASE_BEGIN = 2
     """A phase begins (``index``: a ``Phase``). Written at once, so that a dead rank shows where it was."""
     PHASE = 3
     """A phase has ended (``index``: a ``Phase``)."""
@@ -137,7 +137,7 @@ class Phase(IntEnum):
     FORWARD = 1
     BACKWARD = 2
     """From the first gradient of the module's output until autograd has finished, without the wait for buckets."""
-    FINALISE = 3
+    FINALIZE = 3
     """Wait for buckets that are still being reduced, and the copies back; in a forward, wait for sharded parameters."""
     OPTIMIZER = 4
     EVALUATION = 5
@@ -291,7 +291,7 @@ class LogHeader:
             + text
         )
         assert len(page) <= HEADER_BYTES - 4, "the layout no longer fits the header page"
-        return with_page_checksum(page.ljust(HEADER_BYTES, b"\0"))
+        return add_page_checksum(page.ljust(HEADER_BYTES, b"\0"))
 
     @classmethod
     def unpack(cls, page: bytes, path: Path) -> LogHeader:
@@ -315,7 +315,7 @@ class LogHeader:
                 f"{path}: corrupt header (offset 12: {header_bytes}-byte header and {record_bytes}-byte records, "
                 f"expected {HEADER_BYTES} and {RECORD_BYTES})"
             )
-        has_checksum = version >= FIRST_WITH_CHECKSUMS
+        has_checksum = version >= FIRST_VERSION_WITH_CHECKSUMS
         if len(page) == HEADER_BYTES and not is_page_intact(page, has_checksum=has_checksum):
             raise OverlapScopeError(f"{path}: damaged header (its checksum is wrong); nothing of the file is used")
         return cls(
@@ -327,12 +327,12 @@ class LogHeader:
         )
 
 
-def board_file(model: int) -> str:
+def gradient_ready_file(model: int) -> str:
     """Return the name of the gradient-ready file of one model."""
     return f"gradients_{model}.board"
 
 
-def ready_file(model: int) -> str:
+def legacy_ready_file(model: int) -> str:
     """Return the name of the file that tells in older recordings which gradients of one model are ready."""
     return f"ready_{model}.board"
 
@@ -345,5 +345,5 @@ def rank_folder(trace_folder: Path, rank: int) -> Path:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a small JSON file atomically: a reader sees the old one or the new one, never half of it."""
     draft = path.with_suffix(".json.part")
-    draft.write_text(json_text(content), encoding="utf-8")
+    draft.write_text(dump_json_text(content), encoding="utf-8")
     draft.replace(path)

@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.checksum import is_page_intact, with_page_checksum
-from overlapscope.trace.format import FIRST_WITH_CHECKSUMS, HEADER_BYTES
+from overlapscope.trace.checksum import add_page_checksum, is_page_intact
+from overlapscope.trace.format import FIRST_VERSION_WITH_CHECKSUMS, HEADER_BYTES
 from overlapscope.trace.ring_log import RingLog
 from overlapscope.trace.signature import NO_BUCKET, Signature
 
@@ -91,7 +91,7 @@ _ADLER: Final = 65521
 _MASK: Final = 2**64 - 1
 _SMALLEST_CAPACITY: Final = 16
 _GOLDEN: Final = 0x9E3779B97F4A7C15
-_STRETCH: Final = 64
+_BLOCK_ENTRIES: Final = 64
 
 
 def group_file(number: int, *, point_to_point: bool = False) -> str:
@@ -99,7 +99,7 @@ def group_file(number: int, *, point_to_point: bool = False) -> str:
     return f"{'p2p' if point_to_point else 'group'}_{number}.log"
 
 
-def mix(signature_hash: int, number: int, step: int) -> int:
+def entry_digest(signature_hash: int, number: int, step: int) -> int:
     """Return the summand of one entry in the running sum: splitmix64 of its content, number and step."""
     x = (signature_hash + _GOLDEN * number + 0xD6E8FEB86659FD93 * (step + 1)) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -107,7 +107,7 @@ def mix(signature_hash: int, number: int, step: int) -> int:
     return x ^ (x >> 31)
 
 
-def step_that_must_agree(signature: Signature, step: int, flags: int) -> int:
+def hashed_step(signature: Signature, step: int, flags: int) -> int:
     """Return the step that goes into ``hash``: a bucket's step, and -1 for all other collectives.
 
     User collectives and collectives of buffers may be launched before or after what this process considers the end of a
@@ -117,7 +117,7 @@ def step_that_must_agree(signature: Signature, step: int, flags: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupHeader:
+class CollectiveLogHeader:
     """Header of a log: the group that it belongs to."""
 
     name: str
@@ -163,10 +163,10 @@ class GroupHeader:
         page = head + text
         if len(page) > HEADER_BYTES - 4:
             raise ValueError("the header of a group log no longer fits its page")
-        return with_page_checksum(page.ljust(HEADER_BYTES, b"\0"))
+        return add_page_checksum(page.ljust(HEADER_BYTES, b"\0"))
 
     @classmethod
-    def unpack(cls, page: bytes, path: Path) -> GroupHeader:
+    def unpack(cls, page: bytes, path: Path) -> CollectiveLogHeader:
         """Parse a header page.
 
         Raises:
@@ -184,7 +184,7 @@ class GroupHeader:
             )
         if (header_bytes, entry_bytes) != (HEADER_BYTES, ENTRY_BYTES):
             raise OverlapScopeError(f"{path}: corrupt header (offset 12)")
-        if not is_page_intact(page, has_checksum=version >= FIRST_WITH_CHECKSUMS):
+        if not is_page_intact(page, has_checksum=version >= FIRST_VERSION_WITH_CHECKSUMS):
             raise OverlapScopeError(f"{path}: damaged header (its checksum is wrong); nothing of the file is used")
         end = _HEADER.size + 4 + int.from_bytes(page[_HEADER.size : _HEADER.size + 4], "little")
         try:
@@ -207,21 +207,21 @@ class GroupHeader:
             raise OverlapScopeError(f"{path}: corrupt header (offset {_HEADER.size})") from None
 
 
-class Readable(Protocol):
+class ReadableLog(Protocol):
     """Collective log that can be read: one that is being written, or a file."""
 
     @property
-    def newest(self) -> int:
+    def latest(self) -> int:
         """Return the number of the latest entry; 0 if there is none."""
 
     def read(self, first: int, last: int) -> Entries:
         """Return the entries ``first`` to ``last`` that the log still has."""
 
 
-def oldest_open(log: Readable) -> Entries:
+def oldest_incomplete(log: ReadableLog) -> Entries:
     """Return the first entry of the incomplete ones at the end of the log; none if the latest entry is complete.
 
-    The log is read backwards in blocks of ``_STRETCH`` entries up to a block without incomplete ones, because hosts run
+    The log is read backwards in blocks of ``_BLOCK_ENTRIES`` entries up to a block without incomplete ones, because hosts run
     ahead of their devices, by a thousand collectives and more. Where a whole block is complete, so is everything before
     it, or nothing waits for it.
 
@@ -229,17 +229,17 @@ def oldest_open(log: Readable) -> Entries:
     109 to 172 has none, so the result is entry 200.
     """
     found = np.empty(0, dtype=ENTRY_DTYPE)
-    last = log.newest
+    last = log.latest
     while last > 0:
-        entries = log.read(max(1, last - _STRETCH + 1), last)
+        entries = log.read(max(1, last - _BLOCK_ENTRIES + 1), last)
         is_open = (entries["completed_ns"] == 0) | ((entries["flags"] & FAILED) != 0)
         if not is_open.any() or (not len(found) and not is_open[-1]):
             break
-        found, last = entries[is_open][:1], last - _STRETCH
+        found, last = entries[is_open][:1], last - _BLOCK_ENTRIES
     return found
 
 
-class GroupLog(RingLog):
+class CollectiveLogWriter(RingLog):
     """Writer of the collective log of one group. Thread-safe.
 
     Args:
@@ -254,7 +254,7 @@ class GroupLog(RingLog):
     slot_bytes = ENTRY_BYTES
     chunk_slots = 4096
 
-    def __init__(self, path: Path, header: GroupHeader, limit_bytes: int = GROUP_LIMIT_BYTES) -> None:
+    def __init__(self, path: Path, header: CollectiveLogHeader, limit_bytes: int = GROUP_LIMIT_BYTES) -> None:
         self.header = header
         self.hash = 0
         self.names_hash = 0
@@ -280,12 +280,12 @@ class GroupLog(RingLog):
         with self._lock:
             if self._buffer.closed:
                 return 0
-            number = self.newest + 1
-            agreed_step = step_that_must_agree(signature, step, flags)
-            self.hash = (self.hash + mix(signature.hash, number, agreed_step)) & _MASK
+            number = self.latest + 1
+            agreed_step = hashed_step(signature, step, flags)
+            self.hash = (self.hash + entry_digest(signature.hash, number, agreed_step)) & _MASK
             if signature.names_hash:
-                self.names_hash = (self.names_hash + mix(signature.names_hash, number, -1)) & _MASK
-            at = self._offset(number) if number <= self._straight else self._make_room(number)
+                self.names_hash = (self.names_hash + entry_digest(signature.names_hash, number, -1)) & _MASK
+            at = self._offset(number) if number <= self._allocated else self._make_room(number)
             entry = _ENTRY.pack(
                 number,
                 number_of_signature,
@@ -306,7 +306,7 @@ class GroupLog(RingLog):
             self._buffer[at + _NUMBER.size : at + ENTRY_BYTES] = entry[_NUMBER.size :]
             _CHECK.pack_into(self._buffer, at + _CHECK_AT, adler32(entry) >> 16)
             _NUMBER.pack_into(self._buffer, at, number)
-            self.newest = number
+            self.latest = number
             return number
 
     def launched(self, number: int, now_ns: int) -> None:
@@ -326,21 +326,21 @@ class GroupLog(RingLog):
         with self._lock:
             if self._buffer.closed:
                 return np.empty(0, dtype=ENTRY_DTYPE)
-            first = max(first, 1, self.newest - self.capacity + 1)
+            first = max(first, 1, self.latest - self.capacity + 1)
             parts = [
                 self._buffer[self._offset(number) : self._offset(number) + ENTRY_BYTES]
-                for number in range(first, min(last, self.newest) + 1)
+                for number in range(first, min(last, self.latest) + 1)
             ]
         return np.frombuffer(b"".join(parts), dtype=ENTRY_DTYPE)
 
-    def _add(self, number: int, place: int | None, now_ns: int = 0, flags: int = 0) -> None:
+    def _add(self, number: int, field_offset: int | None, now_ns: int = 0, flags: int = 0) -> None:
         with self._lock:
             # The slot may hold a later entry by now, or the log may be closed.
-            if not 0 < number <= self.newest or number <= self.newest - self.capacity or self._buffer.closed:
+            if not 0 < number <= self.latest or number <= self.latest - self.capacity or self._buffer.closed:
                 return
             at = self._offset(number)
-            if place is not None:
-                _TIME.pack_into(self._buffer, at + place, now_ns)
+            if field_offset is not None:
+                _TIME.pack_into(self._buffer, at + field_offset, now_ns)
             if flags:
                 self._buffer[at + _FLAGS_AT] |= flags
             entry = self._buffer[at : at + ENTRY_BYTES]
@@ -349,5 +349,5 @@ class GroupLog(RingLog):
             _CHECK.pack_into(self._buffer, at + _CHECK_AT, check)
 
     def _header(self, *, closed: bool) -> bytes:
-        written = self.newest if closed else None
+        written = self.latest if closed else None
         return replace(self.header, capacity=self.capacity, closed=closed, written=written).pack()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.folders import is_over, read_lines
+from overlapscope.trace.folders import has_finished_recording, read_lines
 from overlapscope.trace.format import (
     CALL_SITES_FILE,
     GROUP_PATTERN,
@@ -20,7 +20,7 @@ from overlapscope.trace.format import (
     POINT_TO_POINT_PATTERN,
     SIGNATURES_FILE,
 )
-from overlapscope.trace.group_file import GroupFile
+from overlapscope.trace.group_file import CollectiveLogFile
 from overlapscope.trace.group_log import ENTRY_BYTES
 from overlapscope.trace.log import Problem
 from overlapscope.trace.signature import NO_BUCKET, Signature
@@ -30,7 +30,7 @@ GroupKey = tuple[str, tuple[int, ...], bool]
 
 
 @dataclass(frozen=True)
-class GroupFiles:
+class GroupLogs:
     """Logs of one group."""
 
     name: str
@@ -39,7 +39,7 @@ class GroupFiles:
     is_point_to_point: bool
     backend: str
     description: str
-    files: dict[int, GroupFile] = field(default_factory=dict)
+    files: dict[int, CollectiveLogFile] = field(default_factory=dict)
     """Logs by rank."""
 
 
@@ -48,14 +48,14 @@ class CollectiveLogs:
     """Collective logs of all ranks, and the lines that the numbers in their entries refer to."""
 
     folders: dict[int, Path]
-    groups: dict[GroupKey, GroupFiles] = field(default_factory=dict)
+    groups: dict[GroupKey, GroupLogs] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     _signatures: dict[int, dict[int, Signature]] = field(default_factory=dict)
     _call_sites: dict[int, dict[int, tuple[str, int, str]]] = field(default_factory=dict)
     _names: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
     """Names of the parameters of a bucket, by plan hash and bucket number."""
     _plans_read: set[int] = field(default_factory=set)
-    _same: dict[Any, Any] = field(default_factory=dict)
+    _interned: dict[Any, Any] = field(default_factory=dict)
     """Interned lines, because most are the same on all ranks."""
 
     def signatures(self, rank: int) -> dict[int, Signature]:
@@ -70,7 +70,7 @@ class CollectiveLogs:
                     raise TypeError("a number is none")
                 if not all(isinstance(text, str) for text in texts):
                     raise TypeError("a text is none")
-                return [(number, self._same.setdefault(signature, signature))]
+                return [(number, self._interned.setdefault(signature, signature))]
 
             path = self.folders[rank] / SIGNATURES_FILE
             self._signatures[rank] = dict(read_lines(path, self.problems, row))
@@ -99,14 +99,14 @@ class CollectiveLogs:
 
             def row(line: Any) -> list[tuple[int, tuple[str, int, str]]]:
                 site = str(line["file"]), int(line["line"]), str(line["function"])
-                return [(int(line["call_site"]), self._same.setdefault(site, site))]
+                return [(int(line["call_site"]), self._interned.setdefault(site, site))]
 
             path = self.folders[rank] / CALL_SITES_FILE
             self._call_sites[rank] = dict(read_lines(path, self.problems, row))
         return self._call_sites[rank]
 
 
-def read_collective_logs(
+def open_collective_logs(
     folders: dict[int, Path], progress: Callable[[int, int], None] | None = None
 ) -> CollectiveLogs:
     """Open the collective logs of all ranks.
@@ -129,9 +129,9 @@ def read_collective_logs(
 
 def _add(logs: CollectiveLogs, rank: int, path: Path) -> None:
     try:
-        file = GroupFile(path, logs.problems)
+        file = CollectiveLogFile(path, logs.problems)
     except OverlapScopeError as error:
-        if is_over(path.parent) or not _was_just_made(path):
+        if has_finished_recording(path.parent) or not _was_just_made(path):
             logs.problems.append(Problem("error", str(error)))
         return
     header = file.header
@@ -142,7 +142,7 @@ def _add(logs: CollectiveLogs, rank: int, path: Path) -> None:
     key = (header.name, header.ranks, header.point_to_point)
     group = logs.groups.get(key)
     if group is None:
-        group = GroupFiles(header.name, header.ranks, header.point_to_point, header.backend, header.description)
+        group = GroupLogs(header.name, header.ranks, header.point_to_point, header.backend, header.description)
         logs.groups[key] = group
     if rank in group.files:
         text = f"{path}: a second log of group {header.name}, after {group.files[rank].path.name}; it is skipped"

@@ -15,7 +15,7 @@ host_now_ns = time.monotonic_ns
 _INITIAL_TIME_NAMESPACE: Final = "time:[4026531834]"
 
 
-def boot_identity() -> str | None:
+def get_boot_id() -> str | None:
     """Return an identifier shared by all processes with the same ``CLOCK_MONOTONIC``; None if unknown.
 
     It is the kernel's boot id, and the time namespace unless it is the machine's initial one, because its clock is
@@ -32,8 +32,8 @@ def boot_identity() -> str | None:
     return boot_id if namespace == _INITIAL_TIME_NAMESPACE else f"{boot_id} {namespace}"
 
 
-def host_identity() -> str:
+def get_host_id() -> str:
     """Return an identifier shared by all processes that also see each other in /proc."""
     with suppress(OSError):
-        return f"{boot_identity()} {Path('/proc/self/ns/pid').readlink()}"
+        return f"{get_boot_id()} {Path('/proc/self/ns/pid').readlink()}"
     return f"{socket.gethostname()} {os.getpid()}"

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.board import read_times_ns
-from overlapscope.trace.format import INCIDENT_PATTERN, Kind, board_file
+from overlapscope.trace.board import read_ready_times_ns
+from overlapscope.trace.format import INCIDENT_PATTERN, Kind, gradient_ready_file
 from overlapscope.trace.log import Problem, Records, read_log
-from overlapscope.trace.seal import Seal
+from overlapscope.trace.seal import Manifest
 
 
-def with_incidents(records: Records, folder: Path, problems: list[Problem]) -> Records:
+def merge_incident_logs(records: Records, folder: Path, problems: list[Problem]) -> Records:
     """Merge the records of the event log and those that incident logs saved from being overwritten."""
     kept = [records]
     for path in sorted(folder.glob(INCIDENT_PATTERN)):
@@ -31,16 +31,16 @@ def with_incidents(records: Records, folder: Path, problems: list[Problem]) -> R
     return merged[first]
 
 
-def with_boards(records: Records, folder: Path, seal: Seal, problems: list[Problem]) -> Records:
+def recover_from_ready_files(records: Records, folder: Path, seal: Manifest, problems: list[Problem]) -> Records:
     """Add records of ready gradients in buckets that never became ready: theirs had not been written yet."""
     if not len(records):
         return records
     kept = [records]
     plans = records[records["kind"] == Kind.PLAN]
     for model in np.unique(plans["model"]):
-        if seal.is_broken(board_file(model)):
+        if seal.is_damaged(gradient_ready_file(model)):
             continue
-        ready_ns = np.asarray(read_times_ns(folder, int(model), problems), dtype=np.int64)
+        ready_ns = np.asarray(read_ready_times_ns(folder, int(model), problems), dtype=np.int64)
         logged = records[(records["kind"] == Kind.GRADIENT_READY) & (records["model"] == model)]
         logged = logged[logged["index"] < len(ready_ns)]
         logged_ns = np.zeros(len(ready_ns), dtype=np.int64)

@@ -30,10 +30,10 @@ _COUNTERS: Final = [
     "retransmits",
 ]
 
-Row = tuple[Any, ...]
+LinkRow = tuple[Any, ...]
 
 
-def sample_rows(sample: Any) -> list[Row]:
+def parse_link_sample(sample: Any) -> list[LinkRow]:
     """Convert a line of ``links.jsonl`` to one row per connection."""
     return [
         (
@@ -45,7 +45,7 @@ def sample_rows(sample: Any) -> list[Row]:
     ]
 
 
-def link_samples(rows: Mapping[int, list[Row]]) -> pd.DataFrame:
+def build_link_samples(rows: Mapping[int, list[LinkRow]]) -> pd.DataFrame:
     """Return the samples of some ranks as a table, in the time of each rank's host.
 
     Args:
@@ -57,7 +57,7 @@ def link_samples(rows: Mapping[int, list[Row]]) -> pd.DataFrame:
     return samples
 
 
-def with_peer_ranks(samples: pd.DataFrame) -> pd.DataFrame:
+def add_peer_ranks(samples: pd.DataFrame) -> pd.DataFrame:
     """Add the rank at the other end: the one that has the same connection with its endpoints swapped.
 
     It is unknown where addresses are translated on the way, or if two hosts each have a connection between the same

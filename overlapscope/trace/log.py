@@ -13,7 +13,7 @@ import numpy.typing as npt
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import (
     DTYPES,
-    FIRST_WITH_CHECKSUMS,
+    FIRST_VERSION_WITH_CHECKSUMS,
     HEADER_BYTES,
     OPS,
     RECORD_BYTES,
@@ -22,8 +22,8 @@ from overlapscope.trace.format import (
     LogHeader,
     Phase,
 )
-from overlapscope.trace.record_checksums import record_checksums
-from overlapscope.trace.ring_header import header_and_size
+from overlapscope.trace.record_checksums import compute_record_checksums
+from overlapscope.trace.ring_header import read_header_and_size
 
 RECORD_DTYPE: Final = np.dtype([(name, kind) for name, kind in RECORD_FIELDS])
 """Numpy type of a record; logs of version 1 have the low half of the sequence number in place of ``crc32``."""
@@ -35,16 +35,16 @@ _VERSION_AT: Final = 8
 _HIGHEST_SEQUENCE: Final = 2**40
 """Higher sequence numbers are treated as damage: at 1,000 records a second they take 35 years."""
 
-_A_FEW: Final = 16
+_PROBE_RECORDS: Final = 16
 """Number of records read to find a complete one: the latest may be half written, and if several threads write, its
 neighbors too."""
 
 _LIVE_RECORDS: Final = 250_000
 """Number of the latest records of all ranks that are read of a running recording: reading them takes about a second."""
-_FEWEST_OF_RANK: Final = 2_000
+_MIN_RECORDS_PER_RANK: Final = 2_000
 """Minimum number of those of each rank."""
 
-_LONGEST_HOLE_RECORDS: Final = 1024
+_MAX_HOLE_RECORDS: Final = 1024
 """Length of a run of zero slots that marks the end of a log: more than a lost page holds, or threads are apart."""
 
 
@@ -73,19 +73,19 @@ def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:
     """
     try:
         with path.open("rb") as file:
-            header, size = header_and_size(file.fileno(), path, LogHeader.unpack)
+            header, size = read_header_and_size(file.fileno(), path, LogHeader.unpack)
             slots = _read_slots(file.fileno(), 0, _slots_to_read(file.fileno(), header, size))
     except OSError as error:
         raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
 
     problems: list[Problem] = []
-    whole = _is_whole(slots, header.version)
-    known = whole & _is_known(slots)
-    records = _in_order(slots, known)
+    is_complete = _is_complete(slots, header.version)
+    known = is_complete & _is_known(slots)
+    records = _sort_by_sequence(slots, known)
 
     # One record may be half written at the moment of death. More than one, or one of an unknown kind, is damage.
-    damaged = np.flatnonzero(_is_begun(slots) & ~known)
-    torn_at_death = len(damaged) == 1 and not header.closed and not whole[damaged[0]]
+    damaged = np.flatnonzero(_is_used(slots) & ~known)
+    torn_at_death = len(damaged) == 1 and not header.closed and not is_complete[damaged[0]]
     if len(damaged) and not torn_at_death:
         offset = HEADER_BYTES + int(damaged[0]) * RECORD_BYTES
         what = f"{_counted(len(damaged))} damaged, the first at offset {offset}; what is damaged is skipped"
@@ -94,60 +94,62 @@ def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:
     return header, records, problems
 
 
-def bytes_to_read(path: Path) -> int:
+def count_record_bytes(path: Path) -> int:
     """Return the size of the part of a log that holds records; 0 if unreadable. Files of open logs are larger."""
     try:
         with path.open("rb") as file:
-            header, size = header_and_size(file.fileno(), path, LogHeader.unpack)
+            header, size = read_header_and_size(file.fileno(), path, LogHeader.unpack)
             return RECORD_BYTES * _slots_to_read(file.fileno(), header, size)
     except (OSError, OverlapScopeError):
         return 0
 
 
-def newest_step(path: Path) -> int | None:
+def read_latest_step(path: Path) -> int | None:
     """Return the latest step of a recording, cheaply enough to poll while it runs; None before its first record."""
-    newest = newest_records(path, _A_FEW)
-    return int(newest["step"][-1]) if len(newest) else None
+    latest = read_latest_records(path, _PROBE_RECORDS)
+    return int(latest["step"][-1]) if len(latest) else None
 
 
-def first_and_newest_step(path: Path) -> list[int]:
+def read_step_bounds(path: Path) -> list[int]:
     """Return the first step that is still in a log and the latest one; an empty list if there is none."""
-    newest = newest_step(path)
+    latest = read_latest_step(path)
     try:
         with path.open("rb") as file:
-            header_and_size(file.fileno(), path, LogHeader.unpack)
-            first = _read_slots(file.fileno(), 0, _A_FEW)
+            read_header_and_size(file.fileno(), path, LogHeader.unpack)
+            first = _read_slots(file.fileno(), 0, _PROBE_RECORDS)
     except (OSError, OverlapScopeError):
         return []
-    begun = first["step"][_is_begun(first)]
-    return [] if newest is None or not len(begun) else [min(int(begun.min()), newest), newest]
+    begun = first["step"][_is_used(first)]
+    return [] if latest is None or not len(begun) else [min(int(begun.min()), latest), latest]
 
 
 def is_closed(path: Path) -> bool:
     """Return whether a log was closed, as at the end of its process."""
     try:
         with path.open("rb") as file:
-            return header_and_size(file.fileno(), path, LogHeader.unpack)[0].closed
+            return read_header_and_size(file.fileno(), path, LogHeader.unpack)[0].closed
     except (OSError, OverlapScopeError):
         return False
 
 
-def log_position(path: Path) -> tuple[int, int]:
+def read_log_position(path: Path) -> tuple[int, int]:
     """Return the size in bytes and the latest sequence number, which grows with every record; (0, 0) if unreadable."""
     try:
         size = path.stat().st_size
     except OSError:
         return 0, 0
-    newest = newest_records(path, _A_FEW)
-    return size, int(newest["sequence"][-1]) if len(newest) else 0
+    latest = read_latest_records(path, _PROBE_RECORDS)
+    return size, int(latest["sequence"][-1]) if len(latest) else 0
 
 
-def live_records(ranks: int) -> int:
+def live_record_limit(ranks: int) -> int:
     """Return how many of the latest records of each rank to read of a running recording, however long it is."""
-    return max(_FEWEST_OF_RANK, _LIVE_RECORDS // max(1, ranks))
+    return max(_MIN_RECORDS_PER_RANK, _LIVE_RECORDS // max(1, ranks))
 
 
-def newest_records(path: Path, count: int, problems: list[Problem] | None = None, *, is_over: bool = False) -> Records:
+def read_latest_records(
+    path: Path, count: int, problems: list[Problem] | None = None, *, is_over: bool = False
+) -> Records:
     """Read the latest complete records of a log, in order, without reading the others; empty if there are none.
 
     The latest record of a ring is found by bisection. Example: 2 of 8 slots are never overwritten, and the slots hold
@@ -164,10 +166,10 @@ def newest_records(path: Path, count: int, problems: list[Problem] | None = None
             fd, page = file.fileno(), file.read(HEADER_BYTES)
             if not any(page) and not is_over:  # just created, and its header is about to be written
                 return np.empty(0, dtype=RECORD_DTYPE)
-            header, size = header_and_size(fd, path, LogHeader.unpack)
+            header, size = read_header_and_size(fd, path, LogHeader.unpack)
             used = _used_slots(fd, size)
             begin = header.pinned_records
-            first = _sequence_in(fd, begin)
+            first = _sequence_at(fd, begin)
             if used <= begin or first == begin + 1:
                 slots = _read_slots(fd, max(0, used - count), used)
             else:
@@ -175,7 +177,7 @@ def newest_records(path: Path, count: int, problems: list[Problem] | None = None
                 low, high = begin, used
                 while high - low > 1:
                     middle = (low + high) // 2
-                    if _sequence_in(fd, middle) == first + middle - begin:
+                    if _sequence_at(fd, middle) == first + middle - begin:
                         low = middle
                     else:
                         high = middle
@@ -187,12 +189,12 @@ def newest_records(path: Path, count: int, problems: list[Problem] | None = None
         text = str(error) if isinstance(error, OverlapScopeError) else f"{path}: can't be read ({error.strerror})"
         problems.append(Problem("error", text))
         return np.empty(0, dtype=RECORD_DTYPE)
-    known = _is_whole(slots, header.version) & _is_known(slots)
-    damaged = int((_is_begun(slots) & ~known).sum())
+    known = _is_complete(slots, header.version) & _is_known(slots)
+    damaged = int((_is_used(slots) & ~known).sum())
     if damaged > (0 if header.closed else 1):  # one may be half written at the moment of death, or just now
         what = f"{_counted(damaged)} damaged, among the newest; what is damaged is skipped"
         problems.append(Problem("error", f"{path}: {what}"))
-    return _in_order(slots, known)
+    return _sort_by_sequence(slots, known)
 
 
 def _slots_to_read(fd: int, header: LogHeader, size: int) -> int:
@@ -203,7 +205,7 @@ def _counted(records: int) -> str:
     return "one record is" if records == 1 else f"{records} records are"
 
 
-def _sequence_in(fd: int, slot: int) -> int:
+def _sequence_at(fd: int, slot: int) -> int:
     return int.from_bytes(os.pread(fd, 8, HEADER_BYTES + (slot + 1) * RECORD_BYTES - 8), "little")
 
 
@@ -216,7 +218,7 @@ def _used_slots(fd: int, size: int) -> int:
     """Return the number of slots up to the last used one, by bisection, because the rest of an open log is zeros.
 
     A bisection may end at a hole of zeros instead (a page that was lost), so slots are checked after it until there are
-    ``_LONGEST_HOLE_RECORDS`` zero slots in a row.
+    ``_MAX_HOLE_RECORDS`` zero slots in a row.
     """
     total = max(0, size - HEADER_BYTES) // RECORD_BYTES
     used, end = 0, total
@@ -227,15 +229,15 @@ def _used_slots(fd: int, size: int) -> int:
         else:
             end = middle
     while used < total:
-        ahead = _read_slots(fd, used, min(used + _LONGEST_HOLE_RECORDS, total))
-        begun = np.flatnonzero(_is_begun(ahead))
+        ahead = _read_slots(fd, used, min(used + _MAX_HOLE_RECORDS, total))
+        begun = np.flatnonzero(_is_used(ahead))
         if not len(begun):
             break
         used += int(begun[-1]) + 1
     return used
 
 
-def _in_order(slots: Records, known: npt.NDArray[np.bool_]) -> Records:
+def _sort_by_sequence(slots: Records, known: npt.NDArray[np.bool_]) -> Records:
     """Return the known records sorted by sequence number; without copying in the common case that they already are."""
     records = slots if known.all() else slots[known]
     sequence = records["sequence"]
@@ -243,21 +245,21 @@ def _in_order(slots: Records, known: npt.NDArray[np.bool_]) -> Records:
     return records if is_in_order else records[np.argsort(sequence, kind="stable")]
 
 
-def _is_begun(slots: Records) -> npt.NDArray[np.bool_]:
+def _is_used(slots: Records) -> npt.NDArray[np.bool_]:
     return (slots["sequence"] != 0) | (slots["crc32"] != 0)
 
 
-def _is_whole(slots: Records, version: int) -> npt.NDArray[np.bool_]:
+def _is_complete(slots: Records, version: int) -> npt.NDArray[np.bool_]:
     is_written = (slots["sequence"] != 0) & (slots["sequence"] <= _HIGHEST_SEQUENCE)
-    if version >= FIRST_WITH_CHECKSUMS:
-        return is_written & (slots["crc32"] == record_checksums(slots))
+    if version >= FIRST_VERSION_WITH_CHECKSUMS:
+        return is_written & (slots["crc32"] == compute_record_checksums(slots))
     low = (slots["sequence"] & np.uint64(0xFFFFFFFF)).astype(np.uint32)
     return is_written & (slots["crc32"] == low)
 
 
 def _is_known(slots: Records) -> npt.NDArray[np.bool_]:
     """Return whether every number in these records has a meaning."""
-    kind, phase_kinds = slots["kind"], (Kind.ENTER, Kind.PHASE)
+    kind, phase_kinds = slots["kind"], (Kind.PHASE_BEGIN, Kind.PHASE)
     known_phase = ~np.isin(kind, phase_kinds) | (slots["index"] <= max(Phase))
     in_range = (kind >= min(Kind)) & (kind <= max(Kind)) & (slots["op"] < len(OPS)) & (slots["dtype"] < len(DTYPES))
     return in_range & known_phase
@@ -280,9 +282,9 @@ def _missing_records(
     if not kept:
         return problems
     is_incident = header.pinned_records == header.capacity_records
-    first, newest = int(records["sequence"][0]) if is_incident else 1, int(records["sequence"][-1])
-    lost = newest - first + 1 - kept - damaged
-    if newest > slots and not is_incident:
+    first, latest = int(records["sequence"][0]) if is_incident else 1, int(records["sequence"][-1])
+    lost = latest - first + 1 - kept - damaged
+    if latest > slots and not is_incident:
         message = f"{path}: at its size limit; {lost} records between the first and the newest steps are gone"
         problems.append(Problem("note", message))
     elif lost > (0 if header.closed else 1):

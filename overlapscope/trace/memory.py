@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.log import bytes_to_read
+from overlapscope.trace.log import count_record_bytes
 from overlapscope.units import format_bytes
 
 _BYTES_PER_LOGGED: Final = 6
@@ -16,7 +16,7 @@ _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 
 
-def require_room(path: Path, logs: Iterable[Path], share: float = 1.0) -> None:
+def require_memory(path: Path, logs: Iterable[Path], share: float = 1.0) -> None:
     """Reject a recording whose event logs are too large for this machine.
 
     Args:
@@ -25,7 +25,7 @@ def require_room(path: Path, logs: Iterable[Path], share: float = 1.0) -> None:
     Raises:
         OverlapScopeError: it needs more memory than is free.
     """
-    needed = bytes_needed(logs) * share
+    needed = estimate_memory(logs) * share
     free = free_bytes()
     if free is not None and needed > free:
         raise OverlapScopeError(
@@ -34,9 +34,9 @@ def require_room(path: Path, logs: Iterable[Path], share: float = 1.0) -> None:
         )
 
 
-def bytes_needed(logs: Iterable[Path]) -> int:
+def estimate_memory(logs: Iterable[Path]) -> int:
     """Estimate the memory that a recording with these event logs needs."""
-    return _BYTES_PER_LOGGED * sum(map(bytes_to_read, logs))
+    return _BYTES_PER_LOGGED * sum(map(count_record_bytes, logs))
 
 
 def free_bytes() -> int | None:

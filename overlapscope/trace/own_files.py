@@ -12,7 +12,7 @@ from typing import Final
 
 from overlapscope.trace.format import TABLES_FOLDER
 
-DRAFT_PREFIX: Final = f".{TABLES_FOLDER}-"
+STAGING_PREFIX: Final = f".{TABLES_FOLDER}-"
 """Prefix of the names of staging directories."""
 
 _TABLE_FILES: Final = ("*.parquet", "contents.json")
@@ -42,15 +42,15 @@ def remove_tables(path: Path) -> None:
     remove_files(path / TABLES_FOLDER, _TABLE_FILES)
 
 
-def remove_drafts(path: Path, *, but: str | None = None) -> None:
+def remove_stale_staging_dirs(path: Path, *, except_name: str | None = None) -> None:
     """Remove abandoned staging directories of a recording, except the one with the given name."""
-    for draft in path.glob(f"{DRAFT_PREFIX}*"):
-        if draft.name != but and (lock := locked(draft)) is not None:
-            shutil.rmtree(draft, ignore_errors=True)
+    for staging in path.glob(f"{STAGING_PREFIX}*"):
+        if staging.name != except_name and (lock := try_lock(staging)) is not None:
+            shutil.rmtree(staging, ignore_errors=True)
             os.close(lock)
 
 
-def locked(folder: Path) -> int | None:
+def try_lock(folder: Path) -> int | None:
     """Lock a folder; return the lock's file descriptor, to be closed by the caller, or None if it is already locked.
 
     The lock is held until the descriptor is closed or the process ends.

@@ -14,20 +14,20 @@ import pandas as pd
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.alignment import RankClock
-from overlapscope.trace.links import link_samples
+from overlapscope.trace.links import build_link_samples
 from overlapscope.trace.log import Problem
 from overlapscope.trace.plans import PlanRows
-from overlapscope.trace.rank_files import RankFiles, read_rank
-from overlapscope.trace.segment_reader import with_content
-from overlapscope.trace.tables import event_tables
+from overlapscope.trace.rank_files import RankRecording, read_rank_recording
+from overlapscope.trace.segment_reader import add_segment_content
+from overlapscope.trace.tables import build_event_tables
 
-_RECORDS_AT_ONCE: Final = 1_000_000
+_RECORDS_PER_BATCH: Final = 1_000_000
 """Target number of records of a shard: more would not fit into the caches, fewer take longer to convert than to
 read."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
+class Shard:
     """Some ranks of a recording. Times are those of each rank's clock."""
 
     ranks: pd.DataFrame
@@ -37,17 +37,17 @@ class Part:
     """``run.json`` of the lowest rank that has one."""
     tables: dict[str, pd.DataFrame]
     """Event tables by name: ``tables.TABLES``. The rows of a rank are contiguous."""
-    whole: dict[str, pd.DataFrame]
+    unsplit: dict[str, pd.DataFrame]
     """Other tables: user_collectives, links, call_sites."""
     plans: set[PlanRows]
 
 
-def read_parts(
+def read_shards(
     folders: Mapping[int, Path],
     problems: list[Problem],
-    only_newest: int | None = None,
+    latest_records: int | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Iterator[Part]:
+) -> Iterator[Shard]:
     """Read the ranks of a recording, several at a time; ranks that can't be read are reported as problems.
 
     Args:
@@ -57,36 +57,38 @@ def read_parts(
         progress: called with the number of ranks that are done.
     """
     known_plans: dict[bytes, PlanRows] = {}
-    files: list[RankFiles] = []
+    files: list[RankRecording] = []
     for done, (rank, folder) in enumerate(folders.items()):
         if progress:
             progress(done)
         try:
-            files.append(read_rank(rank, folder, problems, known_plans, only_newest=only_newest))
+            files.append(read_rank_recording(rank, folder, problems, known_plans, latest_records=latest_records))
         except OverlapScopeError as error:
             problems.append(Problem("error", str(error)))
-        if sum(len(one.records) for one in files) >= _RECORDS_AT_ONCE:
-            yield part_of(files, are_newest=only_newest is not None)
+        if sum(len(one.records) for one in files) >= _RECORDS_PER_BATCH:
+            yield build_shard(files, starts_mid_step=latest_records is not None)
             files = []
     if files:
-        yield part_of(files, are_newest=only_newest is not None)
+        yield build_shard(files, starts_mid_step=latest_records is not None)
 
 
-def part_of(files: Sequence[RankFiles], *, are_newest: bool = False) -> Part:
+def build_shard(files: Sequence[RankRecording], *, starts_mid_step: bool = False) -> Shard:
     """Build the tables of some ranks.
 
     Args:
         are_newest: true if records may begin in the middle of a step.
     """
-    tables = event_tables({one.rank: one.records for one in files if len(one.records)}, are_newest=are_newest)
-    return Part(
+    tables = build_event_tables(
+        {one.rank: one.records for one in files if len(one.records)}, starts_mid_step=starts_mid_step
+    )
+    return Shard(
         ranks=pd.DataFrame(
             [
                 {
                     "rank": one.rank,
-                    "host": one.where.get("host", "unknown"),
-                    "pid": one.where.get("pid", -1),
-                    "device": one.where.get("device", "unknown"),
+                    "host": one.rank_info.get("host", "unknown"),
+                    "pid": one.rank_info.get("pid", -1),
+                    "device": one.rank_info.get("device", "unknown"),
                     "closed": one.was_closed,
                 }
                 for one in files
@@ -94,10 +96,10 @@ def part_of(files: Sequence[RankFiles], *, are_newest: bool = False) -> Part:
         ),
         clocks=[_clock_of(one) for one in files],
         run=next((one.run for one in files if one.run), {}),
-        tables=tables | {"segments": with_content(tables["segments"], {one.rank: one.rounds for one in files})},
-        whole={
+        tables=tables | {"segments": add_segment_content(tables["segments"], {one.rank: one.rounds for one in files})},
+        unsplit={
             "user_collectives": _user_collectives(files),
-            "links": link_samples({one.rank: one.links for one in files}),
+            "links": build_link_samples({one.rank: one.links for one in files}),
             "call_sites": _call_sites(files),
         },
         plans={one.plans for one in files},
@@ -107,11 +109,11 @@ def part_of(files: Sequence[RankFiles], *, are_newest: bool = False) -> Part:
 @lru_cache(maxsize=1)
 def empty_tables() -> dict[str, pd.DataFrame]:
     """Return all tables without rows."""
-    nothing = part_of([])
-    return nothing.tables | nothing.whole
+    nothing = build_shard([])
+    return nothing.tables | nothing.unsplit
 
 
-def _user_collectives(files: Sequence[RankFiles]) -> pd.DataFrame:
+def _user_collectives(files: Sequence[RankRecording]) -> pd.DataFrame:
     rank = np.repeat(
         np.array([one.rank for one in files], np.int64), [one.user_collectives_ns.shape[1] for one in files]
     )
@@ -120,18 +122,18 @@ def _user_collectives(files: Sequence[RankFiles]) -> pd.DataFrame:
     return pd.DataFrame({"rank": rank, "start_ns": start_ns, "end_ns": end_ns})
 
 
-def _call_sites(files: Sequence[RankFiles]) -> pd.DataFrame:
+def _call_sites(files: Sequence[RankRecording]) -> pd.DataFrame:
     rows = [(one.rank, *site) for one in files for site in one.call_sites]
     return pd.DataFrame(rows, columns=["rank", "call_site", "file", "line", "function"])
 
 
-def _clock_of(files: RankFiles) -> RankClock:
+def _clock_of(files: RankRecording) -> RankClock:
     try:
-        sample = files.where["clock_samples"][0]
+        sample = files.rank_info["clock_samples"][0]
         unix_offset_ns = int(sample["unix_ns"]) - int(sample["monotonic_ns"])
     except (KeyError, IndexError, TypeError, ValueError):
         unix_offset_ns = None
-    boot, records = files.where.get("boot_id"), files.records
+    boot, records = files.rank_info.get("boot_id"), files.records
     return RankClock(
         rank=files.rank,
         boot=boot and str(boot),

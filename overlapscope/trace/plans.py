@@ -36,7 +36,7 @@ def read_plans(path: Path, problems: list[Problem], known: dict[bytes, PlanRows]
         content = b""
     if content not in known:
         found: list[Problem] = []
-        rows = tuple(read_lines(path, found, _rows_of))
+        rows = tuple(read_lines(path, found, _parse_plan))
         problems += found
         if found:  # not cached, so that problems are reported for each file
             return rows
@@ -44,13 +44,13 @@ def read_plans(path: Path, problems: list[Problem], known: dict[bytes, PlanRows]
     return known[content]
 
 
-def plans_table(plans: Iterable[PlanRows]) -> pd.DataFrame:
+def build_plans_table(plans: Iterable[PlanRows]) -> pd.DataFrame:
     """Return the plans of some ranks, each once."""
     rows = [row for distinct in dict.fromkeys(plans) for row in distinct]
     return pd.DataFrame(rows, columns=list(PLAN_COLUMNS)).drop_duplicates(ignore_index=True)
 
 
-def _rows_of(plan: Any) -> list[tuple[Any, ...]]:
+def _parse_plan(plan: Any) -> list[tuple[Any, ...]]:
     return [
         (
             plan["model"],

@@ -13,31 +13,31 @@ import pandas as pd
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace import store
-from overlapscope.trace.alignment import all_reduces_of, are_of_one_clock
-from overlapscope.trace.assembly import assemble, maps_of
-from overlapscope.trace.causality import joined_by_clock
-from overlapscope.trace.conversion import convert, cut, joined_tables
-from overlapscope.trace.draft import draft_beside
-from overlapscope.trace.folders import expected_ranks_of, find_rank_folders
+from overlapscope.trace.alignment import collect_all_reduces, share_one_clock
+from overlapscope.trace.assembly import assemble_shards, build_clock_maps
+from overlapscope.trace.causality import merge_by_clock
+from overlapscope.trace.conversion import concat_tables, convert_recording, partition_recording
+from overlapscope.trace.draft import staging_dir
+from overlapscope.trace.folders import find_rank_folders, parse_expected_ranks
 from overlapscope.trace.format import EVENTS_FILE, TABLES_FOLDER
-from overlapscope.trace.links import with_peer_ranks
+from overlapscope.trace.links import add_peer_ranks
 from overlapscope.trace.log import Problem
-from overlapscope.trace.memory import require_room
-from overlapscope.trace.part import empty_tables, read_parts
-from overlapscope.trace.plans import plans_table
+from overlapscope.trace.memory import require_memory
+from overlapscope.trace.part import empty_tables, read_shards
+from overlapscope.trace.plans import build_plans_table
 from overlapscope.trace.remote import is_remote
 from overlapscope.trace.store import DamagedTables
-from overlapscope.trace.table_file import EVERYTHING, StepRange, with_neighbours
-from overlapscope.trace.tables import TABLES, on_clocks
-from overlapscope.workers import Here, Workers
+from overlapscope.trace.table_file import ALL_STEPS, StepRange, with_neighbors
+from overlapscope.trace.tables import TABLES, map_to_clocks
+from overlapscope.workers import SerialWorkers, Workers
 
 Progress = Callable[[int, int], None]
 """Callback with (number of ranks read so far, number of ranks)."""
 
-NEIGHBOURS: Final = 16
+NEIGHBOR_STEPS: Final = 16
 """Number of steps before and after a step that its analysis depends on; see ``overlapscope.analysis.pieces``."""
 
-Extent = Literal["all", "newest", "chosen"]
+Extent = Literal["all", "latest", "chosen"]
 """Which steps of a recording were read."""
 
 
@@ -79,7 +79,7 @@ class Trace:
     @property
     def expected_ranks(self) -> tuple[int, ...]:
         """Return the ranks that trained together, whether or not they left a log."""
-        return expected_ranks_of(self.run)
+        return parse_expected_ranks(self.run)
 
     @property
     def aligned_ranks(self) -> tuple[int, ...]:
@@ -100,47 +100,47 @@ class Recording:
     path: Path
     run: dict[str, Any]
     problems: tuple[Problem, ...]
-    whole: dict[str, pd.DataFrame]
+    unsplit: dict[str, pd.DataFrame]
     """Tables that are not split, by name."""
-    events: store.Stored | dict[str, pd.DataFrame]
+    events: store.StoredTables | dict[str, pd.DataFrame]
     """Event tables: on disk, or in memory where nothing can be written."""
 
     @property
     def ranges(self) -> list[StepRange]:
         """Return ranges of steps, each of which fits into memory with everything computed from it."""
-        return self.events.ranges if isinstance(self.events, store.Stored) else [EVERYTHING]
+        return self.events.ranges if isinstance(self.events, store.StoredTables) else [ALL_STEPS]
 
     def steps(self) -> pd.DataFrame:
         """Return the table of all steps.
 
         Raises:
-            DamagedTables: the recording has to be opened with ``afresh``.
+            DamagedTables: the recording has to be opened with ``rebuild_tables``.
         """
-        tables = self.events.read(names=["steps"]) if isinstance(self.events, store.Stored) else self.events
-        return on_clocks({"steps": tables["steps"]}, maps_of(self.whole["clocks"]))["steps"]
+        tables = self.events.read(names=["steps"]) if isinstance(self.events, store.StoredTables) else self.events
+        return map_to_clocks({"steps": tables["steps"]}, build_clock_maps(self.unsplit["clocks"]))["steps"]
 
     def without_samples(self) -> Recording:
         """Return the recording without links and call sites, which are sampled beside the steps and may be large."""
-        left_out = {name: self.whole[name].iloc[:0] for name in ("links", "call_sites")}
-        return replace(self, whole=self.whole | left_out)
+        left_out = {name: self.unsplit[name].iloc[:0] for name in ("links", "call_sites")}
+        return replace(self, unsplit=self.unsplit | left_out)
 
-    def trace(self, steps: StepRange = EVERYTHING) -> Trace:
+    def trace(self, steps: StepRange = ALL_STEPS) -> Trace:
         """Return the tables of a range of steps of all ranks.
 
         Raises:
-            DamagedTables: the recording has to be opened with ``afresh``.
+            DamagedTables: the recording has to be opened with ``rebuild_tables``.
         """
-        is_all = steps == EVERYTHING
-        if isinstance(self.events, store.Stored):
+        is_all = steps == ALL_STEPS
+        if isinstance(self.events, store.StoredTables):
             tables = self.events.read(steps)
         else:
-            tables = {name: table if is_all else _of_steps(table, steps) for name, table in self.events.items()}
-        clocks = maps_of(self.whole["clocks"])
-        found: dict[str, Any] = on_clocks(tables, clocks) | {
-            name: table for name, table in self.whole.items() if name != "clocks"
+            tables = {name: table if is_all else _select_steps(table, steps) for name, table in self.events.items()}
+        clocks = build_clock_maps(self.unsplit["clocks"])
+        found: dict[str, Any] = map_to_clocks(tables, clocks) | {
+            name: table for name, table in self.unsplit.items() if name != "clocks"
         }
         if not is_all:
-            found["user_collectives"] = _during(found["user_collectives"], found["steps"])
+            found["user_collectives"] = _select_spans_during(found["user_collectives"], found["steps"])
         return Trace(path=self.path, run=self.run, problems=self.problems, **found)
 
 
@@ -148,9 +148,9 @@ def read_trace(
     path: Path | str,
     progress: Progress | None = None,
     *,
-    only_newest: int | None = None,
-    steps: StepRange = EVERYTHING,
-    neighbours: int = 0,
+    latest_records: int | None = None,
+    steps: StepRange = ALL_STEPS,
+    neighbors: int = 0,
 ) -> Trace:
     """Read a recording, from its Parquet tables if they are up to date, else from its logs.
 
@@ -166,23 +166,23 @@ def read_trace(
         OverlapScopeError: there is nothing to show, or it doesn't fit into memory; lesser problems are in
             ``Trace.problems``.
     """
-    if only_newest is None:
-        if steps == EVERYTHING:
+    if latest_records is None:
+        if steps == ALL_STEPS:
             _require_room(path)
         try:
-            return _read_steps(open_recording(path, progress), steps, neighbours)
+            return _read_steps(open_recording(path, progress), steps, neighbors)
         except DamagedTables:
-            return _read_steps(open_recording(path, progress, afresh=True), steps, neighbours)
+            return _read_steps(open_recording(path, progress, rebuild_tables=True), steps, neighbors)
     path = Path(path)
-    recording = _in_memory(path, find_rank_folders(path), progress, only_newest)
+    recording = _read_into_memory(path, find_rank_folders(path), progress, latest_records)
     trace = recording.trace()
     problems = list(trace.problems)
-    kept: dict[str, Any] = {**_of_common_steps(trace, problems)}
-    return replace(trace, extent="newest", problems=tuple(problems), **kept)
+    kept: dict[str, Any] = {**_select_common_steps(trace, problems)}
+    return replace(trace, extent="latest", problems=tuple(problems), **kept)
 
 
 def open_recording(
-    path: Path | str, progress: Progress | None = None, workers: Workers | None = None, *, afresh: bool = False
+    path: Path | str, progress: Progress | None = None, workers: Workers | None = None, *, rebuild_tables: bool = False
 ) -> Recording:
     """Open a recording, and write its tables if there are none that are up to date.
 
@@ -197,48 +197,48 @@ def open_recording(
             don't and no tables can be written; lesser problems are in ``Recording.problems``.
     """
     if is_remote(path):
-        return _remote(path, is_damaged=afresh)
+        return _open_remote(path, is_damaged=rebuild_tables)
     path = Path(path)
     folders = find_rank_folders(path)
-    fingerprint = store.fingerprint(folders)
-    if not afresh and (known := _stored(path, fingerprint)) is not None:
+    fingerprint = store.compute_fingerprint(folders)
+    if not rebuild_tables and (known := _load_stored(path, fingerprint)) is not None:
         return known
-    plan = cut(folders)
+    plan = partition_recording(folders)
     for part in plan.parts:
-        require_room(path, (folder / EVENTS_FILE for folder in part.values()))
+        require_memory(path, (folder / EVENTS_FILE for folder in part.values()))
     if len(plan.parts) > 1:
         try:
-            convert(path, folders, fingerprint, plan, workers or Here(), progress)
+            convert_recording(path, folders, fingerprint, plan, workers or SerialWorkers(), progress)
         except OSError:
             pass  # the folder is not writable
         else:
-            if (known := _stored(path, fingerprint)) is not None:
+            if (known := _load_stored(path, fingerprint)) is not None:
                 return known
-        require_room(path, (folder / EVENTS_FILE for folder in folders.values()))
-    recording = _in_memory(path, folders, progress)
+        require_memory(path, (folder / EVENTS_FILE for folder in folders.values()))
+    recording = _read_into_memory(path, folders, progress)
     if isinstance(recording.events, dict) and len(plan.parts) == 1:
-        with suppress(OSError), draft_beside(path) as draft:
-            files = store.write_part(draft, 0, recording.events, plan.between)
-            found = recording.whole, recording.run, recording.problems
-            store.finish(draft, path, fingerprint, *found, plan.between, [files])
+        with suppress(OSError), staging_dir(path) as draft:
+            files = store.write_shard(draft, 0, recording.events, plan.between)
+            found = recording.unsplit, recording.run, recording.problems
+            store.publish_tables(draft, path, fingerprint, *found, plan.between, [files])
     return recording
 
 
-def _read_steps(recording: Recording, steps: StepRange, neighbours: int) -> Trace:
+def _read_steps(recording: Recording, steps: StepRange, neighbors: int) -> Trace:
     """Return a range of steps of a recording with its neighbors.
 
     Raises:
-        DamagedTables: the recording has to be opened with ``afresh``.
+        DamagedTables: the recording has to be opened with ``rebuild_tables``.
         OverlapScopeError: it has none of these steps, or they don't fit into memory.
     """
-    if steps == EVERYTHING:
+    if steps == ALL_STEPS:
         return recording.trace()
     known = recording.steps()["step"]
     if not known.between(steps[0], steps[1] - 1).any():
         has = f"it has {known.min()} to {known.max()}" if len(known) else "none has finished"
-        until = f"to before {steps[1]}" if steps[1] < EVERYTHING[1] else "on"
+        until = f"to before {steps[1]}" if steps[1] < ALL_STEPS[1] else "on"
         raise OverlapScopeError(f"{recording.path}: has no step from {steps[0]} {until}; {has}")
-    first, end = with_neighbours(steps, neighbours)
+    first, end = with_neighbors(steps, neighbors)
     share = float(known.between(first, end - 1).mean())
     _require_room(recording.path, share)
     if share == 1:
@@ -249,14 +249,14 @@ def _read_steps(recording: Recording, steps: StepRange, neighbours: int) -> Trac
 def _require_room(path: Path | str, share: float = 1.0) -> None:
     if not is_remote(path):
         path = Path(path)
-        require_room(path, (folder / EVENTS_FILE for folder in find_rank_folders(path).values()), share)
+        require_memory(path, (folder / EVENTS_FILE for folder in find_rank_folders(path).values()), share)
 
 
-def _remote(path: Path, *, is_damaged: bool) -> Recording:
+def _open_remote(path: Path, *, is_damaged: bool) -> Recording:
     """Open the tables of a recording on remote storage, where nothing is written."""
     try:
         (path / TABLES_FOLDER / store.CONTENTS_FILE).read_bytes()
-        known = None if is_damaged else _stored(path, None)
+        known = None if is_damaged else _load_stored(path, None)
     except FileNotFoundError:
         what = f"no {TABLES_FOLDER}/ there; open the recording once where it is, and copy its {TABLES_FOLDER}/ there"
         raise OverlapScopeError(f"{path}: {what}") from None
@@ -267,40 +267,40 @@ def _remote(path: Path, *, is_damaged: bool) -> Recording:
     return known
 
 
-def _stored(path: Path, fingerprint: str | None) -> Recording | None:
+def _load_stored(path: Path, fingerprint: str | None) -> Recording | None:
     """Return a recording whose tables are on disk and up to date; else None."""
-    stored = store.load(path, fingerprint)
+    stored = store.load_tables(path, fingerprint)
     if stored is None:
         return None
     try:
-        whole = stored.read_whole()
+        unsplit = stored.read_unsplit()
     except DamagedTables:
         return None
-    return Recording(path=path, run=stored.run, problems=stored.problems, whole=whole, events=stored)
+    return Recording(path=path, run=stored.run, problems=stored.problems, unsplit=unsplit, events=stored)
 
 
-def _in_memory(
-    path: Path, folders: dict[int, Path], progress: Progress | None, only_newest: int | None = None
+def _read_into_memory(
+    path: Path, folders: dict[int, Path], progress: Progress | None, latest_records: int | None = None
 ) -> Recording:
     problems: list[Problem] = []
     count = None if progress is None else partial(_count, progress, len(folders))
-    parts = list(read_parts(folders, problems, only_newest, count))
+    parts = list(read_shards(folders, problems, latest_records, count))
     if progress:
         progress(len(folders), len(folders))
     clocks = [clock for part in parts for clock in part.clocks]
-    compared = [] if are_of_one_clock(clocks) else parts
-    by_clock = joined_by_clock(all_reduces_of(part.clocks, part.tables["collectives"]) for part in compared)
-    found = assemble(folders, parts, by_clock, problems)
+    compared = [] if share_one_clock(clocks) else parts
+    by_clock = merge_by_clock(collect_all_reduces(part.clocks, part.tables["collectives"]) for part in compared)
+    found = assemble_shards(folders, parts, by_clock, problems)
     return Recording(
-        path=path, run=found.run, problems=tuple(found.problems), whole=found.whole, events=joined_tables(parts)
+        path=path, run=found.run, problems=tuple(found.problems), unsplit=found.unsplit, events=concat_tables(parts)
     )
 
 
-def _of_steps(table: pd.DataFrame, steps: StepRange) -> pd.DataFrame:
+def _select_steps(table: pd.DataFrame, steps: StepRange) -> pd.DataFrame:
     return table[(table["step"] >= steps[0]) & (table["step"] < steps[1])].reset_index(drop=True)
 
 
-def _during(spans: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+def _select_spans_during(spans: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Return the spans of ranks that overlap the time of their steps."""
     of_rank = steps.groupby("rank").agg({"start_ns": "min", "end_ns": "max"}).reindex(spans["rank"])
     touches = spans["end_ns"].to_numpy() >= of_rank["start_ns"].to_numpy()
@@ -313,9 +313,9 @@ def empty_trace(path: Path, ranks: Iterable[int]) -> Trace:
     unknown = {"host": "unknown", "pid": -1, "device": "unknown", "boot": None, "clock": "none"}
     unknown |= {"offset_ns": 0, "drift_ppm": 0.0, "error_ns": float("nan"), "closed": False}
     tables: dict[str, Any] = empty_tables() | {
-        "links": with_peer_ranks(empty_tables()["links"]),
+        "links": add_peer_ranks(empty_tables()["links"]),
         "ranks": pd.DataFrame([{"rank": rank, **unknown} for rank in ranks]),
-        "plans": plans_table([]),
+        "plans": build_plans_table([]),
     }
     return Trace(path=path, run={}, problems=(), **tables)
 
@@ -324,15 +324,15 @@ def _count(progress: Progress, ranks: int, done: int) -> None:
     progress(done, ranks)
 
 
-def _of_common_steps(trace: Trace, problems: list[Problem]) -> dict[str, pd.DataFrame]:
+def _select_common_steps(trace: Trace, problems: list[Problem]) -> dict[str, pd.DataFrame]:
     """Return the tables without what lies before the first step that is present on all ranks with steps."""
     firsts = trace.steps.groupby("rank")[["step", "start_ns"]].min().max()
     if firsts.isna().any():
         return {}
-    for rank, newest in trace.steps.groupby("rank")["step"].max().items():
-        if newest < firsts["step"]:
-            what = f"its newest step is {newest}, before all that are shown of other ranks"
+    for rank, latest in trace.steps.groupby("rank")["step"].max().items():
+        if latest < firsts["step"]:
+            what = f"its newest step is {latest}, before all that are shown of other ranks"
             problems.append(Problem("note", f"{trace.path}: rank {rank} is not shown: {what}"))
     own = trace.user_collectives
-    kept = {name: _of_steps(getattr(trace, name), (firsts["step"], EVERYTHING[1])) for name in TABLES}
+    kept = {name: _select_steps(getattr(trace, name), (firsts["step"], ALL_STEPS[1])) for name in TABLES}
     return kept | {"user_collectives": own[own["start_ns"] >= firsts["start_ns"]].reset_index(drop=True)}

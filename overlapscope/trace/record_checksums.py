@@ -21,24 +21,24 @@ _CHECKSUM_BYTES: Final = 4
 _WORD: Final = np.dtype("<u2")
 _WORDS: Final = RECORD_BYTES // _WORD.itemsize
 _FIRST_WORD: Final = _CHECKSUM_BYTES // _WORD.itemsize
-_AT_ONCE: Final = 8192
+_BLOCK_RECORDS: Final = 8192
 """Number of records per block, whose words stay in a processor's caches."""
 
 
-def record_checksums(records: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
+def compute_record_checksums(records: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
     """Compute the CRC-32 of each record of ``RECORD_BYTES`` without its leading checksum, shape (N,)."""
     words = np.ascontiguousarray(records).view(_WORD).reshape(-1, _WORDS)
-    checksums = np.full(len(words), _of_zeros(), dtype=np.uint32)
+    checksums = np.full(len(words), _crc_of_zeros(), dtype=np.uint32)
     tables = _tables() if len(words) else ()
-    for begin in range(0, len(words), _AT_ONCE):
-        some = checksums[begin : begin + _AT_ONCE]
-        columns = np.ascontiguousarray(words[begin : begin + _AT_ONCE, _FIRST_WORD:].T)
+    for begin in range(0, len(words), _BLOCK_RECORDS):
+        some = checksums[begin : begin + _BLOCK_RECORDS]
+        columns = np.ascontiguousarray(words[begin : begin + _BLOCK_RECORDS, _FIRST_WORD:].T)
         for table, column in zip(tables, columns, strict=True):
             some ^= table.take(column)
     return checksums
 
 
-def _of_zeros() -> int:
+def _crc_of_zeros() -> int:
     return crc32(bytes(RECORD_BYTES - _CHECKSUM_BYTES))
 
 
@@ -51,8 +51,8 @@ def _tables() -> npt.NDArray[np.uint32]:
     bits = 8 * _WORD.itemsize
     tables = np.zeros((_WORDS - _FIRST_WORD, 1 << bits), dtype=np.uint32)
     for bit in range(bits):
-        for place, table in enumerate(tables):
+        for index, table in enumerate(tables):
             message = bytearray(RECORD_BYTES - _CHECKSUM_BYTES)
-            message[place * _WORD.itemsize + bit // 8] = 1 << bit % 8
-            table[1 << bit : 2 << bit] = table[: 1 << bit] ^ np.uint32(crc32(message) ^ _of_zeros())
+            message[index * _WORD.itemsize + bit // 8] = 1 << bit % 8
+            table[1 << bit : 2 << bit] = table[: 1 << bit] ^ np.uint32(crc32(message) ^ _crc_of_zeros())
     return tables

@@ -11,12 +11,12 @@ from typing import TypeGuard, cast
 from overlapscope.errors import OverlapScopeError
 
 
-def is_url(place: str) -> bool:
+def is_url(location: str) -> bool:
     """Return whether a user's argument is a URL."""
-    return "://" in place
+    return "://" in location
 
 
-def recording_at(place: str) -> Path:
+def resolve_recording_path(location: str) -> Path:
     """Return the folder for a path or URL that a user gave.
 
     Returns:
@@ -25,16 +25,16 @@ def recording_at(place: str) -> Path:
     Raises:
         OverlapScopeError: this kind of URL is not supported.
     """
-    if not is_url(place):
-        return Path(place)
+    if not is_url(location):
+        return Path(location)
     try:
         from upath import UPath
     except ImportError:
-        raise OverlapScopeError(f"{place}: reading URLs needs 'pip install overlapscope[remote]'") from None
+        raise OverlapScopeError(f"{location}: reading URLs needs 'pip install overlapscope[remote]'") from None
     try:
-        return cast(Path, UPath(place))
+        return cast(Path, UPath(location))
     except (ValueError, ImportError) as error:
-        raise OverlapScopeError(f"{place}: {' '.join(str(error).split())}") from None
+        raise OverlapScopeError(f"{location}: {' '.join(str(error).split())}") from None
 
 
 def is_remote(path: Path | str) -> TypeGuard[Path]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from overlapscope.trace.checksum import json_line
+from overlapscope.trace.checksum import dump_json_line
 from overlapscope.trace.folders import read_json, read_lines
 from overlapscope.trace.format import RANK_FILE, REPORTS_FILE
 from overlapscope.trace.log import Problem
@@ -99,7 +99,7 @@ class ReportLog:
         path = self._folder / REPORTS_FILE
         part = path.with_suffix(".part")
         with suppress(OSError):
-            part.write_text("".join(map(json_line, self._lines)), encoding="utf-8")
+            part.write_text("".join(map(dump_json_line, self._lines)), encoding="utf-8")
             part.replace(path)
 
 
@@ -109,19 +109,19 @@ def read_reports(folders: Mapping[int, Path]) -> tuple[WatchdogReport, ...]:
     Args:
         folders: rank folders by rank.
     """
-    found = [report for rank, folder in folders.items() for report in reports_of(rank, folder, [])]
+    found = [report for rank, folder in folders.items() for report in read_rank_reports(rank, folder, [])]
     return tuple(sorted(found, key=lambda report: (report.time_ns, report.rank)))
 
 
-def reports_of(rank: int, folder: Path, problems: list[Problem]) -> list[WatchdogReport]:
+def read_rank_reports(rank: int, folder: Path, problems: list[Problem]) -> list[WatchdogReport]:
     """Read the reports of one rank, in order."""
     if not (folder / REPORTS_FILE).exists():
         return []
     to_unix_ns = _to_unix_ns(folder)
-    return read_lines(folder / REPORTS_FILE, problems, lambda line: [_report(rank, folder, line, to_unix_ns)])
+    return read_lines(folder / REPORTS_FILE, problems, lambda line: [_parse_report(rank, folder, line, to_unix_ns)])
 
 
-def _report(rank: int, folder: Path, line: dict[str, Any], to_unix_ns: int | None) -> WatchdogReport:
+def _parse_report(rank: int, folder: Path, line: dict[str, Any], to_unix_ns: int | None) -> WatchdogReport:
     number, time_ns = int(line["report"]), int(line["time_ns"])
     retracted_ns, step = line.get("retracted_ns"), line.get("step")
     verdict = dict(line.get("verdict") or {})

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.untrusted_file import MOST_VALUES, check_extent
+from overlapscope.trace.untrusted_file import MAX_VALUES, check_size_and_depth
 
 _PROTOCOLS: Final = range(2, 6)
 _LARGEST_INTEGER_BYTES: Final = 8
@@ -49,7 +49,7 @@ def load_pickle(data: bytes, path: Path) -> Any:
         value = machine.run()
     except _Refused as refusal:
         raise OverlapScopeError(f"{path}: refused at offset {machine.last}: {refusal}") from None
-    check_extent(value, path)
+    check_size_and_depth(value, path)
     return value
 
 
@@ -71,7 +71,7 @@ class _Machine:
         if len(data) > 1 and data[1] not in _PROTOCOLS:
             raise _Refused(f"pickle protocol {data[1]}; only {_PROTOCOLS[0]} to {_PROTOCOLS[-1]} are known")
         instructions = _INSTRUCTIONS
-        for _ in range(MOST_VALUES):
+        for _ in range(MAX_VALUES):
             self.last = self._at
             if self.last >= len(data):
                 raise _Refused("cut short; copy or dump it again")
@@ -83,7 +83,7 @@ class _Machine:
             if instruction is None:
                 raise _Refused(_forbidden(code))
             instruction(self)
-        raise _Refused(f"more than {MOST_VALUES:,} instructions")
+        raise _Refused(f"more than {MAX_VALUES:,} instructions")
 
     def _end(self) -> Any:
         if self._at != len(self._data):
@@ -124,10 +124,10 @@ class _Machine:
 
     def _pop_to_mark(self) -> list[Any]:
         stack = self._stack
-        for place in range(len(stack) - 1, -1, -1):
-            if stack[place] is _MARK:
-                values = stack[place + 1 :]
-                del stack[place:]
+        for index_on_stack in range(len(stack) - 1, -1, -1):
+            if stack[index_on_stack] is _MARK:
+                values = stack[index_on_stack + 1 :]
+                del stack[index_on_stack:]
                 return values
         raise _Refused("damaged: a container has no start; copy or dump it again")
 

@@ -27,7 +27,7 @@ class RingHeader(Protocol):
 Header = TypeVar("Header", bound=RingHeader)
 
 
-def header_and_size(fd: int, path: Path, unpack: Callable[[bytes, Path], Header]) -> tuple[Header, int]:
+def read_header_and_size(fd: int, path: Path, unpack: Callable[[bytes, Path], Header]) -> tuple[Header, int]:
     """Read the header and the file's size, consistently.
 
     Both are read again if they don't match: the log may just have been closed, which changes one after the other.

@@ -35,18 +35,18 @@ class RingLog(ABC):
 
     def __init__(self, path: Path, capacity: int) -> None:
         self.path = path
-        self.newest = 0
+        self.latest = 0
         """Number of the latest item; 0 before the first."""
         self.capacity = capacity
         """Number of slots in the file when it is full; reduced once the disk is full."""
-        self._wanted = capacity
-        self._straight = 0
+        self._requested_capacity = capacity
+        self._allocated = 0
         """Number up to which slots are allocated, and item n is in slot n - 1 without wrapping around."""
         # Reentrant: a garbage collection may begin while it is held, and the pause is recorded on the same thread.
         self._lock = threading.RLock()
         self._fd, self._buffer = _make(path, HEADER_BYTES + capacity * self.slot_bytes)
         self._allocate()
-        if not self._straight:
+        if not self._allocated:
             self._buffer.close()
             os.close(self._fd)
             path.unlink()
@@ -59,9 +59,9 @@ class RingLog(ABC):
         return self._buffer.closed
 
     @property
-    def disk_is_full(self) -> bool:
+    def is_disk_full(self) -> bool:
         """Return whether the ring is smaller than requested, because the disk is full."""
-        return self.capacity < self._wanted
+        return self.capacity < self._requested_capacity
 
     def close(self) -> None:
         """Mark the log as complete in its header, and free unused disk space. May be called twice."""
@@ -70,13 +70,13 @@ class RingLog(ABC):
                 return
             self._write_header(closed=True)
             self._buffer.close()
-            os.ftruncate(self._fd, HEADER_BYTES + min(self.newest, self.capacity) * self.slot_bytes)
+            os.ftruncate(self._fd, HEADER_BYTES + min(self.latest, self.capacity) * self.slot_bytes)
             os.close(self._fd)
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Detach a forked process from the file, which stays its parent's: items stored here are discarded."""
         self._lock = threading.RLock()  # another thread of the parent may have held it
-        self._buffer, self._straight = mmap.mmap(-1, len(self._buffer)), self.capacity
+        self._buffer, self._allocated = mmap.mmap(-1, len(self._buffer)), self.capacity
 
     @property
     def _pinned(self) -> int:
@@ -97,29 +97,29 @@ class RingLog(ABC):
         2) % 14 = 2.
         """
         slot = number - 1
-        if number > self._straight:
+        if number > self._allocated:
             slot = self._pinned + (slot - self._pinned) % (self.capacity - self._pinned)
         return HEADER_BYTES + slot * self.slot_bytes
 
     def _make_room(self, number: int) -> int:
         """Return the file offset of an item that is about to be stored, after allocating disk blocks if needed."""
         with self._lock:
-            while self._straight < min(number, self.capacity):
+            while self._allocated < min(number, self.capacity):
                 self._allocate()
         return self._offset(number)
 
     def _allocate(self) -> None:
         """Allocate disk blocks for the next chunk, or reduce the ring to the allocated slots if the disk is full."""
-        wanted = min(self._straight + self.chunk_slots, self.capacity)
-        begin = HEADER_BYTES + self._straight * self.slot_bytes
+        wanted = min(self._allocated + self.chunk_slots, self.capacity)
+        begin = HEADER_BYTES + self._allocated * self.slot_bytes
         try:
-            os.posix_fallocate(self._fd, begin, (wanted - self._straight) * self.slot_bytes)
+            os.posix_fallocate(self._fd, begin, (wanted - self._allocated) * self.slot_bytes)
         except OSError:
-            self.capacity = self._straight
-            if self._straight:
+            self.capacity = self._allocated
+            if self._allocated:
                 self._write_header()
         else:
-            self._straight = wanted
+            self._allocated = wanted
 
 
 def _make(path: Path, size: int) -> tuple[int, mmap.mmap]:

@@ -15,9 +15,9 @@ from typing import Final
 from overlapscope.errors import OverlapScopeError
 
 NOTES_FILE: Final = "notes.json"
-MOST_TAGS: Final = 20
-LONGEST_TAG: Final = 40
-LONGEST_NOTE: Final = 10_000
+MAX_TAGS: Final = 20
+MAX_TAG_LENGTH: Final = 40
+MAX_NOTE_LENGTH: Final = 10_000
 _MOST_BYTES: Final = 1_000_000
 
 
@@ -29,7 +29,7 @@ class RunNotes:
     note: str = ""
 
 
-def tags_in(text: str) -> tuple[str, ...]:
+def parse_tags(text: str) -> tuple[str, ...]:
     """Parse comma-separated tags as a user types them: without duplicates or surrounding space."""
     return tuple(dict.fromkeys(tag for each in text.split(",") if (tag := " ".join(each.split()))))
 
@@ -87,7 +87,7 @@ def write_notes(run: Path, notes: RunNotes) -> None:
 
 def _check_extent(tags: Iterable[str], note: str) -> None:
     known = tuple(tags)
-    if len(known) > MOST_TAGS or any(len(tag) > LONGEST_TAG for tag in known):
-        raise OverlapScopeError(f"a run has at most {MOST_TAGS} tags of {LONGEST_TAG} characters each")
-    if len(note) > LONGEST_NOTE:
-        raise OverlapScopeError(f"a note has at most {LONGEST_NOTE:,} characters; this one has {len(note):,}")
+    if len(known) > MAX_TAGS or any(len(tag) > MAX_TAG_LENGTH for tag in known):
+        raise OverlapScopeError(f"a run has at most {MAX_TAGS} tags of {MAX_TAG_LENGTH} characters each")
+    if len(note) > MAX_NOTE_LENGTH:
+        raise OverlapScopeError(f"a note has at most {MAX_NOTE_LENGTH:,} characters; this one has {len(note):,}")

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from overlapscope.trace.attempts import attempts_in
+from overlapscope.trace.attempts import find_attempts
 from overlapscope.trace.flight_recorder_files import holds_dumps
 from overlapscope.trace.format import TABLES_FOLDER, WATCHDOG_FOLDER
 
-DEEPEST: Final = 12
+MAX_DEPTH: Final = 12
 """Maximum depth of the search."""
-MOST_FOLDERS: Final = 20_000
+MAX_FOLDERS: Final = 20_000
 """Maximum number of folders to search: with more, it is a disk and not a folder of recordings."""
 
 
@@ -36,14 +36,14 @@ class Run:
     """Folders of all attempts that have left files, in order; only the run's own folder if there is one attempt."""
 
     @property
-    def newest(self) -> Path:
+    def latest(self) -> Path:
         """Return the folder of the latest attempt."""
         return self.attempts[-1]
 
     @property
-    def newest_name(self) -> str:
+    def latest_name(self) -> str:
         """Return the name under which the latest attempt is found."""
-        return f"{self.name}/{self.newest.name}" if self.newest != self.path else self.name
+        return f"{self.name}/{self.latest.name}" if self.latest != self.path else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def is_run(folder: Path) -> bool:
     """Return whether a folder is itself a recording, or holds dumps."""
     try:
         with os.scandir(folder) as entries:
-            if any(_is_of_a_rank(entry.name) and entry.is_dir() for entry in entries):
+            if any(_is_rank_folder(entry.name) and entry.is_dir() for entry in entries):
                 return True
     except OSError:
         return False
@@ -92,7 +92,7 @@ def find_runs(folders: Sequence[Path]) -> FoundRuns:
         prefix = f"{label}/" if len(folders) > 1 else ""
         for path in _run_folders(root, left_out):
             name = label if path == root else prefix + path.relative_to(root).as_posix()
-            later = (each for each in attempts_in(path) if each == path or not _has_link_out(root, each))
+            later = (each for each in find_attempts(path) if each == path or not _has_outside_link(root, each))
             runs.setdefault(path, Run(name=name, path=path, attempts=tuple(later) or (path,)))
     return FoundRuns(runs=tuple(sorted(runs.values(), key=lambda run: run.name)), left_out=tuple(left_out))
 
@@ -114,8 +114,8 @@ def _run_folders(root: Path, left_out: list[str]) -> Iterator[Path]:
     while waiting:
         folder, depth = waiting.pop()
         looked_into += 1
-        if looked_into > MOST_FOLDERS:
-            left_out.append(f"{root}: holds more than {MOST_FOLDERS:,} folders; the others are not looked into")
+        if looked_into > MAX_FOLDERS:
+            left_out.append(f"{root}: holds more than {MAX_FOLDERS:,} folders; the others are not looked into")
             return
         try:
             with os.scandir(folder) as found:
@@ -130,11 +130,13 @@ def _run_folders(root: Path, left_out: list[str]) -> Iterator[Path]:
         own = [entry.name for entry in entries if _is_of_a_recording(entry.name)]
         if not set(own) & set(outside) and (_is_begun(folder, own) or holds_dumps(folder)):
             yield folder
-        inner = [folder / entry.name for entry in entries if not entry.is_symlink() and not _is_part(entry.name)]
-        if depth < DEEPEST:
+        inner = [
+            folder / entry.name for entry in entries if not entry.is_symlink() and not _is_internal_folder(entry.name)
+        ]
+        if depth < MAX_DEPTH:
             waiting += [(path, depth + 1) for path in inner]
         elif inner:
-            left_out.append(f"{folder}: {DEEPEST} levels deep; folders in it are not looked into")
+            left_out.append(f"{folder}: {MAX_DEPTH} levels deep; folders in it are not looked into")
 
 
 def _is_begun(folder: Path, own: Sequence[str]) -> bool:
@@ -143,23 +145,23 @@ def _is_begun(folder: Path, own: Sequence[str]) -> bool:
     Args:
         own: names of the folders of ranks and of attempts.
     """
-    return any(map(_is_of_a_rank, own)) or (bool(own) and bool(attempts_in(folder)))
+    return any(map(_is_rank_folder, own)) or (bool(own) and bool(find_attempts(folder)))
 
 
-def _is_of_a_rank(name: str) -> bool:
+def _is_rank_folder(name: str) -> bool:
     return name.startswith("rank_") and name.removeprefix("rank_").isdecimal()
 
 
 def _is_of_a_recording(name: str) -> bool:
-    return _is_of_a_rank(name) or (name.startswith("restart_") and name.removeprefix("restart_").isdecimal())
+    return _is_rank_folder(name) or (name.startswith("restart_") and name.removeprefix("restart_").isdecimal())
 
 
-def _is_part(name: str) -> bool:
+def _is_internal_folder(name: str) -> bool:
     """Return whether a folder of this name belongs to a recording, or is hidden."""
     return _is_of_a_recording(name) or name in (TABLES_FOLDER, WATCHDOG_FOLDER) or name.startswith(".")
 
 
-def _has_link_out(root: Path, attempt: Path) -> bool:
+def _has_outside_link(root: Path, attempt: Path) -> bool:
     return any(path.is_symlink() and not _is_in(root, path) for path in (attempt, *attempt.glob("rank_*")))
 
 

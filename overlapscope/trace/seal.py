@@ -19,29 +19,29 @@ from overlapscope.trace.format import (
     EVENTS_FILE,
     GROUP_PATTERN,
     HEADER_BYTES,
+    MANIFEST_FILE,
     POINT_TO_POINT_PATTERN,
-    SEAL_FILE,
     LogHeader,
     write_json,
 )
-from overlapscope.trace.group_log import GroupHeader
+from overlapscope.trace.group_log import CollectiveLogHeader
 from overlapscope.trace.log import Problem
 
 _LOG: Final = ".log"
 _DRAFT: Final = ".part"
 
 
-def seal(folder: Path) -> None:
+def write_manifest(folder: Path) -> None:
     """Write the manifest of a rank's files."""
     with suppress(OSError):  # a full disk, or the folder was deleted
         files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix != _DRAFT]
         # A log that could not be closed is not listed.
-        promised = [path for path in files if not _is_ring(path.name) or _is_closed(path)]
-        marks = {path.name: _mark(path) for path in promised if path.name != SEAL_FILE}
-        write_json(folder / SEAL_FILE, {"files": marks})
+        listed_size = [path for path in files if not _is_ring(path.name) or _is_closed(path)]
+        marks = {path.name: _describe_file(path) for path in listed_size if path.name != MANIFEST_FILE}
+        write_json(folder / MANIFEST_FILE, {"files": marks})
 
 
-class Seal:
+class Manifest:
     """Manifest of a rank; empty if there is none, so that nothing is verified.
 
     Args:
@@ -51,45 +51,47 @@ class Seal:
 
     def __init__(self, folder: Path, problems: list[Problem]) -> None:
         self._folder = folder
-        content = read_json(folder / SEAL_FILE, problems) if (folder / SEAL_FILE).exists() else {}
+        content = read_json(folder / MANIFEST_FILE, problems) if (folder / MANIFEST_FILE).exists() else {}
         files = content.get("files")
         listed: dict[str, Any] = files if isinstance(files, dict) else {}
         self._files = {name: mark for name, mark in listed.items() if _is_in_a_folder(name)}
         if len(self._files) < len(listed):
-            problems.append(Problem("error", f"{folder / SEAL_FILE}: damaged; it lists what can't be in its folder"))
+            problems.append(
+                Problem("error", f"{folder / MANIFEST_FILE}: damaged; it lists what can't be in its folder")
+            )
 
-    def is_broken(self, name: str) -> bool:
+    def is_damaged(self, name: str) -> bool:
         """Return whether a listed file is missing, truncated or changed."""
         return name in self._files and self._damage(name) is not None
 
     def report(self, problems: list[Problem]) -> None:
         """Report listed files that are missing or changed, unless they already have a problem."""
-        said = {problem.message.partition(": ")[0] for problem in problems}
+        reported_paths = {problem.message.partition(": ")[0] for problem in problems}
         for name in self._files:
             path = self._folder / name
-            if str(path) not in said and (damage := self._damage(name)) is not None:
+            if str(path) not in reported_paths and (damage := self._damage(name)) is not None:
                 problems.append(Problem("error", f"{path}: {damage}"))
 
     def _damage(self, name: str) -> str | None:
         path, mark = self._folder / name, self._files[name]
         try:
-            found, promised = path.stat(), mark["bytes"]
+            found, listed_size = path.stat(), mark["bytes"]
             size = found.st_size
             if not S_ISREG(found.st_mode):  # reading a pipe would block
                 return "not a file"
-            if size < promised:
-                return f"cut short at offset {size}; it had {promised} bytes"
-            if _is_ring(name) and (size > promised or not _is_closed(path)):
+            if size < listed_size:
+                return f"cut short at offset {size}; it had {listed_size} bytes"
+            if _is_ring(name) and (size > listed_size or not _is_closed(path)):
                 return "from before the recording was complete; the log was closed later"
             # Data appended later, such as the stacks of a process that crashes at the end, is no damage.
-            if "crc32_of_bytes" in mark and _crc32(path, promised) != mark["crc32_of_bytes"]:
+            if "crc32_of_bytes" in mark and _crc32(path, listed_size) != mark["crc32_of_bytes"]:
                 return "damaged since it was written (its checksum is wrong)"
         except FileNotFoundError:
             return "missing; it was there when the recording was complete"
         except OSError as error:
             return f"can't be read ({error.strerror})"
         except (KeyError, TypeError, ValueError):
-            return f"what {SEAL_FILE} says of it makes no sense"
+            return f"what {MANIFEST_FILE} says of it makes no sense"
         return None
 
 
@@ -104,7 +106,7 @@ def _is_ring(name: str) -> bool:
 
 def _is_closed(path: Path) -> bool:
     """Return whether a log is complete according to its header; a damaged header is reported by its readers."""
-    unpack = LogHeader.unpack if path.name == EVENTS_FILE else GroupHeader.unpack
+    unpack = LogHeader.unpack if path.name == EVENTS_FILE else CollectiveLogHeader.unpack
     try:
         with path.open("rb") as file:
             return unpack(file.read(HEADER_BYTES), path).closed
@@ -112,7 +114,7 @@ def _is_closed(path: Path) -> bool:
         return True
 
 
-def _mark(path: Path) -> dict[str, int]:
+def _describe_file(path: Path) -> dict[str, int]:
     mark = {"bytes": path.stat().st_size}
     return mark if path.suffix == _LOG else mark | {"crc32_of_bytes": _crc32(path, mark["bytes"])}
 

@@ -35,7 +35,7 @@ def read_rounds(folder: Path, problems: list[Problem]) -> Rounds:
     return dict(read_lines(folder / SEGMENTS_FILE, problems, _rows_of))
 
 
-def with_content(segments: pd.DataFrame, rounds: Mapping[int, Rounds]) -> pd.DataFrame:
+def add_segment_content(segments: pd.DataFrame, rounds: Mapping[int, Rounds]) -> pd.DataFrame:
     """Add descriptions to segments.
 
     Args:
@@ -46,8 +46,8 @@ def with_content(segments: pd.DataFrame, rounds: Mapping[int, Rounds]) -> pd.Dat
         ``SEGMENT_COLUMNS``: ``sent_to`` and ``received_from`` are ranks as text, ``1, 2``. ``bucket`` is -1 for a
             segment whose description is lost.
     """
-    places = zip(segments["rank"].tolist(), segments["segment"].tolist(), strict=True)
-    found = [rounds[rank].get(number, _UNKNOWN) for rank, number in places]
+    keys = zip(segments["rank"].tolist(), segments["segment"].tolist(), strict=True)
+    found = [rounds[rank].get(number, _UNKNOWN) for rank, number in keys]
     names = ("bucket", "lane", "phase", "round", "rounds", "sent_to", "sent_bytes", "received_from", "received_bytes")
     content = {
         name: pd.Series(values, dtype="str" if name in ("phase", "sent_to", "received_from") else "int64")
@@ -59,9 +59,9 @@ def with_content(segments: pd.DataFrame, rounds: Mapping[int, Rounds]) -> pd.Dat
 def _rows_of(line: Any) -> list[tuple[int, tuple[Any, ...]]]:
     sent, received = ([(int(rank), int(size)) for rank, size in line[side]] for side in ("sends", "receives"))
     what = (int(line["bucket"]), int(line["lane"]), str(line["phase"]), int(line["round"]), int(line["rounds"]))
-    return [(int(line["segment"]), (*what, *_told(sent), *_told(received)))]
+    return [(int(line["segment"]), (*what, *_format_messages(sent), *_format_messages(received)))]
 
 
-def _told(messages: list[Message]) -> tuple[str, int]:
+def _format_messages(messages: list[Message]) -> tuple[str, int]:
     """Return the peers of some messages as text, and their total size in bytes."""
     return ", ".join(str(rank) for rank, _ in messages), sum(size for _, size in messages)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from overlapscope.trace.checksum import json_line
+from overlapscope.trace.checksum import dump_json_line
 
 SEGMENTS_FILE: Final = "segments.jsonl"
 
@@ -35,4 +35,4 @@ class Segment:
 
     def to_json(self, number: int) -> str:
         """Serialize a line of ``segments.jsonl``, with its line end."""
-        return json_line({"segment": number, **asdict(self)})
+        return dump_json_line({"segment": number, **asdict(self)})

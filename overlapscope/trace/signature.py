@@ -13,7 +13,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Final
 
-from overlapscope.trace.checksum import json_line
+from overlapscope.trace.checksum import dump_json_line
 
 NO_BUCKET: Final = -1
 
@@ -73,7 +73,7 @@ class Signature:
         return _hash64(what)
 
     @property
-    def is_of_gradients(self) -> bool:
+    def is_gradient_reduction(self) -> bool:
         """Return whether it reduces the gradients of a bucket, and doesn't gather its parameters."""
         return self.bucket != NO_BUCKET and self.op != "all_gather"
 
@@ -89,7 +89,7 @@ class Signature:
 
     def to_json(self, number: int) -> str:
         """Serialize a line of ``signatures.jsonl``, with its line end."""
-        return json_line({"signature": number, **asdict(self)})
+        return dump_json_line({"signature": number, **asdict(self)})
 
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> tuple[int, Signature]:

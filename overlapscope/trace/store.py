@@ -30,15 +30,15 @@ import pandas as pd
 import pyarrow as pa
 
 from overlapscope import __version__
-from overlapscope.trace.checksum import json_text, read_json_text
+from overlapscope.trace.checksum import dump_json_text, parse_json_text
 from overlapscope.trace.format import EVENTS_FILE, FORMAT_VERSION, TABLES_FOLDER
-from overlapscope.trace.log import Problem, log_position
+from overlapscope.trace.log import Problem, read_log_position
 from overlapscope.trace.own_files import remove_tables
 from overlapscope.trace.part import empty_tables
-from overlapscope.trace.table_file import EVERYTHING, StepRange, TableFile, read_groups, read_whole, write_groups
+from overlapscope.trace.table_file import ALL_STEPS, StepRange, TableFile, read_groups, read_table_file, write_groups
 from overlapscope.trace.tables import TABLES
 
-WHOLE: Final = ("ranks", "plans", "call_sites", "links", "user_collectives", "clocks")
+UNSPLIT_TABLES: Final = ("ranks", "plans", "call_sites", "links", "user_collectives", "clocks")
 """Tables that are not split. ``clocks``: see ``assembly.maps_of``."""
 
 CONTENTS_FILE: Final = "contents.json"
@@ -50,19 +50,19 @@ class DamagedTables(Exception):  # noqa: N818 - a state of the tables, which are
 
 
 @contextmanager
-def _damage_told() -> Iterator[None]:
+def _raise_damaged_tables() -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError) as error:  # includes errors of pyarrow
         raise DamagedTables from error
 
 
-def fingerprint(folders: Mapping[int, Path]) -> str:
+def compute_fingerprint(folders: Mapping[int, Path]) -> str:
     """Return a fingerprint of the sources of the tables: every file of every rank, and the length of each log."""
     marks: list[Any] = [FORMAT_VERSION, _TABLES_VERSION, __version__]
     for folder in folders.values():
         # A memory-mapped file's modification time lags behind its content, so the log's position is used too.
-        marks.append(log_position(folder / EVENTS_FILE))
+        marks.append(read_log_position(folder / EVENTS_FILE))
         try:
             marks += [_mark(file) for file in sorted(folder.iterdir())]
         except OSError as error:
@@ -80,7 +80,7 @@ def _mark(file: Path) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Stored:
+class StoredTables:
     """Tables of a recording on disk. Small enough to be sent to another process."""
 
     folder: Path
@@ -90,23 +90,23 @@ class Stored:
     """Steps at which ranges end and the next ones begin."""
     parts: tuple[dict[str, TableFile], ...]
     """Files of each shard by table name, without tables that have no rows in the shard."""
-    whole: dict[str, int]
-    """Checksum of each table of ``WHOLE``."""
+    unsplit: dict[str, int]
+    """Checksum of each table of ``UNSPLIT_TABLES``."""
 
     @property
     def ranges(self) -> list[StepRange]:
         """Return the ranges of steps; the tables of all ranks fit into memory for each of them."""
-        edges = [EVERYTHING[0], *self.between, EVERYTHING[1]]
+        edges = [ALL_STEPS[0], *self.between, ALL_STEPS[1]]
         return list(pairwise(edges))
 
-    def read(self, steps: StepRange = EVERYTHING, names: Sequence[str] = TABLES) -> dict[str, pd.DataFrame]:
+    def read(self, steps: StepRange = ALL_STEPS, names: Sequence[str] = TABLES) -> dict[str, pd.DataFrame]:
         """Read the split tables for a range of steps.
 
         Raises:
             DamagedTables: a file is missing, or differs from what was written.
         """
         found: dict[str, list[pa.Table]] = {name: [] for name in names}
-        with _damage_told():
+        with _raise_damaged_tables():
             for part in self.parts:
                 for name in found.keys() & part.keys():
                     found[name] += read_groups(self.folder, part[name], steps)
@@ -114,17 +114,19 @@ class Stored:
         pa.default_memory_pool().release_unused()
         return tables
 
-    def read_whole(self) -> dict[str, pd.DataFrame]:
+    def read_unsplit(self) -> dict[str, pd.DataFrame]:
         """Read the tables that are not split.
 
         Raises:
             DamagedTables: a file is missing, or differs from what was written.
         """
-        with _damage_told():
-            return {name: read_whole(self.folder / f"{name}.parquet", self.whole[name]) for name in WHOLE}
+        with _raise_damaged_tables():
+            return {
+                name: read_table_file(self.folder / f"{name}.parquet", self.unsplit[name]) for name in UNSPLIT_TABLES
+            }
 
 
-def load(path: Path, expected_fingerprint: str | None) -> Stored | None:
+def load_tables(path: Path, expected_fingerprint: str | None) -> StoredTables | None:
     """Load the description of a recording's tables; None if there are none that are up to date.
 
     Args:
@@ -132,27 +134,27 @@ def load(path: Path, expected_fingerprint: str | None) -> Stored | None:
     """
     folder = path / TABLES_FOLDER
     try:
-        contents = read_json_text((folder / CONTENTS_FILE).read_bytes())
+        contents = parse_json_text((folder / CONTENTS_FILE).read_bytes())
         if contents["version"] != _TABLES_VERSION:
             return None
         if expected_fingerprint not in (None, contents["fingerprint"]):
             return None
-        return Stored(
+        return StoredTables(
             folder=folder,
             run=contents["run"],
             problems=tuple(Problem(*problem) for problem in contents["problems"]),
             between=tuple(contents["between"]),
             parts=tuple(
-                {name: TableFile.of_json(part_file(name, number), part[name]) for name in TABLES if name in part}
+                {name: TableFile.from_json(shard_file(name, number), part[name]) for name in TABLES if name in part}
                 for number, part in enumerate(contents["parts"])
             ),
-            whole=contents["whole"],
+            unsplit=contents["whole"],
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def write_part(
+def write_shard(
     folder: Path, number: int, tables: Mapping[str, pd.DataFrame], between: Sequence[int]
 ) -> dict[str, TableFile]:
     """Write the tables of some ranks.
@@ -169,15 +171,15 @@ def write_part(
     files = {}
     for name in (name for name in TABLES if len(tables[name])):
         (folder / name).mkdir(exist_ok=True)
-        files[name] = write_groups(folder, part_file(name, number), tables[name], between)
+        files[name] = write_groups(folder, shard_file(name, number), tables[name], between)
     return files
 
 
-def finish(
-    draft: Path,
+def publish_tables(
+    staging: Path,
     path: Path,
     new_fingerprint: str,
-    whole: Mapping[str, pd.DataFrame],
+    unsplit: Mapping[str, pd.DataFrame],
     run: dict[str, Any],
     problems: Sequence[Problem],
     between: Sequence[int],
@@ -188,8 +190,8 @@ def finish(
     Raises:
         OSError: they can't be written, or a file of the user's is among the earlier ones.
     """
-    for name, table in whole.items():
-        table.to_parquet(draft / f"{name}.parquet", index=False)
+    for name, table in unsplit.items():
+        table.to_parquet(staging / f"{name}.parquet", index=False)
     contents = {
         "version": _TABLES_VERSION,
         "fingerprint": new_fingerprint,
@@ -197,15 +199,15 @@ def finish(
         "problems": [(problem.severity, problem.message) for problem in problems],
         "between": list(between),
         "parts": [{name: file.as_json for name, file in part.items()} for part in parts],
-        "whole": {name: crc32((draft / f"{name}.parquet").read_bytes()) for name in whole},
+        "whole": {name: crc32((staging / f"{name}.parquet").read_bytes()) for name in unsplit},
     }
-    (draft / CONTENTS_FILE).write_text(json_text(contents), encoding="utf-8")
-    draft.chmod(0o755)
+    (staging / CONTENTS_FILE).write_text(dump_json_text(contents), encoding="utf-8")
+    staging.chmod(0o755)
     remove_tables(path)
-    draft.rename(path / TABLES_FOLDER)
+    staging.rename(path / TABLES_FOLDER)
 
 
-def part_file(table: str, part: int) -> str:
+def shard_file(table: str, part: int) -> str:
     """Return the path of one table of a shard, relative to the folder of tables."""
     return f"{table}/{part:04}.parquet"
 

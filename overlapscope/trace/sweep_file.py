@@ -6,7 +6,7 @@ reductions, a power of two, each is fingerprinted once, at the reduction whose n
 name. So ranks with different periods have all those of the longer one in common. Example: a parameter with CRC-32 = 13
 is fingerprinted at reductions 1, 5, 9, 13 ... with period 4, and at 5, 13 ... with period 8.
 
-The parameters at the end of the recording are a separate pass, with ``AT_END`` as its period, because they may have
+The parameters at the end of the recording are a separate pass, with ``FINAL_PASS`` as its period, because they may have
 changed a lot since the last forward.
 
 The file has a fixed number of slots, one per pass. When they are full, old passes are overwritten such that the passes
@@ -27,25 +27,25 @@ import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError
 
-SWEEP_FIELDS: Final = (
+PASS_FIELDS: Final = (
     ("crc32", "<u4"),
     ("period", "<u4"),
     ("first", "<i8"),
 )
 """Name and numpy type of each field of a pass, packed. Two arrays follow: ``steps``, a u32 per tensor, and ``values``,
 an i64 per tensor, 0 if it was not taken."""
-AT_END: Final = 2**32 - 1
+FINAL_PASS: Final = 2**32 - 1
 """Value of ``period`` for the pass at the end of the recording."""
-MOST_SWEEPS: Final = 512
+MAX_PASSES: Final = 512
 _MOST_BYTES: Final = 4 * 1024**2
-_FEWEST_SWEEPS: Final = 32
-_KEPT_NEWEST: Final = 1 / 4
+_MIN_PASSES: Final = 32
+_PROTECTED_SHARE: Final = 1 / 4
 """Share of the slots that is reserved for the latest passes."""
 _SWEEP: Final = struct.Struct("<Iq")
 _CHECKSUM: Final = struct.Struct("<I")
 
-Sweeps = npt.NDArray[Any]
-"""A structured array of ``sweep_dtype``, sorted by ``first``."""
+FingerprintPasses = npt.NDArray[Any]
+"""A structured array of ``fingerprint_pass_dtype``, sorted by ``first``."""
 
 
 def fingerprints_file(model: int) -> str:
@@ -53,17 +53,17 @@ def fingerprints_file(model: int) -> str:
     return f"fingerprints_{model}.board"
 
 
-def sweep_dtype(tensors: int) -> np.dtype[Any]:
+def fingerprint_pass_dtype(tensors: int) -> np.dtype[Any]:
     """Return the numpy type of a fingerprint pass over this number of tensors."""
-    return np.dtype([*SWEEP_FIELDS, ("steps", "<u4", (tensors,)), ("values", "<i8", (tensors,))])
+    return np.dtype([*PASS_FIELDS, ("steps", "<u4", (tensors,)), ("values", "<i8", (tensors,))])
 
 
-def taken_at(name: str) -> int:
+def fingerprint_residue(name: str) -> int:
     """Return the number to which the number of reductions is congruent, modulo any period, when a tensor is taken."""
     return crc32(name.encode())
 
 
-class SweepFile:
+class FingerprintFile:
     """Writer of the fingerprint passes of one model, which also gives access to those still in the file.
 
     Args:
@@ -76,8 +76,8 @@ class SweepFile:
     """
 
     def __init__(self, folder: Path, model: int, tensors: int) -> None:
-        dtype = sweep_dtype(tensors)
-        slots = max(_FEWEST_SWEEPS, min(MOST_SWEEPS, _MOST_BYTES // dtype.itemsize))
+        dtype = fingerprint_pass_dtype(tensors)
+        slots = max(_MIN_PASSES, min(MAX_PASSES, _MOST_BYTES // dtype.itemsize))
         path = folder / fingerprints_file(model)
         try:
             with path.open("x+b") as file:
@@ -85,7 +85,7 @@ class SweepFile:
                 self._buffer = mmap.mmap(file.fileno(), slots * dtype.itemsize)
         except OSError as error:
             raise OverlapScopeError(f"{path}: can't be created ({error.strerror})") from None
-        self._slots: Sweeps = np.frombuffer(self._buffer, dtype)
+        self._slots: FingerprintPasses = np.frombuffer(self._buffer, dtype)
         self._order: list[int] = []
         """Slots in use, sorted by ``first``."""
         self._is_pinned: set[int] = set()
@@ -94,37 +94,37 @@ class SweepFile:
         """Write a pass, overwriting an old one if no slot is free.
 
         Args:
-            period: period of the pass; ``AT_END`` if it is the last, which is not included in ``sweeps``.
+            period: period of the pass; ``FINAL_PASS`` if it is the last, which is not included in ``sweeps``.
             first: number of reductions at its beginning.
             steps: step in which each tensor was taken.
             values: fingerprints of the tensors.
         """
         slot = len(self._order)
         if slot == len(self._slots):
-            slot = self._order.pop(self._least_missed())
+            slot = self._order.pop(self._find_most_dispensable())
         content = _SWEEP.pack(period, first) + steps + values
         offset = slot * self._slots.dtype.itemsize
         self._buffer[offset : offset + _CHECKSUM.size] = bytes(_CHECKSUM.size)
         self._buffer[offset + _CHECKSUM.size : offset + self._slots.dtype.itemsize] = content
         self._buffer[offset : offset + _CHECKSUM.size] = _CHECKSUM.pack(crc32(content))
-        if period != AT_END:
+        if period != FINAL_PASS:
             self._order.append(slot)
 
     @property
-    def sweeps(self) -> Sweeps:
+    def sweeps(self) -> FingerprintPasses:
         """Return the passes that are still in the file."""
         return self._slots[self._order]
 
-    def newest(self) -> Sweeps:
+    def latest(self) -> FingerprintPasses:
         """Return the latest pass; empty if there is none."""
         return self._slots[self._order[-1:]]
 
     def pin(self) -> None:
         """Protect the latest passes from being overwritten: a difference was found in them. Has an effect only once."""
         if not self._is_pinned:
-            self._is_pinned.update(self._order[-int(len(self._slots) * _KEPT_NEWEST) :])
+            self._is_pinned.update(self._order[-int(len(self._slots) * _PROTECTED_SHARE) :])
 
-    def _least_missed(self) -> int:
+    def _find_most_dispensable(self) -> int:
         """Return the index, by age, of the old pass whose removal leaves the smallest gap relative to its age.
 
         Example: passes begin at reductions 0, 8, 16, 24. Without 8 the gap is 16 - 0 at age 24 - 8, without 16 it is 24
@@ -135,36 +135,36 @@ class SweepFile:
         gaps = (first[2:] - first[:-2]) / (first[-1] - first[1:-1] + 1)
         is_pinned = [slot in self._is_pinned for slot in self._order[1:-1]]
         gaps[np.array(is_pinned, dtype=bool)] = np.inf
-        gaps[-int(len(self._slots) * _KEPT_NEWEST) :] = np.inf
+        gaps[-int(len(self._slots) * _PROTECTED_SHARE) :] = np.inf
         return int(np.argmin(gaps)) + 1
 
 
-def read_sweeps(folder: Path, model: int, tensors: int) -> Sweeps:
+def read_fingerprint_passes(folder: Path, model: int, tensors: int) -> FingerprintPasses:
     """Read the complete passes of a model, sorted by ``first``, without the one at the end of the recording.
 
     A pass that is being written, or was when the process was killed, is skipped like a damaged one.
     """
     found = _whole_slots(folder, model, tensors)
-    found = found[found["period"] != AT_END]
+    found = found[found["period"] != FINAL_PASS]
     return found[np.argsort(found["first"], kind="stable")]
 
 
-def read_last(folder: Path, model: int, tensors: int) -> Sweeps:
+def read_final_pass(folder: Path, model: int, tensors: int) -> FingerprintPasses:
     """Read the pass at the end of a rank's recording; empty if there is none."""
     found = _whole_slots(folder, model, tensors)
-    return found[found["period"] == AT_END][-1:]
+    return found[found["period"] == FINAL_PASS][-1:]
 
 
-def _whole_slots(folder: Path, model: int, tensors: int) -> Sweeps:
-    dtype = sweep_dtype(tensors)
+def _whole_slots(folder: Path, model: int, tensors: int) -> FingerprintPasses:
+    dtype = fingerprint_pass_dtype(tensors)
     try:
         data = (folder / fingerprints_file(model)).read_bytes()
     except OSError:
         return np.empty(0, dtype)
     size = dtype.itemsize
     slots = np.frombuffer(data[: len(data) // size * size], dtype)
-    is_whole = [
+    is_complete = [
         slot["period"] > 0 and int(slot["crc32"]) == crc32(data[number * size + _CHECKSUM.size : (number + 1) * size])
         for number, slot in enumerate(slots)
     ]
-    return slots[np.array(is_whole, dtype=bool)]
+    return slots[np.array(is_complete, dtype=bool)]

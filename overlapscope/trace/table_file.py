@@ -20,17 +20,17 @@ from overlapscope.trace.tables import TIMES
 StepRange = tuple[int, int]
 """First step, and the step after the last."""
 
-EVERYTHING: Final[StepRange] = (0, 2**32)
+ALL_STEPS: Final[StepRange] = (0, 2**32)
 
 
-def as_range(first: int | None, end: int | None) -> StepRange:
+def step_range_of_slice(first: int | None, end: int | None) -> StepRange:
     """Return the range of steps that a Python slice stands for."""
-    return EVERYTHING[0] if first is None else first, EVERYTHING[1] if end is None else end
+    return ALL_STEPS[0] if first is None else first, ALL_STEPS[1] if end is None else end
 
 
-def with_neighbours(steps: StepRange, number: int) -> StepRange:
+def with_neighbors(steps: StepRange, number: int) -> StepRange:
     """Return a range of steps extended by a number of steps at both ends."""
-    return max(EVERYTHING[0], steps[0] - number), min(EVERYTHING[1], steps[1] + number)
+    return max(ALL_STEPS[0], steps[0] - number), min(ALL_STEPS[1], steps[1] + number)
 
 
 _FOOTER_END: Final = 8
@@ -38,7 +38,7 @@ _FOOTER_END: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class RowGroup:
     """Row group of a file: all rows of a table in a range of steps."""
 
     steps: StepRange
@@ -57,16 +57,16 @@ class TableFile:
     """Path of the file, relative to the folder of tables."""
     footer_begin: int
     footer_crc32: int
-    groups: tuple[Group, ...]
+    groups: tuple[RowGroup, ...]
 
     @property
     def as_json(self) -> list[Any]:
-        """Return the description as JSON values; the inverse of ``of_json``."""
+        """Return the description as JSON values; the inverse of ``from_json``."""
         groups = [[*group.steps, group.begin, group.end, group.crc32] for group in self.groups]
         return [self.footer_begin, self.footer_crc32, groups]
 
     @classmethod
-    def of_json(cls, name: str, content: Any) -> TableFile:
+    def from_json(cls, name: str, content: Any) -> TableFile:
         """Parse the result of ``as_json``, from an untrusted source.
 
         Raises:
@@ -78,7 +78,7 @@ class TableFile:
             footer_begin=footer_begin,
             footer_crc32=footer_crc32,
             groups=tuple(
-                Group(steps=(first, last), begin=begin, end=end, crc32=checksum)
+                RowGroup(steps=(first, last), begin=begin, end=end, crc32=checksum)
                 for first, last, begin, end, checksum in groups
             ),
         )
@@ -101,12 +101,14 @@ def write_groups(folder: Path, name: str, table: pd.DataFrame, between: Sequence
     path = folder / name
     # The first and the last step of a range have their own groups, because they are read as neighbors of other ranges.
     edges = sorted({step + beside for step in between for beside in (-1, 0, 1)})
-    place = np.searchsorted(edges, table["step"].to_numpy(), side="right") if edges else np.zeros(len(table), np.int64)
+    group_index = (
+        np.searchsorted(edges, table["step"].to_numpy(), side="right") if edges else np.zeros(len(table), np.int64)
+    )
     if edges:
-        order = np.argsort(place, kind="stable")
-        table, place = table.iloc[order], place[order]
+        order = np.argsort(group_index, kind="stable")
+        table, group_index = table.iloc[order], group_index[order]
     content = pa.Table.from_pandas(table, preserve_index=False)
-    kept, first = np.unique(place, return_index=True)
+    kept, first = np.unique(group_index, return_index=True)
     rows = zip(first.tolist(), [*first[1:].tolist(), len(table)], strict=True)
     times = [name for name in table.columns if name in TIMES]
     with pq.ParquetWriter(
@@ -119,13 +121,13 @@ def write_groups(folder: Path, name: str, table: pd.DataFrame, between: Sequence
     ) as writer:
         for begin, end in rows:
             writer.write_table(content.slice(begin, end - begin), row_group_size=end - begin)
-    limits = [EVERYTHING[0], *edges, EVERYTHING[1]]
+    limits = [ALL_STEPS[0], *edges, ALL_STEPS[1]]
     with path.open("rb") as file:
         footer_begin = _footer_begin(file)
         found = pq.read_metadata(path)
         spans = [_span_of(found.row_group(number)) for number in range(len(kept))]
         groups = tuple(
-            Group(steps=(limits[at], limits[at + 1]), begin=begin, end=end, crc32=_crc32(file, begin, end))
+            RowGroup(steps=(limits[at], limits[at + 1]), begin=begin, end=end, crc32=_crc32(file, begin, end))
             for at, (begin, end) in zip(kept.tolist(), spans, strict=True)
         )
         return TableFile(
@@ -161,7 +163,7 @@ def read_groups(folder: Path, file: TableFile, steps: StepRange) -> list[pa.Tabl
         return [parquet.read_row_groups(wanted, use_pandas_metadata=True)]
 
 
-def read_whole(path: Path, checksum: int) -> pd.DataFrame:
+def read_table_file(path: Path, checksum: int) -> pd.DataFrame:
     """Read a table that is not split.
 
     Raises:

@@ -30,10 +30,10 @@ import pandas as pd
 from overlapscope.trace.clock import ClockMap
 from overlapscope.trace.format import DTYPE_BYTES, DTYPES, NO_INDEX, OPS, RECORD_BYTES, Flag, Kind, Phase
 from overlapscope.trace.log import RECORD_DTYPE, Records
-from overlapscope.trace.turns import turns
+from overlapscope.trace.turns import occurrence_index
 
 TABLES: Final = ("steps", "phases", "gradients", "copies", "collectives", "incidents", "pauses", "segments")
-"""Names of the tables that ``event_tables`` returns."""
+"""Names of the tables that ``build_event_tables`` returns."""
 
 PHASE_NAMES: Final = tuple(phase.name.lower() for phase in Phase)
 
@@ -46,14 +46,14 @@ TIMES: Final = ("start_ns", "end_ns", "ready_ns", "launch_ns", "time_ns")
 """Columns that hold points in time; other columns of nanoseconds hold durations."""
 
 
-def event_tables(logs: Mapping[int, Records], *, are_newest: bool = False) -> dict[str, pd.DataFrame]:
+def build_event_tables(logs: Mapping[int, Records], *, starts_mid_step: bool = False) -> dict[str, pd.DataFrame]:
     """Convert the records of some ranks to tables, in which the rows of a rank are contiguous.
 
     Args:
         logs: records of each rank, in the order of their sequence numbers.
         are_newest: true if they may begin in the middle of a step.
     """
-    kept = [drop_steps_cut_by_ring(records, are_newest=are_newest) for records in logs.values()]
+    kept = [drop_steps_cut_by_ring(records, starts_mid_step=starts_mid_step) for records in logs.values()]
     records = np.concatenate([_as_numbers(own) for own in kept]) if kept else _as_numbers(_NO_RECORDS)
     rank = np.repeat(np.array([*logs], dtype=np.int64), [len(own) for own in kept])
     by_kind = _by_kind(records, rank)
@@ -62,7 +62,9 @@ def event_tables(logs: Mapping[int, Records], *, are_newest: bool = False) -> di
     return {
         "steps": steps.table(step=steps["step"], start_ns=steps["start_ns"], end_ns=steps["end_ns"]),
         "phases": _phases(by_kind[Kind.PHASE]),
-        "gradients": gradients.table(**gradients.place, parameter=gradients["index"], ready_ns=gradients["end_ns"]),
+        "gradients": gradients.table(
+            **gradients.coordinates, parameter=gradients["index"], ready_ns=gradients["end_ns"]
+        ),
         "copies": _copies(by_kind[Kind.COPY_IN], by_kind[Kind.COPY_OUT]),
         "collectives": _collectives(by_kind[Kind.LAUNCH], by_kind[Kind.COLLECTIVE], by_kind[Kind.BUCKET_READY]),
         "incidents": incidents.table(
@@ -72,7 +74,7 @@ def event_tables(logs: Mapping[int, Records], *, are_newest: bool = False) -> di
             step=pauses["step"], generation=pauses["index"], start_ns=pauses["start_ns"], end_ns=pauses["end_ns"]
         ),
         "segments": segments.table(
-            **segments.place,
+            **segments.coordinates,
             segment=segments["index"],
             start_ns=segments["start_ns"],
             end_ns=segments["end_ns"],
@@ -81,7 +83,7 @@ def event_tables(logs: Mapping[int, Records], *, are_newest: bool = False) -> di
 
 
 @dataclass(frozen=True, eq=False)
-class _Logged:
+class _RankedRecords:
     """Records of one kind, rank by rank."""
 
     rank: npt.NDArray[np.int64]
@@ -93,11 +95,11 @@ class _Logged:
     def __getitem__(self, field: str) -> npt.NDArray[Any]:
         return self.records[field]
 
-    def of(self, which: npt.NDArray[np.bool_]) -> _Logged:
-        return self if which.all() else _Logged(self.rank[which], self.records[which])
+    def of(self, which: npt.NDArray[np.bool_]) -> _RankedRecords:
+        return self if which.all() else _RankedRecords(self.rank[which], self.records[which])
 
     @property
-    def place(self) -> dict[str, npt.NDArray[Any]]:
+    def coordinates(self) -> dict[str, npt.NDArray[Any]]:
         return {name: self[name] for name in ("model", "step", "plan_epoch")}
 
     def table(self, **columns: Any) -> pd.DataFrame:
@@ -108,13 +110,14 @@ class _Logged:
         return frame
 
 
-def _by_kind(records: npt.NDArray[np.int64], rank: npt.NDArray[np.int64]) -> dict[Kind, _Logged]:
+def _by_kind(records: npt.NDArray[np.int64], rank: npt.NDArray[np.int64]) -> dict[Kind, _RankedRecords]:
     kind = np.ascontiguousarray(_as_records(records)["kind"])
     order = np.argsort(kind, kind="stable")  # a single pass for 8-bit numbers
     edges = np.searchsorted(kind[order], [*Kind, max(Kind) + 1])
     rows = [order[begin:end] for begin, end in pairwise(edges.tolist())]
     return {
-        name: _Logged(rank[own], _as_records(records.take(own, axis=0))) for name, own in zip(Kind, rows, strict=True)
+        name: _RankedRecords(rank[own], _as_records(records.take(own, axis=0)))
+        for name, own in zip(Kind, rows, strict=True)
     }
 
 
@@ -127,23 +130,23 @@ def _as_records(numbers: npt.NDArray[np.int64]) -> Records:
     return numbers.reshape(-1).view(RECORD_DTYPE)
 
 
-def on_clocks(tables: Mapping[str, pd.DataFrame], clocks: Mapping[int, ClockMap]) -> dict[str, pd.DataFrame]:
+def map_to_clocks(tables: Mapping[str, pd.DataFrame], clocks: Mapping[int, ClockMap]) -> dict[str, pd.DataFrame]:
     """Map the times of tables to another clock; the rows of a rank have to be contiguous.
 
     Args:
         clocks: maps of the ranks whose times are to be mapped.
     """
-    return {name: _on_clocks(table, clocks) for name, table in tables.items()} if clocks else dict(tables)
+    return {name: _map_table_to_clocks(table, clocks) for name, table in tables.items()} if clocks else dict(tables)
 
 
-def _on_clocks(table: pd.DataFrame, clocks: Mapping[int, ClockMap]) -> pd.DataFrame:
+def _map_table_to_clocks(table: pd.DataFrame, clocks: Mapping[int, ClockMap]) -> pd.DataFrame:
     rank = table["rank"].to_numpy()
     edges = [*np.flatnonzero(np.append(True, rank[1:] != rank[:-1])[: len(rank)]).tolist(), len(rank)]
     moved = {name: table[name].fillna(0).to_numpy(np.int64, copy=True) for name in TIMES if name in table}
     spans = [(begin, end, clocks.get(int(rank[begin]))) for begin, end in pairwise(edges)]
     for clock, of_clock in groupby(spans, key=lambda span: span[2]):  # ranks of one host share a map
-        stretch = list(of_clock)
-        begin, end = stretch[0][0], stretch[-1][1]
+        run_number = list(of_clock)
+        begin, end = run_number[0][0], run_number[-1][1]
         for times_ns in moved.values() if clock is not None else ():
             times_ns[begin:end] = clock(times_ns[begin:end])
     columns = {
@@ -153,7 +156,7 @@ def _on_clocks(table: pd.DataFrame, clocks: Mapping[int, ClockMap]) -> pd.DataFr
     return table.assign(**columns)
 
 
-def drop_steps_cut_by_ring(records: Records, *, are_newest: bool = False) -> Records:
+def drop_steps_cut_by_ring(records: Records, *, starts_mid_step: bool = False) -> Records:
     """Drop steps that may be incomplete because of a gap in the sequence numbers, or where the latest records begin.
 
     Device times are written late, in order, with a step's own record last. So before a gap only the steps that have
@@ -164,28 +167,28 @@ def drop_steps_cut_by_ring(records: Records, *, are_newest: bool = False) -> Rec
     to 12 are the end of step 7, step 8, and the beginning of step 9. Steps 1 and 7 are incomplete, and so may be step
     8, the first with a prompt record after the gap. Steps 0 and 9 are kept.
     """
-    stretch = np.concatenate([[0], np.cumsum(np.diff(records["sequence"].astype(np.int64)) > 1)])
-    last = stretch[-1]
-    if not last and not are_newest:
+    run_number = np.concatenate([[0], np.cumsum(np.diff(records["sequence"].astype(np.int64)) > 1)])
+    last = run_number[-1]
+    if not last and not starts_mid_step:
         return records
     step = records["step"].astype(np.int64)
-    is_prompt = np.isin(records["kind"], (Kind.ENTER, Kind.LAUNCH))
+    is_prompt = np.isin(records["kind"], (Kind.PHASE_BEGIN, Kind.LAUNCH))
     cut_up_to = np.full(last + 1, np.iinfo(np.int64).max)
-    np.minimum.at(cut_up_to, stretch[is_prompt], step[is_prompt])
+    np.minimum.at(cut_up_to, run_number[is_prompt], step[is_prompt])
     if records["sequence"][0] == 1:
         cut_up_to[0] = -1
     # Steps are 32-bit numbers, so a stretch and a step share 64 bits without loss.
-    place, is_end = (stretch << 32) | step, records["kind"] == Kind.STEP
-    has_ended = (stretch == last) | np.isin(place, place[is_end])
-    is_newest = (step == step.max()) & (stretch == last) & ~np.any(is_end & (step == step.max()))
-    return records[(step > cut_up_to[stretch]) & has_ended | is_newest]
+    coordinates, is_end = (run_number << 32) | step, records["kind"] == Kind.STEP
+    has_ended = (run_number == last) | np.isin(coordinates, coordinates[is_end])
+    is_newest = (step == step.max()) & (run_number == last) & ~np.any(is_end & (step == step.max()))
+    return records[(step > cut_up_to[run_number]) & has_ended | is_newest]
 
 
 def _categories(numbers: npt.NDArray[Any], names: Sequence[str]) -> pd.Categorical[str]:
     return pd.Categorical.from_codes(numbers.astype(np.int8), categories=pd.Index(names))
 
 
-def _phases(phases: _Logged) -> pd.DataFrame:
+def _phases(phases: _RankedRecords) -> pd.DataFrame:
     return phases.table(
         model=phases["model"],
         step=phases["step"],
@@ -196,14 +199,14 @@ def _phases(phases: _Logged) -> pd.DataFrame:
     )
 
 
-def _copies(copies_in: _Logged, copies_out: _Logged) -> pd.DataFrame:
+def _copies(copies_in: _RankedRecords, copies_out: _RankedRecords) -> pd.DataFrame:
     rank = np.concatenate([copies_in.rank, copies_out.rank])
     records = np.concatenate([copies_in.records, copies_out.records])
     order = np.lexsort((records["sequence"], rank))
-    copies = _Logged(rank[order], records[order])
+    copies = _RankedRecords(rank[order], records[order])
     direction = np.repeat(np.array([0, 1], dtype=np.int8), [len(copies_in), len(copies_out)])[order]
     return copies.table(
-        **copies.place,
+        **copies.coordinates,
         bucket=copies["index"],
         direction=_categories(direction, ["in", "out"]),
         start_ns=copies["start_ns"],
@@ -211,19 +214,19 @@ def _copies(copies_in: _Logged, copies_out: _Logged) -> pd.DataFrame:
     )
 
 
-def _collectives(launches: _Logged, completions: _Logged, readies: _Logged) -> pd.DataFrame:
+def _collectives(launches: _RankedRecords, completions: _RankedRecords, readies: _RankedRecords) -> pd.DataFrame:
     """Return one row per launch, with the completion and the bucket's readiness of the same occurrence in its step.
 
     An all-gather gathers parameters, for which no gradient has to be ready.
     """
     elements = launches["elements"].astype(np.int64)
-    done = _of_same_turn(launches, completions, match_op=True)
+    done = _match_occurrences(launches, completions, match_op=True)
     ready = np.full(len(launches), -1)
     for op in set(np.unique(launches["op"]).tolist()) - {OPS.index("all_gather")}:
         of_op = launches["op"] == op  # occurrences are counted per operation, because a bucket may have several
-        ready[of_op] = _of_same_turn(launches.of(of_op), readies, match_op=False)
-    uncertainty = _taken(completions["end_uncertainty_ns"].astype(np.int64), done)
-    is_bound = _taken((completions["flags"] & Flag.START_IS_LOWER_BOUND).astype(np.int64), done)
+        ready[of_op] = _match_occurrences(launches.of(of_op), readies, match_op=False)
+    uncertainty = _take_nullable(completions["end_uncertainty_ns"].astype(np.int64), done)
+    is_bound = _take_nullable((completions["flags"] & Flag.START_IS_LOWER_BOUND).astype(np.int64), done)
     return launches.table(
         model=launches["model"],
         group=launches["group"],
@@ -236,16 +239,16 @@ def _collectives(launches: _Logged, completions: _Logged, readies: _Logged) -> p
         elements=elements,
         bytes=elements * _DTYPE_BYTES[launches["dtype"]],
         call_site=launches["call_site"],
-        ready_ns=_taken(readies["end_ns"], ready),
+        ready_ns=_take_nullable(readies["end_ns"], ready),
         launch_ns=launches["start_ns"],
-        start_ns=_taken(completions["start_ns"], done),
-        end_ns=_taken(completions["end_ns"], done),
+        start_ns=_take_nullable(completions["start_ns"], done),
+        end_ns=_take_nullable(completions["end_ns"], done),
         end_uncertainty_ns=uncertainty.fillna(0).astype("int64"),
         start_is_bound=(is_bound.fillna(0) != 0).to_numpy(dtype=bool),
     )
 
 
-def _of_same_turn(launches: _Logged, others: _Logged, *, match_op: bool) -> npt.NDArray[Any]:
+def _match_occurrences(launches: _RankedRecords, others: _RankedRecords, *, match_op: bool) -> npt.NDArray[Any]:
     """Return the position of each launch's counterpart in ``others``, or -1.
 
     The n-th launch of a bucket in a step belongs to the n-th of ``others`` with the same bucket and step. Example:
@@ -255,7 +258,7 @@ def _of_same_turn(launches: _Logged, others: _Logged, *, match_op: bool) -> npt.
     sides = [[side.rank, *(side[field] for field in fields)] for side in (launches, others)]
     if len(launches) == len(others) and all(np.array_equal(*pair) for pair in zip(*sides, strict=True)):
         return np.arange(len(launches))  # as in most recordings
-    keys = [np.concatenate(pair) for pair in zip(*([*side, turns(*side)] for side in sides), strict=True)]
+    keys = [np.concatenate(pair) for pair in zip(*([*side, occurrence_index(*side)] for side in sides), strict=True)]
     is_other = np.arange(len(keys[0])) >= len(launches)
     order = np.lexsort((is_other, *keys))
     # Equal keys occur at most once on each side, so equal neighbors are a launch and its counterpart.
@@ -265,7 +268,7 @@ def _of_same_turn(launches: _Logged, others: _Logged, *, match_op: bool) -> npt.
     return position
 
 
-def _taken(values: npt.NDArray[Any], positions: npt.NDArray[Any]) -> pd.Series[int]:
+def _take_nullable(values: npt.NDArray[Any], positions: npt.NDArray[Any]) -> pd.Series[int]:
     """Return ``values[positions]`` as nullable integers, missing where the position is -1."""
     if not len(values):
         return pd.Series(pd.NA, index=range(len(positions)), dtype="Int64")

@@ -18,7 +18,7 @@ from overlapscope.trace.flight_recorder import Dump, DumpEntry
 _POINT_TO_POINT: Final = ("send", "recv", "batch_op_issue")
 
 
-def with_numbers_of_groups(dump: Dump) -> Dump:
+def renumber_by_group(dump: Dump) -> Dump:
     """Renumber collectives of a torchcomms dump within their groups, as in dumps of PyTorch; return others unchanged.
 
     Raises:
@@ -28,7 +28,7 @@ def with_numbers_of_groups(dump: Dump) -> Dump:
         return dump
     collectives = [entry for entry in dump.entries if _op(entry) not in _POINT_TO_POINT]
     # Missing entries may be of any communicator, or sent to a single rank.
-    if any(entry.number != place for place, entry in enumerate(dump.entries)):
+    if any(entry.number != index for index, entry in enumerate(dump.entries)):
         raise OverlapScopeError(
             f"{dump.path}: torchcomms numbers what is launched in all communicators together, and not all of it is in "
             "this dump: it can't be compared with others; give FlightRecorderHook more max_entries, and dump it with "
@@ -39,7 +39,9 @@ def with_numbers_of_groups(dump: Dump) -> Dump:
     for entry in collectives:
         counted[entry.group] += 1
         numbered.append(replace(entry, number=counted[entry.group]))
-    return replace(dump, entries=tuple(numbered), is_of_torchcomms=True, left_out=len(dump.entries) - len(collectives))
+    return replace(
+        dump, entries=tuple(numbered), is_from_torchcomms=True, left_out=len(dump.entries) - len(collectives)
+    )
 
 
 def _is_of_torchcomms(entries: Sequence[DumpEntry]) -> bool:

@@ -10,18 +10,18 @@ import numpy.typing as npt
 Int64s = npt.NDArray[np.int64]
 
 
-def turns(*columns: npt.NDArray[Any]) -> Int64s:
+def occurrence_index(*columns: npt.NDArray[Any]) -> Int64s:
     """Count for each row how many rows before it are equal in all columns.
 
     Example: 3, 5, 3, 3, 5 gives 0, 0, 1, 2, 1. The same as ``cumcount`` of a pandas ``groupby``.
     """
     order = np.lexsort(columns)
-    turn = np.empty(len(order), dtype=np.int64)
-    turn[order] = places_in_runs(*(column[order] for column in columns))
-    return turn
+    occurrence = np.empty(len(order), dtype=np.int64)
+    occurrence[order] = index_in_runs(*(column[order] for column in columns))
+    return occurrence
 
 
-def places_in_runs(*columns: npt.NDArray[Any]) -> Int64s:
+def index_in_runs(*columns: npt.NDArray[Any]) -> Int64s:
     """Return each row's index in its run of adjacent rows that are equal in all columns.
 
     Example: 7, 7, 4, 4, 4, 7 gives 0, 1, 0, 1, 2, 0.

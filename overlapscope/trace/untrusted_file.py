@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from overlapscope.errors import OverlapScopeError
 
-MOST_BYTES: Final = 64 * 1024**2
+MAX_BYTES: Final = 64 * 1024**2
 """Size above which a file is rejected: it could hold 60 times the entries that a Flight Recorder keeps by default."""
-MOST_VALUES: Final = 10_000_000
+MAX_VALUES: Final = 10_000_000
 """Number of values, stored in a file or expanded from it, above which the file is rejected."""
-DEEPEST: Final = 32
+MAX_NESTING: Final = 32
 """Maximum depth of nested containers; a dump has five levels."""
 _CONTAINERS: Final = (dict, list, tuple)
 
@@ -29,12 +29,12 @@ def read_bytes(path: Path) -> bytes:
         if not path.is_file():  # reading a pipe would block
             raise OverlapScopeError(f"{path}: not a file")
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
-    if len(content) > MOST_BYTES:
+    if len(content) > MAX_BYTES:
         raise OverlapScopeError(
-            f"{path}: larger than {MOST_BYTES // 1024**2} MB, unlike any Flight Recorder dump; dump "
+            f"{path}: larger than {MAX_BYTES // 1024**2} MB, unlike any Flight Recorder dump; dump "
             f"again with a smaller TORCH_FR_BUFFER_SIZE"
         )
     if not content:
@@ -42,7 +42,7 @@ def read_bytes(path: Path) -> bytes:
     return content
 
 
-def check_extent(value: Any, path: Path) -> None:
+def check_size_and_depth(value: Any, path: Path) -> None:
     """Reject a value that is nested too deeply, contains itself, or is small only because its parts are shared.
 
     Twenty nested lists of ten references each take little memory, but 10^20 steps to traverse.
@@ -53,8 +53,8 @@ def check_extent(value: Any, path: Path) -> None:
     extents: dict[int, tuple[int, int]] = {}  # by id: number of values inside, and depth
 
     def extent(container: Any, depth: int) -> tuple[int, int]:
-        if depth > DEEPEST:
-            raise OverlapScopeError(f"{path}: refused; nested more than {DEEPEST} deep, unlike any real dump")
+        if depth > MAX_NESTING:
+            raise OverlapScopeError(f"{path}: refused; nested more than {MAX_NESTING} deep, unlike any real dump")
         known = extents.get(id(container))
         if known is None:
             values, height = len(container), 1
@@ -64,9 +64,9 @@ def check_extent(value: Any, path: Path) -> None:
                     values += inner_values
                     height = max(height, inner_height + 1)
             known = extents[id(container)] = values, height
-        elif depth + known[1] - 1 > DEEPEST:
-            raise OverlapScopeError(f"{path}: refused; nested more than {DEEPEST} deep, unlike any real dump")
+        elif depth + known[1] - 1 > MAX_NESTING:
+            raise OverlapScopeError(f"{path}: refused; nested more than {MAX_NESTING} deep, unlike any real dump")
         return known
 
-    if isinstance(value, _CONTAINERS) and extent(value, 1)[0] > MOST_VALUES:
-        raise OverlapScopeError(f"{path}: refused; it expands to more than {MOST_VALUES:,} values")
+    if isinstance(value, _CONTAINERS) and extent(value, 1)[0] > MAX_VALUES:
+        raise OverlapScopeError(f"{path}: refused; it expands to more than {MAX_VALUES:,} values")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-PASSED_OVER: Final = frozenset(
+SKIPPED_PACKAGES: Final = frozenset(
     {
         "torch",
         "functorch",
@@ -26,7 +26,7 @@ PASSED_OVER: Final = frozenset(
 called by user code, and ours."""
 
 _NOT_THE_USERS: Final = re.compile(
-    rf"/(site|dist)-packages/({'|'.join(sorted(PASSED_OVER))})/"
+    rf"/(site|dist)-packages/({'|'.join(sorted(SKIPPED_PACKAGES))})/"
     r"|(?<!/tests)/instrumented_ddp/"
     r"|/torch/(_\w+(/|\.py)|(autograd|cuda|distributed|fx|multiprocessing|nn|optim|utils)/)"
     r"|/site-packages/typing_extensions\.py$"
@@ -36,6 +36,6 @@ _NOT_THE_USERS: Final = re.compile(
 )
 
 
-def is_users_file(file: str) -> bool:
-    """Return whether a file is none of ``PASSED_OVER``, Python's standard library, C++, or generated code."""
+def is_user_file(file: str) -> bool:
+    """Return whether a file is none of ``SKIPPED_PACKAGES``, Python's standard library, C++, or generated code."""
     return _NOT_THE_USERS.search(file) is None

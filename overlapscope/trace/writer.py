@@ -17,10 +17,10 @@ DEFAULT_LIMIT_BYTES: Final = 64 * 1024**2
 """Default size of one rank's log: about a million records."""
 
 _SMALLEST_CAPACITY: Final = 64
-_FIRST_AT: Final = HEADER_BYTES - RECORD_BYTES  # because records are numbered from 1
+_FIRST_OFFSET: Final = HEADER_BYTES - RECORD_BYTES  # because records are numbered from 1
 
 
-class EventLog(RingLog):
+class EventLogWriter(RingLog):
     """Writer of fixed-size records; when the log is full, the first steps and a ring of the latest records are kept.
 
     ``append`` is safe to call from several threads under the GIL: the slot is drawn from an atomic counter.
@@ -58,16 +58,16 @@ class EventLog(RingLog):
         record = self._pack(start_ns, end_ns, step, end_uncertainty_ns, body, sequence)
         self._store(
             self._buffer,
-            _FIRST_AT + sequence * RECORD_BYTES if sequence <= self._straight else self._make_room(sequence),
+            _FIRST_OFFSET + sequence * RECORD_BYTES if sequence <= self._allocated else self._make_room(sequence),
             crc32(record),
             record,
         )
-        if sequence > self.newest:  # another thread may have stored a later one since this number was drawn
-            self.newest = sequence
+        if sequence > self.latest:  # another thread may have stored a later one since this number was drawn
+            self.latest = sequence
 
     def reserve(self) -> None:
         """Allocate disk blocks ahead of need. Called between steps, where a system call does no harm."""
-        if self._straight < min(self.newest + self.chunk_slots // 2, self.capacity):
+        if self._allocated < min(self.latest + self.chunk_slots // 2, self.capacity):
             with self._lock:
                 self._allocate()
 
@@ -76,7 +76,7 @@ class EventLog(RingLog):
         """Return how often ``preserve`` was called."""
         return self._incidents
 
-    def preserve(self, newest_records: int = 4096) -> int:
+    def preserve(self, record_count: int = 4096) -> int:
         """Copy the latest records into an ``incident_*.log`` next to this log, where no ring overwrites them.
 
         If the disk has no room for it, or the log is closed, there is no such file: during an incident no further error
@@ -90,8 +90,8 @@ class EventLog(RingLog):
             number = self._incidents
         if self.closed:
             return number
-        first = max(1, self.newest - newest_records + 1)
-        records = b"".join(self._read(sequence) for sequence in range(first, self.newest + 1))
+        first = max(1, self.latest - record_count + 1)
+        records = b"".join(self._read(sequence) for sequence in range(first, self.latest + 1))
         count = len(records) // RECORD_BYTES
         header = LogHeader(capacity_records=count, pinned_records=count, written_records=count, closed=True)
         path = self.path.parent / f"incident_{number}.log"
@@ -104,7 +104,7 @@ class EventLog(RingLog):
     def close(self) -> None:
         """Mark the log as complete in its header, and free unused disk space. May be called twice."""
         # Later calls of ``append``, as when training continues after the recording, do nothing and allocate nothing.
-        self._store, self._straight = _discard, sys.maxsize
+        self._store, self._allocated = _discard, sys.maxsize
         super().close()
 
     @property
@@ -115,7 +115,7 @@ class EventLog(RingLog):
         return LogHeader(
             capacity_records=self.capacity,
             pinned_records=self._pinned,
-            written_records=self.newest if closed else 0,
+            written_records=self.latest if closed else 0,
             closed=closed,
         ).pack()
 

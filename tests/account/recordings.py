@@ -82,7 +82,7 @@ def wild_recordings(draw: st.DrawFn) -> Trace:
         edges = sorted(draw(st.lists(MOMENTS, min_size=2, max_size=4, unique=True)))
         for step, (start_ns, end_ns) in enumerate(pairwise(edges)):
             steps.append({"rank": rank, "step": step, "start_ns": start_ns, "end_ns": end_ns})
-        found = draw(st.lists(st.sampled_from([*PHASE_NAMES, "finalise"]), max_size=6))
+        found = draw(st.lists(st.sampled_from([*PHASE_NAMES, "finalize"]), max_size=6))
         phases += [{"rank": rank, "model": draw(st.integers(0, 1)), "phase": phase} | draw(SPANS) for phase in found]
     return _with_the_rest(draw, ranks, steps, phases)
 
@@ -95,7 +95,7 @@ def orderly_recordings(draw: st.DrawFn) -> Trace:
     for rank in range(ranks):
         now_ns = begin_ns = draw(st.integers(0, 3))
         for step in range(draw(st.integers(1, 3))):
-            for phase in draw(st.lists(st.sampled_from([None, *PHASE_NAMES, "finalise"]), min_size=1, max_size=5)):
+            for phase in draw(st.lists(st.sampled_from([None, *PHASE_NAMES, "finalize"]), min_size=1, max_size=5)):
                 start_ns, now_ns = now_ns, now_ns + draw(st.integers(1, 6))
                 if phase is not None:
                     model = draw(st.integers(0, 1))

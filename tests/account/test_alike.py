@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlapscope.account.alike import AlikeSteps, alike_steps
-from overlapscope.account.blocks import account_of
+from overlapscope.account.alike import SteadySteps, select_steady_steps
+from overlapscope.account.blocks import compute_breakdown
 from tests.account.recordings import Rows, recording
 
 STEPS = 40
 
 
-def alike(step_ns: dict[int, int], *, collectives: Rows = (), ranks: int = 2, **blocks: int) -> AlikeSteps:  # type: ignore[assignment]
+def alike(step_ns: dict[int, int], *, collectives: Rows = (), ranks: int = 2, **blocks: int) -> SteadySteps:  # type: ignore[assignment]
     """Steps of 100 to 102 ns, some of another length, which is spent in the phases named."""
     steps: Rows = []
     phases: Rows = []
@@ -28,24 +28,24 @@ def alike(step_ns: dict[int, int], *, collectives: Rows = (), ranks: int = 2, **
                 phases += [place | {"phase": name} for name in blocks]
             now_ns = end_ns
     trace = recording(steps=steps, phases=phases, collectives=collectives, ranks=ranks)
-    return alike_steps(trace, account_of(trace))
+    return select_steady_steps(trace, compute_breakdown(trace))
 
 
-def reasons(found: AlikeSteps) -> dict[str, tuple[int, ...]]:
-    return {apart.why: apart.steps for apart in found.apart}
+def reasons(found: SteadySteps) -> dict[str, tuple[int, ...]]:
+    return {excluded.why: excluded.steps for excluded in found.excluded}
 
 
 def test_the_first_steps_are_a_warm_up() -> None:
     found = alike({})
     assert reasons(found) == {"warm-up": (0, 1, 2)}
     assert found.steps.tolist() == list(range(3, STEPS))
-    assert found.apart_count == 3
+    assert found.excluded_count == 3
 
 
 def test_a_checkpoint_is_far_longer_and_it_is_said_where() -> None:
     found = alike({20: 5_000}, forward=1)
     assert reasons(found) == {"warm-up": (0, 1, 2), "far longer": (20,)}
-    assert found.apart[-1].block == "forward"
+    assert found.excluded[-1].block == "forward"
 
 
 def test_a_step_that_leaves_out_most_is_far_shorter() -> None:
@@ -105,14 +105,14 @@ def test_steps_that_a_rank_did_not_finish_are_kept_apart() -> None:
     steps = [{"rank": 0, "step": step, "start_ns": 9 * step, "end_ns": 9 * step + 9} for step in range(9)]
     steps += [{"rank": 1} | {name: step[name] for name in ("step", "start_ns", "end_ns")} for step in steps[:-1]]
     trace = recording(steps=steps)
-    assert reasons(alike_steps(trace, account_of(trace)))["unfinished"] == (8,)
+    assert reasons(select_steady_steps(trace, compute_breakdown(trace)))["unfinished"] == (8,)
 
 
 @pytest.mark.parametrize("count", range(4))
 def test_of_few_steps_more_than_half_remain(count: int) -> None:
     steps = [{"rank": 0, "step": step, "start_ns": step, "end_ns": step + 1} for step in range(count)]
     trace = recording(steps=steps, ranks=1)
-    found = alike_steps(trace, account_of(trace))
-    assert len(found.steps) + found.apart_count == count
-    assert len(found.steps) >= found.apart_count
+    found = select_steady_steps(trace, compute_breakdown(trace))
+    assert len(found.steps) + found.excluded_count == count
+    assert len(found.steps) >= found.excluded_count
     assert np.shape(found.rows) == (len(found.steps), min(count, 1))

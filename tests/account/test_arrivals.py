@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from overlapscope.account.arrivals import arrivals_by_collective, match_collectives
+from overlapscope.account.arrivals import compute_arrivals, match_collectives
 from overlapscope.trace.reader import Trace
 from tests.simulated_job import BUCKET_BYTES, MS, Job
 
@@ -22,7 +22,7 @@ def test_wait_and_transfer_are_told_apart() -> None:
     job = Job(steps=6)
     job.own_ns["forward"][3, 2] += 5 * MS
     job.transfer_ns[4, 1] = 30 * MS
-    table = arrivals_by_collective(match_collectives(job.run()))
+    table = compute_arrivals(match_collectives(job.run()))
     late = table[(table["step"] == 3) & (table["bucket"] == 0)]
     assert late["wait_ns"].tolist() == [5 * MS, 5 * MS, 0, 5 * MS]
     assert (late["last_rank"] == 2).all()
@@ -35,7 +35,7 @@ def test_wait_and_transfer_are_told_apart() -> None:
 def test_bandwidths_are_those_of_nccl_tests() -> None:
     job = Job(ranks=4, steps=3)
     job.broadcast_ns = 2 * MS
-    table = arrivals_by_collective(match_collectives(job.run()))
+    table = compute_arrivals(match_collectives(job.run()))
     first = table[(table["bucket"] == 0) & (table["step"] == 1)].iloc[0]
     assert first["algbw_bytes_per_s"] == pytest.approx(BUCKET_BYTES[0] / 1e-3)
     assert first["busbw_bytes_per_s"] == pytest.approx(BUCKET_BYTES[0] / 1e-3 * 2 * 3 / 4)
@@ -85,7 +85,7 @@ def test_on_a_device_a_rank_arrives_when_its_gradients_are_ready() -> None:
 def test_a_recording_without_communication_has_no_arrivals() -> None:
     trace = Job(steps=2).run()
     matched = match_collectives(with_collectives(trace, trace.collectives.iloc[:0]))
-    assert len(arrivals_by_collective(matched)) == 0
+    assert len(compute_arrivals(matched)) == 0
 
 
 def test_ranks_that_train_in_another_group_are_not_compared() -> None:

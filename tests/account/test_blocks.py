@@ -11,9 +11,9 @@ import pandas as pd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.account.alike import alike_steps
-from overlapscope.account.blocks import BLOCKS, Account, account_of
-from overlapscope.account.critical_path import job_account_of
+from overlapscope.account.alike import select_steady_steps
+from overlapscope.account.blocks import BLOCKS, Breakdown, compute_breakdown
+from overlapscope.account.critical_path import compute_job_breakdown
 from overlapscope.account.waits import NOBODY, REASONS
 from overlapscope.trace.reader import Trace
 from tests.account.recordings import orderly_recordings, wild_recordings
@@ -44,11 +44,11 @@ class Oracle:
             return "copies"
         if any(arrival_of(each) <= moment < each.end_ns for each in self.ended if each.op == "broadcast"):
             return "buffers"
-        if phase is not None and phase.phase == "finalise" and self.awaited(phase, moment) is not None:
+        if phase is not None and phase.phase == "finalize" and self.awaited(phase, moment) is not None:
             return "exposed"
         if within(self.user_collectives) and not self.is_on_device:
             return "collectives"
-        if phase is not None and phase.phase == "finalise":
+        if phase is not None and phase.phase == "finalize":
             return "copies"
         kinds = {each.phase for each in self.phases}
         gap = "loop" if "loop" in kinds else "data_wait"  # the second in recordings of earlier versions
@@ -68,12 +68,12 @@ class Oracle:
             else "unknown"
         )
 
-    def awaited(self, finalise: Any, moment: int) -> Any:
+    def awaited(self, finalize: Any, moment: int) -> Any:
         """The first of the buckets that this finalise waits for, and that has not ended."""
         waiting = [
             each
             for each in self.ended
-            if each.bucket >= 0 and self.finalise_of(each) is finalise and each.end_ns > moment
+            if each.bucket >= 0 and self.finalise_of(each) is finalize and each.end_ns > moment
         ]
         return min(waiting, key=lambda each: (each.launch_ns, each.Index), default=None)
 
@@ -85,7 +85,7 @@ class Oracle:
         moment = bucket.end_ns if bucket.op == "all_gather" else arrival_of(bucket)
         later = iter(
             sorted(
-                (each for each in self.phases if each.phase == "finalise" and each.end_ns >= moment),
+                (each for each in self.phases if each.phase == "finalize" and each.end_ns >= moment),
                 key=lambda each: each.end_ns,
             )
         )
@@ -102,7 +102,7 @@ class Oracle:
             return "launch"
         matched = self.matched(row)
         if matched is not None and moment < max(arrival_of(each) for each in matched):
-            return "later_rank"
+            return "straggler"
         everyone = set(range(self.trace.run["world_size"]))
         if matched is None or {each.rank for each in matched} != everyone:
             return "unknown"
@@ -139,11 +139,11 @@ def arrival_of(row: Any) -> int:
     return int(max(row.launch_ns, on_device))
 
 
-def blocks_of(account: Account, row: int) -> dict[str, int]:
+def blocks_of(account: Breakdown, row: int) -> dict[str, int]:
     return {name: int(ns) for name, ns in zip(BLOCKS, account.ns[row], strict=True) if ns}
 
 
-def check_sums(trace: Trace, account: Account) -> None:
+def check_sums(trace: Trace, account: Breakdown) -> None:
     step_ns = account.end_ns - account.start_ns
     assert (account.ns >= 0).all()
     assert account.ns.sum(axis=1).tolist() == step_ns.tolist()
@@ -153,13 +153,13 @@ def check_sums(trace: Trace, account: Account) -> None:
     for row, rank in enumerate(account.rank.tolist()):
         within_ns = np.clip(account.exposed_spans_ns(rank), account.start_ns[row], account.end_ns[row])
         assert np.diff(within_ns, axis=0).sum() == exposed_ns[row]
-    is_late = account.waits.later_rank != NOBODY
+    is_late = account.waits.straggler != NOBODY
     length_ns = (account.waits.end_ns - account.waits.start_ns) * is_late
-    assert account.later_ns.sum(axis=1).tolist() == length_ns.tolist()
-    alike = alike_steps(trace, account)
-    apart = [step for each in alike.apart for step in each.steps]
-    assert sorted([*alike.steps.tolist(), *apart]) == np.unique(account.step).tolist()
-    job = job_account_of(trace, account, alike)
+    assert account.straggler_ns.sum(axis=1).tolist() == length_ns.tolist()
+    alike = select_steady_steps(trace, account)
+    excluded = [step for each in alike.excluded for step in each.steps]
+    assert sorted([*alike.steps.tolist(), *excluded]) == np.unique(account.step).tolist()
+    job = compute_job_breakdown(trace, account, alike)
     if job is not None:
         assert (job.ns >= 0).all()
         assert job.ns.sum(axis=1).tolist() == (job.end_ns - job.start_ns).tolist()
@@ -171,7 +171,7 @@ def check_sums(trace: Trace, account: Account) -> None:
 @settings(max_examples=60, deadline=None)
 @given(wild_recordings())
 def test_whatever_was_recorded_blocks_sum_to_the_step(trace: Trace) -> None:
-    check_sums(trace, account_of(trace))
+    check_sums(trace, compute_breakdown(trace))
 
 
 @settings(max_examples=60, deadline=None)
@@ -179,8 +179,8 @@ def test_whatever_was_recorded_blocks_sum_to_the_step(trace: Trace) -> None:
 def test_it_does_not_matter_how_far_a_host_is_ahead_of_its_device(trace: Trace, ahead_ns: int) -> None:
     entered_ns = [arrival_of(row) for row in trace.collectives.itertuples()]
     wanted = trace.collectives.assign(ready_ns=pd.array(entered_ns, dtype="Int64"))
-    usual = account_of(replace(trace, collectives=wanted))
-    ahead = account_of(replace(trace, collectives=wanted.assign(launch_ns=wanted["launch_ns"] - ahead_ns)))
+    usual = compute_breakdown(replace(trace, collectives=wanted))
+    ahead = compute_breakdown(replace(trace, collectives=wanted.assign(launch_ns=wanted["launch_ns"] - ahead_ns)))
     assert ahead.ns.tolist() == usual.ns.tolist()
     assert ahead.wait_ns.tolist() == usual.wait_ns.tolist()
 
@@ -188,7 +188,7 @@ def test_it_does_not_matter_how_far_a_host_is_ahead_of_its_device(trace: Trace, 
 @settings(max_examples=40, deadline=None)
 @given(orderly_recordings())
 def test_each_nanosecond_is_in_the_block_that_the_oracle_says(trace: Trace) -> None:
-    account = account_of(trace)
+    account = compute_breakdown(trace)
     check_sums(trace, account)
     for rank in trace.ranks["rank"].tolist():
         oracle = Oracle(trace, rank)
@@ -199,7 +199,7 @@ def test_each_nanosecond_is_in_the_block_that_the_oracle_says(trace: Trace) -> N
         exposed = [
             (rank, moment, row.Index, oracle.reason(row, moment))
             for phase in oracle.phases
-            if phase.phase == "finalise"
+            if phase.phase == "finalize"
             for moment in range(phase.start_ns, phase.end_ns)
             if oracle.block(moment) == "exposed" and (row := oracle.awaited(phase, moment)) is not None
         ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from overlapscope.account.alike import alike_steps
-from overlapscope.account.blocks import BLOCKS, account_of
-from overlapscope.account.critical_path import JobAccount, comes_from_anywhere, job_account_of
+from overlapscope.account.alike import select_steady_steps
+from overlapscope.account.blocks import BLOCKS, compute_breakdown
+from overlapscope.account.critical_path import JobBreakdown, compute_job_breakdown, paths_converge_before
 from overlapscope.trace.reader import Trace
 from tests.account.recordings import Rows, recording
 
@@ -30,9 +30,9 @@ def steps(*ends_ns: int) -> Rows:
     return [{"rank": rank, "start_ns": 0, "end_ns": end_ns} for rank, end_ns in enumerate(ends_ns)]
 
 
-def job_of(trace: Trace) -> JobAccount:
-    account = account_of(trace)
-    job = job_account_of(trace, account, alike_steps(trace, account))
+def job_of(trace: Trace) -> JobBreakdown:
+    account = compute_breakdown(trace)
+    job = compute_job_breakdown(trace, account, select_steady_steps(trace, account))
     assert job is not None
     return job
 
@@ -46,8 +46,8 @@ def test_while_ranks_wait_for_another_one_it_counts_what_that_one_does() -> None
     trace = recording(
         steps=steps(100, 100),
         phases=[
-            *phases(0, forward=(0, 20), backward=(20, 40), finalise=(40, 90), optimizer=(90, 100)),
-            *phases(1, data_wait=(0, 30), forward=(30, 50), backward=(50, 80), finalise=(80, 90), optimizer=(90, 100)),
+            *phases(0, forward=(0, 20), backward=(20, 40), finalize=(40, 90), optimizer=(90, 100)),
+            *phases(1, data_wait=(0, 30), forward=(30, 50), backward=(50, 80), finalize=(80, 90), optimizer=(90, 100)),
         ],
         collectives=bucket(0, (40, 90), (80, 90)),
     )
@@ -60,7 +60,7 @@ def test_transfers_that_queue_lead_to_the_arrival_that_the_first_of_them_waited_
     trace = recording(
         backend="nccl",
         steps=steps(100),
-        phases=phases(0, backward=(0, 50), finalise=(50, 95), optimizer=(95, 100)),
+        phases=phases(0, backward=(0, 50), finalize=(50, 95), optimizer=(95, 100)),
         collectives=[*bucket(0, (10, 60)), *bucket(1, (40, 95))],
         ranks=1,
     )
@@ -72,7 +72,7 @@ def test_two_lanes_of_gloo_do_not_queue() -> None:
     trace = recording(
         backend="gloo",
         steps=steps(100),
-        phases=phases(0, backward=(0, 50), finalise=(50, 95), optimizer=(95, 100)),
+        phases=phases(0, backward=(0, 50), finalize=(50, 95), optimizer=(95, 100)),
         collectives=[*bucket(0, (10, 60)), *bucket(1, (40, 95))],
         ranks=1,
     )
@@ -98,32 +98,32 @@ def test_what_can_not_be_compared_has_no_account_of_the_job(missing: str) -> Non
         clocks=("same boot", "none") if missing == "clock" else (),
         world_size=3 if missing == "log" else 2,
     )
-    account = account_of(trace)
-    assert job_account_of(trace, account, alike_steps(trace, account)) is None
+    account = compute_breakdown(trace)
+    assert compute_job_breakdown(trace, account, select_steady_steps(trace, account)) is None
 
 
 def test_where_all_ranks_waited_it_does_not_matter_where_the_path_comes_from() -> None:
     trace = recording(
         steps=steps(100, 100),
         phases=[
-            *phases(0, forward=(0, 20), backward=(20, 40), finalise=(40, 90), optimizer=(90, 100)),
-            *phases(1, forward=(0, 50), backward=(50, 80), finalise=(80, 90), optimizer=(90, 100)),
+            *phases(0, forward=(0, 20), backward=(20, 40), finalize=(40, 90), optimizer=(90, 100)),
+            *phases(1, forward=(0, 50), backward=(50, 80), finalize=(80, 90), optimizer=(90, 100)),
         ],
         collectives=bucket(0, (40, 90), (80, 90)),
     )
-    account = account_of(trace)
-    assert comes_from_anywhere(trace, account, now_ns=100, then_ns=60)  # from both it leads to the arrival of rank 1
-    assert comes_from_anywhere(trace, account, now_ns=100, then_ns=85)  # and from there through the same transfer
-    assert not comes_from_anywhere(trace, account, now_ns=100, then_ns=95)  # each rank was on its own then
+    account = compute_breakdown(trace)
+    assert paths_converge_before(trace, account, now_ns=100, then_ns=60)  # from both it leads to the arrival of rank 1
+    assert paths_converge_before(trace, account, now_ns=100, then_ns=85)  # and from there through the same transfer
+    assert not paths_converge_before(trace, account, now_ns=100, then_ns=95)  # each rank was on its own then
 
 
 def test_where_nobody_waited_it_matters() -> None:
     trace = recording(
         steps=steps(100, 90),
         phases=[
-            *phases(0, forward=(0, 20), backward=(20, 80), finalise=(80, 85), optimizer=(85, 100)),
-            *phases(1, forward=(0, 25), backward=(25, 75), finalise=(75, 80), optimizer=(80, 90)),
+            *phases(0, forward=(0, 20), backward=(20, 80), finalize=(80, 85), optimizer=(85, 100)),
+            *phases(1, forward=(0, 25), backward=(25, 75), finalize=(75, 80), optimizer=(80, 90)),
         ],
         collectives=bucket(0, (40, 60), (45, 60)),
     )
-    assert not comes_from_anywhere(trace, account_of(trace), now_ns=90, then_ns=10)
+    assert not paths_converge_before(trace, compute_breakdown(trace), now_ns=90, then_ns=10)

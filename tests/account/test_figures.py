@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from overlapscope.account.blocks import account_of
-from overlapscope.account.figures import figures_of
+from overlapscope.account.blocks import compute_breakdown
+from overlapscope.account.figures import tabulate_breakdown
 from overlapscope.trace.format import Flag, Kind, Phase, pack_body
 from overlapscope.trace.reader import Trace, read_trace
 from tests.synthetic import US, make_rank, write_recording
@@ -29,7 +29,7 @@ def record(folder: Path, *records: tuple[bytes, int, int, int]) -> Trace:
 
 
 def figures_by_step(trace: Trace) -> pd.DataFrame:
-    return figures_of(account_of(trace))
+    return tabulate_breakdown(compute_breakdown(trace))
 
 
 def phase(which: Phase, flags: Flag = Flag.NONE) -> bytes:
@@ -89,7 +89,7 @@ def test_only_what_finalise_waits_for_is_exposed(tmp_path: Path) -> None:
         (LAUNCH, 0, 0, 0),
         (ALL_REDUCE, 0, 0, 25),
         (phase(Phase.DATA_WAIT), 0, 0, 10),
-        (phase(Phase.FINALISE), 0, 10, 30),
+        (phase(Phase.FINALIZE), 0, 10, 30),
         (STEP, 0, 0, 30),
     )
     row = figures_by_step(trace).iloc[0]

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.account.intervals import union
+from overlapscope.account.intervals import merge_intervals
 
 GROUPS = 2
 # A narrow range makes touching, nested, equal, empty and backward intervals common.
@@ -17,7 +17,7 @@ Span = tuple[int, int, int]
 
 
 def union_of(rows: list[Span]):
-    return union(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
+    return merge_intervals(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
 
 
 def covered(rows: list[Span], group: int) -> set[int]:
@@ -49,11 +49,11 @@ def test_times_near_the_limit_of_64_bits_stay_exact_in_many_groups() -> None:
     base = 2**62
     groups = np.repeat(np.arange(1000), 2)
     starts = np.tile([base, base + 5], 1000)
-    joined = union(groups, starts, starts + 7)
+    joined = merge_intervals(groups, starts, starts + 7)
     assert len(joined.groups) == 1000
     assert (joined.ends_ns - joined.starts_ns).tolist() == [12] * 1000
 
 
 def test_lengths_beyond_what_a_float_holds_are_exact() -> None:
-    joined = union(np.array([0, 0]), np.array([0, 2**60]), np.array([2**53 + 1, 2**60 + 2]))
+    joined = merge_intervals(np.array([0, 0]), np.array([0, 2**60]), np.array([2**53 + 1, 2**60 + 2]))
     assert (joined.ends_ns - joined.starts_ns).tolist() == [2**53 + 1, 2]

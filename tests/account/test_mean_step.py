@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from overlapscope.account.blocks import BLOCKS
-from overlapscope.account.mean_step import MeanStep, mean_step_of
+from overlapscope.account.mean_step import MeanStep, compute_mean_step
 
 
 def series(steps: int) -> st.SearchStrategy[np.ndarray]:
@@ -22,7 +22,7 @@ def check_sum(mean: MeanStep) -> None:
 
 @given(series(5), series(7))
 def test_blocks_of_a_mean_and_of_a_difference_sum_to_the_step(one: np.ndarray, other: np.ndarray) -> None:
-    for mean in (mean_step_of(one), mean_step_of(one).minus(mean_step_of(other))):
+    for mean in (compute_mean_step(one), compute_mean_step(one).minus(compute_mean_step(other))):
         check_sum(mean)
         assert all(each.low <= each.value <= each.high for each in mean.blocks.values())
 
@@ -30,8 +30,8 @@ def test_blocks_of_a_mean_and_of_a_difference_sum_to_the_step(one: np.ndarray, o
 def test_the_interval_of_a_difference_is_that_of_independent_errors() -> None:
     random = np.random.default_rng(0)
     steps = 100 + random.normal(size=(400, len(BLOCKS)))
-    less = mean_step_of(steps).minus(mean_step_of(steps[:100] - 10))
-    whole, part = mean_step_of(steps).step, mean_step_of(steps[:100]).step
+    less = compute_mean_step(steps).minus(compute_mean_step(steps[:100] - 10))
+    whole, part = compute_mean_step(steps).step, compute_mean_step(steps[:100]).step
     assert less.step.high - less.step.value == pytest.approx(
         np.hypot(whole.high - whole.value, part.value - part.low), rel=1e-6
     )
@@ -41,4 +41,4 @@ def test_the_interval_of_a_difference_is_that_of_independent_errors() -> None:
 def test_what_takes_no_time_is_not_present() -> None:
     steps = np.zeros((4, len(BLOCKS)))
     steps[:, BLOCKS.index("forward")] = 3
-    assert list(mean_step_of(steps).present) == ["forward"]
+    assert list(compute_mean_step(steps).present) == ["forward"]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from overlapscope.account.means import mean_of
+from overlapscope.account.means import mean_with_ci
 
 RNG = np.random.default_rng(15)
 
@@ -22,12 +22,12 @@ def autoregressive(correlation: float, steps: int, count: int) -> np.ndarray[tup
 
 
 def test_a_mean_of_what_is_never_negative_is_not_negative_either() -> None:
-    times, differences = mean_of(np.array([[0.0, -1.0], [0.0, 1.0], [9.0, 9.0]]))
+    times, differences = mean_with_ci(np.array([[0.0, -1.0], [0.0, 1.0], [9.0, 9.0]]))
     assert times.low == 0 > differences.low
 
 
 def test_the_mean_of_a_handful_is_students() -> None:
-    (found,) = mean_of(np.array([[11.0], [12.0], [13.0], [14.0], [15.0]]))
+    (found,) = mean_with_ci(np.array([[11.0], [12.0], [13.0], [14.0], [15.0]]))
     assert found.value == 13.0
     # The neighbours of these are alike, so they count for fewer than five.
     assert found.high - 13.0 > 2.132 * math.sqrt(2.5 / 5)
@@ -35,13 +35,13 @@ def test_the_mean_of_a_handful_is_students() -> None:
 
 
 def test_what_never_varies_is_sure() -> None:
-    (found,) = mean_of(np.full((10, 1), 7.0))
+    (found,) = mean_with_ci(np.full((10, 1), 7.0))
     assert (found.low, found.value, found.high) == (7.0, 7.0, 7.0)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_one_or_two_steps_tell_nothing_of_how_sure_it_is(steps: int) -> None:
-    (found,) = mean_of(np.ones((steps, 1)))
+    (found,) = mean_with_ci(np.ones((steps, 1)))
     assert math.isnan(found.low)
     assert math.isnan(found.high)
     assert math.isnan(found.value) == (steps == 0)
@@ -50,6 +50,6 @@ def test_one_or_two_steps_tell_nothing_of_how_sure_it_is(steps: int) -> None:
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("steps", [30, 100, 1000])
 def test_nine_of_ten_intervals_hold(correlation: float, steps: int) -> None:
-    found = mean_of(autoregressive(correlation, steps, 2000))
+    found = mean_with_ci(autoregressive(correlation, steps, 2000))
     held = np.mean([interval.low <= 0 <= interval.high for interval in found])
     assert 0.82 <= held <= 0.95

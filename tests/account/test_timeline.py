@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.account.timeline import Timeline, paint
+from overlapscope.account.timeline import RankTimeline, assign_owners
 
 times = st.integers(-8, 8)
 Spans = list[tuple[int, int]]
@@ -16,10 +16,10 @@ spans = st.lists(st.tuples(times, times), max_size=8)
 wider = st.integers(-12, 12)
 
 
-def painted(claims: list[Spans]) -> Timeline:
+def painted(claims: list[Spans]) -> RankTimeline:
     number = np.repeat(np.arange(len(claims), dtype=np.int8), [len(own) for own in claims])
     edges_ns = np.array(list(chain(*claims)), dtype=np.int64).reshape(-1, 2).T
-    return paint(number, edges_ns, len(claims))
+    return assign_owners(number, edges_ns, len(claims))
 
 
 def shares_one_by_one(claims: list[Spans], start: int, end: int) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from overlapscope.analysis.choices import choice_sentences
+from overlapscope.analysis.choices import describe_auto_choices
 
 WHY = "bucket_cap_mb=2 is 20.0 % faster than bucket_cap_mb=None"
 
@@ -17,7 +17,7 @@ def model(state: str, *steps: int, **more: Any) -> dict[str, Any]:
 
 
 def test_every_decision_is_a_sentence() -> None:
-    assert choice_sentences({"models": [model("decided", 56, 640)]}) == [
+    assert describe_auto_choices({"models": [model("decided", 56, 640)]}) == [
         f'bucket_cap_mb="auto": from step 56 on, {WHY}.',
         f'bucket_cap_mb="auto": from step 640 on, {WHY}.',
     ]
@@ -25,7 +25,7 @@ def test_every_decision_is_a_sentence() -> None:
 
 def test_of_several_models_each_is_named() -> None:
     other = model("impossible", why="all-reduce needs at least 2 ranks") | {"model": 1}
-    assert choice_sentences({"models": [model("decided", 56), other]}) == [
+    assert describe_auto_choices({"models": [model("decided", 56), other]}) == [
         f'model 0 (GPT): bucket_cap_mb="auto": from step 56 on, {WHY}.',
         'model 1 (GPT): bucket_cap_mb="auto": nothing was chosen: all-reduce needs at least 2 ranks.',
     ]
@@ -33,10 +33,10 @@ def test_of_several_models_each_is_named() -> None:
 
 @pytest.mark.parametrize("state", ["waiting", "measuring", "trying"])
 def test_a_short_training_has_none_yet(state: str) -> None:
-    (said,) = choice_sentences({"models": [model(state)]})
+    (said,) = describe_auto_choices({"models": [model(state)]})
     assert said == 'bucket_cap_mb="auto": nothing was chosen yet: that takes about 60 steps, outside join().'
 
 
 @pytest.mark.parametrize("run", [{}, {"models": []}, {"models": [{"model": 0}]}, {"models": [{"auto": {"x": 1}}]}])
 def test_where_nothing_was_to_be_chosen_there_is_nothing_to_say(run: dict[str, Any]) -> None:
-    assert choice_sentences(run) == []
+    assert describe_auto_choices(run) == []

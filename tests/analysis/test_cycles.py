@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.account.blocks import account_of
-from overlapscope.analysis.cycles import CAUSES, Cycles, cycles_of, lower_median
+from overlapscope.account.blocks import compute_breakdown
+from overlapscope.analysis.cycles import CAUSES, Cycles, build_cycles, lower_median
 from overlapscope.trace.reader import Trace
 from tests.simulated_job import MS, PHASES, Job
 
 
 def cycles_in(trace: Trace, first_step: int = 0) -> Cycles:
-    cycles = cycles_of(trace, account_of(trace), first_step)
+    cycles = build_cycles(trace, compute_breakdown(trace), first_step)
     assert cycles is not None
     return cycles
 
@@ -32,7 +32,7 @@ def test_own_times_are_what_the_ranks_did(seed: int, ranks: int, noise: float, b
     job.broadcast_ns = 2 * MS if broadcast else None
     cycles = cycles_in(job.run())
     for phase in PHASES:
-        cause = "copies" if phase == "finalise" else phase
+        cause = "copies" if phase == "finalize" else phase
         np.testing.assert_array_equal(own(cycles, cause), job.own_ns[phase][1:], err_msg=phase)
     np.testing.assert_array_equal(cycles.cycle_time_ns, job.cycle_times_ns)
 
@@ -64,7 +64,7 @@ def test_communication_that_ends_later_for_a_rank_is_carried_over() -> None:
     job = Job(steps=6)
     job.carried_over_ns[2, 3] = 4 * MS
     cycles = cycles_in(job.run())
-    carried = own(cycles, "carried_over")
+    carried = own(cycles, "release_skew")
     assert carried[cycles.steps == 3, 3] == 4 * MS
     assert carried.sum() == 4 * MS
 
@@ -94,7 +94,7 @@ def test_warm_up_is_left_out() -> None:
 @pytest.mark.parametrize("job", [Job(ranks=1), Job(steps=1)])
 def test_nothing_to_compare_is_no_cycles(job: Job) -> None:
     trace = job.run()
-    assert cycles_of(trace, account_of(trace)) is None
+    assert build_cycles(trace, compute_breakdown(trace)) is None
 
 
 def test_the_lower_median_is_one_of_the_values() -> None:

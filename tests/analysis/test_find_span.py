@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.analysis.find_span import find
-from overlapscope.analysis.lanes import timeline_of
+from overlapscope.analysis.find_span import find_span
+from overlapscope.analysis.lanes import build_timeline
 from overlapscope.trace.reader import read_trace
 from tests.synthetic import write_recording
 
@@ -17,8 +17,8 @@ MS = 1_000_000
 def found(tmp_path: Path, text: str, from_ns: int = 0) -> tuple[int, str, int] | int | None:
     """Step, lane and start of what is found; a step alone; or None."""
     trace = read_trace(write_recording(tmp_path / "traces"))
-    timeline = timeline_of(trace)
-    one = find(trace, timeline, text, from_ns)
+    timeline = build_timeline(trace)
+    one = find_span(trace, timeline, text, from_ns)
     if one is None or one.lane is None:
         return None if one is None else one.step
     spans = timeline.lanes[one.lane].spans

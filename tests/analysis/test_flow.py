@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from overlapscope.analysis.flow import MOMENTS, flow_of
-from overlapscope.analysis.lanes import timeline_of
-from overlapscope.analysis.related_spans import Subject, spans_about
+from overlapscope.analysis.flow import MOMENTS, compute_bucket_flow
+from overlapscope.analysis.lanes import build_timeline
+from overlapscope.analysis.related_spans import Subject, find_related_spans
 from overlapscope.trace.reader import Trace, read_trace
 from tests.synthetic import write_straggling_recording
 
@@ -26,8 +26,10 @@ def trace(tmp_path: Path) -> Trace:
 
 
 def way(trace: Trace, ranks: tuple[int, ...], bucket: int = 1, step: int = 0) -> pd.DataFrame:
-    timeline = timeline_of(trace, ranks)
-    return flow_of(trace, timeline, spans_about(trace, timeline, Subject(model=0, step=step, bucket=bucket)))
+    timeline = build_timeline(trace, ranks)
+    return compute_bucket_flow(
+        trace, timeline, find_related_spans(trace, timeline, Subject(model=0, step=step, bucket=bucket))
+    )
 
 
 def times_us(flow: pd.DataFrame, rank: int) -> dict[str, float]:
@@ -45,8 +47,8 @@ def test_a_bucket_goes_from_gradient_to_copy_and_waits_for_the_last_rank(trace: 
 
 
 def test_each_moment_is_at_an_edge_of_its_span(trace: Trace) -> None:
-    timeline = timeline_of(trace)
-    flow = flow_of(trace, timeline, spans_about(trace, timeline, Subject(model=0, step=1, bucket=0)))
+    timeline = build_timeline(trace)
+    flow = compute_bucket_flow(trace, timeline, find_related_spans(trace, timeline, Subject(model=0, step=1, bucket=0)))
     assert len(flow) == 3 * len(MOMENTS)
     for one in flow[flow["moment"] != "last rank there"].to_dict("records"):
         spans = timeline.lanes[one["lane"]].spans
@@ -80,6 +82,6 @@ def test_a_bucket_reduced_twice_in_a_step_has_two_ways_with_gradients_of_their_o
 
 
 def test_what_is_about_no_bucket_has_no_way(trace: Trace) -> None:
-    timeline = timeline_of(trace)
+    timeline = build_timeline(trace)
     phase = Subject(model=0, step=1, phase="backward")
-    assert flow_of(trace, timeline, spans_about(trace, timeline, phase)).empty
+    assert compute_bucket_flow(trace, timeline, find_related_spans(trace, timeline, phase)).empty

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.account.blocks import BLOCKS
-from overlapscope.account.critical_path import CriticalPath, JobAccount
+from overlapscope.account.critical_path import CriticalPath, JobBreakdown
 from overlapscope.analysis import heatmap
 from overlapscope.analysis.cycles import CAUSES, Cycles
-from overlapscope.analysis.heatmap import NOTHING, Grid, Grouping, Heatmap
+from overlapscope.analysis.heatmap import NO_VALUE, Grid, Grouping, Heatmap
 
 MS = 1_000_000
 
@@ -44,7 +44,7 @@ def heatmap_of(cycles: Cycles, hosts: dict[int, str]) -> Heatmap:
     cells = pd.MultiIndex.from_product([cycles.ranks, cycles.steps], names=["rank", "step"]).to_frame(index=False)
     rng = np.random.default_rng(1)
     figures = cells.assign(
-        compute_ns=rng.integers(0, 100, len(cells)), exposed_later_rank_ns=rng.integers(0, 100, len(cells))
+        compute_ns=rng.integers(0, 100, len(cells)), exposed_straggler_ns=rng.integers(0, 100, len(cells))
     )
     return Heatmap(cycles, hosts, figures.sample(frac=1, random_state=1), 100.0 * MS, None)
 
@@ -70,7 +70,7 @@ def test_a_cell_shows_the_largest_value_of_its_ranks_and_steps(a_map):
             pooled = grid.maxima(values)
             for row, column in np.ndindex(pooled.shape):
                 ranks, steps = grid.places(row, column)
-                expected = max((values[r, s] for r in ranks for s in steps), default=NOTHING)
+                expected = max((values[r, s] for r in ranks for s in steps), default=NO_VALUE)
                 assert pooled[row, column] == expected
 
 
@@ -106,7 +106,7 @@ def test_a_column_lies_at_the_numbers_of_its_steps(a_map):
     for grid in grids.values():
         for column in range(len(grid.column_edges) - 1):
             _, steps = grid.places(0, column)
-            assert np.all((shown.steps[steps] - grid.first_step) // grid.steps_each == column)
+            assert np.all((shown.steps[steps] - grid.first_step) // grid.steps_per_column == column)
 
 
 @given(maps())
@@ -140,7 +140,7 @@ def test_lateness_is_that_of_the_cycles_and_the_rest_is_from_the_account():
     made_up = cycles([6, 7], 3, arrival_ns=np.array([[0, 0, 0], [10, 40, 20]]))
     figures = pd.DataFrame(
         [(2, 7, 5, 30), (0, 6, 3, 0), (1, 7, 4, 8), (0, 8, 9, 9)],
-        columns=["rank", "step", "compute_ns", "exposed_later_rank_ns"],
+        columns=["rank", "step", "compute_ns", "exposed_straggler_ns"],
     )
     shown = Heatmap(made_up, {}, figures, 100.0, None)
     assert shown.figures_ns["lateness"].tolist() == [[0, -10], [0, 20], [0, 0]]
@@ -149,7 +149,7 @@ def test_lateness_is_that_of_the_cycles_and_the_rest_is_from_the_account():
 
 
 def test_the_critical_path_of_a_step_is_by_rank_and_the_rest_of_it_is_transfers():
-    job = JobAccount(
+    job = JobBreakdown(
         steps=np.array([5, 7]),
         start_ns=np.array([0, 100]),
         end_ns=np.array([50, 160]),
@@ -158,7 +158,7 @@ def test_the_critical_path_of_a_step_is_by_rank_and_the_rest_of_it_is_transfers(
         rank_ns=np.array([[10, 0, 0], [5, 0, 40]]),
         path=CriticalPath(who=np.empty(0, int), from_ns=np.empty(0, int), until_ns=np.empty(0, int)),
     )
-    figures = pd.DataFrame(columns=["rank", "step", "compute_ns", "exposed_later_rank_ns"])
+    figures = pd.DataFrame(columns=["rank", "step", "compute_ns", "exposed_straggler_ns"])
     shown = Heatmap(cycles([6, 7], 3), {}, figures, 100.0, job)
     assert shown.path_of(0) is None
     assert shown.path_of(1) == ({2: 40, 0: 5}, 15)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.account.blocks import account_of
-from overlapscope.analysis.cycles import CAUSES, Cycles, cycles_of
-from overlapscope.analysis.ideal import ideal_between
+from overlapscope.account.blocks import compute_breakdown
+from overlapscope.analysis.cycles import CAUSES, Cycles, build_cycles
+from overlapscope.analysis.ideal import compute_ideal
 from overlapscope.analysis.replay import Replay
 from overlapscope.trace.reader import read_trace
 from tests.synthetic import make_rank, write_step
@@ -59,7 +59,7 @@ LEADS = [[[100, 0], [100, 0], [130, 0]]]
 
 
 def test_a_slow_rank_is_replaced_by_the_middle_one():
-    ideal = ideal_between(Replay(cycles(SLOW_BACKWARD, LEADS, [[50, 70]])), *EVER)
+    ideal = compute_ideal(Replay(cycles(SLOW_BACKWARD, LEADS, [[50, 70]])), *EVER)
     assert ideal.phases.to_numpy().tolist() == [
         [5, "copies", 1000, 1010],
         [5, "optimizer", 1010, 1030],
@@ -72,12 +72,12 @@ def test_a_slow_rank_is_replaced_by_the_middle_one():
 
 
 def test_an_all_reduce_waits_for_the_one_before_it():
-    ideal = ideal_between(Replay(cycles(SLOW_BACKWARD, LEADS, [[150, 70]])), *EVER)
+    ideal = compute_ideal(Replay(cycles(SLOW_BACKWARD, LEADS, [[150, 70]])), *EVER)
     assert ideal.collectives.to_numpy().tolist() == [[5, 0, 1245, 1245, 1395], [5, 1, 1345, 1395, 1465]]
 
 
 def test_a_broadcast_of_buffers_comes_before_forward():
-    ideal = ideal_between(Replay(cycles(SLOW_BACKWARD, LEADS, [[50, 70]], broadcast_ns=[[7, 7, 7]])), *EVER)
+    ideal = compute_ideal(Replay(cycles(SLOW_BACKWARD, LEADS, [[50, 70]], broadcast_ns=[[7, 7, 7]])), *EVER)
     assert ideal.collectives.iloc[0].tolist() == [5, -1, 1035, 1035, 1042]
     assert ideal.phases.iloc[3].tolist() == [5, "forward", 1042, 1142]
     assert ideal.cycles["ideal_ns"].tolist() == [422]
@@ -86,9 +86,9 @@ def test_a_broadcast_of_buffers_comes_before_forward():
 def test_only_cycles_that_are_touched_are_given():
     two = cycles({"backward": [[200, 200], [200, 260]]}, [[[0], [0]]] * 2, [[50]] * 2, begin_ns=(1000, 2000))
     replay = Replay(two)
-    assert ideal_between(replay, 1100, 1200).cycles["step"].tolist() == [5]
-    assert ideal_between(replay, 1100, 2100).cycles["step"].tolist() == [5, 6]
-    assert ideal_between(replay, 1500, 1600).phases.empty
+    assert compute_ideal(replay, 1100, 1200).cycles["step"].tolist() == [5]
+    assert compute_ideal(replay, 1100, 2100).cycles["step"].tolist() == [5, 6]
+    assert compute_ideal(replay, 1500, 1600).phases.empty
 
 
 lengths = st.integers(0, 10**9)
@@ -102,7 +102,7 @@ lengths = st.integers(0, 10**9)
 def test_the_last_all_reduce_ends_when_the_replay_says(own, leads, transfers):
     lead_ns = np.array([*sorted(leads, reverse=True), (0, 0, 0)]).T[None]
     own_ns = {cause: [values] for cause, values in zip(CAUSES[1:], own, strict=True)}
-    ideal = ideal_between(Replay(cycles(own_ns, lead_ns, [transfers[: lead_ns.shape[2]]])), -(2**62), 2**62)
+    ideal = compute_ideal(Replay(cycles(own_ns, lead_ns, [transfers[: lead_ns.shape[2]]])), -(2**62), 2**62)
     begin_ns, ideal_ns = ideal.cycles[["begin_ns", "ideal_ns"]].iloc[0]
     assert ideal.collectives["end_ns"].iloc[-1] == begin_ns + ideal_ns
     assert (ideal.collectives["start_ns"] >= ideal.collectives["arrival_ns"]).all()
@@ -120,14 +120,14 @@ def alike(tmp_path):
 
 
 def test_were_all_ranks_alike_the_ideal_lies_on_what_was_recorded(alike):
-    found = cycles_of(alike, account_of(alike))
+    found = build_cycles(alike, compute_breakdown(alike))
     assert found is not None
-    ideal = ideal_between(Replay(found), *EVER)
+    ideal = compute_ideal(Replay(found), *EVER)
     assert ideal.cycles["step"].tolist() == [1, 2, 3, 4, 5]
     assert ideal.cycles["ideal_ns"].tolist() == ideal.cycles["recorded_ns"].tolist()
     phases = alike.phases[alike.phases["rank"] == 1]
     for cause, start_ns, end_ns in ideal.phases[["cause", "start_ns", "end_ns"]].itertuples(index=False):
-        phase = "finalise" if cause == "copies" else cause
+        phase = "finalize" if cause == "copies" else cause
         same = phases[(phases["phase"] == phase) & (phases["start_ns"] <= start_ns) & (phases["end_ns"] >= end_ns)]
         assert len(same) == 1
     recorded = alike.collectives[(alike.collectives["rank"] == 1) & (alike.collectives["step"] > 0)]

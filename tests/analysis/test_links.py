@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from overlapscope.analysis.links import link_rates, slow_links
+from overlapscope.analysis.links import find_slow_links, measure_link_rates
 from overlapscope.trace.reader import read_trace
 from tests.synthetic import add_link_sample, write_recording
 
@@ -26,7 +26,7 @@ def rates_of(folder: Path, *samples: tuple[int, dict[str, int]]) -> pd.DataFrame
         time_ns = FIRST_STEP_ENDS_NS + after_s * SECOND_NS
         add_link_sample(folder, 0, time_ns, {"local": address(0), "peer": address(1)} | counters)
         add_link_sample(folder, 1, time_ns, {"local": address(1), "peer": address(0)})
-    return link_rates(read_trace(folder))
+    return measure_link_rates(read_trace(folder))
 
 
 def test_the_rate_of_a_link_is_the_upper_quartile_of_what_the_kernel_measured(tmp_path: Path) -> None:
@@ -80,21 +80,21 @@ def test_connections_between_the_same_two_ranks_are_one_link(tmp_path: Path) -> 
         ]
         add_link_sample(tmp_path, 0, time_ns, *ours)
         add_link_sample(tmp_path, 1, time_ns, *[{"local": c["peer"], "peer": c["local"]} for c in ours])
-    rates = link_rates(read_trace(tmp_path))
+    rates = measure_link_rates(read_trace(tmp_path))
     assert rates[["rank", "peer_rank", "bytes", "rate_bytes_per_s"]].to_numpy().tolist() == [[0, 1, 600, 6]]
 
 
 def test_a_recording_without_samples_has_no_links(tmp_path: Path) -> None:
     rates = rates_of(tmp_path)
     assert rates.empty
-    assert slow_links(rates).empty
+    assert find_slow_links(rates).empty
 
 
 MB = 1_000_000
 
 
 def links(*rows: tuple[int, int, float], within_host: bool = False, moved: int = 100 * MB) -> pd.DataFrame:
-    """Links as ``link_rates`` gives them: rank, peer and MB/s of each."""
+    """Links as ``measure_link_rates`` gives them: rank, peer and MB/s of each."""
     rates = pd.DataFrame(rows, columns=["rank", "peer_rank", "rate_bytes_per_s"])
     rates["rate_bytes_per_s"] *= MB
     return rates.assign(within_host=within_host, bytes=moved, busy_ns=moved * SECOND_NS / rates["rate_bytes_per_s"])
@@ -102,7 +102,7 @@ def links(*rows: tuple[int, int, float], within_host: bool = False, moved: int =
 
 def named(*rates: pd.DataFrame) -> list[list[float]]:
     """Rank, peer, and the usual MB/s."""
-    slow = slow_links(pd.concat(rates, ignore_index=True))
+    slow = find_slow_links(pd.concat(rates, ignore_index=True))
     slow["usual_bytes_per_s"] /= MB
     return slow[["rank", "peer_rank", "usual_bytes_per_s"]].to_numpy().tolist()
 

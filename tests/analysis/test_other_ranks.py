@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from overlapscope.analysis.analysis import Analysis
-from overlapscope.analysis.other_ranks import steps_with_other_ranks
+from overlapscope.analysis.other_ranks import predict_step_times
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.reader import read_trace
 from tests.synthetic import write_recording
@@ -20,11 +20,11 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
 
 
 def test_with_as_many_ranks_it_is_the_step_that_was_measured(analysis: Analysis):
-    assert steps_with_other_ranks(analysis, [2]) == pytest.approx([analysis.summary.mean.step.value])
+    assert predict_step_times(analysis, [2]) == pytest.approx([analysis.summary.mean.step.value])
 
 
 def test_more_ranks_take_no_less_time(analysis: Analysis):
-    steps_ns = steps_with_other_ranks(analysis, [2, 3, 4, 16, 256])
+    steps_ns = predict_step_times(analysis, [2, 3, 4, 16, 256])
     assert steps_ns == sorted(steps_ns)
     assert steps_ns[-1] > steps_ns[0]
 
@@ -32,4 +32,4 @@ def test_more_ranks_take_no_less_time(analysis: Analysis):
 def test_a_single_rank_tells_nothing_of_others(tmp_path: Path):
     alone = Analysis(read_trace(write_recording(tmp_path / "traces", ranks=1, steps=30)))
     with pytest.raises(OverlapScopeError):
-        steps_with_other_ranks(alone, [2])
+        predict_step_times(alone, [2])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from overlapscope.analysis.own_doing import against_others
+from overlapscope.analysis.own_doing import excess_over_peers
 
 
 @pytest.mark.parametrize("ranks", range(2, 10))
 def test_ranks_that_are_alike_are_longer_than_the_others_as_often_as_shorter(ranks: int) -> None:
     rng = np.random.default_rng(ranks)
-    series_ns = against_others((1e6 * rng.standard_normal((20_000, ranks))).astype(np.int64))
+    series_ns = excess_over_peers((1e6 * rng.standard_normal((20_000, ranks))).astype(np.int64))
     np.testing.assert_allclose((series_ns > 0).mean(axis=0), 0.5, atol=0.02)
 
 
@@ -25,4 +25,4 @@ def test_ranks_that_are_alike_are_longer_than_the_others_as_often_as_shorter(ran
     ],
 )
 def test_ranks_are_compared_with_the_median_of_the_others(total_ns: list[int], longer_ns: list[int]) -> None:
-    assert against_others(np.array([total_ns]))[0].tolist() == longer_ns
+    assert excess_over_peers(np.array([total_ns]))[0].tolist() == longer_ns

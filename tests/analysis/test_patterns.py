@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.analysis.patterns import DelayPattern, find_patterns, usual_of
+from overlapscope.analysis.patterns import DelayPattern, estimate_baseline, find_patterns
 
 MS = 1e6
 LEAST_NS = 0.5 * MS
@@ -99,7 +99,7 @@ def test_a_delay_in_some_steps_on_end_is_a_stretch(seed: int, count: int, begin:
     late = np.zeros(count, dtype=bool)
     late[begin : begin + length] = True
     found = patterns_of(noise(count, seed) + np.where(late, 8 * MS, 0), first_step=0)[0]
-    assert found.kind == "stretch"
+    assert found.kind == "episode"
     np.testing.assert_array_equal(found.where, late)
     assert f"{length} steps are " in found.statistic
     assert "in 1 stretch of steps" in found.statistic
@@ -119,18 +119,18 @@ def test_stretches_after_every_checkpoint_are_one_pattern() -> None:
 def test_steps_that_are_late_in_no_order_are_no_stretches() -> None:
     for seed in range(100):
         late = np.random.default_rng(seed).random(100) < 0.2
-        assert "stretch" not in [found.kind for found in patterns_of(noise(100, seed) + np.where(late, 8 * MS, 0))]
+        assert "episode" not in [found.kind for found in patterns_of(noise(100, seed) + np.where(late, 8 * MS, 0))]
 
 
 def test_what_comes_and_goes_slowly_is_no_stretch() -> None:
     hill = 10 * MS * np.exp(-(((np.arange(200) - 100) / 25) ** 4))
-    assert "stretch" not in [found.kind for found in patterns_of(noise(200, seed=10) + hill)]
+    assert "episode" not in [found.kind for found in patterns_of(noise(200, seed=10) + hill)]
 
 
 def test_a_delay_that_ends_before_the_last_steps_is_no_shift() -> None:
     series = noise(116, seed=8)
     series[70:110] += 8 * MS
-    assert [found.kind for found in patterns_of(series)] == ["stretch"]
+    assert [found.kind for found in patterns_of(series)] == ["episode"]
 
 
 def test_a_rank_that_is_late_throughout_and_gets_worse_is_persistent() -> None:
@@ -183,7 +183,7 @@ def test_a_series_of_zeros_with_some_delays_has_no_noise_to_measure_them_by() ->
 def test_what_is_usual_is_told_from_the_lower_half() -> None:
     series = noise(10_000, seed=6, sigma_ms=1.0)
     series[: 10_000 // 3] += 1000 * MS
-    usual_ns, sigma_ns = usual_of(series)
+    usual_ns, sigma_ns = estimate_baseline(series)
     assert abs(usual_ns) < 0.7 * MS
     assert 0.6 * MS < sigma_ns < 1.5 * MS
 

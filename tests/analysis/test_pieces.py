@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.cycles import Cycles
-from overlapscope.analysis.pieces import PiecewiseAnalysis, analyse
+from overlapscope.analysis.pieces import ChunkedAnalysis, analyze_recording
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace import conversion
 from overlapscope.trace.format import TABLES_FOLDER
 from overlapscope.trace.reader import read_trace
-from overlapscope.workers import Here, processes
+from overlapscope.workers import SerialWorkers, processes
 from tests.simulated_job import MS, Job, write_logs
 
 
@@ -26,11 +26,11 @@ def silent(_: object, __: object = None) -> None:
     pass
 
 
-def in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch, records: int) -> PiecewiseAnalysis:
-    for name in ("_RECORDS_OF_PART", "_RECORDS_OF_RANGE"):
+def in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch, records: int) -> ChunkedAnalysis:
+    for name in ("_RECORDS_PER_SHARD", "_RECORDS_PER_RANGE"):
         monkeypatch.setattr(conversion, name, records)
-    found = analyse(folder, Here(), silent, silent)
-    assert isinstance(found, PiecewiseAnalysis)
+    found = analyze_recording(folder, SerialWorkers(), silent, silent)
+    assert isinstance(found, ChunkedAnalysis)
     return found
 
 
@@ -38,8 +38,8 @@ def assert_same(pieces: Analysis, whole: Analysis) -> None:
     pd.testing.assert_frame_equal(pieces.summary.figures, whole.summary.figures)
     assert pieces.summary.sentence == whole.summary.sentence
     assert pieces.summary.mean.blocks == whole.summary.mean.blocks
-    assert pieces.summary.alike.apart == whole.summary.alike.apart
-    ours, theirs = pieces.summary.job_account, whole.summary.job_account
+    assert pieces.summary.alike.excluded == whole.summary.alike.excluded
+    ours, theirs = pieces.summary.job_breakdown, whole.summary.job_breakdown
     assert ours is not None
     assert theirs is not None
     assert np.array_equal(ours.ns.sum(axis=1), ours.end_ns - ours.start_ns)
@@ -86,7 +86,7 @@ def test_processes_come_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     folder = write_logs(job_of(1, 3, broadcasts=True).run(), tmp_path / "job")
     here = in_pieces(folder, monkeypatch, 700)
     with processes() as workers:
-        assert_same(analyse(folder, workers, silent, silent), here)
+        assert_same(analyze_recording(folder, workers, silent, silent), here)
 
 
 def test_damaged_tables_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from overlapscope.analysis.lanes import LANE_NAMES, Lane, Timeline, timeline_of
-from overlapscope.analysis.related_spans import on_every_rank, spans_about, subject_of
+from overlapscope.analysis.lanes import LANE_NAMES, Lane, Timeline, build_timeline
+from overlapscope.analysis.related_spans import find_counterparts, find_related_spans, get_subject
 from overlapscope.trace.reader import Trace, read_trace
 from tests.synthetic import write_recording, write_straggling_recording
 
@@ -24,7 +24,7 @@ def trace(tmp_path: Path) -> Trace:
 
 @pytest.fixture
 def timeline(trace: Trace) -> Timeline:
-    return timeline_of(trace)
+    return build_timeline(trace)
 
 
 def span_at(timeline: Timeline, name: str, moment_us: int, rank: int = 0) -> tuple[Lane, int]:
@@ -42,9 +42,9 @@ def names_and_starts(timeline: Timeline, number: int, places: list[int]) -> list
 def test_a_bucket_is_its_gradients_wait_copies_and_all_reduce_in_one_step_on_all_ranks(
     trace: Trace, timeline: Timeline
 ) -> None:
-    subject = subject_of(trace, *span_at(timeline, "communication", 25_000))
+    subject = get_subject(trace, *span_at(timeline, "communication", 25_000))
     assert (subject.step, subject.bucket, subject.phase) == (2, 1, "")
-    about = {number: places.tolist() for number, places in spans_about(trace, timeline, subject).items()}
+    about = {number: places.tolist() for number, places in find_related_spans(trace, timeline, subject).items()}
     of_rank_0 = [one for number in range(4) for one in names_and_starts(timeline, number, about.get(number, []))]
     assert sorted(of_rank_0) == [
         ("buckets", 24_950),
@@ -62,22 +62,22 @@ def test_whatever_span_is_chosen_it_is_among_those_that_are_about_the_same(
     trace: Trace, timeline: Timeline, name: str
 ) -> None:
     lane, row = span_at(timeline, name, 33_000, rank=1)
-    about = spans_about(trace, timeline, subject_of(trace, lane, row))
+    about = find_related_spans(trace, timeline, get_subject(trace, lane, row))
     number = timeline.lanes.index(lane)
     assert row in lane.spans.rows[about[number]].tolist()
 
 
 def test_a_phase_is_about_no_bucket(trace: Trace, timeline: Timeline) -> None:
-    subject = subject_of(trace, *span_at(timeline, "phases", 13_000))
+    subject = get_subject(trace, *span_at(timeline, "phases", 13_000))
     assert (subject.step, subject.phase, subject.bucket) == (1, "backward", -1)
-    found = {timeline.lanes[number].name for number in spans_about(trace, timeline, subject)}
+    found = {timeline.lanes[number].name for number in find_related_spans(trace, timeline, subject)}
     assert found == {"phases"}
 
 
 def test_ranks_arrive_wait_for_the_last_and_end_together(tmp_path: Path) -> None:
     folder = write_straggling_recording(tmp_path / "t", late_us=lambda rank, _: 300 * (rank == 2), ranks=3, steps=4)
     trace = read_trace(folder)
-    same = on_every_rank(trace, *span_at(timeline_of(trace), "communication", 11_000))
+    same = find_counterparts(trace, *span_at(build_timeline(trace), "communication", 11_000))
     assert same["rank"].tolist() == [0, 1, 2]
     assert same["late_ns"].tolist() == [0, 0, 300 * US]
     assert same["wait_ns"].tolist() == [300 * US, 300 * US, 0]
@@ -89,7 +89,7 @@ def test_ranks_arrive_wait_for_the_last_and_end_together(tmp_path: Path) -> None
 def test_phases_and_gradients_have_no_wait(
     trace: Trace, timeline: Timeline, name: str, moment_us: int, takes_us: int
 ) -> None:
-    same = on_every_rank(trace, *span_at(timeline, name, moment_us))
+    same = find_counterparts(trace, *span_at(timeline, name, moment_us))
     assert same["late_ns"].tolist() == [0, 50 * US]
     assert (same["end_ns"] - same["start_ns"]).tolist() == [takes_us * US] * 2
     assert same["wait_ns"].isna().all()
@@ -102,8 +102,8 @@ def test_of_the_same_twice_in_a_step_the_second_belongs_to_the_second(trace: Tra
         start_ns=lambda t: t["start_ns"] + MS // 2, end_ns=lambda t: t["end_ns"] + MS
     )
     twice = trace.__class__(**{**vars(trace), "phases": pd.concat([trace.phases, again], ignore_index=True)})
-    lanes = timeline_of(twice)
+    lanes = build_timeline(twice)
     lane = lanes.lanes[0]
     chosen = lane.spans.rows[lane.spans.rows >= len(trace.phases)][0]
-    same = on_every_rank(twice, lane, int(chosen))
+    same = find_counterparts(twice, lane, int(chosen))
     assert same["start_ns"].tolist() == again.sort_values("rank")["start_ns"].tolist()

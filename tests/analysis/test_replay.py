@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.account.blocks import account_of
+from overlapscope.account.blocks import compute_breakdown
 from overlapscope.analysis import replay as replay_module
-from overlapscope.analysis.cycles import CAUSES, cycles_of
+from overlapscope.analysis.cycles import CAUSES, build_cycles
 from overlapscope.analysis.replay import Replay, finish_ns
 from tests.simulated_job import MS, Job
 
 
 def replay_of(job: Job) -> Replay:
     trace = job.run()
-    cycles = cycles_of(trace, account_of(trace))
+    cycles = build_cycles(trace, compute_breakdown(trace))
     assert cycles is not None
     return Replay(cycles)
 
@@ -50,7 +50,7 @@ def test_costs_and_savings_of_each_rank_are_those_of_asking_one_by_one(job: Job,
     costs_ns, savings_ns = replay.costs_by_rank_ns(), replay.savings_by_rank_ns()
     for place in range(job.ranks):
         excess = replay.excess_of([place])
-        one_ns = replay.ideal_but_ns(place, excess) - replay.ideal_ns
+        one_ns = replay.ideal_except_ns(place, excess) - replay.ideal_ns
         np.testing.assert_array_equal(costs_ns[:, place], one_ns)
         np.testing.assert_array_equal(
             savings_ns[:, place], replay.recorded_ns - replay.length_ns(replay.without([place], excess))
@@ -80,7 +80,7 @@ def test_with_all_excess_back_the_ideal_is_the_recording(job: Job, broadcast: bo
     job.broadcast_ns = 2 * MS if broadcast else None
     replay = replay_of(job)
     everyone = np.arange(job.ranks)
-    np.testing.assert_array_equal(replay.ideal_but_ns(everyone, replay.excess), replay.recorded_ns)
+    np.testing.assert_array_equal(replay.ideal_except_ns(everyone, replay.excess), replay.recorded_ns)
     np.testing.assert_array_equal(replay.length_ns(replay.without(everyone, replay.excess)), replay.ideal_ns)
 
 
@@ -168,7 +168,7 @@ def test_the_end_of_a_cycle_by_hand(last_arrivals: list[int], transfers: list[in
 
 def test_who_waits_in_a_collective_of_the_users_own_is_not_late_and_would_not_wait_for_a_mended_rank() -> None:
     trace = Job(ranks=3, steps=5).run()
-    cycles = cycles_of(trace, account_of(trace))
+    cycles = build_cycles(trace, compute_breakdown(trace))
     assert cycles is not None
     own_ns, late_ns = cycles.own_ns.copy(), 30 * MS
     own_ns[CAUSES.index("forward"), :, 1] += late_ns

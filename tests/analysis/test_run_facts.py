@@ -7,37 +7,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.analysis.run_facts import RunFacts, StepTimes, run_facts
+from overlapscope.analysis.run_facts import RunFacts, StepTimes, read_run_facts
 from tests.synthetic import make_rank, write_recording, write_step
 
 
 def test_the_facts_of_a_recording_are_those_it_was_made_with(tmp_path):
-    facts = run_facts(write_recording(tmp_path / "traces", ranks=2, world_size=4, steps=30))
+    facts = read_run_facts(write_recording(tmp_path / "traces", ranks=2, world_size=4, steps=30))
     assert (facts.model, facts.ranks, facts.device, facts.steps) == ("GPT", 4, "cpu", 30)
     assert facts.started_unix_ns == 1_700_000_000_000_000_000
-    assert facts.newest_step_ns == 10_000_000
-    assert facts.newest == StepTimes(first=0, last=29, times_ns=(10_000_000.0,) * 30)
+    assert facts.latest_step_ns == 10_000_000
+    assert facts.latest == StepTimes(first=0, last=29, times_ns=(10_000_000.0,) * 30)
 
 
 def test_they_are_read_while_it_is_being_recorded(tmp_path):
     log = make_rank(tmp_path / "traces", 0, world_size=1)
-    assert run_facts(tmp_path / "traces").steps is None
+    assert read_run_facts(tmp_path / "traces").steps is None
     for step in range(3):
         write_step(log, step, begin_ns=1_000_000_000 + step * 10_000_000)
-    assert run_facts(tmp_path / "traces").steps == 3
+    assert read_run_facts(tmp_path / "traces").steps == 3
 
 
 def test_what_is_missing_is_not_known(tmp_path):
-    assert run_facts(tmp_path) == RunFacts()
+    assert read_run_facts(tmp_path) == RunFacts()
     (tmp_path / "rank_0").mkdir()
-    assert run_facts(tmp_path) == RunFacts(ranks=1)
+    assert read_run_facts(tmp_path) == RunFacts(ranks=1)
 
 
 def test_damaged_files_leave_the_rest_known(tmp_path):
     folder = write_recording(tmp_path / "traces", ranks=2)
     (folder / "rank_0" / "run.json").write_text("{")
     (folder / "rank_0" / "rank.json").write_text("[]")
-    facts = run_facts(folder)
+    facts = read_run_facts(folder)
     assert (facts.model, facts.device, facts.steps) == ("GPT", "cpu", 5)
 
 

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.account.blocks import account_of
-from overlapscope.analysis.cycles import cycles_of
+from overlapscope.account.blocks import compute_breakdown
+from overlapscope.analysis.cycles import build_cycles
 from overlapscope.analysis.replay import Replay
-from overlapscope.analysis.savings import mean_over_cycles, saving_of
+from overlapscope.analysis.savings import compute_saving, mean_over_cycles
 from tests.simulated_job import MS, Job
 
 
 def replay_of(job: Job) -> Replay:
     trace = job.run()
-    cycles = cycles_of(trace, account_of(trace))
+    cycles = build_cycles(trace, compute_breakdown(trace))
     assert cycles is not None
     return Replay(cycles)
 
@@ -29,14 +29,14 @@ def test_what_one_of_four_ranks_computes_less_the_others_wait_less() -> None:
     job = Job(steps=9)
     job.own_ns["forward"][:, 2] += 8 * MS
     replay = replay_of(job)
-    saving = saving_of(replay, replay.ideal, replay.ideal_ns)
+    saving = compute_saving(replay, replay.ideal, replay.ideal_ns)
     assert saving.step.value == 8 * MS
     assert values(saving) == {"forward": 2 * MS, "exposed": 6 * MS}
 
 
 def test_quicker_transfers_only_expose_less() -> None:
     replay = replay_of(Job(steps=9))
-    saving = saving_of(replay, replay.recorded, replay.with_transfers_ns(replay.transfer_ns // 2))
+    saving = compute_saving(replay, replay.recorded, replay.with_transfers_ns(replay.transfer_ns // 2))
     assert values(saving) == {"exposed": MS}, "of the last bucket; the others are hidden"
 
 
@@ -45,7 +45,7 @@ def test_buffers_that_come_sooner_are_less_of_their_block() -> None:
     job.broadcast_ns = 2 * MS
     job.own_ns["data_wait"][:, 0] += 3 * MS  # rank 0 sends, and the others wait for it
     replay = replay_of(job)
-    saving = saving_of(replay, replay.ideal, replay.ideal_ns)
+    saving = compute_saving(replay, replay.ideal, replay.ideal_ns)
     assert values(saving) == {"data_wait": 0.75 * MS, "buffers": 2.25 * MS}
 
 
@@ -70,6 +70,6 @@ def test_blocks_sum_to_the_saving_whatever_is_changed(ranks: int, noise: float, 
         (without, replay.length_ns(without)),
         (replay.recorded, replay.with_transfers_ns(replay.best_transfer_ns)),
     ):
-        saving = saving_of(replay, times, cycle_ns)
+        saving = compute_saving(replay, times, cycle_ns)
         assert sum(values(saving).values()) == pytest.approx(saving.step.value, abs=1)
         assert saving.step.value == pytest.approx((replay.recorded_ns - cycle_ns).mean(), abs=1e-3)

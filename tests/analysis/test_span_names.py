@@ -6,26 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.analysis.lanes import timeline_of
-from overlapscope.analysis.span_names import name_of, span_named
+from overlapscope.analysis.lanes import build_timeline
+from overlapscope.analysis.span_names import find_span_by_name, make_span_name
 from overlapscope.trace.reader import read_trace
 from tests.synthetic import write_recording
 
 
 def test_every_span_has_a_name_of_its_own_by_which_it_is_found(tmp_path: Path) -> None:
     trace = read_trace(write_recording(tmp_path / "traces", steps=3))
-    timeline = timeline_of(trace)
+    timeline = build_timeline(trace)
     spans = [(number, int(row)) for number, lane in enumerate(timeline.lanes) for row in lane.spans.rows]
-    names = [name_of(trace, timeline, *span) for span in spans]
+    names = [make_span_name(trace, timeline, *span) for span in spans]
     assert len(set(names)) == len(spans) == 2 * 3 * 20
-    assert [span_named(trace, timeline, name) for name in names] == spans
+    assert [find_span_by_name(trace, timeline, name) for name in names] == spans
 
 
 def test_a_name_means_the_same_among_other_ranks_and_after_more_steps(tmp_path: Path) -> None:
     short, long = (read_trace(write_recording(tmp_path / f"{steps}", steps=steps)) for steps in (3, 6))
-    before, after = timeline_of(short), timeline_of(long, [1])
-    name = name_of(short, before, 7, int(before.lanes[7].spans.rows[4]))
-    found = span_named(long, after, name)
+    before, after = build_timeline(short), build_timeline(long, [1])
+    name = make_span_name(short, before, 7, int(before.lanes[7].spans.rows[4]))
+    found = find_span_by_name(long, after, name)
     assert found is not None
     lane, row = found
     place = after.lanes[lane].spans.rows.tolist().index(row)
@@ -37,4 +37,4 @@ def test_a_name_means_the_same_among_other_ranks_and_after_more_steps(tmp_path: 
 )
 def test_what_names_nothing_is_nothing(tmp_path: Path, name: str) -> None:
     trace = read_trace(write_recording(tmp_path / "traces"))
-    assert span_named(trace, timeline_of(trace), name) is None
+    assert find_span_by_name(trace, build_timeline(trace), name) is None

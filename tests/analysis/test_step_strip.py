@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.account.blocks import account_of
+from overlapscope.account.blocks import compute_breakdown
 from overlapscope.analysis import trend
-from overlapscope.analysis.lanes import timeline_of
-from overlapscope.analysis.step_strip import step_strip
-from overlapscope.analysis.summary import Summary, summarise
+from overlapscope.analysis.lanes import build_timeline
+from overlapscope.analysis.step_strip import build_step_strip
+from overlapscope.analysis.summary import Summary, summarize
 from overlapscope.trace.reader import Trace, read_trace
 from tests.synthetic import write_recording, write_straggling_recording
 
@@ -19,12 +19,12 @@ MS = 1_000_000
 
 def read(folder: Path) -> tuple[Trace, Summary]:
     trace = read_trace(folder)
-    return trace, summarise(trace, account_of(trace))
+    return trace, summarize(trace, compute_breakdown(trace))
 
 
 def test_each_step_lies_where_the_timeline_has_it_with_its_exposed_time(tmp_path: Path) -> None:
     trace, summary = read(write_recording(tmp_path / "traces"))
-    strip = step_strip(summary.figures, timeline_of(trace))
+    strip = build_step_strip(summary.figures, build_timeline(trace))
     assert strip["step"].tolist() == strip["last_step"].tolist() == list(range(5))
     assert strip["start_ns"].tolist() == [10 * MS * step for step in range(5)]
     assert strip["exposed_ns"].tolist() == pytest.approx([1.3 * MS] * 5)
@@ -34,7 +34,7 @@ def test_each_step_lies_where_the_timeline_has_it_with_its_exposed_time(tmp_path
 def test_many_steps_are_taken_together_and_leave_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trend, "MAX_POINTS", 7)
     trace, summary = read(write_recording(tmp_path / "traces", steps=30))
-    strip = step_strip(summary.figures, timeline_of(trace))
+    strip = build_step_strip(summary.figures, build_timeline(trace))
     assert len(strip) <= 7
     assert strip["step"].tolist()[1:] == (strip["last_step"] + 1).tolist()[:-1]
     assert strip["last_step"].iloc[-1] == 29
@@ -42,12 +42,12 @@ def test_many_steps_are_taken_together_and_leave_no_gap(tmp_path: Path, monkeypa
 
 def test_without_a_finished_step_there_is_nothing(tmp_path: Path) -> None:
     trace, summary = read(write_recording(tmp_path / "traces", steps=0))
-    assert step_strip(summary.figures, timeline_of(trace)).empty
+    assert build_step_strip(summary.figures, build_timeline(trace)).empty
     assert summary.typical_step is None
 
 
 def test_the_typical_step_is_neither_quick_nor_slow(tmp_path: Path) -> None:
     """Steps become slower and slower."""
     _, summary = read(write_straggling_recording(tmp_path / "t", late_us=lambda _, step: 100 * step, ranks=2, steps=31))
-    counted = summary.figures.loc[summary.is_alike, "step"]
+    counted = summary.figures.loc[summary.is_steady, "step"]
     assert summary.typical_step == sorted(counted.unique())[(counted.nunique() - 1) // 2]

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from overlapscope.account.blocks import account_of
+from overlapscope.account.blocks import compute_breakdown
 from overlapscope.analysis.analysis import Analysis
-from overlapscope.analysis.cycles import Cycles, cycles_of
+from overlapscope.analysis.cycles import Cycles, build_cycles
 from overlapscope.analysis.finding import Finding
-from overlapscope.analysis.sentences import describe, verdict
-from overlapscope.analysis.stragglers import Stragglers, findings_of, stragglers_in
-from overlapscope.analysis.summary import summarise
+from overlapscope.analysis.sentences import describe, describe_verdict
+from overlapscope.analysis.stragglers import Stragglers, find_all_findings, find_stragglers
+from overlapscope.analysis.summary import summarize
 from overlapscope.trace.reader import Trace
 from tests.simulated_job import BUCKET_BYTES, MS, Job
 
@@ -28,7 +28,7 @@ def noisy_job(**options: object) -> Job:
 
 
 def cycles_in(trace: Trace) -> Cycles:
-    cycles = cycles_of(trace, account_of(trace))
+    cycles = build_cycles(trace, compute_breakdown(trace))
     assert cycles is not None
     return cycles
 
@@ -36,7 +36,7 @@ def cycles_in(trace: Trace) -> Cycles:
 def judged(job: Job) -> Stragglers:
     """With all cycles, also those of the warm-up."""
     trace = job.run()
-    return stragglers_in(trace, cycles_in(trace), summarise(trace, account_of(trace)))
+    return find_stragglers(trace, cycles_in(trace), summarize(trace, compute_breakdown(trace)))
 
 
 def only_finding(job: Job) -> Finding:
@@ -50,7 +50,7 @@ def only_finding(job: Job) -> Finding:
 def test_in_a_healthy_job_nothing_is_named(seed: int, ranks: int, noise: float) -> None:
     stragglers = judged(Job(steps=STEPS, ranks=ranks, noise=noise, seed=seed))
     assert stragglers.findings == ()
-    assert "No rank stands out" in verdict(stragglers)
+    assert "No rank stands out" in describe_verdict(stragglers)
 
 
 @settings(max_examples=8)
@@ -119,7 +119,7 @@ def test_a_rank_that_is_slow_for_a_while() -> None:
     job = noisy_job()
     job.slow_down(2, 0.3, steps=slice(60, 90))
     finding = only_finding(job)
-    assert (finding.ranks, finding.pattern.kind, finding.steps.tolist()) == ((2,), "stretch", list(range(60, 90)))
+    assert (finding.ranks, finding.pattern.kind, finding.steps.tolist()) == ((2,), "episode", list(range(60, 90)))
     assert finding.cost.value == pytest.approx(9 * MS * 30 / 150, rel=0.1)
     assert " in steps 60 to 89 " in describe(finding)
 
@@ -136,7 +136,7 @@ def test_a_rank_that_is_slow_now_and_again_for_a_while() -> None:
     job.slow_down(2, 0.3, steps=slice(40, 60))
     job.slow_down(2, 0.3, steps=slice(100, 120))
     finding = only_finding(job)
-    assert (finding.ranks, finding.pattern.kind) == ((2,), "stretch")
+    assert (finding.ranks, finding.pattern.kind) == ((2,), "episode")
     assert " in 40 of steps 40 to 119, in 2 stretches " in describe(finding)
 
 
@@ -163,7 +163,7 @@ def test_a_link_that_is_slower_than_the_others() -> None:
     assert (link.rank, link.peer_rank) == (2, 3)
     assert (link.bytes_per_s, link.usual_bytes_per_s) == (pytest.approx(0.4e9, rel=1e-3), pytest.approx(4e9, rel=1e-3))
     job.transfer_ns //= 10
-    fast, slow = (cycles_of(trace, account_of(trace)) for trace in (job.run(), usual))
+    fast, slow = (build_cycles(trace, compute_breakdown(trace)) for trace in (job.run(), usual))
     assert fast is not None
     assert slow is not None
     truth_ns = slow.cycle_time_ns.mean() - fast.cycle_time_ns.mean()
@@ -242,9 +242,9 @@ def test_carried_over_communication_within_the_error_of_the_clocks_is_not_named(
     job = noisy_job()
     job.carried_over_ns[:, 2] = 3 * MS
     cycles = cycles_in(job.run())
-    assert [found.cause for found in findings_of(cycles, {}, [], 40 * MS)] == ["carried_over"]
+    assert [found.cause for found in find_all_findings(cycles, {}, [], 40 * MS)] == ["release_skew"]
     uncertain = replace(cycles, clock_error_ns=2.0 * MS)
-    assert findings_of(uncertain, {}, [], 40 * MS) == ()
+    assert find_all_findings(uncertain, {}, [], 40 * MS) == ()
 
 
 def test_what_if() -> None:
@@ -254,7 +254,7 @@ def test_what_if() -> None:
     stragglers = judged(job)
     by_rank = stragglers.by_rank.set_index("rank")
     assert by_rank["cost_ns"].idxmax() == by_rank["saving_ns"].idxmax() == by_rank["critical_share"].idxmax() == 1
-    assert stragglers.saved_if_alike.step.low > 5 * MS
+    assert stragglers.saved_if_ranks_equal.step.low > 5 * MS
     assert stragglers.saved_by_best_transfers.step.value == pytest.approx(2 * MS, rel=0.1)
     by_cause = stragglers.by_cause.set_index("cause")["cost_ns"]
     assert by_cause["backward"] == pytest.approx(4 * MS, rel=0.2)

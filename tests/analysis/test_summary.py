@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from overlapscope.account.blocks import account_of
-from overlapscope.analysis.summary import Summary, summarise
+from overlapscope.account.blocks import compute_breakdown
+from overlapscope.analysis.summary import Summary, summarize
 from tests.account.recordings import Rows, recording
 
 MS = 1_000_000
@@ -29,7 +29,7 @@ def summary(
     for step in range(steps):
         place = {"rank": 0, "step": step}
         begin_ns = now_ns
-        lasting = {"data_wait": data_wait, "loop": loop, "backward": compute, "finalise": exposed}
+        lasting = {"data_wait": data_wait, "loop": loop, "backward": compute, "finalize": exposed}
         for phase, milliseconds in lasting.items():
             start_ns, now_ns = now_ns, now_ns + round(milliseconds * MS)
             rows["phases"].append(place | {"phase": phase, "start_ns": start_ns, "end_ns": now_ns})
@@ -40,7 +40,7 @@ def summary(
         now_ns += round(rest * MS)
         rows["steps"].append(place | {"start_ns": begin_ns, "end_ns": now_ns})
     trace = recording(**rows, ranks=1)
-    return summarise(trace, account_of(trace))
+    return summarize(trace, compute_breakdown(trace))
 
 
 def test_the_plain_case_names_what_hides_and_what_waits() -> None:
@@ -102,20 +102,20 @@ def test_each_case_has_its_own_sentence(milliseconds: dict[str, float], said: st
 def test_communication_that_waits_for_a_later_rank_is_not_called_long() -> None:
     phases: Rows = [
         {"rank": 0, "phase": "backward", "start_ns": 0, "end_ns": 20 * MS},
-        {"rank": 0, "phase": "finalise", "start_ns": 20 * MS, "end_ns": 80 * MS},
+        {"rank": 0, "phase": "finalize", "start_ns": 20 * MS, "end_ns": 80 * MS},
         {"rank": 1, "phase": "backward", "start_ns": 0, "end_ns": 70 * MS},
-        {"rank": 1, "phase": "finalise", "start_ns": 70 * MS, "end_ns": 80 * MS},
+        {"rank": 1, "phase": "finalize", "start_ns": 70 * MS, "end_ns": 80 * MS},
     ]
     collectives: Rows = [{"rank": rank, "launch_ns": (20, 70)[rank] * MS, "end_ns": 80 * MS} for rank in range(2)]
     steps: Rows = [{"rank": rank, "end_ns": 100 * MS} for rank in range(2)]
     trace = recording(steps=steps, phases=phases, collectives=collectives)
-    found = summarise(trace, account_of(trace))
+    found = summarize(trace, compute_breakdown(trace))
     assert found.sentence == (
         "0 % of communication is hidden; 35.0 ms of each 100 ms step (35 %) is spent waiting for it, 25.0 ms of that "
         "for whichever rank is later."
     )
     assert {reason: mean.value for reason, mean in found.exposed_for.items() if mean.value} == {
-        "later_rank": 25 * MS,
+        "straggler": 25 * MS,
         "transfer": 10 * MS,
     }
 
@@ -136,7 +136,7 @@ def test_everything_that_is_counted_adds_up(steps: int) -> None:
     assert sum(mean.value for mean in found.exposed_for.values()) == pytest.approx(found.mean.blocks["exposed"].value)
     assert found.job is not None
     assert sum(mean.value for mean in found.job.blocks.values()) == pytest.approx(found.mean.step.value)
-    assert found.steps + sum(len(apart.steps) for apart in found.alike.apart) == steps
+    assert found.steps + sum(len(excluded.steps) for excluded in found.alike.excluded) == steps
     (row,) = found.means_by_rank().to_dict("records")
     assert row["step_time_ns"] == pytest.approx(found.mean.step.value)
     assert row["overlap_ratio"] == pytest.approx(found.overlap_ratio)
@@ -155,7 +155,7 @@ def test_a_step_that_a_rank_never_finished_is_in_no_trend_of_all_ranks() -> None
         if (rank, step) != (0, 6)
     ]
     trace = recording(steps=steps, phases=[], collectives=[], ranks=2)
-    found = summarise(trace, account_of(trace))
+    found = summarize(trace, compute_breakdown(trace))
     assert set(found.figures["step"]) == set(range(7))
     assert set(found.finished_together["step"]) == set(range(6))
 
@@ -165,5 +165,5 @@ def test_steps_of_which_none_was_finished_by_all_ranks_are_in_trends() -> None:
         {"rank": rank, "step": rank, "start_ns": 10 * MS * rank, "end_ns": 10 * MS * (rank + 1)} for rank in range(2)
     ]
     trace = recording(steps=steps, phases=[], collectives=[], ranks=2)
-    found = summarise(trace, account_of(trace))
+    found = summarize(trace, compute_breakdown(trace))
     assert set(found.finished_together["step"]) == {0, 1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from overlapscope.analysis.trend import MAX_POINTS, trend_by_step, trend_of_ranks
+from overlapscope.analysis.trend import MAX_POINTS, trend_by_rank, trend_by_step
 
 
 def per_step(ranks, steps):
@@ -26,7 +26,7 @@ def test_a_step_has_its_mean_and_the_band_of_its_ranks():
 
 def test_steps_without_a_value_are_left_out():
     assert trend_by_step(per_step(2, 4), "overlap_ratio").empty
-    assert trend_of_ranks(per_step(2, 4), "overlap_ratio").empty
+    assert trend_by_rank(per_step(2, 4), "overlap_ratio").empty
 
 
 def test_many_steps_are_taken_together_equally_many_to_a_point():
@@ -36,5 +36,5 @@ def test_many_steps_are_taken_together_equally_many_to_a_point():
 
 
 def test_each_rank_has_a_line_of_its_own():
-    ranks = trend_of_ranks(per_step(2, 3), "exposed_ns")
+    ranks = trend_by_rank(per_step(2, 3), "exposed_ns")
     assert ranks[ranks["rank"] == 1]["mean"].tolist() == [1, 101, 201]

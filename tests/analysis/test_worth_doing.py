@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.analysis.advice import advise, predicted_step
+from overlapscope.analysis.advice import advise, predict_mean_step
 from overlapscope.analysis.analysis import Analysis
-from overlapscope.analysis.worth_doing import worth_doing
+from overlapscope.analysis.worth_doing import find_improvements
 from overlapscope.trace.reader import read_trace
 from tests.simulated_job import MS, Job
 from tests.synthetic import write_recording
@@ -17,13 +17,13 @@ STEPS = 100
 
 
 def found_in(job: Job) -> list[tuple[str, float]]:
-    return [(each.what, each.saves.value / MS) for each in worth_doing(Analysis(job.run()), None)]
+    return [(each.what, each.saves.value / MS) for each in find_improvements(Analysis(job.run()), None)]
 
 
 def test_in_a_job_that_wastes_nothing_nothing_is_worth_doing() -> None:
     job = Job(steps=STEPS, noise=0.02)
     job.own_ns["data_wait"][:] = 0
-    job.own_ns["finalise"][:] = 0
+    job.own_ns["finalize"][:] = 0
     assert found_in(job) == []
 
 
@@ -67,17 +67,17 @@ def test_a_prediction_is_an_account_of_the_same_step_and_sums_to_it(tmp_path: Pa
     curve = advise(analysis).recommendation.curve
     mean = analysis.summary.mean
     for place in range(len(curve.plans)):
-        predicted = predicted_step(mean, curve, place)
+        predicted = predict_mean_step(mean, curve, place)
         assert sum(each.value for each in predicted.blocks.values()) == pytest.approx(predicted.step.value)
         assert {"backward", "copies", "exposed"} >= {
             name for name, each in predicted.blocks.items() if each != mean.blocks[name]
         }
-    now = predicted_step(mean, curve, curve.special["present"])
+    now = predict_mean_step(mean, curve, curve.special["present"])
     assert {name: each.value for name, each in now.blocks.items()} == pytest.approx(
         {name: each.value for name, each in mean.blocks.items()}
     )
 
 
 def test_without_a_step_or_a_second_rank_nothing_is_said() -> None:
-    assert worth_doing(Analysis(Job(ranks=1, steps=20).run()), None) == ()
-    assert worth_doing(Analysis(Job(steps=1).run()), None) == ()
+    assert find_improvements(Analysis(Job(ranks=1, steps=20).run()), None) == ()
+    assert find_improvements(Analysis(Job(steps=1).run()), None) == ()

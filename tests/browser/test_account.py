@@ -124,7 +124,7 @@ def test_stragglers(open_page: OpenPage, straggling: Served, say: Say) -> None:
     page, account, said = open_page(f"{straggling.url}stragglers"), say("summary")["account"], say("stragglers")
     expect(page.locator(".verdict")).to_have_text(spaced(said["sentence"]))
     assert said["step_ns"] == account["step_ns"]
-    assert said["waiting_ns"] == account["exposed_for_ns"]["later_rank"]
+    assert said["waiting_ns"] == account["exposed_for_ns"]["straggler"]
     shown = bars(page)
     for title, name in (
         ("All ranks like the median", "all_ranks_like_the_median"),

@@ -18,7 +18,7 @@ from PIL import Image
 from playwright.sync_api import Page, Route, expect
 
 from overlapscope.trace.format import RANK_FILE
-from overlapscope.trace.host import boot_identity
+from overlapscope.trace.host import get_boot_id
 from tests.browser.conftest import OpenPage, served
 from tests.browser.test_app import wait_for_step
 from tests.browser.test_news import grow
@@ -60,7 +60,7 @@ def write_live_recording(folder: Path, *, ranks: int = 2, close: bool = True) ->
     for path in recording.glob(f"rank_*/{RANK_FILE}"):
         here = {
             "host": socket.gethostname(),
-            "boot_id": boot_identity(),
+            "boot_id": get_boot_id(),
             "pid": os.getpid(),
             "time_ns": time.monotonic_ns(),
         }

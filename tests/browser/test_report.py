@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from dashboards.theme import browser_colours
+from dashboards.theme import browser_colors
 from overlapscope import open as open_run
 from overlapscope.cli import main
 from overlapscope.units import format_ns, format_share
@@ -128,7 +128,7 @@ def test_the_map_of_ranks_is_painted_in_the_shades_of_the_theme(page: Page) -> N
     canvas = page.locator("#stragglers canvas").nth(1)
     shades = base64.b64decode(str(canvas.get_attribute("data-shades")))
     columns = int(str(canvas.get_attribute("width")))
-    palette = browser_colours()[str(page.locator("html").get_attribute("data-theme"))]["late_palette"]
+    palette = browser_colors()[str(page.locator("html").get_attribute("data-theme"))]["lateness_palette"]
     for column in range(columns):
         painted = canvas.evaluate("(canvas, x) => [...canvas.getContext('2d').getImageData(x, 1, 1, 1).data]", column)
         expected = palette[shades[columns + column]].lower()

@@ -174,7 +174,7 @@ def test_runs_appear_and_go_on_while_the_page_is_open(open_page, tmp_path):
         expect(page.get_by_role("heading")).to_contain_text("nothing to show yet")
         log = make_rank(folder / "job", 0, world_size=1)
         sample = {"monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}
-        where = {"host": socket.gethostname(), "pid": os.getpid(), "boot_id": host.boot_identity()}
+        where = {"host": socket.gethostname(), "pid": os.getpid(), "boot_id": host.get_boot_id()}
         write_json(rank_folder(folder / "job", 0) / RANK_FILE, {"rank": 0, **where, "clock_samples": [sample]})
         row = row_of(page, "job")
         expect(row.locator(".live")).to_be_visible()

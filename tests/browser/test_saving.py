@@ -120,7 +120,7 @@ def test_every_figure_is_saved_as_it_is_seen(
 def test_every_table_on_every_page_is_at_its_address_and_a_click_saves_it(
     open_page: OpenPage, folder: Path, table: str, tmp_path: Path
 ) -> None:
-    frame = steps_table(Recording(folder / "night" / "run 1").newest().summary)
+    frame = steps_table(Recording(folder / "night" / "run 1").latest().summary)
     for path in ("", *(f"runs/night/run%201/-/{path}" for path in TEXTS)):
         page = open_page(table + path)
         expect(page.locator(".save").first).to_be_visible()

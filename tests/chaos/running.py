@@ -16,9 +16,9 @@ import psutil
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab.diagnosing import diagnose
-from overlapscope.lab.reports import Report, reports_in
+from overlapscope.lab.reports import WatchdogReport, load_reports
 from overlapscope.trace.folders import find_rank_folders
-from overlapscope.trace.group_reader import read_collective_logs
+from overlapscope.trace.group_reader import open_collective_logs
 from tests.chaos.program import SCRIPT, Program
 
 RECORDING: Final = "traces"
@@ -46,7 +46,7 @@ class Outcome:
     seconds: float
     exit_code: int | None
     """None if it had to be ended."""
-    reports: tuple[Report, ...]
+    reports: tuple[WatchdogReport, ...]
     """The watchdogs', those withdrawn included."""
     live: Verdict | None
     """The diagnosis before it was ended; None if it ended by itself."""
@@ -74,7 +74,7 @@ def run(program: Program, folder: Path) -> Outcome:
         try:
             exit_code = _wait(process, program, folder / RECORDING)
             live = None if exit_code is not None else diagnose(folder / RECORDING)[0]
-            said = tuple(reports_in(folder / RECORDING))  # what ranks say of their end is not about the program
+            said = tuple(load_reports(folder / RECORDING))  # what ranks say of their end is not about the program
         finally:
             _end(process, signal.Signals[program.setting.end_signal])
     return Outcome(
@@ -100,9 +100,9 @@ def _wait(process: subprocess.Popen[bytes], program: Program, recording: Path) -
             return code
         if not program.event.is_harmless and _hangs_and_says_so(recording):
             return None
-        if (newest := _progress(recording)) > progress:
-            progress, since_s = newest, time.monotonic()
-            usual_s = _HANGS_AT_START_FOR_S if newest < _STARTED_AFTER else _HANGS_FOR_S
+        if (latest := _progress(recording)) > progress:
+            progress, since_s = latest, time.monotonic()
+            usual_s = _HANGS_AT_START_FOR_S if latest < _STARTED_AFTER else _HANGS_FOR_S
             patience_s = (_SLOW_FOR_S if program.event.is_harmless else usual_s) + program.event.extra_s
         time.sleep(_LOOK_EVERY_S)
     return None
@@ -111,14 +111,14 @@ def _wait(process: subprocess.Popen[bytes], program: Program, recording: Path) -
 def _progress(recording: Path) -> int:
     """Grows as long as the ranks do anything: how many collectives they have entered."""
     try:
-        logs = read_collective_logs(find_rank_folders(recording))
+        logs = open_collective_logs(find_rank_folders(recording))
     except OverlapScopeError:  # none has come so far
         return 0
-    return sum(file.newest for group in logs.groups.values() for file in group.files.values())
+    return sum(file.latest for group in logs.groups.values() for file in group.files.values())
 
 
 def _hangs_and_says_so(recording: Path) -> bool:
-    reports = [report for report in reports_in(recording) if not report.is_retracted]
+    reports = [report for report in load_reports(recording) if not report.is_retracted]
     stalled = [report for report in reports if report.verdict.kind not in _SILENT]
     return bool(stalled) and time.monotonic() - max(report.time_ns for report in reports) / 1e9 > _QUIET_AFTER_REPORTS_S
 

@@ -10,7 +10,7 @@ import pytest
 
 from overlapscope.diagnosis.evidence import CallSite
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.lab.reports import Report
+from overlapscope.lab.reports import WatchdogReport
 from tests.chaos.judging import judge_run
 from tests.chaos.program import SCRIPT, Program, compose
 from tests.chaos.running import Outcome
@@ -116,7 +116,7 @@ def test_of_a_healthy_program_any_fault_is_wrong() -> None:
 
 
 def outcome(final: Verdict, live: Verdict | None = None, *reported: Verdict, exit_code: int | None = 0) -> Outcome:
-    reports = tuple(Report(rank=0, time_ns=1, verdict=one, message="", is_retracted=False) for one in reported)
+    reports = tuple(WatchdogReport(rank=0, time_ns=1, verdict=one, message="", is_retracted=False) for one in reported)
     return Outcome(seconds=1.0, exit_code=exit_code, reports=reports, live=live, final=final)
 
 

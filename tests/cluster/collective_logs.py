@@ -7,7 +7,7 @@ from typing import Any
 
 from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.group_log import Entries
-from overlapscope.trace.group_reader import read_collective_logs
+from overlapscope.trace.group_reader import open_collective_logs
 from overlapscope.trace.signature import Signature
 
 Logged = list[tuple[Signature, Any]]
@@ -16,11 +16,11 @@ Logged = list[tuple[Signature, Any]]
 
 def logged(folder: Path, rank: int = 0) -> Logged:
     """All collectives of a rank, group by group in the order of their first use, of the groups that it is in."""
-    logs = read_collective_logs(find_rank_folders(folder))
+    logs = open_collective_logs(find_rank_folders(folder))
     assert not [problem for problem in logs.problems if problem.severity == "error"]
     signatures = logs.signatures(rank)
     found: Logged = []
     for group in (each for each in logs.groups.values() if rank in each.files):
-        entries: Entries = group.files[rank].read(1, group.files[rank].newest)
+        entries: Entries = group.files[rank].read(1, group.files[rank].latest)
         found += [(signatures[int(entry["signature"])], entry) for entry in entries]
     return found

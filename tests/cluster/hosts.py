@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.lab.network.hosts import INTERFACE, Hosts, cluster_of
+from overlapscope.lab.network.hosts import INTERFACE, Hosts, make_cluster
 from overlapscope.lab.network.link import Link
-from overlapscope.lab.network.requirements import what_is_missing_for
+from overlapscope.lab.network.requirements import find_missing_requirement
 
 _CLONE_NEWNET: Final = 0x40000000
 """Of linux/sched.h."""
@@ -20,11 +20,11 @@ _CLONE_NEWNET: Final = 0x40000000
 
 def why_unavailable() -> str | None:
     """What this machine lacks for clusters; None if it can have them."""
-    if missing := what_is_missing_for(Link(bits_per_s=1e8)):
+    if missing := find_missing_requirement(Link(bits_per_s=1e8)):
         return missing
     try:
-        with cluster_of(1) as hosts:
-            hosts.slow_down(0, "100mbit")
+        with make_cluster(1) as hosts:
+            hosts.limit_rate(0, "100mbit")
     except OverlapScopeError as error:
         return str(error)
     return None

@@ -28,11 +28,11 @@ Kind = type[TorchDDP]
 @contextmanager
 def at_any_cost() -> Iterator[None]:
     """Take all fingerprints at every step."""
-    share, schedule.COST_SHARE = schedule.COST_SHARE, 1e9  # type: ignore[misc]
+    share, schedule.MAX_COST_SHARE = schedule.MAX_COST_SHARE, 1e9  # type: ignore[misc]
     try:
         yield
     finally:
-        schedule.COST_SHARE = share  # type: ignore[misc]
+        schedule.MAX_COST_SHARE = share  # type: ignore[misc]
 
 
 class Net(nn.Module):

@@ -17,7 +17,7 @@ from typing import Final
 
 from overlapscope.lab.network import link as links
 from overlapscope.lab.network.hosts import INTERFACE, Hosts
-from overlapscope.lab.network.link import Link, LinkCheck, hosts_over
+from overlapscope.lab.network.link import Link, LinkMeasurement, make_linked_hosts
 from tests.cluster.processes import METHOD, Method, Program, run_together
 
 LINKS: Final = {
@@ -38,7 +38,7 @@ class Ranks:
     addresses: tuple[str, ...]
     interface: str
     """Name of the link, at each of them."""
-    carriers: tuple[int, ...] = ()
+    carrier_pids: tuple[int, ...] = ()
     """Processes that carry packets between them, by id."""
     hosts: Hosts | None = None
     """If they are on hosts of their own."""
@@ -53,7 +53,7 @@ class Ranks:
         """Two of them, as ranks 0 and 1."""
         prefixes, addresses = self.prefixes, self.addresses
         return Ranks(
-            (prefixes[one], prefixes[other]), (addresses[one], addresses[other]), self.interface, self.carriers
+            (prefixes[one], prefixes[other]), (addresses[one], addresses[other]), self.interface, self.carrier_pids
         )
 
     def run(
@@ -83,15 +83,15 @@ def ranks_over(link: Link, count: int = 2) -> Iterator[Ranks]:
     if link == Link():
         yield Ranks(((),) * count, ("127.0.0.1",) * count, "lo")
         return
-    with hosts_over(link, count) as hosts:
+    with make_linked_hosts(link, count) as hosts:
         prefixes = tuple(tuple(hosts.command(host)) for host in range(count))
         addresses = tuple(hosts.address(host) for host in range(count))
-        yield Ranks(prefixes, addresses, INTERFACE, hosts.carriers, hosts)
+        yield Ranks(prefixes, addresses, INTERFACE, hosts.carrier_pids, hosts)
 
 
-def check(ranks: Ranks, link: Link) -> LinkCheck:
+def check(ranks: Ranks, link: Link) -> LinkMeasurement:
     """Measure the link between two ranks, in about a second."""
-    return links.check(ranks.prefixes, ranks.addresses[0], link)
+    return links.measure_link(ranks.prefixes, ranks.addresses[0], link)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from instrumented_ddp import DistributedDataParallel
 from instrumented_ddp.plans import probed_steps
 from instrumented_ddp.plans.auto import choice, measuring, schedule
 from instrumented_ddp.plans.auto.choice import Candidate
-from overlapscope.analysis.observations import observations_of
+from overlapscope.analysis.observations import extract_observations
 from overlapscope.errors import OverlapScopeError
 from overlapscope.model.bucket_cycles import BucketCycles
 from overlapscope.model.observation import Observations
@@ -38,7 +38,7 @@ BEFORE_NS, BETTER_NS = 10e6, 8e6
 """What steps take with the plan in force and with another, where the clock of the machine is not asked."""
 
 
-def candidates_of(observations: Observations, in_force: Buckets, lanes: int) -> list[Candidate]:
+def propose_candidates(observations: Observations, in_force: Buckets, lanes: int) -> list[Candidate]:
     """The plan in force, and all gradients in one bucket."""
     one_bucket = (tuple(observations.gradients.order.tolist()),)
     return [
@@ -48,7 +48,7 @@ def candidates_of(observations: Observations, in_force: Buckets, lanes: int) -> 
 
 
 def make_one_bucket_faster() -> None:
-    schedule.candidates_of = candidates_of
+    schedule.propose_candidates = propose_candidates
     schedule.step_times_ns = lambda *_: np.array([BEFORE_NS, BETTER_NS])
 
 
@@ -105,7 +105,7 @@ def test_two_ranks_come_to_the_same_parameters_to_the_bit(option):
 
 def decide_twice(trace: str) -> Buckets:
     make_one_bucket_faster()
-    schedule.FEWEST_STEPS_BETWEEN, schedule.LOOK_EVERY = 40, 10
+    schedule.MIN_STEPS_BETWEEN_DECISIONS, schedule.CHECK_EVERY_STEPS = 40, 10
     step_ns, now_ns = BETTER_NS, 0.0
 
     def clock() -> int:
@@ -208,7 +208,7 @@ def cycles_measured_while_training(trace: str) -> dict[str, Any]:
 def test_it_measures_what_the_analysis_of_the_recording_sees(tmp_path):
     first, _ = run_ranks(cycles_measured_while_training, 2, str(tmp_path))
     trace = read_trace(tmp_path)
-    observations = observations_of(trace)
+    observations = extract_observations(trace)
     ready_ns, backward_ns = np.array(first["ready_ns"]), np.array(first["moments_ns"])[:, 3]
     is_seen = ~np.isnan(backward_ns)  # on a busy machine it may not be known yet when the newest steps have ended
     assert is_seen.any()
@@ -237,20 +237,20 @@ def test_steps_that_reduce_twice_are_not_measured_in_a_recording(tmp_path):
 
 
 FAULTS = {
-    "measuring": (schedule, "Measuring"),
+    "measuring": (schedule, "Measurement"),
     "a meter": (measuring, "Meter"),
-    "a step begins": (measuring.Measuring, "step_begins"),
+    "a step begins": (measuring.Measurement, "on_step_start"),
     "cycles": (measuring, "bucket_cycles_of"),
     "observations": (schedule, "observations_of_cycles"),
     "gradients": (schedule, "gradients_of"),
-    "candidates": (schedule, "candidates_of"),
+    "candidates": (schedule, "propose_candidates"),
     "step times": (schedule, "step_times_ns"),
     "the fastest": (schedule, "fastest"),
     "trials": (schedule, "trials_of"),
-    "a reason": (schedule, "reason_for"),
-    "the end": (measuring.Measuring, "end"),
+    "a reason": (schedule, "describe_choice"),
+    "the end": (measuring.Measurement, "end"),
     "whether times have changed": (schedule, "_typical_ns"),
-    "the log": (measuring, "newest_records"),
+    "the log": (measuring, "read_latest_records"),
 }
 """What a rank computes without the others."""
 OF_RANK_0 = {"observations", "gradients", "candidates", "trials", "a reason"}
@@ -268,12 +268,12 @@ def fail(*_: Any, **__: Any) -> Any:
 def train_with_faults(trace: str | None, faulty_rank: int) -> dict[str, tuple[State, Buckets, list[str]]]:
     """The weights, the plan and the warnings after a training with each of the faults on one rank, and with none."""
     make_one_bucket_faster()
-    schedule.FEWEST_STEPS_BETWEEN, schedule.LOOK_EVERY = 2, 1
+    schedule.MIN_STEPS_BETWEEN_DECISIONS, schedule.CHECK_EVERY_STEPS = 2, 1
     schedule._WINDOW_STEPS = 2
-    probed_steps.probe, choice.MOST_STEPS = partial(probed_steps.probe, steps=10), 12
+    probed_steps.probe, choice.MAX_TRIAL_STEPS = partial(probed_steps.probe, steps=10), 12
     places = {name: place for name, place in FAULTS.items() if (name in OF_RECORDINGS) == (trace is not None)}
     ended = {}
-    for name, (owner, attribute) in {"nothing": (schedule, "candidates_of"), **places}.items():
+    for name, (owner, attribute) in {"nothing": (schedule, "propose_candidates"), **places}.items():
         works = getattr(owner, attribute)
         if dist.get_rank() == faulty_rank and name != "nothing":
             setattr(owner, attribute, fail)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.calibrate import sweep
+from instrumented_ddp.calibrate import measure_all_sizes
 from overlapscope.errors import OverlapScopeError
 from overlapscope.model.calibration import Calibration
 from tests.cluster.ranks import run_ranks
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 def measured(largest_bytes: int) -> Calibration:
-    return sweep(dist.group.WORLD, torch.device("cpu"), largest_bytes)
+    return measure_all_sizes(dist.group.WORLD, torch.device("cpu"), largest_bytes)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -17,7 +17,14 @@ from torch.utils.data import DataLoader
 from instrumented_ddp import DistributedDataParallel
 from instrumented_ddp.session import open_session
 from overlapscope.trace.format import PARAMETERS_FILE, SIGNATURES_FILE, UNREDUCED_FILE, rank_folder
-from overlapscope.trace.group_log import ENTRY_DTYPE, HEADER_BYTES, SHADOW, UNEVEN_INPUTS, GroupHeader, group_file
+from overlapscope.trace.group_log import (
+    ENTRY_DTYPE,
+    HEADER_BYTES,
+    SHADOW,
+    UNEVEN_INPUTS,
+    CollectiveLogHeader,
+    group_file,
+)
 from overlapscope.trace.signature import Signature
 from tests.cluster.ranks import run_ranks
 
@@ -26,7 +33,7 @@ pytestmark = pytest.mark.cluster
 
 @dataclass
 class Log:
-    header: GroupHeader
+    header: CollectiveLogHeader
     entries: Any
     signatures: list[Signature]
 
@@ -44,7 +51,9 @@ def read(traces: Path, rank: int, group: int = 0, *, point_to_point: bool = Fals
     entries = np.frombuffer(data[HEADER_BYTES:], dtype=ENTRY_DTYPE)
     entries = entries[entries["number"] > 0]
     assert list(entries["number"]) == list(range(1, len(entries) + 1))
-    return Log(GroupHeader.unpack(data[:HEADER_BYTES], path), entries, [signatures[n] for n in entries["signature"]])
+    return Log(
+        CollectiveLogHeader.unpack(data[:HEADER_BYTES], path), entries, [signatures[n] for n in entries["signature"]]
+    )
 
 
 class Net(nn.Module):

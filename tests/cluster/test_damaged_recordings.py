@@ -18,7 +18,7 @@ from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.format import HEADER_BYTES, SEAL_FILE, TABLES_FOLDER
+from overlapscope.trace.format import HEADER_BYTES, MANIFEST_FILE, TABLES_FOLDER
 from overlapscope.trace.log import Problem
 from overlapscope.trace.reader import read_trace
 from tests.cluster.ranks import run_ranks
@@ -128,7 +128,7 @@ def test_a_file_that_is_gone_is_missed(recording: Path) -> None:
         copy = copied(recording)
         (copy / "rank_1" / name).unlink()
         verdict, problems = diagnosed(copy)
-        if name == SEAL_FILE:  # the list itself: all that it lists is there
+        if name == MANIFEST_FILE:  # the list itself: all that it lists is there
             assert verdict.kind == "healthy"
         else:
             assert verdict.kind == "cannot tell", name

@@ -16,7 +16,7 @@ from instrumented_ddp import DistributedDataParallel
 from instrumented_ddp.strategies import priority, ring
 from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.wire import Wire
-from overlapscope.account.blocks import BLOCKS, account_of
+from overlapscope.account.blocks import BLOCKS, compute_breakdown
 from overlapscope.analysis.advice import advise
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.diagnosis.diagnosis import Diagnosis
@@ -62,15 +62,15 @@ def test_what_hides_under_the_next_forward_is_not_exposed(tmp_path: Path) -> Non
     run_ranks(partial(train_recorded, looks=False), 2, "slow", str(tmp_path))
     trace = read_trace(tmp_path)
     assert trace.problems == ()
-    account = account_of(trace)
+    account = compute_breakdown(trace)
     settled = account.step >= 3  # buckets are rebuilt, and the first forward was watched
     assert (account.hidden_ns[settled, BLOCKS.index("forward")] > 0).all()
     waited = account.waits.collective
     assert set(trace.collectives["step"].to_numpy()[waited] + 1 - account.step[account.wait_row]) <= {0, 1}
     phases = trace.phases.query("rank == 0 and step == 4")["phase"].tolist()
     # From the first module on a bucket is waited for, its parameters are updated, and the forward goes on.
-    assert phases.count("finalise") - 1 == phases.count("forward") - 1 > 1
-    assert phases[:4] == ["loop", "forward", "finalise", "optimizer"]
+    assert phases.count("finalize") - 1 == phases.count("forward") - 1 > 1
+    assert phases[:4] == ["loop", "forward", "finalize", "optimizer"]
 
 
 def test_a_decoupled_sum_is_recorded_as_its_two_halves(tmp_path: Path) -> None:

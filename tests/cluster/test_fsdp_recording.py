@@ -18,11 +18,11 @@ from overlapscope.analysis.advice import advise
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.rank_standing import standing_of
+from overlapscope.diagnosis.rank_standing import find_position
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.folders import read_json
-from overlapscope.trace.format import EVENTS_FILE, LEFT_BACKWARDS_FILE, Kind, Phase, rank_folder
-from overlapscope.trace.log import newest_records
+from overlapscope.trace.format import EVENTS_FILE, INTERRUPTED_BACKWARDS_FILE, Kind, Phase, rank_folder
+from overlapscope.trace.log import read_latest_records
 from overlapscope.trace.reader import Trace, read_trace
 from tests.cluster.collective_logs import logged
 from tests.cluster.ranks import run_ranks
@@ -168,16 +168,18 @@ def failing_once(folder: str) -> None:
 def test_an_exception_that_is_caught_on_its_way_out_of_a_backward_is_known(tmp_path: Path) -> None:
     run_ranks(failing_once, 2, str(tmp_path))
     for rank in range(2):
-        (left,) = read_json(rank_folder(tmp_path, rank) / LEFT_BACKWARDS_FILE, [])["backwards"]
+        (left,) = read_json(rank_folder(tmp_path, rank) / INTERRUPTED_BACKWARDS_FILE, [])["backwards"]
         assert left["step"] == 2
         assert left["function"] == "failing_once"
 
 
 def test_before_which_bucket_a_backward_hangs_is_said_only_until_its_first_wait(tmp_path: Path) -> None:
     run_ranks(plain, 2, str(tmp_path))
-    records = newest_records(rank_folder(tmp_path, 0) / EVENTS_FILE, 10_000)
-    of_step = records[(records["kind"] == Kind.ENTER) & (records["step"] == 2) & (records["index"] == Phase.BACKWARD)]
-    first, *later = [standing_of(records[records["sequence"] <= one["sequence"]], None) for one in of_step]
+    records = read_latest_records(rank_folder(tmp_path, 0) / EVENTS_FILE, 10_000)
+    of_step = records[
+        (records["kind"] == Kind.PHASE_BEGIN) & (records["step"] == 2) & (records["index"] == Phase.BACKWARD)
+    ]
+    first, *later = [find_position(records[records["sequence"] <= one["sequence"]], None) for one in of_step]
     assert (first.phase, first.bucket) == ("backward", 0)
     assert {(one.phase, one.bucket) for one in later} == {("backward", None)}
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.lab.network.hosts import BURST_BYTES, Hosts, cluster_of
+from overlapscope.lab.network.hosts import BURST_BYTES, Hosts, make_cluster
 from tests.cluster.hosts import why_unavailable
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -65,24 +65,24 @@ def namespaces() -> set[str]:
 
 
 def test_a_slow_host_sends_at_most_at_its_rate() -> None:
-    with cluster_of(3) as hosts:
-        hosts.slow_down(1, SLOW_RATE)
+    with make_cluster(3) as hosts:
+        hosts.limit_rate(1, SLOW_RATE)
         seconds_to_transfer(hosts, sender=0, receiver=2)
         at_least_s = (TRANSFER_BYTES - BURST_BYTES) / SLOW_BYTES_PER_S
         assert seconds_to_transfer(hosts, sender=1, receiver=2) >= at_least_s
 
 
 def test_two_clusters_exist_at_once_and_share_nothing() -> None:
-    with cluster_of(2) as one, cluster_of(2) as other:
-        other.slow_down(0, SLOW_RATE)
+    with make_cluster(2) as one, make_cluster(2) as other:
+        other.limit_rate(0, SLOW_RATE)
         assert one.address(0) == other.address(0)
         seconds_to_transfer(one, sender=0, receiver=1)
         seconds_to_transfer(other, sender=1, receiver=0)
 
 
 def test_nothing_is_left_of_a_cluster_that_failed() -> None:
-    with pytest.raises(OverlapScopeError, match="qdisc"), cluster_of(2) as hosts:  # noqa: PT012
+    with pytest.raises(OverlapScopeError, match="qdisc"), make_cluster(2) as hosts:  # noqa: PT012
         own = {hosts.command(host)[3] for host in range(2)}
         assert own <= namespaces()
-        hosts.slow_down(1, "nonsense")
+        hosts.limit_rate(1, "nonsense")
     assert not own & namespaces()

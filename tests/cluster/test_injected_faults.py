@@ -15,7 +15,7 @@ import pytest
 
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.finding import Finding
-from overlapscope.lab.network.hosts import cluster_of
+from overlapscope.lab.network.hosts import make_cluster
 from overlapscope.trace.reader import read_trace
 from tests.cluster.faults import SlowLink
 from tests.cluster.hosts import why_unavailable
@@ -43,9 +43,9 @@ def blaming(findings: tuple[Finding, ...]) -> list[Finding]:
 def findings_in(case: str, folder: Path) -> tuple[Finding, ...]:
     faults = CASES[case]
     links = [fault for fault in faults if isinstance(fault, SlowLink)]
-    with cluster_of(WORLD_SIZE) if links else nullcontext() as hosts:
+    with make_cluster(WORLD_SIZE) if links else nullcontext() as hosts:
         for link in links:
-            hosts.slow_down(link.rank, link.rate)
+            hosts.limit_rate(link.rank, link.rate)
         train(faults, folder, hosts, method="forkserver")
     stragglers = Analysis(read_trace(folder)).stragglers
     assert stragglers is not None

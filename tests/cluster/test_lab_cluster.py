@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.diagnosis.process import has_ended
+from overlapscope.diagnosis.process import has_process_ended
 from overlapscope.trace.reader import read_trace
 from tests.cluster.hosts import why_unavailable
 from tests.commands.command_line import COMMAND, REPOSITORY, overlapscope_process
@@ -67,7 +67,7 @@ def namespaces() -> set[str]:
 def exists(pid: str) -> bool:
     """Whether a process still does something: what is dead may wait for its parent to notice."""
     try:
-        return not has_ended(Path("/proc", pid, "stat").read_text().rpartition(")")[2].split())
+        return not has_process_ended(Path("/proc", pid, "stat").read_text().rpartition(")")[2].split())
     except FileNotFoundError:
         return False
 

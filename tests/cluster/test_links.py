@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from overlapscope.analysis.analysis import Analysis
-from overlapscope.analysis.links import link_rates, slow_links
-from overlapscope.lab.network.hosts import cluster_of
+from overlapscope.analysis.links import find_slow_links, measure_link_rates
+from overlapscope.lab.network.hosts import make_cluster
 from overlapscope.trace.reader import Trace, read_trace
 from tests.cluster.hosts import entrance_to, why_unavailable
 from tests.cluster.ranks import Ranks
@@ -26,9 +26,9 @@ def _hosts_are_available() -> None:
 
 
 def training_of(folder: Path, hosts_in_all: int, *, steps: int, slow_host: int | None) -> Trace:
-    with cluster_of(hosts_in_all) as hosts:
+    with make_cluster(hosts_in_all) as hosts:
         if slow_host is not None:
-            hosts.slow_down(slow_host, "200mbit")
+            hosts.limit_rate(slow_host, "200mbit")
         with Ranks(hosts_in_all, entrance_to(hosts)) as ranks:
             assert ranks.call(train, folder / "trace", steps) == [None] * hosts_in_all
     trace = read_trace(folder / "trace")
@@ -38,7 +38,7 @@ def training_of(folder: Path, hosts_in_all: int, *, steps: int, slow_host: int |
 
 @pytest.mark.parametrize(("hosts", "slow_host"), [(2, 0), (4, 1)])
 def test_the_host_that_sends_slowly_is_named_first_by_its_link(tmp_path, hosts, slow_host):
-    slow = slow_links(link_rates(training_of(tmp_path, hosts, steps=12, slow_host=slow_host)))
+    slow = find_slow_links(measure_link_rates(training_of(tmp_path, hosts, steps=12, slow_host=slow_host)))
     assert slow["rank"].iloc[0] == slow_host
     first = slow.iloc[0]
     # Not its rate as the kernel samples it: after a pause the bucket of tc is full, and here are few samples.
@@ -48,7 +48,7 @@ def test_the_host_that_sends_slowly_is_named_first_by_its_link(tmp_path, hosts, 
 def test_among_links_that_are_alike_none_is_blamed(tmp_path):
     """One may seem slow on a machine that is busy; but all-reduces don't take as long as it would need."""
     trace = training_of(tmp_path, 4, steps=100, slow_host=None)
-    rates = link_rates(trace)
+    rates = measure_link_rates(trace)
     busiest = rates[rates["bytes"] > rates["bytes"].max() / 2]
     assert sorted(busiest["rank"]) == [0, 1, 2, 3], "a ring: every rank sends to one other"
     stragglers = Analysis(trace).stragglers

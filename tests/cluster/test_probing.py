@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from instrumented_ddp import DistributedDataParallel
-from overlapscope.commands.probing_report import probing_sentences
+from overlapscope.commands.probing_report import describe_probing
 from overlapscope.trace.environment import DETAIL_VARIABLE, PROBE_VARIABLE
 from overlapscope.trace.reader import read_trace
 from tests.cluster.ranks import run_ranks
@@ -165,7 +165,7 @@ def train_briefly(trace: str, steps: int) -> None:
 )
 def test_how_far_it_came_is_said_at_the_end(tmp_path, steps, said):
     run_ranks(train_briefly, 2, str(tmp_path), steps)
-    (sentence,) = probing_sentences(tmp_path)
+    (sentence,) = describe_probing(tmp_path)
     assert sentence.startswith(said)
 
 
@@ -187,5 +187,5 @@ def wrap(trace: str, options: dict[str, bool]) -> None:
 )
 def test_why_it_is_not_possible_is_said(tmp_path, world_size, options, said):
     run_ranks(wrap, world_size, str(tmp_path), options)
-    (sentence,) = probing_sentences(tmp_path)
+    (sentence,) = describe_probing(tmp_path)
     assert said in sentence

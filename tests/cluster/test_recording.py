@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
-from overlapscope.account.alike import alike_steps
-from overlapscope.account.blocks import BLOCKS, account_of
-from overlapscope.account.critical_path import job_account_of
-from overlapscope.account.figures import figures_of
+from overlapscope.account.alike import select_steady_steps
+from overlapscope.account.blocks import BLOCKS, compute_breakdown
+from overlapscope.account.critical_path import compute_job_breakdown
+from overlapscope.account.figures import tabulate_breakdown
 from overlapscope.trace.format import EVENTS_FILE, rank_folder
 from overlapscope.trace.log import read_log
 from overlapscope.trace.reader import read_trace
@@ -65,14 +65,14 @@ def test_a_real_run_is_recorded_whole_and_in_order(tmp_path):
 def test_the_parts_of_a_real_step_add_up(tmp_path):
     run_ranks(train_recorded, 2, str(tmp_path))
     trace = read_trace(tmp_path)
-    account = account_of(trace)
-    figures = figures_of(account)
+    account = compute_breakdown(trace)
+    figures = tabulate_breakdown(account)
     assert len(figures) == 2 * STEPS
     assert figures[[f"{name}_ns" for name in BLOCKS]].sum(axis=1).tolist() == figures["step_time_ns"].tolist()
     assert (figures["backward_ns"] > 0).all()
     assert (figures["hidden_ns"] + figures["exposed_ns"] == figures["communication_ns"]).all()
     assert (figures["communication_ns"] > 0).all()
-    job = job_account_of(trace, account, alike_steps(trace, account))
+    job = compute_job_breakdown(trace, account, select_steady_steps(trace, account))
     assert job is not None
     assert job.ns.sum(axis=1).tolist() == (job.end_ns - job.start_ns).tolist()
 

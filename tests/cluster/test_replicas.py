@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from instrumented_ddp import DistributedDataParallel, attach
-from instrumented_ddp.session import session_of_this_process
+from instrumented_ddp.session import get_current_session
 from overlapscope.diagnosis.evidence import Evidence
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
@@ -67,7 +67,7 @@ def train_with_fault(folder: Path, ddp: str, fault: str) -> None:
     dist.barrier()
     attach(folder)
     replicated.one_fault(KINDS[ddp], fault)
-    session = session_of_this_process()
+    session = get_current_session()
     assert session is not None
     session.close()
     dist.barrier()
@@ -85,7 +85,7 @@ def train_and_change_at_the_end(folder: Path, ddp: str) -> None:
     if dist.get_rank() == replicated.FAULTY_RANK:
         with torch.no_grad():
             model.module.branch.bias[0] += 1
-    session = session_of_this_process()
+    session = get_current_session()
     assert session is not None
     session.close()
     dist.barrier()

@@ -77,8 +77,8 @@ def test_each_attempt_of_torchrun_is_a_recording_with_a_verdict_of_its_own(tmp_p
     assert "recorded 2 ranks, 3 steps" in said
     for attempt in (first, second):
         noted = read_exits(attempt.path, [])
-        assert pids_of(attempt.path) == {each.pid for each in noted if not each.is_job}
-        assert [each.status for each in noted if each.is_job] == ([0] if attempt is second else [])
+        assert pids_of(attempt.path) == {each.pid for each in noted if not each.is_command}
+        assert [each.status for each in noted if each.is_command] == ([0] if attempt is second else [])
 
 
 def test_if_the_last_attempt_fails_too_its_verdict_is_that_of_the_job(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def save_and_train(folder: str) -> list[str]:
 
 def load_and_train(folder: str) -> tuple[list[str], dict[str, Any]]:
     optimizer = make(seed=1)  # other weights
-    path = checkpoint.newest(folder)
+    path = checkpoint.latest(folder)
     assert path is not None
     extra = checkpoint.load(path, optimizer)
     return train(optimizer, range(4, 8), same_on_all=True), extra
@@ -94,7 +94,7 @@ def states_of(folder: str, *, loads: bool) -> list[tuple[str, int, list[float]]]
     """By fragment, what the optimizer keeps of it."""
     optimizer = make(seed=1)
     if loads:
-        checkpoint.load(checkpoint.newest(folder), optimizer)
+        checkpoint.load(checkpoint.latest(folder), optimizer)
     else:
         train(optimizer, range(3), same_on_all=True)
         checkpoint.save(folder, optimizer, 3)
@@ -149,9 +149,9 @@ def refusals(folder: str) -> list[str]:
     refused(lambda: checkpoint.load(path, optimizer))
     (path / "complete.json").unlink()
     refused(lambda: checkpoint.load(path, optimizer))
-    assert checkpoint.newest(folder) is None
+    assert checkpoint.latest(folder) is None
     checkpoint.save(folder, optimizer, 1)  # what is left of an incomplete one is written anew
-    assert checkpoint.newest(folder) == path
+    assert checkpoint.latest(folder) == path
     return said
 
 
@@ -185,7 +185,7 @@ def test_if_one_rank_cannot_write_all_are_told_and_nothing_is_complete(tmp_path:
     told = run_ranks(save_where_one_cannot, 2, str(tmp_path))
     assert "incomplete, as another rank couldn't write its part" in told[0]
     assert "can't be written" in told[1]
-    assert checkpoint.newest(tmp_path) is None
+    assert checkpoint.latest(tmp_path) is None
 
 
 # -- killed ----------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def train_and_save(folder: str) -> None:
     """Go on from the newest checkpoint, and save after every step; rank 0 notes the losses."""
     optimizer = make()
     first = 0
-    if (path := checkpoint.newest(folder)) is not None:
+    if (path := checkpoint.latest(folder)) is not None:
         first = checkpoint.load(path, optimizer)["step"]
     dist.barrier()  # nobody saves before all have found the newest
     for step in range(first, STEPS):

@@ -18,9 +18,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from instrumented_ddp import DistributedDataParallel, attach
-from overlapscope.trace.board import read_has_come
+from overlapscope.trace.board import read_is_ready
 from overlapscope.trace.environment import TRACE_VARIABLE
-from overlapscope.trace.format import LEFT_BACKWARDS_FILE, Kind
+from overlapscope.trace.format import INTERRUPTED_BACKWARDS_FILE, Kind
 from overlapscope.trace.log import read_log
 from overlapscope.trace.reader import read_trace
 from tests.cluster.collective_logs import logged
@@ -170,7 +170,7 @@ def test_what_stock_ddp_launches_is_recorded_as_if_ours_had_launched_it(
         assert of_ddp(stock, rank) == of_ddp(ours, rank)
         assert plans(stock, rank) == plans(ours, rank)
         assert described(stock, rank, wrapper="torch") == described(ours, rank, wrapper="instrumented_ddp")
-        assert all(read_has_come(stock / f"rank_{rank}", 0, []))
+        assert all(read_is_ready(stock / f"rank_{rank}", 0, []))
 
 
 def train_stock(script: Callable[[type[TorchDDP]], Job], folder: Path | None) -> list[bytes]:
@@ -206,7 +206,7 @@ def test_a_recording_of_stock_ddp_has_steps_phases_and_collectives(tmp_path: Pat
     run_ranks(train_stock, 2, plain, tmp_path)
     trace = read_trace(tmp_path)
     assert len(trace.steps) == 2 * 5
-    assert set(trace.phases["phase"]) >= {"forward", "backward", "finalise", "optimizer"}
+    assert set(trace.phases["phase"]) >= {"forward", "backward", "finalize", "optimizer"}
     for rank in range(2):
         _, records, problems = read_log(tmp_path / f"rank_{rank}" / "events.log")
         assert not problems
@@ -240,7 +240,7 @@ def test_a_backward_that_an_exception_came_out_of_is_written_down_and_the_next_i
 ) -> None:
     run_ranks(exception_in_the_backward_of_all, 2, kind, tmp_path)
     for rank in range(2):
-        content = json.loads((tmp_path / f"rank_{rank}" / LEFT_BACKWARDS_FILE).read_text())
+        content = json.loads((tmp_path / f"rank_{rank}" / INTERRUPTED_BACKWARDS_FILE).read_text())
         assert [left["step"] for left in content["backwards"]] == [1]
         assert "# the line" in Path(__file__).read_text().splitlines()[content["backwards"][0]["line"] - 1]
     phases = read_trace(tmp_path).phases.query("rank == 0").sort_values("start_ns")

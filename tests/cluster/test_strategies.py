@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from instrumented_ddp import DistributedDataParallel
-from instrumented_ddp.strategies.known import STRATEGIES, strategy_of
+from instrumented_ddp.strategies.known import STRATEGIES, resolve_strategy
 from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.sums import check_can_send
 from overlapscope.errors import OverlapScopeError
@@ -178,7 +178,7 @@ def send_over_gloo_from_a_device() -> list[str]:
     said = []
     for name in STRATEGIES:
         try:
-            check_can_send(strategy_of(name), dist.group.WORLD, [torch.device("cuda", 0)])
+            check_can_send(resolve_strategy(name), dist.group.WORLD, [torch.device("cuda", 0)])
         except OverlapScopeError as error:
             said.append(str(error).split(" sends ")[0])
     return said

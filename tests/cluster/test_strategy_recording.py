@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
-from instrumented_ddp.session import session_of_this_process
+from instrumented_ddp.session import get_current_session
 from instrumented_ddp.strategies.hierarchical import Hierarchical
 from instrumented_ddp.strategies.strategy import Strategy
 from overlapscope.analysis.rounds import Rounds
@@ -68,7 +68,7 @@ def train_recorded(strategy: str, folder: str) -> None:
 def close_recording() -> None:
     """So that the same ranks can make another one."""
     dist.barrier()
-    session = session_of_this_process()
+    session = get_current_session()
     assert session is not None
     session.close()
     dist.barrier()

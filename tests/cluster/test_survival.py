@@ -21,31 +21,31 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from instrumented_ddp import DistributedDataParallel, attach
 from instrumented_ddp.collective_log import dispatch
-from instrumented_ddp.collective_log.call_sites import CallSites
-from instrumented_ddp.collective_log.collectives import Collectives
+from instrumented_ddp.collective_log.call_sites import CallSiteTable
+from instrumented_ddp.collective_log.collectives import CollectiveLog
 from instrumented_ddp.collective_log.completion import CompletionWatch
 from instrumented_ddp.collective_log.signatures import SignatureTable
 from instrumented_ddp.collective_log.tensor_names import TensorNames
 from instrumented_ddp.recording import backward_phase, bucket_sum, links, recorder
-from instrumented_ddp.recording.bucket_collective import Collective
-from instrumented_ddp.recording.bypass import Bypass
-from instrumented_ddp.recording.clock import ClockSampling
-from instrumented_ddp.recording.data_position import DataPosition
-from instrumented_ddp.recording.models import Models
-from instrumented_ddp.recording.optimizers import Optimizers
+from instrumented_ddp.recording.bucket_collective import BucketCollective
+from instrumented_ddp.recording.bypass import UnreducedGradientDetector
+from instrumented_ddp.recording.clock import ClockSync
+from instrumented_ddp.recording.data_position import DataPositionTracker
+from instrumented_ddp.recording.models import ModelRegistry
+from instrumented_ddp.recording.optimizers import OptimizerHooks
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.recording.records import BucketRecords
 from instrumented_ddp.recording.segment_table import SegmentTable
-from instrumented_ddp.recording.steps import Steps
-from instrumented_ddp.session import session_of_this_process
-from instrumented_ddp.stock.ddp import StockDDP
-from instrumented_ddp.stock.model import StockModel
-from instrumented_ddp.stock.sharded_model import ShardedModel
-from instrumented_ddp.watchdog.own_state import OwnState
+from instrumented_ddp.recording.steps import StepTracker
+from instrumented_ddp.session import get_current_session
+from instrumented_ddp.stock.ddp import StockDDPObserver
+from instrumented_ddp.stock.model import StockModelObserver
+from instrumented_ddp.stock.sharded_model import ShardedModelObserver
+from instrumented_ddp.watchdog.own_state import LocalRankMonitor
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
-from overlapscope.trace.group_log import GroupLog
-from overlapscope.trace.writer import EventLog
+from overlapscope.trace.group_log import CollectiveLogWriter
+from overlapscope.trace.writer import EventLogWriter
 from tests.cluster.ranks import run_ranks
 from tests.cluster.said import said
 
@@ -53,67 +53,67 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 CALLBACKS: dict[str, tuple[Any, str]] = {
     "the recorder is made": (recorder, "describe_run"),
-    "a model is made known": (Models, "add"),
+    "a model is made known": (ModelRegistry, "add"),
     "a plan takes effect": (recorder, "append_plan"),
     "the records of a plan": (recorder, "PlanRecords"),
     "the records of a later plan": (recorder, "PlanRecords"),
-    "a board": (recorder, "ReadinessBoard"),
-    "a forward": (Steps, "forward_is_called"),
-    "a phase begins": (Steps, "enter"),
-    "a phase ends": (Steps, "leave"),
+    "a board": (recorder, "GradientReadyFile"),
+    "a forward": (StepTracker, "on_forward_call"),
+    "a phase begins": (StepTracker, "enter"),
+    "a phase ends": (StepTracker, "leave"),
     "the output of a forward": (backward_phase, "computed"),
-    "gradients are reduced": (Steps, "gradients_are_reduced"),
-    "whose optimizer it is": (Optimizers, "_updates_our_parameters"),
-    "an update begins": (Steps, "update_begins"),
-    "an update ends": (Steps, "update_ends"),
-    "a record is written": (EventLog, "append"),
-    "blocks are reserved": (EventLog, "reserve"),
+    "gradients are reduced": (StepTracker, "on_gradients_reduced"),
+    "whose optimizer it is": (OptimizerHooks, "_updates_our_parameters"),
+    "an update begins": (StepTracker, "on_update_start"),
+    "an update ends": (StepTracker, "on_update_end"),
+    "a record is written": (EventLogWriter, "append"),
+    "blocks are reserved": (EventLogWriter, "reserve"),
     "a launch is recorded": (BucketRecords, "launch"),
-    "a bucket ends": (Collective, "ended"),
-    "whether the module was bypassed": (Bypass, "line_of_unreduced"),
-    "buffers are broadcast": (recorder, "buffer_records"),
-    "the module is taken": (Bypass, "module_is_taken"),
+    "a bucket ends": (BucketCollective, "ended"),
+    "whether the module was bypassed": (UnreducedGradientDetector, "take_unreduced_call_site"),
+    "buffers are broadcast": (recorder, "make_buffer_records"),
+    "the module is taken": (UnreducedGradientDetector, "on_module_access"),
     "a collective is seen": (dispatch, "Call"),
-    "a collective is announced": (Collectives, "_announce"),
-    "an entry is written": (GroupLog, "announce"),
-    "an entry is launched": (GroupLog, "launched"),
-    "an entry has ended": (GroupLog, "completed"),
+    "a collective is announced": (CollectiveLog, "_announce"),
+    "an entry is written": (CollectiveLogWriter, "announce"),
+    "an entry is launched": (CollectiveLogWriter, "launched"),
+    "an entry has ended": (CollectiveLogWriter, "completed"),
     "an end is watched": (CompletionWatch, "add"),
     "a signature": (SignatureTable, "of"),
     "names": (TensorNames, "names_of"),
-    "a line": (CallSites, "number_of"),
-    "the position in the data": (DataPosition, "forward_begins"),
-    "a batch is asked for": (Steps, "fetch_begins"),
-    "a batch is there": (Steps, "fetch_ends"),
-    "the watchdog looks": (OwnState, "look"),
+    "a line": (CallSiteTable, "number_of"),
+    "the position in the data": (DataPositionTracker, "on_forward_start"),
+    "a batch is asked for": (StepTracker, "on_fetch_start"),
+    "a batch is there": (StepTracker, "on_fetch_end"),
+    "the watchdog looks": (LocalRankMonitor, "look"),
     "a sample of links": (links, "sample_connections"),
-    "clocks": (ClockSampling, "_report"),
+    "clocks": (ClockSync, "_report"),
     "the recording is closed": (Recorder, "close"),
 }
 OF_STOCK = {
-    "a stock model": (StockModel, "__init__"),
-    "a stock forward": (StockModel, "look_for_rebuild"),
-    "a stock backward is over": (StockModel, "_backward_is_over"),
-    "a stock bucket": (StockModel, "_bucket_is_ready"),
-    "a stock launch": (StockDDP, "_launch_of_reducer"),
+    "a stock model": (StockModelObserver, "__init__"),
+    "a stock forward": (StockModelObserver, "check_for_rebuild"),
+    "a stock backward is over": (StockModelObserver, "_on_backward_over"),
+    "a stock bucket": (StockModelObserver, "_on_bucket_ready"),
+    "a stock launch": (StockDDPObserver, "_identify_reducer_launch"),
 }
 OF_FSDP = {
-    "a sharded model": (ShardedModel, "__init__"),
-    "its forward begins": (ShardedModel, "forward_begins"),
-    "its forward ends": (ShardedModel, "forward_ends"),
-    "its launch": (ShardedModel, "launch_of"),
-    "its wait": (ShardedModel, "wait_begins"),
-    "its group goes on": (ShardedModel, "have_come"),
-    "its backward is over": (ShardedModel, "_backward_is_over"),
-    "its gradients are ready": (ShardedModel, "_bucket_is_ready"),
+    "a sharded model": (ShardedModelObserver, "__init__"),
+    "its forward begins": (ShardedModelObserver, "on_forward_start"),
+    "its forward ends": (ShardedModelObserver, "forward_ends"),
+    "its launch": (ShardedModelObserver, "make_launch"),
+    "its wait": (ShardedModelObserver, "on_wait_start"),
+    "its group goes on": (ShardedModelObserver, "on_wait_end"),
+    "its backward is over": (ShardedModelObserver, "_on_backward_over"),
+    "its gradients are ready": (ShardedModelObserver, "_on_bucket_ready"),
 }
 OF_RING = {
     "a sum is described": (bucket_sum, "Call"),
-    "a sum is announced": (Collectives, "_announce"),
+    "a sum is announced": (CollectiveLog, "_announce"),
     "the number of a round": (SegmentTable, "number_of"),
     "the record of a round": (BucketRecords, "segment"),
-    "a record is written": (EventLog, "append"),
-    "an entry has ended": (GroupLog, "completed"),
+    "a record is written": (EventLogWriter, "append"),
+    "an entry has ended": (CollectiveLogWriter, "completed"),
 }
 BY_KIND = {"ours": CALLBACKS, "stock": CALLBACKS | OF_STOCK, "ring": OF_RING, "fsdp": OF_FSDP}
 FAILS_LATER = {"the records of a later plan"}
@@ -161,7 +161,7 @@ def train(wrap: Callable[[nn.Module], nn.Module]) -> State:
 def train_with_each_fault(traces: str, kind: str) -> dict[str, tuple[State, list[str]]]:
     """The weights, and what was said, with each of the callbacks failing on rank 1; under "" with none."""
     ended = {}
-    for number, (name, (owner, attribute)) in enumerate({"": (Steps, "enter"), **BY_KIND[kind]}.items()):
+    for number, (name, (owner, attribute)) in enumerate({"": (StepTracker, "enter"), **BY_KIND[kind]}.items()):
         folder = f"{traces}/{number}"
         works = owner.__dict__[attribute]
         if name and dist.get_rank() == 1:
@@ -176,7 +176,7 @@ def train_with_each_fault(traces: str, kind: str) -> dict[str, tuple[State, list
             else:
                 wrap = partial(DistributedDataParallel, bucket_cap_mb=SMALL_CAP_MB, trace=folder)
                 state = train(partial(wrap, strategy="ring") if kind == "ring" else wrap)
-            if (session := session_of_this_process()) is not None:
+            if (session := get_current_session()) is not None:
                 session.close()
         setattr(owner, attribute, works)
         ended[name] = state, lines

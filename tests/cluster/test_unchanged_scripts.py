@@ -132,8 +132,8 @@ def test_a_rank_that_catches_its_error_and_exits_is_named_and_the_one_that_torch
     said = ran.stderr.partition("Rank 1 exited with status 3 in step 2 at ")[2]
     assert said.startswith(f"{tmp_path}/train.py:17 (<module>), after catching ValueError: a bad batch")
     evidence, _ = read_evidence(traces)
-    assert evidence.ranks[0].was_told_to_end or evidence.ranks[0].failure is not None  # whichever came first
-    assert not evidence.ranks[1].was_told_to_end
+    assert evidence.ranks[0].was_signaled or evidence.ranks[0].failure is not None  # whichever came first
+    assert not evidence.ranks[1].was_signaled
     assert (evidence.ranks[1].exit_status, evidence.job_status) == (3, 1)
 
 

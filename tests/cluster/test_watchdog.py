@@ -18,11 +18,11 @@ import torch.distributed as dist
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel, IncidentError
-from instrumented_ddp.watchdog.conclusions import Conclusions
+from instrumented_ddp.watchdog.conclusions import OutcomeReporter
 from instrumented_ddp.watchdog.messages import Outcome
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
-from overlapscope.trace.environment import PATIENCE_VARIABLE
+from overlapscope.trace.environment import STALL_TIMEOUT_VARIABLE
 from overlapscope.trace.format import REPORTS_FILE, rank_folder
 from tests.cluster.ranks import run_ranks
 from tests.cluster.said import said
@@ -183,7 +183,7 @@ def sleep(seconds: float, *, until: Callable[[], bool] = lambda: False) -> None:
 
 
 def sleep_between_two_steps(trace: str) -> str | None:
-    os.environ[PATIENCE_VARIABLE] = "4"
+    os.environ[STALL_TIMEOUT_VARIABLE] = "4"
     training = Training(trace, on_incident="raise")
     try:
         for number in range(FAULT_AT + 20):
@@ -206,15 +206,15 @@ def test_a_rank_that_sleeps_is_named_and_all_ranks_are_stopped(tmp_path):
 
 
 def sleep_where_the_judge_is_slow(trace: str) -> str | None:
-    draw = Conclusions.draw
+    draw = OutcomeReporter.draw
 
-    def draw_slowly(conclusions: Conclusions, outcome: Outcome) -> bool:
+    def draw_slowly(conclusions: OutcomeReporter, outcome: Outcome) -> bool:
         if dist.get_rank() == outcome.judge:
             time.sleep(0.8)
         return draw(conclusions, outcome)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Conclusions, "draw", draw_slowly)
+        patch.setattr(OutcomeReporter, "draw", draw_slowly)
         return sleep_between_two_steps(trace)
 
 
@@ -245,7 +245,7 @@ def test_a_job_that_only_pauses_is_suspected_and_not_ended(tmp_path):
 
 def evaluate_alone(trace: str, evaluator: int) -> list[str]:
     """As in ``if rank == 0: evaluate()``, with the model in its wrapper, for longer than anybody waits for a hang."""
-    os.environ[PATIENCE_VARIABLE] = "2"
+    os.environ[STALL_TIMEOUT_VARIABLE] = "2"
     training = Training(trace, on_incident="raise")
     with said() as lines:
         for number in range(FAULT_AT + 20):

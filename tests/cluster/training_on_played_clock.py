@@ -101,7 +101,7 @@ def run_rank(folder: Path, seconds: float, world_size: int, rank: int, played: t
     from overlapscope.trace import host
 
     if played:
-        host.boot_identity = lambda: played[2]
+        host.get_boot_id = lambda: played[2]
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)
     train(folder / "traces", seconds)
     dist.destroy_process_group()

@@ -36,7 +36,7 @@ def train_until_killed(rank: int, folder: Path, counters: mmap.mmap) -> None:
     )
     log = model.recorder.log
     if rank == 1:
-        append, begun, one_at_a_time = log.append, log.newest, threading.Lock()
+        append, begun, one_at_a_time = log.append, log.latest, threading.Lock()
         counters[:8] = begun.to_bytes(8, "little")
 
         def counted_append(*record: object) -> None:

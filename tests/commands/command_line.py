@@ -26,7 +26,9 @@ def overlapscope(*arguments: object, **environment: str) -> Ran:
     with (
         chdir(REPOSITORY),
         mock.patch.dict(os.environ, environment),
-        mock.patch("overlapscope.progress.QUIET_S", 3600.0),  # a busy machine is no reason for another output
+        mock.patch(
+            "overlapscope.progress.FIRST_LINE_AFTER_S", 3600.0
+        ),  # a busy machine is no reason for another output
         tempfile.TemporaryFile("w+", buffering=1) as output,
         tempfile.TemporaryFile("w+", buffering=1) as errors,
     ):

@@ -62,7 +62,7 @@ def test_programs_get_the_verdict_the_ranks_and_the_groups(tmp_path: Path) -> No
     )
     assert verdict["call_sites"]["1"] == {"file": "train.py", "line": 88, "function": "main"}
     assert [rank["rank"] for rank in content["ranks"]] == [0, 1, 2]
-    assert content["groups"][0]["newest"] == {"0": 15, "1": 16, "2": 15}
+    assert content["groups"][0]["latest"] == {"0": 15, "1": 16, "2": 15}
     assert (content["gaps"], content["problems"]) == ([], [])
 
 

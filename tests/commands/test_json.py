@@ -30,7 +30,7 @@ def test_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert set(content["ranks"][0]) == figures | {"steps_counted"}
     assert set(content["steps"][0]) == figures | {"step", "is_counted"}
     assert set(content["account"]["step_ns"]) == {"value", "low", "high"}
-    assert set(content["account"]["apart"][0]) == {"why", "steps", "block"}
+    assert set(content["account"]["excluded"][0]) == {"why", "steps", "block"}
 
 
 def test_stragglers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from overlapscope.account.blocks import BLOCKS
 from overlapscope.cli import main
 from overlapscope.lab.experiments.known import EXPERIMENTS
-from overlapscope.lab.scripts import experiment_script
+from overlapscope.lab.scripts import find_experiment_script
 from overlapscope.lab.trials.results import RESULTS_FILE, Results, read_results
 from tests.commands.command_line import COMMAND, REPOSITORY, overlapscope
 from tests.lab.experiments.rows import CONDITIONS, trial
@@ -103,7 +103,7 @@ def run_ranks_alone(arguments: list[str], folder: Path) -> tuple[list[int], list
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
-    rank = experiment_script("rank.py")
+    rank = find_experiment_script("rank.py")
     script = folder / "rank_with_arguments.py"
     script.write_text(WITH_ARGUMENTS.format(argv=[str(rank), *arguments], folder=str(rank.parent)))
     ranks = [WarmRank(script, {**os.environ, **meeting, "RANK": str(number)}) for number in range(2)]

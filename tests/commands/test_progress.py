@@ -56,7 +56,7 @@ def test_in_a_pipe_each_slow_phase_is_a_line_on_stderr(
 def test_a_line_comes_by_itself_while_a_phase_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "QUIET_S", 0.0)
+    monkeypatch.setattr(progress, "FIRST_LINE_AFTER_S", 0.0)
     with Progress() as shown:
         shown.begin("something slow")
         said = ""
@@ -67,7 +67,7 @@ def test_a_line_comes_by_itself_while_a_phase_goes_on(
 def test_a_phase_that_is_over_in_time_says_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "QUIET_S", 1_000.0)
+    monkeypatch.setattr(progress, "FIRST_LINE_AFTER_S", 1_000.0)
     with Progress() as shown:
         shown.begin("something quick")
         shown.count(1, 2)

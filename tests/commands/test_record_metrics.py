@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from overlapscope.commands import metrics_process
-from overlapscope.exports.metrics_file import metrics_text
+from overlapscope.exports.metrics_file import compute_metrics_text
 from overlapscope.trace.format import JOINING_FILE, write_json
 from tests.commands.command_line import overlapscope
 from tests.ordered import end, steps, write_order
@@ -43,14 +43,14 @@ def test_it_is_there_while_the_training_goes_on_and_once_more_when_it_is_over(tm
     assert ran.returncode == 0, ran.stderr
     before, after = values(ran.stdout), values(file.read_text())
     assert (before["overlapscope_live"], after["overlapscope_live"]) == (1, 0)
-    assert before["overlapscope_newest_step"] == after["overlapscope_newest_step"] == 4
+    assert before["overlapscope_latest_step"] == after["overlapscope_latest_step"] == 4
     assert 'run="a"' in file.read_text()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_the_file_of_an_earlier_run_is_replaced_and_no_other(tmp_path: Path) -> None:
     ours, others = tmp_path / "ours.prom", tmp_path / "others.prom"
-    ours.write_text(metrics_text(write_recording(tmp_path / "earlier"), is_live=False))
+    ours.write_text(compute_metrics_text(write_recording(tmp_path / "earlier"), is_live=False))
     others.write_text("# TYPE node_load1 gauge\nnode_load1 0.5\n")
     train = ["--", sys.executable, "-c", "raise SystemExit(3)"]
     assert overlapscope("record", "-o", tmp_path / "a", "--metrics", ours, *train).returncode == 3
@@ -78,7 +78,7 @@ def test_with_the_ranks_of_one_host_alone_nothing_is_said_of_faults(
     write_recording(tmp_path, world_size=len(members))
     write_order(tmp_path, {0: steps(3), 1: steps(3)}, members=members)
     end(tmp_path, (0, 1))
-    known = values(metrics_text(tmp_path, is_live=False))
+    known = values(compute_metrics_text(tmp_path, is_live=False))
     assert ("overlapscope_fault" in known) == ("overlapscope_verdict" in known) == is_judged
     assert "overlapscope_incidents" in known
 
@@ -89,7 +89,7 @@ def test_of_an_attempt_that_ended_before_anything_was_recorded_the_verdict_is_sa
         folder = tmp_path / "restart_1" / f"rank_{rank}"
         folder.mkdir(parents=True)
         write_json(folder / JOINING_FILE, {"rank": rank, "world_size": 2, "host": "node0", "pid": 2**22 - 1})
-    known = values(metrics_text(tmp_path, is_live=False))
+    known = values(compute_metrics_text(tmp_path, is_live=False))
     assert (known["overlapscope_live"], known["overlapscope_fault"]) == (0, 1)
     assert "overlapscope_step_seconds" not in known  # those of the attempt before
 
@@ -99,7 +99,7 @@ def test_it_ends_when_told_to_and_with_the_process_that_wanted_it(tmp_path: Path
     """In the latter case nobody would know how old the figures are."""
     write_recording(tmp_path / "a")
     file, (told, teller) = tmp_path / "run.prom", os.pipe()
-    keeper = threading.Thread(target=metrics_process.keep_up_to_date, args=(tmp_path / "a", file, told))
+    keeper = threading.Thread(target=metrics_process.update_until_done, args=(tmp_path / "a", file, told))
     keeper.start()
     while not file.exists():
         time.sleep(0.01)

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from dashboards.runs import Runs
+from dashboards.runs import RunIndex
 from overlapscope.cli import main
 from overlapscope.commands import serve
 from overlapscope.errors import OverlapScopeError
@@ -60,11 +60,11 @@ def test_without_a_port_the_next_free_one_is_taken(tmp_path):
 
 
 @pytest.fixture
-def served(monkeypatch) -> list[Runs]:
+def served(monkeypatch) -> list[RunIndex]:
     """What servers were started with, which end as soon as they run."""
-    started: list[Runs] = []
+    started: list[RunIndex] = []
 
-    def start(runs: Runs, address: str, port: int, **_options: object) -> SimpleNamespace:
+    def start(runs: RunIndex, address: str, port: int, **_options: object) -> SimpleNamespace:
         started.append(runs)
 
         def interrupted() -> None:
@@ -108,7 +108,7 @@ def test_several_folders_are_served_and_one_of_them_may_be_missing(tmp_path, ser
 def test_what_takes_long_is_ready_before_the_address_of_a_single_recording_is_printed(tmp_path, served, capsys):
     folder = write_recording(tmp_path / "traces")
     serve.run(parse(str(folder), "--no-browser"))
-    snapshot = served[0].recording(folder).newest()
+    snapshot = served[0].recording(folder).latest()
     assert {"summary", "rank_means", "stragglers", "heatmap"} <= vars(snapshot).keys()
     assert capsys.readouterr().err == ""
 

@@ -111,7 +111,7 @@ def test_json_has_every_step_and_null_for_what_is_not_a_number(tmp_path: Path) -
         "backward_ns": 3_880_000,
         "exposed_ns": 1_300_000,
         "exposed_launch_ns": 0,
-        "exposed_later_rank_ns": 0,
+        "exposed_straggler_ns": 0,
         "exposed_behind_ns": 0,
         "exposed_transfer_ns": 0,
         "exposed_unknown_ns": 1_300_000,
@@ -133,8 +133,8 @@ def test_json_has_every_step_and_null_for_what_is_not_a_number(tmp_path: Path) -
     assert content["ranks"][0]["exposed_ns"] == 1_300_000
     assert content["sentence"] == VERDICT
     account = content["account"]
-    assert (account["ranks"], account["steps"], account["ranks_left_out"]) == (2, 47, [2])
-    assert account["apart"] == [{"why": "warm-up", "steps": [0, 1, 2], "block": None}]
+    assert (account["ranks"], account["steps"], account["excluded_ranks"]) == (2, 47, [2])
+    assert account["excluded"] == [{"why": "warm-up", "steps": [0, 1, 2], "block": None}]
     assert sum(mean["value"] for mean in account["blocks_ns"].values()) == account["step_ns"]["value"] == 10_000_000
     assert account["critical_path_ns"] is None
     assert content["problems"] == []

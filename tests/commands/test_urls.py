@@ -9,11 +9,11 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from overlapscope.analysis.pieces import PiecewiseAnalysis, analyse
+from overlapscope.analysis.pieces import ChunkedAnalysis, analyze_recording
 from overlapscope.trace import conversion
 from overlapscope.trace.format import TABLES_FOLDER
 from overlapscope.trace.reader import open_recording, read_trace
-from overlapscope.trace.remote import recording_at
+from overlapscope.trace.remote import resolve_recording_path
 from overlapscope.workers import processes
 from tests.commands.command_line import overlapscope, overlapscope_process
 from tests.synthetic import write_recording
@@ -144,11 +144,11 @@ def test_processes_read_their_ranges_from_an_s3_server(
 ) -> None:
     """As of a recording that does not fit into memory."""
     whole = read_trace(recording)
-    for name in ("_RECORDS_OF_PART", "_RECORDS_OF_RANGE"):
+    for name in ("_RECORDS_PER_SHARD", "_RECORDS_PER_RANGE"):
         monkeypatch.setattr(conversion, name, 200)
     with processes() as workers:
-        open_recording(recording, None, workers, afresh=True)
+        open_recording(recording, None, workers, rebuild_tables=True)
         url = copy(recording, "s3://traces/large")
-        found = analyse(recording_at(url), workers, None, lambda _: None)
-    assert isinstance(found, PiecewiseAnalysis)
+        found = analyze_recording(resolve_recording_path(url), workers, None, lambda _: None)
+    assert isinstance(found, ChunkedAnalysis)
     assert found.summary.steps == whole.steps["step"].nunique() - 3

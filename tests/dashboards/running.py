@@ -16,7 +16,7 @@ from bokeh.server.server import Server
 
 from dashboards.access import Access
 from dashboards.app import start_server
-from dashboards.runs import Runs
+from dashboards.runs import RunIndex
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Running:
 
 
 @contextmanager
-def running(runs: Runs, access: Access | None = None, **options: Any) -> Iterator[Running]:
+def running(runs: RunIndex, access: Access | None = None, **options: Any) -> Iterator[Running]:
     """Serve runs on 127.0.0.1."""
     started: queue.Queue[Server] = queue.Queue()
 

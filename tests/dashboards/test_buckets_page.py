@@ -14,17 +14,22 @@ from bokeh.document import Document
 from dashboards.app import ROUTES
 from dashboards.forecast import Forecast
 from dashboards.pages import buckets
-from dashboards.plots.bucket_content import span_columns, strip_columns
-from dashboards.plots.bucket_curve import curve_columns, mark_columns, measured_columns, size_range_mb
-from dashboards.plots.bucket_tooltip import caps_text
-from dashboards.plots.buckets import BucketsPlot, Choice, Described, shown_ranks
+from dashboards.plots.bucket_content import build_span_columns, build_strip_columns
+from dashboards.plots.bucket_curve import (
+    build_curve_columns,
+    build_mark_columns,
+    build_measured_columns,
+    compute_size_range_mb,
+)
+from dashboards.plots.bucket_tooltip import format_caps
+from dashboards.plots.buckets import BucketChoice, BucketsPlot, ChoiceMarkup, select_ranks
 from dashboards.recording import Recording
 from overlapscope.analysis.advice import Advice
 from overlapscope.analysis.lanes import CATEGORIES
 from overlapscope.errors import OverlapScopeError
 from overlapscope.model.curve import Options
-from overlapscope.model.fit import fit
-from overlapscope.model.partition import MB, fill
+from overlapscope.model.fit import fit_model
+from overlapscope.model.partition import MB, fill_plan
 from overlapscope.model.plan import UniformPlan
 from overlapscope.model.recommend import recommend
 from tests.commands.test_recommend import calibrated
@@ -39,7 +44,7 @@ Ask = Callable[..., dict[str, Any]]
 
 
 def forecast_of(job: Job, plans: Any = None) -> Forecast:
-    fitted = fit(recording(job, noise=0.01, plans=plans), lanes=job.lanes)
+    fitted = fit_model(recording(job, noise=0.01, plans=plans), lanes=job.lanes)
     measured = measured_in(fitted)
     return Forecast(
         Advice(
@@ -61,10 +66,12 @@ def forecast() -> Forecast:
 
 @pytest.fixture
 def plot(forecast: Forecast) -> BucketsPlot:
-    def describe(chosen: Any, step: Any) -> Described:
-        return Described(figures=f"{len(step.plan)} buckets, {buckets._figures(forecast, chosen, step)}", account="")
+    def describe(chosen: Any, step: Any) -> ChoiceMarkup:
+        return ChoiceMarkup(
+            figures=f"{len(step.plan)} buckets, {buckets._render_figures(forecast, chosen, step)}", account=""
+        )
 
-    return BucketsPlot(forecast, Choice(), forecast.reference, describe)
+    return BucketsPlot(forecast, BucketChoice(), forecast.reference, describe)
 
 
 @pytest.fixture
@@ -73,10 +80,10 @@ def ask(plot: BucketsPlot) -> Ask:
 
     def asked(**question: Any) -> dict[str, Any]:
         usual = {"cap_mb": None, "move": 0, "special": "", "first_mb": None, "is_compressed": False, "width_px": 1000}
-        number = len(plot.answer.data["id"]) and plot.answer.data["id"][0]
+        number = len(plot.response.data["id"]) and plot.response.data["id"][0]
         plot.asked.data = {name: [value] for name, value in {"id": number + 1, **usual, **question}.items()}
-        assert plot.answer.data["id"] == [number + 1]
-        return {name: values[0] for name, values in plot.answer.data.items()}
+        assert plot.response.data["id"] == [number + 1]
+        return {name: values[0] for name, values in plot.response.data.items()}
 
     return asked
 
@@ -87,16 +94,16 @@ def category(name: str) -> int:
 
 def test_every_size_on_the_curve_has_the_step_time_of_the_buckets_it_gives(forecast):
     curve = forecast.reference
-    columns = curve_columns(curve, size_range_mb(curve))
+    columns = build_curve_columns(curve, compute_size_range_mb(curve))
     middle = np.sqrt(columns["x"][0::2] * columns["x"][1::2])
     for x_mb, y_ns in zip(middle, columns["predicted"][0::2], strict=True):
-        place = curve.size_at(x_mb)
-        assert y_ns == curve.predicted_ns[place]
-        if x_mb * MB > curve.sizes[place].low_bytes:
-            assert curve.plans[place] == fill(forecast.gradients, [int(x_mb * MB)])
+        index = curve.index_of_cap(x_mb)
+        assert y_ns == curve.predicted_ns[index]
+        if x_mb * MB > curve.sizes[index].low_bytes:
+            assert curve.plans[index] == fill_plan(forecast.gradients, [int(x_mb * MB)])
     assert (columns["low"] <= columns["predicted"]).all()
     assert (columns["predicted"] <= columns["high"]).all()
-    assert columns["x"][0] == size_range_mb(curve)[0]
+    assert columns["x"][0] == compute_size_range_mb(curve)[0]
     assert (np.diff(columns["x"]) >= 0).all()
 
 
@@ -104,25 +111,25 @@ def test_the_best_size_on_the_page_is_that_of_the_advice(forecast):
     curve, advice = forecast.reference, forecast.advice.recommendation
     assert curve.plans[curve.fastest] == advice.best.buckets
     assert curve.plans[curve.special["best"]] == advice.free.buckets
-    marks = mark_columns(curve, size_range_mb(curve))
+    marks = build_mark_columns(curve, compute_size_range_mb(curve))
     at = [text.startswith("best size") for text in marks["text"]].index(True)
     assert marks["y"][at] == advice.best.step_ns.value
 
 
 def test_recorded_plans_are_points_beside_what_is_predicted_of_them(forecast):
-    measured = measured_columns(forecast.reference)
+    measured = build_measured_columns(forecast.reference)
     assert len(measured["x"]) > 2
     for x_mb, y_ns in zip(measured["x"], measured["y"], strict=True):
-        place = forecast.reference.size_at(x_mb)
+        index = forecast.reference.index_of_cap(x_mb)
         if x_mb != 25.0:
-            assert y_ns == pytest.approx(forecast.reference.predicted_ns[place], rel=0.05)
+            assert y_ns == pytest.approx(forecast.reference.predicted_ns[index], rel=0.05)
 
 
 def test_a_size_changes_the_predicted_step_and_leaves_the_recorded_one(plot, ask):
     ask(cap_mb=0.05)
     recorded, many = dict(plot.spans[0].data), dict(plot.spans[1].data)
-    answer = ask(cap_mb=100.0)
-    assert "1 buckets" in answer["markup"]
+    response = ask(cap_mb=100.0)
+    assert "1 buckets" in response["markup"]
     assert plot.spans[0].data == recorded
     assert len(plot.spans[1].data["left"]) < len(many["left"])
     assert set(plot.strip.data["bucket"].tolist()) == {0}
@@ -131,7 +138,7 @@ def test_a_size_changes_the_predicted_step_and_leaves_the_recorded_one(plot, ask
 
 def test_the_predicted_step_of_the_recorded_plan_is_the_recorded_one(forecast):
     recorded = forecast.step.recorded
-    predicted = forecast.step.with_buckets(recorded.plan, forecast.fitted.costs)
+    predicted = forecast.step.predict_with_buckets(recorded.plan, forecast.fitted.costs)
     np.testing.assert_allclose(predicted.ready_ns, recorded.ready_ns, rtol=0.02)
     np.testing.assert_allclose(predicted.end_ns, recorded.end_ns, rtol=0.05)
     np.testing.assert_allclose(predicted.backward_end_ns, recorded.backward_end_ns, rtol=0.02)
@@ -139,8 +146,8 @@ def test_the_predicted_step_of_the_recorded_plan_is_the_recorded_one(forecast):
 
 def test_lanes_hold_backward_what_is_exposed_and_each_bucket(plot, forecast):
     step = plot.step
-    spans = span_columns(step, [0], plot.layout, 1)
-    exposed = spans["category"].index(category("finalise"))
+    spans = build_span_columns(step, [0], plot.layout, 1)
+    exposed = spans["category"].index(category("finalize"))
     assert spans["left"][exposed] == step.backward_end_ns[0]
     assert spans["right"][exposed] == pytest.approx(step.end_ns[0].max())
     buckets_drawn = [each for each in spans["category"] if CATEGORIES[each].startswith("bucket")]
@@ -151,23 +158,23 @@ def test_lanes_hold_backward_what_is_exposed_and_each_bucket(plot, forecast):
 
 def test_the_strip_is_all_bytes_in_the_order_of_gradients(forecast):
     gradients, plan = forecast.gradients, forecast.reference.plans[0]
-    strip = strip_columns(gradients, plan)
+    strip = build_strip_columns(gradients, plan)
     np.testing.assert_array_equal(strip["right"] - strip["left"], gradients.bytes[gradients.order])
     assert strip["right"][-1] == gradients.total_bytes
-    for place, number in enumerate(gradients.order.tolist()):
-        assert number in plan[strip["bucket"][place]]
+    for index, number in enumerate(gradients.order.tolist()):
+        assert number in plan[strip["bucket"][index]]
 
 
 def test_arrows_go_from_partition_to_partition_and_stop_at_the_ends(forecast, plot, ask):
     sizes = forecast.reference.sizes
     ask(cap_mb=sizes[0].cap_mb, move=-1)
-    assert plot.chosen.place == 0
-    for place in range(1, len(sizes)):
-        answer = ask(cap_mb=plot.cap_mb, move=1)
-        assert plot.chosen.place == place
-        assert answer["cap_mb"] == sizes[place].cap_mb
+    assert plot.chosen.index == 0
+    for index in range(1, len(sizes)):
+        response = ask(cap_mb=plot.cap_mb, move=1)
+        assert plot.chosen.index == index
+        assert response["cap_mb"] == sizes[index].cap_mb
     ask(cap_mb=plot.cap_mb, move=1)
-    assert plot.chosen.place == len(sizes) - 1
+    assert plot.chosen.index == len(sizes) - 1
 
 
 @pytest.mark.parametrize(
@@ -188,25 +195,25 @@ def test_the_setting_to_copy_says_what_is_shown(ask, question, code):
 
 def test_the_list_of_the_best_plan_gives_the_best_plan(forecast):
     curve = forecast.reference
-    place = curve.special["best"]
-    code = curve.setting_of(place, "best")
+    index = curve.special["best"]
+    code = curve.format_setting(index, "best")
     caps = [float(cap) for cap in code.partition("=")[2].strip("[]").split(",")]
-    assert fill(forecast.gradients, [int(cap * MB) for cap in caps]) == curve.plans[place]
+    assert fill_plan(forecast.gradients, [int(cap * MB) for cap in caps]) == curve.plans[index]
 
 
 def test_half_the_bytes_are_never_slower_and_the_gain_is_against_the_job_as_it_is(forecast):
     usual, compressed = forecast.reference, forecast.curve(Options(is_compressed=True)).result()
-    for place, plan in enumerate(usual.plans):
+    for index, plan in enumerate(usual.plans):
         if plan in compressed.plans:
-            assert compressed.predicted_ns[compressed.plans.index(plan)] <= usual.predicted_ns[place] + 1e-6
-    assert compressed.gain_of(0, usual).value > usual.gain_of(0, usual).value
-    assert usual.gain_of(usual.special["present"], usual).value == 0
-    assert not measured_columns(compressed)["x"]
+            assert compressed.predicted_ns[compressed.plans.index(plan)] <= usual.predicted_ns[index] + 1e-6
+    assert compressed.compute_gain(0, usual).value > usual.compute_gain(0, usual).value
+    assert usual.compute_gain(usual.special["present"], usual).value == 0
+    assert not build_measured_columns(compressed)["x"]
 
 
 def test_a_limit_of_the_first_bucket_splits_it_off(forecast, plot, ask):
-    answer = ask(cap_mb=100.0, first_mb=0.1)
-    assert answer["first_mb"] == 0.1
+    response = ask(cap_mb=100.0, first_mb=0.1)
+    assert response["first_mb"] == 0.1
     assert len(plot.step.plan) == 2
     assert plot.step.bytes[0] < 0.1 * MB + forecast.gradients.bytes.max()
 
@@ -237,26 +244,26 @@ def test_of_many_ranks_those_that_differ_most_are_shown(forecast):
     recorded = forecast.step.recorded
     ends = np.array([5.0, 3.0, 9.0, 4.0, 8.0, 1.0, 7.0])
     many = replace(recorded, ranks=np.arange(7), backward_end_ns=ends)
-    shown = shown_ranks(many)
+    shown = select_ranks(many)
     assert len(shown) == 4
     assert {2, 5} <= set(shown)
-    assert shown_ranks(recorded) == [0, 1]
+    assert select_ranks(recorded) == [0, 1]
 
 
 def test_the_address_says_what_is_chosen_and_nonsense_is_ignored():
-    def choice(**arguments: str) -> Choice:
-        return buckets.choice_of({name: [value.encode()] for name, value in arguments.items()})
+    def choice(**arguments: str) -> BucketChoice:
+        return buckets.parse_choice({name: [value.encode()] for name, value in arguments.items()})
 
-    assert choice(cap_mb="5", first="1", compression="fp16") == Choice(
+    assert choice(cap_mb="5", first="1", compression="fp16") == BucketChoice(
         options=Options(first_mb=1.0, is_compressed=True), cap_mb=5.0
     )
     assert choice(plan="best").special == "best"
     for nonsense in ("nan", "-1", "0", "inf", "1e99", "five"):
-        assert choice(cap_mb=nonsense, first=nonsense, plan=nonsense, compression=nonsense) == Choice()
+        assert choice(cap_mb=nonsense, first=nonsense, plan=nonsense, compression=nonsense) == BucketChoice()
 
 
 def test_the_page_begins_with_the_advice_and_shows_how_to_set_it(tmp_path: Path):
-    snapshot = Recording(write_recording(tmp_path / "traces", steps=30)).newest()
+    snapshot = Recording(write_recording(tmp_path / "traces", steps=30)).latest()
     snapshot.forecast.result()
     for route in ("/buckets", "/plots/buckets"):
         document = Document()
@@ -268,7 +275,7 @@ def test_the_page_begins_with_the_advice_and_shows_how_to_set_it(tmp_path: Path)
 
 def test_until_the_model_is_there_the_page_says_so_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dashboards.forecast._PATIENCE_S", 0.0)
-    snapshot = Recording(write_recording(tmp_path / "traces", steps=30)).newest()
+    snapshot = Recording(write_recording(tmp_path / "traces", steps=30)).latest()
     document = Document()
     buckets.build(document, snapshot, {})
     assert "Computing" in words(document)
@@ -277,7 +284,7 @@ def test_until_the_model_is_there_the_page_says_so_and_comes_back(tmp_path: Path
 
 @pytest.mark.parametrize(("ranks", "steps_", "reason"), [(1, 30, "nothing is reduced"), (2, 2, "ecord 20 steps")])
 def test_a_recording_that_tells_nothing_says_what_is_missing_and_how_to_record_it(tmp_path, ranks, steps_, reason):
-    snapshot = Recording(write_recording(tmp_path / "traces", ranks=ranks, steps=steps_)).newest()
+    snapshot = Recording(write_recording(tmp_path / "traces", ranks=ranks, steps=steps_)).latest()
     assert isinstance(snapshot.forecast.exception(), OverlapScopeError)
     document = Document()
     buckets.build(document, snapshot, {})
@@ -291,18 +298,18 @@ def test_a_recording_of_collectives_alone_says_what_to_record(tmp_path: Path):
     write_order(tmp_path / "traces", dict.fromkeys(range(2), steps(4)))
     end(tmp_path / "traces", range(2))
     document = Document()
-    buckets.build(document, Recording(tmp_path / "traces").newest(), {})
+    buckets.build(document, Recording(tmp_path / "traces").latest(), {})
     assert "overlapscope record --probe-buckets" in words(document)
 
 
 def test_a_calibration_that_is_made_later_is_taken_up(tmp_path: Path):
     shown = Recording(write_recording(tmp_path / "traces", steps=12))
-    assert not shown.newest().forecast.result(60).advice.is_calibrated
-    assert shown.newest() is shown.newest()
+    assert not shown.latest().forecast.result(60).advice.is_calibrated
+    assert shown.latest() is shown.latest()
     calibrated(tmp_path / "traces")
-    assert shown.newest().forecast.result(60).advice.is_calibrated
+    assert shown.latest().forecast.result(60).advice.is_calibrated
 
 
 def test_the_ends_of_a_narrow_band_read_differently():
     size = UniformPlan(buckets=((0,),), low_bytes=10_083_000, high_bytes=10_084_000)
-    assert caps_text(size) == "Sizes above 9.616 MB, up to 9.617 MB"
+    assert format_caps(size) == "Sizes above 9.616 MB, up to 9.617 MB"

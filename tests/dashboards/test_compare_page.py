@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.pages.compare import page_text
-from dashboards.pages.waterfall import waterfall_of
+from dashboards.pages.compare import render_comparison_file
+from dashboards.pages.waterfall import build_waterfall
 from overlapscope.analysis.compare.comparison import Comparison, compare
-from overlapscope.analysis.compare.sentences import verdict
-from overlapscope.analysis.compare.tables import tables_of
+from overlapscope.analysis.compare.sentences import describe_outcomes
+from overlapscope.analysis.compare.tables import build_tables
 from overlapscope.trace.reader import read_trace
 from tests.analysis.compare.jobs import side_of, trace_of
 from tests.commands.test_compare import recorded
@@ -27,7 +27,7 @@ def found() -> Comparison:
 
 
 def test_each_fall_begins_where_the_one_before_ends_and_the_step_is_their_sum(found: Comparison) -> None:
-    *falls, step = waterfall_of(found).falls
+    *falls, step = build_waterfall(found).falls
     assert [fall.block for fall in falls] == ["forward", "between", "backward", "exposed"]
     now = start = step.left  # the step is longer, so its bar begins at 0
     for fall in falls:
@@ -38,30 +38,30 @@ def test_each_fall_begins_where_the_one_before_ends_and_the_step_is_their_sum(fo
 
 
 def test_intervals_are_drawn_about_the_ends_of_the_bars_and_within_the_axis(found: Comparison) -> None:
-    waterfall = waterfall_of(found)
+    waterfall = build_waterfall(found)
     for fall in waterfall.falls:
         assert 0 <= fall.low <= fall.high <= 100 + 1e-9
         ends = (fall.left, fall.left + fall.width)
         assert any(fall.low - 1e-9 <= end <= fall.high + 1e-9 for end in ends)
-    assert {fall.label: fall.is_sure for fall in waterfall.falls}["forward"]
+    assert {fall.label: fall.is_significant for fall in waterfall.falls}["forward"]
     assert "0" in [label for _, label in waterfall.ticks]
     assert 3 <= len(waterfall.ticks) <= 8
 
 
 def test_a_comparison_without_any_difference_has_a_waterfall_too() -> None:
     sides = [side_of(trace_of(path=path, noise=0.0)) for path in ("base", "new")]
-    falls = waterfall_of(compare(*sides)).falls
-    assert {(fall.left, fall.width, fall.is_sure) for fall in falls} == {(50.0, 0.0, False)}
+    falls = build_waterfall(compare(*sides)).falls
+    assert {(fall.left, fall.width, fall.is_significant) for fall in falls} == {(50.0, 0.0, False)}
 
 
 def test_the_page_says_what_the_command_says_and_asks_for_nothing_else(tmp_path: Path) -> None:
     folders = [recorded(tmp_path / name, seed, later_us) for name, seed, later_us in (("base", 0, 0), ("new", 1, 500))]
     found = compare(*(side_of(read_trace(folder)) for folder in folders))
-    page = page_text(found, ["step", "exposed"], 0.0)
+    page = render_comparison_file(found, ["step", "exposed"], 0.0)
     words = re.sub(r"<[^>]+>", "", page.partition("<body")[2]).replace("\N{NO-BREAK SPACE}", " ")
-    for sentence in verdict(found, ["step", "exposed"], 0.0):
+    for sentence in describe_outcomes(found, ["step", "exposed"], 0.0):
         assert sentence in words
-    for table in tables_of(found):
+    for table in build_tables(found):
         assert table.title in words
         for row in table.rows:
             assert all(cell.replace("\N{NO-BREAK SPACE}", " ") in words for cell in row)

@@ -13,11 +13,11 @@ import pytest
 
 from dashboards import comparisons
 from dashboards import recording as recording_module
-from dashboards.comparisons import Compared, Comparisons, Wanted
-from dashboards.pages.compare_choice import address, choices_of
+from dashboards.comparisons import ComparisonCache, ComparisonResult, SideRequest
+from dashboards.pages.compare_choice import format_compare_url, parse_sides
 from dashboards.recording import Recording
-from dashboards.runs import Runs
-from overlapscope.analysis.compare.side import Choice
+from dashboards.runs import RunIndex
+from overlapscope.analysis.compare.side import StepChoice
 from overlapscope.trace.format import PLANS_FILE, rank_folder
 from tests.commands.command_line import overlapscope
 from tests.commands.test_compare import recorded
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Running]:
-    runs = Runs([folder])
+    runs = RunIndex([folder])
     with running(runs) as server:
         yield server
     runs.close()
@@ -60,7 +60,7 @@ def words_of(server: Running, query: str, prefix: str = "") -> str:
     return " ".join(unescape(text).split())
 
 
-def made(comparisons: Comparisons, base: Wanted, new: Wanted) -> Compared:
+def made(comparisons: ComparisonCache, base: SideRequest, new: SideRequest) -> ComparisonResult:
     until = time.monotonic() + 60
     while (found := comparisons.soon(base, new)) is None:
         assert time.monotonic() < until, "it is never ready"
@@ -68,8 +68,8 @@ def made(comparisons: Comparisons, base: Wanted, new: Wanted) -> Compared:
     return found
 
 
-def wanted(path: Path, **choice: int) -> Wanted:
-    return Wanted(recording=path.name, path=path, choice=Choice(**choice))
+def wanted(path: Path, **choice: int) -> SideRequest:
+    return SideRequest(recording=path.name, path=path, choice=StepChoice(**choice))
 
 
 def test_the_page_says_what_the_command_says(server: Running, folder: Path) -> None:
@@ -104,7 +104,7 @@ def test_what_is_missing_or_can_not_be_compared_is_said_in_a_sentence(server: Ru
 
 
 def test_a_run_that_is_served_alone_has_ranges_and_no_choice_of_runs(folder: Path) -> None:
-    runs = Runs([folder / "base"])
+    runs = RunIndex([folder / "base"])
     with running(runs, prefix="/scope") as server:
         assert ">Order</a>" in server.get("/scope/compare").text
         page = words_of(server, "?base=x&base_steps=:20&new_steps=20:", "/scope")
@@ -120,7 +120,7 @@ def test_plans_of_one_run_can_be_chosen_if_there_are_several(tmp_path: Path) -> 
     for step in range(40):
         write_step(log, step, begin_ns=1_000_000_000 + step * 10_000_000, plan_epoch=step // 20)
     log.close()
-    runs = Runs([tmp_path])
+    runs = RunIndex([tmp_path])
     with running(runs) as server:
         page = words_of(server, "?base=run&new=run&base_plan=0&new_plan=1")
     runs.close()
@@ -130,16 +130,16 @@ def test_plans_of_one_run_can_be_chosen_if_there_are_several(tmp_path: Path) -> 
 
 def test_an_address_keeps_what_was_asked_for() -> None:
     query = {"base": "a b/ü&", "new": "b", "base_steps": ":50", "new_plan": "3"}
-    chosen = choices_of({name: [value.encode()] for name, value in query.items()}, has_table=True)
-    assert address(*chosen) == "compare?base=a+b%2F%C3%BC%26&base_steps=%3A50&new=b&new_plan=3"
-    assert address(*reversed(chosen)) == "compare?base=b&base_plan=3&new=a+b%2F%C3%BC%26&new_steps=%3A50"
+    chosen = parse_sides({name: [value.encode()] for name, value in query.items()}, has_table=True)
+    assert format_compare_url(*chosen) == "compare?base=a+b%2F%C3%BC%26&base_steps=%3A50&new=b&new_plan=3"
+    assert format_compare_url(*reversed(chosen)) == "compare?base=b&base_plan=3&new=a+b%2F%C3%BC%26&new_steps=%3A50"
 
 
 def test_the_server_waits_for_no_comparison(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_go_on = threading.Event()
     compare = comparisons.compare
     monkeypatch.setattr(comparisons, "compare", lambda *sides: may_go_on.wait(60) and compare(*sides))
-    made_here = Comparisons(Recording)
+    made_here = ComparisonCache(Recording)
     sides = wanted(folder / "base"), wanted(folder / "nightly" / "slower")
     assert made_here.soon(*sides) is None
     assert made_here.soon(*sides) is None
@@ -152,7 +152,7 @@ def test_a_comparison_is_made_again_once_a_recording_has_grown(tmp_path: Path) -
     log = make_rank(tmp_path / "run", 0, world_size=1)
     for step in range(30):
         write_step(log, step, begin_ns=1_000_000_000 + step * 10_000_000)
-    made_here = Comparisons(Recording)
+    made_here = ComparisonCache(Recording)
     sides = wanted(tmp_path / "run", end=15), wanted(tmp_path / "run", first=15)
     before = made(made_here, *sides)
     assert made(made_here, *sides) is before
@@ -170,11 +170,11 @@ def test_of_a_recording_that_does_not_fit_the_steps_that_are_compared_are_read(
 ) -> None:
     run = recorded(tmp_path / "run", 0, 500, steps=90)
     sides = wanted(run, first=20, end=35), wanted(run, first=60, end=75)
-    found: list[Compared] = []
+    found: list[ComparisonResult] = []
     for free_bytes in (None, 1000):
         monkeypatch.setattr(recording_module, "free_bytes", lambda free_bytes=free_bytes: free_bytes)
         recording = Recording(run)
-        made_here = Comparisons(lambda _, recording=recording: recording)
+        made_here = ComparisonCache(lambda _, recording=recording: recording)
         found.append(made(made_here, *sides))
         made_here.close()
     of_all, of_some = (each.found for each in found)
@@ -186,7 +186,7 @@ def test_of_a_recording_that_does_not_fit_the_steps_that_are_compared_are_read(
 
 
 def test_each_of_the_steps_that_differ_most_is_drawn_of_both_sides(folder: Path) -> None:
-    made_here = Comparisons(Recording)
+    made_here = ComparisonCache(Recording)
     found = made(made_here, wanted(folder / "base"), wanted(folder / "nightly" / "slower"))
     made_here.close()
     assert found.found is not None

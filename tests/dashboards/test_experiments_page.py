@@ -10,9 +10,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dashboards.experiments import experiments_in
-from dashboards.pages.experiments import section_of
-from dashboards.runs import Runs
+from dashboards.experiments import find_experiments
+from dashboards.pages.experiments import build_experiment_section
+from dashboards.runs import RunIndex
 from overlapscope.account.blocks import BLOCKS
 from overlapscope.lab.trials.results import RESULTS_FILE, Results, read_results
 from tests.dashboards.running import Running, running
@@ -41,13 +41,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Running]:
-    with running(Runs([folder])) as server:
+    with running(RunIndex([folder])) as server:
         yield server
 
 
 def test_a_section_says_what_the_paper_found_and_what_holds_here(folder: Path):
-    (found,) = experiments_in([folder])
-    section = section_of(found, {})
+    (found,) = find_experiments([folder])
+    section = build_experiment_section(found, {})
     assert section.figure == "Figure 6"
     assert section.paper.startswith("On 32 GPUs")
     assert section.here[0].startswith("convnet, 2 ranks, gloo: a step with overlap takes 20.0 % less")
@@ -75,7 +75,7 @@ def test_what_a_failure_says_is_text_and_no_markup(server: Running):
 def test_all_pages_lead_to_experiments_if_there_are_some(server: Running, tmp_path: Path):
     assert 'href="experiments"' in server.get("/").text
     assert 'href="experiments"' in server.get("/compare").text
-    with running(Runs([tmp_path])) as without:
+    with running(RunIndex([tmp_path])) as without:
         assert "Experiments" not in without.get("/").text
         assert "There are no experiments here yet" in without.get("/experiments").text
 
@@ -98,7 +98,7 @@ def test_damaged_results_are_said_and_the_others_shown(tmp_path: Path):
     write_breakdown(tmp_path / "breakdown")
     (tmp_path / "scaling").mkdir()
     (tmp_path / "scaling" / RESULTS_FILE).write_bytes(b"damaged")
-    with running(Runs([tmp_path])) as server:
+    with running(RunIndex([tmp_path])) as server:
         page = server.get("/experiments").text
         assert "can&#39;t be read" in page
         assert "a step with overlap takes" in page
@@ -108,7 +108,7 @@ def test_damaged_results_are_said_and_the_others_shown(tmp_path: Path):
 def test_two_folders_of_one_name_are_told_apart(tmp_path: Path):
     for name in ("one", "two"):
         Results(tmp_path / name / "breakdown").add(trial(0), replace(CONDITIONS), {"step_ns": 1.0})
-    found = experiments_in([tmp_path / "one", tmp_path / "two"])
+    found = find_experiments([tmp_path / "one", tmp_path / "two"])
     assert [each.name for each in found] == ["one/breakdown", "two/breakdown"]
-    with running(Runs([tmp_path / "one", tmp_path / "two"])) as server:
+    with running(RunIndex([tmp_path / "one", tmp_path / "two"])) as server:
         assert server.get("/experiments/two%2Fbreakdown.parquet").status == 200

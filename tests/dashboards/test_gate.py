@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from dashboards.access import Access
-from dashboards.runs import Runs
+from dashboards.runs import RunIndex
 from tests.dashboards.running import Answer, Running, running
 from tests.synthetic import write_recording
 
@@ -19,19 +19,19 @@ PATHS += ("/tables/steps.csv", "/runs/traces/-/tables/collectives.parquet")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return Runs([write_recording(tmp_path_factory.mktemp("gate") / "traces", steps=3)])
+def runs(tmp_path_factory: pytest.TempPathFactory) -> RunIndex:
+    return RunIndex([write_recording(tmp_path_factory.mktemp("gate") / "traces", steps=3)])
 
 
 @pytest.fixture(scope="module")
-def unlocked(runs: Runs) -> Iterator[Running]:
+def unlocked(runs: RunIndex) -> Iterator[Running]:
     """A server that everybody who reaches it may use."""
     with running(runs) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def locked(runs: Runs) -> Iterator[Running]:
+def locked(runs: RunIndex) -> Iterator[Running]:
     """A server that asks for a token."""
     with running(runs, Access(token=TOKEN)) as server:
         yield server
@@ -60,7 +60,7 @@ def test_a_name_that_is_refused_is_shown_as_text(unlocked: Running) -> None:
     assert "<script>x" not in unlocked.get(Host="<script>x</script>").text
 
 
-def test_a_name_that_is_allowed_is_answered(runs: Runs) -> None:
+def test_a_name_that_is_allowed_is_answered(runs: RunIndex) -> None:
     with running(runs, Access(hosts=["Lab.Example"])) as server:
         assert server.get(Host="lab.example").status == 200
         assert server.open_socket(Host="127.0.0.1:5006", Origin="https://lab.example") == 101
@@ -137,7 +137,7 @@ def test_the_way_on_stays_on_this_server(locked: Running) -> None:
         assert location.startswith("./")
 
 
-def test_who_has_logged_in_stays_so_when_the_server_is_started_again_with_its_token(runs: Runs) -> None:
+def test_who_has_logged_in_stays_so_when_the_server_is_started_again_with_its_token(runs: RunIndex) -> None:
     with running(runs, Access(token=TOKEN)) as before:
         cookie = logged_in(before.get(f"/?token={TOKEN.replace(' ', '+')}"))
     with running(runs, Access(token=TOKEN)) as after:
@@ -146,7 +146,7 @@ def test_who_has_logged_in_stays_so_when_the_server_is_started_again_with_its_to
         assert other.get("/", Cookie=cookie).status == 403
 
 
-def test_a_name_and_password_let_in(runs: Runs) -> None:
+def test_a_name_and_password_let_in(runs: RunIndex) -> None:
     form = {"Content_Type": "application/x-www-form-urlencoded"}
     with running(runs, Access(passwords={"ada": "difference"})) as server:
         for wrong in ("user=ada&password=engine", "user=&password=", "user=bob&password=difference", "token="):
@@ -156,7 +156,7 @@ def test_a_name_and_password_let_in(runs: Runs) -> None:
         assert server.get("/plots/order", Cookie=logged_in(answer)).status == 200
 
 
-def test_behind_a_prefix_every_page_and_its_script_are_below_it(runs: Runs) -> None:
+def test_behind_a_prefix_every_page_and_its_script_are_below_it(runs: RunIndex) -> None:
     with running(runs, prefix="runs/mine/") as server:
         assert server.get("/runs/mine").headers["Location"] == "/runs/mine/"
         page = server.get("/runs/mine/timeline")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dashboards.access import Access
-from dashboards.runs import Runs
+from dashboards.runs import RunIndex
 from tests.dashboards.running import Running, running
 from tests.exports.test_open_metrics import Values, values_in
 from tests.synthetic import write_recording
@@ -35,20 +35,20 @@ def scraped(server: Running, runs: int) -> Values:
 def test_each_run_has_its_figures(tmp_path: Path) -> None:
     for name, steps in (("night", 6), ("nested/day", 9)):
         write_recording(tmp_path / name, steps=steps)
-    with running(Runs([tmp_path]), metrics=True) as server:
+    with running(RunIndex([tmp_path]), metrics=True) as server:
         values = scraped(server, 2)
-    assert values["overlapscope_newest_step"] == {(("run", "night"),): 5, (("run", "nested/day"),): 8}
+    assert values["overlapscope_latest_step"] == {(("run", "night"),): 5, (("run", "nested/day"),): 8}
     assert set(values["overlapscope_live"].values()) == {0}
     assert set(values["overlapscope_step_seconds"].values()) == {0.01}
 
 
 def test_a_run_that_is_served_alone_has_the_name_of_its_folder(tmp_path: Path) -> None:
-    with running(Runs([write_recording(tmp_path / "alone")]), metrics=True) as server:
+    with running(RunIndex([write_recording(tmp_path / "alone")]), metrics=True) as server:
         assert scraped(server, 1)["overlapscope_ranks"] == {(("run", "alone"),): 2}
 
 
 def test_nothing_is_answered_unasked(tmp_path: Path) -> None:
-    with running(Runs([write_recording(tmp_path / "alone")])) as server:
+    with running(RunIndex([write_recording(tmp_path / "alone")])) as server:
         assert server.get("/metrics").status == 404
 
 
@@ -65,7 +65,7 @@ def test_nothing_is_answered_unasked(tmp_path: Path) -> None:
     ids=["token", "password"],
 )
 def test_a_scraper_logs_in_by_a_header(tmp_path: Path, access: Access, right: str, wrong: str) -> None:
-    with running(Runs([write_recording(tmp_path / "alone")]), access, metrics=True) as server:
+    with running(RunIndex([write_recording(tmp_path / "alone")]), access, metrics=True) as server:
         assert server.get("/metrics", Authorization=right).status == 200
         for header in (wrong, "", "Bearer ", "Basic ", "Basic \xe1", "Basic //8=", right[:-1]):
             assert server.get("/metrics", Authorization=header).status == 403

@@ -15,7 +15,7 @@ from bokeh.document import Document
 from dashboards.app import ROUTES
 from dashboards.pages import order, overview, timeline
 from dashboards.plots.order import OrderPlot
-from dashboards.plots.order_content import step_columns, text_columns
+from dashboards.plots.order_content import build_step_columns, build_text_columns
 from dashboards.plots.order_layout import OrderLayout
 from dashboards.recording import Recording, Snapshot
 from overlapscope.cli import main
@@ -45,7 +45,7 @@ def healthy(folder: Path, ranks: int = 3) -> Path:
 
 @pytest.fixture
 def snapshot(tmp_path: Path) -> Snapshot:
-    return Recording(faulty(tmp_path / "traces")).newest()
+    return Recording(faulty(tmp_path / "traces")).latest()
 
 
 def build(snapshot: Snapshot, **arguments: str) -> tuple[Document, str]:
@@ -81,8 +81,8 @@ def test_of_a_job_that_was_started_again_it_says_why_the_other_attempts_ended(sn
     assert "This is attempt" not in build(snapshot)[1]
     first = snapshot.trace.path
     recording = Recording(healthy(first / "restart_1"))
-    assert f"This is attempt 1 of the job. Attempt 0 ({first}): In step" in build(recording.newest())[1]
-    snapshot.forget_outdated()
+    assert f"This is attempt 1 of the job. Attempt 0 ({first}): In step" in build(recording.latest())[1]
+    snapshot.drop_outdated()
     said = f"This is attempt 0 of the job. Attempt 1 ({first / 'restart_1'}) came to its end."
     assert said in build(snapshot)[1]
     document = Document()
@@ -98,7 +98,7 @@ def test_what_else_a_verdict_could_be_is_said(snapshot):
 
 
 def test_a_healthy_recording_says_so_and_shows_its_lanes(tmp_path):
-    snapshot = Recording(healthy(tmp_path / "traces")).newest()
+    snapshot = Recording(healthy(tmp_path / "traces")).latest()
     document, page = build(snapshot)
     assert 'class="kind healthy"' in page
     assert document.get_model_by_name("order") is not None
@@ -112,7 +112,7 @@ def test_of_an_incomplete_recording_it_says_what_the_command_says(tmp_path, gone
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert main(["diagnose", str(traces)]) == 1
     sentence = capsys.readouterr().out.splitlines()[0]
-    snapshot = Recording(traces).newest()
+    snapshot = Recording(traces).latest()
     _, page = build(snapshot)
     assert sentence in unescape(page)
     assert "Cannot tell" in page
@@ -125,12 +125,12 @@ def test_if_all_collective_logs_are_damaged_it_says_so(tmp_path):
     for rank in range(2):
         path = rank_folder(traces, rank) / "group_0.log"
         path.write_bytes(b"x" + path.read_bytes()[1:])
-    _, page = build(Recording(traces).newest())
+    _, page = build(Recording(traces).latest())
     assert "rank_0/group_0.log: not a collective log" in page
 
 
 def test_without_collective_logs_the_page_says_what_to_do(tmp_path):
-    snapshot = Recording(write_recording(tmp_path / "traces")).newest()
+    snapshot = Recording(write_recording(tmp_path / "traces")).latest()
     _, page = build(snapshot)
     assert "No order of collectives was recorded" in page
     assert "overlapscope record" in page
@@ -139,7 +139,7 @@ def test_without_collective_logs_the_page_says_what_to_do(tmp_path):
 def test_damaged_logs_are_named_and_the_others_shown(tmp_path):
     folder = faulty(tmp_path / "traces")
     (rank_folder(folder, 2) / "group_0.log").write_bytes(b"something else")
-    _, page = build(Recording(folder).newest())
+    _, page = build(Recording(folder).latest())
     assert 'class="banner error"' in page
     assert "rank_2/group_0.log" in page
     assert "left no log" in page
@@ -148,7 +148,7 @@ def test_damaged_logs_are_named_and_the_others_shown(tmp_path):
 def test_names_in_a_recording_are_text_and_never_markup(tmp_path):
     evil = Collective(signature=all_reduce("<script>alert(1)</script>"))
     write_order(tmp_path / "traces", {0: [evil], 1: [evil]})
-    _, page = build(Recording(tmp_path / "traces").newest())
+    _, page = build(Recording(tmp_path / "traces").latest())
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert" in page
 
@@ -157,7 +157,7 @@ def test_the_parameters_of_a_bucket_come_from_its_plan(tmp_path):
     folder = write_recording(tmp_path / "traces")
     one = Collective(signature=replace(bucket(1, plan_hash="0" * 16), names=()))
     write_order(folder, {0: [one], 1: [one]})
-    _, page = build(Recording(folder).newest(), number="1")
+    _, page = build(Recording(folder).latest(), number="1")
     assert "body.1.weight" in page
     assert "16 MB" in page
 
@@ -168,21 +168,21 @@ def test_the_overview_says_what_is_wrong_and_leads_there(snapshot, tmp_path):
     assert snapshot.diagnosis.verdict.sentence in words(document)
     assert 'href="order"' in words(document)
     document = Document()
-    overview.build(document, Recording(write_recording(tmp_path / "other")).newest(), {})
+    overview.build(document, Recording(write_recording(tmp_path / "other")).latest(), {})
     assert "→ Order" not in words(document)
 
 
 def test_in_trouble_the_step_heads_the_page_unless_it_had_to_be_waited_for(tmp_path, monkeypatch):
     traces = faulty(write_recording(tmp_path / "traces", ranks=3))
-    _, page = build(Recording(traces).newest())
+    _, page = build(Recording(traces).latest())
     assert page.index("launched all_reduce") < page.index("Mean of all ranks")
     monkeypatch.setattr(order, "_MOST_STEPS_IN_TROUBLE", 5)
-    assert "Mean of all ranks" not in build(Recording(traces).newest())[1]
+    assert "Mean of all ranks" not in build(Recording(traces).latest())[1]
 
 
 @pytest.mark.parametrize("route", sorted(ROUTES))
 def test_dumps_of_the_flight_recorder_have_an_order_and_nothing_else(route):
-    snapshot = Recording(DUMPS / "op_mismatch_gloo" / "pickle").newest()
+    snapshot = Recording(DUMPS / "op_mismatch_gloo" / "pickle").latest()
     document = Document()
     ROUTES[route](document, snapshot, {})
     page = words(document)
@@ -210,7 +210,7 @@ def test_what_the_watchdog_said_is_listed_once_with_the_stacks_of_those_blamed_f
         lines = [json.dumps(stuck), json.dumps(slow), "{damaged"]
         (rank_folder(folder, rank) / REPORTS_FILE).write_text("\n".join(lines))
         (rank_folder(folder, rank) / "stacks_1.txt").write_text(f"stack of {rank}")
-    snapshot = Recording(folder).newest()
+    snapshot = Recording(folder).latest()
     _, page = build(snapshot)
     assert page.count("Stuck!") == 1
     assert "Ranks 0-2 · step 3" in page
@@ -220,7 +220,7 @@ def test_what_the_watchdog_said_is_listed_once_with_the_stacks_of_those_blamed_f
 
 
 def test_many_ranks_that_did_the_same_share_a_lane_unless_the_address_asks_for_them(tmp_path):
-    snapshot = Recording(faulty(tmp_path / "traces", ranks=20, culprit=7)).newest()
+    snapshot = Recording(faulty(tmp_path / "traces", ranks=20, culprit=7)).latest()
     lanes = snapshot.diagnosis.lanes(snapshot.diagnosis.groups[0])
     shown, note = order.choose_lanes(lanes, {})
     assert [len(lane.ranks) for lane in shown] == [19, 1]
@@ -236,7 +236,7 @@ def test_the_address_chooses_the_cell_and_nonsense_is_ignored(snapshot):
     shown = lanes.lanes_of((0, 1, 2))
 
     def selected(**arguments: bytes) -> tuple[int, int]:
-        return order.selected_of_address(
+        return order.parse_selected_cell(
             snapshot.diagnosis, lanes, shown, {name: [value] for name, value in arguments.items()}
         )
 
@@ -248,9 +248,9 @@ def test_the_address_chooses_the_cell_and_nonsense_is_ignored(snapshot):
 
 def test_cells_say_how_far_a_collective_has_come(tmp_path):
     states = ("completed", "launched", "failed", "announced")
-    newest = [replace(one, state=state) for one, state in zip([*steps(1), steps(1)[0]], states, strict=True)]
-    write_order(tmp_path / "traces", {0: newest, 1: steps(1)[:1]})
-    plot = plot_of(Recording(tmp_path / "traces").newest(), shown=(0, 1), number=1)
+    latest = [replace(one, state=state) for one, state in zip([*steps(1), steps(1)[0]], states, strict=True)]
+    write_order(tmp_path / "traces", {0: latest, 1: steps(1)[:1]})
+    plot = plot_of(Recording(tmp_path / "traces").latest(), shown=(0, 1), number=1)
     cells = plot.cells.data
     assert cells["lane"] == [0, 0, 0, 0, 1]
     assert cells["alpha"][0] == 1 > cells["alpha"][1] > cells["alpha"][3] == 0
@@ -271,7 +271,7 @@ def test_what_differs_is_marked_and_the_first_difference_has_a_band(snapshot):
 def test_the_browser_asks_for_a_window_and_is_answered_last(snapshot):
     plot = plot_of(snapshot)
     plot.view.data = {"id": [5], "first": [0.5], "last": [4.5], "width_px": [400]}
-    assert plot.answer.data == {"id": [5]}
+    assert plot.response.data == {"id": [5]}
     assert {1, 2, 3, 4} <= set(plot.cells.data["number"])
 
 
@@ -304,7 +304,7 @@ def test_text_is_left_out_where_there_is_no_room_for_it(snapshot):
     lanes = diagnosis.lanes(diagnosis.groups[0])
     window = lanes.window(lanes.folds, 1, 3)
     layout = OrderLayout(lanes=2)
-    roomy, tight, none = (text_columns(window, layout, px)[0]["text"] for px in (80, 30, 8))
+    roomy, tight, none = (build_text_columns(window, layout, px)[0]["text"] for px in (80, 30, 8))
     assert roomy[:3] == ["bucket 0", "bucket 1", "bucket 2"]
     assert tight[:3] == ["b 0", "b 1", "b 2"]
     assert none == []
@@ -312,5 +312,5 @@ def test_text_is_left_out_where_there_is_no_room_for_it(snapshot):
 
 def test_labels_of_steps_that_would_run_into_each_other_are_left_out():
     window = Window(first=1, last=9, cells=(), steps=((1, 0), (4, 1), (7, 2)))
-    assert step_columns(window, column_px=80)["label"] == ["step 0", "step 1", "step 2"]
-    assert step_columns(window, column_px=10)["label"] == ["step 0", "", "step 2"]
+    assert build_step_columns(window, column_px=80)["label"] == ["step 0", "step 1", "step 2"]
+    assert build_step_columns(window, column_px=10)["label"] == ["step 0", "", "step 2"]

@@ -42,7 +42,7 @@ def test_the_overview_shows_the_verdict_and_the_means(snapshot):
 
 
 def test_the_table_of_ranks_has_a_row_for_each(snapshot):
-    rows = overview.rank_rows(snapshot.trace, snapshot.rank_means)
+    rows = overview.build_rank_rows(snapshot.trace, snapshot.rank_means)
     assert [row.rank for row in rows] == [0, 1]
     assert rows[0].cells == ("10.0 ms", "7.38 ms", "3.70 ms", "2.40 ms", "1.30 ms", "64.9 %")
     assert [name for name, _, _ in rows[0].parts] == [
@@ -72,7 +72,7 @@ def test_what_plots_refer_to_is_looked_up_once_for_all_of_a_page(snapshot, route
 
 def test_a_recording_without_a_finished_step_says_so(tmp_path):
     make_rank(tmp_path / "traces", 0, world_size=1).close()
-    snapshot = Recording(tmp_path / "traces").newest()
+    snapshot = Recording(tmp_path / "traces").latest()
     document = Document()
     overview.build(document, snapshot, {})
     assert "No step has finished yet" in words(document)
@@ -80,7 +80,7 @@ def test_a_recording_without_a_finished_step_says_so(tmp_path):
 
 
 def test_problems_of_the_recording_are_shown_errors_first(tmp_path):
-    snapshot = Recording(write_recording(tmp_path / "traces", ranks=2, world_size=4)).newest()
+    snapshot = Recording(write_recording(tmp_path / "traces", ranks=2, world_size=4)).latest()
     document = Document()
     overview.build(document, snapshot, {})
     assert "2 of 4 ranks left no log: 2, 3" in words(document)
@@ -119,11 +119,11 @@ def test_hosts_devices_and_parameters_of_a_recording_are_text_on_every_page(snap
 def test_a_run_that_goes_on_is_read_again_and_one_that_does_not_is_not(tmp_path):
     folder = write_recording(tmp_path / "traces", steps=2, close=False)
     recording = Recording(folder)
-    first = recording.newest()
-    assert recording.newest() is first
+    first = recording.latest()
+    assert recording.latest() is first
     write_recording(tmp_path / "more", ranks=1, steps=4)
     (folder / "rank_1" / "events.log").write_bytes((tmp_path / "more" / "rank_0" / "events.log").read_bytes())
-    assert len(recording.newest().trace.steps) > len(first.trace.steps)
+    assert len(recording.latest().trace.steps) > len(first.trace.steps)
 
 
 def test_the_verdict_on_the_page_is_that_of_the_summary(tmp_path, capsys):
@@ -131,7 +131,7 @@ def test_the_verdict_on_the_page_is_that_of_the_summary(tmp_path, capsys):
     assert main(["summary", str(folder)]) == 0
     verdict = capsys.readouterr().out.splitlines()[-1]
     document = Document()
-    overview.build(document, Recording(folder).newest(), {})
+    overview.build(document, Recording(folder).latest(), {})
     assert verdict.endswith(" is spent waiting for it.")
     assert verdict in words(document)
 
@@ -170,7 +170,7 @@ def test_a_launch_without_end_is_drawn_to_the_end_and_marked(tmp_path):
     log.append(pack_body(Kind.LAUNCH, op="all_reduce", index=0, dtype="float32", elements=8), 0, begin + 10, begin + 10)
     log.append(pack_body(Kind.GRADIENT_READY, index=1), 0, begin + 1000, begin + 1000)
     log.close()
-    snapshot = Recording(folder).newest()
+    snapshot = Recording(folder).latest()
     plot = timeline.TimelinePlot(snapshot, snapshot.lanes.timeline([0]))
     assert plot.unfinished.data["left"] == [10]
     assert plot.unfinished.data["right"] == [1000]

@@ -13,9 +13,9 @@ import pytest
 
 from dashboards import recording as recording_module
 from dashboards.forecast import Forecast
-from dashboards.newsroom import News, Newsroom
+from dashboards.newsroom import LiveStatus, RecordingStatus
 from dashboards.recording import Recording, Snapshot
-from dashboards.runs import Runs
+from dashboards.runs import RunIndex
 from overlapscope.model.curve import Options
 from tests.dashboards.running import running
 from tests.synthetic import write_recording
@@ -25,8 +25,8 @@ from tests.synthetic import write_recording
 def is_live(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Its last item is whether recordings go on; 300 records of each rank are as much as is read of them then."""
     states = [True]
-    monkeypatch.setattr(Newsroom, "newest", lambda _: News(is_live=states[-1]))
-    monkeypatch.setattr(recording_module, "live_records", lambda ranks: 600 // ranks)
+    monkeypatch.setattr(LiveStatus, "latest", lambda _: RecordingStatus(is_live=states[-1]))
+    monkeypatch.setattr(recording_module, "live_record_limit", lambda ranks: 600 // ranks)
     return states
 
 
@@ -34,17 +34,17 @@ def test_of_a_long_recording_that_goes_on_the_newest_steps_are_read_and_all_when
     tmp_path: Path, is_live: list[bool]
 ) -> None:
     recording = Recording(write_recording(tmp_path, steps=100))
-    newest, whole = recording.newest(), recording.newest(which="all")
-    assert newest.trace.extent == "newest"
-    assert 0 < len(newest.trace.steps) < len(whole.trace.steps) == 200
-    assert recording.newest() is newest, "nothing has changed"
+    latest, whole = recording.latest(), recording.latest(which="all")
+    assert latest.trace.extent == "latest"
+    assert 0 < len(latest.trace.steps) < len(whole.trace.steps) == 200
+    assert recording.latest() is latest, "nothing has changed"
     is_live.append(False)
-    assert recording.newest() is whole, "it is over, and all of it was read before"
+    assert recording.latest() is whole, "it is over, and all of it was read before"
 
 
 def test_of_a_short_recording_that_goes_on_all_steps_are_read(tmp_path: Path, is_live: list[bool]) -> None:
     recording = Recording(write_recording(tmp_path, steps=5))
-    assert recording.newest().trace.extent == "all"
+    assert recording.latest().trace.extent == "all"
 
 
 def test_what_goes_on_is_not_read_again_before_reading_it_has_cost_a_share_of_the_time(
@@ -53,10 +53,10 @@ def test_what_goes_on_is_not_read_again_before_reading_it_has_cost_a_share_of_th
     folder = write_recording(tmp_path, steps=100)
     recording = Recording(folder)
     monkeypatch.setattr(recording_module, "_READING_SHARE", 1e-9)
-    first = recording.newest()
+    first = recording.latest()
     (folder / "rank_0" / "new.json").write_text("{}")
-    assert recording.newest() is first
-    assert recording.newest(which="all") is not first
+    assert recording.latest() is first
+    assert recording.latest(which="all") is not first
 
 
 def test_all_steps_of_what_goes_on_are_let_go_of_when_they_are_outdated(
@@ -64,23 +64,23 @@ def test_all_steps_of_what_goes_on_are_let_go_of_when_they_are_outdated(
 ) -> None:
     recording = Recording(write_recording(tmp_path, steps=100))
     monkeypatch.setattr(recording_module, "_READING_SHARE", 1e-9)
-    whole = weakref.ref(recording.newest(which="all"))
-    recording.newest()
+    whole = weakref.ref(recording.latest(which="all"))
+    recording.latest()
     gc.collect()
     assert whole() is not None, "others may ask for them"
     monkeypatch.setattr(recording_module, "_READING_SHARE", 1e9)
     recording = Recording(tmp_path)
-    whole = weakref.ref(recording.newest(which="all"))
+    whole = weakref.ref(recording.latest(which="all"))
     time.sleep(0.01)
-    recording.newest()
+    recording.latest()
     gc.collect()
     assert whole() is None
 
 
 def test_a_page_says_which_steps_it_is_of_and_offers_all(tmp_path: Path, is_live: list[bool]) -> None:
-    with running(Runs([write_recording(tmp_path, steps=100)])) as server:
-        newest, whole = server.get("/").text, server.get("/?read=all").text
-    assert re.search(r'steps <input value="\d\d:100" [^>]*></label> <button[^>]*>All steps', newest)
+    with running(RunIndex([write_recording(tmp_path, steps=100)])) as server:
+        latest, whole = server.get("/").text, server.get("/?read=all").text
+    assert re.search(r'steps <input value="\d\d:100" [^>]*></label> <button[^>]*>All steps', latest)
     assert "All steps" not in whole
 
 
@@ -90,30 +90,30 @@ def test_of_a_recording_that_is_over_and_does_not_fit_the_newest_steps_are_read(
     is_live.append(False)
     folder = write_recording(tmp_path, steps=100)
     fitting = Recording(folder)
-    whole = fitting.newest()
+    whole = fitting.latest()
     monkeypatch.setattr(recording_module, "free_bytes", lambda: 1000)
-    newest = Recording(folder).newest()
-    assert newest.trace.extent == "newest"
-    assert newest.trace.steps["step"].max() == 99
-    assert fitting.newest() is whole, "it is there already"
+    latest = Recording(folder).latest()
+    assert latest.trace.extent == "latest"
+    assert latest.trace.steps["step"].max() == 99
+    assert fitting.latest() is whole, "it is there already"
 
 
 def test_steps_that_are_chosen_are_kept_until_others_are(tmp_path: Path) -> None:
     recording = Recording(write_recording(tmp_path, steps=100))
-    some = recording.newest(which=(20, 30))
+    some = recording.latest(which=(20, 30))
     assert some.trace.steps["step"].unique().tolist() == [*range(20, 30)]
-    whole = recording.newest()
-    assert recording.newest(which=(20, 30)) is some
+    whole = recording.latest()
+    assert recording.latest(which=(20, 30)) is some
     known = weakref.ref(some)
     del some
-    recording.newest(which=(30, 40))
+    recording.latest(which=(30, 40))
     gc.collect()
     assert known() is None
-    assert recording.newest() is whole
+    assert recording.latest() is whole
 
 
 def test_an_address_asks_for_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(Runs([write_recording(tmp_path, steps=100)])) as server:
+    with running(RunIndex([write_recording(tmp_path, steps=100)])) as server:
         some = server.get("/?read=20:30").text
         assert re.search(r'steps <input value="20:30" [^>]*></label> <button[^>]*>All steps', some)
         assert "Means of 10 steps of 2 ranks" in some
@@ -136,22 +136,22 @@ def test_while_a_forecast_of_a_recording_that_goes_on_is_made_the_one_before_is_
     monkeypatch.setattr("dashboards.forecast._PATIENCE_S", 0.0)
     monkeypatch.setattr(recording_module, "_READING_SHARE", 1e9)
     recording = Recording(write_recording(tmp_path, steps=30))
-    first = recording.newest()
+    first = recording.latest()
     made = first.forecast.result()
-    assert first.forecast_by_now(Options()) is first
+    assert first.latest_forecast(Options()) is first
 
     def later() -> Snapshot:
         with (tmp_path / "rank_0" / "new.json").open("a") as file:
             file.write(" ")
-        return recording.newest()
+        return recording.latest()
 
     monkeypatch.setattr(Forecast, "soon", lambda _: Future())
     second = later()
-    assert second.forecast_by_now(Options()) is first
+    assert second.latest_forecast(Options()) is first
     third = later()
-    assert third.forecast_by_now(Options()) is first
+    assert third.latest_forecast(Options()) is first
     assert "forecast" not in vars(third), "one at a time"
     second.forecast.set_result(made)
-    assert third.forecast_by_now(Options()) is second
+    assert third.latest_forecast(Options()) is second
     third.forecast.set_result(made)
-    assert third.forecast_by_now(Options()) is third
+    assert third.latest_forecast(Options()) is third

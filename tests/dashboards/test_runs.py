@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dashboards.app import open_run_page
-from dashboards.judged_run import JudgedRun
+from dashboards.judged_run import RunSummary
 from dashboards.pages import overview
-from dashboards.pages.runs import _Table, row_html, row_view
+from dashboards.pages.runs import _LiveTable, build_row_view, render_row
 from dashboards.pages.runs import build as build_table
-from dashboards.place import Place, address_of
+from dashboards.place import RunUrl, run_pages_url
 from dashboards.recording import Recording
-from dashboards.runs import RunRow, Runs
+from dashboards.runs import RunIndex, RunRow
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace import host
@@ -38,16 +38,16 @@ DUMPS = Path(__file__).parent.parent / "data" / "flight_recorder" / "hang_3"
 PATIENCE_S = 60
 
 
-def rows_when(runs: Runs, is_so: Callable[[tuple[RunRow, ...]], bool]) -> tuple[RunRow, ...]:
+def rows_when(runs: RunIndex, is_so: Callable[[tuple[RunRow, ...]], bool]) -> tuple[RunRow, ...]:
     """The rows once something is true of them, which is known in the background."""
     until = time.monotonic() + PATIENCE_S
-    while not is_so(rows := runs.newest()):
+    while not is_so(rows := runs.latest()):
         assert time.monotonic() < until, rows
         time.sleep(0.05)
     return rows
 
 
-def judged(runs: Runs) -> tuple[RunRow, ...]:
+def judged(runs: RunIndex) -> tuple[RunRow, ...]:
     return rows_when(runs, lambda rows: bool(rows) and all(row.judged is not None for row in rows))
 
 
@@ -55,7 +55,7 @@ def with_live_process(folder: Path, rank: int) -> None:
     """Let this process be the one that records a rank."""
     sample = {"monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}
     where = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "device": "cuda:1"}
-    content = {**where, "boot_id": host.boot_identity(), "clock_samples": [sample]}
+    content = {**where, "boot_id": host.get_boot_id(), "clock_samples": [sample]}
     write_json(rank_folder(folder, rank) / RANK_FILE, content)
 
 
@@ -68,42 +68,42 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_figures_and_verdicts_are_those_of_the_pages(folder):
-    incident, healthy = judged(Runs([folder]))
-    summary = Recording(folder / "nightly" / "one").newest().summary
-    view = row_view(healthy)
+    incident, healthy = judged(RunIndex([folder]))
+    summary = Recording(folder / "nightly" / "one").latest().summary
+    view = build_row_view(healthy)
     assert view.cells["step"][:2] == (format_ns(summary.mean.step.value), summary.mean.step.value)
     assert view.cells["exposed"][1] == summary.mean.blocks["exposed"].value
     assert view.line == summary.sentence
     assert [view.cells[name][0] for name in ("model", "ranks", "device", "steps")] == ["GPT", "2", "cpu", "30"]
     verdict = Diagnosis.of_dumps(folder / "dumps").verdict
-    assert row_view(incident).line == " ".join(verdict.sentence.split())
-    assert row_view(incident).badges == ("incident",)
-    assert row_view(incident).address == "runs/dumps/-/order"
+    assert build_row_view(incident).line == " ".join(verdict.sentence.split())
+    assert build_row_view(incident).badges == ("incident",)
+    assert build_row_view(incident).address == "runs/dumps/-/order"
 
 
 def test_what_takes_long_is_said_to_be_read_until_it_is_known(folder):
-    row = judged(Runs([folder]))[1]
+    row = judged(RunIndex([folder]))[1]
     unread = RunRow(run=row.run, facts=row.facts, is_live=False)
-    assert row_html(unread).count("reading …") == 2
-    assert "≈ 10.0" in row_html(unread).replace("\N{NO-BREAK SPACE}", " ")
-    assert "reading" not in row_html(row)
+    assert render_row(unread).count("reading …") == 2
+    assert "≈ 10.0" in render_row(unread).replace("\N{NO-BREAK SPACE}", " ")
+    assert "reading" not in render_row(row)
 
 
 def test_incidents_come_first_then_live_runs_then_the_newest(folder):
     log = make_rank(folder / "live", 0, world_size=1)
     write_step(log, 0, begin_ns=1_000_000_000)
     with_live_process(folder / "live", 0)
-    rows = judged(Runs([folder]))
+    rows = judged(RunIndex([folder]))
     assert [row.run.name for row in rows][1:] == ["live", "nightly/one"]
     assert [row.is_live for row in rows] == [False, True, False]
-    assert "live" in row_view(rows[1]).badges
+    assert "live" in build_row_view(rows[1]).badges
 
 
 def test_rows_follow_a_run_that_is_being_recorded_and_new_ones_appear(folder):
     log = make_rank(folder / "live", 0, world_size=1)
     write_step(log, 0, begin_ns=1_000_000_000)
     with_live_process(folder / "live", 0)
-    runs = Runs([folder])
+    runs = RunIndex([folder])
     live = next(row for row in rows_when(runs, lambda rows: len(rows) == 3) if row.is_live)
     assert (live.facts.steps, live.facts.device) == (1, "cuda")
     for step in (1, 2):
@@ -118,13 +118,13 @@ def test_rows_follow_a_run_that_is_being_recorded_and_new_ones_appear(folder):
 def test_a_run_on_another_host_is_live_while_its_log_grows_and_then_no_incident(tmp_path):
     log = make_rank(tmp_path / "elsewhere", 0, world_size=1, host="another")
     write_step(log, 0, begin_ns=1_000_000_000)
-    runs = Runs([tmp_path])
+    runs = RunIndex([tmp_path])
     (before,) = judged(runs)
     assert not before.is_live
     write_step(log, 1, begin_ns=1_010_000_000)
     (row,) = rows_when(runs, lambda rows: rows[0].is_live)
     assert row.facts.steps == 2
-    cannot_tell = JudgedRun(line="", can_tell=False, is_fault=True, is_incident=True)
+    cannot_tell = RunSummary(line="", has_enough_evidence=False, is_fault=True, is_incident=True)
     assert not replace(row, judged=cannot_tell).is_incident
     assert replace(row, judged=cannot_tell, is_live=False).is_incident
     log.close()
@@ -135,8 +135,8 @@ def test_a_run_on_another_host_is_live_while_its_log_grows_and_then_no_incident(
 def test_attempts_are_one_row_that_shows_the_newest(tmp_path):
     job = write_recording(tmp_path / "traces" / "job", ranks=1, steps=3)
     write_recording(job / "restart_1", ranks=1, steps=7)
-    (row,) = judged(Runs([tmp_path / "traces"]))
-    view = row_view(row)
+    (row,) = judged(RunIndex([tmp_path / "traces"]))
+    view = build_row_view(row)
     assert (view.attempts, view.address) == ("2 attempts", "runs/job/restart_1/-/")
     assert view.cells["steps"][0] == "7"
 
@@ -144,14 +144,14 @@ def test_attempts_are_one_row_that_shows_the_newest(tmp_path):
 def test_a_recording_that_can_not_be_read_says_why_and_hides_no_other(folder):
     (folder / "broken" / "rank_0").mkdir(parents=True)
     (folder / "broken" / "rank_0" / "events.log").write_bytes(b"no log")
-    rows = {row.run.name: row for row in judged(Runs([folder]))}
+    rows = {row.run.name: row for row in judged(RunIndex([folder]))}
     assert len(rows) == 3
-    assert "not an OverlapScope event log" in row_view(rows["broken"]).line
+    assert "not an OverlapScope event log" in build_row_view(rows["broken"]).line
 
 
 def test_a_folder_without_runs_says_how_to_make_one(tmp_path):
     document = Document()
-    build_table(document, Runs([tmp_path, tmp_path / "later"]))
+    build_table(document, RunIndex([tmp_path, tmp_path / "later"]))
     page = words(document)
     assert "There is nothing to show yet" in page
     assert f"{tmp_path}: empty" in page
@@ -162,10 +162,10 @@ def test_a_folder_without_runs_says_how_to_make_one(tmp_path):
 def test_names_tags_and_notes_are_shown_as_they_are_and_never_as_markup(tmp_path):
     evil = '<img src=x onerror="alert(1)">'
     write_recording(tmp_path / "traces" / "<b>bold<", ranks=1, steps=1)
-    runs = Runs([tmp_path / "traces"])
+    runs = RunIndex([tmp_path / "traces"])
     (row,) = judged(runs)
     runs.annotate(row.run.name, RunNotes(tags=(evil,), note=evil), RunNotes())
-    html = row_html(runs.newest()[0])
+    html = render_row(runs.latest()[0])
     assert "<img" not in html
     assert "<b>bold" not in html
     assert "&lt;img" in html
@@ -174,16 +174,16 @@ def test_names_tags_and_notes_are_shown_as_they_are_and_never_as_markup(tmp_path
 def test_tags_and_notes_are_kept_beside_the_run_of_all_attempts(tmp_path):
     job = write_recording(tmp_path / "traces" / "job", ranks=1, steps=1)
     write_recording(job / "restart_1", ranks=1, steps=1)
-    runs = Runs([tmp_path / "traces"])
+    runs = RunIndex([tmp_path / "traces"])
     rows_when(runs, bool)
     notes = RunNotes(tags=("baseline",), note="as it was")
     runs.annotate("job", notes, RunNotes())
     assert read_notes(job) == notes
-    assert runs.newest()[0].notes == notes
+    assert runs.latest()[0].notes == notes
 
 
 def test_notes_that_somebody_else_has_changed_are_not_written_over(folder):
-    runs = Runs([folder])
+    runs = RunIndex([folder])
     rows_when(runs, bool)
     runs.annotate("dumps", RunNotes(note="theirs"), RunNotes())
     with pytest.raises(OverlapScopeError, match="changed them meanwhile"):
@@ -193,14 +193,14 @@ def test_notes_that_somebody_else_has_changed_are_not_written_over(folder):
 
 def test_notes_that_can_not_be_read_are_said_in_the_row(folder):
     (folder / "dumps" / NOTES_FILE).write_text("{")
-    row = next(row for row in rows_when(Runs([folder]), bool) if row.run.name == "dumps")
-    assert "repair it, or remove it" in row_html(row)
+    row = next(row for row in rows_when(RunIndex([folder]), bool) if row.run.name == "dumps")
+    assert "repair it, or remove it" in render_row(row)
 
 
 def test_an_open_page_is_told_of_rows_that_changed_and_of_no_others(folder):
-    runs = Runs([folder])
+    runs = RunIndex([folder])
     rows = judged(runs)
-    table = _Table(runs, rows)
+    table = _LiveTable(runs, rows)
     table.update()
     assert table.changed.data["name"] == []
     runs.annotate("dumps", RunNotes(note="new"), RunNotes())
@@ -210,7 +210,7 @@ def test_an_open_page_is_told_of_rows_that_changed_and_of_no_others(folder):
 
 
 def test_a_page_is_told_of_nothing_before_it_is_ready_and_then_of_all_that_changed_since_it_was_made(folder):
-    runs = Runs([folder])
+    runs = RunIndex([folder])
     judged(runs)
     document = Document()
     build_table(document, runs)
@@ -224,14 +224,14 @@ def test_a_page_is_told_of_nothing_before_it_is_ready_and_then_of_all_that_chang
 
 
 def test_a_page_that_asks_for_what_can_not_be_kept_is_told_why(folder):
-    runs = Runs([folder])
+    runs = RunIndex([folder])
     rows = rows_when(runs, bool)
-    table = _Table(runs, rows)
+    table = _LiveTable(runs, rows)
     wanted = {"id": 1, "name": "../dumps", "tags": "a", "note": "", "seen_tags": "", "seen_note": ""}
     table.wanted.data = {name: [value] for name, value in wanted.items()}
-    assert "there is no run of the name" in table.answer.data["error"][0]
+    assert "there is no run of the name" in table.response.data["error"][0]
     table.wanted.data = {name: [value] for name, value in {**wanted, "id": 2, "name": "dumps"}.items()}
-    assert table.answer.data == {"id": [2], "error": [""]}
+    assert table.response.data == {"id": [2], "error": [""]}
     assert read_notes(folder / "dumps").tags == ("a",)
 
 
@@ -243,14 +243,14 @@ def test_an_address_leads_back_to_the_name_of_its_run_and_from_its_pages_to_the_
         os.fsencode(name)
     except UnicodeEncodeError:
         return
-    address = address_of(name)
-    place = Place.of_route(address.removeprefix("runs/").removesuffix("/-/"))
+    address = run_pages_url(name)
+    place = RunUrl.from_route(address.removeprefix("runs/").removesuffix("/-/"))
     assert place.run == name
-    assert place.to_top.count("../") == address.count("/")
+    assert place.top_url.count("../") == address.count("/")
     assert unquote(address).isascii() == name.isascii()
 
 
-def page_of(runs: Runs, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def page_of(runs: RunIndex, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
     document = Document()
     monkeypatch.setattr("dashboards.app.curdoc", lambda: document)
     open_run_page(overview.build, runs, name)
@@ -258,7 +258,7 @@ def page_of(runs: Runs, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_pages_of_a_run_lead_back_to_the_table(folder, monkeypatch):
-    page = page_of(Runs([folder]), "nightly/one", monkeypatch)
+    page = page_of(RunIndex([folder]), "nightly/one", monkeypatch)
     assert 'href="../../../../"' in page
     assert "is hidden" in page
     assert "nightly/one" in page
@@ -269,16 +269,16 @@ def test_pages_of_a_run_lead_back_to_the_table(folder, monkeypatch):
 )
 def test_an_address_of_no_run_is_a_page_that_says_so(folder, name, monkeypatch):
     write_recording(folder.parent / "secret", ranks=1, steps=1)
-    page = page_of(Runs([folder]), name, monkeypatch)
+    page = page_of(RunIndex([folder]), name, monkeypatch)
     assert "There is no such run" in page
     assert "is hidden" not in page
 
 
 def test_with_several_runs_an_address_without_one_says_so(folder, monkeypatch):
-    assert "names no run" in page_of(Runs([folder]), "", monkeypatch)
+    assert "names no run" in page_of(RunIndex([folder]), "", monkeypatch)
 
 
 def test_a_recording_alone_is_served_as_before(folder, monkeypatch):
-    page = page_of(Runs([folder / "nightly" / "one"]), "", monkeypatch)
+    page = page_of(RunIndex([folder / "nightly" / "one"]), "", monkeypatch)
     assert "is hidden" in page
     assert ">Runs</a>" not in page

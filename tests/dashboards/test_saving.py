@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 
 from dashboards.access import Access
-from dashboards.pages.runs import row_view
+from dashboards.pages.runs import build_row_view
 from dashboards.recording import Recording, Snapshot
-from dashboards.runs import Runs
+from dashboards.runs import RunIndex
 from dashboards.saving import TABLES
 from overlapscope.exports import table_files
-from overlapscope.exports.table_files import csv_parts, parquet_of
+from overlapscope.exports.table_files import encode_parquet, generate_csv
 from tests.dashboards.running import Answer, Running, running
 from tests.dashboards.test_order_page import faulty
 from tests.segments import write_ring_recording
@@ -45,12 +45,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Running]:
-    with running(Runs([folder])) as server:
+    with running(RunIndex([folder])) as server:
         yield server
 
 
 def snapshot_of(folder: Path, run: str) -> Snapshot:
-    return Recording(folder / run).newest()
+    return Recording(folder / run).latest()
 
 
 def table_at(server: Running, run: str, file: str) -> Answer:
@@ -120,23 +120,23 @@ def test_the_predicted_buckets_are_those_of_the_chosen_size(server: Running) -> 
 
 
 def test_the_table_of_runs_has_the_numbers_of_its_rows(folder: Path) -> None:
-    runs = Runs([folder])
+    runs = RunIndex([folder])
     with running(runs) as server:
-        while any(row.judged is None for row in runs.newest()):
+        while any(row.judged is None for row in runs.latest()):
             pass
         table = pd.read_parquet(io.BytesIO(server.get("/tables/runs.parquet").data)).set_index("run")
         assert server.get("/tables/steps.csv").status == 404
-    rows = {row.run.name: row for row in runs.newest()}
+    rows = {row.run.name: row for row in runs.latest()}
     assert set(table.index) == rows.keys() == {"faulty", "single", "ring", NAME}
     assert table.loc[NAME, "step_ns"] == rows[NAME].judged.step_ns  # type: ignore[union-attr]
     assert pd.isna(table.loc["faulty", "step_ns"])
     assert table.loc["faulty", "is_incident"]
     for name, row in rows.items():
-        assert table.loc[name, "sentence"] == row_view(row).line
+        assert table.loc[name, "sentence"] == build_row_view(row).line
 
 
 def test_a_run_that_is_served_alone_has_its_tables_at_the_top_and_behind_a_prefix(folder: Path) -> None:
-    with running(Runs([folder / "single"]), prefix="lab") as server:
+    with running(RunIndex([folder / "single"]), prefix="lab") as server:
         answer = server.get("/lab/tables/steps.csv")
         assert len(cells_of(answer.data)) == 1 + 5
         assert 'filename="overlapscope-single-steps.csv"' in answer.headers["Content-Disposition"]
@@ -158,7 +158,7 @@ def test_a_table_that_there_is_none_of_is_a_page_that_says_why(server: Running) 
 def test_who_has_to_log_in_elsewhere_gets_no_table_and_no_news(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KEY", "SECRET"):
         monkeypatch.setenv(f"PANEL_OAUTH_{name}", "none")
-    with running(Runs([folder / "single"]), Access(oauth="github")) as server:
+    with running(RunIndex([folder / "single"]), Access(oauth="github")) as server:
         for path in ("/tables/steps.csv", "/news"):
             answer = server.get(path)
             assert answer.status == 302
@@ -169,5 +169,5 @@ def test_a_long_table_is_written_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(table_files, "_ROWS", 3)
     for rows in (0, 1, 3, 7):
         frame = pd.DataFrame({"step": range(rows), "said": ['a "b", c'] * rows})
-        assert b"".join(csv_parts(frame)).decode() == frame.to_csv(index=False)
-        pd.testing.assert_frame_equal(pd.read_parquet(io.BytesIO(parquet_of(frame))), frame)
+        assert b"".join(generate_csv(frame)).decode() == frame.to_csv(index=False)
+        pd.testing.assert_frame_equal(pd.read_parquet(io.BytesIO(encode_parquet(frame))), frame)

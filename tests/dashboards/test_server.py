@@ -18,7 +18,7 @@ from tornado.websocket import websocket_connect
 
 from dashboards import recording as recording_module
 from dashboards.app import ROUTES
-from dashboards.runs import Runs
+from dashboards.runs import RunIndex
 from overlapscope.trace import memory
 from overlapscope.trace.reader import read_trace
 from tests.dashboards.running import running
@@ -34,7 +34,7 @@ def test_many_users_share_one_reading(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(recording_module, "read_trace", counted)
     folder = write_recording(tmp_path / "traces", steps=5)
-    with running(Runs([folder])) as server, ThreadPoolExecutor(8) as users:
+    with running(RunIndex([folder])) as server, ThreadPoolExecutor(8) as users:
         answers = list(users.map(server.get, ["/", "/timeline", "/stragglers", "/order"] * 4))
     assert {answer.status for answer in answers} == {200}
     assert read == [folder]
@@ -44,7 +44,7 @@ def test_a_closed_tab_gives_its_memory_back(tmp_path: Path, monkeypatch: pytest.
     serve = pn.serve
     soon = {"check_unused_sessions_milliseconds": 50, "unused_session_lifetime_milliseconds": 50}
     monkeypatch.setattr(pn, "serve", lambda pages, **options: serve(pages, **{**options, **soon}))
-    with running(Runs([write_recording(tmp_path / "traces", ranks=3, steps=30)])) as server:
+    with running(RunIndex([write_recording(tmp_path / "traces", ranks=3, steps=30)])) as server:
         documents = []
         for route in ROUTES:
             assert server.get(route).status == 200
@@ -75,7 +75,7 @@ def test_a_page_that_is_left_is_forgotten_before_one_whose_line_broke(
 ) -> None:
     serve, often = pn.serve, {"check_unused_sessions_milliseconds": 50}
     monkeypatch.setattr(pn, "serve", lambda pages, **options: serve(pages, **{**options, **often}))
-    with running(Runs([write_recording(tmp_path / "traces", steps=5)])) as server:
+    with running(RunIndex([write_recording(tmp_path / "traces", steps=5)])) as server:
         asyncio.run(open_and_leave(server.port, None))
         (broken,) = server.server.get_sessions()
         asyncio.run(open_and_leave(server.port, 1001))
@@ -89,7 +89,7 @@ def test_a_recording_that_is_too_large_is_said_on_the_page_and_the_server_goes_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_recording(tmp_path / "traces", steps=200)
-    with running(Runs([folder])) as server:
+    with running(RunIndex([folder])) as server:
         with monkeypatch.context() as small:
             for module in (memory, recording_module):
                 small.setattr(module, "free_bytes", lambda: 1000)

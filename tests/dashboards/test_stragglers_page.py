@@ -10,10 +10,10 @@ from bokeh.document import Document
 
 from dashboards.app import ROUTES
 from dashboards.pages import overview, stragglers
-from dashboards.pages.what_if import what_if_tables
+from dashboards.pages.what_if import build_what_if_tables
 from dashboards.plots.heatmap import HeatmapPlot
 from dashboards.recording import Recording, Snapshot
-from dashboards.theme import LATE_SHADES
+from dashboards.theme import LATENESS_SHADES
 from overlapscope.analysis.stragglers import Stragglers
 from overlapscope.trace.reader import Trace
 from tests.dashboards.test_pages import words
@@ -30,7 +30,7 @@ def late_us(rank: int, step: int) -> int:
 def straggling(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
     """Eight ranks on two hosts, 40 steps."""
     folder = tmp_path_factory.mktemp("straggling") / "traces"
-    return Recording(write_straggling_recording(folder, late_us=late_us, ranks=8, steps=40)).newest()
+    return Recording(write_straggling_recording(folder, late_us=late_us, ranks=8, steps=40)).latest()
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def choose(plot: HeatmapPlot, figure: str, grouping: str, columns: int = 1000) -
 
 def point(plot: HeatmapPlot, row: int, column: int, number: int = 1) -> dict[str, str]:
     plot.pointed.data = {"id": [number], "row": [row], "column": [column]}
-    return dict(zip(plot.answer.data["label"], plot.answer.data["value"], strict=True))
+    return dict(zip(plot.response.data["label"], plot.response.data["value"], strict=True))
 
 
 def test_the_verdict_names_the_late_rank_and_what_it_costs(straggling):
@@ -73,7 +73,7 @@ def test_the_verdict_names_the_late_rank_and_what_it_costs(straggling):
 
 
 def test_headlines_say_what_would_be_gained(straggling):
-    step, rank, ideal, links = stragglers.headlines(found_in(straggling))
+    step, rank, ideal, links = stragglers.build_headlines(found_in(straggling))
     assert step.value == "13.0 ms"
     assert rank.label == "Rank 2 in all like the median rank"
     assert ideal.value == "10.0 ms"
@@ -82,7 +82,7 @@ def test_headlines_say_what_would_be_gained(straggling):
 
 
 def test_a_finding_leads_to_its_worst_step_on_the_timeline(straggling):
-    row = stragglers.blame_row(found_in(straggling).findings[0])
+    row = stragglers.build_finding_row(found_in(straggling).findings[0])
     assert (row.who, row.blame, row.delay) == ("Rank 2", "Compute in every step", "2.98 ms")
     assert "sign test" in row.evidence
     assert row.percent == pytest.approx(23, abs=0.5)
@@ -97,7 +97,7 @@ def test_the_error_of_the_clocks_is_on_the_page(straggling, monkeypatch):
 
 
 def test_what_if_tables_begin_with_the_most_expensive(straggling):
-    ranks, hosts, phases, buckets = what_if_tables(found_in(straggling))
+    ranks, hosts, phases, buckets = build_what_if_tables(found_in(straggling))
     assert ranks.rows[0][:2] == ("2", "node0")
     assert float(ranks.rows[0][3].removesuffix(" %")) > 80, "the rest are transfers"
     assert hosts.rows[0][:2] == ("node0", "4")
@@ -108,7 +108,7 @@ def test_what_if_tables_begin_with_the_most_expensive(straggling):
 
 def test_long_tables_are_folded(tmp_path):
     folder = write_straggling_recording(tmp_path / "traces", late_us=lambda rank, _: rank, ranks=20, steps=6)
-    snapshot = Recording(folder).newest()
+    snapshot = Recording(folder).latest()
     page = page_of(snapshot)
     assert "and 4 more" in page
     assert page.count("<tbody hidden>") == 1
@@ -121,8 +121,8 @@ def test_many_ranks_are_listed_by_how_much_their_compute_differs(tmp_path):
     folder = write_straggling_recording(
         tmp_path / "traces", late_us=lambda rank, _: 2_000 if rank == 18 else 0, ranks=20, steps=6
     )
-    snapshot = Recording(folder).newest()
-    rows = overview.rank_rows(snapshot.trace, snapshot.rank_means)
+    snapshot = Recording(folder).latest()
+    rows = overview.build_rank_rows(snapshot.trace, snapshot.rank_means)
     assert rows[0].rank == 18
     assert len(rows) == 20
 
@@ -140,8 +140,8 @@ def test_the_map_opens_with_lateness_and_the_late_rank_is_the_darkest(plot):
     assert plot.figure == "lateness"
     assert plot.grouping == "ranks"
     assert picture(plot).shape == (8, 36)
-    assert picture(plot)[2].min() > 0.98 * LATE_SHADES
-    assert picture(plot)[0].max() < LATE_SHADES / 8
+    assert picture(plot)[2].min() > 0.98 * LATENESS_SHADES
+    assert picture(plot)[0].max() < LATENESS_SHADES / 8
     assert plot.names.data["name"][:2] == ["rank 0", "rank 1"]
     assert plot.cells.data["x"] == [3.5]
     assert plot.cells.data["dw"] == [36]
@@ -150,7 +150,7 @@ def test_the_map_opens_with_lateness_and_the_late_rank_is_the_darkest(plot):
 def test_the_one_that_all_wait_for_does_not_wait(plot):
     choose(plot, "wait", "ranks")
     assert np.all(picture(plot)[2] == 0)
-    assert picture(plot)[[0, 1, 3]].min() > LATE_SHADES / 3
+    assert picture(plot)[[0, 1, 3]].min() > LATENESS_SHADES / 3
     assert plot.scale.data["low"] == ["0"]
 
 
@@ -159,7 +159,7 @@ def test_hosts_take_the_place_of_ranks(plot):
     assert picture(plot).shape == (2, 36)
     assert plot.names.data["name"] == ["node0", "node1"]
     assert plot.row_range.start == 1.5
-    assert picture(plot)[0].min() > 0.98 * LATE_SHADES
+    assert picture(plot)[0].min() > 0.98 * LATENESS_SHADES
     choose(plot, "compute", "ranks")
     assert picture(plot).shape == (8, 36)
 
@@ -169,24 +169,24 @@ def test_a_narrow_window_gets_fewer_columns_and_the_right_tooltips(plot):
     assert picture(plot).shape == (8, 18)
     assert plot.cells.data["dw"] == [36]
     assert point(plot, row=5, column=3)["arrives latest"] == "rank 5 in step 10"
-    assert plot.answer.data["title"][0] == "Rank 5 · steps 10 to 11"
+    assert plot.response.data["title"][0] == "Rank 5 · steps 10 to 11"
 
 
 def test_pointing_at_a_cell_reads_all_three_figures(plot):
     lines = point(plot, row=2, column=6, number=3)
-    assert plot.answer.data["id"][0] == 3
-    assert plot.answer.data["title"][0] == "Rank 2 · step 10"
+    assert plot.response.data["id"][0] == 3
+    assert plot.response.data["title"][0] == "Rank 2 · step 10"
     assert lines["host"] == "node0"
     assert lines["compute"] == "10.4 ms"
     assert lines["arrives"] == "2.96 ms after the median rank"
     assert lines["waits"] == "for no later rank"
-    assert (plot.answer.data["rank"][0], plot.answer.data["step"][0]) == (2, 10)
+    assert (plot.response.data["rank"][0], plot.response.data["step"][0]) == (2, 10)
 
 
 def test_pointing_at_a_host_names_its_rank_that_is_shown(plot):
     choose(plot, "lateness", "hosts")
     lines = point(plot, row=0, column=0)
-    assert plot.answer.data["title"][0] == "Ranks 0 to 3 · step 4"
+    assert plot.response.data["title"][0] == "Ranks 0 to 3 · step 4"
     assert lines["arrives latest"] == "rank 2 in step 4"
     choose(plot, "wait", "hosts")
     assert point(plot, row=0, column=0, number=2)["waits longest"] != "rank 2 in step 4"
@@ -201,14 +201,14 @@ def test_the_address_chooses_the_figure_and_nonsense_is_ignored(straggling):
 
 
 def test_many_ranks_are_first_shown_by_host(straggling, monkeypatch):
-    monkeypatch.setattr("dashboards.plots.heatmap.HOSTS_FROM_RANKS", 7)
+    monkeypatch.setattr("dashboards.plots.heatmap.MAX_UNGROUPED_RANKS", 7)
     assert straggling.heatmap is not None
     assert HeatmapPlot(straggling.heatmap).grouping == "hosts"
 
 
 def test_a_gap_in_the_steps_is_empty_and_says_why(tmp_path):
     folder = write_straggling_recording(tmp_path / "traces", late_us=lambda rank, _: 500 * rank, ranks=3, steps=12)
-    trace = Recording(folder).newest().trace
+    trace = Recording(folder).latest().trace
     collectives = trace.collectives
     lost = (collectives["rank"] == 1) & (collectives["step"] == 7)
     snapshot = Snapshot(Trace(**{**vars(trace), "collectives": collectives[~lost].reset_index(drop=True)}))
@@ -216,14 +216,14 @@ def test_a_gap_in_the_steps_is_empty_and_says_why(tmp_path):
     plot = HeatmapPlot(snapshot.heatmap)
     assert np.flatnonzero(~picture(plot).any(axis=0)).tolist() == [3, 4]
     assert "left out" in point(plot, row=0, column=3)[""]
-    assert plot.answer.data["step"][0] == -1
+    assert plot.response.data["step"][0] == -1
 
 
 def test_when_nobody_stands_out_the_page_says_so_and_what_jitter_costs(tmp_path):
     folder = write_straggling_recording(
         tmp_path / "traces", late_us=lambda rank, step: 10 * ((rank * 7 + step * 3) % 4), steps=20
     )
-    page = page_of(Recording(folder).newest())
+    page = page_of(Recording(folder).latest())
     assert "No rank stands out. " in page
     assert "Nobody waits for a later rank." in page
     assert "Nobody stands out" in page
@@ -236,7 +236,7 @@ def build_all(snapshot: Snapshot) -> str:
 
 
 def test_one_rank_has_nobody_to_wait_for(tmp_path):
-    page = build_all(Recording(write_recording(tmp_path / "traces", ranks=1)).newest())
+    page = build_all(Recording(write_recording(tmp_path / "traces", ranks=1)).latest())
     assert "this recording has only one rank" in page
     assert "copy the rank folders" in page
 
@@ -249,7 +249,7 @@ def test_clocks_that_cannot_be_compared_give_no_answer_and_the_reason(snapshot, 
 
 
 def test_too_few_steps_say_how_many_it_takes(tmp_path):
-    page = build_all(Recording(write_recording(tmp_path / "traces", steps=1)).newest())
+    page = build_all(Recording(write_recording(tmp_path / "traces", steps=1)).latest())
     assert "too few steps" in page
     assert "has 1 finished step." in page
 
@@ -258,7 +258,7 @@ def test_a_recording_that_has_just_begun_says_so(tmp_path):
     folder: Path = tmp_path / "traces"
     for rank in range(2):
         make_rank(folder, rank, world_size=2).close()
-    assert "has 0 finished steps" in build_all(Recording(folder).newest())
+    assert "has 0 finished steps" in build_all(Recording(folder).latest())
 
 
 def test_a_slow_link_is_named_by_its_ends_and_mending_it_is_among_the_big_numbers():

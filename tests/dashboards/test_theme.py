@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from dashboards import assets
 from dashboards.theme import (
-    LATE_SHADES,
+    LATENESS_SHADES,
     SHADES,
-    block_colours,
-    browser_colours,
-    collective_colours,
+    block_colors,
+    browser_colors,
+    collective_colors,
     css_variables,
     ink,
-    ink_on,
-    late_palette,
+    lateness_palette,
     shade_palette,
-    span_colours,
+    span_colors,
+    text_color_on,
 )
 from overlapscope.account.blocks import BLOCKS
 from overlapscope.analysis.lanes import CATEGORIES
@@ -64,27 +64,27 @@ def contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("vision", VISION)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_buckets_that_follow_each_other_differ_clearly(theme, vision):
-    colours = [c for name, c in zip(CATEGORIES, span_colours(theme), strict=True) if name.startswith("bucket_")]
+    colours = [c for name, c in zip(CATEGORIES, span_colors(theme), strict=True) if name.startswith("bucket_")]
     for one, other in itertools.pairwise([*colours, colours[0]]):
         assert distance(one, other, vision) > 18
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_wait_for_communication_stands_out_from_the_phases_beside_it(theme):
-    colours = dict(zip(CATEGORIES, span_colours(theme), strict=True))
+    colours = dict(zip(CATEGORIES, span_colors(theme), strict=True))
     for vision, neighbour in itertools.product(VISION, ("backward", "optimizer")):
-        assert distance(colours["finalise"], colours[neighbour], vision) > 18
+        assert distance(colours["finalize"], colours[neighbour], vision) > 18
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_wait_for_communication_stands_out_in_grey(theme):
-    spans, blocks = dict(zip(CATEGORIES, span_colours(theme), strict=True)), block_colours(theme)
+    spans, blocks = dict(zip(CATEGORIES, span_colors(theme), strict=True)), block_colors(theme)
 
     def apart(one: str, other: str) -> float:
         return abs(lab(linear(one))[0] - lab(linear(other))[0])
 
     for neighbour in ("forward", "backward", "optimizer"):
-        assert apart(spans["finalise"], spans[neighbour]) > 12, neighbour
+        assert apart(spans["finalize"], spans[neighbour]) > 12, neighbour
     for neighbour in ("forward", "between", "backward", "copies", "optimizer"):
         assert apart(blocks["exposed"], blocks[neighbour]) > 12, neighbour
 
@@ -111,8 +111,8 @@ def test_text_can_be_read(theme):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_names_can_be_read_on_every_span_block_and_collective(theme):
     """Text on a canvas is invisible to whoever checks a page, so its colours are."""
-    painted, css = browser_colours()[theme], css_variables(theme)
-    for inks, grounds in (("span_inks", "span_colours"), ("collective_inks", "collective_grounds")):
+    painted, css = browser_colors()[theme], css_variables(theme)
+    for inks, grounds in (("span_text_colors", "span_colors"), ("collective_text_colors", "collective_backgrounds")):
         assert len(painted[inks]) == len(painted[grounds]) >= len(CATEGORIES) - 3
         for text, ground in zip(painted[inks], painted[grounds], strict=True):
             assert contrast(text, ground) >= 4.5, (inks, text, ground)
@@ -125,8 +125,8 @@ def test_names_can_be_read_on_every_span_block_and_collective(theme):
 @given(st.integers(0, 0xFFFFFF))
 def test_one_of_black_and_white_can_be_read_on_any_colour(colour):
     ground = f"#{colour:06x}"
-    assert contrast(ink_on(ground), ground) >= 4.58
-    assert contrast(ink_on(ground), ground) == max(contrast(text, ground) for text in ("#000000", "#ffffff"))
+    assert contrast(text_color_on(ground), ground) >= 4.58
+    assert contrast(text_color_on(ground), ground) == max(contrast(text, ground) for text in ("#000000", "#ffffff"))
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -140,8 +140,8 @@ def test_the_slightest_shade_can_be_seen(theme):
 @pytest.mark.parametrize("vision", VISION)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_later_the_further_from_the_surface_in_even_steps(theme, vision):
-    palette = late_palette(theme)
-    assert len(palette) == LATE_SHADES + 1 <= 256
+    palette = lateness_palette(theme)
+    assert len(palette) == LATENESS_SHADES + 1 <= 256
     assert palette[0] == "#00000000"
     shades = [lab(VISION[vision] @ linear(colour)) for colour in palette[1::32]]
     lightness = np.diff([shade[0] for shade in shades])
@@ -153,13 +153,13 @@ def test_the_later_the_further_from_the_surface_in_even_steps(theme, vision):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_least_lateness_can_be_seen(theme):
-    assert distance(late_palette(theme)[1], ink(theme)["surface"], "usual") > 8
+    assert distance(lateness_palette(theme)[1], ink(theme)["surface"], "usual") > 8
 
 
 @pytest.mark.parametrize("vision", VISION)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_collectives_of_the_user_stand_out_from_those_of_ddp(theme, vision):
-    colours = dict(zip(categories.CATEGORIES, collective_colours(theme), strict=True))
+    colours = dict(zip(categories.CATEGORIES, collective_colors(theme), strict=True))
     users = list(categories.CATEGORIES[categories.CATEGORIES.index("all_reduce") :])
     for user in users:
         for ddp in colours.keys() - set(users):

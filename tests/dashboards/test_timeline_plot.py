@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dashboards.pages.timeline import view_of_address
+from dashboards.pages.timeline import parse_view
 from dashboards.plots import timeline as timeline_module
 from dashboards.plots.lane_layout import layout_lanes
-from dashboards.plots.timeline import TimelinePlot, step_view
-from dashboards.plots.tooltip import tooltip_of
+from dashboards.plots.timeline import TimelinePlot, compute_step_view
+from dashboards.plots.tooltip import build_tooltip
 from dashboards.recording import Recording, Snapshot
 from dashboards.theme import SHADES
 from overlapscope.analysis.lanes import CATEGORIES, LANE_NAMES
@@ -98,7 +98,7 @@ def test_the_critical_path_is_one_line_through_the_lanes_without_a_gap_in_time(p
     assert np.array_equal(x[1:-1:2], x[2::2])
     lanes = {plot.layout.lane_px(number) for number in (0, 3, 4, 7)}
     assert all(any(top < at < bottom for top, bottom in lanes) for at in y)
-    assert plot.answer.data["path_hint"] == [""]
+    assert plot.response.data["path_hint"] == [""]
     ask(plot, 10 * MS, 30 * MS, number=2)
     assert len(plot.path.data["x"]) == 0
 
@@ -106,7 +106,7 @@ def test_the_critical_path_is_one_line_through_the_lanes_without_a_gap_in_time(p
 def test_the_critical_path_of_too_many_steps_is_not_drawn_and_it_says_why(plot, monkeypatch):
     monkeypatch.setattr(timeline_module, "MAX_PATH_STEPS", 2)
     ask(plot, 0, 50 * MS, is_path=True)
-    assert plot.answer.data["path_hint"] == ["zoom in to 2 steps or fewer"]
+    assert plot.response.data["path_hint"] == ["zoom in to 2 steps or fewer"]
     assert len(plot.path.data["x"]) == 0
 
 
@@ -146,7 +146,7 @@ def test_the_ruler_says_how_long_it_is_and_how_much_of_that_is_exposed(plot, sna
 def test_too_many_spans_become_shades_of_exact_busy_time(plot, monkeypatch):
     monkeypatch.setattr(timeline_module, "MAX_SPANS", 10)
     ask(plot, 0, 10 * MS, width_px=20)
-    assert plot.answer.data["is_shaded"] == [True]
+    assert plot.response.data["is_shaded"] == [True]
     assert len(plot.spans.data["left"]) == 0
     (picture,) = plot.shades.data["image"]
     first, after = plot.layout.lane_units(3)
@@ -160,7 +160,7 @@ def test_too_many_spans_become_shades_of_exact_busy_time(plot, monkeypatch):
 
 def test_shades_leave_room_for_single_spans(plot, monkeypatch):
     ask(plot, 20 * MS, 30 * MS)
-    in_view = plot.answer.data["spans"][0]
+    in_view = plot.response.data["spans"][0]
     monkeypatch.setattr(timeline_module, "MAX_SPANS", in_view)
     ask(plot, 20 * MS, 30 * MS, number=2)
     assert len(plot.spans.data["left"]) == in_view
@@ -172,8 +172,8 @@ def test_shades_leave_room_for_single_spans(plot, monkeypatch):
 
 def test_an_answer_names_the_question_and_the_step_in_the_middle(plot):
     ask(plot, 30 * MS, 40 * MS, number=7)
-    assert plot.answer.data["id"] == [7]
-    assert plot.answer.data["step"] == [3]
+    assert plot.response.data["id"] == [7]
+    assert plot.response.data["step"] == [3]
 
 
 @pytest.mark.parametrize(
@@ -204,9 +204,9 @@ def test_pointing_at_a_bucket_reads_its_parameter_size_and_times(plot):
 
 def test_names_are_written_into_spans_that_hold_them(plot):
     ask(plot, 0, 10 * MS, width_px=1300)
-    assert {"backward", "finalise", "bucket 1"} <= set(plot.labels.data["text"])
+    assert {"backward", "finalize", "bucket 1"} <= set(plot.labels.data["text"])
     categories = dict(zip(plot.labels.data["text"], plot.labels.data["category"], strict=True))
-    for text, name in (("backward", "backward"), ("finalise", "finalise"), ("bucket 1", "bucket_1")):
+    for text, name in (("backward", "backward"), ("finalize", "finalize"), ("bucket 1", "bucket_1")):
         assert CATEGORIES[categories[text]] == name, "its ink is that of the span below it"
     ask(plot, 0, 10 * MS, width_px=60)
     assert plot.labels.data["text"] == []
@@ -223,29 +223,29 @@ def test_the_ideal_is_outlined_in_the_lanes_of_every_rank(plot):
         assert outlines["right"][inside].tolist() == [44_750 * US, 46_450 * US, 48_250 * US]
     assert plot.ideal_ends.data["x"].tolist() == [48_250 * US]
     assert plot.ideal_ends.data["label"] == ["ideal end: 50.0 µs earlier"]
-    assert plot.answer.data["ideal_hint"] == [""]
+    assert plot.response.data["ideal_hint"] == [""]
     ask(plot, 40 * MS, 50 * MS, number=2)
     assert len(plot.outlines.data["left"]) == len(plot.ideal_ends.data["x"]) == 0
 
 
 def test_there_is_no_ideal_of_the_warm_up(plot):
     ask(plot, 0, 9 * MS, is_ideal=True)
-    assert plot.answer.data["ideal_hint"] == ["no ideal is known for the steps in view"]
+    assert plot.response.data["ideal_hint"] == ["no ideal is known for the steps in view"]
     assert len(plot.outlines.data["left"]) == 0
 
 
 def test_the_ideal_of_too_many_steps_is_not_drawn(plot, monkeypatch):
     monkeypatch.setattr(timeline_module, "MAX_IDEAL_STEPS", 3)
     ask(plot, 0, 50 * MS, is_ideal=True)
-    assert plot.answer.data["ideal_hint"] == ["zoom in to 3 steps or fewer"]
+    assert plot.response.data["ideal_hint"] == ["zoom in to 3 steps or fewer"]
     assert len(plot.outlines.data["left"]) == 0
 
 
 def test_one_rank_alone_has_no_ideal(tmp_path):
-    snapshot = Recording(write_recording(tmp_path / "traces", ranks=1)).newest()
+    snapshot = Recording(write_recording(tmp_path / "traces", ranks=1)).latest()
     plot = TimelinePlot(snapshot, snapshot.lanes.timeline([0]))
     ask(plot, 40 * MS, 50 * MS, is_ideal=True)
-    assert plot.answer.data["ideal_hint"] == ["needs two ranks on one clock, and steps after the warm-up"]
+    assert plot.response.data["ideal_hint"] == ["needs two ranks on one clock, and steps after the warm-up"]
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_how_much_earlier_is_said_as_far_as_there_is_room(plot, width_px, label)
 @pytest.mark.parametrize("ranks", [1, 4, 8, 9, 12, 16])
 def test_names_of_lanes_do_not_cover_each_other(ranks):
     layout = layout_lanes(ranks)
-    middles = [sum(layout.lane_px(LANE_NAMES.index(name))) / 2 for name in layout.labelled_lanes]
+    middles = [sum(layout.lane_px(LANE_NAMES.index(name))) / 2 for name in layout.labeled_lanes]
     assert all(after - before >= 12 for before, after in itertools.pairwise(middles))
 
 
@@ -277,11 +277,11 @@ def test_every_lane_lies_within_the_height_of_the_plot(plot):
     ],
 )
 def test_the_address_gives_the_view(timeline, query, expected):
-    assert view_of_address(timeline, query) == expected
+    assert parse_view(timeline, query) == expected
 
 
 def test_a_step_in_the_address_is_shown_unless_a_range_is_given(timeline):
-    assert view_of_address(timeline, {"step": [b"2"]}) == step_view(timeline, 2)
+    assert parse_view(timeline, {"step": [b"2"]}) == compute_step_view(timeline, 2)
 
 
 @pytest.mark.parametrize(
@@ -299,5 +299,5 @@ def test_a_tooltip_says_how_sure_the_end_of_a_collective_is(uncertainty_ns, said
         launch_ns=1_000_000,
         end_uncertainty_ns=uncertainty_ns,
     )
-    _, rows = tooltip_of(span)
+    _, rows = build_tooltip(span)
     assert dict(rows)["end"] == f"10.000 ms {said}".strip()

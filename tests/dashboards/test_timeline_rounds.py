@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from dashboards.pages.selection import describe_selected
+from dashboards.pages.selection import render_selected_span
 from dashboards.plots.timeline import TimelinePlot
 from dashboards.recording import Snapshot
 from overlapscope.trace.reader import read_trace
@@ -67,7 +67,7 @@ def test_the_panel_lists_the_rounds_of_every_rank_that_of_the_span_first(snapsho
     timeline = snapshot.lanes.timeline([0, 1])
     row = int(snapshot.rounds.table.query("rank == 1 and step == 1")["row"].iloc[0])
     lane = next(number for number, one in enumerate(timeline.lanes) if one.rank == 1 and one.name == "communication")
-    markup = describe_selected(
+    markup = render_selected_span(
         snapshot.trace,
         snapshot.rounds,
         timeline,
@@ -84,5 +84,5 @@ def test_the_panel_of_an_all_reduce_without_rounds_has_no_such_table(snapshot):
     timeline = snapshot.lanes.timeline([0, 1])
     row = int((snapshot.trace.collectives["bucket"] == 1).argmax())
     flow = snapshot.trace.steps[:0].assign(turn=0, moment="", time_ns=0)
-    markup = describe_selected(snapshot.trace, snapshot.rounds, timeline, COMMUNICATION, row, flow)
+    markup = render_selected_span(snapshot.trace, snapshot.rounds, timeline, COMMUNICATION, row, flow)
     assert 'class="rounds"' not in markup

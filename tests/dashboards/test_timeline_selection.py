@@ -31,8 +31,8 @@ def test_what_is_chosen_is_outlined_and_described(snapshot, timeline):
     lane = timeline.lanes[3]
     row = int(lane.spans.rows[4])
     choose(plot, 3, row)
-    assert plot.selection.answer.data["markup"] == [f"lane 3, row {row}, 12"]
-    assert plot.selection.answer.data["from_ns"] == [int(lane.spans.starts_ns[4])]
+    assert plot.selection.response.data["markup"] == [f"lane 3, row {row}, 12"]
+    assert plot.selection.response.data["from_ns"] == [int(lane.spans.starts_ns[4])]
     assert sorted(plot.selection.outlines.data["line_width"])[-2:] == [1.5, 3.0]
     plot.selection.chosen.data = {"lane": [], "row": [], "name": []}
     assert len(plot.selection.outlines.data["left"]) == 0
@@ -41,7 +41,7 @@ def test_what_is_chosen_is_outlined_and_described(snapshot, timeline):
 
 def test_the_way_of_a_chosen_bucket_leads_through_the_lanes_of_every_rank_and_across_them(plot, timeline):
     choose(plot, 3, int(timeline.lanes[3].spans.rows[4]))
-    x, y = (np.asarray(plot.selection.way.data[name]) for name in ("x", "y"))
+    x, y = (np.asarray(plot.selection.bucket_path.data[name]) for name in ("x", "y"))
     assert np.nanmin(x) == 14_950 * US
     assert np.nanmax(x) == 18_410 * US
     for rank in (0, 1):
@@ -55,29 +55,29 @@ def test_the_way_of_a_chosen_bucket_leads_through_the_lanes_of_every_rank_and_ac
 
 def test_a_span_is_selected_by_the_name_that_it_had_when_it_was_chosen(plot, timeline):
     choose(plot, 7, int(timeline.lanes[7].spans.rows[4]))
-    chosen = {name: list(values) for name, values in plot.selection.answer.data.items()}
+    chosen = {name: list(values) for name, values in plot.selection.response.data.items()}
     assert chosen["name"] == ["1-communication-1-1"]
     plot.selection.chosen.data = {"lane": [], "row": [], "name": []}
     plot.selection.chosen.data = {"lane": [-1], "row": [-1], "name": chosen["name"]}
-    assert plot.selection.answer.data == chosen
+    assert plot.selection.response.data == chosen
     assert len(plot.selection.outlines.data["left"]) > 0
 
 
 def test_a_selection_that_is_not_here_is_said(plot):
     plot.selection.chosen.data = {"lane": [-1], "row": [-1], "name": ["9-communication-1-1"]}
-    assert plot.selection.answer.data["note"] == ["What the address selects is not among the ranks shown."]
+    assert plot.selection.response.data["note"] == ["What the address selects is not among the ranks shown."]
     assert len(plot.selection.outlines.data["left"]) == 0
 
 
 def test_a_phase_has_no_way(plot, timeline):
     choose(plot, 0, int(timeline.lanes[0].spans.rows[4]))
     assert len(plot.selection.outlines.data["left"]) > 0
-    assert len(plot.selection.marks.data["x"]) == len(plot.selection.way.data["x"]) == 0
+    assert len(plot.selection.marks.data["x"]) == len(plot.selection.bucket_path.data["x"]) == 0
 
 
 def test_what_is_looked_for_is_shown_and_chosen(plot):
     plot.selection.sought.data = {"text": ["bucket 1"], "from_ns": [20 * MS]}
     assert plot.picked.data["from_ns"][0] <= 25 * MS <= plot.picked.data["to_ns"][0]
-    assert plot.selection.answer.data["from_ns"] == [25 * MS]
+    assert plot.selection.response.data["from_ns"] == [25 * MS]
     plot.selection.sought.data = {"text": ["<b>"], "from_ns": [0]}
-    assert plot.selection.answer.data["note"] == ["Nothing here is called '<b>'."]
+    assert plot.selection.response.data["note"] == ["Nothing here is called '<b>'."]

@@ -14,7 +14,7 @@ from overlapscope.diagnosis.evidence import (
     GroupOrder,
     Liveness,
     RankEvidence,
-    Standing,
+    RankPosition,
 )
 from overlapscope.trace.group_log import FAILED
 from overlapscope.trace.signature import Signature
@@ -67,9 +67,9 @@ def group(
     return GroupOrder(
         name=name,
         ranks=tuple(ranks if ranks is not None else sorted(windows)),
-        newest={rank: window[-1].number for rank, window in windows.items()},
+        latest={rank: window[-1].number for rank, window in windows.items()},
         windows={rank: tuple(window) for rank, window in windows.items()},
-        oldest_open={
+        oldest_incomplete={
             rank: next(entry for entry in window if entry.state != "completed")
             for rank, window in windows.items()
             if window[-1].state != "completed"
@@ -82,15 +82,15 @@ def rank(
     number: int,
     liveness: Liveness = "sleeping",
     *,
-    phase: str | None = "finalise",
+    phase: str | None = "finalize",
     step: int = 0,
     since_ns: int = 0,
     **more: Any,
 ) -> RankEvidence:
     """A rank in some phase; since before its first collective, unless said otherwise."""
     is_after_update = phase in ("loop", "evaluation")
-    standing = Standing(step=step, phase=phase, since_ns=since_ns, is_after_update=is_after_update)
-    return RankEvidence(rank=number, liveness=liveness, standing=standing, **more)
+    position = RankPosition(step=step, phase=phase, since_ns=since_ns, is_after_update=is_after_update)
+    return RankEvidence(rank=number, liveness=liveness, position=position, **more)
 
 
 def job(*ranks: RankEvidence, groups: Sequence[GroupOrder] = (), world: int | None = None, **more: Any) -> Evidence:

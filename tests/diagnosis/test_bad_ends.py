@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from overlapscope.diagnosis.evidence import Evidence, Failure, Liveness
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.report import report_text
+from overlapscope.diagnosis.report import format_report
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.trace import format as trace_format
 from tests.diagnosis.jobs import CLOSED, TIMED_OUT, group, idle, job, rank, trained
@@ -34,7 +34,7 @@ def jobs(draw: st.DrawFn) -> Evidence:
     for number in sorted(known):
         liveness = draw(st.sampled_from(LIVENESS))
         failure = draw(st.sampled_from([CLOSED, TIMED_OUT, OWN])) if liveness == "failed" else None
-        phase = draw(st.sampled_from([None, "loop", "forward", "backward", "finalise", "optimizer"]))
+        phase = draw(st.sampled_from([None, "loop", "forward", "backward", "finalize", "optimizer"]))
         since_ns = draw(st.sampled_from([0, 10**9]))
         one = rank(number, liveness, phase=phase, step=2, since_ns=since_ns, failure=failure)
         ranks.append(idle(one, draw(st.sampled_from([0.1, 5, 60]))) if draw(st.booleans()) else one)
@@ -50,7 +50,7 @@ def jobs(draw: st.DrawFn) -> Evidence:
 def check(verdict: Verdict, evidence: Evidence) -> None:
     assert verdict.sentence
     assert set(verdict.blamed) <= {*evidence.expected_ranks, *evidence.ranks}
-    assert verdict.sentence.splitlines()[0] in report_text(verdict, evidence)
+    assert verdict.sentence.splitlines()[0] in format_report(verdict, evidence)
     json.dumps(verdict.as_dict())
 
 

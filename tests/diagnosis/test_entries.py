@@ -6,13 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.diagnosis.entries import UNKNOWN_SIGNATURE, entries_of
+from overlapscope.diagnosis.entries import UNKNOWN_SIGNATURE, decode_entries
 from overlapscope.diagnosis.evidence import CallSite, Entry
 from overlapscope.diagnosis.recorded_order import RecordedOrder
 from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.format import Phase
-from overlapscope.trace.group_log import FAILED, SHADOW, UNEVEN_INPUTS, UNKNOWN, UNKNOWN_PHASE, GroupHeader, GroupLog
-from overlapscope.trace.group_reader import read_collective_logs
+from overlapscope.trace.group_log import (
+    FAILED,
+    SHADOW,
+    UNEVEN_INPUTS,
+    UNKNOWN,
+    UNKNOWN_PHASE,
+    CollectiveLogHeader,
+    CollectiveLogWriter,
+)
+from overlapscope.trace.group_reader import open_collective_logs
 from tests.ordered import Collective, bucket, write_order
 
 SITE = CallSite(file="train.py", line=42, function="main")
@@ -20,9 +28,9 @@ SITE = CallSite(file="train.py", line=42, function="main")
 
 def decoded(path: Path, **where: int) -> Entry:
     """One entry, announced and read back while its log is open."""
-    log = GroupLog(path / "log", GroupHeader(name="0", ranks=(0,), rank=0))
+    log = CollectiveLogWriter(path / "log", CollectiveLogHeader(name="0", ranks=(0,), rank=0))
     log.announce(1, bucket(0), now_ns=5, call_site=1, **({"step": 3} | where))
-    (entry,) = entries_of(log.read(1, 1).tolist(), {1: bucket(0)}, {1: SITE})
+    (entry,) = decode_entries(log.read(1, 1).tolist(), {1: bucket(0)}, {1: SITE})
     log.close()
     return entry
 
@@ -49,9 +57,9 @@ def test_what_nobody_knows_is_none(tmp_path: Path) -> None:
 
 
 def test_lines_that_are_lost_are_unknown(tmp_path: Path) -> None:
-    log = GroupLog(tmp_path / "log", GroupHeader(name="0", ranks=(0,), rank=0))
+    log = CollectiveLogWriter(tmp_path / "log", CollectiveLogHeader(name="0", ranks=(0,), rank=0))
     log.announce(9, bucket(0), now_ns=5, step=0, call_site=9, phase=0xEE)
-    (entry,) = entries_of(log.read(1, 1).tolist(), {}, {})
+    (entry,) = decode_entries(log.read(1, 1).tolist(), {}, {})
     assert (entry.signature, entry.call_site, entry.phase) == (UNKNOWN_SIGNATURE, None, None)
 
 
@@ -67,5 +75,5 @@ def test_a_process_and_its_files_give_the_same(tmp_path: Path, flags: int) -> No
         signature=bucket(0), step=3, batch=7, phase=Phase.FORWARD, flags=flags, now_ns=5, state="announced"
     )
     write_order(tmp_path / "run", {0: [one]})
-    source = RecordedOrder(read_collective_logs(find_rank_folders(tmp_path / "run")))
+    source = RecordedOrder(open_collective_logs(find_rank_folders(tmp_path / "run")))
     assert source.entries(source.groups()[0], 0, 1, 1) == (live,)

@@ -64,7 +64,7 @@ class TestEntries:
     def test_are_those_that_the_ring_has_kept(self) -> None:
         source = read(DUMPS / "wrapped_2")
         (group,) = source.groups()
-        assert (source.oldest(group, 0), source.newest(group, 0)) == (24, 33)
+        assert (source.oldest(group, 0), source.latest(group, 0)) == (24, 33)
         assert [entry.number for entry in source.entries(group, 0, 30, 99)] == [30, 31, 32, 33]
         assert [entry.number for entry in source.entries(group, 0, 1, 25)] == [24, 25]
         assert source.entries(group, 0, 1, 5) == ()
@@ -72,8 +72,8 @@ class TestEntries:
     def test_of_an_unknown_rank_or_group_are_none(self) -> None:
         source = read(DUMPS / "wrapped_2")
         (group,) = source.groups()
-        assert (source.oldest(group, 7), source.newest(group, 7), source.entries(group, 7, 0, 99)) == (1, 0, ())
-        assert source.newest(ProcessGroup(name="?", ranks=(0,)), 0) == 0
+        assert (source.oldest(group, 7), source.latest(group, 7), source.entries(group, 7, 0, 99)) == (1, 0, ())
+        assert source.latest(ProcessGroup(name="?", ranks=(0,)), 0) == 0
 
     def test_have_numbers_that_agree_although_some_ranks_send_in_between(self) -> None:
         source = read(DUMPS / "point_to_point_3")

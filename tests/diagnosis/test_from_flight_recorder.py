@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from overlapscope.diagnosis.from_flight_recorder import read_dumps
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.report import report_text
+from overlapscope.diagnosis.report import format_report
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
 from tests.nccl_dumps import START_NS, NcclRank
@@ -27,7 +27,7 @@ def verdict_of(folder: Path) -> Verdict:
     evidence, problems = read_dumps(folder)
     assert not [problem for problem in problems if problem.severity == "error"]
     verdict = judge(evidence)
-    text = report_text(verdict, evidence)
+    text = format_report(verdict, evidence)
     assert "step -1" not in text
     assert "step 0" not in text
     assert verdict.step is None
@@ -134,7 +134,7 @@ class TestDamage:
         except OverlapScopeError as error:
             assert "\n" not in str(error)  # noqa: PT017
             return
-        text = report_text(judge(evidence), evidence)
+        text = format_report(judge(evidence), evidence)
         assert all(line.isprintable() for line in text.split("\n"))
 
 

@@ -14,23 +14,23 @@ import pytest
 from overlapscope.diagnosis.evidence import Evidence
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
-from overlapscope.trace.board import ReadinessBoard
+from overlapscope.trace.board import GradientReadyFile
 from overlapscope.trace.format import (
-    ALIVE_FILE,
     EVENTS_FILE,
+    LIVENESS_FILE,
     PARAMETERS_FILE,
     PLANS_FILE,
     REPORTS_FILE,
     UNREDUCED_FILE,
     Kind,
     Phase,
+    legacy_ready_file,
     pack_body,
     rank_folder,
-    ready_file,
     write_json,
 )
-from overlapscope.trace.standstill import Standstill, write_standstill
-from overlapscope.trace.writer import EventLog
+from overlapscope.trace.standstill import StallSnapshot, write_stall_snapshot
+from overlapscope.trace.writer import EventLogWriter
 from tests.ordered import BEGIN_NS, Collective, all_reduce, make_folder, stands, steps, write_order
 
 
@@ -43,9 +43,9 @@ def evidence_of(folder: Path) -> Evidence:
 def test_where_a_rank_stood_comes_from_its_newest_phase(tmp_path: Path) -> None:
     write_order(tmp_path, {0: steps(3)}, close=False)
     stands(tmp_path, 0, Phase.BACKWARD, 3, launched=2)
-    standing = evidence_of(tmp_path).ranks[0].standing
-    assert standing is not None
-    assert (standing.step, standing.phase, standing.bucket, standing.since_ns) == (3, "backward", 2, 2 * BEGIN_NS)
+    position = evidence_of(tmp_path).ranks[0].position
+    assert position is not None
+    assert (position.step, position.phase, position.bucket, position.since_ns) == (3, "backward", 2, 2 * BEGIN_NS)
     assert evidence_of(tmp_path).ranks[0].step_time_ns == 10**6
     assert evidence_of(tmp_path).ranks[0].steps_done == 3
 
@@ -53,27 +53,27 @@ def test_where_a_rank_stood_comes_from_its_newest_phase(tmp_path: Path) -> None:
 @pytest.mark.parametrize("records", [100, 3000])
 def test_the_newest_phase_is_found_in_a_ring_that_came_round(tmp_path: Path, records: int) -> None:
     make_folder(tmp_path, 0, 1)
-    log = EventLog(rank_folder(tmp_path, 0) / EVENTS_FILE, 4096 + 64 * 700)
+    log = EventLogWriter(rank_folder(tmp_path, 0) / EVENTS_FILE, 4096 + 64 * 700)
     for step in range(records):
-        log.append(pack_body(Kind.ENTER, index=Phase.FORWARD), step, step, step)
-    standing = evidence_of(tmp_path).ranks[0].standing
-    assert standing is not None
-    assert standing.step == records - 1
+        log.append(pack_body(Kind.PHASE_BEGIN, index=Phase.FORWARD), step, step, step)
+    position = evidence_of(tmp_path).ranks[0].position
+    assert position is not None
+    assert position.step == records - 1
 
 
 def test_without_an_event_log_the_newest_collective_says_where_a_rank_stood(tmp_path: Path) -> None:
     write_order(tmp_path, {0: [Collective(signature=all_reduce(), step=7, line=88, phase=Phase.FORWARD)]}, close=False)
-    standing = evidence_of(tmp_path).ranks[0].standing
-    assert standing is not None
-    assert (standing.step, standing.phase, str(standing.call_site)) == (7, "forward", "train.py:88 (main)")
+    position = evidence_of(tmp_path).ranks[0].position
+    assert position is not None
+    assert (position.step, position.phase, str(position.call_site)) == (7, "forward", "train.py:88 (main)")
 
 
 def test_memory_and_silence_come_from_the_watchdogs_board(tmp_path: Path) -> None:
     write_order(tmp_path, {0: steps(1), 1: steps(1)}, close=False)
     for rank, alive_ns in ((0, 9 * BEGIN_NS), (1, 6 * BEGIN_NS)):
-        (rank_folder(tmp_path, rank) / ALIVE_FILE).write_bytes(struct.pack("<qqq", alive_ns, 5, 100))
+        (rank_folder(tmp_path, rank) / LIVENESS_FILE).write_bytes(struct.pack("<qqq", alive_ns, 5, 100))
     ranks = evidence_of(tmp_path).ranks
-    assert [(one.rss_bytes, one.memory_limit_bytes, one.heard_ns_ago) for one in ranks.values()] == [
+    assert [(one.rss_bytes, one.memory_limit_bytes, one.silent_for_ns) for one in ranks.values()] == [
         (5, 100, 0),
         (5, 100, 3 * BEGIN_NS),
     ]
@@ -83,10 +83,15 @@ def test_memory_and_silence_come_from_the_watchdogs_board(tmp_path: Path) -> Non
 def test_what_a_watchdog_saw_counts_until_something_happens(tmp_path: Path, seen_after_ns: int, is_known: bool) -> None:
     write_order(tmp_path, {0: steps(1)}, close=False)
     stacks = 'Current thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 12 in main\n'
-    seen = Standstill(
-        time_ns=seen_after_ns, longest_pause_ns=7, cpu_share=0.5, is_working=True, has_begun_next=None, stacks=stacks
+    seen = StallSnapshot(
+        time_ns=seen_after_ns,
+        longest_recovered_stall_ns=7,
+        cpu_share=0.5,
+        is_working=True,
+        has_begun_next_iteration=None,
+        stacks=stacks,
     )
-    write_standstill(rank_folder(tmp_path, 0), seen)
+    write_stall_snapshot(rank_folder(tmp_path, 0), seen)
     one = evidence_of(tmp_path).ranks[0]
     assert (one.cpu_share, one.is_working, one.stacks) == ((0.5, True, stacks) if is_known else (None, None, ""))
 
@@ -99,9 +104,9 @@ def write_model(folder: Path, rank: int, ready: bytes, *, in_two_files: bool = F
     buckets = [{"parameters": [{"name": "b.weight"}, {"name": "b.bias"}]}, {"parameters": [{"name": "a.weight"}]}]
     (rank_dir / PLANS_FILE).write_text(json.dumps({"model": 0, "epoch": 0, "hash": "x", "buckets": buckets}) + "\n")
     if in_two_files:
-        (rank_dir / ready_file(0)).write_bytes(ready)
+        (rank_dir / legacy_ready_file(0)).write_bytes(ready)
     else:
-        ReadinessBoard(rank_dir, 0, len(ready)).ready_ns[:] = memoryview(array("q", list(ready)))
+        GradientReadyFile(rank_dir, 0, len(ready)).ready_ns[:] = memoryview(array("q", list(ready)))
 
 
 @pytest.mark.parametrize("in_two_files", [False, True])
@@ -160,7 +165,7 @@ def test_what_a_rank_does_between_steps_that_others_wait_for_is_not_known_withou
     waiting = steps(2) + [Collective(signature=one.signature, step=2, state="launched") for one in steps(1)]
     write_order(tmp_path, {0: waiting, 1: steps(2), 2: waiting}, close=False)
     for rank in (0, 2):
-        stands(tmp_path, rank, Phase.FINALISE, 2)
+        stands(tmp_path, rank, Phase.FINALIZE, 2)
     stands(tmp_path, 1, Phase.LOOP, 1)
     verdict = judge(evidence_of(tmp_path))
     assert (verdict.kind, verdict.suspected, verdict.step, verdict.number) == ("stuck", (1,), 2, 7)

@@ -31,7 +31,7 @@ def test_ranks_of_other_communicators_number_what_they_share_differently_and_are
     evidence, _ = read_dumps(dumps(tmp_path, training))
     verdict = judge(evidence)
     assert (verdict.kind, verdict.blamed) == ("healthy", ())
-    assert {group.name: group.newest for group in evidence.groups} == {
+    assert {group.name: group.latest for group in evidence.groups} == {
         "world": {0: 10, 1: 10, 2: 10},
         "pair": {0: 10, 1: 10},
     }

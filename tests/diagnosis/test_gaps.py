@@ -12,11 +12,11 @@ import pytest
 
 from overlapscope.cli import main
 from overlapscope.diagnosis import from_logs
-from overlapscope.diagnosis.evidence import Gap
+from overlapscope.diagnosis.evidence import RecordingGap
 from overlapscope.diagnosis.from_logs import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.trace.checksum import json_line
+from overlapscope.trace.checksum import dump_json_line
 from overlapscope.trace.format import (
     ENDED_FILE,
     EVENTS_FILE,
@@ -25,13 +25,13 @@ from overlapscope.trace.format import (
     PARAMETERS_FILE,
     RUN_FILE,
     SIGNATURES_FILE,
+    legacy_ready_file,
     rank_folder,
-    ready_file,
     write_json,
 )
-from overlapscope.trace.group_log import ENTRY_BYTES, GroupHeader, group_file
-from overlapscope.trace.group_reader import CollectiveLogs, read_collective_logs
-from overlapscope.trace.seal import seal
+from overlapscope.trace.group_log import ENTRY_BYTES, CollectiveLogHeader, group_file
+from overlapscope.trace.group_reader import CollectiveLogs, open_collective_logs
+from overlapscope.trace.seal import write_manifest
 from tests.diagnosis.jobs import group, job, rank, trained
 from tests.diagnosis.test_from_logs import write_model
 from tests.ordered import Collective, all_reduce, end, lives_here, make_folder, steps, write_order
@@ -50,7 +50,7 @@ def ended(folder: Path, ranks: int = 3) -> Path:
 def of_version_1(path: Path) -> None:
     """As an older version has written it: without checks, and without the number of its entries."""
     page, entries = path.read_bytes()[:HEADER_BYTES], bytearray(path.read_bytes()[HEADER_BYTES:])
-    header = replace(GroupHeader.unpack(page, path), version=1, written=None)
+    header = replace(CollectiveLogHeader.unpack(page, path), version=1, written=None)
     for at in range(0, len(entries), ENTRY_BYTES):
         entries[at + 22 : at + 24] = bytes(2)
     path.write_bytes(header.pack()[:-4] + bytes(4) + entries)
@@ -141,11 +141,11 @@ def test_a_job_that_ends_while_it_is_read_misses_nothing(
             lives_here(tmp_path, number, os.getpid())
 
     def read_before_the_end(folders: dict[int, Path]) -> CollectiveLogs:
-        logs = read_collective_logs(folders)
+        logs = open_collective_logs(folders)
         end(tmp_path, (0, 1))
         return logs
 
-    monkeypatch.setattr(from_logs, "read_collective_logs", read_before_the_end)
+    monkeypatch.setattr(from_logs, "open_collective_logs", read_before_the_end)
     verdict = verdict_on(tmp_path)
     assert "missing or damaged" not in verdict.sentence
     if is_here:
@@ -239,7 +239,7 @@ def test_ranks_that_joined_launched_nothing_and_ended_are_healthy(tmp_path: Path
     if has_events:
         assert verdict_on(tmp_path).kind == "cannot tell", "whether there were other logs is unknown"
         for number in (0, 1):
-            seal(rank_folder(tmp_path, number))
+            write_manifest(rank_folder(tmp_path, number))
     verdict = verdict_on(tmp_path)
     assert (verdict.kind, verdict.sentence) == ("healthy", "All ranks finished: no collectives were launched.")
 
@@ -286,7 +286,7 @@ def test_a_line_with_a_checksum_is_believed_whatever_was_reduced(tmp_path: Path)
     for number in range(3):
         write_model(tmp_path, number, bytes(3))
     path = rank_folder(tmp_path, 1) / PARAMETERS_FILE
-    path.write_text(json_line(json.loads(path.read_text().replace("b.bias", "b.bigs"))))
+    path.write_text(dump_json_line(json.loads(path.read_text().replace("b.bias", "b.bigs"))))
     verdict = verdict_on(tmp_path)
     assert (verdict.kind, verdict.blamed) == ("models differ", (1,))
 
@@ -297,19 +297,21 @@ def test_an_old_board_with_a_damaged_byte_says_nothing(tmp_path: Path, damage: i
     write_model(tmp_path, 1, bytes([1, damage, 1]), in_two_files=True)
     evidence, problems = read_evidence(tmp_path)
     assert evidence.ranks[1].unready == ()
-    path = rank_folder(tmp_path, 1) / ready_file(0)
+    path = rank_folder(tmp_path, 1) / legacy_ready_file(0)
     assert [str(problem) for problem in problems] == [f"{path}: damaged; which gradients had come is not known"]
 
 
 def test_what_agrees_is_said_of_each_group_on_its_ranks() -> None:
     ranks = [rank(number, "ended") for number in range(4)]
     pairs = [group({0: trained(5), 1: trained(5)}, name="pair"), group({2: trained(3), 3: trained(3)}, name="pair")]
-    verdict = judge(replace(job(*ranks, groups=pairs), gaps=(Gap("rank_0/run.json: damaged", "Copy it again."),)))
+    verdict = judge(
+        replace(job(*ranks, groups=pairs), gaps=(RecordingGap("rank_0/run.json: damaged", "Copy it again."),))
+    )
     assert verdict.sentence.endswith("What is there agrees: 8 collectives in 2 groups are the same on their ranks.")
 
 
 def test_many_gaps_are_counted() -> None:
-    gaps = tuple(Gap(f"rank_0/{number}: damaged", "Copy it again.") for number in range(60))
+    gaps = tuple(RecordingGap(f"rank_0/{number}: damaged", "Copy it again.") for number in range(60))
     evidence = replace(
         job(rank(0, "ended"), rank(1, "ended"), groups=[group({0: trained(3), 1: trained(3)})]), gaps=gaps
     )

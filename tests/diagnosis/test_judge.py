@@ -8,10 +8,10 @@ import pytest
 
 from overlapscope.diagnosis.evidence import (
     JOINING,
-    EarlierVerdict,
     Evidence,
     ModelParameters,
-    Unreduced,
+    ReportedVerdict,
+    UnreducedStep,
 )
 from overlapscope.diagnosis.judge import judge
 from tests.diagnosis.jobs import (
@@ -69,7 +69,7 @@ def test_while_a_job_runs_who_is_missing_has_not_joined_so_far() -> None:
 
 def test_a_first_step_that_takes_long_is_a_fact_and_no_fault() -> None:
     starting = replace(rank(1, phase="forward", step=0, since_ns=10**9), is_starting=True, idle_ns=6 * 10**9)
-    starting = replace(starting, standing=replace(starting.standing, call_site=site(7)))
+    starting = replace(starting, position=replace(starting.position, call_site=site(7)))
     waiting = group({0: trained(1, is_waiting=True), 2: trained(1, is_waiting=True)}, ranks=(0, 1, 2))
     early = judge(job(rank(0), starting, rank(2), groups=[waiting], is_live=True))
     assert (early.kind, early.is_fault) == ("slow", False)
@@ -127,14 +127,14 @@ def test_a_parameter_that_is_frozen_on_one_rank_is_named() -> None:
 
 
 def test_gradients_that_were_never_reduced_are_a_fault_of_a_job_that_ended_well() -> None:
-    unreduced = Unreduced(model=0, step=12, call_site=site(20))
+    unreduced = UnreducedStep(model=0, step=12, call_site=site(20))
     verdict = judge(job(*(rank(n, "ended", unreduced=unreduced) for n in range(3))))
     assert (verdict.kind, verdict.blamed, verdict.step, verdict.is_fault) == ("not reduced", (), 12, True)
 
 
 def test_ranks_that_were_killed_at_once_are_both_named_whoever_waited_for_whom() -> None:
     order = group({0: trained(7, is_waiting=True), 1: trained(6), 2: trained(7, is_waiting=True)})
-    killed = [rank(n, "gone", phase="backward", step=2, heard_ns_ago=600_000_000) for n in (1, 2)]
+    killed = [rank(n, "gone", phase="backward", step=2, silent_for_ns=600_000_000) for n in (1, 2)]
     verdict = judge(job(rank(0, "failed", failure=CLOSED), *killed, groups=[order]))
     assert (verdict.kind, verdict.blamed) == ("killed", (1, 2))
     assert "Their logs don't say which of them died first." in verdict.evidence
@@ -142,13 +142,13 @@ def test_ranks_that_were_killed_at_once_are_both_named_whoever_waited_for_whom()
 
 def test_when_all_are_killed_at_once_nobody_is_blamed_and_it_is_said_that_nobody_saw_it() -> None:
     order = group({n: trained(7) for n in range(3)})
-    verdict = judge(job(*(rank(n, "gone", heard_ns_ago=0, idle_ns=10**8) for n in range(3)), groups=[order]))
+    verdict = judge(job(*(rank(n, "gone", silent_for_ns=0, idle_ns=10**8) for n in range(3)), groups=[order]))
     assert (verdict.kind, verdict.blamed, verdict.concerned) == ("killed", (), (0, 1, 2))
     assert "No rank survived to see the others die." in verdict.evidence
 
 
 def test_what_a_watchdog_has_seen_is_believed_when_all_are_gone() -> None:
-    report = EarlierVerdict(rank=0, time_ns=1, kind="stopped", sentence="Rank 1 is stopped.", blamed=(1,))
+    report = ReportedVerdict(rank=0, time_ns=1, kind="stopped", sentence="Rank 1 is stopped.", blamed=(1,))
     verdict = judge(job(*(rank(n, "gone") for n in range(3)), reports=(report,)))
     assert (verdict.kind, verdict.blamed) == ("stopped", (1,))
     assert "The watchdog of rank 0 reported this while the job ran." in verdict.evidence

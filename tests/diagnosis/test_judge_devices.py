@@ -8,7 +8,7 @@ import pytest
 
 from overlapscope.diagnosis.evidence import Entry, Evidence
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.report import report_text
+from overlapscope.diagnosis.report import format_report
 from overlapscope.trace.group_log import REACHED, UNREACHED
 from tests.diagnosis.jobs import HELD_UP, WAITING, entry, group, idle, job, rank, trained
 from tests.ordered import all_reduce, bucket
@@ -78,7 +78,7 @@ def test_it_is_named_of_a_job_that_was_ended_as_well() -> None:
     verdict = judge(evidence)
     assert (verdict.kind, verdict.named, verdict.number) == ("stuck", (1,), 7)
     assert verdict.certainty != "certain", "it may have been ended too early"
-    lines = report_text(verdict, evidence).splitlines()
+    lines = format_report(verdict, evidence).splitlines()
     [line] = [line for line in lines if line.startswith("  >")]
     assert line.count("device in it") == line.count("device not there") == 1, "side by side"
     assert "Collectives of the default group:" in lines
@@ -120,7 +120,7 @@ def test_of_several_groups_that_wait_one_is_told_of() -> None:
     )
     verdict = judge(both)
     assert (verdict.suspected, verdict.concerned, verdict.group) == ((1,), (0, 1), "default")
-    assert report_text(verdict, both)
+    assert format_report(verdict, both)
 
 
 def test_a_device_that_waits_elsewhere_is_not_named() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from overlapscope.diagnosis.evidence import EarlierVerdict, ExitCall, Failure
-from overlapscope.diagnosis.exits import ended_with
+from overlapscope.diagnosis.evidence import ExitCall, Failure, ReportedVerdict
+from overlapscope.diagnosis.exits import combine_liveness_and_status
 from overlapscope.diagnosis.judge import judge
 from tests.diagnosis.jobs import CLOSED, HELD_UP, TIMED_OUT, failing, group, idle, job, rank, site, trained
 
@@ -13,7 +13,7 @@ BAD_LABEL = Failure(type="ValueError", message="no such label\nsecond line", cal
 def test_a_rank_that_catches_its_error_and_exits_with_a_status_has_failed() -> None:
     call = ExitCall(status=1, call_site=site(90), caught=BAD_LABEL)
     ranks = (
-        rank(0, "gone", told_ns=1, exit_status=-15),
+        rank(0, "gone", signaled_at_ns=1, exit_status=-15),
         rank(1, "failed", phase="forward", step=2, exit_status=1, exit_call=call),
         rank(2, "failed", failure=CLOSED),
     )
@@ -38,7 +38,7 @@ def test_a_rank_that_exits_because_another_one_is_gone_is_not_blamed() -> None:
 
 
 def test_ranks_that_their_launcher_ended_were_not_killed() -> None:
-    told = {"told_ns": 1, "exit_status": -15}
+    told = {"signaled_at_ns": 1, "exit_status": -15}
     ranks = (rank(0, "gone", **told), rank(1, "gone", exit_status=-11), *(rank(n, "gone", **told) for n in range(2, 8)))
     verdict = judge(job(*ranks))
     assert (verdict.kind, verdict.blamed) == ("killed", (1,))
@@ -64,7 +64,7 @@ def test_a_rank_that_ends_without_cleaning_up_is_named_by_its_status() -> None:
 
 
 def test_a_rank_that_aborts_when_its_script_is_over_is_named() -> None:
-    ranks = (rank(0, "gone", exit_status=-15, told_ns=1), rank(1, "ended", exit_status=-6))
+    ranks = (rank(0, "gone", exit_status=-15, signaled_at_ns=1), rank(1, "ended", exit_status=-6))
     verdict = judge(job(*ranks, groups=[group(dict.fromkeys(range(2), trained(9)))], job_status=1))
     assert (verdict.kind, verdict.blamed) == ("killed", (1,))
     assert "came to the end of its script and was then killed by signal 6 (SIGABRT)" in verdict.sentence
@@ -102,8 +102,8 @@ def test_the_root_of_a_broadcast_may_be_further_than_the_others() -> None:
 
 def test_a_rank_that_was_told_to_end_has_not_left_its_loop_whatever_its_handler_returns() -> None:
     """A script that saves a checkpoint at SIGTERM and exits with 0: the job had hung before."""
-    hung = idle(rank(1, "ended", phase="forward", step=2, told_ns=10**12, exit_status=0), 20)
-    told = EarlierVerdict(
+    hung = idle(rank(1, "ended", phase="forward", step=2, signaled_at_ns=10**12, exit_status=0), 20)
+    told = ReportedVerdict(
         rank=0,
         time_ns=10**9,
         kind="stuck",
@@ -111,7 +111,7 @@ def test_a_rank_that_was_told_to_end_has_not_left_its_loop_whatever_its_handler_
         alternative="it may go on",
         suspected=(1,),
     )
-    others = [rank(number, "gone", step=2, told_ns=10**12, exit_status=-15) for number in (0, 2)]
+    others = [rank(number, "gone", step=2, signaled_at_ns=10**12, exit_status=-15) for number in (0, 2)]
     verdict = judge(job(*others, hung, groups=[HELD_UP], reports=(told,), job_status=1))
     assert (verdict.kind, verdict.suspected, verdict.certainty) == ("stuck", (1,), "likely")
 
@@ -132,6 +132,6 @@ def test_memory_that_ran_out_and_was_caught_is_said_to_have_run_out() -> None:
 
 def test_an_exit_without_a_word_and_without_an_error_is_an_end() -> None:
     """``os._exit(0)``: its launcher knows."""
-    assert ended_with("gone", 0) == "ended"
-    assert ended_with("gone", None) == ended_with("gone", -9) == "gone"
-    assert ended_with("ended", 3) == "failed"
+    assert combine_liveness_and_status("gone", 0) == "ended"
+    assert combine_liveness_and_status("gone", None) == combine_liveness_and_status("gone", -9) == "gone"
+    assert combine_liveness_and_status("ended", 3) == "failed"

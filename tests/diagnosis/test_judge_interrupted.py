@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from overlapscope.diagnosis.evidence import EarlierVerdict, Evidence, Failure, Gap, RankEvidence
+from overlapscope.diagnosis.evidence import Evidence, Failure, RankEvidence, RecordingGap, ReportedVerdict
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.verdict import Verdict
 from tests.diagnosis.jobs import CLOSED, TIMED_OUT, WAITING, group, job, rank, trained
@@ -31,12 +31,12 @@ def fails(failure: Failure, time_ns: int) -> dict[str, Any]:
 
 
 def told(number: int, status: int | None = None) -> dict[str, Any]:
-    return {"told_ns": TOLD_NS, "told_signal": number, "exit_status": -number if status is None else status}
+    return {"signaled_at_ns": TOLD_NS, "signal_received": number, "exit_status": -number if status is None else status}
 
 
 def of_three(*ends: RankEvidence, number: int | None = None, **more: Any) -> Evidence:
     """Of a command that was sent this signal, if any."""
-    sent = {} if number is None else {"job_signal": number, "job_told_ns": TOLD_NS, "job_status": 1}
+    sent = {} if number is None else {"job_signal": number, "job_signaled_ns": TOLD_NS, "job_status": 1}
     return job(*ends, **({"groups": [ALIKE]} | sent | more))
 
 
@@ -125,8 +125,8 @@ HANGING = {0: WAITING, 1: trained(6), 2: WAITING}
 @pytest.mark.parametrize("seconds", [1, 60])
 def test_a_hang_is_why_somebody_pressed_ctrl_c(seconds: int) -> None:
     at_ns = seconds * SECOND_NS
-    ends = [rank(n, "failed", phase="forward" if n == 1 else "finalise", step=2, **interrupt(at_ns)) for n in range(3)]
-    verdict = judge(of_three(*ends, number=SIGINT, job_told_ns=at_ns, groups=[group(HANGING)]))
+    ends = [rank(n, "failed", phase="forward" if n == 1 else "finalize", step=2, **interrupt(at_ns)) for n in range(3)]
+    verdict = judge(of_three(*ends, number=SIGINT, job_signaled_ns=at_ns, groups=[group(HANGING)]))
     if seconds == 1:  # the others may have been about to come
         assert verdict.kind == "interrupted"
     else:
@@ -136,20 +136,22 @@ def test_a_hang_is_why_somebody_pressed_ctrl_c(seconds: int) -> None:
 
 @pytest.mark.parametrize(("time_ns", "kind"), [(SOON_NS, "stuck"), (AFTER_NS, "interrupted")])
 def test_what_a_watchdog_had_reported_before_stays_the_verdict(time_ns: int, kind: str) -> None:
-    report = EarlierVerdict(rank=0, time_ns=time_ns, kind="stuck", sentence="Rank 1 has made no progress.", blamed=(1,))
+    report = ReportedVerdict(
+        rank=0, time_ns=time_ns, kind="stuck", sentence="Rank 1 has made no progress.", blamed=(1,)
+    )
     ends = [rank(n, "failed", **interrupt(TOLD_NS)) for n in range(3)]
     assert judge(of_three(*ends, number=SIGINT, reports=(report,))).kind == kind
 
 
 def test_after_a_long_silence_of_all_ranks_nothing_is_said_to_have_been_well() -> None:
     ends = [rank(n, "failed", step=3, **interrupt(60 * SECOND_NS)) for n in range(3)]
-    verdict = judge(of_three(*ends, number=SIGINT, job_told_ns=60 * SECOND_NS))
+    verdict = judge(of_three(*ends, number=SIGINT, job_signaled_ns=60 * SECOND_NS))
     assert (verdict.kind, verdict.blamed) == ("cannot tell", ())
     assert "in step 3, when nothing had been recorded for 59 s: whether it hung can't be told." in verdict.sentence
 
 
 def test_where_a_part_is_missing_nothing_is_said_to_have_been_well() -> None:
-    gap = Gap("rank 2's log is cut short", "Copy it again.")
+    gap = RecordingGap("rank 2's log is cut short", "Copy it again.")
     ends = [rank(n, "failed", **interrupt(TOLD_NS)) for n in range(3)]
     verdict = judge(of_three(*ends, number=SIGINT, gaps=(gap,)))
     assert (verdict.kind, verdict.advice) == ("cannot tell", ("Copy it again.",))
@@ -173,7 +175,7 @@ def test_as_long_as_a_rank_is_there_the_others_wait_for_the_one_that_was_interru
 def test_if_nobody_knows_when_the_signal_came_the_watchdogs_know_for_how_long_ranks_waited(
     idle_ns: int | None, is_interrupted: bool
 ) -> None:
-    ends = [rank(n, "gone", phase="forward" if n == 1 else "finalise", step=2, exit_status=-15) for n in range(3)]
+    ends = [rank(n, "gone", phase="forward" if n == 1 else "finalize", step=2, exit_status=-15) for n in range(3)]
     ends = [replace(one, idle_ns=idle_ns) for one in ends]
     verdict = judge(of_three(*ends, groups=[group(HANGING)]))
     assert (verdict.kind == "interrupted") == is_interrupted
@@ -192,7 +194,7 @@ WORKER_GONE = Failure(type="RuntimeError", message="DataLoader worker (pid 17) i
 
 @pytest.mark.parametrize(("time_ns", "kind"), [(SOON_NS, "failed"), (AFTER_NS, "interrupted")])
 def test_an_exception_after_a_rank_was_told_to_end_is_not_why(time_ns: int, kind: str) -> None:
-    ends = [rank(n, "failed", **fails(WORKER_GONE, time_ns), told_ns=TOLD_NS) for n in range(3)]
+    ends = [rank(n, "failed", **fails(WORKER_GONE, time_ns), signaled_at_ns=TOLD_NS) for n in range(3)]
     assert judge(of_three(*ends, number=SIGTERM)).kind == kind
 
 
@@ -201,12 +203,14 @@ def test_exceptions_after_the_end_of_a_job_that_hung_do_not_hide_why_it_hung() -
         rank(
             n,
             "failed",
-            phase="forward" if n == 1 else "finalise",
+            phase="forward" if n == 1 else "finalize",
             step=2,
             **fails(WORKER_GONE, AFTER_NS),
-            told_ns=TOLD_NS,
+            signaled_at_ns=TOLD_NS,
         )
         for n in range(3)
     ]
-    report = EarlierVerdict(rank=0, time_ns=SOON_NS, kind="stuck", sentence="Rank 1 has made no progress.", blamed=(1,))
+    report = ReportedVerdict(
+        rank=0, time_ns=SOON_NS, kind="stuck", sentence="Rank 1 has made no progress.", blamed=(1,)
+    )
     assert judge(of_three(*ends, number=SIGTERM, groups=[group(HANGING)], reports=(report,))).kind == "stuck"

@@ -17,9 +17,9 @@ IN_TORCH = (
     '  File "/home/me/train.py", line 42 in main\n'
 )
 WAITING, DONE = trained(4, is_waiting=True), trained(3)
-MAKER = replace(idle(rank(0, phase="loop", step=1), 3.1), new_groups=2, making_group=(0, 1), stacks=IN_TORCH)
-MEMBER = replace(idle(rank(1, step=1), 3.1), new_groups=1)
-OTHER = replace(idle(rank(2, step=1), 3.1), new_groups=1)
+MAKER = replace(idle(rank(0, phase="loop", step=1), 3.1), new_group_calls=2, creating_group=(0, 1), stacks=IN_TORCH)
+MEMBER = replace(idle(rank(1, step=1), 3.1), new_group_calls=1)
+OTHER = replace(idle(rank(2, step=1), 3.1), new_group_calls=1)
 
 
 def verdict_on(
@@ -45,15 +45,15 @@ def test_a_group_that_only_some_ranks_make(world: int, blamed: tuple[int, ...]) 
     """Rank 2, if there is one, has called it as well."""
     waiting = {number: trained(1, is_waiting=True) for number in range(1, world)}
     ranks = [
-        replace(idle(rank(number, phase=None), 5), new_groups=2 if number != 1 else 1, stacks=IN_TORCH)
+        replace(idle(rank(number, phase=None), 5), new_group_calls=2 if number != 1 else 1, stacks=IN_TORCH)
         for number in range(world)
     ]
-    ranks[0] = replace(ranks[0], making_group=(0, 1))
+    ranks[0] = replace(ranks[0], creating_group=(0, 1))
     logs = group(waiting, ranks=range(world))
     verdict = judge(job(*ranks, groups=[logs], is_live=True))
     assert (verdict.kind, verdict.blamed, verdict.certainty) == ("missing collective", blamed, "certain")
     assert verdict.sentence.startswith("Rank 0 waits in new_group([0, 1]) for rank 1, which has not called it")
-    all_have = [replace(one, new_groups=2) for one in ranks]
+    all_have = [replace(one, new_group_calls=2) for one in ranks]
     assert "new_group" not in judge(job(*all_have, groups=[logs], is_live=True)).sentence
     away = [replace(one, stacks="") for one in ranks]
     assert judge(job(*away, groups=[logs], is_live=True)).certainty == "likely"
@@ -75,21 +75,21 @@ def test_a_rank_that_polls_for_the_members_is_not_busy() -> None:
 @pytest.mark.parametrize("more", [{"idle_ns": 2_500_000_000}, {"is_working": True}])
 def test_a_member_that_may_be_on_its_way_to_it_is_no_reason_to_call_anybody_stuck(more: dict[str, int]) -> None:
     """It has launched the collective and computes on."""
-    on_its_way = replace(idle(rank(1, phase="backward", step=1), 3.1), new_groups=1)
+    on_its_way = replace(idle(rank(1, phase="backward", step=1), 3.1), new_group_calls=1)
     verdict = verdict_on(member=replace(on_its_way, **more))
     assert (verdict.is_fault, verdict.named) == (False, ())
     assert verdict_on(member=on_its_way).kind == "missing collective"
 
 
 def test_a_member_that_stands_elsewhere_is_named_in_place_of_the_rank_that_waits_for_it_in_new_group() -> None:
-    hung = replace(idle(rank(1, phase="forward", step=1, since_ns=10**9), 5), new_groups=1)
+    hung = replace(idle(rank(1, phase="forward", step=1, since_ns=10**9), 5), new_group_calls=1)
     verdict = verdict_on(member=hung, is_waiting=False)
     assert (verdict.kind, verdict.suspected) == ("stuck", (1,))
 
 
 def test_where_no_log_says_anything_of_the_member_it_is_said_what_is_known() -> None:
     """It is not in the group of the collective in which rank 2 waits for rank 0."""
-    hung = replace(idle(rank(1, phase="loop", step=1), 5), new_groups=1)
+    hung = replace(idle(rank(1, phase="loop", step=1), 5), new_group_calls=1)
     verdict = verdict_on(member=hung, members=(0, 2))
     assert (verdict.kind, verdict.suspected) == ("stuck", (0,))
     assert "Rank 0 has been in a call of torch.distributed" in verdict.sentence

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from overlapscope.diagnosis.evidence import Evidence, Unreduced
+from overlapscope.diagnosis.evidence import Evidence, UnreducedStep
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.signature import Signature
 from tests.diagnosis.jobs import (
@@ -123,7 +123,7 @@ def test_a_rank_that_has_updated_without_reducing_has_skipped_no_batch() -> None
 
     windows = {0: window(1, 2, 3), 1: window(1, 3, 4), 2: window(1, 2, 3)}
     order = group(windows, first_divergence=2, divergence="batch")  # type: ignore[arg-type]
-    unreduced = Unreduced(model=0, step=2, call_site=site(20))
+    unreduced = UnreducedStep(model=0, step=2, call_site=site(20))
     verdict = judge(job(rank(0), rank(1, unreduced=unreduced), rank(2), groups=[order]))
     assert (verdict.kind, verdict.blamed, verdict.step) == ("not reduced", (1,), 2)
     another = replace(unreduced, step=1)
@@ -219,7 +219,7 @@ def test_a_send_that_nobody_receives_is_a_missing_one_or_one_too_many(was_answer
     before = [replace(entry(0, sends, step=1), announced_ns=10**5)] if was_answered_before else []
     talk = group({0: [*before, sent]}, name="default", ranks=(0, 1, 2))
     ranks = (rank(0, step=2, phase="loop"), rank(1, step=3), rank(2, step=3))
-    verdict = judge(replace(job(*ranks, groups=[everyone]), conversations=(talk,)))
+    verdict = judge(replace(job(*ranks, groups=[everyone]), point_to_point_orders=(talk,)))
     suspected = (1,) if was_answered_before else ()
     assert (verdict.kind, verdict.suspected, verdict.step) == ("missing collective", suspected, 2)
     assert "the send of rank 0 may be one too many" in verdict.alternative

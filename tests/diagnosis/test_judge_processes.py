@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from overlapscope.diagnosis.evidence import (
-    EarlierVerdict,
     Failure,
-    Unreduced,
+    ReportedVerdict,
+    UnreducedStep,
 )
 from overlapscope.diagnosis.judge import judge
 from tests.diagnosis.jobs import (
@@ -103,7 +103,7 @@ def test_who_ends_a_job_that_hangs_is_not_what_it_hung_for() -> None:
 
 
 def test_a_job_that_a_watchdog_saw_hang_was_killed_for_that() -> None:
-    report = EarlierVerdict(rank=0, time_ns=5, kind="waits for data", sentence="Rank 1 waits for data.", blamed=(1,))
+    report = ReportedVerdict(rank=0, time_ns=5, kind="waits for data", sentence="Rank 1 waits for data.", blamed=(1,))
     loader = rank(1, "gone", phase="loop", step=2, since_ns=10**9)
     closed = replace(CLOSED, time_ns=10)
     ranks = (rank(0, "failed", step=2, failure=closed), loader, rank(2, "failed", step=2, failure=closed))
@@ -114,8 +114,8 @@ def test_a_job_that_a_watchdog_saw_hang_was_killed_for_that() -> None:
 
 
 def test_a_rank_that_is_ended_once_the_others_are_done_hides_nothing_that_was_seen_before() -> None:
-    lost = Unreduced(model=0, step=2, call_site=site(7))
-    report = EarlierVerdict(rank=2, time_ns=5, kind="not reduced", sentence="Rank 2 stepped the optimizer.", step=2)
+    lost = UnreducedStep(model=0, step=2, call_site=site(7))
+    report = ReportedVerdict(rank=2, time_ns=5, kind="not reduced", sentence="Rank 2 stepped the optimizer.", step=2)
     ranks = (rank(0, "ended", unreduced=lost), rank(1, "ended", unreduced=lost), rank(2, "gone", unreduced=lost))
     assert judge(job(*ranks, reports=(report,))).kind == "not reduced"
     harmed = (replace(ranks[0], liveness="failed", failure=CLOSED), *ranks[1:])
@@ -180,7 +180,7 @@ def test_what_an_exception_says_is_left_as_it_is(message: str, end: str) -> None
 def test_who_was_interrupted_with_ctrl_c_is_not_to_blame() -> None:
     interrupted = Failure(type="KeyboardInterrupt", message="")
     ranks = [rank(n, "failed", step=2, failure=interrupted) for n in range(3)]
-    ranks[1] = replace(ranks[1], stacks=IN_LOADER, standing=rank(1, phase="loop", since_ns=10**9).standing)
+    ranks[1] = replace(ranks[1], stacks=IN_LOADER, position=rank(1, phase="loop", since_ns=10**9).position)
     assert judge(job(*ranks, groups=[HELD_UP])).kind == "waits for data"
 
 

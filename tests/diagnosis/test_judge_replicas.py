@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from overlapscope.diagnosis.evidence import Unreduced
-from overlapscope.diagnosis.hyperparameters import Change, Hyperparameters
+from overlapscope.diagnosis.evidence import UnreducedStep
+from overlapscope.diagnosis.hyperparameters import HyperparameterChange, OptimizerHyperparameters
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.replicas import ComparedReplicas, Difference
-from overlapscope.diagnosis.replicas_at_end import AtEnd
+from overlapscope.diagnosis.replicas import ComparedReplicas, ReplicaDifference
+from overlapscope.diagnosis.replicas_at_end import EndComparison
 from overlapscope.diagnosis.verdict import Verdict
 from tests.diagnosis.jobs import entry, failing, group, held_up, idle, job, rank, trained
 from tests.ordered import all_reduce
 
-DIFFERENCE = Difference(
+DIFFERENCE = ReplicaDifference(
     names=("stem.weight", "head.bias"),
     kind="trained",
     sides=((0, 2), (1,)),
@@ -31,7 +31,7 @@ DRIFTED = ComparedReplicas(
     ranks=(0, 1, 2),
     tensors=2,
     moments=40,
-    newest_step=50,
+    latest_step=50,
     difference=DIFFERENCE,
     buckets={"stem.weight": 1, "head.bias": 0},
     processors={"EPYC": (0, 1, 2)},
@@ -39,14 +39,16 @@ DRIFTED = ComparedReplicas(
 ORDER = group({number: trained(9) for number in range(3)})
 
 
-def sgd(*changes: tuple[int, int, float], key: str = "a", updates: int = 40) -> tuple[Hyperparameters, ...]:
+def sgd(*changes: tuple[int, int, float], key: str = "a", updates: int = 40) -> tuple[OptimizerHyperparameters, ...]:
     """From (update, step, lr)."""
-    told = tuple(Change(update=update, step=step, values=(lr, 0.9)) for update, step, lr in changes)
-    return (Hyperparameters(key=key, class_name="SGD", names=("lr", "momentum"), changes=told, updates=updates),)
+    told = tuple(HyperparameterChange(update=update, step=step, values=(lr, 0.9)) for update, step, lr in changes)
+    return (
+        OptimizerHyperparameters(key=key, class_name="SGD", names=("lr", "momentum"), changes=told, updates=updates),
+    )
 
 
 def verdict_of(
-    *compared: ComparedReplicas, settings: tuple[tuple[Hyperparameters, ...], ...] = ((), (), ())
+    *compared: ComparedReplicas, settings: tuple[tuple[OptimizerHyperparameters, ...], ...] = ((), (), ())
 ) -> Verdict:
     ranks = [rank(number, "ended", hyperparameters=own) for number, own in enumerate(settings)]
     return judge(job(*ranks, groups=[ORDER], replicas=compared))
@@ -101,7 +103,9 @@ def test_a_setting_that_differs_on_the_same_ranks_explains_it_and_tells_the_step
         (sgd((0, 0, 0.1)), sgd((0, 0, 0.01), key="b"), sgd((0, 0, 0.1))),  # of other parameters
     ],
 )
-def test_a_setting_that_does_not_fit_is_no_explanation(settings: tuple[tuple[Hyperparameters, ...], ...]) -> None:
+def test_a_setting_that_does_not_fit_is_no_explanation(
+    settings: tuple[tuple[OptimizerHyperparameters, ...], ...],
+) -> None:
     verdict = verdict_of(DRIFTED, settings=settings)
     assert (verdict.kind, verdict.step) == ("replicas differ", 12)
     assert "The lr" not in verdict.sentence
@@ -119,14 +123,14 @@ def test_settings_that_differ_are_no_fault_while_parameters_are_the_same() -> No
 
 def test_parameters_that_differ_only_at_the_end_are_told_without_an_accusation() -> None:
     """One rank may have loaded the best checkpoint."""
-    at_end = AtEnd(differing=("stem.weight", "head.bias"), sides=((1, 2), (0,)), is_all_trained=True)
+    at_end = EndComparison(differing=("stem.weight", "head.bias"), sides=((1, 2), (0,)), is_all_trained=True)
     verdict = verdict_of(replace(DRIFTED, difference=None, at_end=at_end))
     assert (verdict.kind, verdict.blamed, verdict.suspected) == ("healthy", (), ())
     assert "2 of them (stem.weight, head.bias) were not the same on rank 0 as on ranks 1 and 2" in verdict.evidence[1]
 
 
 def test_some_parameters_that_differ_at_the_end_are_no_checkpoint_that_was_loaded() -> None:
-    at_end = AtEnd(differing=("head.bias",), sides=((1, 2), (0,)), equal_step=45)
+    at_end = EndComparison(differing=("head.bias",), sides=((1, 2), (0,)), equal_step=45)
     verdict = verdict_of(replace(DRIFTED, difference=None, at_end=at_end))
     assert (verdict.kind, verdict.certainty, verdict.suspected) == ("replicas differ", "likely", (0,))
     assert (verdict.step, verdict.parameters) == (45, ("head.bias",))
@@ -135,12 +139,12 @@ def test_some_parameters_that_differ_at_the_end_are_no_checkpoint_that_was_loade
 
 @pytest.mark.parametrize("change", [{"comm_hook": "post_localSGD_hook"}, {"was_different": (3, 7)}])
 def test_replicas_that_are_averaged_now_and_then_may_differ_at_the_end(change: dict[str, object]) -> None:
-    at_end = AtEnd(differing=("head.bias",), sides=((1, 2), (0,)))
+    at_end = EndComparison(differing=("head.bias",), sides=((1, 2), (0,)))
     assert verdict_of(replace(DRIFTED, difference=None, at_end=at_end, **change)).kind == "healthy"
 
 
 def test_parameters_that_are_the_same_at_the_end_are_told_so() -> None:
-    verdict = verdict_of(replace(DRIFTED, difference=None, at_end=AtEnd(differing=(), sides=((0, 1, 2),))))
+    verdict = verdict_of(replace(DRIFTED, difference=None, at_end=EndComparison(differing=(), sides=((0, 1, 2),))))
     assert verdict.evidence[0].endswith("the newest at the beginning of step 50, and when the recording ended.")
 
 
@@ -174,7 +178,7 @@ def test_what_differs_on_purpose_is_a_note(change: dict[str, object]) -> None:
 
 
 def test_a_cause_that_is_known_stays_the_verdict_and_drift_is_not_said_twice() -> None:
-    unreduced = Unreduced(model=0, step=3, call_site=None)
+    unreduced = UnreducedStep(model=0, step=3, call_site=None)
     verdict = judge(job(*(rank(number, "ended", unreduced=unreduced) for number in range(3)), replicas=(DRIFTED,)))
     assert verdict.kind == "not reduced"
     assert not any("replicas differ" in said for said in (*verdict.evidence, *verdict.also))
@@ -186,7 +190,7 @@ def test_a_cause_that_is_known_stays_the_verdict_and_drift_is_not_said_twice() -
 
 
 def test_ranks_that_finished_apart_explain_what_differs_at_the_end() -> None:
-    at_end = AtEnd(differing=("head.bias",), sides=((1, 2), (0,)), equal_step=45)
+    at_end = EndComparison(differing=("head.bias",), sides=((1, 2), (0,)), equal_step=45)
     logs = group({0: trained(6), 1: failing(trained(9)), 2: failing(trained(9))})
     drifted = replace(DRIFTED, difference=None, at_end=at_end)
     verdict = judge(job(*[rank(n, "ended") for n in range(3)], groups=[logs], replicas=(drifted,)))

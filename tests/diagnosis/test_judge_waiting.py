@@ -10,7 +10,7 @@ from overlapscope.diagnosis.evidence import (
     Evidence,
     ExitCall,
     Failure,
-    LeftBackward,
+    InterruptedBackward,
     RankEvidence,
     UnreadyParameter,
 )
@@ -106,9 +106,9 @@ def test_who_was_frozen_after_it_was_wrapped_is_said_to_be(seen_in: int | None, 
 
 def test_an_exception_that_came_out_of_the_backward_is_the_reason() -> None:
     at_bucket_1 = group({0: WAITING, 1: trained(7), 2: WAITING})
-    left = LeftBackward(step=2, call_site=site(30))
+    left = InterruptedBackward(step=2, call_site=site(30))
     next_forward = idle(rank(1, "sleeping", phase="forward", step=2, since_ns=10**9, unready=UNREADY), 5)
-    late = replace(next_forward, left_backwards=(LeftBackward(step=1, call_site=site(20)), left))
+    late = replace(next_forward, interrupted_backwards=(InterruptedBackward(step=1, call_site=site(20)), left))
     verdict = judge(job(rank(0, step=2), late, rank(2, step=2), groups=[at_bucket_1], is_live=True))
     assert (verdict.kind, verdict.certainty, verdict.step) == ("gradients never ready", "certain", 2)
     assert f"an exception came out of the backward at {site(30)} and was caught" in verdict.sentence
@@ -126,17 +126,17 @@ def test_a_backward_that_ctrl_c_has_ended_is_not_said_to_have_left_gradients_out
 
 
 def test_an_exception_is_no_reason_for_what_a_second_attempt_leaves_out() -> None:
-    left = (LeftBackward(step=2, call_site=site(30)),)
+    left = (InterruptedBackward(step=2, call_site=site(30)),)
     again = idle(rank(1, "sleeping", phase="backward", step=2, since_ns=10**9, unready=UNREADY), 5)
-    verdict = judge(held_up(replace(again, left_backwards=left), is_live=True))
+    verdict = judge(held_up(replace(again, interrupted_backwards=left), is_live=True))
     assert (verdict.kind, verdict.certainty) == ("gradients never ready", "likely")
     assert "exception" not in verdict.sentence
 
 
 def test_exceptions_that_came_out_of_earlier_backwards_are_no_reason_but_are_noticed() -> None:
-    left = (LeftBackward(step=1, call_site=site(20)),)
+    left = (InterruptedBackward(step=1, call_site=site(20)),)
     late = rank(1, "ended", phase="loop", step=2, since_ns=10**9)
-    verdict = judge(held_up(replace(late, left_backwards=left)))
+    verdict = judge(held_up(replace(late, interrupted_backwards=left)))
     assert verdict.kind == "uneven inputs"
     assert any(f"rank 1 in step 1 at {site(20)} and was caught" in line for line in verdict.evidence)
     assert not any("was caught" in line for line in judge(held_up(late)).evidence)
@@ -177,7 +177,7 @@ def test_a_busy_rank_is_only_slow_until_nothing_in_its_history_explains_it(
     late = replace(
         idle(rank(1, phase="loop", step=2, since_ns=10**9), idle_s, step_s),
         is_working=True,
-        longest_pause_ns=round(longest_pause_s * 1e9),
+        longest_recovered_stall_ns=round(longest_pause_s * 1e9),
     )
     verdict = judge(held_up(late, is_live=True))
     assert (verdict.kind, verdict.certainty, verdict.blamed) == (kind, "likely", ())
@@ -202,12 +202,12 @@ def test_who_was_waited_for_until_the_time_was_up_is_to_blame() -> None:
 
 def test_what_follows_an_update_belongs_to_its_step() -> None:
     late = idle(rank(1, phase="loop", step=2, since_ns=10**9), 5)
-    for has_begun_next, step, said in (
+    for has_begun_next_iteration, step, said in (
         (False, 1, "after the update of step 1"),
         (True, 2, "before the forward of step 2"),
     ):
-        standing = replace(late.standing, has_begun_next=has_begun_next)
-        verdict = judge(held_up(replace(late, standing=standing), is_live=True))
+        position = replace(late.position, has_begun_next_iteration=has_begun_next_iteration)
+        verdict = judge(held_up(replace(late, position=position), is_live=True))
         assert verdict.step == step
         assert said in verdict.sentence
 
@@ -293,7 +293,7 @@ def test_it_is_known_when_a_rank_that_is_only_slow_will_have_stood_still_for_too
     late_idle_s: float, is_working: bool | None, left_s: float | None
 ) -> None:
     late = replace(idle(rank(1, phase="loop", step=2, since_ns=10**9), late_idle_s), is_working=is_working)
-    left_ns = Facts(waiting_for(3.1, late)).undecided_for_ns
+    left_ns = Facts(waiting_for(3.1, late)).undecided_time_ns
     assert left_ns == (None if left_s is None else pytest.approx(left_s * 1e9))
 
 
@@ -301,7 +301,7 @@ def test_where_all_are_in_a_collective_the_last_one_that_came_tells_when_that_ha
     inside = [idle(rank(n, step=2), seconds) for n, seconds in enumerate((3.1, 2.9, 2.5))]
     evidence = job(*inside, groups=[group(dict.fromkeys(range(3), WAITING))], is_live=True)
     assert judge(evidence).kind == "healthy"
-    assert Facts(evidence).undecided_for_ns == pytest.approx(0.5e9)
+    assert Facts(evidence).undecided_time_ns == pytest.approx(0.5e9)
 
 
 def test_if_all_ranks_skip_the_same_branch_nobody_is_blamed_and_the_step_is_that_of_the_backward() -> None:
@@ -317,7 +317,7 @@ def test_a_recv_that_is_never_answered_is_no_matter_of_two_groups() -> None:
     recv = entry(1, Signature(op="recv", dtype="float32", elements=5, peer=1), step=2, is_done=False, line=50)
     reduced = group({0: trained(6), 1: WAITING}, ranks=(0, 1))
     talk = group({0: (replace(recv, announced_ns=10**8),)}, ranks=(0, 1))
-    evidence = job(rank(0, step=2, phase=None), rank(1, step=2), groups=[reduced], conversations=(talk,))
+    evidence = job(rank(0, step=2, phase=None), rank(1, step=2), groups=[reduced], point_to_point_orders=(talk,))
     verdict = judge(evidence)
     assert verdict.kind == "missing collective"
     assert "Rank 0 waits in recv of 5 float32 from rank 1 at train.py:50 (main) in step 2" in verdict.sentence

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from overlapscope.diagnosis.evidence import GroupOrder
-from overlapscope.diagnosis.order import AROUND, orders_of
+from overlapscope.diagnosis.order import WINDOW_MARGIN, compare_orders
 from overlapscope.diagnosis.recorded_order import RecordedOrder
 from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.group_log import ENTRY_BYTES, HEADER_BYTES, SHADOW, UNEVEN_INPUTS
-from overlapscope.trace.group_reader import read_collective_logs
+from overlapscope.trace.group_reader import open_collective_logs
 from overlapscope.trace.signature import Signature
 from tests.ordered import Collective, all_reduce, bucket, steps, write_order
 
@@ -23,7 +23,7 @@ Order = list[Collective]
 
 
 def order_in(folder: Path) -> GroupOrder:
-    (order,) = orders_of(RecordedOrder(read_collective_logs(find_rank_folders(folder))))
+    (order,) = compare_orders(RecordedOrder(open_collective_logs(find_rank_folders(folder))))
     return order
 
 
@@ -38,7 +38,7 @@ def with_inserted(order: Order, place: int, one: Collective) -> Order:
 
 def test_equal_orders_have_no_divergence_and_show_where_each_rank_stands(tmp_path: Path) -> None:
     order = order_in(write_order(tmp_path, {0: steps(10), 1: steps(10)[:-2]}))
-    assert (order.first_divergence, order.divergence, order.newest) == (None, None, {0: 30, 1: 28})
+    assert (order.first_divergence, order.divergence, order.latest) == (None, None, {0: 30, 1: 28})
     assert [entry.number for entry in order.windows[0]][-3:] == [28, 29, 30]
     assert order.windows[1][-1].signature == bucket(0)
 
@@ -48,7 +48,7 @@ def test_an_extra_collective_is_found_where_it_was_launched(tmp_path: Path) -> N
     order = order_in(write_order(tmp_path, {0: steps(10), 1: with_inserted(steps(10), 10, extra), 2: steps(10)}))
     assert (order.first_divergence, order.divergence) == (11, "signature")
     numbers = [entry.number for entry in order.windows[1]]
-    assert numbers == list(range(11 - AROUND, 11 + AROUND + 1))
+    assert numbers == list(range(11 - WINDOW_MARGIN, 11 + WINDOW_MARGIN + 1))
     (entry,) = [entry for entry in order.windows[1] if entry.number == 11]
     assert (entry.signature, str(entry.call_site)) == (all_reduce(), "train.py:88 (main)")
 
@@ -128,7 +128,7 @@ def test_a_swap_is_found_behind_names_that_always_differ(tmp_path: Path) -> None
 
 def test_the_rank_whose_log_is_lost_is_a_member_all_the_same(tmp_path: Path) -> None:
     order = order_in(write_order(tmp_path, {0: steps(4), 2: steps(4)}, members=(0, 1, 2)))
-    assert (order.ranks, sorted(order.newest), order.first_divergence) == ((0, 1, 2), [0, 2], None)
+    assert (order.ranks, sorted(order.latest), order.first_divergence) == ((0, 1, 2), [0, 2], None)
 
 
 def test_groups_are_the_same_by_name_and_members_and_not_by_the_number_of_their_file(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_groups_are_the_same_by_name_and_members_and_not_by_the_number_of_their_
     write_order(tmp_path, {0: user("x")}, group="b", members=(0, 1), number=1)
     write_order(tmp_path, {1: user("x")}, group="b", members=(0, 1), number=0)
     write_order(tmp_path, {1: steps(2)}, group="a", members=(0, 1), number=1)
-    orders = orders_of(RecordedOrder(read_collective_logs(find_rank_folders(tmp_path))))
-    assert [(one.name, one.newest, one.first_divergence) for one in orders] == [
+    orders = compare_orders(RecordedOrder(open_collective_logs(find_rank_folders(tmp_path))))
+    assert [(one.name, one.latest, one.first_divergence) for one in orders] == [
         ("a", {0: 6, 1: 6}, None),
         ("b", {0: 1, 1: 1}, None),
     ]
@@ -147,7 +147,7 @@ def test_a_difference_that_the_ring_has_dropped_is_said_to_lie_before(tmp_path: 
     ring = HEADER_BYTES + 32 * ENTRY_BYTES
     late = steps(5) + steps(45, first=6)
     order = order_in(write_order(tmp_path, {0: steps(50), 1: late}, limit_bytes=ring))
-    assert (order.first_divergence, order.divergence, order.is_since_before) == (150 - 31, "step", True)
+    assert (order.first_divergence, order.divergence, order.predates_log) == (150 - 31, "step", True)
 
 
 # What the oracle compares: every entry that is left, pair by pair with the longest rank, in plain Python.

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from overlapscope.diagnosis.evidence import Entry
-from overlapscope.diagnosis.order import order_in
+from overlapscope.diagnosis.order import compare_order
 from overlapscope.diagnosis.order_lanes import Cell, OrderLanes
 from overlapscope.diagnosis.order_source import ProcessGroup
 from overlapscope.diagnosis.recorded_order import RecordedOrder
 from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.group_log import ENTRY_BYTES, HEADER_BYTES
-from overlapscope.trace.group_reader import read_collective_logs
+from overlapscope.trace.group_reader import open_collective_logs
 from tests.ordered import Collective, all_reduce, bucket, steps, write_order
 
 Orders = Mapping[int, Sequence[Collective]]
@@ -28,9 +28,9 @@ def lanes_of(tmp_path: Path):
 
     def made(orders: Orders, blamed: Sequence[int] = (), source: type = RecordedOrder, **options) -> OrderLanes:
         write_order(tmp_path / "traces", orders, **options)
-        recorded = RecordedOrder(read_collective_logs(find_rank_folders(tmp_path / "traces")))
+        recorded = RecordedOrder(open_collective_logs(find_rank_folders(tmp_path / "traces")))
         (group,) = recorded.groups()
-        order = order_in(recorded, group)
+        order = compare_order(recorded, group)
         return OrderLanes(
             recorded if source is RecordedOrder else source(recorded),
             group,
@@ -48,7 +48,7 @@ class WithoutHashes:
     def __init__(self, recorded: RecordedOrder) -> None:
         self._recorded = recorded
         self.groups, self.recorded = recorded.groups, recorded.recorded
-        self.oldest, self.newest = recorded.oldest, recorded.newest
+        self.oldest, self.latest = recorded.oldest, recorded.latest
         self.read = 0
 
     def entries(self, group: ProcessGroup, rank: int, first: int, last: int) -> tuple[Entry, ...]:
@@ -136,7 +136,7 @@ def test_where_a_rank_never_got_its_cells_are_empty(lanes_of):
 def test_a_member_that_left_no_log_has_an_empty_lane(lanes_of):
     lanes = lanes_of({0: steps(1), 2: steps(1)}, members=(0, 1, 2))
     assert [lane.ranks for lane in lanes.folds] == [(0, 2), (1,)]
-    assert [lane.newest for lane in lanes.folds] == [3, 0]
+    assert [lane.latest for lane in lanes.folds] == [3, 0]
 
 
 def test_a_blamed_rank_never_shares_a_lane_and_is_always_shown(lanes_of):
@@ -195,7 +195,7 @@ def test_steps_begin_where_the_number_of_the_step_changes(lanes_of):
 def test_what_the_ring_has_overwritten_is_no_missing_cell(lanes_of):
     room = HEADER_BYTES + 20 * ENTRY_BYTES
     lanes = lanes_of(dict.fromkeys(range(2), steps(10)), limit_bytes=room)
-    assert (lanes.oldest, lanes.newest) == (11, 30)
+    assert (lanes.oldest, lanes.latest) == (11, 30)
     window = lanes.window(lanes.lanes_of([0, 1]), 1, 30)
     assert {cell.number for cell in window.cells} == set(range(11, 31))
     assert all(cell.entry for cell in window.cells)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from overlapscope.diagnosis.evidence import CallSite, Entry
-from overlapscope.diagnosis.order_sides import compare, sides_of
+from overlapscope.diagnosis.order_sides import compare_sides, group_into_sides
 from overlapscope.trace.group_log import REACHED, UNREACHED
 from overlapscope.trace.signature import Signature
 from tests.ordered import all_reduce, bucket
@@ -28,22 +28,22 @@ def entry(signature: Signature, *, step: int = 3, line: int = 42, at_ms: float =
 
 def values_of(entries: dict[int, Entry | None], offsets_ns: dict[int, float] | None = None) -> dict[str, tuple]:
     offsets_ns = dict.fromkeys(entries, 0.0) if offsets_ns is None else offsets_ns
-    return {trait.label: trait.values for trait in compare(sides_of(entries), offsets_ns)}
+    return {trait.label: trait.values for trait in compare_sides(group_into_sides(entries), offsets_ns)}
 
 
 def differing(entries: dict[int, Entry | None]) -> set[str]:
-    return {trait.label for trait in compare(sides_of(entries), {}) if trait.differs}
+    return {trait.label for trait in compare_sides(group_into_sides(entries), {}) if trait.differs}
 
 
 def test_the_larger_side_comes_first_and_who_never_got_there_last():
-    sides = sides_of({0: None, 1: entry(all_reduce()), 2: entry(bucket(0)), 3: entry(bucket(0)), 4: None})
+    sides = group_into_sides({0: None, 1: entry(all_reduce()), 2: entry(bucket(0)), 3: entry(bucket(0)), 4: None})
     assert [side.ranks for side in sides] == [(2, 3), (1,), (0, 4)]
     assert sides[-1].entry is None
 
 
 def test_the_same_collective_from_another_line_is_another_side():
     entries = {0: entry(all_reduce(), line=10), 1: entry(all_reduce(), line=20)}
-    assert [side.ranks for side in sides_of(entries)] == [(0,), (1,)]
+    assert [side.ranks for side in group_into_sides(entries)] == [(0,), (1,)]
     assert differing(entries) == {"call site"}
 
 
@@ -52,10 +52,10 @@ def test_of_what_does_not_end_a_rank_whose_device_has_not_come_to_it_is_another_
         replace(entry(bucket(0), took_ms=None), flags=flags) for flags in (REACHED, UNREACHED, 0)
     )
     entries = {0: inside, 1: before, 2: inside}
-    assert [side.ranks for side in sides_of(entries)] == [(0, 2), (1,)]
+    assert [side.ranks for side in group_into_sides(entries)] == [(0, 2), (1,)]
     assert (differing(entries), values_of(entries)["note"]) == ({"note"}, ("device in it", "device not there"))
     over = replace(before, completed_ns=before.announced_ns + 1)
-    assert [side.ranks for side in sides_of({0: over, 1: replace(over, flags=0), 2: unknown})] == [(0, 1, 2)]
+    assert [side.ranks for side in group_into_sides({0: over, 1: replace(over, flags=0), 2: unknown})] == [(0, 1, 2)]
 
 
 def test_what_differs_is_told_from_what_does_not():
@@ -66,11 +66,15 @@ def test_what_differs_is_told_from_what_does_not():
 
 def test_the_call_site_and_what_differs_come_first():
     entries = {0: entry(all_reduce("loss", 1)), 1: entry(all_reduce("loss", 4096))}
-    assert [trait.label for trait in compare(sides_of(entries), {})][:3] == ["call site", "elements", "shapes"]
+    assert [trait.label for trait in compare_sides(group_into_sides(entries), {})][:3] == [
+        "call site",
+        "elements",
+        "shapes",
+    ]
 
 
 def test_a_number_that_nobody_has_leaves_nothing_to_compare():
-    assert compare(sides_of({0: None, 1: None}), {0: 0.0}) == ()
+    assert compare_sides(group_into_sides({0: None, 1: None}), {0: 0.0}) == ()
 
 
 def test_a_rank_that_never_got_there_differs_in_nothing():

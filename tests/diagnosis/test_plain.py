@@ -9,26 +9,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.diagnosis.card import Card, LogExcerpt
+from overlapscope.diagnosis.card import LogExcerpt, RankSnapshot
 from overlapscope.diagnosis.evidence import (
     CallSite,
     Entry,
     Failure,
     ModelParameters,
     RankEvidence,
-    Standing,
+    RankPosition,
     UnreadyParameter,
 )
-from overlapscope.diagnosis.plain import from_json, from_plain, to_json
+from overlapscope.diagnosis.plain import from_dict, from_json, to_json
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.trace.signature import Signature
 
 THINGS = st.one_of(
     [
         st.builds(thing)
-        for thing in (CallSite, Signature, Entry, Failure, Standing, UnreadyParameter, ModelParameters, RankEvidence)
+        for thing in (
+            CallSite,
+            Signature,
+            Entry,
+            Failure,
+            RankPosition,
+            UnreadyParameter,
+            ModelParameters,
+            RankEvidence,
+        )
     ]
-    + [st.builds(LogExcerpt), st.builds(Card), st.builds(Verdict)]
+    + [st.builds(LogExcerpt), st.builds(RankSnapshot), st.builds(Verdict)]
 )
 
 
@@ -40,7 +49,7 @@ def test_what_was_told_is_what_is_heard(thing: Any) -> None:
 
 def test_what_a_later_version_says_is_left_out() -> None:
     site = CallSite(file="train.py", line=7, function="main")
-    assert from_plain(CallSite, asdict(site) | {"column": 4}) == site
+    assert from_dict(CallSite, asdict(site) | {"column": 4}) == site
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "7", '{"file": "train.py"}', "not JSON"])

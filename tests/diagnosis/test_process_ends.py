@@ -24,7 +24,7 @@ from overlapscope.trace.format import (
     rank_folder,
     write_json,
 )
-from overlapscope.trace.writer import EventLog
+from overlapscope.trace.writer import EventLogWriter
 from tests.diagnosis.test_from_logs import evidence_of
 from tests.ordered import BEGIN_NS, Collective, all_reduce, end, fail, lives_here, stands, steps, write_order
 
@@ -108,9 +108,9 @@ def test_a_rank_that_was_about_to_exit_was_not_ended_by_its_launcher(
     write_order(tmp_path, {0: steps(2), 1: steps(2)})
     lives_here(tmp_path, 0, 2**22 - 1)
     write_json(tmp_path / "rank_0" / ENDED_FILE, {"how": "ended", "time_ns": 10 * BEGIN_NS, "exit_status": 3})
-    write_exit(tmp_path, 2**22 - 1, -15, told_ns=told_s * BEGIN_NS, told_signal=15)
+    write_exit(tmp_path, 2**22 - 1, -15, signaled_at_ns=told_s * BEGIN_NS, signal_received=15)
     one = evidence_of(tmp_path).ranks[0]
-    assert (one.was_told_to_end, one.told_signal) == ((True, 15) if is_told else (False, None))
+    assert (one.was_signaled, one.signal_received) == ((True, 15) if is_told else (False, None))
     assert one.exit_status == (-15 if is_told else 3)
 
 
@@ -124,28 +124,28 @@ def test_an_exit_after_the_whole_job_was_told_to_end_is_no_fault_of_its_rank(
     caught = {"type": "RuntimeError", "message": "DataLoader worker (pid 5357) is killed by signal: Terminated."}
     ended = {"how": "ended", "time_ns": 10 * BEGIN_NS, "exit_status": 1, "caught": caught}
     write_json(tmp_path / "rank_0" / ENDED_FILE, ended)
-    write_exit(tmp_path, 2**22 - 2, -9, told_ns=told_s * BEGIN_NS, told_signal=15, is_job=True)
+    write_exit(tmp_path, 2**22 - 2, -9, signaled_at_ns=told_s * BEGIN_NS, signal_received=15, is_command=True)
     evidence = evidence_of(tmp_path)
-    assert evidence.ranks[0].was_told_to_end == is_told
+    assert evidence.ranks[0].was_signaled == is_told
     assert (judge(evidence).kind == "failed") == (not is_told)
 
 
 @pytest.mark.parametrize(("waited_s", "kind"), [(22, "stuck"), (1, "interrupted")])
 def test_a_wait_that_ctrl_c_ended_was_a_wait_until_then(tmp_path: Path, waited_s: int, kind: str) -> None:
     """Processes of torch.multiprocessing.spawn pass over a ``KeyboardInterrupt``, and exit with 0."""
-    begin_ns, told_ns = 10 * BEGIN_NS, 10 * BEGIN_NS + waited_s * 10**9
+    begin_ns, signaled_at_ns = 10 * BEGIN_NS, 10 * BEGIN_NS + waited_s * 10**9
     waiting = Collective(signature=all_reduce(), step=2, state="failed", now_ns=begin_ns)
     write_order(tmp_path, {0: [*steps(2), waiting], 1: steps(2)})
     for rank in (0, 1):
         lives_here(tmp_path, rank, 2**22 - 1 - rank, written_ns=BEGIN_NS)
-        write_json(rank_folder(tmp_path, rank) / ENDED_FILE, {"how": "ended", "time_ns": told_ns + 10**6})
+        write_json(rank_folder(tmp_path, rank) / ENDED_FILE, {"how": "ended", "time_ns": signaled_at_ns + 10**6})
         write_exit(tmp_path, 2**22 - 1 - rank, 0)
     stands(tmp_path, 1, Phase.OPTIMIZER, 2, since_ns=begin_ns)
-    log = EventLog(rank_folder(tmp_path, 0) / EVENTS_FILE, 2**20)
-    log.append(pack_body(Kind.ENTER, index=Phase.FINALISE), 2, begin_ns + 1, begin_ns + 1)
-    log.append(pack_body(Kind.PHASE, index=Phase.FINALISE), 2, begin_ns + 1, told_ns + 10**6)
+    log = EventLogWriter(rank_folder(tmp_path, 0) / EVENTS_FILE, 2**20)
+    log.append(pack_body(Kind.PHASE_BEGIN, index=Phase.FINALIZE), 2, begin_ns + 1, begin_ns + 1)
+    log.append(pack_body(Kind.PHASE, index=Phase.FINALIZE), 2, begin_ns + 1, signaled_at_ns + 10**6)
     log.close()
-    write_exit(tmp_path, 2**22 - 3, -2, told_ns=told_ns, told_signal=2, is_job=True)
+    write_exit(tmp_path, 2**22 - 3, -2, signaled_at_ns=signaled_at_ns, signal_received=2, is_command=True)
     verdict = judge(evidence_of(tmp_path))
     assert verdict.kind == kind
     if kind == "stuck":
@@ -174,8 +174,8 @@ def test_what_is_written_while_nothing_goes_on_does_not_end_a_standstill(
     write_order(tmp_path, {0: steps(1)}, close=False)
     lives_here(tmp_path, 0, process.pid)
     now_ns = time.monotonic_ns()
-    log = EventLog(rank_folder(tmp_path, 0) / EVENTS_FILE, 2**20)
-    log.append(pack_body(Kind.ENTER, index=Phase.FORWARD), 1, now_ns - 20 * 10**9, now_ns - 20 * 10**9)
+    log = EventLogWriter(rank_folder(tmp_path, 0) / EVENTS_FILE, 2**20)
+    log.append(pack_body(Kind.PHASE_BEGIN, index=Phase.FORWARD), 1, now_ns - 20 * 10**9, now_ns - 20 * 10**9)
     log.append(pack_body(kind), 1, now_ns, now_ns)
     idle_ns = evidence_of(tmp_path).ranks[0].idle_ns
     assert idle_ns is not None

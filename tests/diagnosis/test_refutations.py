@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from overlapscope.diagnosis.evidence import EarlierVerdict, Evidence, Failure, ModelParameters, RankEvidence
+from overlapscope.diagnosis.evidence import Evidence, Failure, ModelParameters, RankEvidence, ReportedVerdict
 from overlapscope.diagnosis.facts import Facts
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.refutations import is_refuted
@@ -22,15 +22,15 @@ LATE = idle(rank(1, phase="loop", step=2, since_ns=10**9, stacks=IN_LOADER), 5)
 @pytest.mark.parametrize(
     ("kind", "true_of", "false_of"),
     [
-        ("uneven inputs", rank(1, "ended"), rank(1, "ended", told_ns=1)),
+        ("uneven inputs", rank(1, "ended"), rank(1, "ended", signaled_at_ns=1)),
         ("uneven inputs", rank(1, "ended"), rank(1, "failed", failure=OWN)),
         ("waits for data", LATE, replace(LATE, idle_ns=10**8)),
         ("stuck", LATE, replace(LATE, is_working=True)),
         ("stuck", LATE, replace(LATE, unrecorded_because="a full disk")),
         ("stopped", rank(1, "stopped"), rank(1, "sleeping")),
-        ("holds the GIL", rank(1, "running"), rank(1, "running", heard_ns_ago=0)),
+        ("holds the GIL", rank(1, "running"), rank(1, "running", silent_for_ns=0)),
         ("killed", rank(1, "gone", exit_status=-9), rank(1, "gone", exit_status=1)),
-        ("killed", rank(1, "gone"), rank(1, "gone", exit_status=-15, told_ns=1)),
+        ("killed", rank(1, "gone"), rank(1, "gone", exit_status=-15, signaled_at_ns=1)),
         ("failed", rank(1, "failed", failure=OWN), rank(1, "failed", failure=CLOSED)),
         ("failed", rank(1, "failed", exit_status=3), rank(1, "ended", exit_status=0)),
     ],
@@ -60,7 +60,9 @@ def test_what_was_reported_and_does_not_stop_a_job_is_not_forgotten_when_all_ran
     """The log keeps the newest collectives only; the watchdog has seen them all."""
     same = group({0: trained(9), 1: trained(9)})
     ends = [rank(number, "ended") for number in range(2)]
-    said = EarlierVerdict(rank=0, time_ns=1, kind="swapped collectives", sentence="Two sums are mixed up.", blamed=(1,))
+    said = ReportedVerdict(
+        rank=0, time_ns=1, kind="swapped collectives", sentence="Two sums are mixed up.", blamed=(1,)
+    )
     verdict = judge(job(*ends, groups=[same], reports=(said,)))
     assert (verdict.kind, verdict.blamed, verdict.sentence) == ("swapped collectives", (1,), "Two sums are mixed up.")
     passed = replace(said, kind="stuck", alternative="it may go on", blamed=(), suspected=(1,))

@@ -12,25 +12,25 @@ from hypothesis import strategies as st
 from overlapscope.diagnosis.replicas import (
     ComparedReplicas,
     Replica,
-    compare,
-    digest_of,
-    newest_of,
-    told,
+    compare_model_replicas,
+    replica_for_snapshot,
+    summarize_latest_pass,
+    summarize_pass,
 )
-from overlapscope.diagnosis.replicas_at_end import AtEnd
-from overlapscope.trace.sweep_file import AT_END, Sweeps, sweep_dtype, taken_at
+from overlapscope.diagnosis.replicas_at_end import EndComparison
+from overlapscope.trace.sweep_file import FINAL_PASS, FingerprintPasses, fingerprint_pass_dtype, fingerprint_residue
 
 NAMES = tuple(f"layers.{number}.weight" for number in range(7))
-NUMBERS = [taken_at(name) for name in NAMES]
+NUMBERS = [fingerprint_residue(name) for name in NAMES]
 EVERY = [True] * len(NAMES)
 
 ValueAt = Callable[[int, int], int]
 """The fingerprint of a tensor after so many reductions."""
 
 
-def sweeps(value_at: ValueAt, reductions: int, period: int, begin: int = 0) -> Sweeps:
+def sweeps(value_at: ValueAt, reductions: int, period: int, begin: int = 0) -> FingerprintPasses:
     """What a rank has taken until then: step ``k`` begins after ``k`` reductions."""
-    table = np.zeros(len(range(begin, reductions, period)), sweep_dtype(len(NAMES)))
+    table = np.zeros(len(range(begin, reductions, period)), fingerprint_pass_dtype(len(NAMES)))
     for row, first in zip(table, range(begin, reductions, period), strict=True):
         row["first"], row["period"] = first, period
         for tensor, number in enumerate(NUMBERS):
@@ -49,21 +49,23 @@ def differs_from(step: int, tensors: range = range(len(NAMES)), until: int = 10*
     return lambda moment, tensor: equal(moment, tensor) + 500 * (tensor in tensors and step < moment <= until)
 
 
-def last(value_at: ValueAt, reductions: int) -> Sweeps:
+def last(value_at: ValueAt, reductions: int) -> FingerprintPasses:
     """What a rank has when its recording ends after so many reductions."""
     table = sweeps(value_at, reductions + 1, 1, begin=reductions)
-    table["period"] = AT_END
+    table["period"] = FINAL_PASS
     return table
 
 
 def compared(
-    tables: Mapping[int, Sweeps], kinds: Mapping[int, str] | None = None, last: Mapping[int, Sweeps] | None = None
+    tables: Mapping[int, FingerprintPasses],
+    kinds: Mapping[int, str] | None = None,
+    last: Mapping[int, FingerprintPasses] | None = None,
 ) -> ComparedReplicas:
     tensors = tuple((name, (kinds or {}).get(place, "trained")) for place, name in enumerate(NAMES))
     replicas = {
         rank: Replica(model=0, key="a.0", class_name="Net", ranks=tuple(tables), tensors=tensors) for rank in tables
     }
-    found = compare(replicas, tables.__getitem__, None if last is None else last.__getitem__)
+    found = compare_model_replicas(replicas, tables.__getitem__, None if last is None else last.__getitem__)
     assert found is not None
     return found
 
@@ -124,7 +126,7 @@ def test_equal_replicas_do_not_differ() -> None:
     found = compared({rank: sweeps(equal, 50, period) for rank, period in enumerate([1, 4, 8])})
     assert found.difference is found.was_different is None
     assert found.tensors == len(NAMES)
-    assert found.newest_step > 40
+    assert found.latest_step > 40
 
 
 def test_what_was_made_equal_again_is_no_difference_and_not_forgotten() -> None:
@@ -150,30 +152,30 @@ def test_buffers_are_compared_apart_from_parameters() -> None:
     assert found.buffers is not None
     assert found.buffers.names == NAMES[2:4]
     numbers, is_parameter = NUMBERS, [place not in (2, 3) for place in range(len(NAMES))]
-    digests = {newest_of(table[:-1], numbers, is_parameter) for table in tables.values()}
+    digests = {summarize_latest_pass(table[:-1], numbers, is_parameter) for table in tables.values()}
     assert len(digests) == 1
 
 
 def test_nothing_is_compared_where_ranks_took_nothing_at_the_same_time() -> None:
     found = compared({0: sweeps(equal, 50, 2)[:5], 1: sweeps(differs_from(-1), 100, 2, begin=50)})
-    assert (found.difference, found.moments, found.newest_step) == (None, 0, None)
+    assert (found.difference, found.moments, found.latest_step) == (None, 0, None)
 
 
 @pytest.mark.parametrize("period", [1, 2, 8])
 def test_neighbours_agree_in_short_at_the_longer_period(period: int) -> None:
     own, theirs = sweeps(equal, 64, period), sweeps(equal, 64, 8)
     other = sweeps(differs_from(30), 64, 8)
-    newest = newest_of(theirs, NUMBERS, EVERY)
-    assert newest is not None
-    assert digest_of(own, NUMBERS, EVERY, newest.first, newest.period) == newest
-    assert newest_of(other, NUMBERS, EVERY).digest != newest.digest
+    latest = summarize_latest_pass(theirs, NUMBERS, EVERY)
+    assert latest is not None
+    assert summarize_pass(own, NUMBERS, EVERY, latest.first, latest.period) == latest
+    assert summarize_latest_pass(other, NUMBERS, EVERY).digest != latest.digest
 
 
 def test_a_card_holds_the_newest_sweeps_and_is_read_as_the_file_is() -> None:
     tensors = tuple((name, "trained") for name in NAMES)
     replica = Replica(model=0, key="a.0", class_name="Net", ranks=(0, 1), tensors=tensors)
     table = sweeps(equal, 2000, 1)
-    card = told(replica, table)
+    card = replica_for_snapshot(replica, table)
     assert len(card.sweeps) < len(table)
     held = card.table()
     assert (held[-100:] == table[-100:]).all()
@@ -187,7 +189,7 @@ def test_what_only_the_last_update_has_made_different_is_seen_at_the_end() -> No
     found = compared(tables, last=ends)
     assert found.difference is None
     taken = [max(moment for moment in range(20) if moment % 4 == NUMBERS[tensor] % 4) for tensor in (2, 3)]
-    assert found.at_end == AtEnd(differing=NAMES[2:4], sides=((0, 2), (1,)), equal_step=min(taken))
+    assert found.at_end == EndComparison(differing=NAMES[2:4], sides=((0, 2), (1,)), equal_step=min(taken))
 
 
 def test_ends_are_the_same_whatever_buffers_are() -> None:
@@ -195,7 +197,7 @@ def test_ends_are_the_same_whatever_buffers_are() -> None:
         dict.fromkeys(range(2), sweeps(equal, 20, 4)),
         {0: last(equal, 20), 1: last(differs_from(0, range(1)), 20)},
     )
-    assert compared(tables, {0: "buffer"}, ends).at_end == AtEnd(differing=(), sides=((0, 1),))
+    assert compared(tables, {0: "buffer"}, ends).at_end == EndComparison(differing=(), sides=((0, 1),))
 
 
 def test_ends_after_different_numbers_of_reductions_say_nothing() -> None:

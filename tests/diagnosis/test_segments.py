@@ -194,8 +194,8 @@ def evidence_of(jam: Jam, *, has_failed: bool = False) -> Evidence:
         else:
             found = rank(number, ("gone" if has_failed else "stopped") if number == victim else "sleeping", step=STEP)
             ranks.append(found if has_failed else idle(found, 9))
-    conversations = (group(messages, ranks=range(size)),) if messages else ()
-    return job(*ranks, groups=[group(sums)], conversations=conversations, is_live=not has_failed)
+    point_to_point_orders = (group(messages, ranks=range(size)),) if messages else ()
+    return job(*ranks, groups=[group(sums)], point_to_point_orders=point_to_point_orders, is_live=not has_failed)
 
 
 def entry_of(number: int, signature: Signature, is_over: bool, *, has_failed: bool = False) -> Entry:
@@ -203,7 +203,7 @@ def entry_of(number: int, signature: Signature, is_over: bool, *, has_failed: bo
         number=number,
         signature=signature,
         step=STEP,
-        phase="finalise",
+        phase="finalize",
         announced_ns=number,
         launched_ns=number,
         completed_ns=number + 1 if is_over else None,

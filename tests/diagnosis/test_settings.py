@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from instrumented_ddp.recording.settings import environment, settings_of_model
-from overlapscope.diagnosis.evidence import Evidence, RankEvidence, Settings
+from instrumented_ddp.recording.settings import collect_environment, collect_model_settings
+from overlapscope.diagnosis.evidence import Evidence, RankEvidence, RankSettings
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.settings import settings_of
-from overlapscope.trace.checksum import json_line
+from overlapscope.diagnosis.settings import read_rank_settings
+from overlapscope.trace.checksum import dump_json_line
 from overlapscope.trace.format import PARAMETERS_FILE
 from overlapscope.trace.signature import Signature
 from tests.diagnosis.jobs import entry, group, held_up, idle, job, rank, site
@@ -34,7 +34,7 @@ SAME = {
 
 def set_up(number: int, model: int = 0, **given: str) -> RankEvidence:
     """A rank whose DDP instance was made in line 20."""
-    return rank(number, settings=(Settings(model=model, values=SAME | given, call_site=site(20)),))
+    return rank(number, settings=(RankSettings(model=model, values=SAME | given, call_site=site(20)),))
 
 
 def ranks_at(*launched: Signature, given: dict[str, str]) -> Evidence:
@@ -123,7 +123,7 @@ def test_settings_that_differ_are_no_fault_of_a_healthy_job() -> None:
 def test_variables_are_noticed_in_a_standstill_only() -> None:
     note = "Not known to be the cause: OMP_NUM_THREADS is 1 on rank 1 and not set on ranks 0 and 2."
     threads = {
-        number: (Settings(values={"torch": "2.13"} | ({"OMP_NUM_THREADS": "1"} if number == 1 else {})),)
+        number: (RankSettings(values={"torch": "2.13"} | ({"OMP_NUM_THREADS": "1"} if number == 1 else {})),)
         for number in range(3)
     }
     late = replace(idle(rank(1, phase="forward", step=2), 60), settings=threads[1])
@@ -135,7 +135,7 @@ def test_variables_are_noticed_in_a_standstill_only() -> None:
 
 
 def test_values_that_are_nobodys_business_are_not_written_down() -> None:
-    assert environment(
+    assert collect_environment(
         {
             "NCCL_ALGO": "Ring",
             "OMP_NUM_THREADS": "4",
@@ -151,16 +151,18 @@ def test_values_that_are_nobodys_business_are_not_written_down() -> None:
 
 
 def test_what_a_rank_has_written_is_read_again(tmp_path: Path) -> None:
-    given = settings_of_model({"static_graph": True, "broadcast_buffers": None, "device_ids": [1]}, wrapper="torch")
+    given = collect_model_settings(
+        {"static_graph": True, "broadcast_buffers": None, "device_ids": [1]}, wrapper="torch"
+    )
     line = {"model": 0, "class": "Net", "parameters": [], "settings": given, "file": "a.py", "line": 3, "function": "f"}
-    (tmp_path / PARAMETERS_FILE).write_text(json_line(line))
+    (tmp_path / PARAMETERS_FILE).write_text(dump_json_line(line))
     hook_line = {"file": "a.py", "line": 9, "function": "f"}
     run = {
         "versions": {"torch": "2.13"},
         "environment": {},
         "models": [{"model": 0, "comm_hook": "compress", "comm_hook_call_site": hook_line}],
     }
-    process, model = settings_of(tmp_path, run, problems := [])
+    process, model = read_rank_settings(tmp_path, run, problems := [])
     assert process.values == {"torch": "2.13"}
     assert model.values == {
         "wrapper": "torch",
@@ -172,5 +174,5 @@ def test_what_a_rank_has_written_is_read_again(tmp_path: Path) -> None:
 
 
 def test_an_older_recording_says_nothing_of_settings(tmp_path: Path) -> None:
-    (tmp_path / PARAMETERS_FILE).write_text(json_line({"model": 0, "class": "Net", "parameters": []}))
-    assert settings_of(tmp_path, {"versions": {"torch": "2.7"}}, []) == ()
+    (tmp_path / PARAMETERS_FILE).write_text(dump_json_line({"model": 0, "class": "Net", "parameters": []}))
+    assert read_rank_settings(tmp_path, {"versions": {"torch": "2.7"}}, []) == ()

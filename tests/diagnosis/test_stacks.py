@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from overlapscope.diagnosis.stacks import user_line, waits_for
+from overlapscope.diagnosis.stacks import find_user_line, find_wait_reason
 
 SCRIPT = """
 import faulthandler, sys, threading, time
@@ -23,7 +23,7 @@ def test_the_innermost_line_of_the_users_in_the_main_thread_is_found(tmp_path: P
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=60)
-    site = user_line(ran.stdout)
+    site = find_user_line(ran.stdout)
     assert site is not None
     assert (Path(site.file).name, site.line) == ("train.py", 7)
 
@@ -35,12 +35,12 @@ def test_lines_of_libraries_are_passed_over() -> None:
         '  File "/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 700 in __next__\n'
         '  File "/home/me/train.py", line 12 in main\n'
     )
-    assert str(user_line(text)) == "/home/me/train.py:12 (main)"
-    assert waits_for(text) == "data loader"
-    assert waits_for(text.replace("torch/utils/data", "mine")) == "thread"
-    assert waits_for("") is None
+    assert str(find_user_line(text)) == "/home/me/train.py:12 (main)"
+    assert find_wait_reason(text) == "data loader"
+    assert find_wait_reason(text.replace("torch/utils/data", "mine")) == "thread"
+    assert find_wait_reason("") is None
 
 
 def test_without_stacks_there_is_no_line() -> None:
-    assert user_line("") is None
-    assert user_line("Fatal Python error: Aborted\n") is None
+    assert find_user_line("") is None
+    assert find_user_line("Fatal Python error: Aborted\n") is None

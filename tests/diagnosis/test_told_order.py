@@ -11,28 +11,28 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from overlapscope.diagnosis.card import Card, make_card
-from overlapscope.diagnosis.difference import Difference
+from overlapscope.diagnosis.card import RankSnapshot, make_snapshot
+from overlapscope.diagnosis.difference import EntryDifference
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.order import AROUND, orders_of
+from overlapscope.diagnosis.order import WINDOW_MARGIN, compare_orders
 from overlapscope.diagnosis.plain import from_json, to_json
 from overlapscope.diagnosis.recorded_order import RecordedOrder
-from overlapscope.diagnosis.told_order import ToldOrder
+from overlapscope.diagnosis.told_order import LiveCollectiveOrder
 from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.group_log import REACHED, UNREACHED
-from overlapscope.trace.group_reader import read_collective_logs
+from overlapscope.trace.group_reader import open_collective_logs
 from tests.diagnosis.jobs import job, rank
 from tests.ordered import Collective, all_reduce, bucket, steps, write_order
 
 
 def recorded(folder: Path) -> RecordedOrder:
-    return RecordedOrder(read_collective_logs(find_rank_folders(folder)))
+    return RecordedOrder(open_collective_logs(find_rank_folders(folder)))
 
 
-def told(source: RecordedOrder, differences: Mapping[str, int] | None = None) -> dict[int, Card]:
+def told(source: RecordedOrder, differences: Mapping[str, int] | None = None) -> dict[int, RankSnapshot]:
     """The cards of all ranks, as they arrive."""
     cards = {
-        number: make_card(
+        number: make_snapshot(
             rank(number),
             [group.files[number] for group in source.logs.groups.values() if number in group.files],
             signature_of=source.logs.signatures(number).get,
@@ -41,7 +41,7 @@ def told(source: RecordedOrder, differences: Mapping[str, int] | None = None) ->
         )
         for number in source.logs.folders
     }
-    return {number: from_json(Card, to_json(card)) for number, card in cards.items()}
+    return {number: from_json(RankSnapshot, to_json(card)) for number, card in cards.items()}
 
 
 KINDS = [bucket(0), bucket(1), all_reduce("a"), all_reduce("b"), all_reduce("a", 2)]
@@ -73,31 +73,31 @@ def few_collectives(draw: st.DrawFn) -> dict[int, Sequence[Collective]]:
 def test_of_a_few_collectives_all_is_told(orders: dict[int, Sequence[Collective]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         source = recorded(write_order(Path(folder), orders, members=(0, 1, 2)))
-        assert orders_of(ToldOrder(told(source), {})) == orders_of(source)
+        assert compare_orders(LiveCollectiveOrder(told(source), {})) == compare_orders(source)
 
 
 def test_of_many_collectives_the_newest_are_told_and_a_difference_in_them_is_found(tmp_path: Path) -> None:
     other = [*steps(30)[:-2], Collective(signature=all_reduce(), step=29), steps(30)[-1]]
-    (order,) = orders_of(ToldOrder(told(recorded(write_order(tmp_path, {0: steps(30), 1: other}))), {}))
-    assert (order.first_divergence, order.divergence, order.is_since_before) == (89, "signature", False)
+    (order,) = compare_orders(LiveCollectiveOrder(told(recorded(write_order(tmp_path, {0: steps(30), 1: other}))), {}))
+    assert (order.first_divergence, order.divergence, order.predates_log) == (89, "signature", False)
     assert order.windows[1][-1].signature == bucket(2)
 
 
 def test_what_lies_further_back_is_told_around_a_known_difference(tmp_path: Path) -> None:
     late = steps(5) + steps(25, first=6)
     source = recorded(write_order(tmp_path, {0: steps(30), 1: late}))
-    known = {"default": Difference(number=16, divergence="step")}
-    (order,) = orders_of(ToldOrder(told(source, {"default": 16}), {}), known)
-    assert (order,) == orders_of(source)
-    assert [entry.number for entry in order.windows[0]] == list(range(16 - AROUND, 16 + AROUND + 1))
+    known = {"default": EntryDifference(number=16, divergence="step")}
+    (order,) = compare_orders(LiveCollectiveOrder(told(source, {"default": 16}), {}), known)
+    assert (order,) == compare_orders(source)
+    assert [entry.number for entry in order.windows[0]] == list(range(16 - WINDOW_MARGIN, 16 + WINDOW_MARGIN + 1))
 
 
 @pytest.mark.parametrize("has_card", [True, False])
 def test_a_rank_that_has_said_no_more_than_how_far_it_is_counts_as_far(tmp_path: Path, *, has_card: bool) -> None:
     source = recorded(write_order(tmp_path, {0: steps(4), 1: steps(3)}))
     cards = {number: card for number, card in told(source).items() if number == 0 or has_card}
-    (order,) = orders_of(ToldOrder(cards, {1: {"default": 11}}))
-    assert (order.newest, order.first_divergence) == ({0: 12, 1: 11}, None)
+    (order,) = compare_orders(LiveCollectiveOrder(cards, {1: {"default": 11}}))
+    assert (order.latest, order.first_divergence) == ({0: 12, 1: 11}, None)
     assert len(order.windows[1]) == (5 if has_card else 0)
 
 
@@ -106,7 +106,7 @@ def test_the_device_that_others_wait_for_is_named_however_far_hosts_have_gone_on
     behind = [replace(one, state="launched", flags=UNREACHED) for one in steps(100, first=10)]
     inside = [replace(behind[0], flags=UNREACHED | REACHED), *behind[1:]]
     source = recorded(write_order(tmp_path, {0: steps(10) + inside, 1: steps(10) + behind, 2: steps(10) + inside}))
-    for orders in (orders_of(source), orders_of(ToldOrder(told(source), {}))):
-        assert {number: entry.number for number, entry in orders[0].oldest_open.items()} == {0: 31, 1: 31, 2: 31}
+    for orders in (compare_orders(source), compare_orders(LiveCollectiveOrder(told(source), {}))):
+        assert {number: entry.number for number, entry in orders[0].oldest_incomplete.items()} == {0: 31, 1: 31, 2: 31}
         verdict = judge(job(*(rank(number) for number in range(3)), groups=orders))
         assert (verdict.kind, verdict.named, verdict.number, verdict.step) == ("stuck", (1,), 31, 10)

@@ -20,7 +20,7 @@ def events_of(folder: Path) -> list[dict[str, Any]]:
     file, tracks = io.BytesIO(), Tracks(Analysis(read_trace(folder)))
     written = ChromeFile(file, "run")
     for rank in range(2):
-        written.add_rank(rank, "node0", "cpu", tracks.of_rank(rank))
+        written.add_rank(rank, "node0", "cpu", tracks.tracks_of_rank(rank))
     written.close()
     return json.loads(file.getvalue())["traceEvents"]
 
@@ -38,7 +38,7 @@ def test_slices_are_those_of_the_tracks_and_none_overlap(tmp_path: Path) -> None
     for event in events:
         if event["ph"] in "Xi":
             by_track[event["pid"], event["tid"]].append(event)
-    tracks = [one for rank in range(2) for one in Tracks(Analysis(read_trace(folder))).of_rank(rank)]
+    tracks = [one for rank in range(2) for one in Tracks(Analysis(read_trace(folder))).tracks_of_rank(rank)]
     for (place, found), one in zip(by_track.items(), [one for one in tracks if isinstance(one, Track)], strict=True):
         assert names[place] == one.name
         spans = [(event["ts"], event["ts"] + event.get("dur", 0)) for event in found]

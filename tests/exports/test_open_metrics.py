@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.diagnosis.diagnosis import Diagnosis
-from overlapscope.exports.open_metrics import FAMILIES, Sample, samples_of, text_of
+from overlapscope.exports.open_metrics import FAMILIES, Sample, format_open_metrics, generate_samples
 from overlapscope.trace.reader import read_trace
 from tests.synthetic import write_recording, write_straggling_recording
 
@@ -34,7 +34,7 @@ def values_in(text: str) -> Values:
 
 def test_the_blocks_of_a_step_sum_to_it(tmp_path: Path) -> None:
     analysis = Analysis(read_trace(write_recording(tmp_path, steps=9)))
-    values = values_in(text_of({"a run": list(samples_of(analysis, None))}))
+    values = values_in(format_open_metrics({"a run": list(generate_samples(analysis, None))}))
     (step,) = values["overlapscope_step_seconds"].values()
     blocks = values["overlapscope_block_seconds"]
     assert step == pytest.approx(0.01)
@@ -42,12 +42,12 @@ def test_the_blocks_of_a_step_sum_to_it(tmp_path: Path) -> None:
     assert sum(values["overlapscope_exposed_seconds"].values()) == pytest.approx(
         blocks[("block", "exposed"), ("run", "a run")]
     )
-    assert values["overlapscope_newest_step"] == {(("run", "a run"),): 8}
+    assert values["overlapscope_latest_step"] == {(("run", "a run"),): 8}
 
 
 def test_who_others_wait_for_has_a_cost(tmp_path: Path) -> None:
     late = write_straggling_recording(tmp_path, late_us=lambda rank, _: 3000 * (rank == 2))
-    values = values_in(text_of({"late": list(samples_of(Analysis(read_trace(late)), None))}))
+    values = values_in(format_open_metrics({"late": list(generate_samples(Analysis(read_trace(late)), None))}))
     ((labels, cost),) = values["overlapscope_straggler_cost_seconds"].items()
     assert dict(labels) == {"cause": "compute", "host": "", "link": "", "ranks": "2", "run": "late"}
     assert cost == pytest.approx(0.003, rel=0.01)
@@ -55,7 +55,7 @@ def test_who_others_wait_for_has_a_cost(tmp_path: Path) -> None:
 
 def test_what_is_not_known_has_no_sample(tmp_path: Path) -> None:
     nothing = Analysis(read_trace(write_recording(tmp_path, steps=0)))
-    values = values_in(text_of({"run": list(samples_of(nothing, None))}))
+    values = values_in(format_open_metrics({"run": list(generate_samples(nothing, None))}))
     assert values["overlapscope_steps_counted"] == {(("run", "run"),): 0}
     assert not {"overlapscope_step_seconds", "overlapscope_fault", "overlapscope_overlap_ratio"} & values.keys()
     assert Diagnosis.of(tmp_path) is None
@@ -71,5 +71,5 @@ def test_the_dashboard_asks_for_what_there_is_and_the_document_lists_all() -> No
 
 def test_names_of_runs_are_text_whatever_they_are() -> None:
     name = 'a "run"\\\nof 2'
-    text = text_of({name: [Sample("overlapscope_ranks", 2)], "other": [Sample("overlapscope_ranks", 3)]})
+    text = format_open_metrics({name: [Sample("overlapscope_ranks", 2)], "other": [Sample("overlapscope_ranks", 3)]})
     assert values_in(text)["overlapscope_ranks"] == {(("run", name),): 2, (("run", "other"),): 3}

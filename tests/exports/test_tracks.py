@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from overlapscope.analysis.analysis import Analysis
-from overlapscope.exports.tracks import Counter, Track, Tracks
+from overlapscope.exports.tracks import CounterTrack, Track, Tracks
 from overlapscope.trace.reader import Trace, read_trace
 from tests.account.recordings import orderly_recordings, wild_recordings
 from tests.segments import write_ring_recording
@@ -24,7 +24,7 @@ def tracks_of(trace: Trace, rank: int = 0, steps: slice = slice(None)) -> list[T
 
 
 def only_tracks(tracks: Tracks, rank: int) -> list[Track]:
-    return [track for track in tracks.of_rank(rank) if isinstance(track, Track)]
+    return [track for track in tracks.tracks_of_rank(rank) if isinstance(track, Track)]
 
 
 def track(tracks: list[Track], name: str) -> Track:
@@ -78,9 +78,9 @@ def test_a_slice_has_what_is_known_of_it(trace: Trace) -> None:
 
 def test_what_belongs_together_shares_a_link(trace: Trace) -> None:
     ranks = [tracks_of(trace, rank) for rank in (0, 1)]
-    (of_rank, other) = (next(iter(track(tracks, "communication"))) for tracks in ranks)
-    way, together = of_rank.links
-    assert (set(of_rank.links) & set(other.links)) == {together}
+    (tracks_of_rank, other) = (next(iter(track(tracks, "communication"))) for tracks in ranks)
+    way, together = tracks_of_rank.links
+    assert (set(tracks_of_rank.links) & set(other.links)) == {together}
     stations = [one.name for found in ranks[0] for one in found if way in one.links]
     assert sorted(stations) == [
         "all_reduce of bucket 0",
@@ -91,17 +91,21 @@ def test_what_belongs_together_shares_a_link(trace: Trace) -> None:
 
 
 def test_counters_are_those_of_the_account(trace: Trace) -> None:
-    counters = {one.name: one.samples for one in Tracks(Analysis(trace)).of_rank(1) if isinstance(one, Counter)}
+    counters = {
+        one.name: one.samples for one in Tracks(Analysis(trace)).tracks_of_rank(1) if isinstance(one, CounterTrack)
+    }
     assert counters["exposed communication"]["value"].tolist() == [1.3] * 3
     assert counters["hidden communication"]["value"].tolist() == [2.4] * 3
 
 
 def test_it_does_not_matter_whether_the_other_steps_were_read(tmp_path: Path) -> None:
     folder = write_straggling_recording(tmp_path / "traces", late_us=lambda rank, step: 100 * (rank + step % 3))
-    whole, some = read_trace(folder), read_trace(folder, steps=(10, 14), neighbours=3)
+    whole, some = read_trace(folder), read_trace(folder, steps=(10, 14), neighbors=3)
     assert len(some.steps) < len(whole.steps)
     for rank in range(4):
-        of_whole, of_some = (list(Tracks(Analysis(trace), slice(10, 14)).of_rank(rank)) for trace in (whole, some))
+        of_whole, of_some = (
+            list(Tracks(Analysis(trace), slice(10, 14)).tracks_of_rank(rank)) for trace in (whole, some)
+        )
         for among_all, one in zip(of_whole, of_some, strict=True):
             if isinstance(among_all, Track):
                 assert isinstance(one, Track)
@@ -109,7 +113,7 @@ def test_it_does_not_matter_whether_the_other_steps_were_read(tmp_path: Path) ->
                 # What goes together has other numbers, which nobody sees.
                 assert [each[:-1] for each in one] == [each[:-1] for each in among_all]
             else:
-                assert isinstance(one, Counter)
+                assert isinstance(one, CounterTrack)
                 pd.testing.assert_frame_equal(
                     one.samples.reset_index(drop=True), among_all.samples.reset_index(drop=True)
                 )

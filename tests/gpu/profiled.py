@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.profiler import ProfilerActivity, profile
 
 from instrumented_ddp import DistributedDataParallel, attach
-from instrumented_ddp.session import session_of_this_process
+from instrumented_ddp.session import get_current_session
 from tests.gpu.device import DEVICE
 
 MB = 1024**2
@@ -58,7 +58,7 @@ def train_profiled(folder: str, wrapper: str) -> dict[str, Any]:
         step()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        before = session_of_this_process().recorder.step
+        before = get_current_session().recorder.step
         for _ in range(STEPS):
             step()
         torch.cuda.synchronize()

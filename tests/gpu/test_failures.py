@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp import DistributedDataParallel, attach
-from instrumented_ddp.session import session_of_this_process
+from instrumented_ddp.session import get_current_session
 from overlapscope.trace.format import EVENTS_FILE, rank_folder
-from overlapscope.trace.group_log import HEADER_BYTES, GroupHeader, group_file
+from overlapscope.trace.group_log import HEADER_BYTES, CollectiveLogHeader, group_file
 from overlapscope.trace.log import is_closed
 from overlapscope.trace.reader import read_trace
 from tests.gpu.device import DEVICE, make_mlp, needs_a_device, results_of, run_on_device, train
@@ -51,7 +51,7 @@ def fail_in_backward(folder: str, how: str) -> str:
         torch.cuda.synchronize()
     except Exception as error:
         said = str(error)
-    session_of_this_process().close()
+    get_current_session().close()
     return said
 
 
@@ -65,7 +65,7 @@ def test_a_backward_that_fails_fails_with_its_own_error(tmp_path, how):
         assert how in said[0]
         folder = rank_folder(tmp_path, 0)
         assert is_closed(folder / EVENTS_FILE)
-        assert GroupHeader.unpack((folder / group_file(0)).read_bytes()[:HEADER_BYTES], folder).closed
+        assert CollectiveLogHeader.unpack((folder / group_file(0)).read_bytes()[:HEADER_BYTES], folder).closed
     trace = read_trace(tmp_path)
     assert trace.errors == []
     assert set(trace.steps["step"]) >= set(range(STEPS - 1))

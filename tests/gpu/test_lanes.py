@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from overlapscope.account.blocks import account_of
+from overlapscope.account.blocks import compute_breakdown
 from overlapscope.trace.reader import read_trace
 from tests.gpu import profiled
 from tests.gpu.device import SHARED_CLOCK_ERROR_NS, needs_a_device, results_of, run_on_device
@@ -74,6 +74,6 @@ def test_over_gloo_no_end_is_before_the_copy_back_to_the_device(tmp_path, world_
         assert (
             np.sort(ends_ns.to_numpy(np.int64)) >= np.sort(backs_ns.to_numpy(np.int64)) - SHARED_CLOCK_ERROR_NS
         ).all()
-    account = account_of(read_trace(tmp_path))
+    account = compute_breakdown(read_trace(tmp_path))
     assert (account.ns >= 0).all()
     assert (account.ns.sum(axis=1) == account.end_ns - account.start_ns).all()

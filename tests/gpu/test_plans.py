@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp import DistributedDataParallel
-from instrumented_ddp.calibrate import sweep
+from instrumented_ddp.calibrate import measure_all_sizes
 from overlapscope.errors import OverlapScopeError
 from overlapscope.model.calibration import Calibration
 from overlapscope.trace.environment import DETAIL_VARIABLE, PROBE_VARIABLE
@@ -57,7 +57,7 @@ def test_probing_tries_other_plans(tmp_path, backend, world_size):
 
 
 def measured(largest_bytes: int) -> Calibration:
-    return sweep(dist.group.WORLD, DEVICE, largest_bytes)
+    return measure_all_sizes(dist.group.WORLD, DEVICE, largest_bytes)
 
 
 @pytest.mark.parametrize(("backend", "world_size"), BACKENDS[1:])

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from instrumented_ddp import attach
-from overlapscope.account.blocks import account_of
+from overlapscope.account.blocks import compute_breakdown
 from overlapscope.trace.reader import read_trace
 from tests.gpu.device import make_mlp, needs_a_device, results_of, run_on_device, train
 
@@ -53,6 +53,6 @@ def test_recorded_it_comes_to_the_same_and_never_waits(tmp_path, how):
     assert trace.errors == []
     ops = set(trace.collectives.query("bucket >= 0")["op"])
     assert ops == ({"all_gather", "reduce_scatter"} if how == "fully_shard" else {"all_reduce"})
-    account = account_of(trace)
+    account = compute_breakdown(trace)
     assert (account.ns >= 0).all()
     assert (account.ns.sum(axis=1) == account.end_ns - account.start_ns).all()

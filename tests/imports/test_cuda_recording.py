@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dashboards.pages.buckets import basis_of
-from overlapscope.account.blocks import BLOCKS, account_of
+from dashboards.pages.buckets import describe_basis
+from overlapscope.account.blocks import BLOCKS, compute_breakdown
 from overlapscope.analysis.advice import advise
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.cli import main
@@ -57,7 +57,7 @@ def kernels_ns(rank: int) -> npt.NDArray[np.int64]:
 
 def steps_ns(trace: Trace, rank: int, first: int, *blocks: str) -> npt.NDArray[np.int64]:
     """(STEPS,) of a rank, what some blocks come to together; without any, the whole."""
-    account = account_of(trace)
+    account = compute_breakdown(trace)
     which = (account.rank == rank) & (account.step >= first) & (account.step < first + STEPS)
     return account.ns[which][:, [BLOCKS.index(name) for name in blocks or BLOCKS]].sum(axis=1)
 
@@ -90,7 +90,7 @@ def test_how_far_hosts_are_ahead_of_their_device_changes_nothing(recorded: Trace
     reduced = recorded.collectives
     assert (reduced["launch_ns"] < reduced["ready_ns"]).sum() > len(reduced) / 2
     ahead = reduced.assign(launch_ns=reduced[["launch_ns", "ready_ns"]].min(axis=1) - 500_000_000)
-    usual, other = account_of(recorded), account_of(replace(recorded, collectives=ahead))
+    usual, other = compute_breakdown(recorded), compute_breakdown(replace(recorded, collectives=ahead))
     of_whole = usual.step >= FIRST
     assert np.abs(other.ns - usual.ns)[of_whole].max() < 50_000
     assert (usual.ns[of_whole, BLOCKS.index("exposed")] > 0.1 * usual.ns[of_whole].sum(axis=1)).all()
@@ -112,4 +112,4 @@ def test_advice_can_be_had_of_a_recording_of_a_device(recorded: Trace) -> None:
     assert advice.recommendation.now.step_ns.value == pytest.approx(np.median(steps_ns(recorded, 0, 3)), rel=0.5)
     # The plan of the construction was in force as well, in a step that is left out.
     assert len(advice.fitted.observations.plans) == 2
-    assert "of 2 ranks, with 1 bucket plan." in basis_of(advice)
+    assert "of 2 ranks, with 1 bucket plan." in describe_basis(advice)

@@ -86,7 +86,7 @@ def test_another_file_is_no_trace(tmp_path, text):
 
 
 def test_a_bomb_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(event_stream, "_MOST_AROUND_BYTES", 2**20)
+    monkeypatch.setattr(event_stream, "_MAX_HEADER_BYTES", 2**20)
     (tmp_path / "trace.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [{"ph": "' + bytes(2**25)))
     with pytest.raises(OverlapScopeError, match="without a whole event"):
         read(tmp_path / "trace.json.gz")

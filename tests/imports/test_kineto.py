@@ -10,10 +10,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dashboards.pages.order import reason_variables
+from dashboards.pages.order import build_unavailable_context
 from overlapscope.cli import main
-from overlapscope.imports.kineto import kernel_overlap, rank_in_name, read_profile
-from overlapscope.imports.training import training_of
+from overlapscope.imports.kineto import compute_kernel_overlap, parse_rank_in_name, read_profile
+from overlapscope.imports.training import convert_profile
 from overlapscope.trace.format import Kind, Phase
 from overlapscope.trace.reader import Trace, read_trace
 
@@ -31,7 +31,7 @@ def resnet(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 def test_communication_of_kernels_is_what_others_count_to_the_nanosecond():
-    found = kernel_overlap(read_profile(RESNET))
+    found = compute_kernel_overlap(read_profile(RESNET))
     # By union of intervals: 46,876.5 us of communication, 7,317.0 of it hidden, 39,559.5 exposed.
     assert (found.communication_ns, found.hidden_ns, found.exposed_ns) == (46_876_493, 7_317_025, 39_559_468)
 
@@ -47,7 +47,7 @@ def test_communication_of_kernels_is_what_others_count_to_the_nanosecond():
     ],
 )
 def test_communication_of_kernels_in_a_few_events(worker, communication_us, hidden_us):
-    found = kernel_overlap(read_profile(DATA / f"golden_nccl_worker{worker}.json"))
+    found = compute_kernel_overlap(read_profile(DATA / f"golden_nccl_worker{worker}.json"))
     assert (found.communication_ns, found.hidden_ns) == (communication_us * 1000, hidden_us * 1000)
 
 
@@ -64,7 +64,7 @@ def test_buckets_are_those_of_ddp(resnet):
 def test_phases_follow_each_other_and_fill_the_step_with_the_gaps_between_them(resnet):
     for (_, step), phases in resnet.phases.groupby(["rank", "step"]):
         ordered = phases.sort_values("start_ns")
-        assert list(ordered["phase"]) == ["loop", "forward", "backward", "finalise", "optimizer"], step
+        assert list(ordered["phase"]) == ["loop", "forward", "backward", "finalize", "optimizer"], step
         assert (ordered["start_ns"].to_numpy()[1:] >= ordered["end_ns"].to_numpy()[:-1]).all()
     steps = resnet.steps.sort_values("step")
     assert (steps["start_ns"].to_numpy()[1:] == steps["end_ns"].to_numpy()[:-1]).all()
@@ -76,7 +76,7 @@ def test_buckets_are_copied_back_after_their_all_reduce_and_before_the_optimizer
     )
     assert len(out) == 15
     assert (out["start_ns"] >= out["end_ns_of_sum"]).all()
-    finalised = resnet.phases[resnet.phases["phase"] == "finalise"].set_index("step")["end_ns"]
+    finalised = resnet.phases[resnet.phases["phase"] == "finalize"].set_index("step")["end_ns"]
     assert (out["end_ns"] <= out["step"].map(finalised)).all()
 
 
@@ -89,7 +89,7 @@ def test_work_that_waits_on_the_device_makes_phases_end_later(tmp_path):
     events += [event("cuda_runtime", "cudaLaunchKernel", 12, 1, args={"correlation": 7})]
     events += [event("kernel", "gemm", 15, 25, tid=7, args={"correlation": 7, "stream": 7})]
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
-    records = training_of(read_profile(tmp_path / "trace.json")).records
+    records = convert_profile(read_profile(tmp_path / "trace.json")).records
     of_phases = records[records["kind"] == Kind.PHASE]
     spans_us = {Phase(each["index"]).name: (each["start_ns"] / 1e3, each["end_ns"] / 1e3) for each in of_phases}
     assert spans_us["FORWARD"] == (10, 40)
@@ -113,7 +113,7 @@ def test_of_forwards_in_a_row_those_are_trained_whose_operators_lead_to_a_backwa
         {"ph": "s", "cat": "fwdbwd", "name": "fwdbwd", "id": ts, "pid": 1, "tid": 1, "ts": ts} for ts in (11, 15)
     ]
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
-    records = training_of(read_profile(tmp_path / "trace.json")).records
+    records = convert_profile(read_profile(tmp_path / "trace.json")).records
     phases = [Phase(each["index"]).name for each in records[records["kind"] == Kind.PHASE]]
     assert phases == ["LOOP", "EVALUATION", "FORWARD", "FORWARD", "BACKWARD", "OPTIMIZER"]
 
@@ -123,7 +123,7 @@ def test_of_forwards_in_a_row_those_are_trained_whose_operators_lead_to_a_backwa
     [("rank3.json", 3), ("trace_rank-12.json.gz", 12), ("Rank_0_of_2.json", 0), ("trace.json", None)],
 )
 def test_the_rank_may_be_in_the_name(name, rank):
-    assert rank_in_name(Path(name)) == rank
+    assert parse_rank_in_name(Path(name)) == rank
 
 
 def test_one_that_is_cut_short_is_left_out_and_said(tmp_path, capsys):
@@ -255,5 +255,5 @@ def test_what_an_import_can_t_say_is_said(tmp_path, capsys):
     assert "it was imported from torch.profiler, whose traces don't hold" in capsys.readouterr().out.replace("\n", " ")
     assert main(["recommend", folder]) == 1
     assert "imported from torch.profiler, whose traces don't say when each gradient was" in capsys.readouterr().err
-    order = reason_variables(read_trace(folder), None)
+    order = build_unavailable_context(read_trace(folder), None)
     assert order["message"].startswith("This recording was imported from torch.profiler")

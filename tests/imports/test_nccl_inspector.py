@@ -11,7 +11,7 @@ import pytest
 
 from overlapscope.cli import main
 from overlapscope.errors import OverlapScopeError
-from overlapscope.imports.nccl_inspector import read_inspector
+from overlapscope.imports.nccl_inspector import read_inspector_dumps
 from overlapscope.model.calibration import read_calibration
 
 MB = 1_000_000
@@ -56,7 +56,7 @@ def test_an_all_reduce_takes_as_long_as_on_the_rank_that_comes_last(tmp_path: Pa
         [line(0, 0, MB, 900), line(0, 1, 4 * MB, 700), line(0, 2, MB, 210)],
         [line(1, 0, MB, 200), line(1, 1, 4 * MB, 800), line(1, 2, MB, 950)],
     )
-    found, left_out = read_inspector(paths)
+    found, left_out = read_inspector_dumps(paths)
     assert [(each.bytes, each.times_ns) for each in found.samples] == [(MB, (200_000, 210_000)), (4 * MB, (700_000,))]
     assert (found.backend, found.hosts, left_out) == ("nccl", ("node0", "node1"), ())
 
@@ -69,7 +69,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
         [*of_one, line(0, 0, MB, 100), *others, line(0, 3, MB, 100), line(0, 4, MB, 100)],
         [line(1, 0, MB, 200), line(1, 4, 2 * MB, 100), line(1, 5, MB, 7)[:40]],
     )
-    found, left_out = read_inspector(paths)
+    found, left_out = read_inspector_dumps(paths)
     assert [(each.bytes, each.times_ns) for each in found.samples] == [(MB, (100_000,))]
     assert left_out == (
         "1 other communicator with fewer ranks or all-reduces",
@@ -83,7 +83,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
 def test_what_is_no_time_is_damaged_and_not_a_short_one(tmp_path: Path, time_us: Any) -> None:
     whole = [[line(rank, 0, MB, 100)] for rank in range(2)]
     paths = dumps(tmp_path, *([*lines, line(rank, 1, MB, time_us)] for rank, lines in enumerate(whole)))
-    found, left_out = read_inspector(paths)
+    found, left_out = read_inspector_dumps(paths)
     assert [each.times_ns for each in found.samples] == [(100_000,)]
     assert left_out == ("2 damaged lines",)
 
@@ -91,7 +91,7 @@ def test_what_is_no_time_is_damaged_and_not_a_short_one(tmp_path: Path, time_us:
 def test_of_several_communicators_it_is_the_largest(tmp_path: Path) -> None:
     alone = [[line(rank, 0, MB, 50, ranks=4)] for rank in range(4)]
     pair = [[line(rank, 0, MB, 5, group="0x2")] for rank in range(2)]
-    assert read_inspector(dumps(tmp_path, pair[0] + alone[0], pair[1] + alone[1], *alone[2:]))[0].world_size == 4
+    assert read_inspector_dumps(dumps(tmp_path, pair[0] + alone[0], pair[1] + alone[1], *alone[2:]))[0].world_size == 4
 
 
 def test_compressed_dumps_are_read_also_if_they_are_cut_short(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_compressed_dumps_are_read_also_if_they_are_cut_short(tmp_path: Path) ->
     for rank, path in enumerate(paths):
         content = gzip.compress("".join(line(rank, number, MB + number, 100) for number in range(2000)).encode())
         path.write_bytes(content[: len(content) // (1 + rank)])
-    (*samples,) = read_inspector(paths)[0].samples
+    (*samples,) = read_inspector_dumps(paths)[0].samples
     assert 100 < len(samples) < 2000
 
 
@@ -128,7 +128,7 @@ def test_compressed_dumps_are_read_also_if_they_are_cut_short(tmp_path: Path) ->
 )
 def test_what_can_not_be_used_is_one_line(tmp_path: Path, files: list[list[str]], said: str) -> None:
     with pytest.raises(OverlapScopeError) as raised:
-        read_inspector(dumps(tmp_path, *files))
+        read_inspector_dumps(dumps(tmp_path, *files))
     assert str(raised.value) == said.format(folder=tmp_path)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from instrumented_ddp import attach
-from instrumented_ddp.session import session_of_this_process
+from instrumented_ddp.session import get_current_session
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def lone_rank(tmp_path: Path) -> Iterator[None]:
 def traces(tmp_path: Path, lone_rank: None) -> Iterator[Path]:
     """A folder to record into; the process's recorder is closed and forgotten after the test."""
     yield tmp_path / "traces"
-    session = session_of_this_process()
+    session = get_current_session()
     if session is not None:
         session.close()
     attach(None)  # of the next group nobody has been told anything

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from instrumented_ddp.stock.after_import import after_import
+from instrumented_ddp.stock.after_import import call_after_import
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_it_is_called_after_the_first_import_with_all_of_the_module_there(module: str) -> None:
     finders, seen = list(sys.meta_path), []
-    after_import(module, lambda: seen.append(sys.modules[module].VALUE))
+    call_after_import(module, lambda: seen.append(sys.modules[module].VALUE))
     assert module not in sys.modules
     assert seen == []
     imported = importlib.import_module(module)
@@ -36,12 +36,12 @@ def test_it_is_called_after_the_first_import_with_all_of_the_module_there(module
 def test_it_is_called_at_once_if_the_module_is_there(module: str) -> None:
     importlib.import_module(module)
     seen: list[str] = []
-    after_import(module, lambda: seen.append(module))
+    call_after_import(module, lambda: seen.append(module))
     assert seen == [module]
 
 
 def test_a_module_that_is_not_there_is_missing_as_ever() -> None:
-    after_import("no_such_module_of_ours", lambda: pytest.fail("it can't be there"))
+    call_after_import("no_such_module_of_ours", lambda: pytest.fail("it can't be there"))
     assert importlib.util.find_spec("no_such_module_of_ours") is None
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("no_such_module_of_ours")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from instrumented_ddp.before_forward import BeforeForward
+from instrumented_ddp.before_forward import PreForwardWait
 
 
 class Watched(nn.Module):
@@ -36,7 +36,7 @@ def test_a_part_is_waited_for_just_before_the_module_that_holds_it() -> None:
     happened: list[str | int] = []
     a, b = Watched("a", happened), Watched("b", happened)
     net = nn.Sequential(a, b, a)
-    BeforeForward(net, {a.weight: 0, b.weight: 1}, happened.append)
+    PreForwardWait(net, {a.weight: 0, b.weight: 1}, happened.append)
     net(torch.ones(2))
     happened.clear()
     net(torch.ones(2))
@@ -46,7 +46,7 @@ def test_a_part_is_waited_for_just_before_the_module_that_holds_it() -> None:
 def test_before_it_is_known_which_modules_are_called_everything_is_waited_for_first() -> None:
     happened: list[str | int] = []
     net = nn.Sequential(Watched("a", happened), Watched("b", happened))
-    BeforeForward(net, {net[0].weight: 0, net[1].weight: 1}, happened.append)
+    PreForwardWait(net, {net[0].weight: 0, net[1].weight: 1}, happened.append)
     net(torch.ones(2))
     assert happened[:2] == [0, 1]
 
@@ -54,7 +54,7 @@ def test_before_it_is_known_which_modules_are_called_everything_is_waited_for_fi
 def test_what_a_module_above_reads_is_waited_for_before_the_whole_forward() -> None:
     happened: list[str | int] = []
     net = Reader(happened)
-    BeforeForward(net, {net.first.weight: 0, net.read.weight: 1}, happened.append)
+    PreForwardWait(net, {net.first.weight: 0, net.read.weight: 1}, happened.append)
     for _ in range(3):
         happened.clear()
         net(torch.ones(2))
@@ -65,7 +65,7 @@ def test_a_module_that_shares_a_weight_waits_for_it_too() -> None:
     happened: list[str | int] = []
     a, b = Watched("a", happened), Watched("b", happened)
     b.weight = a.weight
-    BeforeForward(nn.Sequential(a, b), {a.weight: 7}, happened.append)
+    PreForwardWait(nn.Sequential(a, b), {a.weight: 7}, happened.append)
     b(torch.ones(2))
     assert happened == [7, "b"]
 
@@ -74,7 +74,7 @@ def test_hooks_that_change_weights_come_after_the_wait() -> None:
     happened: list[str | int] = []
     net = Watched("net", happened)
     net.register_forward_pre_hook(lambda *_: happened.append("hook of the user's"))
-    BeforeForward(net, {net.weight: 0}, happened.append)
+    PreForwardWait(net, {net.weight: 0}, happened.append)
     net(torch.ones(2))
     assert happened.index(0) < happened.index("hook of the user's")
 
@@ -82,7 +82,7 @@ def test_hooks_that_change_weights_come_after_the_wait() -> None:
 def test_nothing_is_waited_for_once_it_is_removed() -> None:
     happened: list[str | int] = []
     net = Watched("net", happened)
-    hooks = BeforeForward(net, {net.weight: 0}, happened.append)
+    hooks = PreForwardWait(net, {net.weight: 0}, happened.append)
     hooks.remove()
     hooks.remove()
     net(torch.ones(2))

@@ -18,8 +18,8 @@ from torch import nn
 from instrumented_ddp import DistributedDataParallel, IncidentError, attach
 from instrumented_ddp import session as session_module
 from instrumented_ddp.plans.auto.meter import Meter
-from instrumented_ddp.recording.tcp_sockets import tcp_sockets
-from instrumented_ddp.recording.warnings_to import warnings_to
+from instrumented_ddp.recording.tcp_sockets import iter_tcp_sockets
+from instrumented_ddp.recording.warnings_to import reattribute_warnings
 from instrumented_ddp.reduction import reducer as reducer_module
 from instrumented_ddp.session import open_session
 from overlapscope.trace.format import ENDED_FILE, EVENTS_FILE, Kind
@@ -63,7 +63,7 @@ def test_connections_stay_blocking_also_where_sockets_have_a_timeout_by_default(
         client.setblocking(True)
         socket.setdefaulttimeout(5.0)
         try:
-            assert [one.getsockname() for one in tcp_sockets() if one.getsockname() == client.getsockname()]
+            assert [one.getsockname() for one in iter_tcp_sockets() if one.getsockname() == client.getsockname()]
         finally:
             socket.setdefaulttimeout(None)
         assert os.get_blocking(client.fileno())
@@ -140,7 +140,7 @@ def test_an_exception_without_words_still_reaches_the_users_hook(traces: Path, m
 def test_what_the_watchdog_raises_in_a_callback_reaches_the_training(traces: Path) -> None:
     session = open_session(traces, 0, "off")
     with pytest.raises(IncidentError):
-        session.gives_up(IncidentError("ranks differ"))
+        session.disable_recording(IncidentError("ranks differ"))
 
 
 def test_a_session_that_opens_half_is_closed_and_does_not_say_that_the_process_has_ended(
@@ -160,7 +160,7 @@ def test_a_session_that_opens_half_is_closed_and_does_not_say_that_the_process_h
 
 def test_a_constructor_that_raises_has_warned_all_the_same() -> None:
     def construct() -> None:
-        with warnings_to(callers=1):
+        with reattribute_warnings(callers=1):
             warnings.warn("beware", stacklevel=1)
             raise ValueError
 
@@ -171,6 +171,6 @@ def test_a_constructor_that_raises_has_warned_all_the_same() -> None:
 def test_a_meter_that_fails_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     meter = Meter(torch.device("cpu"))
     for _ in range(3):
-        meter.gives_up(ValueError("of ours"))
+        meter.disable_recording(ValueError("of ours"))
     assert len(caplog.records) == 1
     meter.close()

@@ -11,9 +11,9 @@ from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.lab import jobs
 from overlapscope.lab.catalogue import Fault
 from overlapscope.lab.diagnosing import diagnose
-from overlapscope.lab.reports import Report, reports_in
-from overlapscope.lab.scripts import script_of
-from overlapscope.lab.truth import compare
+from overlapscope.lab.reports import WatchdogReport, load_reports
+from overlapscope.lab.scripts import find_fault_script
+from overlapscope.lab.truth import check_verdict
 from tests.lab.warm_ranks import WarmRank
 
 
@@ -21,7 +21,7 @@ from tests.lab.warm_ranks import WarmRank
 class Outcome:
     """What came out of a run."""
 
-    reports: list[Report]
+    reports: list[WatchdogReport]
     """Of watchdogs, those taken back left out."""
     verdict: Verdict
     """Of the recording, while the ranks that hang are there."""
@@ -46,12 +46,12 @@ class Outcome:
         if self.reports:
             verdicts["message"] = self.reports[0].verdict
         wrong = {
-            what: [str(check) for check in compare(fault, world_size, verdict) if not check.is_right]
+            what: [str(check) for check in check_verdict(fault, world_size, verdict) if not check.is_right]
             for what, verdict in verdicts.items()
         }
-        if fault.is_negative and self.reports:
+        if fault.is_healthy and self.reports:
             wrong["message"] = [self.reports[0].verdict.sentence]
-        elif not fault.is_negative and not self.reports:
+        elif not fault.is_healthy and not self.reports:
             wrong["message"] = ["none"] if self.launcher_ns is None else wrong["diagnosis"]
         return {what: points for what, points in wrong.items() if points}
 
@@ -62,11 +62,11 @@ def run_fault(fault: Fault, world_size: int, *, wrapper: jobs.Wrapper) -> Outcom
         trace = Path(temporary, "trace")
         # A script that knows nothing of us is recorded from its interpreter's start on.
         start: jobs.Start = jobs.start_python if wrapper == "torch" else WarmRank
-        with jobs.running(script_of(fault), world_size, wrapper=wrapper, trace=trace, start=start) as job:
+        with jobs.run_fault_job(find_fault_script(fault), world_size, wrapper=wrapper, trace=trace, start=start) as job:
             job.wait(patience_s=fault.patience_s)
             verdict, _ = diagnose(trace)
             launcher_ns = None if job.running() else time.monotonic_ns()
             fault_ns = job.fault_ns()
         later, _ = diagnose(trace)
-        reports = [report for report in reports_in(trace) if not report.is_retracted]
+        reports = [report for report in load_reports(trace) if not report.is_retracted]
     return Outcome(reports=reports, verdict=verdict, later=later, fault_ns=fault_ns, launcher_ns=launcher_ns)

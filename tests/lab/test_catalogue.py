@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from overlapscope.lab.catalogue import FAULT_STEP, FAULTS, Fault
-from overlapscope.lab.scripts import explanation_of, faulty_lines, script_of, title_of
+from overlapscope.lab.scripts import find_fault_script, find_faulty_lines, read_explanation, read_title
 
 ROOT = Path(__file__).parents[2]
 LETTERS = {"a1", "a2", "b", "b'", "c", "c3", "c6", "d", "e1", "e2", "e3", "f", "f'", "g", "h", "i2", "j", "p", "t", "n"}
@@ -29,26 +29,26 @@ def test_every_script_is_in_the_catalogue() -> None:
 
 @every_fault
 def test_a_script_explains_itself(fault: Fault) -> None:
-    title, _, explanation = explanation_of(fault).partition("\n\n")
-    assert title_of(fault).endswith(".")
+    title, _, explanation = read_explanation(fault).partition("\n\n")
+    assert read_title(fault).endswith(".")
     assert "\n" not in title
-    assert ("Nothing is wrong" if fault.is_negative else "What you see:") in " ".join(explanation.split())
-    assert fault.is_negative or "In real life:" in explanation
+    assert ("Nothing is wrong" if fault.is_healthy else "What you see:") in " ".join(explanation.split())
+    assert fault.is_healthy or "In real life:" in explanation
 
 
 @every_fault
 def test_the_faulty_line_is_marked_if_there_is_one(fault: Fault) -> None:
-    assert not (fault.has_line and not faulty_lines(fault))
-    assert not (fault.is_negative and faulty_lines(fault))
+    assert not (fault.has_line and not find_faulty_lines(fault))
+    assert not (fault.is_healthy and find_faulty_lines(fault))
 
 
 @every_fault
 def test_marks_stand_on_statements_of_one_line(fault: Fault) -> None:
     """A frame's line is where its statement begins."""
-    tree = ast.parse(script_of(fault).read_text())
+    tree = ast.parse(find_fault_script(fault).read_text())
     simple = (ast.Assign, ast.Expr, ast.Continue, ast.Return)
     starts = {node.lineno: node for node in ast.walk(tree) if isinstance(node, ast.stmt)}
-    for line in faulty_lines(fault):
+    for line in find_faulty_lines(fault):
         assert line in starts
         assert not isinstance(starts[line], simple) or starts[line].end_lineno == line
 
@@ -59,7 +59,7 @@ def test_what_is_true_can_be_asked_for(fault: Fault) -> None:
     assert set(fault.world_sizes) <= {2, 3, 4}
     assert not fault.bucket or fault.step is not None
     assert set(fault.blamed(3)) <= {0, 1, 2}
-    assert fault.is_negative is not bool(fault.blamed(3))
+    assert fault.is_healthy is not bool(fault.blamed(3))
     assert fault.blamed(2) in ((), fault.ranks)
 
 
@@ -69,8 +69,8 @@ def test_scripts_take_their_step_from_the_same_number() -> None:
 
 @every_fault
 def test_the_documentation_has_a_row_for_it(fault: Fault) -> None:
-    if fault.is_negative:
-        row = f"| `{fault.name}` | {title_of(fault)} |"
+    if fault.is_healthy:
+        row = f"| `{fault.name}` | {read_title(fault)} |"
     else:
-        row = f"| `{fault.name}` | {title_of(fault)} | {fault.stock} | {fault.kinds[0]} |"
+        row = f"| `{fault.name}` | {read_title(fault)} | {fault.stock} | {fault.kinds[0]} |"
     assert any(line.startswith(row) for line in (ROOT / "docs" / "faults.md").read_text().splitlines())

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.diagnosis.process import has_ended
+from overlapscope.diagnosis.process import has_process_ended
 from overlapscope.lab import cluster
-from overlapscope.lab.cluster import Job, variables_of
+from overlapscope.lab.cluster import ClusterJob, make_launcher_variables
 from overlapscope.lab.network.hosts import Hosts
 
 FOREVER = "echo; while :; do sleep 0.05; done"
 STUBBORN = f"trap '' INT TERM; {FOREVER}"
 
-Shells = Callable[..., Job]
+Shells = Callable[..., ClusterJob]
 
 
 def exists(pid: int) -> bool:
@@ -28,7 +28,7 @@ def exists(pid: int) -> bool:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except FileNotFoundError:
         return False
-    return not has_ended(fields)
+    return not has_process_ended(fields)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def shells() -> Iterator[Shells]:
     """Starts a job of shell scripts, one for each host, and ends what is left of them."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*scripts: str) -> Job:
+    def start(*scripts: str) -> ClusterJob:
         # Those that stay say when they have begun: before that they would not be deaf to signals.
         for script in scripts:
             process = subprocess.Popen(
@@ -59,7 +59,7 @@ def shells() -> Iterator[Shells]:
             assert process.stdout is not None
             process.stdout.readline()
         names = tuple(str(number) for number in range(len(scripts)))
-        return Job(HostsOfPids(names, pids=tuple(process.pid for process in started)), started)
+        return ClusterJob(HostsOfPids(names, pids=tuple(process.pid for process in started)), started)
 
     yield start
     for process in started:
@@ -125,7 +125,7 @@ def test_what_does_not_react_to_a_signal_is_ended_after_a_while(shells):
 
 def test_all_hosts_are_told_the_same_but_for_their_number():
     hosts = Hosts(("a", "b", "c"))
-    of_each = [variables_of(host, hosts, ranks_per_host=2) for host in range(3)]
+    of_each = [make_launcher_variables(host, hosts, ranks_per_host=2) for host in range(3)]
     numbers = [each.pop("PET_NODE_RANK") for each in of_each]
     assert numbers == ["0", "1", "2"]
     assert of_each[0] == of_each[1] == of_each[2]
@@ -137,14 +137,14 @@ def test_all_hosts_are_told_the_same_but_for_their_number():
 def test_a_host_with_one_rank_is_that_rank_without_a_launcher():
     hosts = Hosts(("a", "b"))
     for host in range(2):
-        variables = variables_of(host, hosts, ranks_per_host=1)
+        variables = make_launcher_variables(host, hosts, ranks_per_host=1)
         assert (variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"]) == (str(host), "2", "0")
-    assert "RANK" not in variables_of(0, hosts, ranks_per_host=2), "only a launcher knows"
+    assert "RANK" not in make_launcher_variables(0, hosts, ranks_per_host=2), "only a launcher knows"
 
 
 def test_torchrun_reads_what_it_is_told(monkeypatch):
     run = pytest.importorskip("torch.distributed.run")
-    for name, value in variables_of(1, Hosts(("a", "b", "c")), ranks_per_host=4).items():
+    for name, value in make_launcher_variables(1, Hosts(("a", "b", "c")), ranks_per_host=4).items():
         monkeypatch.setenv(name, value)
     args = run.parse_args(["train.py"])
     assert (args.nnodes, int(args.node_rank), args.nproc_per_node) == ("3", 1, "4")

@@ -23,7 +23,7 @@ def script(folder: Path, text: str) -> Path:
 def test_each_rank_knows_its_place_and_what_it_prints_is_passed_on(tmp_path: Path) -> None:
     lines: list[tuple[int, str]] = []
     text = "print(os.environ['WORLD_SIZE']); print('oh', file=sys.stderr); sys.exit(rank)"
-    with jobs.running(script(tmp_path, text), 3, on_line=lambda rank, line: lines.append((rank, line))) as job:
+    with jobs.run_fault_job(script(tmp_path, text), 3, on_line=lambda rank, line: lines.append((rank, line))) as job:
         job.wait()
         assert job.ends() == ["succeeded", "exit code 1", "exit code 2"]
     assert sorted(lines) == [(rank, line) for rank in range(3) for line in ("3", "oh")]
@@ -33,7 +33,7 @@ def test_each_rank_knows_its_place_and_what_it_prints_is_passed_on(tmp_path: Pat
 def test_only_what_is_asked_for_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OVERLAPSCOPE_TRACE", "/elsewhere")
     for trace, said in ((None, "None"), (tmp_path / "trace", str(tmp_path / "trace"))):
-        with jobs.running(script(tmp_path, "print(os.environ.get('OVERLAPSCOPE_TRACE'))"), 1, trace=trace) as job:
+        with jobs.run_fault_job(script(tmp_path, "print(os.environ.get('OVERLAPSCOPE_TRACE'))"), 1, trace=trace) as job:
             job.wait()
         assert job.output == [[said]]
 
@@ -45,7 +45,7 @@ if rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
 time.sleep(600)
 """
-    with jobs.running(script(tmp_path, text), 2) as job:
+    with jobs.run_fault_job(script(tmp_path, text), 2) as job:
         job.wait(patience_s=0.5)
         assert job.ends() == ["still alive", "still alive"]
         assert job.fault_ns() is not None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from overlapscope.analysis.analysis import Analysis
-from overlapscope.lab.synth import bytes_of, write_recording
+from overlapscope.lab.synth import estimate_bytes, write_recording
 from overlapscope.trace.format import EVENTS_FILE, HEADER_BYTES
 from overlapscope.trace.reader import read_trace
 from tests.commands.command_line import overlapscope
@@ -33,7 +33,7 @@ def test_nothing_is_wrong_with_it(recording: Path) -> None:
 
 def test_it_is_as_large_as_was_said(recording: Path) -> None:
     logs = [path.stat().st_size - HEADER_BYTES for path in recording.glob(f"*/{EVENTS_FILE}")]
-    assert sum(logs) == bytes_of(ranks=20, steps=100, buckets=6)
+    assert sum(logs) == estimate_bytes(ranks=20, steps=100, buckets=6)
 
 
 def test_buckets_are_reduced_one_after_the_other_once_the_last_rank_is_there(recording: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from overlapscope.diagnosis.evidence import CallSite
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.lab.catalogue import FAULTS
-from overlapscope.lab.scripts import faulty_lines
-from overlapscope.lab.truth import compare
+from overlapscope.lab.scripts import find_faulty_lines
+from overlapscope.lab.truth import check_verdict
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
 BRANCH = BY_NAME["missing-branch"]
@@ -28,16 +28,16 @@ RIGHT = Verdict(
     step=12,
     bucket=BRANCH.bucket,
     parameters=BRANCH.parameters,
-    call_sites={1: line_of(BRANCH.script, faulty_lines(BRANCH)[0])},
+    call_sites={1: line_of(BRANCH.script, find_faulty_lines(BRANCH)[0])},
 )
 
 
 def wrong_points(verdict: Verdict, fault=BRANCH, world_size: int = 3) -> list[str]:
-    return [check.point for check in compare(fault, world_size, verdict) if not check.is_right]
+    return [check.point for check in check_verdict(fault, world_size, verdict) if not check.is_right]
 
 
 def test_the_truth_is_right_in_every_point() -> None:
-    assert [check.point for check in compare(BRANCH, 3, RIGHT)] == [
+    assert [check.point for check in check_verdict(BRANCH, 3, RIGHT)] == [
         "kind",
         "blamed",
         "step",
@@ -62,7 +62,7 @@ def test_the_truth_is_right_in_every_point() -> None:
         ("parameters", {"parameters": (*BRANCH.parameters, "head.bias")}),
         ("line", {"call_sites": None}),
         ("line", {"call_sites": {1: line_of(BRANCH.script, 1)}}),
-        ("line", {"call_sites": {1: line_of("other.py", faulty_lines(BRANCH)[0])}}),
+        ("line", {"call_sites": {1: line_of("other.py", find_faulty_lines(BRANCH)[0])}}),
     ],
 )
 def test_each_point_can_be_wrong(point: str, change: dict) -> None:
@@ -77,7 +77,7 @@ def test_a_step_may_be_one_of_several(step: int, last_step: int, wrong: list[str
 
 
 def test_the_line_is_that_of_a_rank_that_is_blamed() -> None:
-    right = line_of(BRANCH.script, faulty_lines(BRANCH)[0])
+    right = line_of(BRANCH.script, find_faulty_lines(BRANCH)[0])
     sites = {0: right, 1: line_of(BRANCH.script, 1)}
     assert wrong_points(replace(RIGHT, call_sites=sites)) == ["line"]
 
@@ -87,7 +87,7 @@ def test_of_two_ranks_that_disagree_nobody_is_to_be_blamed() -> None:
         kind="batch skipped",
         sentence="",
         step=12,
-        call_sites={rank: line_of(BATCH.script, faulty_lines(BATCH)[0]) for rank in (0, 1)},
+        call_sites={rank: line_of(BATCH.script, find_faulty_lines(BATCH)[0]) for rank in (0, 1)},
     )
     assert wrong_points(verdict, BATCH, 2) == []
     assert wrong_points(replace(verdict, blamed=(1,)), BATCH, 2) == ["blamed"]
@@ -97,7 +97,7 @@ def test_of_two_ranks_that_disagree_nobody_is_to_be_blamed() -> None:
 def test_what_all_ranks_do_alike_is_laid_to_all_or_to_none() -> None:
     fault = BY_NAME["bypassed-ddp"]
     verdict = Verdict(
-        kind="not reduced", sentence="", step=12, call_sites={0: line_of(fault.script, faulty_lines(fault)[0])}
+        kind="not reduced", sentence="", step=12, call_sites={0: line_of(fault.script, find_faulty_lines(fault)[0])}
     )
     assert wrong_points(verdict, fault) == []
     assert wrong_points(replace(verdict, blamed=(0, 1, 2)), fault) == []

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from overlapscope.model.cost import CollectiveCost
-from overlapscope.model.line import Line
+from overlapscope.model.line import CostLine
 from overlapscope.model.partition import Buckets, fill_buckets
 from overlapscope.model.schedule import Costs
-from overlapscope.model.work import Work
+from overlapscope.model.work import ComputeTimes
 from tests.model.oracle import Job
 
 times = st.integers(0, 60).map(float)
@@ -20,7 +20,7 @@ times = st.integers(0, 60).map(float)
 def cost_of(alpha_ns: float, beta_ns: float, world_size: int = 2) -> CollectiveCost:
     """A straight line."""
     sizes = np.array([1.0, 1e9])
-    line = Line(alpha_ns=alpha_ns, beta_ns=beta_ns)
+    line = CostLine(alpha_ns=alpha_ns, beta_ns=beta_ns)
     return CollectiveCost(
         world_size=world_size,
         sizes_bytes=sizes[:1],
@@ -33,8 +33,8 @@ def cost_of(alpha_ns: float, beta_ns: float, world_size: int = 2) -> CollectiveC
 def costs_of(job: Job) -> Costs:
     return Costs(
         collective=cost_of(*job.wire, world_size=len(job.start)),
-        copy_in=Line(alpha_ns=job.copy_in[0], beta_ns=job.copy_in[1]),
-        copy_out=Line(alpha_ns=job.copy_out[0], beta_ns=job.copy_out[1]),
+        copy_in=CostLine(alpha_ns=job.copy_in[0], beta_ns=job.copy_in[1]),
+        copy_out=CostLine(alpha_ns=job.copy_out[0], beta_ns=job.copy_out[1]),
         compute_slowdown=job.s,
         communication_slowdown=job.c,
         lanes=job.lanes,
@@ -42,11 +42,11 @@ def costs_of(job: Job) -> Costs:
     )
 
 
-def work_of_job(*jobs: Job) -> Work:
+def work_of_job(*jobs: Job) -> ComputeTimes:
     start = np.array([job.start for job in jobs])
     each = np.array([job.work for job in jobs])[:, :, jobs[0].order]
     ready = start[:, :, None] + np.cumsum(each, axis=2)
-    return Work(
+    return ComputeTimes(
         gradients=jobs[0].gradients,
         start_ns=start,
         ready_ns=ready,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.model.observation import Collectives, Observations, Spans
+from overlapscope.model.observation import BucketAllReduces, Observations, Spans
 from overlapscope.model.partition import Buckets, Gradients
 
 
@@ -179,13 +179,13 @@ def observe(jobs: list[Job], plans: list[Buckets]) -> Observations:
         plans=tuple(distinct),
         steps=np.arange(len(plans)) + 10,
         plan=np.array([distinct.index(plan) for plan in plans]),
-        plan_before=np.array([-1] + [distinct.index(plan) for plan in plans[:-1]]),
+        previous_plan=np.array([-1] + [distinct.index(plan) for plan in plans[:-1]]),
         cycle_ns=np.array([[step.end.max() + before] * ranks for step, before in zip(steps, head, strict=True)]),
         copies_out_ns=np.repeat(np.array(head)[:, None], ranks, axis=1),
         backward_start_ns=starts + np.array(head)[:, None],
         ready_ns=np.array([step.ready for step in steps]) - starts[:, :, None],
         backward_end_ns=np.array([step.backward_end for step in steps]) - starts,
-        collectives=Collectives(
+        collectives=BucketAllReduces(
             cycle=cycle,
             bucket=np.array([bucket for _, bucket in rows]),
             bytes=sizes,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from overlapscope.model.bucket_cycles import BucketCycles, bucket_cycles_of
+from overlapscope.model.bucket_cycles import BucketCycles, compute_bucket_cycles
 from overlapscope.trace.format import NO_INDEX, Flag, Kind, Phase
 from overlapscope.trace.log import RECORD_DTYPE, Records
 
@@ -61,19 +61,19 @@ def steps_of(epochs: tuple[int, ...] = EPOCHS) -> list[dict[str, Any]]:
 
 
 def cycles_in(records: Records) -> BucketCycles:
-    return bucket_cycles_of(records, 0, PLANS, STEPS[1:], PARAMETERS)
+    return compute_bucket_cycles(records, 0, PLANS, STEPS[1:], PARAMETERS)
 
 
 def is_same(one: BucketCycles, other: BucketCycles) -> bool:
-    names = ("epoch", "epoch_before", "moments_ns", "ready_ns", "buckets_ns")
+    names = ("epoch", "previous_epoch", "moments_ns", "ready_ns", "buckets_ns")
     return all(np.array_equal(getattr(one, name), getattr(other, name), equal_nan=True) for name in names)
 
 
 def test_a_cycle_runs_from_the_end_of_one_step_to_that_of_the_next() -> None:
     seen = cycles_in(as_records(steps_of()))
-    assert seen.is_whole.all()
+    assert seen.is_complete.all()
     assert seen.epoch.tolist() == [1, 2, 2]
-    assert seen.epoch_before.tolist() == [1, 1, 2]
+    assert seen.previous_epoch.tolist() == [1, 1, 2]
     # Steps with two buckets are over at 460, those with one at 360.
     np.testing.assert_array_equal(
         seen.moments_ns[0], [[1000, 260, 640, 400], [900, 260, 640, 400], [1000, 360, 740, 400]]
@@ -100,7 +100,7 @@ def test_a_step_with_two_passes_is_not_seen_though_those_of_the_second_complete_
         for row in one_pass(STEPS[1], epoch, STEP_NS + 750)
         if row["kind"] not in (Kind.COLLECTIVE, Kind.COPY_OUT) or row["index"] < completed
     ]
-    assert cycles_in(as_records(steps_of() + second)).is_whole.tolist() == [False, False, True]
+    assert cycles_in(as_records(steps_of() + second)).is_complete.tolist() == [False, False, True]
 
 
 @given(st.randoms(use_true_random=False))
@@ -133,4 +133,4 @@ def test_what_was_cut_off_or_is_of_other_plans_is_not_seen_and_nothing_fails(dat
 def test_no_bytes_at_all_make_it_fail(records: Records, steps: list[int]) -> None:
     records["step"] %= 4
     records["kind"] %= max(Kind) + 1
-    assert bucket_cycles_of(records, 0, PLANS, steps, PARAMETERS).shape == (len(steps), PARAMETERS, 2)
+    assert compute_bucket_cycles(records, 0, PLANS, steps, PARAMETERS).shape == (len(steps), PARAMETERS, 2)

@@ -94,7 +94,7 @@ def test_times_that_are_no_times_are_left_out() -> None:
 def test_more_ranks_take_more_turns_and_nearly_the_same_bytes(algorithm: str, latencies: float) -> None:
     sizes = np.geomspace(0.001, 64, 12) * MB
     cost = fit_cost(spans(sizes, line_of(sizes)), world_size=2)
-    eight: CollectiveCost = cost.extrapolated(8, algorithm)  # type: ignore[arg-type]
+    eight: CollectiveCost = cost.extrapolate(8, algorithm)  # type: ignore[arg-type]
     expected = latencies * 2e6 + 8.0 * sizes * (7 / 8) / (1 / 2)
     np.testing.assert_allclose(eight.time_ns(sizes), expected, rtol=0.02)
     assert eight.world_size == 8
@@ -103,7 +103,7 @@ def test_more_ranks_take_more_turns_and_nearly_the_same_bytes(algorithm: str, la
 def test_one_rank_says_nothing_of_two() -> None:
     cost = fit_cost(spans([MB, 9 * MB], [1e6, 8e6]), world_size=1)
     with pytest.raises(OverlapScopeError, match="at least 2"):
-        cost.extrapolated(2)
+        cost.extrapolate(2)
 
 
 def test_twice_the_bandwidth_halves_what_is_not_latency() -> None:

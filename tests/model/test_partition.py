@@ -8,12 +8,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.model.partition import ALONE, NO_LIMIT, Gradients, fill
-from overlapscope.model.plan_table import buckets_of_cuts, cuts_of, table_of, table_of_cuts
+from overlapscope.model.partition import NO_LIMIT, SPARSE_KIND, Gradients, fill_plan
+from overlapscope.model.plan_table import buckets_from_cuts, build_table, build_table_from_cuts, cuts_from_buckets
 
 
 @st.composite
-def gradients(draw: st.DrawFn, most: int = 12, kinds: Any = (0, 1, ALONE)) -> Gradients:
+def gradients(draw: st.DrawFn, most: int = 12, kinds: Any = (0, 1, SPARSE_KIND)) -> Gradients:
     count = draw(st.integers(1, most))
     return Gradients(
         names=tuple(f"p{number}" for number in range(count)),
@@ -36,39 +36,39 @@ def of(sizes: list[int], kinds: list[int] | None = None) -> Gradients:
 
 
 def test_a_bucket_is_closed_once_it_holds_its_limit_or_more() -> None:
-    assert fill(of([4, 4, 4, 4, 4]), [8]) == ((0, 1), (2, 3), (4,))
-    assert fill(of([4, 4, 4, 4, 4]), [7]) == ((0, 1), (2, 3), (4,))
-    assert fill(of([4, 4, 4, 4, 4]), [1, 9]) == ((0,), (1, 2, 3), (4,))
-    assert fill(of([4, 4, 4]), [NO_LIMIT]) == ((0, 1, 2),)
+    assert fill_plan(of([4, 4, 4, 4, 4]), [8]) == ((0, 1), (2, 3), (4,))
+    assert fill_plan(of([4, 4, 4, 4, 4]), [7]) == ((0, 1), (2, 3), (4,))
+    assert fill_plan(of([4, 4, 4, 4, 4]), [1, 9]) == ((0,), (1, 2, 3), (4,))
+    assert fill_plan(of([4, 4, 4]), [NO_LIMIT]) == ((0, 1, 2),)
 
 
 def test_kinds_are_not_mixed_and_each_counts_its_own_limits() -> None:
-    assert fill(of([4, 4, 4, 4], [0, 1, 0, 1]), [1, 100]) == ((0,), (1,), (2,), (3,))
-    assert fill(of([4, 4, 4, 4], [0, 1, 0, 1]), [8]) == ((0, 2), (1, 3))
+    assert fill_plan(of([4, 4, 4, 4], [0, 1, 0, 1]), [1, 100]) == ((0,), (1,), (2,), (3,))
+    assert fill_plan(of([4, 4, 4, 4], [0, 1, 0, 1]), [8]) == ((0, 2), (1, 3))
 
 
 def test_sparse_gradients_are_alone_and_don_t_close_a_bucket() -> None:
-    assert fill(of([4, 4, 4], [0, ALONE, 0]), [8]) == ((1,), (0, 2))
+    assert fill_plan(of([4, 4, 4], [0, SPARSE_KIND, 0]), [8]) == ((1,), (0, 2))
 
 
 @given(gradients(), limits)
 def test_cuts_say_all_of_a_plan(gradients: Gradients, limits_bytes: list[int]) -> None:
-    plan = fill(gradients, limits_bytes)
-    cuts = cuts_of(plan, gradients)
+    plan = fill_plan(gradients, limits_bytes)
+    cuts = cuts_from_buckets(plan, gradients)
     assert cuts is not None
-    assert buckets_of_cuts(cuts, gradients) == plan
+    assert buckets_from_cuts(cuts, gradients) == plan
 
 
 @given(gradients(), st.lists(limits, min_size=1, max_size=5))
 def test_a_table_is_the_same_from_buckets_and_from_cuts(gradients: Gradients, limits_bytes: list[list[int]]) -> None:
-    plans = [fill(gradients, each) for each in limits_bytes]
-    cuts = np.array([cuts_of(plan, gradients) for plan in plans])
-    table, other = table_of(plans, gradients), table_of_cuts(cuts, gradients)
+    plans = [fill_plan(gradients, each) for each in limits_bytes]
+    cuts = np.array([cuts_from_buckets(plan, gradients) for plan in plans])
+    table, other = build_table(plans, gradients), build_table_from_cuts(cuts, gradients)
     np.testing.assert_array_equal(table.is_bucket, other.is_bucket)
     np.testing.assert_array_equal(table.bytes, other.bytes)
     np.testing.assert_array_equal(table.last[table.is_bucket], other.last[table.is_bucket])
 
 
 def test_a_plan_in_another_order_than_that_of_gradients_has_no_cuts() -> None:
-    assert cuts_of(((0, 2), (1, 3)), of([1, 1, 1, 1])) is None
-    assert cuts_of(((2, 3), (0, 1)), of([1, 1, 1, 1])) is None
+    assert cuts_from_buckets(((0, 2), (1, 3)), of([1, 1, 1, 1])) is None
+    assert cuts_from_buckets(((2, 3), (0, 1)), of([1, 1, 1, 1])) is None

@@ -10,12 +10,12 @@ import pytest
 
 from overlapscope.interval import Interval
 from overlapscope.model import sentences
-from overlapscope.model.coarse import coarse
-from overlapscope.model.curve import Options, curve_of
-from overlapscope.model.fit import Fitted, fit
-from overlapscope.model.limits import limits_of
-from overlapscope.model.measured import Measured
-from overlapscope.model.partition import Buckets, fill
+from overlapscope.model.coarse import merge_gradients
+from overlapscope.model.curve import Options, predict_curve
+from overlapscope.model.fit import FittedModel, fit_model
+from overlapscope.model.limits import find_limits
+from overlapscope.model.measured import MeasuredSteps
+from overlapscope.model.partition import Buckets, fill_plan
 from overlapscope.model.plan import default_plan
 from overlapscope.model.recommend import Recommendation, recommend
 from tests.model.jobs import costs_of, work_of_job
@@ -35,7 +35,7 @@ def large_job(**changes: object) -> Job:
 
 
 def advice_on(job: Job, noise: float = 0.01) -> Recommendation:
-    return recommend(fit(recording(job, noise), lanes=job.lanes))
+    return recommend(fit_model(recording(job, noise), lanes=job.lanes))
 
 
 def simulated(job: Job, plan: Buckets) -> float:
@@ -66,7 +66,7 @@ def test_where_the_wire_is_slow_a_change_is_advised_and_its_gain_is_sure() -> No
     assert advice.good_from_mb is not None
     assert advice.best.cap_mb is not None
     assert advice.good_from_mb < advice.best.cap_mb <= advice.good_to_mb
-    text = sentences.headline(advice)
+    text = sentences.format_headline(advice)
     assert text.startswith(f"Set bucket_cap_mb={advice.best.cap_mb:g}: ")
     assert text.endswith("MB are within 1 %.")
 
@@ -75,14 +75,14 @@ def test_where_the_wire_is_quick_one_should_leave_it() -> None:
     job = large_job()
     advice = advice_on(replace(job, wire=(1.0, job.wire[1] / 50)))
     assert advice.verdict == "leave it"
-    assert sentences.headline(advice).startswith("Keep the bucket size")
+    assert sentences.format_headline(advice).startswith("Keep the bucket size")
     assert advice.limits.limit == "compute"
 
 
 def test_what_is_in_force_already_is_not_advised_again() -> None:
     job = large_job()
     best = advice_on(job).best.buckets
-    advice = recommend(fit(recording(job), lanes=1), in_force=best)
+    advice = recommend(fit_model(recording(job), lanes=1), in_force=best)
     assert advice.verdict == "leave it"
     assert advice.gain.value == 0
     assert advice.now.buckets == best
@@ -95,22 +95,22 @@ def test_the_best_plan_of_all_is_never_predicted_to_be_slower_than_the_best_size
         assert advice.free.step_ns.value <= advice.best.step_ns.value * 1.001
         if advice.free_caps_mb is not None:
             limits = [int(cap * KB * KB) for cap in advice.free_caps_mb]
-            assert fill(job.gradients, limits) == advice.free.buckets
+            assert fill_plan(job.gradients, limits) == advice.free.buckets
 
 
 def test_a_model_of_one_gradient_has_no_choice() -> None:
     job = Job(sizes=[5000], start=[100.0, 100.0], work=[[50.0], [50.0]], wire=(5.0, 0.01))
-    advice = recommend(fit(observe([job] * 6, [((0,),)] * 6), lanes=1))
+    advice = recommend(fit_model(observe([job] * 6, [((0,),)] * 6), lanes=1))
     assert not advice.has_choice
-    assert sentences.headline(advice).startswith("Nothing to choose")
+    assert sentences.format_headline(advice).startswith("Nothing to choose")
 
 
 def test_one_plan_of_equal_buckets_and_no_calibration_says_what_is_missing_and_is_less_sure() -> None:
     job = large_job()
-    plan = fill(replace(job, sizes=[4_000_000] * 24).gradients, [1])
+    plan = fill_plan(replace(job, sizes=[4_000_000] * 24).gradients, [1])
     even = replace(job, sizes=[4_000_000] * 24, wire=(LATENCY, job.wire[1]))
-    blind = recommend(fit(recording(even, 0.01, [plan] * 24), lanes=1))
-    probed = recommend(fit(recording(even, 0.01), lanes=1))
+    blind = recommend(fit_model(recording(even, 0.01, [plan] * 24), lanes=1))
+    probed = recommend(fit_model(recording(even, 0.01), lanes=1))
     assert any("--probe-buckets" in sentence for sentence in blind.missing)
     assert not any("guess" in sentence for sentence in probed.missing)
     assert width(blind) > 1.5 * width(probed)
@@ -120,8 +120,8 @@ def width(advice: Recommendation) -> float:
     return float(np.mean([size.step_ns.high / size.step_ns.low - 1 for size in advice.sizes]))
 
 
-def fitted(job: Job) -> Fitted:
-    return fit(recording(job), lanes=1)
+def fitted(job: Job) -> FittedModel:
+    return fit_model(recording(job), lanes=1)
 
 
 LIMITS = {
@@ -135,10 +135,12 @@ LIMITS = {
 @pytest.mark.parametrize("limit", LIMITS)
 def test_what_a_step_is_limited_by(limit: str) -> None:
     job = LIMITS[limit]
-    plan = fill(job.gradients, [8 * KB * KB])
-    limits = limits_of(plan, work_of_job(job), costs_of(job), if_alike=0.4 if limit == "differences" else 0.0)
+    plan = fill_plan(job.gradients, [8 * KB * KB])
+    limits = find_limits(
+        plan, work_of_job(job), costs_of(job), gain_if_equal_ranks=0.4 if limit == "differences" else 0.0
+    )
     assert limits.limit == limit
-    assert limit.split()[0] in sentences.limit(limits)
+    assert limit.split()[0] in sentences.format_limit(limits)
 
 
 def test_a_last_bucket_that_nothing_hides_limits_the_step() -> None:
@@ -149,7 +151,7 @@ def test_a_last_bucket_that_nothing_hides_limits_the_step() -> None:
         work=[[500.0, 500.0, 500.0]] * 2,
         wire=(1.0, 0.1),
     )
-    limits = limits_of(((0,), (1,), (2,)), work_of_job(job), costs_of(job))
+    limits = find_limits(((0,), (1,), (2,)), work_of_job(job), costs_of(job))
     assert limits.limit == "last bucket"
     # 1000 of the 3501 are exposed, and 10 of latency
     assert limits.exposed == pytest.approx(1001 / 3501)
@@ -163,8 +165,8 @@ def test_who_does_not_know_how_lanes_share_the_wire_is_sent_to_calibrate_where_i
 ) -> None:
     job = large_job(lanes=2)
     job = replace(job, wire=(job.wire[0], wire_factor * job.wire[1]))
-    plan = fill(job.gradients, [40 * KB * KB])
-    advice = recommend(fit(recording(job, 0.01, [plan] * 24), lanes=2))
+    plan = fill_plan(job.gradients, [40 * KB * KB])
+    advice = recommend(fit_model(recording(job, 0.01, [plan] * 24), lanes=2))
     assert any("overlapscope calibrate measures it" in sentence for sentence in advice.missing) == matters
 
 
@@ -174,7 +176,7 @@ def test_what_if_has_what_can_be_changed() -> None:
     by_name = {each.change: each for each in advice_on(job, noise=0.0).what_ifs}
     twice = by_name["links of twice the bandwidth"]
     faster = replace(job, wire=(50.0, job.wire[1] / 2))
-    sizes = [simulated(faster, fill(job.gradients, [cap * KB * KB])) for cap in (1, 2, 4, 8, 12, 16, 25, 50, 100)]
+    sizes = [simulated(faster, fill_plan(job.gradients, [cap * KB * KB])) for cap in (1, 2, 4, 8, 12, 16, 25, 50, 100)]
     assert twice.step_ns == pytest.approx(min(sizes), rel=0.03)
     assert by_name["gradient_as_bucket_view=True"].gain >= 0
     assert by_name["fp16 or bf16 compression hook"].gain == pytest.approx(twice.gain, abs=0.01)
@@ -193,11 +195,11 @@ def test_more_ranks_are_reduced_by_a_tree_where_nccl_would_take_one(lanes: int, 
 
 
 def test_a_step_with_fp16_is_the_same_in_the_table_and_on_the_curve() -> None:
-    fitted = fit(recording(large_job(), 0.05), lanes=1)
+    fitted = fit_model(recording(large_job(), 0.05), lanes=1)
     in_force = fitted.observations.plans[-1]
-    measured = Measured(plan=in_force, step_ns=Interval(value=2e8, low=1.9e8, high=2.1e8), exposed_ns=3e7)
+    measured = MeasuredSteps(plan=in_force, step_ns=Interval(value=2e8, low=1.9e8, high=2.1e8), exposed_ns=3e7)
     advice = recommend(fitted, in_force, measured=measured)
-    curve = curve_of(fitted, Options(is_compressed=True), {"present": in_force}, measured)
+    curve = predict_curve(fitted, Options(is_compressed=True), {"present": in_force}, measured)
     (compressed,) = (each for each in advice.what_ifs if each.change.startswith("fp16"))
     assert compressed.step_ns == pytest.approx(curve.predicted_ns.min())
     assert compressed.gain == pytest.approx(1 - compressed.step_ns / advice.best.step_ns.value)
@@ -227,11 +229,11 @@ def test_of_thousands_of_gradients_the_advice_is_as_good() -> None:
         order=[],
         kinds=[],
     )
-    joined = coarse(work_of_job(many))
+    joined = merge_gradients(work_of_job(many))
     assert joined is not None
-    assert coarse(work_of_job(job)) is None
+    assert merge_gradients(work_of_job(job)) is None
     assert [number for members in joined.members for number in members] == many.gradients.order.tolist()
     assert joined.work.gradients.total_bytes == many.gradients.total_bytes
-    few = recommend(fit(recording(many, plans=[default_plan(many.gradients).buckets] * 4), lanes=1))
+    few = recommend(fit_model(recording(many, plans=[default_plan(many.gradients).buckets] * 4), lanes=1))
     assert sorted(number for bucket in few.free.buckets for number in bucket) == list(range(len(many.sizes)))
     assert few.free.step_ns.value <= few.best.step_ns.value * 1.001

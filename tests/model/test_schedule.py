@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.model.partition import Buckets
-from overlapscope.model.schedule import Replayed, replay, replay_step
+from overlapscope.model.schedule import ReplayResult, replay, replay_step
 from tests.model.jobs import costs_of, jobs, plans_of, work_of_job
 from tests.model.oracle import Job, simulate
 
@@ -18,7 +18,7 @@ ONE_BUCKET: Buckets = ((0, 1, 2),)
 THREE_BUCKETS: Buckets = ((0,), (1,), (2,))
 
 
-def replay_one(job: Job, plan: Buckets) -> Replayed:
+def replay_one(job: Job, plan: Buckets) -> ReplayResult:
     return replay([plan], work_of_job(job), costs_of(job))
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from overlapscope.model.partition import Buckets
 from overlapscope.model.plan import default_plan, uniform_plans
-from overlapscope.model.plan_table import buckets_of_cuts, table_of_cuts
+from overlapscope.model.plan_table import buckets_from_cuts, build_table_from_cuts
 from overlapscope.model.schedule import replay
-from overlapscope.model.search import best_plan, cuts_by_count
+from overlapscope.model.search import find_best_plan, find_cuts_by_count
 from tests.model.jobs import costs_of, jobs, work_of_job
 from tests.model.oracle import Job
 
@@ -27,7 +27,7 @@ def every_plan(job: Job, buckets: int | None = None) -> list[Buckets]:
         for chosen in combinations(places, count):
             cuts = np.zeros(len(job.sizes), dtype=bool)
             cuts[list(chosen)] = True
-            plans.append(buckets_of_cuts(cuts, job.gradients))
+            plans.append(buckets_from_cuts(cuts, job.gradients))
     return plans
 
 
@@ -36,12 +36,12 @@ def every_plan(job: Job, buckets: int | None = None) -> list[Buckets]:
 def test_for_each_number_of_buckets_no_plan_ends_earlier(job: Job, copy_in: tuple[float, float]) -> None:
     job = replace(job, tail=0.0, copy_in=copy_in)
     work, costs = work_of_job(job), costs_of(job)
-    found = cuts_by_count(work, costs)
+    found = find_cuts_by_count(work, costs)
     assert len(found) == len(job.sizes)
     for count, cuts in enumerate(found, start=1):
         of_count = replay(every_plan(job, count), work, costs).cycle_ns[:, 0]
         assert cuts.sum() == count
-        assert replay(table_of_cuts(cuts[None], job.gradients), work, costs).cycle_ns[0, 0] == pytest.approx(
+        assert replay(build_table_from_cuts(cuts[None], job.gradients), work, costs).cycle_ns[0, 0] == pytest.approx(
             of_count.min()
         )
 
@@ -50,7 +50,7 @@ def test_for_each_number_of_buckets_no_plan_ends_earlier(job: Job, copy_in: tupl
 @given(job=jobs(plain=True))
 def test_the_best_plan_is_the_best_of_all(job: Job) -> None:
     work, costs = work_of_job(job), costs_of(job)
-    found = replay([best_plan(work, costs)], work, costs).cycle_ns[0, 0]
+    found = replay([find_best_plan(work, costs)], work, costs).cycle_ns[0, 0]
     assert found == pytest.approx(replay(every_plan(job), work, costs).cycle_ns.min(), rel=1e-3)
 
 
@@ -60,7 +60,7 @@ def test_whatever_the_job_it_is_no_worse_than_the_default_or_any_cap(job: Job, o
     slower = replace(job, work=[[other * each for each in rank] for rank in job.work])
     work, costs = work_of_job(job, slower), costs_of(job)
     known = [default_plan(job.gradients), *uniform_plans(job.gradients)]
-    best = best_plan(work, costs)
+    best = find_best_plan(work, costs)
     assert sorted(number for bucket in best for number in bucket) == list(range(len(job.sizes)))
     assert all(len({job.kinds[number] for number in bucket}) == 1 for bucket in best)
     mean_ns = replay([best, *(plan.buckets for plan in known)], work, costs).cycle_ns.mean(axis=1)
@@ -77,6 +77,6 @@ def test_a_large_last_gradient_is_sent_alone_which_no_single_size_can_express() 
     )
     work, costs = work_of_job(job), costs_of(job)
     uniform = replay([plan.buckets for plan in uniform_plans(job.gradients)], work, costs).cycle_ns.min()
-    best = replay([best_plan(work, costs)], work, costs).cycle_ns[0, 0]
+    best = replay([find_best_plan(work, costs)], work, costs).cycle_ns[0, 0]
     assert best <= uniform
     assert best == pytest.approx(replay(every_plan(job), work, costs).cycle_ns.min())

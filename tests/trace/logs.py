@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from overlapscope.trace.format import HEADER_BYTES, RECORD_BYTES, Kind, Phase, pack_body
-from overlapscope.trace.writer import EventLog
+from overlapscope.trace.writer import EventLogWriter
 
-ENTER = pack_body(Kind.ENTER, index=Phase.FORWARD)
+PHASE_BEGIN = pack_body(Kind.PHASE_BEGIN, index=Phase.FORWARD)
 
 
 def bytes_for(records: int) -> int:
@@ -15,15 +15,15 @@ def bytes_for(records: int) -> int:
     return HEADER_BYTES + records * RECORD_BYTES
 
 
-def append_numbered(log: EventLog, count: int, first: int = 1) -> None:
+def append_numbered(log: EventLogWriter, count: int, first: int = 1) -> None:
     """Append records whose start is their number, so that none can be taken for another."""
     for number in range(first, first + count):
-        log.append(ENTER, number, number, number + 5, 3)
+        log.append(PHASE_BEGIN, number, number, number + 5, 3)
 
 
-def make_log(path: Path, records: int, *, capacity: int | None = None, close: bool = True) -> EventLog:
+def make_log(path: Path, records: int, *, capacity: int | None = None, close: bool = True) -> EventLogWriter:
     """A log of numbered records."""
-    log = EventLog(path, bytes_for(capacity or max(64, records)))
+    log = EventLogWriter(path, bytes_for(capacity or max(64, records)))
     append_numbered(log, records)
     if close:
         log.close()

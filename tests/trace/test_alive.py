@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from overlapscope.trace.alive import alive_board, read_alive_board
+from overlapscope.trace.alive import pack_liveness, read_alive_file
 from overlapscope.trace.log import Problem
 
 
 def test_what_was_written_is_read_and_zeros_are_unknown(tmp_path: Path) -> None:
-    (tmp_path / "alive.board").write_bytes(alive_board(5, 0, 7))
+    (tmp_path / "alive.board").write_bytes(pack_liveness(5, 0, 7))
     problems: list[Problem] = []
-    assert read_alive_board(tmp_path / "alive.board", problems) == (5, None, 7)
-    assert read_alive_board(tmp_path / "missing", problems) == (None, None, None)
+    assert read_alive_file(tmp_path / "alive.board", problems) == (5, None, 7)
+    assert read_alive_file(tmp_path / "missing", problems) == (None, None, None)
     assert problems == []
 
 
 def test_older_boards_have_no_checksum(tmp_path: Path) -> None:
-    (tmp_path / "alive.board").write_bytes(alive_board(5, 6, 7)[:24])
-    assert read_alive_board(tmp_path / "alive.board", []) == (5, 6, 7)
+    (tmp_path / "alive.board").write_bytes(pack_liveness(5, 6, 7)[:24])
+    assert read_alive_file(tmp_path / "alive.board", []) == (5, 6, 7)
 
 
 def test_a_damaged_board_says_nothing_and_is_noted(tmp_path: Path) -> None:
     path = tmp_path / "alive.board"
     for place in range(32):
-        content = bytearray(alive_board(5, 6, 7))
+        content = bytearray(pack_liveness(5, 6, 7))
         content[place] ^= 0x10
         path.write_bytes(content)
         problems: list[Problem] = []
-        assert read_alive_board(path, problems) == (None, None, None)
+        assert read_alive_file(path, problems) == (None, None, None)
         assert [str(problem).partition(";")[0] for problem in problems] == [f"{path}: damaged"]

@@ -12,8 +12,14 @@ from pathlib import Path
 import pytest
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.board import HAS_COME, ReadinessBoard, models_with_board, read_has_come, read_times_ns
-from overlapscope.trace.format import ready_file
+from overlapscope.trace.board import (
+    READY,
+    GradientReadyFile,
+    find_models_with_ready_file,
+    read_is_ready,
+    read_ready_times_ns,
+)
+from overlapscope.trace.format import legacy_ready_file
 
 S = 1_000_000_000
 
@@ -32,54 +38,54 @@ def test_a_time_outlives_the_process_that_stored_it(tmp_path):
         [sys.executable, "-c", DIE_AFTER_STORING, tmp_path], cwd=Path(__file__).parents[2], timeout=60
     )
     assert died.returncode == -signal.SIGKILL
-    assert list(read_times_ns(tmp_path, 0, [])) == [0, 123456789012345, 0]
+    assert list(read_ready_times_ns(tmp_path, 0, [])) == [0, 123456789012345, 0]
 
 
 def test_models_have_boards_of_their_own(tmp_path):
-    ReadinessBoard(tmp_path, 0, 1).ready_ns[0] = 5 * S
-    ReadinessBoard(tmp_path, 1, 2).ready_ns[0] = 7 * S
-    assert list(read_times_ns(tmp_path, 0, [])) == [5 * S]
-    assert list(read_times_ns(tmp_path, 1, [])) == [7 * S, 0]
+    GradientReadyFile(tmp_path, 0, 1).ready_ns[0] = 5 * S
+    GradientReadyFile(tmp_path, 1, 2).ready_ns[0] = 7 * S
+    assert list(read_ready_times_ns(tmp_path, 0, [])) == [5 * S]
+    assert list(read_ready_times_ns(tmp_path, 1, [])) == [7 * S, 0]
 
 
 def test_a_board_that_is_missing_or_cut_short_tells_what_it_can(tmp_path):
-    assert list(read_times_ns(tmp_path, 0, [])) == []
-    ReadinessBoard(tmp_path, 0, 2).ready_ns[0] = 5 * S
+    assert list(read_ready_times_ns(tmp_path, 0, [])) == []
+    GradientReadyFile(tmp_path, 0, 2).ready_ns[0] = 5 * S
     os.truncate(tmp_path / "gradients_0.board", 13)
-    assert list(read_times_ns(tmp_path, 0, [])) == [5 * S]
+    assert list(read_ready_times_ns(tmp_path, 0, [])) == [5 * S]
 
 
 def test_a_board_that_is_there_is_not_overwritten(tmp_path):
-    ReadinessBoard(tmp_path, 0, 1)
+    GradientReadyFile(tmp_path, 0, 1)
     with pytest.raises(OverlapScopeError, match=r"gradients_0\.board: can't be created"):
-        ReadinessBoard(tmp_path, 0, 1)
+        GradientReadyFile(tmp_path, 0, 1)
 
 
 def test_it_tells_what_has_come_with_a_time_or_without(tmp_path):
-    ReadinessBoard(tmp_path, 0, 3).ready_ns[0] = 123456789
-    ReadinessBoard(tmp_path, 12, 2).ready_ns[1] = HAS_COME
-    assert models_with_board(tmp_path) == [0, 12]
-    assert read_has_come(tmp_path, 0, []) == (True, False, False)
-    assert read_has_come(tmp_path, 12, []) == (False, True)
-    assert list(read_times_ns(tmp_path, 12, [])) == [0, 0], "no time is known"
-    assert read_has_come(tmp_path, 3, []) == ()
+    GradientReadyFile(tmp_path, 0, 3).ready_ns[0] = 123456789
+    GradientReadyFile(tmp_path, 12, 2).ready_ns[1] = READY
+    assert find_models_with_ready_file(tmp_path) == [0, 12]
+    assert read_is_ready(tmp_path, 0, []) == (True, False, False)
+    assert read_is_ready(tmp_path, 12, []) == (False, True)
+    assert list(read_ready_times_ns(tmp_path, 12, [])) == [0, 0], "no time is known"
+    assert read_is_ready(tmp_path, 3, []) == ()
 
 
 def test_of_two_files_the_bytes_say_what_has_come(tmp_path):
     """The times are then of any backward."""
-    ReadinessBoard(tmp_path, 0, 3).ready_ns[:] = memoryview(array("q", [10 * S, 20 * S, 30 * S]))
-    (tmp_path / ready_file(0)).write_bytes(bytes([1, 0, 1]))
-    (tmp_path / ready_file(1)).write_bytes(bytes([0, 1]))
-    assert models_with_board(tmp_path) == [0, 1]
-    assert read_has_come(tmp_path, 0, []) == (True, False, True)
-    assert list(read_times_ns(tmp_path, 0, [])) == [10 * S, 20 * S, 30 * S]
-    assert read_has_come(tmp_path, 1, []) == (False, True)
-    assert list(read_times_ns(tmp_path, 1, [])) == []
+    GradientReadyFile(tmp_path, 0, 3).ready_ns[:] = memoryview(array("q", [10 * S, 20 * S, 30 * S]))
+    (tmp_path / legacy_ready_file(0)).write_bytes(bytes([1, 0, 1]))
+    (tmp_path / legacy_ready_file(1)).write_bytes(bytes([0, 1]))
+    assert find_models_with_ready_file(tmp_path) == [0, 1]
+    assert read_is_ready(tmp_path, 0, []) == (True, False, True)
+    assert list(read_ready_times_ns(tmp_path, 0, [])) == [10 * S, 20 * S, 30 * S]
+    assert read_is_ready(tmp_path, 1, []) == (False, True)
+    assert list(read_ready_times_ns(tmp_path, 1, [])) == []
 
 
 def test_a_number_that_no_hook_stores_is_damage(tmp_path):
     """One damaged byte makes neither "has come" of "has not", nor the reverse."""
-    ReadinessBoard(tmp_path, 0, 2).ready_ns[0] = HAS_COME
+    GradientReadyFile(tmp_path, 0, 2).ready_ns[0] = READY
     path = tmp_path / "gradients_0.board"
     content = path.read_bytes()
     for place in range(16):
@@ -88,13 +94,13 @@ def test_a_number_that_no_hook_stores_is_damage(tmp_path):
             damaged[place] ^= change
             path.write_bytes(damaged)
             problems = []
-            has_come = read_has_come(tmp_path, 0, problems)
+            has_come = read_is_ready(tmp_path, 0, problems)
             assert has_come in ((), (True, True)), "1 stands for HAS_COME in older recordings"
             assert [str(problem).partition(";")[0] for problem in problems] == [f"{path}: damaged"] * (not has_come)
 
 
 def test_an_old_board_holds_zeros_and_ones(tmp_path):
-    (tmp_path / ready_file(0)).write_bytes(bytes([1, 0, 0x81]))
+    (tmp_path / legacy_ready_file(0)).write_bytes(bytes([1, 0, 0x81]))
     problems = []
-    assert read_has_come(tmp_path, 0, problems) == ()
+    assert read_is_ready(tmp_path, 0, problems) == ()
     assert len(problems) == 1

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from overlapscope.trace.causality import (
     CollectiveBounds,
-    all_reduces_by_clock,
-    bounds_between,
-    fixes_of,
-    joined_by_clock,
-    tightened,
-    worst_violation,
+    compute_fixes,
+    compute_offset_bounds,
+    find_worst_violation,
+    group_all_reduces_by_clock,
+    merge_by_clock,
+    tighten_map,
 )
-from overlapscope.trace.clock import MOST_DRIFT, ClockMap
+from overlapscope.trace.clock import MAX_DRIFT, ClockMap
 
 US = 1_000
 BEGIN_NS = 10**15
@@ -46,13 +46,13 @@ def seen_by(*tables: pd.DataFrame, peers: tuple[str, ...] = ()) -> CollectiveBou
     names = dict(enumerate(["reference", *["other"] * (len(tables) - 1)]))
     trains_with = dict(enumerate(peers or [""] * len(tables)))
     rows = pd.concat([one.assign(rank=rank) for rank, one in enumerate(tables)], ignore_index=True)
-    whole = all_reduces_by_clock(rows, names, trains_with)
-    parts = [all_reduces_by_clock(part, names, trains_with) for _, part in rows.groupby("rank")]
-    for name, joined in joined_by_clock(parts).items():  # however ranks are read, it is the same
+    whole = group_all_reduces_by_clock(rows, names, trains_with)
+    parts = [group_all_reduces_by_clock(part, names, trains_with) for _, part in rows.groupby("rank")]
+    for name, joined in merge_by_clock(parts).items():  # however ranks are read, it is the same
         keys = ["peers", "model", "step", "bucket", "turn"]
         in_order = [each.sort_values(keys, ignore_index=True)[list(joined)] for each in (joined, whole[name])]
         pd.testing.assert_frame_equal(*in_order)
-    return bounds_between(whole, "other", "reference")
+    return compute_offset_bounds(whole, "other", "reference")
 
 
 def training(
@@ -104,7 +104,7 @@ def test_a_bucket_that_is_reduced_twice_in_a_step_is_matched_turn_by_turn() -> N
 
 @given(
     st.integers(-(10**13), 10**13),
-    st.floats(-MOST_DRIFT / 2, MOST_DRIFT / 2),
+    st.floats(-MAX_DRIFT / 2, MAX_DRIFT / 2),
     st.integers(1, 300),
     st.integers(1, 3000),
     st.integers(0, 100),
@@ -115,7 +115,7 @@ def test_without_pings_the_true_offset_lies_within_the_error(
     reference, other = training(steps, shift_ns=shift_ns, drift=drift, transfer_us=transfer_us, seed=seed)
     seen = seen_by(reference, other)
     assert seen is not None
-    clock = ClockMap.through(fixes_of(seen))
+    clock = ClockMap.from_fixes(compute_fixes(seen))
     for column in ("launch_ns", "end_ns"):
         own_ns = other[column].to_numpy(dtype=np.int64)
         true_ns = BEGIN_NS + np.rint((own_ns - shift_ns - BEGIN_NS) / (1 + drift))
@@ -127,7 +127,7 @@ def test_all_reduces_of_which_ranks_have_numbered_the_steps_differently_align_no
     skewed = other.assign(step=np.where(other["step"] < 25, other["step"], other["step"] + 1))
     seen = seen_by(reference, skewed)
     assert seen is not None
-    assert fixes_of(seen) == []
+    assert compute_fixes(seen) == []
 
 
 def test_an_error_that_is_wider_than_the_all_reduces_is_held_within_them() -> None:
@@ -135,8 +135,8 @@ def test_an_error_that_is_wider_than_the_all_reduces_is_held_within_them() -> No
     seen = seen_by(reference, other)
     assert seen is not None
     slow_network = ClockMap.constant(3000 * US, 5000.0 * US)
-    assert worst_violation(slow_network, seen) is None
-    clock = tightened(slow_network, fixes_of(seen))
+    assert find_worst_violation(slow_network, seen) is None
+    clock = tighten_map(slow_network, compute_fixes(seen))
     own_ns = other["launch_ns"].to_numpy()
     assert clock.error_at(own_ns).max() < 1000 * US
     assert (np.abs(clock.offset_at(own_ns)) <= clock.error_at(own_ns)).all(), "the true offset is 0"
@@ -146,7 +146,7 @@ def test_all_reduces_that_are_wider_than_the_error_change_nothing() -> None:
     reference, other = training(100)
     seen = seen_by(reference, other)
     assert seen is not None
-    clock = tightened(ClockMap.constant(3 * US, 10.0 * US), fixes_of(seen))
+    clock = tighten_map(ClockMap.constant(3 * US, 10.0 * US), compute_fixes(seen))
     own_ns = other["launch_ns"].to_numpy()
     assert set(clock.offset_at(own_ns)) == {3 * US}
     assert set(clock.error_at(own_ns)) == {10.0 * US}
@@ -156,7 +156,7 @@ def test_the_worst_contradiction_is_named() -> None:
     reference, other = training(20, transfer_us=100)
     seen = seen_by(reference, other)
     assert seen is not None
-    found = worst_violation(ClockMap.constant(5000 * US, 100.0 * US), seen)
+    found = find_worst_violation(ClockMap.constant(5000 * US, 100.0 * US), seen)
     assert found is not None
     latest_ns = int((other["launch_ns"] + 5000 * US - 100 * US - reference["end_ns"]).max())
     assert found.early_ns == pytest.approx(latest_ns, abs=1)

@@ -9,15 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.trace.checksum import is_page_intact, json_line, json_text, read_json_text, with_page_checksum
+from overlapscope.trace.checksum import (
+    add_page_checksum,
+    dump_json_line,
+    dump_json_text,
+    is_page_intact,
+    parse_json_text,
+)
 
 CONTENT = {"name": 'größe "crc32":"00000000"', "shape": [3, 4], "nested": {"b": None, "a": 1.5}}
-WRITTEN = [json_line(CONTENT), json_text(CONTENT)]
+WRITTEN = [dump_json_line(CONTENT), dump_json_text(CONTENT)]
 
 
 @pytest.mark.parametrize("text", WRITTEN)
 def test_a_text_comes_back_without_its_checksum(text: str) -> None:
-    assert read_json_text(text.encode()) == CONTENT
+    assert parse_json_text(text.encode()) == CONTENT
     assert json.loads(text).keys() == {*CONTENT, "crc32"}
     assert text.endswith("}\n")
 
@@ -28,7 +34,7 @@ def test_what_a_damaged_byte_makes_of_a_text_is_not_believed(text: str, place: i
     data = bytearray(text.removesuffix("\n").encode())
     data[place % len(data)] ^= change
     try:
-        content = read_json_text(bytes(data))
+        content = parse_json_text(bytes(data))
     except ValueError:
         return
     # Only the name of the checksum can be another: then nothing is checked, and nothing else is wrong.
@@ -36,22 +42,24 @@ def test_what_a_damaged_byte_makes_of_a_text_is_not_believed(text: str, place: i
 
 
 def test_a_text_without_a_checksum_is_of_an_older_recording() -> None:
-    assert read_json_text(b'{"a": 1}') == {"a": 1}
+    assert parse_json_text(b'{"a": 1}') == {"a": 1}
 
 
 def test_a_content_that_was_read_elsewhere_can_be_written_again() -> None:
-    assert read_json_text(json_text(json.loads(json_text(CONTENT)) | {"more": 1}).encode()) == CONTENT | {"more": 1}
+    assert parse_json_text(dump_json_text(json.loads(dump_json_text(CONTENT)) | {"more": 1}).encode()) == CONTENT | {
+        "more": 1
+    }
 
 
-@pytest.mark.parametrize("write", [json_line, json_text])
+@pytest.mark.parametrize("write", [dump_json_line, dump_json_text])
 def test_only_the_last_key_is_the_checksum(write: Callable[[dict[str, object]], str]) -> None:
     content: dict[str, object] = {"a": {"crc32": "12345678"}, "b": [{"crc32": "12345678"}]}
-    assert read_json_text(write(content).encode()) == content
-    assert read_json_text(json.dumps(content).encode()) == content
+    assert parse_json_text(write(content).encode()) == content
+    assert parse_json_text(json.dumps(content).encode()) == content
 
 
 def test_a_page_is_what_was_written_or_it_is_not() -> None:
-    page = with_page_checksum(b"header".ljust(64, b"\0"))
+    page = add_page_checksum(b"header".ljust(64, b"\0"))
     assert is_page_intact(page, has_checksum=True)
     assert not is_page_intact(page.replace(b"h", b"H"), has_checksum=True)
     older = b"header".ljust(64, b"\0")

@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.trace.format import HEADER_BYTES, OPS, RECORD_BYTES, Kind, LogHeader, Phase
-from overlapscope.trace.group_log import ENTRY_DTYPE, GroupHeader
+from overlapscope.trace.group_log import ENTRY_DTYPE, CollectiveLogHeader
 from overlapscope.trace.log import RECORD_DTYPE
 from overlapscope.trace.reader import Trace, read_trace
-from overlapscope.trace.sweep_file import sweep_dtype
+from overlapscope.trace.sweep_file import fingerprint_pass_dtype
 from tests.synthetic import write_recording
 from tests.trace.test_reader_clocks import on_another_host, write_pings
 
@@ -61,7 +61,7 @@ def test_the_entry_of_a_collective_log_is_laid_out_as_documented() -> None:
 
 def test_the_header_of_a_collective_log_is_laid_out_as_documented() -> None:
     offsets = [int(row[0]) for row in rows("offset", "type", "group header field")]
-    page = GroupHeader(name="0", ranks=(0, 3), rank=3, capacity=9, closed=True).pack()
+    page = CollectiveLogHeader(name="0", ranks=(0, 3), rank=3, capacity=9, closed=True).pack()
     assert page[: offsets[1]] == b"OVLGROUP"
     assert [struct.unpack_from("<I", page, at)[0] for at in offsets[1:5]] == [2, 4096, ENTRY_DTYPE.itemsize, 1]
     assert struct.unpack_from("<Q", page, offsets[5]) == (9,)
@@ -76,7 +76,7 @@ def test_a_sweep_is_laid_out_as_documented() -> None:
         start, _, per_tensor = offset.partition("+")
         number = int(start) + (tensors * int(per_tensor.replace("`T`", "")) if per_tensor else 0)
         documented[name.strip("`")] = (number, np.dtype(TYPES[kind.removeprefix("`T` ")]), kind.startswith("`T`"))
-    fields = sweep_dtype(tensors).fields
+    fields = fingerprint_pass_dtype(tensors).fields
     assert fields is not None
     assert documented == {name: (at, kind.base, kind.shape == (tensors,)) for name, (kind, at) in fields.items()}
 

@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 
 from overlapscope.trace import conversion
-from overlapscope.trace.conversion import _Task
-from overlapscope.trace.draft import Converted
+from overlapscope.trace.conversion import _ShardTask
+from overlapscope.trace.draft import ConvertedShards
 from overlapscope.trace.format import RUN_FILE, TABLES_FOLDER, rank_folder
-from overlapscope.trace.own_files import DRAFT_PREFIX, locked
+from overlapscope.trace.own_files import STAGING_PREFIX, try_lock
 from overlapscope.trace.reader import open_recording
 from overlapscope.trace.tables import TABLES
 from tests.synthetic import write_recording
@@ -40,8 +40,8 @@ ALL = [0, 1, 2]
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversion, "_RECORDS_OF_PART", 1)
-    monkeypatch.setattr(conversion, "_RECORDS_OF_RANGE", 600)
+    monkeypatch.setattr(conversion, "_RECORDS_PER_SHARD", 1)
+    monkeypatch.setattr(conversion, "_RECORDS_PER_RANGE", 600)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def parts_read(path: Path, *, at: int | None = None, error: BaseException | None
     read: list[int] = []
     convert = conversion._convert
 
-    def watched(task: _Task) -> Converted:
+    def watched(task: _ShardTask) -> ConvertedShards:
         if task.number == at and error is not None:
             raise error
         read.append(task.number)
@@ -72,7 +72,7 @@ def parts_read(path: Path, *, at: int | None = None, error: BaseException | None
 
 
 def drafts_in(path: Path) -> list[Path]:
-    return list(path.glob(f"{DRAFT_PREFIX}*"))
+    return list(path.glob(f"{STAGING_PREFIX}*"))
 
 
 def test_what_was_read_before_ctrl_c_is_not_read_again_and_the_tables_are_the_same(recording: Path) -> None:
@@ -87,8 +87,8 @@ def test_what_was_read_before_ctrl_c_is_not_read_again_and_the_tables_are_the_sa
     assert sorted(path.relative_to(recording) for path in recording.rglob("*")) == files
     assert (found.run, found.problems) == (expected.run, expected.problems)
     assert len(found.problems) > 0
-    for name, table in expected.whole.items():
-        pd.testing.assert_frame_equal(found.whole[name], table, obj=name)
+    for name, table in expected.unsplit.items():
+        pd.testing.assert_frame_equal(found.unsplit[name], table, obj=name)
     for name in TABLES:
         pd.testing.assert_frame_equal(getattr(found.trace(), name), getattr(expected.trace(), name), obj=name)
 
@@ -127,7 +127,7 @@ def test_on_a_full_disk_nothing_is_left(recording: Path) -> None:
 def test_what_another_process_is_making_is_left_to_it(recording: Path) -> None:
     parts_read(recording, at=2, error=KeyboardInterrupt())
     (draft,) = drafts_in(recording)
-    lock = locked(draft)
+    lock = try_lock(draft)
     assert lock is not None
     assert parts_read(recording) == ALL
     assert drafts_in(recording) == [draft]

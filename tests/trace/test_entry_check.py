@@ -7,13 +7,20 @@ from pathlib import Path
 import pytest
 
 from overlapscope.trace.format import HEADER_BYTES
-from overlapscope.trace.group_file import GroupFile
-from overlapscope.trace.group_log import ENTRY_BYTES, ENTRY_DTYPE, REACHED, UNREACHED, GroupHeader, GroupLog
+from overlapscope.trace.group_file import CollectiveLogFile
+from overlapscope.trace.group_log import (
+    ENTRY_BYTES,
+    ENTRY_DTYPE,
+    REACHED,
+    UNREACHED,
+    CollectiveLogHeader,
+    CollectiveLogWriter,
+)
 from tests.ordered import all_reduce
 
 
 def write_log(folder: Path, *, close: bool) -> Path:
-    log = GroupLog(folder / "group_0.log", GroupHeader(name="0", ranks=(0, 1), rank=0))
+    log = CollectiveLogWriter(folder / "group_0.log", CollectiveLogHeader(name="0", ranks=(0, 1), rank=0))
     for number in range(1, 6):
         log.announce(1, all_reduce(), now_ns=number, step=number)
         if number < 5:
@@ -34,7 +41,7 @@ def flip(path: Path, number: int, place: int) -> None:
 def test_an_entry_with_a_damaged_byte_is_left_out_and_noted_once(tmp_path: Path, place: int) -> None:
     path = write_log(tmp_path, close=True)
     flip(path, 3, place)
-    file = GroupFile(path)
+    file = CollectiveLogFile(path)
     for _ in range(2):
         assert file.read(1, 5)["number"].tolist() == [1, 2, 4, 5]
     assert [str(problem) for problem in file.problems] == [
@@ -45,13 +52,13 @@ def test_an_entry_with_a_damaged_byte_is_left_out_and_noted_once(tmp_path: Path,
 def test_entries_of_a_log_that_is_not_closed_are_checked_as_well(tmp_path: Path) -> None:
     path = write_log(tmp_path, close=False)
     flip(path, 3, 30)
-    assert GroupFile(path).read(1, 5)["number"].tolist() == [1, 2, 4, 5]
+    assert CollectiveLogFile(path).read(1, 5)["number"].tolist() == [1, 2, 4, 5]
 
 
 def test_a_number_that_is_damaged_is_noted(tmp_path: Path) -> None:
     path = write_log(tmp_path, close=True)
     flip(path, 3, 0)
-    file = GroupFile(path)
+    file = CollectiveLogFile(path)
     assert file.read(1, 5)["number"].tolist() == [1, 2, 4, 5]
     assert [str(problem) for problem in file.problems if problem.severity == "error"] in (
         [f"{path}: one entry is lost or damaged; the others are used"],
@@ -67,8 +74,8 @@ def test_a_time_that_was_being_added_is_taken_out(tmp_path: Path, *, close: bool
     at = HEADER_BYTES + 4 * ENTRY_BYTES + ENTRY_DTYPE.fields["completed_ns"][1]
     content[at : at + 8] = (77).to_bytes(8, "little")
     path.write_bytes(content)
-    (newest,) = GroupFile(path).read(5, 5)
-    assert (newest["number"], newest["completed_ns"], newest["announced_ns"]) == (5, 0, 5)
+    (latest,) = CollectiveLogFile(path).read(5, 5)
+    assert (latest["number"], latest["completed_ns"], latest["announced_ns"]) == (5, 0, 5)
 
 
 @pytest.mark.parametrize("flag", [REACHED, UNREACHED])
@@ -77,5 +84,5 @@ def test_so_is_what_was_being_noted_of_its_device(tmp_path: Path, flag: int) -> 
     content = bytearray(path.read_bytes())
     content[HEADER_BYTES + 4 * ENTRY_BYTES + ENTRY_DTYPE.fields["flags"][1]] |= flag
     path.write_bytes(content)
-    (newest,) = GroupFile(path).read(5, 5)
-    assert (newest["number"], newest["flags"]) == (5, 0)
+    (latest,) = CollectiveLogFile(path).read(5, 5)
+    assert (latest["number"], latest["flags"]) == (5, 0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.flight_recorder import DumpEntry, read_dump
-from overlapscope.trace.flight_recorder_files import holds_dumps, read_all
+from overlapscope.trace.flight_recorder_files import holds_dumps, read_all_dumps
 from tests.nccl_dumps import NcclRank
 
 DUMPS = Path(__file__).parent.parent / "data" / "flight_recorder"
@@ -196,16 +196,16 @@ class TestFiles:
             (tmp_path / "nccl_trace_rank_12.json").rename(tmp_path / name)
         else:
             write(tmp_path, minimal(), name)
-        assert list(read_all(tmp_path / name)[0]) == [12]
+        assert list(read_all_dumps(tmp_path / name)[0]) == [12]
 
     def test_say_their_rank_if_they_are_called_otherwise(self, tmp_path: Path) -> None:
-        assert list(read_all(write(tmp_path, minimal() | {"rank": 5}, "dump.pickle"))[0]) == [5]
+        assert list(read_all_dumps(write(tmp_path, minimal() | {"rank": 5}, "dump.pickle"))[0]) == [5]
         content = minimal() | {"pg_config": {"0": {"ranks": "[0, 3]"}, "1": {"ranks": "[3]"}}}
-        assert list(read_all(write(tmp_path, content, "dump.pickle"))[0]) == [3]
+        assert list(read_all_dumps(write(tmp_path, content, "dump.pickle"))[0]) == [3]
         with pytest.raises(OverlapScopeError, match="which rank"):
-            read_all(write(tmp_path, minimal(), "dump.pickle"))
+            read_all_dumps(write(tmp_path, minimal(), "dump.pickle"))
         with pytest.raises(OverlapScopeError, match="which rank"):
-            read_all(write(tmp_path, minimal(), "dump_of_1760000000"))
+            read_all_dumps(write(tmp_path, minimal(), "dump_of_1760000000"))
 
     def test_that_are_damaged_leave_the_others(self, tmp_path: Path) -> None:
         for rank in (0, 1, 2, 3):
@@ -213,7 +213,7 @@ class TestFiles:
         (tmp_path / "trace_1").write_bytes(b"")
         (tmp_path / "trace_2").write_bytes(pickle.dumps(minimal())[:-9])
         (tmp_path / "other_9").write_bytes(b"")
-        dumps, problems = read_all(tmp_path)
+        dumps, problems = read_all_dumps(tmp_path)
         assert sorted(dumps) == [0, 3]
         assert [problem.severity for problem in problems] == ["error", "error"]
         assert "trace_1: empty" in problems[0].message
@@ -224,7 +224,7 @@ class TestFiles:
         (tmp_path / "trace_1").mkdir()
         (tmp_path / "trace_2").symlink_to(tmp_path / "gone")
         (tmp_path / "other_3").mkdir()
-        dumps, problems = read_all(tmp_path)
+        dumps, problems = read_all_dumps(tmp_path)
         assert sorted(dumps) == [0]
         assert [problem.severity for problem in problems] == ["error", "error"]
         assert "trace_1: a folder" in problems[0].message
@@ -236,22 +236,22 @@ class TestFiles:
         with pytest.raises(
             OverlapScopeError, match="different jobs: the default group has 2 ranks in trace_0 and 4 in trace_2"
         ):
-            read_all(tmp_path)
+            read_all_dumps(tmp_path)
 
     def test_that_are_none_are_named(self, tmp_path: Path) -> None:
         (tmp_path / "trace_0").write_text("no such thing")
         with pytest.raises(OverlapScopeError, match="; trace_0 is none"):
-            read_all(tmp_path)
+            read_all_dumps(tmp_path)
 
     def test_of_which_none_can_be_read_are_one_sentence(self, tmp_path: Path) -> None:
         (tmp_path / "trace_0").write_bytes(b"\x80\x02cos\nsystem\n.")
         (tmp_path / "trace_1").write_bytes(b"\x80\x02")
         assert holds_dumps(tmp_path)
         with pytest.raises(OverlapScopeError, match="trace_0: refused at offset 2: GLOBAL"):
-            read_all(tmp_path)
+            read_all_dumps(tmp_path)
 
     def test_of_one_rank_in_both_formats_count_once(self) -> None:
-        dumps, problems = read_all(DUMPS / "hang_3")
+        dumps, problems = read_all_dumps(DUMPS / "hang_3")
         assert sorted(dumps) == [0, 1, 2]
         assert not problems
         assert all(dump.entries[0].call_site for dump in dumps.values())

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.checksum import read_json_text
+from overlapscope.trace.checksum import parse_json_text
 from overlapscope.trace.format import (
     CHECKED_RECORD,
     DTYPES,
@@ -136,5 +136,5 @@ def test_a_small_json_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Path, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         write_json(path, {"a": 2})
-    assert read_json_text(path.read_bytes()) == {"a": 1}
+    assert parse_json_text(path.read_bytes()) == {"a": 1}
     assert os.path.exists(path)

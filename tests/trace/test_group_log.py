@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import HEADER_BYTES
-from overlapscope.trace.group_file import GroupFile
+from overlapscope.trace.group_file import CollectiveLogFile
 from overlapscope.trace.group_log import (
     ENTRY_BYTES,
     ENTRY_DTYPE,
@@ -25,14 +25,14 @@ from overlapscope.trace.group_log import (
     REACHED,
     UNEVEN_INPUTS,
     UNREACHED,
+    CollectiveLogHeader,
+    CollectiveLogWriter,
     Entries,
-    GroupHeader,
-    GroupLog,
-    oldest_open,
+    oldest_incomplete,
 )
 from overlapscope.trace.signature import Signature
 
-HEADER = GroupHeader(name="0", ranks=(0, 1), rank=0)
+HEADER = CollectiveLogHeader(name="0", ranks=(0, 1), rank=0)
 BUCKET = Signature(op="all_reduce", dtype="float32", elements=10, role="bucket", plan_hash="ab", bucket=0)
 LOSS = Signature(op="all_reduce", reduce_op="sum", dtype="float32", elements=1, names=("loss",))
 
@@ -43,7 +43,7 @@ def entries_in(path: Path) -> Entries:
 
 
 def sums(folder: Path, name: str, signatures: list[Signature], step: int = 0, flags: int = 0) -> list[int]:
-    log = GroupLog(folder / name, HEADER)
+    log = CollectiveLogWriter(folder / name, HEADER)
     for signature in signatures:
         log.announce(1, signature, now_ns=1, step=step, flags=flags)
     log.close()
@@ -51,7 +51,7 @@ def sums(folder: Path, name: str, signatures: list[Signature], step: int = 0, fl
 
 
 def test_an_entry_is_in_the_file_before_its_collective_is_launched(tmp_path):
-    log = GroupLog(tmp_path / "group_0.log", HEADER)
+    log = CollectiveLogWriter(tmp_path / "group_0.log", HEADER)
     number = log.announce(3, LOSS, now_ns=100, step=7, call_site=2, batch=5, phase=1)
     (entry,) = entries_in(tmp_path / "group_0.log")
     assert [int(entry[name]) for name in ("number", "signature", "call_site", "step", "batch", "phase")] == [
@@ -64,7 +64,7 @@ def test_an_entry_is_in_the_file_before_its_collective_is_launched(tmp_path):
 @given(st.lists(st.sampled_from(["open", "over", "failed"]), max_size=20), st.integers(0, 300))
 def test_the_oldest_that_is_not_over_is_found_however_far_hosts_are_ahead(states, ahead):
     with TemporaryDirectory() as folder:
-        log = GroupLog(Path(folder) / "group_0.log", HEADER)
+        log = CollectiveLogWriter(Path(folder) / "group_0.log", HEADER)
         states = [*states, *["open"] * ahead]
         for state in states:
             number = log.announce(1, LOSS, now_ns=1, step=0)
@@ -76,31 +76,31 @@ def test_the_oldest_that_is_not_over_is_found_however_far_hosts_are_ahead(states
                 log.completed(number, 2, failed=True)
         is_open = [state != "over" for state in states]
         expected = [is_open.index(True) + 1] if is_open and is_open[-1] else []
-        assert oldest_open(log)["number"].tolist() == expected
+        assert oldest_incomplete(log)["number"].tolist() == expected
         log.close()
 
 
 def test_what_was_never_seen_to_end_long_ago_is_not_what_is_waited_for(tmp_path):
-    log = GroupLog(tmp_path / "group_0.log", HEADER)
+    log = CollectiveLogWriter(tmp_path / "group_0.log", HEADER)
     numbers = [log.announce(1, LOSS, now_ns=1, step=0) for _ in range(200)]
     for number in numbers[1:-1]:
         log.completed(number, 2)
-    assert oldest_open(log)["number"].tolist() == [numbers[-1]]
+    assert oldest_incomplete(log)["number"].tolist() == [numbers[-1]]
 
 
 def test_how_far_its_device_has_come_is_added_in_place(tmp_path):
-    log = GroupLog(tmp_path / "group_0.log", HEADER)
+    log = CollectiveLogWriter(tmp_path / "group_0.log", HEADER)
     number = log.announce(3, LOSS, now_ns=100, step=7, flags=UNEVEN_INPUTS)
     log.seen(number, UNREACHED)
     log.seen(number, REACHED)
     log.launched(number, 110)
-    (entry,) = GroupFile(tmp_path / "group_0.log").read(1, 1)
+    (entry,) = CollectiveLogFile(tmp_path / "group_0.log").read(1, 1)
     assert entry["flags"] == UNEVEN_INPUTS | UNREACHED | REACHED
     assert [int(entry[name]) for name in ("announced_ns", "launched_ns", "completed_ns")] == [100, 110, 0]
 
 
 def test_what_becomes_of_it_is_added_in_place(tmp_path):
-    log = GroupLog(tmp_path / "group_0.log", HEADER)
+    log = CollectiveLogWriter(tmp_path / "group_0.log", HEADER)
     first, second = (log.announce(1, LOSS, now_ns=100, step=0) for _ in range(2))
     log.launched(first, 110)
     log.completed(second, 130, failed=True)
@@ -111,7 +111,7 @@ def test_what_becomes_of_it_is_added_in_place(tmp_path):
 
 @given(times=st.lists(st.integers(0, 2**63 - 1), min_size=2, max_size=2), failed=st.booleans())
 def test_the_check_is_that_of_the_entry_without_it(tmp_path_factory, times, failed):
-    log = GroupLog(tmp_path_factory.mktemp("log") / "group_0.log", HEADER, HEADER_BYTES + 16 * ENTRY_BYTES)
+    log = CollectiveLogWriter(tmp_path_factory.mktemp("log") / "group_0.log", HEADER, HEADER_BYTES + 16 * ENTRY_BYTES)
     log.announce(1, LOSS, now_ns=100, step=0)
     log.launched(1, times[0])
     log.completed(1, times[1], failed=failed)
@@ -121,7 +121,7 @@ def test_the_check_is_that_of_the_entry_without_it(tmp_path_factory, times, fail
 
 
 def test_a_full_log_keeps_the_newest_entries_and_never_touches_an_overwritten_one(tmp_path):
-    log = GroupLog(tmp_path / "group_0.log", HEADER, limit_bytes=HEADER_BYTES + 20 * ENTRY_BYTES)
+    log = CollectiveLogWriter(tmp_path / "group_0.log", HEADER, limit_bytes=HEADER_BYTES + 20 * ENTRY_BYTES)
     for moment in range(50):
         log.announce(1, LOSS, now_ns=moment, step=0)
     log.completed(3, 999)  # its slot holds another one by now
@@ -172,7 +172,7 @@ def test_two_histories_of_equal_length_have_equal_sums_only_if_they_are_equal(tm
 
 
 def test_several_threads_may_announce_at_once(tmp_path):
-    log = GroupLog(tmp_path / "group_0.log", HEADER)
+    log = CollectiveLogWriter(tmp_path / "group_0.log", HEADER)
 
     def announce() -> None:
         for _ in range(500):
@@ -189,7 +189,7 @@ def test_several_threads_may_announce_at_once(tmp_path):
 
 
 def test_after_the_end_announcing_does_nothing(tmp_path):
-    log = GroupLog(tmp_path / "group_0.log", HEADER)
+    log = CollectiveLogWriter(tmp_path / "group_0.log", HEADER)
     log.close()
     log.close()
     assert log.announce(1, LOSS, now_ns=1, step=0) == 0
@@ -198,7 +198,7 @@ def test_after_the_end_announcing_does_nothing(tmp_path):
 
 
 def _die(path: str) -> None:
-    log = GroupLog(Path(path), HEADER)
+    log = CollectiveLogWriter(Path(path), HEADER)
     log.announce(1, LOSS, now_ns=1, step=0)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -224,5 +224,5 @@ def test_entries_survive_the_death_of_the_process(tmp_path):
 )
 def test_a_header_that_is_no_header_is_refused_with_a_sentence(tmp_path, damage, message):
     with pytest.raises(OverlapScopeError, match=message):
-        GroupHeader.unpack(damage(HEADER.pack()), tmp_path / "group_0.log")
-    assert GroupHeader.unpack(HEADER.pack(), tmp_path) == HEADER
+        CollectiveLogHeader.unpack(damage(HEADER.pack()), tmp_path / "group_0.log")
+    assert CollectiveLogHeader.unpack(HEADER.pack(), tmp_path) == HEADER

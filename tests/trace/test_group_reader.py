@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.format import HEADER_BYTES, PLANS_FILE, SIGNATURES_FILE, rank_folder
-from overlapscope.trace.group_file import GroupFile
-from overlapscope.trace.group_log import ENTRY_BYTES, GroupHeader, GroupLog, group_file
-from overlapscope.trace.group_reader import read_collective_logs
+from overlapscope.trace.group_file import CollectiveLogFile
+from overlapscope.trace.group_log import ENTRY_BYTES, CollectiveLogHeader, CollectiveLogWriter, group_file
+from overlapscope.trace.group_reader import open_collective_logs
 from tests.ordered import all_reduce, bucket, steps, write_order
 
 
 def write_log(folder: Path, entries: int, capacity: int = 16, *, close: bool = False) -> Path:
     path = folder / group_file(0)
-    header = GroupHeader(name="default", ranks=(0, 1), rank=0)
-    log = GroupLog(path=path, header=header, limit_bytes=HEADER_BYTES + capacity * ENTRY_BYTES)
+    header = CollectiveLogHeader(name="default", ranks=(0, 1), rank=0)
+    log = CollectiveLogWriter(path=path, header=header, limit_bytes=HEADER_BYTES + capacity * ENTRY_BYTES)
     for number in range(1, entries + 1):
         log.announce(1, all_reduce(), now_ns=number, step=number)
     if close:
@@ -38,7 +38,7 @@ def tear(path: Path, slot: int, content: bytes = bytes(4)) -> None:
         file.write(content)
 
 
-def numbers(file: GroupFile) -> list[int]:
+def numbers(file: CollectiveLogFile) -> list[int]:
     return [int(number) for number in file.read(0, 10**6)["number"]]
 
 
@@ -47,9 +47,9 @@ def numbers(file: GroupFile) -> list[int]:
 def test_the_newest_entries_are_there_however_often_the_ring_came_round(
     tmp_path_factory: pytest.TempPathFactory, entries: int, capacity: int, close: bool
 ) -> None:
-    file = GroupFile(write_log(tmp_path_factory.mktemp("log"), entries, capacity, close=close))
+    file = CollectiveLogFile(write_log(tmp_path_factory.mktemp("log"), entries, capacity, close=close))
     assert numbers(file) == list(range(max(1, entries - capacity + 1), entries + 1))
-    assert file.newest == entries
+    assert file.latest == entries
     assert [int(number) for number in file.read(entries - 2, entries - 1)["number"]] == [
         number for number in (entries - 2, entries - 1) if number >= 1
     ]
@@ -59,7 +59,7 @@ def test_the_newest_entries_are_there_however_often_the_ring_came_round(
 def test_an_entry_that_was_being_written_is_left_out_silently(tmp_path: Path, entries: int) -> None:
     path = write_log(tmp_path, entries)
     tear(path, entries % 16)  # the one after the newest
-    file = GroupFile(path)
+    file = CollectiveLogFile(path)
     kept = list(range(max(1, entries - 16 + 1), entries + 1))
     assert numbers(file) == (kept[1:] if entries >= 16 else kept)
     assert [problem for problem in file.problems if problem.severity == "error"] == []
@@ -69,7 +69,7 @@ def test_lost_entries_are_counted_and_the_others_used(tmp_path: Path) -> None:
     path = write_log(tmp_path, 12)
     for slot in (0, 1, 2, 7):
         tear(path, slot)
-    file = GroupFile(path)
+    file = CollectiveLogFile(path)
     assert numbers(file) == [4, 5, 6, 7, 9, 10, 11, 12]
     assert f"{path}: 4 entries are lost or damaged; the others are used" in map(str, file.problems)
 
@@ -77,7 +77,7 @@ def test_lost_entries_are_counted_and_the_others_used(tmp_path: Path) -> None:
 def test_a_log_that_was_cut_short_gives_what_is_left_of_it(tmp_path: Path) -> None:
     path = write_log(tmp_path, 12)
     os.truncate(path, HEADER_BYTES + 5 * ENTRY_BYTES + 30)
-    file = GroupFile(path)
+    file = CollectiveLogFile(path)
     assert numbers(file) == [1, 2, 3, 4, 5]
     assert any("cut short at offset" in str(problem) for problem in file.problems)
 
@@ -87,7 +87,9 @@ def test_a_log_that_is_closed_while_it_is_opened_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_torn: bool
 ) -> None:
     path = write_log(tmp_path, 5, close=True)
-    header = replace(GroupHeader.unpack(path.read_bytes()[:HEADER_BYTES], path), closed=False, written=None).pack()
+    header = replace(
+        CollectiveLogHeader.unpack(path.read_bytes()[:HEADER_BYTES], path), closed=False, written=None
+    ).pack()
     pages = [header[:-4] + bytes(4) if is_torn else header]
 
     def pread(fd: int, size: int, at: int) -> bytes:
@@ -95,12 +97,12 @@ def test_a_log_that_is_closed_while_it_is_opened_is_whole(
 
     read = os.pread
     monkeypatch.setattr(os, "pread", pread)
-    file = GroupFile(path)
+    file = CollectiveLogFile(path)
     assert (numbers(file), file.problems, file.header.closed) == ([1, 2, 3, 4, 5], [], True)
 
 
 def test_an_open_log_is_worth_a_note(tmp_path: Path) -> None:
-    (problem,) = GroupFile(write_log(tmp_path, 3)).problems
+    (problem,) = CollectiveLogFile(write_log(tmp_path, 3)).problems
     assert (problem.severity, "not closed" in problem.message) == ("note", True)
 
 
@@ -121,7 +123,7 @@ def test_a_header_that_makes_no_sense_is_refused_in_one_line(
         file.seek(place)
         file.write(content)
     with pytest.raises(OverlapScopeError, match=message) as error:
-        GroupFile(path)
+        CollectiveLogFile(path)
     assert "\n" not in str(error.value)
 
 
@@ -136,14 +138,14 @@ def test_damage_anywhere_never_raises_and_never_invents_entries(
         with path.open("r+b") as file:
             file.seek(data.draw(st.integers(HEADER_BYTES, size - 1)))
             file.write(data.draw(st.binary(min_size=1, max_size=80)))
-    found = numbers(GroupFile(path))
+    found = numbers(CollectiveLogFile(path))
     assert found == sorted(set(found))
 
 
 def test_one_bad_log_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     write_order(tmp_path, {0: steps(2), 1: steps(2), 2: steps(2)})
     (rank_folder(tmp_path, 1) / group_file(0)).write_bytes(b"nonsense")
-    logs = read_collective_logs(find_rank_folders(tmp_path))
+    logs = open_collective_logs(find_rank_folders(tmp_path))
     ((files),) = logs.groups.values()
     assert sorted(files.files) == [0, 2]
     assert [str(problem) for problem in logs.problems] == [
@@ -155,7 +157,7 @@ def test_the_log_of_another_rank_is_left_out(tmp_path: Path) -> None:
     write_order(tmp_path, {0: steps(1), 1: steps(1)})
     stray = rank_folder(tmp_path, 1) / group_file(3)
     stray.write_bytes((rank_folder(tmp_path, 0) / group_file(0)).read_bytes())
-    logs = read_collective_logs(find_rank_folders(tmp_path))
+    logs = open_collective_logs(find_rank_folders(tmp_path))
     assert [str(problem) for problem in logs.problems] == [
         f"{stray}: this is the log of rank 0, in the folder of rank 1; it is skipped"
     ]
@@ -163,7 +165,7 @@ def test_the_log_of_another_rank_is_left_out(tmp_path: Path) -> None:
 
 def test_equal_signatures_of_many_ranks_are_kept_once(tmp_path: Path) -> None:
     write_order(tmp_path, {0: steps(1), 1: steps(1)})
-    logs = read_collective_logs(find_rank_folders(tmp_path))
+    logs = open_collective_logs(find_rank_folders(tmp_path))
     assert logs.signatures(0)[1] is logs.signatures(1)[1]
     assert logs.signatures(0)[3] == bucket(2)
 
@@ -172,7 +174,7 @@ def test_a_line_of_signatures_that_was_cut_short_is_left_out(tmp_path: Path) -> 
     write_order(tmp_path, {0: steps(1)})
     path = rank_folder(tmp_path, 0) / SIGNATURES_FILE
     path.write_text(path.read_text()[:-20])
-    logs = read_collective_logs(find_rank_folders(tmp_path))
+    logs = open_collective_logs(find_rank_folders(tmp_path))
     assert sorted(logs.signatures(0)) == [1, 2]
 
 
@@ -181,7 +183,7 @@ def test_a_bucket_is_named_by_the_plan_of_any_rank(tmp_path: Path) -> None:
     write_order(tmp_path, {0: [unnamed], 1: [unnamed]})
     buckets = [{"parameters": [{"name": "a"}]}, {"parameters": [{"name": "b"}, {"name": "c"}]}]
     (rank_folder(tmp_path, 0) / PLANS_FILE).write_text(json.dumps({"hash": "plan", "buckets": buckets}) + "\n")
-    logs = read_collective_logs(find_rank_folders(tmp_path))
+    logs = open_collective_logs(find_rank_folders(tmp_path))
     assert logs.named(0, unnamed).names == ("b", "c")
     assert logs.named(1, unnamed).names == ("b", "c")
     assert logs.named(1, replace(unnamed, plan_hash="another")).names == ()

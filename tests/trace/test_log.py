@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import HEADER_BYTES, RECORD_BYTES
-from overlapscope.trace.log import Problem, Records, log_position, newest_records, newest_step, read_log
-from overlapscope.trace.record_checksums import record_checksums
-from overlapscope.trace.writer import EventLog
+from overlapscope.trace.log import Problem, Records, read_latest_records, read_latest_step, read_log, read_log_position
+from overlapscope.trace.record_checksums import compute_record_checksums
+from overlapscope.trace.writer import EventLogWriter
 from tests.trace.logs import append_numbered, bytes_for, make_log
 
 
@@ -155,10 +155,10 @@ def test_a_missing_log_is_one_clear_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 79, 80, 81, 200])
 def test_the_newest_step_and_position_follow_the_log_through_its_ring(tmp_path: Path, count: int) -> None:
-    log = EventLog(tmp_path / "log", bytes_for(80))
-    assert (newest_step(log.path), log_position(log.path)) == (None, (bytes_for(80), 0))
+    log = EventLogWriter(tmp_path / "log", bytes_for(80))
+    assert (read_latest_step(log.path), read_log_position(log.path)) == (None, (bytes_for(80), 0))
     append_numbered(log, count)
-    assert (newest_step(log.path), log_position(log.path)) == (count, (bytes_for(80), count))
+    assert (read_latest_step(log.path), read_log_position(log.path)) == (count, (bytes_for(80), count))
 
 
 def test_the_newest_step_of_a_ring_is_found_without_the_checksums_of_all(
@@ -169,15 +169,15 @@ def test_the_newest_step_of_a_ring_is_found_without_the_checksums_of_all(
 
     def counted(records: Records) -> npt.NDArray[np.uint32]:
         checked.append(len(records))
-        return record_checksums(records)
+        return compute_record_checksums(records)
 
     monkeypatch.setattr("overlapscope.trace.log.record_checksums", counted)
-    assert newest_step(path) == 5000
+    assert read_latest_step(path) == 5000
     assert sum(checked) < 100
     content = bytearray(path.read_bytes())
     content[content.index(struct.pack("<qq", 5000, 5005))] ^= 1  # its times
     path.write_bytes(content)
-    assert newest_step(path) == 4999
+    assert read_latest_step(path) == 4999
 
 
 @pytest.mark.parametrize("at", range(RECORD_BYTES))
@@ -190,7 +190,7 @@ def test_a_record_with_a_damaged_byte_is_left_out_and_noted(tmp_path: Path, at: 
     what = f"{path}: one record is damaged"
     assert str(problems[0]) == f"{what}, the first at offset {offset}; what is damaged is skipped"
     noted: list[Problem] = []
-    assert len(newest_records(path, 40, noted)) == 39
+    assert len(read_latest_records(path, 40, noted)) == 39
     assert [str(problem) for problem in noted] == [f"{what}, among the newest; what is damaged is skipped"]
 
 
@@ -216,10 +216,10 @@ def test_a_log_of_version_1_is_read_as_ever(tmp_path: Path, name: str) -> None:
     assert header.version == 1
     assert records["sequence"].tolist() == expected["sequence"].tolist()
     assert [problem for problem in problems if problem.severity == "error"] == []
-    assert len(newest_records(path, 20)) == 20
-    assert newest_step(path) is not None
+    assert len(read_latest_records(path, 20)) == 20
+    assert read_latest_step(path) is not None
 
 
 def test_the_newest_step_of_a_log_that_is_not_there_yet(tmp_path: Path) -> None:
-    assert newest_step(tmp_path / "log") is None
-    assert log_position(tmp_path / "log") == (0, 0)
+    assert read_latest_step(tmp_path / "log") is None
+    assert read_log_position(tmp_path / "log") == (0, 0)

@@ -71,12 +71,12 @@ def test_tables_that_grow_beyond_the_memory_are_not_read(tmp_path: Path, monkeyp
     folder = write_recording(tmp_path / "traces", steps=3)
     trace = read_trace(folder)
     bomb = {name: pd.DataFrame() for name in TABLES} | {"steps": pd.DataFrame({"step": np.zeros(20_000_000, "int8")})}
-    fingerprint = store.fingerprint(find_rank_folders(folder))
-    stored = store.load(folder, fingerprint)
+    fingerprint = store.compute_fingerprint(find_rank_folders(folder))
+    stored = store.load_tables(folder, fingerprint)
     assert stored is not None
     with draft_beside(folder) as draft:
-        files = store.write_part(draft, 0, bomb, [])
-        store.finish(draft, folder, fingerprint, stored.read_whole(), {}, [], [], [files])
+        files = store.write_shard(draft, 0, bomb, [])
+        store.publish_tables(draft, folder, fingerprint, stored.read_unsplit(), {}, [], [], [files])
     with_free(monkeypatch, 100 * MB)
     with pytest.raises(store.DamagedTables):
         open_recording(folder).trace()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.account.alike import first_step_after_warm_up
+from overlapscope.account.alike import find_first_step_after_warm_up
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace import part
 from overlapscope.trace.format import (
@@ -47,10 +47,10 @@ def test_a_whole_recording_has_no_problems(tmp_path: Path) -> None:
 
 def test_it_does_not_matter_how_many_ranks_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_recording(tmp_path, ranks=5, steps=4)
-    at_once = read_trace(folder, only_newest=1_000)
+    at_once = read_trace(folder, latest_records=1_000)
     for records in (1, 60, 130):
         monkeypatch.setattr(part, "_RECORDS_AT_ONCE", records)
-        one_by_one = read_trace(folder, only_newest=1_000)
+        one_by_one = read_trace(folder, latest_records=1_000)
         for name, table in vars(at_once).items():
             if isinstance(table, pd.DataFrame):
                 pd.testing.assert_frame_equal(table, getattr(one_by_one, name))
@@ -216,7 +216,7 @@ def test_what_led_to_an_incident_is_shown_although_the_ring_dropped_it(tmp_path:
     for step in range(200):
         if step == 100:
             log.append(pack_body(Kind.INCIDENT, index=1), step, 77, 77)
-            log.preserve(newest_records=200)
+            log.preserve(record_count=200)
         write_step(log, step, begin_ns=step * 10_000 * US)
     log.close()
     trace = read_trace(tmp_path)
@@ -273,16 +273,16 @@ def test_a_rank_without_any_log_is_an_error_still(tmp_path):
 def test_the_newest_steps_alone_are_read_as_they_are_among_all(tmp_path: Path, limit_bytes: int) -> None:
     """Also of a log that has come round, and where one rank has lost its newest steps."""
     folder = write_recording(tmp_path, ranks=3, steps=100, limit_bytes=limit_bytes)
-    whole, newest = read_trace(folder), read_trace(folder, only_newest=300)
-    assert newest.extent == "newest"
+    whole, latest = read_trace(folder), read_trace(folder, latest_records=300)
+    assert latest.extent == "latest"
     assert whole.extent == "all"
-    first = newest.steps["step"].min()
+    first = latest.steps["step"].min()
     assert whole.steps["step"].min() == 0
-    assert 3 < first < newest.steps["step"].max() == 99
-    assert newest.steps.groupby("step")["rank"].nunique().eq(3).all(), "a step is there on all ranks or on none"
+    assert 3 < first < latest.steps["step"].max() == 99
+    assert latest.steps.groupby("step")["rank"].nunique().eq(3).all(), "a step is there on all ranks or on none"
     for name in ("steps", "phases", "gradients", "copies", "collectives"):
         among_all = getattr(whole, name).query("step >= @first").reset_index(drop=True)
-        pd.testing.assert_frame_equal(getattr(newest, name), among_all, obj=name)
+        pd.testing.assert_frame_equal(getattr(latest, name), among_all, obj=name)
 
 
 @pytest.mark.parametrize("from_tables", [False, True], ids=["from logs", "from tables"])
@@ -292,7 +292,7 @@ def test_some_steps_are_read_as_they_are_among_all(tmp_path: Path, from_tables: 
         read_trace(folder)
     some = read_trace(folder, steps=(20, 30))
     assert some.extent == "chosen"
-    with_neighbours = read_trace(folder, steps=(22, 28), neighbours=2)
+    with_neighbours = read_trace(folder, steps=(22, 28), neighbors=2)
     whole = read_trace(folder)
     for name in ("steps", "phases", "gradients", "copies", "collectives"):
         among_all = getattr(whole, name).query("20 <= step < 30").reset_index(drop=True)
@@ -303,13 +303,13 @@ def test_some_steps_are_read_as_they_are_among_all(tmp_path: Path, from_tables: 
 def test_all_steps_may_be_asked_for_by_number(tmp_path: Path) -> None:
     folder = write_recording(tmp_path, steps=20)
     assert read_trace(folder, steps=(0, 1000)).extent == "all"
-    assert read_trace(folder, steps=(5, 15), neighbours=5).extent == "all"
+    assert read_trace(folder, steps=(5, 15), neighbors=5).extent == "all"
 
 
 def test_steps_that_it_does_not_have_are_an_error(tmp_path: Path) -> None:
     folder = write_recording(tmp_path, steps=20)
     with pytest.raises(OverlapScopeError, match=f"{folder}: has no step from 20 to before 30; it has 0 to 19"):
-        read_trace(folder, steps=(20, 30), neighbours=5)
+        read_trace(folder, steps=(20, 30), neighbors=5)
 
 
 def test_a_rank_that_is_far_behind_the_newest_steps_is_named(tmp_path: Path) -> None:
@@ -319,14 +319,14 @@ def test_a_rank_that_is_far_behind_the_newest_steps_is_named(tmp_path: Path) -> 
     for step in range(20):
         write_step(behind, step, begin_ns=1_000_000_000 + step * 10_000 * US)
     behind.close()
-    newest = read_trace(tmp_path, only_newest=300)
-    assert set(newest.steps["rank"]) == {0, 1}
-    assert [problem.message for problem in newest.problems] == [
+    latest = read_trace(tmp_path, latest_records=300)
+    assert set(latest.steps["rank"]) == {0, 1}
+    assert [problem.message for problem in latest.problems] == [
         f"{tmp_path}: rank 2 is not shown: its newest step is 19, before all that are shown of other ranks"
     ]
 
 
 def test_the_newest_steps_are_no_warm_up(tmp_path: Path) -> None:
-    newest = read_trace(write_recording(tmp_path, steps=100), only_newest=300)
-    assert first_step_after_warm_up(newest.steps) == newest.steps["step"].min()
-    assert first_step_after_warm_up(read_trace(tmp_path).steps) == 3
+    latest = read_trace(write_recording(tmp_path, steps=100), latest_records=300)
+    assert find_first_step_after_warm_up(latest.steps) == latest.steps["step"].min()
+    assert find_first_step_after_warm_up(read_trace(tmp_path).steps) == 3

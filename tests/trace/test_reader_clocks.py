@@ -19,7 +19,7 @@ from overlapscope.trace.format import (
     write_json,
 )
 from overlapscope.trace.reader import open_recording, read_trace
-from overlapscope.trace.table_file import EVERYTHING
+from overlapscope.trace.table_file import ALL_STEPS
 from overlapscope.trace.tables import TABLES
 from tests.synthetic import make_rank, write_recording
 
@@ -158,13 +158,13 @@ def test_some_steps_are_those_of_the_whole_however_it_is_cut(
             write_pings(tmp_path, rank, [[1_000_000_000, 1_000_010_700, 1_000_020_000]])
     whole = read_trace(tmp_path)
     shutil.rmtree(tmp_path / TABLES_FOLDER)
-    for name in ("_RECORDS_OF_PART", "_RECORDS_OF_RANGE"):
+    for name in ("_RECORDS_PER_SHARD", "_RECORDS_PER_RANGE"):
         monkeypatch.setattr(conversion, name, 150)
     recording = open_recording(tmp_path)
     assert len(list((tmp_path / TABLES_FOLDER / "steps").iterdir())) > 1
     assert len(recording.ranges) > 2
     pd.testing.assert_frame_equal(recording.steps(), whole.steps)
-    for first, end in [EVERYTHING, (3, 5), (0, 1), (11, 40), (4, 4), *recording.ranges]:
+    for first, end in [ALL_STEPS, (3, 5), (0, 1), (11, 40), (4, 4), *recording.ranges]:
         some = recording.trace((first, end))
         assert (some.run, some.problems) == (whole.run, whole.problems)
         for name in (*TABLES, "ranks", "plans", "call_sites", "links"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.restricted_json import load_json
-from overlapscope.trace.untrusted_file import DEEPEST, MOST_VALUES
+from overlapscope.trace.untrusted_file import MAX_NESTING, MAX_VALUES
 
 DUMPS = Path(__file__).parent.parent / "data" / "flight_recorder"
 REAL = (DUMPS / "op_mismatch_gloo" / "json" / "trace_0.json").read_bytes()
@@ -40,7 +40,7 @@ def test_refuses_a_real_dump_that_is_cut_anywhere() -> None:
         refusal(REAL[:length])
 
 
-@pytest.mark.parametrize("depth", [DEEPEST + 1, 2_000, 500_000])
+@pytest.mark.parametrize("depth", [MAX_NESTING + 1, 2_000, 500_000])
 def test_refuses_what_is_nested_too_deeply(depth: int) -> None:
     assert "deep" in refusal(b'{"a":' + b"[" * depth + b"]" * depth + b"}")
     assert "deep" in refusal(b'{"a":' * depth + b"1" + b"}" * depth)
@@ -72,7 +72,7 @@ def test_refuses_what_is_not_json(text: bytes) -> None:
 
 def test_allocates_little_for_what_it_refuses_for_its_size() -> None:
     """An empty list of two characters becomes an object of 56 bytes."""
-    text = b'{"entries": [' + b"[]," * (MOST_VALUES // 2) + b"[]]}"
+    text = b'{"entries": [' + b"[]," * (MAX_VALUES // 2) + b"[]]}"
     tracemalloc.start()
     refusal(text)
     assert tracemalloc.get_traced_memory()[1] < 1_000_000

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.restricted_pickle import load_pickle
-from overlapscope.trace.untrusted_file import DEEPEST, MOST_BYTES, MOST_VALUES, read_bytes
+from overlapscope.trace.untrusted_file import MAX_BYTES, MAX_NESTING, MAX_VALUES, read_bytes
 
 DUMPS = Path(__file__).parent.parent / "data" / "flight_recorder"
 REAL = (DUMPS / "op_mismatch_gloo" / "pickle" / "trace_0").read_bytes()
@@ -149,16 +149,16 @@ class TestMemory:
         """The billion laughs: each list holds the one before it ten times."""
         laughs = b"]q\x00" + b"".join(b"](" + (b"h" + bytes([n])) * 10 + b"eq" + bytes([n + 1]) for n in range(25))
         message = refusal(b"\x80\x02(" + laughs + b"t.")
-        assert f"{MOST_VALUES:,} values" in message
+        assert f"{MAX_VALUES:,} values" in message
 
-    @pytest.mark.parametrize("depth", [DEEPEST + 1, 1000, 500_000])
+    @pytest.mark.parametrize("depth", [MAX_NESTING + 1, 1000, 500_000])
     def test_refuses_what_is_nested_too_deeply(self, depth: int) -> None:
         assert "deep" in refusal(b"\x80\x02" + b"]" * depth + b"a" * (depth - 1) + b".")
         assert "deep" in refusal(b"\x80\x02N" + b"\x85" * depth + b".")
 
     def test_refuses_depth_that_is_reached_by_sharing(self) -> None:
         inner: Any = []
-        for _ in range(DEEPEST - 2):
+        for _ in range(MAX_NESTING - 2):
             inner = [inner]
         refusal(pickle.dumps([inner, [[[inner]]]], 4))
         assert load_pickle(pickle.dumps([inner], 4), FILE) == [inner]
@@ -170,7 +170,7 @@ class TestMemory:
         refusal(pickle.dumps({"entries": [endless] * 5}, 4))
 
     def test_refuses_more_instructions_than_a_dump_has(self) -> None:
-        assert "instructions" in refusal(b"\x80\x02" + b"N" * MOST_VALUES + b".")
+        assert "instructions" in refusal(b"\x80\x02" + b"N" * MAX_VALUES + b".")
 
     def test_hashes_only_strings_and_integers(self) -> None:
         """A tuple of tuples of the same tuple takes 2^n steps to hash."""
@@ -181,7 +181,7 @@ class TestMemory:
     def test_reads_no_file_larger_than_a_dump(self, tmp_path: Path) -> None:
         large = tmp_path / "trace_0"
         with large.open("wb") as file:
-            file.truncate(MOST_BYTES + 1)
+            file.truncate(MAX_BYTES + 1)
         with pytest.raises(OverlapScopeError, match="larger than 64 MB"):
             read_bytes(large)
 

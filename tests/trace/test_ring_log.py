@@ -11,13 +11,13 @@ import pytest
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import HEADER_BYTES
-from overlapscope.trace.group_file import GroupFile
-from overlapscope.trace.group_log import GroupHeader, GroupLog
-from overlapscope.trace.log import newest_records, read_log
+from overlapscope.trace.group_file import CollectiveLogFile
+from overlapscope.trace.group_log import CollectiveLogHeader, CollectiveLogWriter
+from overlapscope.trace.log import read_latest_records, read_log
 from overlapscope.trace.ring_log import RingLog
 from overlapscope.trace.signature import Signature
-from overlapscope.trace.writer import EventLog
-from tests.trace.logs import ENTER
+from overlapscope.trace.writer import EventLogWriter
+from tests.trace.logs import PHASE_BEGIN
 
 LOSS = Signature(op="all_reduce", reduce_op="sum", dtype="float32", elements=1)
 
@@ -27,30 +27,32 @@ class Kind:
     make: Callable[[Path, int], RingLog]
     """With a limit in bytes."""
     store: Callable[[RingLog, int], object]
-    newest: Callable[[Path, int], list[int]]
+    latest: Callable[[Path, int], list[int]]
     """The numbers of the newest so many, read from the file."""
 
 
 def store_record(log: RingLog, number: int) -> None:
-    assert isinstance(log, EventLog)
-    log.append(ENTER, number, number, number)
+    assert isinstance(log, EventLogWriter)
+    log.append(PHASE_BEGIN, number, number, number)
 
 
 def store_entry(log: RingLog, number: int) -> None:
-    assert isinstance(log, GroupLog)
+    assert isinstance(log, CollectiveLogWriter)
     log.announce(1, LOSS, now_ns=number, step=number)
 
 
 def newest_entries(path: Path, count: int) -> list[int]:
-    file = GroupFile(path)
+    file = CollectiveLogFile(path)
     assert [problem for problem in file.problems if problem.severity == "error"] == []
-    return list(file.read(file.newest - count + 1, file.newest)["number"])
+    return list(file.read(file.latest - count + 1, file.latest)["number"])
 
 
 KINDS = {
-    "events": Kind(EventLog, store_record, lambda path, count: list(newest_records(path, count)["sequence"])),
+    "events": Kind(
+        EventLogWriter, store_record, lambda path, count: list(read_latest_records(path, count)["sequence"])
+    ),
     "group": Kind(
-        lambda path, limit: GroupLog(path, GroupHeader(name="0", ranks=(0, 1), rank=0), limit),
+        lambda path, limit: CollectiveLogWriter(path, CollectiveLogHeader(name="0", ranks=(0, 1), rank=0), limit),
         store_entry,
         newest_entries,
     ),
@@ -83,13 +85,13 @@ def test_a_disk_that_fills_up_makes_a_smaller_ring_whose_newest_are_readable_at_
     for number in range(1, log.chunk_slots * 5 // 2):
         kind.store(log, number)
         if number % 1000 == 0:
-            assert kind.newest(path, 100) == list(range(number - 99, number + 1))
+            assert kind.latest(path, 100) == list(range(number - 99, number + 1))
             assert path.stat().st_blocks * 512 <= room_bytes
-    assert log.disk_is_full
+    assert log.is_disk_full
     assert log.capacity == log.chunk_slots
-    newest = kind.newest(path, 100)
+    latest = kind.latest(path, 100)
     log.close()
-    assert kind.newest(path, 100) == newest == list(range(log.newest - 99, log.newest + 1))
+    assert kind.latest(path, 100) == latest == list(range(log.latest - 99, log.latest + 1))
     assert path.stat().st_size == HEADER_BYTES + log.capacity * log.slot_bytes
 
 
@@ -107,7 +109,7 @@ def test_a_log_is_never_overwritten(tmp_path: Path, kind: Kind) -> None:
     kind.store(log, 1)
     with pytest.raises(OverlapScopeError, match="already holds a recording"):
         kind.make(tmp_path / "log", 2**20)
-    assert kind.newest(tmp_path / "log", 10) == [1]
+    assert kind.latest(tmp_path / "log", 10) == [1]
 
 
 def test_after_the_end_nothing_is_stored_and_nothing_raised(tmp_path: Path, kind: Kind) -> None:
@@ -123,8 +125,8 @@ def test_after_the_end_nothing_is_stored_and_nothing_raised(tmp_path: Path, kind
 
 
 def test_a_header_says_at_once_how_small_the_ring_has_become(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit_disk(monkeypatch, HEADER_BYTES + EventLog.chunk_slots * 64)
-    log = EventLog(tmp_path / "log")
+    limit_disk(monkeypatch, HEADER_BYTES + EventLogWriter.chunk_slots * 64)
+    log = EventLogWriter(tmp_path / "log")
     for number in range(1, log.chunk_slots + 2):
         store_record(log, number)
     header, _, _ = read_log(log.path)

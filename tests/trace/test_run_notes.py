@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.run_notes import LONGEST_TAG, NOTES_FILE, RunNotes, read_notes, tags_in, write_notes
+from overlapscope.trace.run_notes import MAX_TAG_LENGTH, NOTES_FILE, RunNotes, parse_tags, read_notes, write_notes
 
-tags = st.lists(st.text(max_size=LONGEST_TAG).filter(lambda tag: tags_in(tag) == (tag,)), unique=True, max_size=20)
+tags = st.lists(
+    st.text(max_size=MAX_TAG_LENGTH).filter(lambda tag: parse_tags(tag) == (tag,)), unique=True, max_size=20
+)
 printable = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
 
 
@@ -25,10 +27,10 @@ def test_what_is_written_is_read(tmp_path_factory, tags, note):
 
 @given(text=st.text())
 def test_typed_tags_are_neat_and_typing_them_again_changes_nothing(text):
-    typed = tags_in(text)
+    typed = parse_tags(text)
     assert all(tag == " ".join(tag.split()) and tag for tag in typed)
     assert len(set(typed)) == len(typed)
-    assert tags_in(", ".join(typed)) == typed
+    assert parse_tags(", ".join(typed)) == typed
 
 
 def test_a_run_without_notes_has_none_and_nothing_to_write_leaves_no_file(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from overlapscope.trace.runs import DEEPEST, find_runs, is_run
+from overlapscope.trace.runs import MAX_DEPTH, find_runs, is_run
 from tests.synthetic import write_recording
 
 DUMPS = Path(__file__).parent.parent / "data" / "flight_recorder" / "hang_3"
@@ -45,7 +45,7 @@ def test_attempts_are_one_run_with_names_of_their_own(tmp_path):
     recording(job / "restart_2")
     found = find_runs([tmp_path])
     (run,) = found.runs
-    assert (run.name, run.newest_name, len(run.attempts)) == ("job", "job/restart_2", 3)
+    assert (run.name, run.latest_name, len(run.attempts)) == ("job", "job/restart_2", 3)
     assert found.path_of("job") == job
     assert found.path_of("job/restart_1") == job / "restart_1"
 
@@ -53,7 +53,7 @@ def test_attempts_are_one_run_with_names_of_their_own(tmp_path):
 def test_a_job_whose_first_attempt_left_nothing_is_found_by_its_later_one(tmp_path):
     recording(tmp_path / "job" / "restart_1")
     (run,) = find_runs([tmp_path]).runs
-    assert (run.name, run.newest_name) == ("job", "job/restart_1")
+    assert (run.name, run.latest_name) == ("job", "job/restart_1")
 
 
 def test_a_folder_of_dumps_is_a_run(tmp_path):
@@ -123,7 +123,7 @@ def test_a_folder_that_can_not_be_read_is_named(tmp_path, monkeypatch):
 
 
 def test_what_is_too_deep_is_not_searched_and_that_is_said(tmp_path):
-    deep = tmp_path.joinpath(*["d"] * (DEEPEST + 2))
+    deep = tmp_path.joinpath(*["d"] * (MAX_DEPTH + 2))
     recording(deep)
     found = find_runs([tmp_path])
     assert found.runs == ()

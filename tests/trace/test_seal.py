@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.trace.format import SEAL_FILE, write_json
+from overlapscope.trace.format import MANIFEST_FILE, write_json
 from overlapscope.trace.log import Problem
-from overlapscope.trace.seal import Seal, seal
+from overlapscope.trace.seal import Manifest, write_manifest
 from tests.trace.logs import make_log
 
 
@@ -19,13 +19,13 @@ def folder(tmp_path: Path) -> Path:
     make_log(tmp_path / "events.log", 40)
     (tmp_path / "training.log").write_text("not ours")
     (tmp_path / "run.json.part").write_text("a draft")
-    seal(tmp_path)
+    write_manifest(tmp_path)
     return tmp_path
 
 
 def said_of(folder: Path) -> list[str]:
     problems: list[Problem] = []
-    Seal(folder, problems).report(problems)
+    Manifest(folder, problems).report(problems)
     return [str(problem).removeprefix(f"{folder}/") for problem in problems]
 
 
@@ -45,7 +45,7 @@ def test_what_is_gone_cut_short_or_changed_is_named(folder: Path) -> None:
     ]
     (folder / "alive.board").write_bytes(b"12345679")
     assert said_of(folder)[0] == "alive.board: damaged since it was written (its checksum is wrong)"
-    assert Seal(folder, []).is_broken("alive.board")
+    assert Manifest(folder, []).is_damaged("alive.board")
 
 
 def test_what_came_later_is_no_damage(folder: Path) -> None:
@@ -71,14 +71,14 @@ def test_a_log_from_before_the_end_is_not_the_one_that_was_sealed(
 
 def test_of_a_log_that_could_not_be_closed_nothing_is_promised(tmp_path: Path) -> None:
     make_log(tmp_path / "events.log", 40, capacity=80, close=False)
-    seal(tmp_path)
+    write_manifest(tmp_path)
     assert said_of(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["{outside}", "../outside", "..", "", ".", "a\0b", "\ud800"])
 def test_only_names_of_files_are_looked_at(folder: Path, tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     outside = tmp_path_factory.mktemp("outside") / "file"
-    write_json(folder / SEAL_FILE, {"files": {name.format(outside=outside): {"bytes": 1}}})
+    write_json(folder / MANIFEST_FILE, {"files": {name.format(outside=outside): {"bytes": 1}}})
     (said,) = said_of(folder)
     if name == "\ud800":
         assert said.endswith("what sealed.json says of it makes no sense")
@@ -95,11 +95,11 @@ def test_a_pipe_is_not_read(folder: Path) -> None:
 def test_nothing_is_said_twice_of_a_file(folder: Path) -> None:
     (folder / "alive.board").write_bytes(b"12345679")
     problems = [Problem("error", f"{folder / 'alive.board'}: damaged; it says nothing")]
-    Seal(folder, problems).report(problems)
+    Manifest(folder, problems).report(problems)
     assert len(problems) == 1
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"files": 3}', '{"files": {"alive.board": 3}}', '{"files": {"a": {}}}'])
 def test_a_seal_that_makes_no_sense_raises_nothing(folder: Path, content: str) -> None:
-    (folder / SEAL_FILE).write_text(content)
+    (folder / MANIFEST_FILE).write_text(content)
     assert all("\n" not in text for text in said_of(folder))

@@ -78,7 +78,7 @@ def test_a_killed_writer_leaves_whole_consecutive_records_up_to_its_last(tmp_pat
     else:
         pinned = capacity // 8
         assert numbers[:pinned] == list(range(1, pinned + 1))
-        newest = numbers[pinned:]
-        assert newest == list(range(newest[0], newest[-1] + 1))
+        latest = numbers[pinned:]
+        assert latest == list(range(latest[0], latest[-1] + 1))
         # The slot that was being overwritten at death holds neither record.
-        assert capacity - pinned - 1 <= len(newest) <= capacity - pinned
+        assert capacity - pinned - 1 <= len(latest) <= capacity - pinned

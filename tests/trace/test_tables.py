@@ -11,7 +11,7 @@ from overlapscope.trace.format import HEADER_BYTES, NO_INDEX, RECORD_BYTES, Flag
 from overlapscope.trace.log import read_log
 from overlapscope.trace.reader import Trace, read_trace
 from overlapscope.trace.tables import drop_steps_cut_by_ring
-from overlapscope.trace.writer import EventLog
+from overlapscope.trace.writer import EventLogWriter
 from tests.synthetic import BUCKET_ELEMENTS, US, make_rank, write_recording, write_step
 
 RECORDS_PER_STEP = 29
@@ -155,7 +155,7 @@ def test_many_gaps_are_met_without_a_loop_over_them(tmp_path: Path) -> None:
 
 def test_a_wrapped_recording_has_only_whole_steps(tmp_path: Path) -> None:
     log = make_rank(tmp_path, 0, world_size=1, limit_bytes=HEADER_BYTES + 1000 * RECORD_BYTES)
-    assert isinstance(log, EventLog)
+    assert isinstance(log, EventLogWriter)
     for step in range(200):
         write_step(log, step, begin_ns=step * 10_000 * US)
     log.close()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import instrumented_ddp
-from overlapscope.trace.user_code import is_users_file
+from overlapscope.trace.user_code import is_user_file
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from overlapscope.trace.user_code import is_users_file
     ],
 )
 def test_libraries_are_passed_over(file: str) -> None:
-    assert not is_users_file(file)
+    assert not is_user_file(file)
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_libraries_are_passed_over(file: str) -> None:
     ],
 )
 def test_what_is_not_known_is_the_users(file: str) -> None:
-    assert is_users_file(file)
+    assert is_user_file(file)

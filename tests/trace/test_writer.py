@@ -12,8 +12,8 @@ import pytest
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.format import RECORD_BYTES
 from overlapscope.trace.log import read_log
-from overlapscope.trace.writer import EventLog
-from tests.trace.logs import ENTER, append_numbered, bytes_for, make_log
+from overlapscope.trace.writer import EventLogWriter
+from tests.trace.logs import PHASE_BEGIN, append_numbered, bytes_for, make_log
 
 
 def sequences(path: Path) -> list[int]:
@@ -33,7 +33,7 @@ def test_records_come_back_in_the_order_they_were_written(tmp_path: Path) -> Non
 
 
 def test_a_record_is_readable_at_once_by_someone_else(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "log")
+    log = EventLogWriter(tmp_path / "log")
     for number in range(1, 4):
         append_numbered(log, 1, first=number)
         assert sequences(log.path) == list(range(1, number + 1))
@@ -62,7 +62,7 @@ def test_closing_gives_unused_space_back_and_may_happen_twice(tmp_path: Path) ->
 
 def test_the_file_never_outgrows_its_limit(tmp_path: Path) -> None:
     limit = bytes_for(20_000) + 17
-    log = EventLog(tmp_path / "log", limit)
+    log = EventLogWriter(tmp_path / "log", limit)
     append_numbered(log, 50_000)
     log.reserve()
     assert log.path.stat().st_blocks * 512 <= limit + 4096
@@ -71,7 +71,7 @@ def test_the_file_never_outgrows_its_limit(tmp_path: Path) -> None:
 
 
 def test_reserving_ahead_allocates_before_the_space_is_needed(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "log")
+    log = EventLogWriter(tmp_path / "log")
     before = log.path.stat().st_blocks
     append_numbered(log, 10_000)
     assert log.path.stat().st_blocks == before
@@ -81,7 +81,7 @@ def test_reserving_ahead_allocates_before_the_space_is_needed(tmp_path: Path) ->
 
 def test_several_threads_append_without_losing_a_record(tmp_path: Path) -> None:
     threads, each = 6, 4000
-    log = EventLog(tmp_path / "log", bytes_for(threads * each))
+    log = EventLogWriter(tmp_path / "log", bytes_for(threads * each))
     switch_interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -104,18 +104,18 @@ def test_several_threads_append_without_losing_a_record(tmp_path: Path) -> None:
 
 def test_a_thread_that_stores_late_does_not_hide_a_newer_record(tmp_path: Path) -> None:
     """Thread A draws number 1, thread B draws and stores 2, then A stores: closing must keep both."""
-    log = EventLog(tmp_path / "log")
+    log = EventLogWriter(tmp_path / "log")
     store, overtaken = log._store, False
 
     def overtaking_store(*args: object) -> None:
         nonlocal overtaken
         if not overtaken:
             overtaken = True
-            log.append(ENTER, 2, 2, 2)
+            log.append(PHASE_BEGIN, 2, 2, 2)
         store(*args)
 
     log._store = overtaking_store
-    log.append(ENTER, 1, 1, 1)
+    log.append(PHASE_BEGIN, 1, 1, 1)
     log.close()
     header, records, problems = read_log(log.path)
     assert (header.written_records, problems) == (2, [])
@@ -123,11 +123,11 @@ def test_a_thread_that_stores_late_does_not_hide_a_newer_record(tmp_path: Path) 
 
 
 def test_an_incident_survives_the_ring(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "events.log", bytes_for(80))
+    log = EventLogWriter(tmp_path / "events.log", bytes_for(80))
     append_numbered(log, 200)
-    assert log.preserve(newest_records=20) == 1
+    assert log.preserve(record_count=20) == 1
     append_numbered(log, 500, first=201)
-    assert log.preserve(newest_records=5) == 2
+    assert log.preserve(record_count=5) == 2
     log.close()
     assert 190 not in sequences(log.path)
     assert sequences(tmp_path / "incident_1.log") == list(range(181, 201))
@@ -170,10 +170,10 @@ def test_a_full_disk_makes_a_smaller_ring_that_keeps_the_newest(
         fallocate(fd, offset, length)
 
     monkeypatch.setattr(os, "posix_fallocate", allocate)
-    log = EventLog(tmp_path / "log", bytes_for(100_000))
-    assert not log.disk_is_full
+    log = EventLogWriter(tmp_path / "log", bytes_for(100_000))
+    assert not log.is_disk_full
     append_numbered(log, 90_000)
-    assert log.disk_is_full
+    assert log.is_disk_full
     chunks = 2 * 16 * 1024
     for closed in (False, True):
         if closed:
@@ -191,10 +191,10 @@ def test_a_full_disk_makes_a_smaller_ring_that_keeps_the_newest(
 @pytest.mark.parametrize("limit_bytes", [0, 4096, bytes_for(64) - 1])
 def test_a_limit_without_room_for_a_step_is_an_error(tmp_path: Path, limit_bytes: int) -> None:
     with pytest.raises(OverlapScopeError, match=f"give at least {4096 + 64 * RECORD_BYTES}"):
-        EventLog(tmp_path / "log", limit_bytes)
+        EventLogWriter(tmp_path / "log", limit_bytes)
     assert not (tmp_path / "log").exists()
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OverlapScopeError, match="can't be created"):
-        EventLog(tmp_path / "missing" / "log")
+        EventLogWriter(tmp_path / "missing" / "log")

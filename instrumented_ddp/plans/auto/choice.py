@@ -7,22 +7,22 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.model.fit import fit
+from overlapscope.model.fit import fit_model
 from overlapscope.model.observation import Observations
 from overlapscope.model.partition import Buckets, Float64Array, Int64Array
-from overlapscope.model.plan import UniformPlan, caps_mb_of, caps_setting
+from overlapscope.model.plan import UniformPlan, find_caps_mb, format_caps
 from overlapscope.model.schedule import replay
-from overlapscope.model.search import best_plan
-from overlapscope.model.sizes import LEAST_GAIN, PredictedSizes, predict_sizes
+from overlapscope.model.search import find_best_plan
+from overlapscope.model.sizes import MIN_GAIN, PredictedSizes, predict_sizes
 
-_RIVAL_WITHIN: Final = 0.03
+_RIVAL_MAX_LOSS: Final = 0.03
 """Relative difference below which predictions of two sizes may be in the wrong order."""
 _RIVAL_FACTOR: Final = 2.0
 """Minimum ratio of two sizes that are considered different."""
 
-MOST_STEPS: Final = 30
+MAX_TRIAL_STEPS: Final = 30
 """Maximum number of steps for trying all candidates."""
-STEPS_IN_A_BLOCK: Final = 3
+STEPS_PER_BLOCK: Final = 3
 """Number of steps per block. The first one is ignored: buffers are new, and copies of the previous plan end in it."""
 
 
@@ -37,7 +37,7 @@ class Candidate:
     """Predicted step time of the plan."""
 
 
-def candidates_of(observations: Observations, in_force: Buckets, lanes: int) -> list[Candidate]:
+def propose_candidates(observations: Observations, active: Buckets, lanes: int) -> list[Candidate]:
     """Return the plans worth trying, the active one first; it alone if the others are predicted to gain too little.
 
     Args:
@@ -46,21 +46,21 @@ def candidates_of(observations: Observations, in_force: Buckets, lanes: int) -> 
     Raises:
         OverlapScopeError: the cost of an all-reduce can't be estimated.
     """
-    fitted = fit(observations, lanes=lanes)
+    fitted = fit_model(observations, lanes=lanes)
     sizes = predict_sizes(fitted.work, fitted.costs)
     best = sizes.best
-    free = best_plan(fitted.work, fitted.costs, also=[best.buckets, in_force])
-    in_force_ns, free_ns = replay([in_force, free], fitted.work, fitted.costs).typical_ns.tolist()
+    free = find_best_plan(fitted.work, fitted.costs, also=[best.buckets, active])
+    active_ns, free_ns = replay([active, free], fitted.work, fitted.costs).typical_ns.tolist()
     found = [
         Candidate(buckets=size.buckets, setting=size.setting, predicted_ns=size_ns)
         for size, size_ns in ((best, sizes.best_ns), *_rivals(sizes))
     ]
-    if free_ns < (1 - LEAST_GAIN) * sizes.best_ns:  # the best of many predictions is too good by chance
+    if free_ns < (1 - MIN_GAIN) * sizes.best_ns:  # the best of many predictions is too good by chance
         found.append(Candidate(buckets=free, setting=_setting(free, sizes, observations), predicted_ns=free_ns))
-    current = Candidate(buckets=in_force, setting=_setting(in_force, sizes, observations), predicted_ns=in_force_ns)
-    if min(each.predicted_ns for each in found) > (1 - LEAST_GAIN) * in_force_ns:
+    current = Candidate(buckets=active, setting=_setting(active, sizes, observations), predicted_ns=active_ns)
+    if min(each.predicted_ns for each in found) > (1 - MIN_GAIN) * active_ns:
         return [current]
-    others = {each.buckets: each for each in found[::-1] if each.buckets != in_force}
+    others = {each.buckets: each for each in found[::-1] if each.buckets != active}
     return [current, *list(others.values())[::-1]]
 
 
@@ -69,9 +69,9 @@ def trial_blocks(candidates: int) -> Int64Array:
 
     This way drift affects all candidates alike. Two candidates get 000111 111000 000111 111000 000111.
     """
-    count = MOST_STEPS // (candidates * STEPS_IN_A_BLOCK)
+    count = MAX_TRIAL_STEPS // (candidates * STEPS_PER_BLOCK)
     rounds = [np.arange(candidates)[:: 1 if number % 2 == 0 else -1] for number in range(count)]
-    blocks: Int64Array = np.repeat(np.concatenate(rounds), STEPS_IN_A_BLOCK)
+    blocks: Int64Array = np.repeat(np.concatenate(rounds), STEPS_PER_BLOCK)
     return blocks
 
 
@@ -99,7 +99,7 @@ def fastest(measured_ns: Float64Array) -> int:
     if np.isnan(measured_ns[0]) or np.isnan(measured_ns).all():
         return 0
     best = int(np.nanargmin(measured_ns))
-    return best if measured_ns[best] < (1 - LEAST_GAIN) * measured_ns[0] else 0
+    return best if measured_ns[best] < (1 - MIN_GAIN) * measured_ns[0] else 0
 
 
 def _rivals(sizes: PredictedSizes) -> list[tuple[UniformPlan, float]]:
@@ -107,13 +107,13 @@ def _rivals(sizes: PredictedSizes) -> list[tuple[UniformPlan, float]]:
     plans, step_ns = (sizes.default, *sizes.sizes), np.array([sizes.default_ns, *sizes.sizes_ns])
     caps_mb = np.array([size.cap_mb for size in plans])
     is_other = np.abs(np.log(caps_mb / sizes.best.cap_mb)) > np.log(_RIVAL_FACTOR)
-    others = np.flatnonzero(is_other & (step_ns < (1 + _RIVAL_WITHIN) * sizes.best_ns))
-    return [(plans[place], float(step_ns[place])) for place in others[np.argsort(step_ns[others], kind="stable")][:1]]
+    others = np.flatnonzero(is_other & (step_ns < (1 + _RIVAL_MAX_LOSS) * sizes.best_ns))
+    return [(plans[index], float(step_ns[index])) for index in others[np.argsort(step_ns[others], kind="stable")][:1]]
 
 
 def _setting(buckets: Buckets, sizes: PredictedSizes, observations: Observations) -> str:
     for size in (sizes.default, *sizes.sizes):
         if size.buckets == buckets:
             return size.setting
-    caps_mb = caps_mb_of(buckets, observations.gradients)
-    return "bucket_plan=..." if caps_mb is None else caps_setting(caps_mb)
+    caps_mb = find_caps_mb(buckets, observations.gradients)
+    return "bucket_plan=..." if caps_mb is None else format_caps(caps_mb)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from instrumented_ddp.plans.auto.choice import Candidate
 from overlapscope.model.partition import Float64Array
-from overlapscope.model.sizes import LEAST_GAIN
+from overlapscope.model.sizes import MIN_GAIN
 from overlapscope.units import format_ns, format_share
 
 
@@ -64,11 +64,11 @@ def _known(time_ns: float) -> float | None:
     return None if math.isnan(time_ns) else time_ns
 
 
-def reason_for(trials: Sequence[Trial], chosen: int) -> str:
+def describe_choice(trials: Sequence[Trial], chosen: int) -> str:
     """Return the reason for a choice as a sentence."""
     before, best = trials[0], trials[chosen]
     if len(trials) == 1:
-        return f"{before.setting} stays: no other plan was predicted to gain {format_share(LEAST_GAIN)} of a step"
+        return f"{before.setting} stays: no other plan was predicted to gain {format_share(MIN_GAIN)} of a step"
     tried = [trial for trial in trials[1:] if trial.measured_ns is not None]
     if before.measured_ns is None or not tried:
         return f"{before.setting} stays: too few steps could be measured to compare it with others"

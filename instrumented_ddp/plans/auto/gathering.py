@@ -14,11 +14,11 @@ from instrumented_ddp.collective_log.completion import NO_TIMEOUT
 from overlapscope.model.bucket_cycles import BucketCycles
 from overlapscope.model.partition import Int64Array
 
-MOST_RANKS: Final = 8
+MAX_RANKS: Final = 8
 """Maximum number of ranks considered. Of more ranks the slowest are used."""
 
 
-def of_all_ranks(own: BucketCycles, group: dist.ProcessGroup, device: torch.device) -> tuple[BucketCycles, Int64Array]:
+def gather_cycles(own: BucketCycles, group: dist.ProcessGroup, device: torch.device) -> tuple[BucketCycles, Int64Array]:
     """Gather the same cycles of all ranks, or of the slowest ones. Called on all ranks.
 
     Args:
@@ -32,7 +32,7 @@ def of_all_ranks(own: BucketCycles, group: dist.ProcessGroup, device: torch.devi
     everyones = [torch.empty_like(lateness) for _ in range(group.size())]
     group.allgather([everyones], [lateness], AllgatherOptions()).wait(NO_TIMEOUT)
     latest_first = torch.cat(everyones).argsort(descending=True, stable=True)
-    ranks = np.sort(latest_first[:MOST_RANKS].cpu().numpy())
+    ranks = np.sort(latest_first[:MAX_RANKS].cpu().numpy())
     parts = (own.moments_ns, own.ready_ns, own.buckets_ns)
     flat = np.concatenate([part.ravel() for part in parts])
     sum_of_one = torch.zeros((len(ranks), len(flat)), dtype=torch.float64, device=device)

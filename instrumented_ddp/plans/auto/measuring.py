@@ -11,11 +11,11 @@ from instrumented_ddp.plans.auto.meter import Meter
 from instrumented_ddp.recording.model_events import ModelEvents
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.reduction.reducer import Reducer
-from overlapscope.model.bucket_cycles import BucketCycles, bucket_cycles_of
-from overlapscope.trace.log import Records, newest_records
+from overlapscope.model.bucket_cycles import BucketCycles, compute_bucket_cycles
+from overlapscope.trace.log import Records, read_latest_records
 
 
-class Measuring:
+class Measurement:
     """A measurement of one model, from now until ``end``. Begun and ended between two steps.
 
     Args:
@@ -29,21 +29,21 @@ class Measuring:
         self._recorder = recorder
         self._model = model
         self._steps: list[int] = []
-        self._records_before = recorder.log.newest if recorder is not None else 0
+        self._records_before = recorder.log.latest if recorder is not None else 0
         self._meter = Meter(device) if recorder is None else None
         if self._meter is not None:
             self._events_before = reducer.events
             stats, parameters = reducer.events.stats, len(reducer.parameters)
-            reducer.tell(ModelEvents(self._meter, model, device, stats, parameters))
+            reducer.set_listener(ModelEvents(self._meter, model, device, stats, parameters))
 
-    def step_begins(self) -> bool:
+    def on_step_start(self) -> bool:
         """Note that a step begins that is to be measured. Return True."""
         observer = self._reducer.events.observer
         assert observer is not None
         self._steps.append(observer.step)
         return True
 
-    def cycles(self, plans: Sequence[BucketPlan], newest: int) -> BucketCycles:
+    def cycles(self, plans: Sequence[BucketPlan], latest: int) -> BucketCycles:
         """Return the cycles of the latest steps. For the very first step, the end of the previous one is unknown.
 
         Args:
@@ -51,14 +51,14 @@ class Measuring:
             newest: number of steps.
         """
         wanted = {plan.buckets for plan in plans}
-        in_force = {number: plan.buckets for number, plan in enumerate(self._reducer.plans) if plan.buckets in wanted}
-        steps = self._steps[-newest:]
-        return bucket_cycles_of(self._records(), self._model, in_force, steps, len(self._reducer.plan.parameters))
+        active = {number: plan.buckets for number, plan in enumerate(self._reducer.plans) if plan.buckets in wanted}
+        steps = self._steps[-latest:]
+        return compute_bucket_cycles(self._records(), self._model, active, steps, len(self._reducer.plan.parameters))
 
     def end(self) -> None:
         """Stop measuring."""
         if self._meter is not None:
-            self._reducer.tell(self._events_before)
+            self._reducer.set_listener(self._events_before)
             self._meter.close()
 
     def _records(self) -> Records:
@@ -66,4 +66,4 @@ class Measuring:
             assert self._meter is not None
             return self._meter.records()
         log = self._recorder.log
-        return newest_records(log.path, log.newest - self._records_before)
+        return read_latest_records(log.path, log.latest - self._records_before)

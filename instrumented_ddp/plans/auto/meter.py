@@ -9,10 +9,10 @@ import torch
 
 from instrumented_ddp.bucket_plan import BucketPlan
 from instrumented_ddp.collective_log.completion import CompletionWatch
-from instrumented_ddp.recording.guard import survived
-from instrumented_ddp.recording.records import BucketRecords, PlanRecords, phase_records
-from instrumented_ddp.recording.reduction_events import private_board
-from instrumented_ddp.recording.timing import DeviceTimer, Mark, bucket_timer_of, timer_of
+from instrumented_ddp.recording.guard import never_raise
+from instrumented_ddp.recording.records import BucketRecords, PlanRecords, make_phase_records
+from instrumented_ddp.recording.reduction_events import make_private_ready_times
+from instrumented_ddp.recording.timing import DeviceTimer, Mark, make_bucket_timer, make_timer
 from overlapscope.trace.environment import Detail
 from overlapscope.trace.format import CHECKED_RECORD, RECORD, Phase
 from overlapscope.trace.host import host_now_ns
@@ -54,10 +54,10 @@ class Meter:
 
     def __init__(self, device: torch.device) -> None:
         self.log = MemoryLog()
-        self.completions = CompletionWatch(self.gives_up)
-        self._timer = timer_of(device, self.log)
-        self._timers = {device: bucket_timer_of(device, self._timer)}
-        self._backward = phase_records(self._timer.flags, no_sync=False)[Phase.BACKWARD]
+        self.completions = CompletionWatch(self.disable_recording)
+        self._timer = make_timer(device, self.log)
+        self._timers = {device: make_bucket_timer(device, self._timer)}
+        self._backward = make_phase_records(self._timer.flags, no_sync=False)[Phase.BACKWARD]
         self._backward_start: Mark | None = None
         self.phase: Phase | None = None
         self._has_failed = False
@@ -67,7 +67,7 @@ class Meter:
     def records(self) -> Records:
         """Return what was recorded so far, except for what the device has not reached yet."""
         for timer in self._timers.values():
-            timer.step_begins()
+            timer.on_step_start()
         return self.log.records()
 
     def close(self) -> None:
@@ -76,31 +76,31 @@ class Meter:
 
     # -- called by the reducer -----------------------------------------------------------------------------------
 
-    def timer_on(self, device: torch.device) -> DeviceTimer:
+    def get_timer(self, device: torch.device) -> DeviceTimer:
         """Return the timer of one of the devices that the module spans."""
         timer = self._timers.get(device)
         if timer is None:
-            timer = self._timers[device] = bucket_timer_of(device, timer_of(device, self.log))
+            timer = self._timers[device] = make_bucket_timer(device, make_timer(device, self.log))
         return timer
 
-    def plan_takes_effect(self, model: int, epoch: int, plan: BucketPlan, reason: str) -> PlanRecords:  # noqa: ARG002
+    def activate_plan(self, model: int, epoch: int, plan: BucketPlan, reason: str) -> PlanRecords:  # noqa: ARG002
         """Pack the records of a plan."""
         return PlanRecords(self._timer.flags, model, epoch, plan)
 
     def board(self, model: int, parameters: int) -> memoryview[int]:  # noqa: ARG002
         """Return a board that nobody else sees."""
-        return private_board(parameters)
+        return make_private_ready_times(parameters)
 
-    def gradient_is_not_reduced(self, model: int) -> None:
+    def on_unreduced_gradient(self, model: int) -> None:
         """Do nothing: the user's lines and other gradients are not measured."""
 
-    def gradients_are_reduced(self, model: int) -> None:  # noqa: ARG002
+    def on_gradients_reduced(self, model: int) -> None:  # noqa: ARG002
         """Note that a pass is over, and with it a step of the meter."""
         self.step += 1
         for timer in self._timers.values():
-            timer.step_begins()
+            timer.on_step_start()
 
-    @survived
+    @never_raise
     def enter(self, phase: Phase, *, no_sync: bool = False) -> None:
         """Time a backward that is reduced, and nothing else."""
         if no_sync:
@@ -110,7 +110,7 @@ class Meter:
             self._timer.write(self._backward, self.step, self._backward_start, now)
         self.phase, self._backward_start = phase, now
 
-    @survived
+    @never_raise
     def leave(self, phase: Phase) -> None:
         """End a phase, if it is the current one."""
         if self.phase is phase:
@@ -118,10 +118,10 @@ class Meter:
                 self._timer.write(self._backward, self.step, self._backward_start, self._timer.mark())
             self.phase = None
 
-    def backward_was_left(self, step: int) -> None:
+    def on_interrupted_backward(self, step: int) -> None:
         """Do nothing: the previous pass is not reduced, and so it is not measured."""
 
-    def note_caller(self) -> None:
+    def update_call_site(self) -> None:
         """Do nothing: the user's lines and other gradients are not measured."""
 
     def launches(self, records: BucketRecords) -> int:  # noqa: ARG002
@@ -131,7 +131,7 @@ class Meter:
     def incident(self) -> None:
         """Do nothing: nobody reads the records after an incident."""
 
-    def gives_up(self, error: Exception) -> None:
+    def disable_recording(self, error: Exception) -> None:
         """Log an error once. What was not recorded is missing in the cycles, which say so."""
         if not self._has_failed:
             self._has_failed = True

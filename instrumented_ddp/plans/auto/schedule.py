@@ -6,7 +6,7 @@ on only step times are measured, on rank 0. If they have changed a lot 500 steps
 because the network or the load has changed, it starts again.
 
 All ranks launch the same collectives at the same steps, whatever goes wrong on one of them: local computations between
-two of them may fail (``_alone``), and then the rank contributes no measurement, or no proposal.
+two of them may fail (``_run_locally``), and then the rank contributes no measurement, or no proposal.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.bucket_plan import BucketPlan
-from instrumented_ddp.collective_log.backends import backend_of
-from instrumented_ddp.collective_log.purposes import Purpose, launched_for
-from instrumented_ddp.plans.auto.choice import Candidate, candidates_of, fastest, step_times_ns, trial_blocks
-from instrumented_ddp.plans.auto.decision import Decision, reason_for, trials_of
-from instrumented_ddp.plans.auto.gathering import of_all_ranks
-from instrumented_ddp.plans.auto.measuring import Measuring
+from instrumented_ddp.collective_log.backends import get_backend_name
+from instrumented_ddp.collective_log.purposes import CollectiveRole, collective_context
+from instrumented_ddp.plans.auto.choice import Candidate, fastest, propose_candidates, step_times_ns, trial_blocks
+from instrumented_ddp.plans.auto.decision import Decision, describe_choice, trials_of
+from instrumented_ddp.plans.auto.gathering import gather_cycles
+from instrumented_ddp.plans.auto.measuring import Measurement
 from instrumented_ddp.plans.probed_steps import ProbedSteps, agree_on_probe, gradients_of, warm_up
 from instrumented_ddp.plans.schedule import PlanChange
 from instrumented_ddp.recording.recorder import Recorder
@@ -37,20 +37,20 @@ from instrumented_ddp.reduction.agreement import agree_on_numbers, agree_on_plan
 from instrumented_ddp.reduction.reducer import Reducer
 from overlapscope.errors import OverlapScopeError
 from overlapscope.model.bucket_cycles import BucketCycles
-from overlapscope.model.observation import observations_of_cycles
+from overlapscope.model.observation import observations_from_cycles
 from overlapscope.model.partition import Float64Array, Int64Array
-from overlapscope.model.wire import lanes_of_backend
+from overlapscope.model.wire import count_lanes
 from overlapscope.trace.host import host_now_ns
 
-FEWEST_STEPS_BETWEEN: Final = 500
+MIN_STEPS_BETWEEN_DECISIONS: Final = 500
 """Minimum number of steps between two decisions."""
-LOOK_EVERY: Final = 100
+CHECK_EVERY_STEPS: Final = 100
 """Number of steps after which rank 0 broadcasts whether step times have changed."""
-_FEWEST_CYCLES: Final = 6
+_MIN_CYCLES: Final = 6
 """Number of measured steps that must have been seen whole on all ranks."""
 _WINDOW_STEPS: Final = 20
 """Number of steps whose median is the current step time."""
-_IS_ANOTHER: Final = 0.1
+_CHANGE_THRESHOLD: Final = 0.1
 """Relative change of the step time that is worth another decision."""
 
 _Result = TypeVar("_Result")
@@ -76,8 +76,8 @@ class AutoBuckets:
         self._group: dist.ProcessGroup
         self._order: Sequence[int] = ()
         self._probed: ProbedSteps
-        self._course: Iterator[PlanChange | None] | None = None
-        self._measuring: Measuring | None = None
+        self._plan_changes: Iterator[PlanChange | None] | None = None
+        self._measuring: Measurement | None = None
         self._before: BucketPlan | None = None  # set while others are measured
         self._is_impossible = False
         self._reductions = 0
@@ -85,7 +85,7 @@ class AutoBuckets:
         """Decisions so far, on rank 0."""
         self.is_over = False
         """True if there is nothing more to decide."""
-        self._say("waiting")
+        self._note_state("waiting")
 
     @property
     def is_possible(self) -> bool:
@@ -99,7 +99,7 @@ class AutoBuckets:
         group: dist.ProcessGroup,
         *,
         after: int,
-        everybody_would: bool,
+        all_ranks_agree: bool,
     ) -> None:
         """Agree on the first measurement, and begin. Called on all ranks at the same time.
 
@@ -114,24 +114,24 @@ class AutoBuckets:
         self._before = None
         try:
             with self._launches():
-                self._probed = agree_on_probe(own, order, group, everybody_would=everybody_would)
+                self._probed = agree_on_probe(own, order, group, all_ranks_agree=all_ranks_agree)
         except OverlapScopeError as error:
-            self.is_impossible(str(error))
+            self.give_up(str(error))
             return
         self._group, self._order = group, order
-        self._course = self._run(after)
+        self._plan_changes = self._run(after)
 
-    def is_impossible(self, why: str) -> None:
+    def give_up(self, why: str) -> None:
         """Give up, and note the reason in the recording."""
         if self.is_possible:
             self._is_impossible = True
-            self._say("impossible", why=why)
+            self._note_state("impossible", why=why)
 
     def change_after(self, reductions: int) -> PlanChange | None:
         """Return the plan to adopt now. Called together on all ranks, so that it advances by one step each time."""
         self._reductions = reductions
-        if self._course is not None and not self._is_impossible:
-            return next(self._course)
+        if self._plan_changes is not None and not self._is_impossible:
+            return next(self._plan_changes)
         self.is_over = True
         self._end_measuring()
         return PlanChange(plan=self._before, reason="return") if self._before is not None else None
@@ -140,10 +140,10 @@ class AutoBuckets:
 
     def _run(self, after: int) -> Iterator[PlanChange | None]:
         while True:
-            self._say("waiting")
+            self._note_state("waiting")
             yield from warm_up(lambda: self._reductions, after)
             before = self._before = self._reducer.plan
-            self._measuring = self._alone("measuring steps", self._begin_measuring, None)
+            self._measuring = self._run_locally("measuring steps", self._begin_measuring, None)
             yield from self._measured(self._probed, "measuring")
             candidates, measured_steps, why_not = self._candidates(before)
             plans = self._on_all_ranks(candidates, before)
@@ -154,10 +154,10 @@ class AutoBuckets:
             self._before = None
             if self._group.rank() == 0:
                 decide = partial(self._decide, candidates, measured_ns, chosen, measured_steps, why_not)
-                self._alone("recording the decision", decide, None)
-            self._say("decided")
+                self._run_locally("recording the decision", decide, None)
+            self._note_state("decided")
             yield PlanChange(plan=plans[chosen], reason="auto" if chosen else "return")
-            yield from self._wait_for_other_times(float(measured_ns[chosen]))
+            yield from self._wait_for_changed_times(float(measured_ns[chosen]))
             after = self._reductions
 
     def _candidates(self, before: BucketPlan) -> tuple[list[Candidate], int, str]:
@@ -167,24 +167,30 @@ class AutoBuckets:
         """
         own = self._cycles(self._probed)
         with self._launches():
-            cycles, ranks = of_all_ranks(own, self._group, self._group_device)
+            cycles, ranks = gather_cycles(own, self._group, self._group_device)
         if self._group.rank() != 0:
-            return [_kept(before)], 0, ""
+            return [_active_candidate(before)], 0, ""
         predict = partial(self._predict, cycles, ranks, before)
-        return self._alone("predicting step times", predict, ([_kept(before)], 0, "predicting step times failed"))
+        return self._run_locally(
+            "predicting step times", predict, ([_active_candidate(before)], 0, "predicting step times failed")
+        )
 
     def _predict(self, cycles: BucketCycles, ranks: Int64Array, before: BucketPlan) -> tuple[list[Candidate], int, str]:
         """Return the same as ``_candidates``, from the cycles of all ranks."""
-        whole = cycles.of(cycles.is_whole)
+        whole = cycles.of(cycles.is_complete)
         count = len(whole.epoch)
-        if count < _FEWEST_CYCLES:
-            return [_kept(before)], count, f"only {count} of the measured steps reduced every bucket once on all ranks"
+        if count < _MIN_CYCLES:
+            return (
+                [_active_candidate(before)],
+                count,
+                f"only {count} of the measured steps reduced every bucket once on all ranks",
+            )
         plans = {epoch: plan.buckets for epoch, plan in enumerate(self._reducer.plans)}
-        observations = observations_of_cycles(
+        observations = observations_from_cycles(
             whole, ranks, plans, gradients_of(before, self._order), self._group.size()
         )
-        backend = backend_of(self._group, before.parameters[0].device)
-        return candidates_of(observations, before.buckets, lanes=lanes_of_backend(backend)), count, ""
+        backend = get_backend_name(self._group, before.parameters[0].device)
+        return propose_candidates(observations, before.buckets, lanes=count_lanes(backend)), count, ""
 
     def _on_all_ranks(self, candidates: Sequence[Candidate], before: BucketPlan) -> list[BucketPlan]:
         """Broadcast rank 0's candidates to all ranks as plans."""
@@ -201,62 +207,66 @@ class AutoBuckets:
         yield from self._measured(steps, "trying")
         length_ns = self._cycles(steps).length_ns
         unknown_ns = np.full(len(plans), np.nan)
-        measured_ns = self._alone("timing steps", lambda: step_times_ns(length_ns, blocks, len(plans)), unknown_ns)
-        fastest_here = self._alone("choosing the fastest plan", lambda: fastest(measured_ns), 0)
+        measured_ns = self._run_locally(
+            "timing steps", lambda: step_times_ns(length_ns, blocks, len(plans)), unknown_ns
+        )
+        fastest_here = self._run_locally("choosing the fastest plan", lambda: fastest(measured_ns), 0)
         with self._launches():
             (chosen,) = agree_on_numbers([fastest_here], self._group, self._group_device)
         return chosen, measured_ns
 
-    def _wait_for_other_times(self, usual_ns: float) -> Iterator[None]:
+    def _wait_for_changed_times(self, usual_ns: float) -> Iterator[None]:
         """Keep the plan until step times differ from when it was chosen.
 
         Args:
             usual_ns: step time then; if it is NaN, as nothing was tried, that of the first steps is used.
         """
         ends_ns: deque[int] = deque(maxlen=_WINDOW_STEPS + 1)
-        steps, is_another = 0, 0
-        while not is_another:
+        steps, has_changed = 0, 0
+        while not has_changed:
             steps += 1
             ends_ns.append(host_now_ns())
             if steps == _WINDOW_STEPS + 1 and np.isnan(usual_ns):
-                usual_ns = self._alone("timing steps", lambda: _typical_ns(ends_ns), usual_ns)
-            if steps >= FEWEST_STEPS_BETWEEN and steps % LOOK_EVERY == 0:
-                changed = self._alone("timing steps", partial(_has_changed, ends_ns, usual_ns), False)
+                usual_ns = self._run_locally("timing steps", lambda: _typical_ns(ends_ns), usual_ns)
+            if steps >= MIN_STEPS_BETWEEN_DECISIONS and steps % CHECK_EVERY_STEPS == 0:
+                changed = self._run_locally("timing steps", partial(_has_changed, ends_ns, usual_ns), False)
                 with self._launches():
-                    (is_another,) = agree_on_numbers([changed], self._group, self._group_device)
-            if not is_another:
+                    (has_changed,) = agree_on_numbers([changed], self._group, self._group_device)
+            if not has_changed:
                 yield None
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
-    def _begin_measuring(self) -> Measuring:
-        return Measuring(self._reducer, self._recorder, self._model, self._device)
+    def _begin_measuring(self) -> Measurement:
+        return Measurement(self._reducer, self._recorder, self._model, self._device)
 
     def _measured(self, steps: ProbedSteps, state: str) -> Iterator[PlanChange]:
         """Run these steps, and measure them."""
-        self._say(state)
+        self._note_state(state)
         for change in steps.changes():
-            if self._measuring is not None and not self._alone("measuring steps", self._measuring.step_begins, False):
+            if self._measuring is not None and not self._run_locally(
+                "measuring steps", self._measuring.on_step_start, False
+            ):
                 self._end_measuring()
             yield change
 
     def _cycles(self, steps: ProbedSteps) -> BucketCycles:
         """Return the cycles of this rank in the latest steps; of the same shape on all ranks."""
-        plans, newest = steps.plans, len(steps.plan_of_step)
-        shape = newest, len(plans[0].parameters), max(len(plan.buckets) for plan in plans)
-        unseen = BucketCycles.unseen(range(newest), *shape[1:])
+        plans, step_count = steps.plans, len(steps.plan_of_step)
+        shape = step_count, len(plans[0].parameters), max(len(plan.buckets) for plan in plans)
+        without_observations = BucketCycles.without_observations(range(step_count), *shape[1:])
 
         def measured() -> BucketCycles:
-            cycles = self._measuring.cycles(plans, newest) if self._measuring is not None else unseen
+            cycles = self._measuring.cycles(plans, step_count) if self._measuring is not None else without_observations
             if cycles.shape != shape:
                 raise ValueError(f"cycles of shape {cycles.shape} instead of {shape}")
             return cycles
 
-        return self._alone("measuring steps", measured, unseen)
+        return self._run_locally("measuring steps", measured, without_observations)
 
     def _end_measuring(self) -> None:
         if self._measuring is not None:
-            self._alone("ending the measurement", self._measuring.end, None)
+            self._run_locally("ending the measurement", self._measuring.end, None)
             self._measuring = None
 
     def _decide(
@@ -274,18 +284,20 @@ class AutoBuckets:
             measured_steps=measured_steps,
             trials=trials,
             chosen=chosen,
-            why=f"the buckets stay: {why_not}" if why_not else reason_for(trials, chosen),
+            why=f"the buckets stay: {why_not}" if why_not else describe_choice(trials, chosen),
         )
         self.decisions.append(decision)
         _log.info("after %d steps, %s", self._reductions, decision.why)
 
-    def _say(self, state: str, **more: Any) -> None:
+    def _note_state(self, state: str, **more: Any) -> None:
         recorder = self._recorder
         if recorder is not None:
-            said = {"state": state, "decisions": [asdict(decision) for decision in self.decisions], **more}
-            self._alone("recording its progress", lambda: recorder.note_of_model(self._model, "auto", said), None)
+            note = {"state": state, "decisions": [asdict(decision) for decision in self.decisions], **more}
+            self._run_locally(
+                "recording its progress", lambda: recorder.set_model_info(self._model, "auto", note), None
+            )
 
-    def _alone(self, what: str, compute: Callable[[], _Result], otherwise: _Result) -> _Result:
+    def _run_locally(self, what: str, compute: Callable[[], _Result], otherwise: _Result) -> _Result:
         """Compute something on this rank only; on failure return ``otherwise``, to keep up with the other ranks."""
         try:
             return compute()
@@ -299,16 +311,16 @@ class AutoBuckets:
         return self._reducer.plan.parameters[0].device
 
     def _launches(self) -> AbstractContextManager[None]:
-        return launched_for(Purpose(role="plan", model=self._model))
+        return collective_context(CollectiveRole(role="plan", model=self._model))
 
 
-def _kept(plan: BucketPlan) -> Candidate:
+def _active_candidate(plan: BucketPlan) -> Candidate:
     """Return the active plan as a candidate without predictions."""
     return Candidate(buckets=plan.buckets, setting="the plan in force", predicted_ns=float("nan"))
 
 
 def _has_changed(ends_ns: Sequence[int], usual_ns: float) -> bool:
-    return abs(_typical_ns(ends_ns) / usual_ns - 1) > _IS_ANOTHER
+    return abs(_typical_ns(ends_ns) / usual_ns - 1) > _CHANGE_THRESHOLD
 
 
 def _typical_ns(ends_ns: Sequence[int]) -> float:

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.account.intervals import Float64Array
-from overlapscope.analysis.compare.changes import Change, changes_between
-from overlapscope.analysis.compare.side import Side
+from overlapscope.analysis.compare.changes import Change, compare_series
+from overlapscope.analysis.compare.side import ComparisonSide
 
 Bucket = tuple[int, int]
 """Number of the model, and number of the bucket."""
@@ -33,26 +33,26 @@ class BucketChange:
     """Time of their all-reduces after all ranks have arrived; None if times of ranks can't be compared."""
 
 
-def bucket_changes(base: Side, new: Side, *, runs_differ: float) -> tuple[BucketChange, ...]:
+def compare_buckets(base: ComparisonSide, new: ComparisonSide, *, between_run_share: float) -> tuple[BucketChange, ...]:
     """Compare buckets in the order of the new side; where plans differ, groups that cover the same parameters.
 
     Args:
-        runs_differ: As in ``changes_between``.
+        runs_differ: As in ``compare_series``.
     """
     contents = [_contents(side) for side in (base, new)]
     groups = _groups(contents)
     if not groups:
         return ()
     sides = list(enumerate((base, new)))
-    sums = (_sums(side, _exposed_ns(side), groups, place) for place, side in sides)
-    exposed = changes_between(*sums, runs_differ=runs_differ)
+    sums = (_sums(side, _exposed_ns(side), groups, index) for index, side in sides)
+    exposed = compare_series(*sums, between_run_share=between_run_share)
     transfers_ns = [_transfer_ns(side) for _, side in sides]
     transfer: dict[str, Change] = {}
     if all(transfers_ns):
-        sums = (_sums(side, transfers_ns[place], groups, place) for place, side in sides)
-        transfer = changes_between(*sums, runs_differ=runs_differ)
+        sums = (_sums(side, transfers_ns[index], groups, index) for index, side in sides)
+        transfer = compare_series(*sums, between_run_share=between_run_share)
     found = []
-    for place, group in enumerate(groups):
+    for index, group in enumerate(groups):
         own, other = group.of_side
         found.append(
             BucketChange(
@@ -61,8 +61,8 @@ def bucket_changes(base: Side, new: Side, *, runs_differ: float) -> tuple[Bucket
                 new=tuple(sorted(number for _, number in other)),
                 base_bytes=sum(contents[0][each].bytes for each in own),
                 new_bytes=sum(contents[1][each].bytes for each in other),
-                exposed=exposed[str(place)],
-                transfer=transfer.get(str(place)),
+                exposed=exposed[str(index)],
+                transfer=transfer.get(str(index)),
             )
         )
     return tuple(found)
@@ -86,25 +86,25 @@ class _Group:
     of_side: tuple[set[Bucket], set[Bucket]]
     """Buckets of the base, and buckets of the new side."""
 
-    def take(self, other: _Group) -> None:
+    def merge(self, other: _Group) -> None:
         """Merge another group into this one."""
         self.parameters |= other.parameters
         for own, its in zip(self.of_side, other.of_side, strict=True):
             own |= its
 
 
-def _contents(side: Side) -> dict[Bucket, _Content]:
+def _contents(side: ComparisonSide) -> dict[Bucket, _Content]:
     """Return the buckets that are reduced in the steps of a side."""
     table = side.trace.collectives
     reduced = table[(table["bucket"] >= 0) & table["step"].isin(side.steps)]
     plans = side.trace.plans.groupby(["model", "plan_epoch", "bucket"])["name"].agg(frozenset).to_dict()
-    newest = reduced.drop_duplicates(["model", "bucket"], keep="last")
+    latest = reduced.drop_duplicates(["model", "bucket"], keep="last")
     columns = ("model", "bucket", "plan_epoch", "bytes")
     return {
         (model, bucket): _Content(
             bytes=size, parameters=plans.get((model, epoch, bucket)) or frozenset({f"bucket {bucket}"})
         )
-        for model, bucket, epoch, size in zip(*(newest[name].astype(int).tolist() for name in columns), strict=True)
+        for model, bucket, epoch, size in zip(*(latest[name].astype(int).tolist() for name in columns), strict=True)
     }
 
 
@@ -118,18 +118,18 @@ def _groups(contents: Sequence[dict[Bucket, _Content]]) -> list[_Group]:
         contents: Buckets of the base, and of the new side.
     """
     groups: list[_Group] = []
-    for place, side in enumerate(contents):
+    for index, side in enumerate(contents):
         for bucket, content in side.items():
             merged = _Group(parameters={(bucket[0], name) for name in content.parameters}, of_side=(set(), set()))
-            merged.of_side[place].add(bucket)
+            merged.of_side[index].add(bucket)
             for group in [each for each in groups if each.parameters & merged.parameters]:
                 groups.remove(group)
-                merged.take(group)
+                merged.merge(group)
             groups.append(merged)
     return sorted(groups, key=lambda group: min(group.of_side[1] or group.of_side[0]))
 
 
-def _exposed_ns(side: Side) -> dict[Bucket, Float64Array]:
+def _exposed_ns(side: ComparisonSide) -> dict[Bucket, Float64Array]:
     """Return the exposed time of each bucket (S,), as the mean of all ranks."""
     account, alike = side.account, side.summary.alike
     table = side.trace.collectives.iloc[account.waits.collective]
@@ -142,7 +142,7 @@ def _exposed_ns(side: Side) -> dict[Bucket, Float64Array]:
     )
 
 
-def _transfer_ns(side: Side) -> dict[Bucket, Float64Array]:
+def _transfer_ns(side: ComparisonSide) -> dict[Bucket, Float64Array]:
     """Return the transfer time of each bucket (S,); empty if times of some ranks can't be compared."""
     matched = side.account.matched
     if not len(matched.rows) or set(matched.ranks.tolist()) != set(side.summary.alike.ranks.tolist()):
@@ -157,7 +157,7 @@ def _transfer_ns(side: Side) -> dict[Bucket, Float64Array]:
 
 
 def _by_bucket(
-    side: Side, *, step: Iterable[int], model: Iterable[int], bucket: Iterable[int], ns: Float64Array
+    side: ComparisonSide, *, step: Iterable[int], model: Iterable[int], bucket: Iterable[int], ns: Float64Array
 ) -> dict[Bucket, Float64Array]:
     """Sum times by bucket and step; times of other steps or of no bucket are dropped."""
     rows = pd.DataFrame({"step": np.asarray(step), "model": np.asarray(model), "bucket": np.asarray(bucket), "ns": ns})
@@ -170,10 +170,12 @@ def _by_bucket(
     return found
 
 
-def _sums(side: Side, ns: dict[Bucket, Float64Array], groups: list[_Group], place: int) -> dict[str, Float64Array]:
+def _sums(
+    side: ComparisonSide, ns: dict[Bucket, Float64Array], groups: list[_Group], index: int
+) -> dict[str, Float64Array]:
     """Return the sum over the buckets of each group on one side (S,), by group number; 0 if it has none there."""
     nothing = np.zeros(len(side.steps))
     return {
-        str(number): np.sum([nothing, *(ns[each] for each in group.of_side[place] if each in ns)], axis=0)
+        str(number): np.sum([nothing, *(ns[each] for each in group.of_side[index] if each in ns)], axis=0)
         for number, group in enumerate(groups)
     }

@@ -18,34 +18,34 @@ from typing import Final
 import numpy as np
 
 from overlapscope.account.intervals import Float64Array
-from overlapscope.account.means import wary_mean_of
+from overlapscope.account.means import mean_with_conservative_ci
 from overlapscope.interval import SIGMAS_90, SIGMAS_99, Interval
 
 TRIMMED: Final = 0.1
 """Share of steps that is trimmed at each end."""
 
-RUNS_DIFFER: Final = 0.01
+BETWEEN_RUN_SHARE: Final = 0.01
 """Share of a time by which it may differ between two runs of the same program, however precise each run is."""
 
-_SEEN: Final = 1 + SIGMAS_90 / SIGMAS_99
+_DETECTION_FACTOR: Final = 1 + SIGMAS_90 / SIGMAS_99
 """Distance of a true difference from 0 that is detected in 19 of 20 cases, in half intervals of noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class TimeDifference:
     """A time on both sides, in nanoseconds per step."""
 
     base: float
     new: float
     noise: Interval
     """New minus base, with the 99 % interval due to the noise of steps."""
-    runs_differ_ns: float
+    between_run_ns: float
     """Additional error if the two sides are not from one run."""
 
     @property
     def ns(self) -> Interval:
         """Return new minus base, with an interval that covers both errors."""
-        return self.noise.wider(self.runs_differ_ns)
+        return self.noise.widen(self.between_run_ns)
 
     @property
     def is_longer(self) -> bool:
@@ -58,27 +58,27 @@ class Difference:
         return self.ns.high < 0
 
     @property
-    def is_sure(self) -> bool:
+    def is_significant(self) -> bool:
         """Return True if the time differs, beyond noise."""
         return self.is_longer or self.is_shorter
 
     @property
     def seen_ns(self) -> float:
         """Return the smallest increase that would have been detected in 19 of 20 cases."""
-        return self.runs_differ_ns + _SEEN * (self.noise.value - self.noise.low)
+        return self.between_run_ns + _DETECTION_FACTOR * (self.noise.value - self.noise.low)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """Difference in a part of the step."""
 
-    mean: Difference
+    mean: TimeDifference
     """Difference between the means of all steady steps."""
-    middle: Difference
+    middle: TimeDifference
     """Difference between the trimmed means."""
 
     @property
-    def surest(self) -> Difference:
+    def most_significant(self) -> TimeDifference:
         """Return the difference with the strongest evidence of an increase, else of a decrease, else of the means."""
         both = self.mean, self.middle
         if any(each.is_longer for each in both):
@@ -91,23 +91,23 @@ class Change:
         return min(self.mean.seen_ns, self.middle.seen_ns)
 
 
-def changes_between(
-    base: Mapping[str, Float64Array], new: Mapping[str, Float64Array], *, runs_differ: float
+def compare_series(
+    base: Mapping[str, Float64Array], new: Mapping[str, Float64Array], *, between_run_share: float
 ) -> dict[str, Change]:
     """Compute the differences between series of both sides, whose steps are independent.
 
     Args:
         base: (S,) Times by name and step; at least one name.
         new: (S,) Times of the other steps, with the same names.
-        runs_differ: ``RUNS_DIFFER`` if the two sides are from two runs, else 0.
+        runs_differ: ``BETWEEN_RUN_SHARE`` if the two sides are from two runs, else 0.
     """
     series = [np.stack([side[name] for name in base], axis=1) for side in (base, new)]
-    means = _differences(*(wary_mean_of(one) for one in series), runs_differ=runs_differ)
-    middles = _differences(*(_middle_of(one) for one in series), runs_differ=runs_differ)
+    means = _pair_means(*(mean_with_conservative_ci(one) for one in series), between_run_share=between_run_share)
+    middles = _pair_means(*(_trimmed_means(one) for one in series), between_run_share=between_run_share)
     return {name: Change(mean=mean, middle=middle) for name, mean, middle in zip(base, means, middles, strict=True)}
 
 
-def _middle_of(series: Float64Array) -> list[Interval]:
+def _trimmed_means(series: Float64Array) -> list[Interval]:
     """Compute the trimmed mean of each column (S, K), with its 99 % interval.
 
     The error of such a mean follows from the winsorized series, in which values beyond the trimmed range are set to its
@@ -117,7 +117,7 @@ def _middle_of(series: Float64Array) -> list[Interval]:
     ordered = np.sort(series, axis=0)[cut : len(series) - cut]
     values = ordered.mean(axis=0)
     share = len(ordered) / len(series)
-    clipped = wary_mean_of(np.clip(series, ordered[0], ordered[-1]))
+    clipped = mean_with_conservative_ci(np.clip(series, ordered[0], ordered[-1]))
     return [
         Interval(
             value=float(value),
@@ -128,8 +128,10 @@ def _middle_of(series: Float64Array) -> list[Interval]:
     ]
 
 
-def _differences(base: list[Interval], new: list[Interval], *, runs_differ: float) -> list[Difference]:
+def _pair_means(base: list[Interval], new: list[Interval], *, between_run_share: float) -> list[TimeDifference]:
     return [
-        Difference(base=one.value, new=other.value, noise=other.minus(one), runs_differ_ns=runs_differ * abs(one.value))
+        TimeDifference(
+            base=one.value, new=other.value, noise=other.minus(one), between_run_ns=between_run_share * abs(one.value)
+        )
         for one, other in zip(base, new, strict=True)
     ]

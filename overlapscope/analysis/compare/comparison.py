@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from overlapscope.analysis.compare.buckets import BucketChange, bucket_changes
-from overlapscope.analysis.compare.changes import RUNS_DIFFER, Change, changes_between
-from overlapscope.analysis.compare.settings import SettingChange, setting_changes, unlike
-from overlapscope.analysis.compare.side import STEP, Side
-from overlapscope.analysis.compare.steps import StepPair, steps_that_differ_most
+from overlapscope.analysis.compare.buckets import BucketChange, compare_buckets
+from overlapscope.analysis.compare.changes import BETWEEN_RUN_SHARE, Change, compare_series
+from overlapscope.analysis.compare.settings import SettingChange, compare_settings, explain_different_jobs
+from overlapscope.analysis.compare.side import STEP, ComparisonSide
+from overlapscope.analysis.compare.steps import StepPair, find_most_different_steps
 from overlapscope.errors import OverlapScopeError
 
 Outcome = Literal["slower", "slower, but not surely enough", "faster", "no difference seen"]
 
-_MOST_STEPS: Final = 5
+_MAX_STEPS: Final = 5
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Comparison:
     """Differences between two sides."""
 
-    base: Side
-    new: Side
+    base: ComparisonSide
+    new: ComparisonSide
     changes: dict[str, Change]
     """Change of each of ``PARTS``; the differences between means of the blocks sum to that of the step."""
     job: dict[str, Change] | None
@@ -58,7 +58,7 @@ class Comparison:
         return "faster" if any(each.is_shorter for each in both) else "no difference seen"
 
 
-def compare(base: Side, new: Side) -> Comparison:
+def compare(base: ComparisonSide, new: ComparisonSide) -> Comparison:
     """Compare two sides.
 
     Raises:
@@ -70,15 +70,17 @@ def compare(base: Side, new: Side) -> Comparison:
             f"{base.name}: both sides are the same steps; choose some with --base-steps and --new-steps, "
             "or plans with --base-plan and --new-plan"
         )
-    runs_differ = 0.0 if is_one_run else RUNS_DIFFER
+    between_run_share = 0.0 if is_one_run else BETWEEN_RUN_SHARE
     job = [side.job_ns() for side in (base, new)]
     return Comparison(
         base=base,
         new=new,
-        changes=changes_between(base.parts_ns(), new.parts_ns(), runs_differ=runs_differ),
-        job=None if job[0] is None or job[1] is None else changes_between(job[0], job[1], runs_differ=runs_differ),
-        buckets=bucket_changes(base, new, runs_differ=runs_differ),
-        steps=steps_that_differ_most(base, new, _MOST_STEPS),
-        settings=setting_changes(base.trace, new.trace),
-        unlike=unlike(base.trace, new.trace),
+        changes=compare_series(base.parts_ns(), new.parts_ns(), between_run_share=between_run_share),
+        job=None
+        if job[0] is None or job[1] is None
+        else compare_series(job[0], job[1], between_run_share=between_run_share),
+        buckets=compare_buckets(base, new, between_run_share=between_run_share),
+        steps=find_most_different_steps(base, new, _MAX_STEPS),
+        settings=compare_settings(base.trace, new.trace),
+        unlike=explain_different_jobs(base.trace, new.trace),
     )

@@ -22,10 +22,10 @@ PART_LABELS: Final = {
 }
 MIDDLE: Final = f"{100 * (1 - 2 * TRIMMED):.0f} %"
 """Share of the steps that is left after trimming."""
-_MOST_NAMED: Final = 3
+_MAX_NAMED: Final = 3
 
 
-def verdict(found: Comparison, parts: Sequence[str], fail_above: float) -> list[str]:
+def describe_outcomes(found: Comparison, parts: Sequence[str], fail_above: float) -> list[str]:
     """Describe the outcome of each given part in a sentence or two.
 
     Args:
@@ -53,48 +53,50 @@ def _sentence(found: Comparison, part: str, fail_above: float) -> str:
     if outcome == "no difference seen":
         seen = signed_percent(found.share(found.changes[part].seen_ns)).removeprefix("+")
         nothing = f"no difference that this many steps could show: at least {seen}{_of(part)} would have been seen."
-        return _capitalised(what + nothing)
+        return _capitalize(what + nothing)
     word = "longer" if outcome.startswith("slower") else "shorter"
     if part == STEP:
         word = "slower" if word == "longer" else "faster"
     if outcome == "slower, but not surely enough":
         word += f", but not surely by more than {100 * fail_above:g} %"
     if part != STEP:
-        return _capitalised(f"{what}{word}, {_numbers(found, part)}.")
-    return _capitalised(f"{word}: {_numbers(found, part)}.{_where(found)}")
+        return _capitalize(f"{what}{word}, {_numbers(found, part)}.")
+    return _capitalize(f"{word}: {_numbers(found, part)}.{_describe_blocks(found)}")
 
 
 def _numbers(found: Comparison, part: str) -> str:
     """Format both sides and the difference, and also that of the mean if the trimmed mean is shown."""
     change = found.changes[part]
-    told = change.surest
-    low, high = (signed_percent(found.share(edge)) for edge in (told.ns.low, told.ns.high))
+    shown = change.most_significant
+    low, high = (signed_percent(found.share(edge)) for edge in (shown.ns.low, shown.ns.high))
     text = (
-        f"{format_ns(told.base)} → {format_ns(told.new)}, {signed_percent(found.share(told.ns.value))}{_of(part)} "
+        f"{format_ns(shown.base)} → {format_ns(shown.new)}, {signed_percent(found.share(shown.ns.value))}{_of(part)} "
         f"(99 % interval {low.removesuffix(' %')} to {high})"
     )
-    if told is change.mean:
+    if shown is change.mean:
         return text
     mean = signed_percent(found.share(change.mean.ns.value))
-    chance = "" if change.mean.is_sure else ", which could be chance"
+    chance = "" if change.mean.is_significant else ", which could be chance"
     return f"{text} in the middle {MIDDLE} of the steps; {mean} in the mean of all{chance}"
 
 
-def _where(found: Comparison) -> str:
+def _describe_blocks(found: Comparison) -> str:
     """Name the blocks that differ beyond noise in that direction, the largest first.
 
     The difference is that of the mean, as in tables, if it is significant.
     """
-    is_longer = found.step.surest.is_longer
+    is_longer = found.step.most_significant.is_longer
     sure: list[tuple[float, str]] = []
     for name in BLOCKS:
         change = found.changes[name]
-        in_mean, in_either = (each.is_longer if is_longer else each.is_shorter for each in (change.mean, change.surest))
+        in_mean, in_either = (
+            each.is_longer if is_longer else each.is_shorter for each in (change.mean, change.most_significant)
+        )
         if in_either:
             time_ns = (change.mean if in_mean else change.middle).ns.value
             where = "" if in_mean else f" in the middle {MIDDLE} of steps"
             sure.append((abs(time_ns), f"{BLOCK_LABELS[name]} ({signed_ns(time_ns)}{where})"))
-    named = [text for _, text in sorted(sure, reverse=True)[:_MOST_NAMED]]
+    named = [text for _, text in sorted(sure, reverse=True)[:_MAX_NAMED]]
     return f" The difference is in {', '.join(named)}." if named else " No single block differs beyond noise."
 
 
@@ -102,5 +104,5 @@ def _of(part: str) -> str:
     return "" if part == STEP else " of the step"
 
 
-def _capitalised(text: str) -> str:
+def _capitalize(text: str) -> str:
     return text[0].upper() + text[1:]

@@ -9,7 +9,7 @@ from typing import Any, Final
 from overlapscope.trace.reader import Trace
 
 NOT_SET: Final = "not set"
-_SHOWN: Final = 160
+_MAX_SHOWN: Final = 160
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class SettingChange:
     new: str
 
 
-def setting_changes(base: Trace, new: Trace) -> tuple[SettingChange, ...]:
+def compare_settings(base: Trace, new: Trace) -> tuple[SettingChange, ...]:
     """Return the settings that differ: of the job, of its DDP instances, versions and environment variables."""
     before, after = dict(_settings(base)), dict(_settings(new))
     return tuple(
@@ -31,7 +31,7 @@ def setting_changes(base: Trace, new: Trace) -> tuple[SettingChange, ...]:
     )
 
 
-def unlike(base: Trace, new: Trace) -> tuple[str, ...]:
+def explain_different_jobs(base: Trace, new: Trace) -> tuple[str, ...]:
     """Return why the two are not the same job, in sentences without a full stop; empty if they may be."""
     found = []
     sizes = [trace.run.get("world_size") for trace in (base, new)]
@@ -49,31 +49,31 @@ def _settings(trace: Trace) -> Iterator[tuple[str, str]]:
     for name in ("world_size", "backend", "timeout_s", "detail"):
         if run.get(name) is not None:
             yield name, str(run[name])
-    yield "command line", _shortened(" ".join(map(str, run.get("argv") or ())))
+    yield "command line", _shorten(" ".join(map(str, run.get("argv") or ())))
     yield "hosts", ", ".join(sorted(set(trace.ranks["host"].astype(str))))
     yield "devices", ", ".join(sorted(set(trace.ranks["device"].astype(str))))
     for name in ("versions", "environment"):
-        yield from ((str(key), str(value)) for key, value in _object(run.get(name)).items())
+        yield from ((str(key), str(value)) for key, value in _as_dict(run.get(name)).items())
     for model in run.get("models") or ():
         prefix = f"model {model.get('model')}: "
         yield f"{prefix}class", str(model.get("class"))
         if "comm_hook" in model:
             yield f"{prefix}comm_hook", str(model["comm_hook"])
-        yield from ((prefix + str(key), str(value)) for key, value in _object(model.get("ddp_arguments")).items())
+        yield from ((prefix + str(key), str(value)) for key, value in _as_dict(model.get("ddp_arguments")).items())
     for number, of_model in trace.plans.groupby("model"):
-        newest = of_model[of_model["plan_epoch"] == of_model["plan_epoch"].max()]
-        sizes = newest.groupby("bucket")["bytes"].sum().tolist()
+        latest = of_model[of_model["plan_epoch"] == of_model["plan_epoch"].max()]
+        sizes = latest.groupby("bucket")["bytes"].sum().tolist()
         listed = ", ".join(f"{size:,}" for size in sizes)
-        yield f"model {number}: bucket plan", _shortened(f"bytes of {len(sizes)} buckets: {listed}")
+        yield f"model {number}: bucket plan", _shorten(f"bytes of {len(sizes)} buckets: {listed}")
 
 
 def _parameters(trace: Trace) -> set[tuple[Any, ...]]:
     return set(trace.plans[["model", "name", "shape"]].itertuples(index=False, name=None))
 
 
-def _object(value: object) -> dict[Any, Any]:
+def _as_dict(value: object) -> dict[Any, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 4]} ..."
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 4]} ..."

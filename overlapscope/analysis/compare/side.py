@@ -9,26 +9,26 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from overlapscope.account.blocks import BLOCKS, Account, account_of
-from overlapscope.account.figures import COMPUTE
+from overlapscope.account.blocks import BLOCKS, Breakdown, compute_breakdown
+from overlapscope.account.figures import COMPUTE_BLOCKS
 from overlapscope.account.intervals import Float64Array, Int64Array
-from overlapscope.account.means import STRETCHES
+from overlapscope.account.means import SEGMENTS
 from overlapscope.account.waits import REASONS
-from overlapscope.account.wording import apart_text
+from overlapscope.account.wording import describe_excluded
 from overlapscope.analysis.analysis import Analysis
-from overlapscope.analysis.summary import Summary, summarise
+from overlapscope.analysis.summary import Summary, summarize
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.reader import Trace
 
 STEP: Final = "step"
-EXPOSED_FOR: Final = tuple(f"exposed_{reason}" for reason in REASONS)
-PARTS: Final = (STEP, *BLOCKS, *EXPOSED_FOR, "compute", "communication", "hidden")
+EXPOSED_PARTS: Final = tuple(f"exposed_{reason}" for reason in REASONS)
+PARTS: Final = (STEP, *BLOCKS, *EXPOSED_PARTS, "compute", "communication", "hidden")
 """Parts of a step that can be compared: the step, its blocks, which sum to it, exposed communication by reason, and
 sums of blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class StepChoice:
     """Selection of steps of a recording; by default all of them."""
 
     first: int | None = None
@@ -46,7 +46,7 @@ class Choice:
         return " ".join(steps + ([f"with bucket plan {self.plan}"] if self.plan is not None else []))
 
 
-def steps_in(text: str) -> tuple[int | None, int | None]:
+def parse_step_bounds(text: str) -> tuple[int | None, int | None]:
     """Parse a range of steps, ``10:50``, ``10:`` or ``:50``, into the ``first`` and the ``end`` of a choice.
 
     Raises:
@@ -59,20 +59,20 @@ def steps_in(text: str) -> tuple[int | None, int | None]:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Side:
+class ComparisonSide:
     """The steps of one side."""
 
     recording: str
     """Display name of the recording."""
     trace: Trace
-    choice: Choice
-    account: Account
+    choice: StepChoice
+    account: Breakdown
     """Breakdown of the chosen steps."""
     summary: Summary
     """Summary of the chosen steps."""
 
     @classmethod
-    def of(cls, analysis: Analysis, choice: Choice, recording: str = "") -> Side:
+    def of(cls, analysis: Analysis, choice: StepChoice, recording: str = "") -> ComparisonSide:
         """Choose steps of a recording.
 
         Args:
@@ -82,9 +82,11 @@ class Side:
             OverlapScopeError: There are not enough steps to compare.
         """
         trace, account, summary = analysis.trace, None, None
-        if choice != Choice():
-            account = account_of(replace(trace, steps=trace.steps[_is_chosen(trace, choice)].reset_index(drop=True)))
-            summary = summarise(trace, account)
+        if choice != StepChoice():
+            account = compute_breakdown(
+                replace(trace, steps=trace.steps[_is_chosen(trace, choice)].reset_index(drop=True))
+            )
+            summary = summarize(trace, account)
         side = cls(
             recording=recording or str(trace.path),
             trace=trace,
@@ -108,35 +110,35 @@ class Side:
     def parts_ns(self) -> dict[str, Float64Array]:
         """Return the time of each of ``PARTS`` in each step (S,), as the mean of all ranks."""
         alike, figures = self.summary.alike, self.summary.figures
-        blocks_ns = alike.over_ranks(self.account.ns)
-        reasons_ns = alike.over_ranks(figures[[f"{name}_ns" for name in EXPOSED_FOR]].to_numpy())
+        blocks_ns = alike.mean_over_ranks(self.account.ns)
+        reasons_ns = alike.mean_over_ranks(figures[[f"{name}_ns" for name in EXPOSED_PARTS]].to_numpy())
         found = {STEP: blocks_ns.sum(axis=1)} | dict(zip(BLOCKS, blocks_ns.T, strict=True))
-        found |= dict(zip(EXPOSED_FOR, reasons_ns.T, strict=True))
-        found["compute"] = np.sum([found[name] for name in COMPUTE], axis=0)
-        hidden_ns = alike.over_ranks(self.account.hidden_ns.sum(axis=1))
+        found |= dict(zip(EXPOSED_PARTS, reasons_ns.T, strict=True))
+        found["compute"] = np.sum([found[name] for name in COMPUTE_BLOCKS], axis=0)
+        hidden_ns = alike.mean_over_ranks(self.account.hidden_ns.sum(axis=1))
         return found | {"communication": hidden_ns + found["exposed"], "hidden": hidden_ns}
 
     def job_ns(self) -> dict[str, Float64Array] | None:
         """Return the time that the job waits for each block (S,); None if times of some ranks can't be compared."""
-        job = self.summary.job_account
+        job = self.summary.job_breakdown
         if job is None:
             return None
-        return dict(zip(BLOCKS, job.ns[self.summary.alike.is_alike].T.astype(np.float64), strict=True))
+        return dict(zip(BLOCKS, job.ns[self.summary.alike.is_steady].T.astype(np.float64), strict=True))
 
     def _check(self) -> None:
-        if len(self.steps) >= STRETCHES:
+        if len(self.steps) >= SEGMENTS:
             return
-        apart = apart_text(self.summary.alike.apart)
+        excluded = describe_excluded(self.summary.alike.excluded)
         known = ""
         if self.choice.plan is not None:
             known = f"; its bucket plans are {', '.join(map(str, sorted(self.trace.plans['plan_epoch'].unique())))}"
         raise OverlapScopeError(
-            f"{self.name}: {len(self.steps)} steps to compare{f' ({apart} kept apart)' if apart else ''}; "
-            f"a comparison takes {STRETCHES} or more on each side{known}"
+            f"{self.name}: {len(self.steps)} steps to compare{f' ({excluded} kept apart)' if excluded else ''}; "
+            f"a comparison takes {SEGMENTS} or more on each side{known}"
         )
 
 
-def _is_chosen(trace: Trace, choice: Choice) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _is_chosen(trace: Trace, choice: StepChoice) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Return which rows of ``trace.steps`` are chosen."""
     step = trace.steps["step"].to_numpy(np.int64)
     chosen = np.ones(len(step), dtype=bool)
@@ -153,7 +155,7 @@ def _is_chosen(trace: Trace, choice: Choice) -> np.ndarray[tuple[int], np.dtype[
 def plans_to_compare(trace: Trace) -> tuple[int, ...]:
     """Return the epochs of the bucket plans that are active long enough for one side of a comparison, ascending."""
     steps = _plan_of_step(trace).value_counts()
-    return tuple(sorted(map(int, steps.index[steps >= STRETCHES])))
+    return tuple(sorted(map(int, steps.index[steps >= SEGMENTS])))
 
 
 def _plan_of_step(trace: Trace) -> pd.Series[int]:

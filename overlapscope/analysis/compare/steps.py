@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.account.blocks import BLOCKS
-from overlapscope.analysis.compare.side import Choice, Side
+from overlapscope.analysis.compare.side import ComparisonSide, StepChoice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +27,13 @@ class StepPair:
     """Ranks that have finished both, ordered by the difference of that block, largest first."""
 
 
-def steps_that_differ_most(base: Side, new: Side, count: int) -> tuple[StepPair, ...]:
+def find_most_different_steps(base: ComparisonSide, new: ComparisonSide, count: int) -> tuple[StepPair, ...]:
     """Return steps of both sides, the largest difference first, outliers included, but without the warm-up.
 
     Steps of two recordings are aligned by their numbers, chosen ones by their distance from the first chosen one.
     """
-    is_chosen = any(side.choice != Choice() for side in (base, new))
-    before, after = (_by_step(side, is_chosen) for side in (base, new))
+    is_chosen = any(side.choice != StepChoice() for side in (base, new))
+    before, after = (_tabulate_by_step(side, is_chosen) for side in (base, new))
     both = before.add_suffix("_base").join(after.add_suffix("_new"), how="inner")
     blocks_ns = np.stack([both[[f"{name}_{side}" for name in BLOCKS]].to_numpy() for side in ("base", "new")])
     step_ns = blocks_ns.sum(axis=2)
@@ -60,16 +60,16 @@ def steps_that_differ_most(base: Side, new: Side, count: int) -> tuple[StepPair,
     )
 
 
-def _by_step(side: Side, is_chosen: bool) -> pd.DataFrame:
+def _tabulate_by_step(side: ComparisonSide, is_chosen: bool) -> pd.DataFrame:
     """Return the blocks and the number ``step`` of each step, indexed by the key that steps are aligned by."""
-    warm_up = [step for apart in side.summary.alike.apart if apart.why == "warm-up" for step in apart.steps]
+    warm_up = [step for excluded in side.summary.alike.excluded if excluded.why == "warm-up" for step in excluded.steps]
     figures = side.summary.figures.set_axis([name.removesuffix("_ns") for name in side.summary.figures.columns], axis=1)
     means = figures[~figures["step"].isin(warm_up)].groupby("step")[list(BLOCKS)].mean()
     means["step"] = means.index
     return means.set_axis(means.index - (figures["step"].min() if is_chosen else 0), axis=0)
 
 
-def _block_by_rank(side: Side, step: int, block: str) -> pd.Series[float]:
+def _block_by_rank(side: ComparisonSide, step: int, block: str) -> pd.Series[float]:
     figures = side.summary.figures
     return figures[figures["step"] == step].set_index("rank")[f"{block}_ns"]
 

@@ -6,19 +6,19 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from overlapscope.account.wording import BLOCK_LABELS, REASON_LABELS, apart_text
+from overlapscope.account.wording import BLOCK_LABELS, REASON_LABELS, describe_excluded
 from overlapscope.analysis.compare.buckets import BucketChange
-from overlapscope.analysis.compare.changes import Change, Difference
+from overlapscope.analysis.compare.changes import Change, TimeDifference
 from overlapscope.analysis.compare.comparison import Comparison
 from overlapscope.analysis.compare.sentences import MIDDLE, signed_percent
-from overlapscope.analysis.compare.side import Side
+from overlapscope.analysis.compare.side import ComparisonSide
 from overlapscope.analysis.models import describe_models
 from overlapscope.interval import Interval
 from overlapscope.units import format_bytes
 
 
 @dataclass(frozen=True)
-class Table:
+class ComparisonTable:
     """A table in any output format."""
 
     name: str
@@ -29,7 +29,7 @@ class Table:
     """Number of columns, from the left, that hold words; the others hold numbers."""
 
 
-def facts_of(found: Comparison) -> Iterator[str]:
+def describe_sides(found: Comparison) -> Iterator[str]:
     """Yield what is compared, a line each, and whether it is the same job."""
     for label, side in (("Base", found.base), ("New", found.new)):
         yield f"{label}: {side.name}: {_side(side)}"
@@ -37,16 +37,16 @@ def facts_of(found: Comparison) -> Iterator[str]:
         yield f"Not the same job: {'; '.join(found.unlike)}."
 
 
-def _side(side: Side) -> str:
+def _side(side: ComparisonSide) -> str:
     alike = side.summary.alike
     facts = [describe_models(side.trace.run) or "unknown model"]
     facts.append(f"means of {len(side.steps)} steps of {side.summary.ranks} rank{'s' * (side.summary.ranks != 1)}")
-    if alike.apart:
-        facts.append(f"kept apart: {apart_text(alike.apart)}")
+    if alike.excluded:
+        facts.append(f"kept apart: {describe_excluded(alike.excluded)}")
     return ", ".join(facts)
 
 
-def tables_of(found: Comparison) -> Iterator[Table]:
+def build_tables(found: Comparison) -> Iterator[ComparisonTable]:
     """Yield the non-empty tables: breakdown, buckets, the steps that differ most, and settings that differ."""
     yield _account(found)
     if found.buckets:
@@ -55,10 +55,12 @@ def tables_of(found: Comparison) -> Iterator[Table]:
         yield _steps(found)
     if found.settings:
         rows = tuple((each.name, each.base, each.new) for each in found.settings)
-        yield Table("settings", "Settings and environment that differ", ("setting", "base", "new"), rows, words=3)
+        yield ComparisonTable(
+            "settings", "Settings and environment that differ", ("setting", "base", "new"), rows, words=3
+        )
 
 
-def _account(found: Comparison) -> Table:
+def _account(found: Comparison) -> ComparisonTable:
     rows: list[tuple[str, ...]] = []
 
     def add(label: str, change: Change, on_path: Change | None) -> None:
@@ -76,17 +78,19 @@ def _account(found: Comparison) -> Table:
     middle = _cells(found, found.step.middle)
     rows.append((f"middle {MIDDLE} of steps", *middle, *([""] if found.job else [])))
     headings = ("", "base", "new", "difference", "99 %", "of the step", *(["critical path"] if found.job else []))
-    return Table("account", "What a step consists of, in milliseconds", headings, tuple(rows))
+    return ComparisonTable("account", "What a step consists of, in milliseconds", headings, tuple(rows))
 
 
-def _buckets(found: Comparison) -> Table:
+def _buckets(found: Comparison) -> ComparisonTable:
     rows = []
     for bucket in found.buckets:
         size = format_bytes(bucket.new_bytes or bucket.base_bytes)
         changes = [_middle_cells(change) for change in (bucket.transfer, bucket.exposed)]
         rows.append((_bucket_label(found, bucket), size, *changes[0], *changes[1]))
     headings = ("bucket", "size", "transfer: base", "new", "99 %", "exposed: base", "new", "99 %")
-    return Table("buckets", f"Buckets in the middle {MIDDLE} of steps, in milliseconds", headings, tuple(rows))
+    return ComparisonTable(
+        "buckets", f"Buckets in the middle {MIDDLE} of steps, in milliseconds", headings, tuple(rows)
+    )
 
 
 def _bucket_label(found: Comparison, bucket: BucketChange) -> str:
@@ -95,17 +99,17 @@ def _bucket_label(found: Comparison, bucket: BucketChange) -> str:
     return model + (sides[0] if sides[0] == sides[1] else " → ".join(sides))
 
 
-def _steps(found: Comparison) -> Table:
+def _steps(found: Comparison) -> ComparisonTable:
     rows = []
     for pair in found.steps:
         step = str(pair.base_step) if pair.base_step == pair.new_step else f"{pair.base_step} → {pair.new_step}"
         block = [BLOCK_LABELS[pair.block], _ms(pair.base_block_ns), _ms(pair.new_block_ns)]
         rows.append((step, *block, _ms(pair.base_ns), _ms(pair.new_ns), _signed_ms(pair.new_ns - pair.base_ns)))
     headings = ("step", "mostly in", "base", "new", "step: base", "new", "difference")
-    return Table("steps", "Steps that differ most, in milliseconds", headings, tuple(rows), words=2)
+    return ComparisonTable("steps", "Steps that differ most, in milliseconds", headings, tuple(rows), words=2)
 
 
-def _cells(found: Comparison, change: Difference) -> tuple[str, ...]:
+def _cells(found: Comparison, change: TimeDifference) -> tuple[str, ...]:
     share = signed_percent(found.share(change.ns.value))
     return _ms(change.base), _ms(change.new), _signed_ms(change.ns.value), _interval(change.ns), share
 

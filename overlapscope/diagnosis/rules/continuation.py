@@ -22,7 +22,7 @@ class Continuation:
     """Number of entries it lacks."""
 
 
-def continuation_of(first: Sequence[Entry], second: Sequence[Entry]) -> Continuation:
+def explain_continuation(first: Sequence[Entry], second: Sequence[Entry]) -> Continuation:
     """Explain how two sequences continue, each from its first differing entry on.
 
     The kind is "replaced" if the entries after the first are equal again, or nothing else fits. Example: a b c and x b

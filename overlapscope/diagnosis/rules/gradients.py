@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from overlapscope.diagnosis.evidence import CallSite, Entry, Failure, LeftBackward, RankEvidence, UnreadyParameter
+from overlapscope.diagnosis.evidence import (
+    CallSite,
+    Entry,
+    Failure,
+    InterruptedBackward,
+    RankEvidence,
+    UnreadyParameter,
+)
 from overlapscope.diagnosis.facts import Facts, Wait
 from overlapscope.diagnosis.failures import is_consequence
 from overlapscope.diagnosis.rules import left_backward
-from overlapscope.diagnosis.rules.waiting import place_of
+from overlapscope.diagnosis.rules.waiting import wait_fields
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import at, capitalised, ranks_text, some, verb
+from overlapscope.diagnosis.wording import at_line, capitalize, first_few, plural, rank_list
 from overlapscope.trace.signature import NO_BUCKET
 
 _BACKWARD: Final = "_engine_run_backward"
@@ -19,9 +26,9 @@ _BACKWARD: Final = "_engine_run_backward"
 _UNFINISHED_REDUCTION: Final = "Expected to have finished reduction"
 
 
-def never_ready(facts: Facts) -> Verdict | None:
+def find_missing_gradients(facts: Facts) -> Verdict | None:
     """Find gradients missing in a rank's latest backward, so that their bucket was never launched."""
-    found = {rank: left for rank in sorted(facts.ranks) if (left := _left_by(facts, rank)) is not None}
+    found = {rank: left for rank in sorted(facts.ranks) if (left := _missing_gradients_of(facts, rank)) is not None}
     if not found:
         return None
     first, is_over = next(((rank, is_over) for rank, (_, is_over) in found.items() if is_over), (min(found), False))
@@ -30,7 +37,7 @@ def never_ready(facts: Facts) -> Verdict | None:
     return _never_ready(facts, alike, unready, facts.wait_for(alike), is_over=is_over)
 
 
-def _left_by(facts: Facts, rank: int) -> tuple[tuple[UnreadyParameter, ...], bool] | None:
+def _missing_gradients_of(facts: Facts, rank: int) -> tuple[tuple[UnreadyParameter, ...], bool] | None:
     """Return the parameters that a rank's latest backward left without a gradient, and whether it is certainly over."""
     one = facts.ranks[rank]
     unready = _unready(one)
@@ -38,9 +45,9 @@ def _left_by(facts: Facts, rank: int) -> tuple[tuple[UnreadyParameter, ...], boo
         return None
     has_said_so = _has_complained(one)
     is_awaited = facts.wait_for((rank,)) is not None or _bucket_of_others(facts, rank, unready[0]) is not None
-    is_over = one.standing is not None and one.standing.phase not in ("backward", "finalise", "forward")
+    is_over = one.position is not None and one.position.phase not in ("backward", "finalize", "forward")
     is_over &= not _was_ended_in_backward(one)
-    is_over |= left_backward.left_in(one, _step_of(one)) is not None
+    is_over |= left_backward.interrupted_backward_in(one, _step_of(one)) is not None
     is_there = (
         one.liveness not in ("gone", "stopped", "failed") and facts.is_stuck(rank) and not facts.is_only_slow(rank)
     )
@@ -86,73 +93,80 @@ def _never_ready(
     modules = sorted({parameter.module for parameter in unready})
     where = sorted({parameter.module for parameter in inside})
     step = _step_of(one)
-    if (launched := wait.missed_by(ranks) if wait else _bucket_of_others(facts, ranks[0], unready[0])) is not None:
+    if (
+        launched := wait.first_missed_by(ranks) if wait else _bucket_of_others(facts, ranks[0], unready[0])
+    ) is not None:
         step = launched.step
-    who = capitalised(ranks_text(ranks))
-    not_launched = f"{who} never launched" if is_over else f"{who} {verb(ranks, 'has', 'have')} not launched"
+    who = capitalize(rank_list(ranks))
+    not_launched = f"{who} never launched" if is_over else f"{who} {plural(ranks, 'has', 'have')} not launched"
     if everywhere:
         not_launched = f"No rank {'launched' if is_over else 'has launched'}"
     whom = ""
     if facts.waiting:
-        waits = verb(facts.waiting, "waits", "wait")
-        whom = f", so {ranks_text(facts.waiting)} {waits} for {verb(ranks, 'it', 'them')}"
-    site = one.failure.call_site if one.failure is not None else one.standing.call_site if one.standing else None
-    place: dict[str, Any] = (place_of(facts, wait, ranks) if wait else {"step": step}) | {
+        waits = plural(facts.waiting, "waits", "wait")
+        whom = f", so {rank_list(facts.waiting)} {waits} for {plural(ranks, 'it', 'them')}"
+    site = one.failure.call_site if one.failure is not None else one.position.call_site if one.position else None
+    location: dict[str, Any] = (wait_fields(facts, wait, ranks) if wait else {"step": step}) | {
         "bucket": bucket,
         "parameters": names,
     }
-    left = left_backward.left_in(one, step)
+    left = left_backward.interrupted_backward_in(one, step)
     frozen = _frozen_text(inside, ranks, step)
     have = "got" if is_over else "has" if len(inside) == 1 else "have"
     backward = left.call_site if left is not None else _line_of_backward(facts, ranks[0]) if is_over else None
     if left is not None or not _has_complained(one):
         site = backward or site
-    sites: dict[int, CallSite] = place.get("call_sites") or {}
+    sites: dict[int, CallSite] = location.get("call_sites") or {}
     if site is not None and (is_over or not sites):
-        place["call_sites"] = sites | {ranks[0]: site}
+        location["call_sites"] = sites | {ranks[0]: site}
     return Verdict(
         kind="gradients never ready",
         sentence=f"{not_launched} bucket {bucket}"
-        f"{f' of step {step}' if step is not None else ''}{whom}: {_left_text(left)}{len(inside)} of its parameters "
-        f"{have} no gradient ({some([p.name for p in inside])}; in {some(where)})"
+        f"{f' of step {step}' if step is not None else ''}{whom}: {_interrupted_text(left)}{len(inside)} of its parameters "
+        f"{have} no gradient ({first_few([p.name for p in inside])}; in {first_few(where)})"
         f"{frozen}.",
-        alternative="" if is_over else f"the backward of {ranks_text(ranks)} may not have been over",
+        alternative="" if is_over else f"the backward of {rank_list(ranks)} may not have been over",
         blamed=() if everywhere else ranks,
         concerned=tuple(sorted({*ranks, *facts.waiting})),
         evidence=(
-            f"The backward of {ranks_text(ranks)}{at(backward)} {'left' if is_over else verb(ranks, 'has', 'have')} "
-            f"{len(names)} parameters without a gradient: {some(names)}.",
+            f"The backward of {rank_list(ranks)}{at_line(backward)} {'left' if is_over else plural(ranks, 'has', 'have')} "
+            f"{len(names)} parameters without a gradient: {first_few(names)}.",
         ),
         advice=_advice(ranks, modules, left, is_frozen=bool(frozen), everywhere=everywhere),
-        **place,
+        **location,
     )
 
 
 def _advice(
-    ranks: tuple[int, ...], modules: Sequence[str], left: LeftBackward | None, *, is_frozen: bool, everywhere: bool
+    ranks: tuple[int, ...],
+    modules: Sequence[str],
+    left: InterruptedBackward | None,
+    *,
+    is_frozen: bool,
+    everywhere: bool,
 ) -> tuple[str, ...]:
     if left is not None:
-        return left_backward.ADVICE
+        return left_backward.INTERRUPTED_BACKWARD_ADVICE
     if is_frozen:
         return ("Freeze parameters before DistributedDataParallel is given them, or wrap the model in it again.",)
     if everywhere:
         return ("Pass find_unused_parameters=True, or leave what forward does not use out of the model.",)
     return (
         "Use the same branches of the model on all ranks, or pass find_unused_parameters=True.",
-        f"Look at what forward does with {some(modules)} on {ranks_text(ranks)}.",
+        f"Look at what forward does with {first_few(modules)} on {rank_list(ranks)}.",
     )
 
 
 def _step_of(one: RankEvidence) -> int | None:
     """Return the step of a rank's latest backward, as far as the rank's own evidence tells."""
-    step = one.standing.loop_step if one.standing else None
-    if step and _has_complained(one) and not (one.left_backwards and one.left_backwards[-1].step == step):
+    step = one.position.loop_step if one.position else None
+    if step and _has_complained(one) and not (one.interrupted_backwards and one.interrupted_backwards[-1].step == step):
         return step - 1  # DDP complains in the forward of the next step, unless that is of the same step
     return step
 
 
-def _left_text(left: LeftBackward | None) -> str:
-    return "" if left is None else f"an exception came out of the backward{at(left.call_site)} and was caught, so "
+def _interrupted_text(left: InterruptedBackward | None) -> str:
+    return "" if left is None else f"an exception came out of the backward{at_line(left.call_site)} and was caught, so "
 
 
 def _line_of_backward(facts: Facts, rank: int) -> CallSite | None:
@@ -178,7 +192,7 @@ def _bucket_of_others(facts: Facts, rank: int, unready: UnreadyParameter) -> Ent
     """Return the bucket if another rank has launched it where this rank has something else, or nothing yet."""
     for group in facts.evidence.groups:
         own = group.windows.get(rank, ())
-        number = group.newest.get(rank, 0) + 1
+        number = group.latest.get(rank, 0) + 1
         if group.first_divergence is not None:
             number = group.first_divergence
         if any(entry.number == number and entry.signature.bucket != NO_BUCKET for entry in own):
@@ -197,6 +211,4 @@ def _frozen_text(unready: Sequence[UnreadyParameter], ranks: tuple[int, ...], st
     frozen = [p.name for p in unready if p.frozen_in is not None and step is not None and 0 <= p.frozen_in - step <= 1]
     if not frozen:
         return ""
-    return (
-        f": {some(frozen)} {'is' if len(frozen) == 1 else 'are'} frozen on {ranks_text(ranks)} (requires_grad is False)"
-    )
+    return f": {first_few(frozen)} {'is' if len(frozen) == 1 else 'are'} frozen on {rank_list(ranks)} (requires_grad is False)"

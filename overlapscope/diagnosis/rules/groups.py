@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from overlapscope.diagnosis.facts import Facts, Wait, minority
+from overlapscope.diagnosis.facts import Facts, Wait, find_minority
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wording import (
-    at,
-    capitalised,
+    at_line,
+    capitalize,
     collective_text,
     group_text,
     in_step,
-    is_made_again,
-    joined,
+    is_recreated,
+    join_and,
     loop_step,
-    ranks_text,
-    verb,
+    plural,
+    rank_list,
 )
 from overlapscope.trace.group_log import FAILED
 
@@ -25,23 +25,23 @@ _STEPS_LEFT_BEHIND: Final = 2
 MISSING_COLLECTIVE_ADVICE: Final = "Look for a collective inside an `if` that depends on the rank or on the data."
 
 
-def interleaved(facts: Facts) -> Verdict | None:
+def find_interleaved_groups(facts: Facts) -> Verdict | None:
     """Find a cycle of ranks that each wait in a group whose next collective another of them has not reached."""
     waits = _cycle(facts)
     if len({(wait.group.name, wait.is_point_to_point) for wait in waits}) < 2:
         return None
     first = min(waits, key=lambda wait: (wait.entry.step, wait.entry.batch or 0))
-    gone_on = tuple(wait.rank for wait in waits if wait.rank in first.late and _is_further(facts, wait, first))
+    gone_on = tuple(wait.rank for wait in waits if wait.rank in first.late and _is_ahead(facts, wait, first))
     if gone_on:
-        return _left_out(facts, first, gone_on)
+        return _left_out_verdict(facts, first, gone_on)
     if len({wait.group.name for wait in waits}) == 1:
-        return _unanswered(waits)
+        return _unanswered_verdict(waits)
     sides: dict[str, list[int]] = {}
     for wait in facts.waits:
         sides.setdefault(wait.group.name, []).append(wait.rank)
-    said = [
-        f"rank {wait.rank} waits in {group_text(wait.group)} ({collective_text(wait.entry)}{at(wait.entry.call_site)}) "
-        f"for {ranks_text(wait.late)}"
+    sentences = [
+        f"rank {wait.rank} waits in {group_text(wait.group)} ({collective_text(wait.entry)}{at_line(wait.entry.call_site)}) "
+        f"for {rank_list(wait.late)}"
         for wait in waits
     ]
     # A rank that is in only one of the groups has no choice where to wait, so it does not count.
@@ -49,9 +49,9 @@ def interleaved(facts: Facts) -> Verdict | None:
     of_both = {name: [rank for rank in ranks if rank in common] for name, ranks in sides.items()}
     return Verdict(
         kind="groups interleaved",
-        sentence=f"Ranks have entered process groups in different orders and wait for each other: {joined(said)}.",
-        alternative=f"{ranks_text(first.late)} may have left out the collective that rank {first.rank} waits in",
-        blamed=minority(of_both.values(), len(common)),
+        sentence=f"Ranks have entered process groups in different orders and wait for each other: {join_and(sentences)}.",
+        alternative=f"{rank_list(first.late)} may have left out the collective that rank {first.rank} waits in",
+        blamed=find_minority(of_both.values(), len(common)),
         concerned=tuple(sorted(wait.rank for wait in waits)),
         step=loop_step(first.entry),
         group=first.group.name,
@@ -63,19 +63,19 @@ def interleaved(facts: Facts) -> Verdict | None:
     )
 
 
-def _is_further(facts: Facts, wait: Wait, first: Wait) -> bool:
+def _is_ahead(facts: Facts, wait: Wait, first: Wait) -> bool:
     """Return True if a rank waits in a later step, or at a later batch after a batch that both had reached together."""
     if wait.entry.step != first.entry.step or wait.entry.batch is None or first.entry.batch is None:
         return wait.entry.step > first.entry.step
     for group in facts.evidence.groups:
         batches = [{entry.number: entry.batch for entry in group.windows.get(one.rank, ())} for one in (wait, first)]
         if common := batches[0].keys() & batches[1].keys():
-            newest = max(common)
-            return batches[0][newest] == batches[1][newest] and wait.entry.batch > first.entry.batch
+            latest = max(common)
+            return batches[0][latest] == batches[1][latest] and wait.entry.batch > first.entry.batch
     return False
 
 
-def _unanswered(waits: list[Wait]) -> Verdict:
+def _unanswered_verdict(waits: list[Wait]) -> Verdict:
     """Return the verdict of a send or a recv whose peer waits in something else of the same group."""
     wait = next(one for one in waits if one.is_point_to_point)
     (peer,) = wait.late
@@ -84,11 +84,11 @@ def _unanswered(waits: list[Wait]) -> Verdict:
     elsewhere = ""
     if other is not None:
         elsewhere = (
-            f": it waits for {ranks_text(other.late)} in {collective_text(other.entry)}{at(other.entry.call_site)}"
+            f": it waits for {rank_list(other.late)} in {collective_text(other.entry)}{at_line(other.entry.call_site)}"
         )
     return Verdict(
         kind="missing collective",
-        sentence=f"Rank {wait.rank} waits in {collective_text(wait.entry)}{at(wait.entry.call_site)}"
+        sentence=f"Rank {wait.rank} waits in {collective_text(wait.entry)}{at_line(wait.entry.call_site)}"
         f"{in_step(wait.entry)}, and rank {peer} has not {does}{elsewhere}.",
         concerned=tuple(sorted(one.rank for one in waits)),
         step=loop_step(wait.entry),
@@ -100,44 +100,44 @@ def _unanswered(waits: list[Wait]) -> Verdict:
     )
 
 
-def left_out(facts: Facts) -> Verdict | None:
+def find_left_out_collective(facts: Facts) -> Verdict | None:
     """Find a collective that failed or does not complete because a rank of its group never entered it and continued."""
     if facts.is_from_dumps:
         return None
     known = facts.ranks.keys() - set(facts.unrecorded)
     for group in facts.evidence.groups:
-        newest = {rank: group.newest.get(rank, 0) for rank in group.ranks if rank in known}
-        number = min(newest.values(), default=0) + 1
+        latest = {rank: group.latest.get(rank, 0) for rank in group.ranks if rank in known}
+        number = min(latest.values(), default=0) + 1
         entries = [(rank, e) for rank, window in group.windows.items() for e in window if e.number == number]
         if not entries or any(e.state == "completed" for _, e in entries):
             continue
         rank, entry = min(entries, key=lambda pair: pair[1].announced_ns)
-        late = tuple(other for other, reached in newest.items() if reached < number)
+        late = tuple(other for other, reached in latest.items() if reached < number)
         has_failed = any(e.flags & FAILED for _, e in entries)
         steps = 1 if has_failed else _STEPS_LEFT_BEHIND
         gone_on = tuple(other for other in late if _newest_step(facts, other) >= entry.step + steps)
         if gone_on:
-            return _left_out(facts, Wait(rank, group, entry, late), gone_on)
+            return _left_out_verdict(facts, Wait(rank, group, entry, late), gone_on)
     return None
 
 
-def made_again(facts: Facts) -> Verdict | None:
+def find_recreated_group(facts: Facts) -> Verdict | None:
     """Find ranks that destroyed and recreated the default group, as after an exception, while others did not."""
     for group in facts.evidence.groups:
-        made = tuple(rank for rank in group.ranks if group.newest.get(rank))
-        others = tuple(rank for rank in group.ranks if rank in facts.ranks and not group.newest.get(rank))
+        made = tuple(rank for rank in group.ranks if group.latest.get(rank))
+        others = tuple(rank for rank in group.ranks if rank in facts.ranks and not group.latest.get(rank))
         waits = [wait for wait in facts.waits if wait.group is group and facts.is_stuck(wait.rank)]
-        if not (is_made_again(group) and waits and others) or set(others) & set(facts.unrecorded):
+        if not (is_recreated(group) and waits and others) or set(others) & set(facts.unrecorded):
             continue
         wait = waits[0]
         still = [rank for rank in others if facts.evidence.is_live and facts.ranks[rank].liveness != "ended"]
         return Verdict(
             kind="missing collective",
-            sentence=f"{capitalised(ranks_text(made))} {verb(made, 'has', 'have')} called destroy_process_group() and "
-            f"init_process_group() again, which {ranks_text(others)} {verb(others, 'has', 'have')} not, and "
-            f"{verb(made, 'waits', 'wait')}{in_step(wait.entry)} for {verb(others, 'it', 'them')} in "
-            f"{collective_text(wait.entry)}{at(wait.entry.call_site)}.",
-            alternative=f"{ranks_text(still)} may still be on the way there" if still else "",
+            sentence=f"{capitalize(rank_list(made))} {plural(made, 'has', 'have')} called destroy_process_group() and "
+            f"init_process_group() again, which {rank_list(others)} {plural(others, 'has', 'have')} not, and "
+            f"{plural(made, 'waits', 'wait')}{in_step(wait.entry)} for {plural(others, 'it', 'them')} in "
+            f"{collective_text(wait.entry)}{at_line(wait.entry.call_site)}.",
+            alternative=f"{rank_list(still)} may still be on the way there" if still else "",
             concerned=tuple(sorted({*made, *others})),
             step=loop_step(wait.entry),
             group=group.name,
@@ -152,7 +152,7 @@ def made_again(facts: Facts) -> Verdict | None:
 
 
 def _newest_step(facts: Facts, rank: int) -> int:
-    entries = [entry for group in facts.evidence.groups if (entry := facts.newest(group, rank)) is not None]
+    entries = [entry for group in facts.evidence.groups if (entry := facts.latest(group, rank)) is not None]
     return max((entry.step for entry in entries), default=0)
 
 
@@ -181,19 +181,19 @@ def _was_answered_before(wait: Wait) -> bool:
     )
 
 
-def _left_out(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> Verdict:
+def _left_out_verdict(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> Verdict:
     """Return the verdict that ranks are in a later step although others still wait for them in an earlier one."""
-    missed = wait.missed_by(ranks)
-    whom = f"{ranks_text(ranks)}, which {verb(ranks, 'has', 'have')} gone on to the next step without it"
+    missed = wait.first_missed_by(ranks)
+    whom = f"{rank_list(ranks)}, which {plural(ranks, 'has', 'have')} gone on to the next step without it"
     fate = (
-        f"which failed because {ranks_text(ranks)} never joined it and went on to the next step"
+        f"which failed because {rank_list(ranks)} never joined it and went on to the next step"
         if missed.flags & FAILED
         else f"and waits there for {whom}"
     )
     return Verdict(
         kind="missing collective",
-        sentence=f"{capitalised(in_step(missed).lstrip())} rank {wait.rank} launched {collective_text(missed)}"
-        f"{at(missed.call_site)} in {group_text(wait.group)}{',' if missed.flags & FAILED else ''} {fate}.",
+        sentence=f"{capitalize(in_step(missed).lstrip())} rank {wait.rank} launched {collective_text(missed)}"
+        f"{at_line(missed.call_site)} in {group_text(wait.group)}{',' if missed.flags & FAILED else ''} {fate}.",
         alternative=f"the {missed.signature.op} of rank {wait.rank} may be one too many"
         if wait.is_point_to_point
         else "",

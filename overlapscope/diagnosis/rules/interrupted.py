@@ -8,19 +8,19 @@ from typing import Final
 
 from overlapscope.diagnosis.evidence import Failure, RankEvidence
 from overlapscope.diagnosis.facts import Facts, Wait
-from overlapscope.diagnosis.patience import STUCK_AFTER_NS, patience_ns
+from overlapscope.diagnosis.patience import STUCK_AFTER_NS, stall_timeout_ns
 from overlapscope.diagnosis.rules import silent
-from overlapscope.diagnosis.rules.otherwise import advice_on_gaps, compared_text, lacking_text
+from overlapscope.diagnosis.rules.otherwise import format_compared, format_gaps, gap_advice
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import capitalised, ranks_text, seconds_text, verb
+from overlapscope.diagnosis.wording import capitalize, format_seconds, plural, rank_list
 
 _FROM_OUTSIDE: Final = (-SIGINT, -SIGTERM, -SIGHUP)
 """Exit statuses from signals that are not sent because of a fault of the process."""
-_NOTED_LATE_NS: Final = 500_000_000
+_SIGNAL_TOLERANCE_NS: Final = 500_000_000
 """Time by which a signal to all processes of a terminal may reach some before ``record`` notes it, on a busy host."""
 
 
-def interrupted(facts: Facts) -> Verdict | None:
+def find_interruption(facts: Facts) -> Verdict | None:
     """Find a signal from outside that ended all ranks, none of which had failed or hung before."""
     ranks = facts.ranks
     if facts.evidence.is_live or facts.missing or not ranks or _has_finished(facts):
@@ -28,18 +28,18 @@ def interrupted(facts: Facts) -> Verdict | None:
     if not all(one.liveness in ("ended", "failed", "gone") for one in ranks.values()):
         return None
     since_ns = _since_ns(facts)
-    if not all(_is_explained(one, since_ns) for one in ranks.values()) or _is_wrong_before(facts, since_ns):
+    if not all(_is_explained(one, since_ns) for one in ranks.values()) or _was_faulty_before(facts, since_ns):
         return None
-    steps = [one.standing.step for one in ranks.values() if one.standing is not None]
+    steps = [one.position.step for one in ranks.values() if one.position is not None]
     step = max(steps, default=None)
     what = _what(facts) + ("" if step is None else f" in step {step}")
     unknown = _unknown(facts, since_ns)
     return Verdict(
         kind="cannot tell" if unknown else "interrupted",
-        sentence=what + (unknown or f"; nothing was found wrong until then: {compared_text(facts)}."),
+        sentence=what + (unknown or f"; nothing was found wrong until then: {format_compared(facts)}."),
         concerned=tuple(sorted(ranks)),
         step=step,
-        advice=advice_on_gaps(facts),
+        advice=gap_advice(facts),
     )
 
 
@@ -53,27 +53,27 @@ def signal_text(number: int) -> str:
 
 def _has_finished(facts: Facts) -> bool:
     """Return True if the job ended normally nevertheless, like one that ignores Ctrl-C or saves its work and stops."""
-    return not facts.evidence.job_status and len(facts.with_liveness("ended")) == len(facts.ranks)
+    return not facts.evidence.job_status and len(facts.ranks_with_liveness("ended")) == len(facts.ranks)
 
 
 def _since_ns(facts: Facts) -> int | None:
     """Return when the first signal was received, if times of ranks are comparable."""
-    if facts.evidence.job_told_ns is not None:
-        return facts.evidence.job_told_ns - _NOTED_LATE_NS
+    if facts.evidence.job_signaled_ns is not None:
+        return facts.evidence.job_signaled_ns - _SIGNAL_TOLERANCE_NS
     if len({one.host for one in facts.ranks.values()}) > 1:
         return None
-    return min([ns for one in facts.ranks.values() if (ns := _signalled_ns(one)) is not None], default=None)
+    return min([ns for one in facts.ranks.values() if (ns := _signaled_ns(one)) is not None], default=None)
 
 
-def _signalled_ns(one: RankEvidence) -> int | None:
+def _signaled_ns(one: RankEvidence) -> int | None:
     """Return when a rank received the signal, on its own clock."""
     caught_ns = one.failure.time_ns if one.failure is not None and _is_interrupt(one.failure) else 0
-    return min([ns for ns in (one.told_ns, caught_ns) if ns], default=None)
+    return min([ns for ns in (one.signaled_at_ns, caught_ns) if ns], default=None)
 
 
 def _is_explained(one: RankEvidence, since_ns: int | None) -> bool:
     """Return True if a rank ended by a signal from outside, or after it."""
-    if one.failure is None and (one.was_told_to_end or one.exit_status in _FROM_OUTSIDE):
+    if one.failure is None and (one.was_signaled or one.exit_status in _FROM_OUTSIDE):
         return True
     if _is_interrupt(one.failure):
         return True
@@ -84,9 +84,9 @@ def _is_interrupt(failure: Failure | None) -> bool:
     return failure is not None and failure.type == "KeyboardInterrupt"
 
 
-def _is_wrong_before(facts: Facts, since_ns: int | None) -> bool:
+def _was_faulty_before(facts: Facts, since_ns: int | None) -> bool:
     """Return True if the job had hung, or had been found to do harm."""
-    if facts.reported_before(since_ns) or silent.not_reduced(facts) is not None:
+    if facts.was_reported_before(since_ns) or silent.find_unreduced_gradients(facts) is not None:
         return True
     return any(_has_waited_for_long(facts, wait, since_ns) for wait in facts.waits)
 
@@ -94,27 +94,27 @@ def _is_wrong_before(facts: Facts, since_ns: int | None) -> bool:
 def _has_waited_for_long(facts: Facts, wait: Wait, since_ns: int | None) -> bool:
     """Return True if a rank had waited for longer before the signal than counts as slow, or if that is unknown."""
     one = facts.ranks[wait.rank]
-    until_ns = since_ns if since_ns is not None else _signalled_ns(one)
+    until_ns = since_ns if since_ns is not None else _signaled_ns(one)
     waited_ns = one.idle_ns if until_ns is None else until_ns - wait.entry.announced_ns
-    return waited_ns is None or waited_ns > patience_ns(one)
+    return waited_ns is None or waited_ns > stall_timeout_ns(one)
 
 
 def _unknown(facts: Facts, since_ns: int | None) -> str:
     """Return why it is unknown whether something was wrong; empty if nothing was."""
     if facts.evidence.gaps:
-        return f". Whether anything was wrong before can't be told, because {lacking_text(facts)}"
+        return f". Whether anything was wrong before can't be told, because {format_gaps(facts)}"
     if facts.unrecorded:
-        who = f"{ranks_text(facts.unrecorded)} {verb(facts.unrecorded, 'was', 'were')}"
+        who = f"{rank_list(facts.unrecorded)} {plural(facts.unrecorded, 'was', 'were')}"
         return f". Whether anything was wrong before can't be told, because {who} not recorded to the end."
     if since_ns is None:
         return ""
-    times = [one.standing.since_ns for one in facts.ranks.values() if one.standing is not None]
+    times = [one.position.since_ns for one in facts.ranks.values() if one.position is not None]
     for group in facts.evidence.groups:
         times += [max(e.announced_ns, e.completed_ns or 0) for w in group.windows.values() for e in w[-1:]]
     quiet_ns = since_ns - max(times, default=since_ns)
-    if quiet_ns < max([STUCK_AFTER_NS, *map(patience_ns, facts.ranks.values())]):
+    if quiet_ns < max([STUCK_AFTER_NS, *map(stall_timeout_ns, facts.ranks.values())]):
         return ""
-    return f", when nothing had been recorded for {seconds_text(quiet_ns)}: whether it hung can't be told."
+    return f", when nothing had been recorded for {format_seconds(quiet_ns)}: whether it hung can't be told."
 
 
 def _what(facts: Facts) -> str:
@@ -127,11 +127,11 @@ def _what(facts: Facts) -> str:
         return f"The job was interrupted ({signal_text(number)})"
     if number is not None:
         return f"The job was ended from outside ({signal_text(number)})"
-    told = {one.told_signal for one in ranks if one.was_told_to_end}
-    if not told:
+    signals = {one.signal_received for one in ranks if one.was_signaled}
+    if not signals:
         died_of = sorted({-one.exit_status for one in ranks if one.exit_status in _FROM_OUTSIDE and one.exit_status})
         return f"The job was ended from outside ({', '.join(map(signal_text, died_of))})"
-    by = " and ".join(signal_text(one) for one in sorted(each for each in told if each is not None))
+    by = " and ".join(signal_text(one) for one in sorted(each for each in signals if each is not None))
     who = tuple(sorted(facts.ranks))
-    which = f"{capitalised(ranks_text(who))} {verb(who, 'was', 'were')} ended by the process that had started"
-    return f"{which} {verb(who, 'it', 'them')}{f' ({by})' if by else ''}"
+    which = f"{capitalize(rank_list(who))} {plural(who, 'was', 'were')} ended by the process that had started"
+    return f"{which} {plural(who, 'it', 'them')}{f' ({by})' if by else ''}"

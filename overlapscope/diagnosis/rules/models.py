@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from overlapscope.diagnosis.evidence import CallSite, ModelParameters
-from overlapscope.diagnosis.facts import Facts, minority
+from overlapscope.diagnosis.facts import Facts, find_minority
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import capitalised, joined, ranks_text, verb
+from overlapscope.diagnosis.wording import capitalize, join_and, plural, rank_list
 
 _NOTHING: Final = "no parameter"
 _MOST_LINES: Final = 16
 
 
-def models_differ(facts: Facts) -> Verdict | None:
+def find_model_difference(facts: Facts) -> Verdict | None:
     """Find a model whose parameters differ between ranks, or are in a different order."""
     numbers = sorted({model.model for one in facts.ranks.values() for model in one.models})
     for number in numbers:
@@ -31,17 +31,17 @@ def _verdict(facts: Facts, number: int, sides: dict[ModelParameters, list[int]])
     by_parameters: dict[tuple[object, ...], list[int]] = {}
     for side, ranks in sides.items():
         by_parameters.setdefault((side.parameters, side.frozen), []).extend(ranks)
-    blamed = minority(by_parameters.values(), len(facts.world))
-    reference, other = _two_sides(sides, blamed)
+    blamed = find_minority(by_parameters.values(), len(facts.world))
+    reference, other = _two_model_sides(sides, blamed)
     ranks, others = sides[reference], sides[other]
-    place, (what, what_of_other), name = _first_difference(reference, other)
+    index, (what, what_of_other), name = _first_difference(reference, other)
     sentence = (
         f"The ranks gave different models to DistributedDataParallel (model {number}): "
-        f"{_difference_text(place, (what, ranks), (what_of_other, others))}."
+        f"{_difference_text(index, (what, ranks), (what_of_other, others))}."
     )
-    same_shapes = place is not None and sorted(reference.parameters) == sorted(other.parameters)
+    same_shapes = index is not None and sorted(reference.parameters) == sorted(other.parameters)
     evidence = [
-        f"{capitalised(ranks_text(side_ranks))}: {side.class_name}, {len(side.parameters)} parameters"
+        f"{capitalize(rank_list(side_ranks))}: {side.class_name}, {len(side.parameters)} parameters"
         + (f", {len(side.frozen)} frozen" if side.frozen else "")
         for side, side_ranks in sides.items()
     ]
@@ -62,7 +62,7 @@ def _verdict(facts: Facts, number: int, sides: dict[ModelParameters, list[int]])
     )
 
 
-def _difference_text(place: int | None, *sides: tuple[str, list[int]]) -> str:
+def _difference_text(index: int | None, *sides: tuple[str, list[int]]) -> str:
     """Format what each of two sides has.
 
     Args:
@@ -71,13 +71,13 @@ def _difference_text(place: int | None, *sides: tuple[str, list[int]]) -> str:
     (what, ranks), (other, others) = sides
     for lacking, having in ((sides[0], sides[1]), (sides[1], sides[0])):
         if lacking[0] == _NOTHING:
-            has, lacks = verb(having[1], "has", "have"), verb(lacking[1], "has", "have")
+            has, lacks = plural(having[1], "has", "have"), plural(lacking[1], "has", "have")
             return (
-                f"{ranks_text(having[1])} {has} a parameter {place}, {having[0]}, and {ranks_text(lacking[1])} {lacks} "
-                f"only {place}"
+                f"{rank_list(having[1])} {has} a parameter {index}, {having[0]}, and {rank_list(lacking[1])} {lacks} "
+                f"only {index}"
             )
-    where = f"parameter {place} is " if place is not None else ""
-    return f"{where}{what} on {ranks_text(ranks)} and {other} on {ranks_text(others)}"
+    where = f"parameter {index} is " if index is not None else ""
+    return f"{where}{what} on {rank_list(ranks)} and {other} on {rank_list(others)}"
 
 
 def _lines(facts: Facts, ranks: tuple[int, ...]) -> dict[int, CallSite]:
@@ -94,7 +94,7 @@ def _lines(facts: Facts, ranks: tuple[int, ...]) -> dict[int, CallSite]:
     return sites
 
 
-def _two_sides(
+def _two_model_sides(
     sides: dict[ModelParameters, list[int]], blamed: tuple[int, ...]
 ) -> tuple[ModelParameters, ModelParameters]:
     """Return a side without blamed ranks, and the first that differs from it."""
@@ -113,11 +113,11 @@ def _first_difference(a: ModelParameters, b: ModelParameters) -> tuple[int | Non
         name = (order or frozen)[0]
         state = ("frozen", "trained") if name in a.frozen else ("trained", "frozen")
         return None, (f"'{name}' is {state[0]}", state[1]), name
-    for place in range(max(len(a.parameters), len(b.parameters))):
-        one, other = (side.parameters[place] if place < len(side.parameters) else None for side in (a, b))
+    for index in range(max(len(a.parameters), len(b.parameters))):
+        one, other = (side.parameters[index] if index < len(side.parameters) else None for side in (a, b))
         if one != other:
-            return place, (_parameter_text(one), _parameter_text(other)), (one or other or ("",))[0]
-    texts = [f"{joined(side.frozen) if side.frozen else 'nothing'} is frozen" for side in (a, b)]
+            return index, (_parameter_text(one), _parameter_text(other)), (one or other or ("",))[0]
+    texts = [f"{join_and(side.frozen) if side.frozen else 'nothing'} is frozen" for side in (a, b)]
     return None, (texts[0], texts[1]), ""
 
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from overlapscope.diagnosis.evidence import CallSite, RankEvidence
-from overlapscope.diagnosis.facts import Facts, minority
+from overlapscope.diagnosis.facts import Facts, find_minority
 from overlapscope.diagnosis.patience import STUCK_AFTER_NS
-from overlapscope.diagnosis.stacks import waits_for
+from overlapscope.diagnosis.stacks import find_wait_reason
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wording import (
-    at,
-    capitalised,
+    at_line,
+    capitalize,
     collective_text,
     in_step,
-    joined,
+    join_and,
     loop_step,
-    ranks_text,
-    verb,
+    plural,
+    rank_list,
 )
 
 
-def not_called(facts: Facts) -> Verdict | None:
+def find_missing_new_group_call(facts: Facts) -> Verdict | None:
     """Find a rank in ``new_group`` that waits for members that have called it less often, and wait for it elsewhere."""
     for rank, one in sorted(facts.ranks.items()):
         waits = {wait.rank: wait for wait in facts.waits if rank in wait.late}
@@ -28,21 +28,21 @@ def not_called(facts: Facts) -> Verdict | None:
         has_waited = (one.idle_ns or 0) >= STUCK_AFTER_NS
         if not late or not has_waited or not all(_waits_or_stands_still(facts, other) for other in late):
             continue
-        calls = {other: each.new_groups for other, each in facts.ranks.items() if each.new_groups is not None}
+        calls = {other: each.new_group_calls for other, each in facts.ranks.items() if each.new_group_calls is not None}
         without = tuple(other for other in sorted(calls) if calls[other] < calls[rank])
         called = tuple(other for other in sorted(calls) if calls[other] >= calls[rank])
         wait = waits[late[0]]
-        sites: dict[int, CallSite | None] = {rank: one.standing.call_site if one.standing else None}
+        sites: dict[int, CallSite | None] = {rank: one.position.call_site if one.position else None}
         sites |= {other: waits[other].entry.call_site for other in late}
         is_inside = all(_is_inside(facts.ranks[other]) for other in late)
         return Verdict(
             kind="missing collective",
-            sentence=f"Rank {rank} waits in new_group({list(one.making_group)}){at(sites[rank])} for "
-            f"{ranks_text(late)}, which {verb(late, 'has', 'have')} not called it and "
-            f"{verb(late, 'waits', 'wait')} for rank {rank} in "
-            f"{collective_text(wait.entry)}{at(wait.entry.call_site)}{in_step(wait.entry)}.",
-            alternative="" if is_inside else f"{ranks_text(late)} may still come to it",
-            blamed=minority([called, without], len(facts.world)),
+            sentence=f"Rank {rank} waits in new_group({list(one.creating_group)}){at_line(sites[rank])} for "
+            f"{rank_list(late)}, which {plural(late, 'has', 'have')} not called it and "
+            f"{plural(late, 'waits', 'wait')} for rank {rank} in "
+            f"{collective_text(wait.entry)}{at_line(wait.entry.call_site)}{in_step(wait.entry)}.",
+            alternative="" if is_inside else f"{rank_list(late)} may still come to it",
+            blamed=find_minority([called, without], len(facts.world)),
             concerned=tuple(sorted({*called, *without})),
             step=loop_step(wait.entry),
             group=wait.group.name,
@@ -50,9 +50,9 @@ def not_called(facts: Facts) -> Verdict | None:
             call_sites={each: site for each, site in sorted(sites.items()) if site} or None,
             windows={other: wait.group.windows[other] for other in late[:4]},
             evidence=(
-                f"{capitalised(ranks_text(called))} {verb(called, 'has', 'have')} called it, and "
-                f"{ranks_text(without)} {verb(without, 'has', 'have')} not: groups are counted on each rank "
-                f"({joined([f'{calls[each]} on rank {each}' for each in (rank, late[0])])}).",
+                f"{capitalize(rank_list(called))} {plural(called, 'has', 'have')} called it, and "
+                f"{rank_list(without)} {plural(without, 'has', 'have')} not: groups are counted on each rank "
+                f"({join_and([f'{calls[each]} on rank {each}' for each in (rank, late[0])])}).",
             ),
             advice=("Call new_group on all ranks of the job, also on those that are not in the group, in one order.",),
         )
@@ -60,7 +60,7 @@ def not_called(facts: Facts) -> Verdict | None:
 
 
 def _is_inside(one: RankEvidence) -> bool:
-    return waits_for(one.stacks) == "torch.distributed"
+    return find_wait_reason(one.stacks) == "torch.distributed"
 
 
 def _waits_or_stands_still(facts: Facts, rank: int) -> bool:
@@ -70,5 +70,5 @@ def _waits_or_stands_still(facts: Facts, rank: int) -> bool:
     long, and the watchdogs of others may notice the stall a little later.
     """
     one = facts.ranks[rank]
-    waits = _is_inside(one) or (one.standing is not None and one.standing.phase == "finalise")
+    waits = _is_inside(one) or (one.position is not None and one.position.phase == "finalize")
     return not facts.is_only_slow(rank) and (waits or (one.idle_ns or 0) >= STUCK_AFTER_NS)

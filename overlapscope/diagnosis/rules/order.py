@@ -6,21 +6,21 @@ from dataclasses import replace
 from typing import Final
 
 from overlapscope.diagnosis.evidence import Entry, GroupOrder
-from overlapscope.diagnosis.facts import Facts, minority
+from overlapscope.diagnosis.facts import Facts, find_minority
 from overlapscope.diagnosis.rules import silent
-from overlapscope.diagnosis.rules.continuation import Continuation, continuation_of
+from overlapscope.diagnosis.rules.continuation import Continuation, explain_continuation
 from overlapscope.diagnosis.rules.groups import MISSING_COLLECTIVE_ADVICE
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.diagnosis.wording import (
-    at,
-    capitalised,
+    at_line,
+    capitalize,
     collective_text,
     group_text,
     in_step,
-    joined,
+    join_and,
     loop_step,
-    ranks_text,
-    verb,
+    plural,
+    rank_list,
 )
 from overlapscope.trace.signature import NO_BUCKET
 
@@ -35,25 +35,25 @@ _ADVICE: Final[dict[str, str]] = {
 }
 
 
-def diverged(facts: Facts) -> Verdict | None:
+def find_divergence(facts: Facts) -> Verdict | None:
     """Find the first entry of any group that is not the same on all ranks."""
     found = [group for group in facts.evidence.groups if group.first_divergence is not None]
     if not found:
         return None
-    group = min(found, key=_when)
+    group = min(found, key=_divergence_sort_key)
     number = group.first_divergence
     assert number is not None
     at_number = {rank: entry for rank, window in group.windows.items() for entry in window if entry.number == number}
     sides = _sides(group, at_number)
     if len(sides) < 2:
         return None
-    blamed = minority(sides, len(group.ranks))
+    blamed = find_minority(sides, len(group.ranks))
     side, other = _two_sides(sides, blamed)
     a, b = at_number[side[0]], at_number[other[0]]
     following = [[entry for entry in group.windows[ranks[0]] if entry.number >= number] for ranks in (side, other)]
-    if (passed_over := _without_reducing(facts, group, sides, min(a.step, b.step))) is not None:
+    if (passed_over := _find_update_without_reduction(facts, group, sides, min(a.step, b.step))) is not None:
         return passed_over
-    kind, sentence = _say(group, number, side, other, a, b, continuation_of(*following))
+    kind, sentence = _describe_divergence(group, number, side, other, a, b, explain_continuation(*following))
     sites = {rank: entry.call_site for rank, entry in sorted(at_number.items()) if entry.call_site}
     concerned = tuple(sorted(rank for ranks in sides for rank in ranks))
     shown = {*blamed[:_MOST_SHOWN], *side[:1], *other[:1]} | (
@@ -62,27 +62,27 @@ def diverged(facts: Facts) -> Verdict | None:
     bucket = next((entry.signature.bucket for entry in (a, b) if entry.signature.bucket != NO_BUCKET), None)
     names = next((e.signature.parameters for e in (a, b) if e.signature.parameters), ())
     evidence = []
-    if group.is_since_before:
+    if group.predates_log:
         evidence.append("The first difference is older than what is left of the logs; this is the oldest entry left.")
     if absent := [rank for rank in group.ranks if rank not in at_number]:
-        evidence.append(f"There is no collective {number} of {ranks_text(absent)} to compare with.")
+        evidence.append(f"There is no collective {number} of {rank_list(absent)} to compare with.")
     unreduced = [rank for rank in at_number if _is_in_no_sync(facts, rank, min(a.step, b.step))]
     if unreduced:
-        has = verb(unreduced, "has", "have")
-        evidence.append(f"{capitalised(ranks_text(unreduced))} {has} run every backward since then under no_sync().")
-    if already := _already_elsewhere(group, number, side[0], other[0]):
+        has = plural(unreduced, "has", "have")
+        evidence.append(f"{capitalize(rank_list(unreduced))} {has} run every backward since then under no_sync().")
+    if already := _first_call_site_difference(group, number, side[0], other[0]):
         evidence.append(
-            f"Already collective {already[0].number} was launched at different lines:{at(already[0].call_site)} on "
-            f"rank {side[0]},{at(already[1].call_site)} on rank {other[0]}."
+            f"Already collective {already[0].number} was launched at different lines:{at_line(already[0].call_site)} on "
+            f"rank {side[0]},{at_line(already[1].call_site)} on rank {other[0]}."
         )
         sites |= {rank: e.call_site for rank, e in zip((side[0], other[0]), already, strict=True) if e.call_site}
     if (again := _begins_another_forward(a, b)) is not None:
         evidence.append(
-            f"A broadcast of DDP's buffers begins a forward: {ranks_text(side if again is a else other)} "
-            f"{verb(side if again is a else other, 'has', 'have')} begun another one instead of reducing, as after "
+            f"A broadcast of DDP's buffers begins a forward: {rank_list(side if again is a else other)} "
+            f"{plural(side if again is a else other, 'has', 'have')} begun another one instead of reducing, as after "
             "a batch that was skipped, after a backward under no_sync(), or to evaluate."
         )
-    evidence += _further_in_the_data(group, sides)
+    evidence += _batch_progress_notes(group, sides)
     if not blamed:
         evidence.append("No side has a majority, so no rank is blamed.")
     return Verdict(
@@ -102,16 +102,18 @@ def diverged(facts: Facts) -> Verdict | None:
     )
 
 
-def _without_reducing(facts: Facts, group: GroupOrder, sides: list[list[int]], step: int) -> Verdict | None:
+def _find_update_without_reduction(
+    facts: Facts, group: GroupOrder, sides: list[list[int]], step: int
+) -> Verdict | None:
     """Return a verdict if batches differ because one side updated without reducing, as with ``.module``."""
     ranks = {rank for rank, one in facts.ranks.items() if one.unreduced is not None and one.unreduced.step == step}
     if group.divergence != "batch" or not any(ranks == set(side) for side in sides):
         return None
-    found = silent.not_reduced(facts)
+    found = silent.find_unreduced_gradients(facts)
     if found is None or found.step != step:
         return None
     ahead = (
-        f"{capitalised(ranks_text(found.concerned))} {verb(found.concerned, 'is', 'are')} at another batch since then."
+        f"{capitalize(rank_list(found.concerned))} {plural(found.concerned, 'is', 'are')} at another batch since then."
     )
     windows = {rank: group.windows[rank] for ranks in sides for rank in ranks[:_MOST_SHOWN]}
     return replace(
@@ -131,7 +133,7 @@ def _begins_another_forward(a: Entry, b: Entry) -> Entry | None:
     return None
 
 
-def _further_in_the_data(group: GroupOrder, sides: list[list[int]]) -> list[str]:
+def _batch_progress_notes(group: GroupOrder, sides: list[list[int]]) -> list[str]:
     """Return how far the sides are in their data, if they diverged there since a common collective."""
     if group.divergence == "batch" or len(offsets := _batch_offsets(group)) < sum(map(len, sides)):
         return []
@@ -141,22 +143,22 @@ def _further_in_the_data(group: GroupOrder, sides: list[list[int]]) -> list[str]
     if len(at_batch) < 2 or any(len(one) > 1 for one in ahead) or len(set().union(*ahead)) < len(sides):
         return []
     where = [
-        f"{ranks_text(side)} to batch {entry.batch}"
+        f"{rank_list(side)} to batch {entry.batch}"
         for side in sides
         for entry in group.windows[side[0]]
         if entry.number == number
     ]
-    return [f"In their data they had gone on unequally by then: {joined(where)}."]
+    return [f"In their data they had gone on unequally by then: {join_and(where)}."]
 
 
-def _already_elsewhere(group: GroupOrder, number: int, a: int, b: int) -> tuple[Entry, Entry] | None:
+def _first_call_site_difference(group: GroupOrder, number: int, a: int, b: int) -> tuple[Entry, Entry] | None:
     """Return the first common entry that two ranks launched at different lines, if all later ones differ as well."""
     of_a, of_b = ({e.number: e for e in group.windows[rank] if e.number < number} for rank in (a, b))
     common = sorted(of_a.keys() & of_b.keys())
-    apart = [one for one in common if of_a[one].call_site != of_b[one].call_site]
-    if not apart or apart[0] == common[0] or apart != common[common.index(apart[0]) :]:
+    differing = [one for one in common if of_a[one].call_site != of_b[one].call_site]
+    if not differing or differing[0] == common[0] or differing != common[common.index(differing[0]) :]:
         return None
-    return of_a[apart[0]], of_b[apart[0]]
+    return of_a[differing[0]], of_b[differing[0]]
 
 
 def _is_in_no_sync(facts: Facts, rank: int, step: int) -> bool:
@@ -165,7 +167,7 @@ def _is_in_no_sync(facts: Facts, rank: int, step: int) -> bool:
     return one is not None and one.no_sync_since is not None and one.no_sync_since <= step < one.steps_done
 
 
-def _when(group: GroupOrder) -> tuple[int, int, int]:
+def _divergence_sort_key(group: GroupOrder) -> tuple[int, int, int]:
     number = group.first_divergence or 0
     entries = [entry for window in group.windows.values() for entry in window if entry.number == number]
     step = min((entry.step for entry in entries), default=0)
@@ -194,7 +196,7 @@ def _sides(group: GroupOrder, at_number: dict[int, Entry]) -> list[list[int]]:
 def _has_reduced(group: GroupOrder, rank: int, step: int, before: int) -> bool:
     """Return True if a rank has launched a bucket of a step before an entry."""
     return any(
-        entry.step == step and entry.number < before and entry.signature.is_of_gradients
+        entry.step == step and entry.number < before and entry.signature.is_gradient_reduction
         for entry in group.windows[rank]
     )
 
@@ -210,7 +212,7 @@ def _has_passed_over_reducing(group: GroupOrder, rank: int, other: int) -> bool:
     number = group.first_divergence or 0
     own = {entry.number: entry for entry in group.windows[rank]}
     theirs = next(entry for entry in group.windows[other] if entry.number == number)
-    is_reducing = theirs.signature.is_of_gradients and own[number].signature.bucket == NO_BUCKET
+    is_reducing = theirs.signature.is_gradient_reduction and own[number].signature.bucket == NO_BUCKET
     has_passed_over = not _has_reduced(group, rank, theirs.step, number)
     return is_reducing and has_passed_over and _reaches_back(group, rank, theirs.step)
 
@@ -242,60 +244,60 @@ def _two_sides(sides: list[list[int]], blamed: tuple[int, ...]) -> tuple[list[in
     return ordered[0], ordered[1]
 
 
-def _say(
+def _describe_divergence(
     group: GroupOrder, number: int, side: list[int], other: list[int], a: Entry, b: Entry, continuation: Continuation
 ) -> tuple[FaultKind, str]:
-    these, those = ranks_text(side), ranks_text(other)
+    these, those = rank_list(side), rank_list(other)
     where = f"as collective {number} of {group_text(group)}"
     if group.divergence == "step" and a.signature.bucket == NO_BUCKET:
         ahead, behind = (other, side) if b.step > a.step else (side, other)
         earlier, later = sorted((a, b), key=lambda entry: entry.step)
         return "missing collective", (
-            f"{capitalised(in_step(earlier).lstrip())} {ranks_text(ahead)} skipped {collective_text(a)}"
-            f"{at(b.call_site)}: {where}, {verb(ahead, 'its', 'their')} call of step {later.loop_step} is matched with "
-            f"that of step {earlier.loop_step} of {ranks_text(behind)}, and so on."
+            f"{capitalize(in_step(earlier).lstrip())} {rank_list(ahead)} skipped {collective_text(a)}"
+            f"{at_line(b.call_site)}: {where}, {plural(ahead, 'its', 'their')} call of step {later.loop_step} is matched with "
+            f"that of step {earlier.loop_step} of {rank_list(behind)}, and so on."
         )
     if group.divergence == "step":
         ahead, behind = (other, side) if b.step > a.step else (side, other)
         before, after = min(a.step, b.step), max(a.step, b.step)
         if _has_reduced(group, ahead[0], before, number):
             return "step behind", (
-                f"From step {before} on, gradients of different steps are averaged: {ranks_text(behind)} "
-                f"{verb(behind, 'has', 'have')} reduced again in step {before}, without an update of the optimizer in "
-                f"between, and {ranks_text(ahead)} {verb(ahead, 'is', 'are')} in step {after} by then ({where}, "
+                f"From step {before} on, gradients of different steps are averaged: {rank_list(behind)} "
+                f"{plural(behind, 'has', 'have')} reduced again in step {before}, without an update of the optimizer in "
+                f"between, and {rank_list(ahead)} {plural(ahead, 'is', 'are')} in step {after} by then ({where}, "
                 f"{collective_text(a)})."
             )
         if not _reaches_back(group, ahead[0], before):  # what it launched in that step is unknown
             return "step behind", (
-                f"From step {before} on, gradients of different steps are averaged: {ranks_text(ahead)} "
-                f"{verb(ahead, 'is', 'are')} in step {after} where {ranks_text(behind)} {verb(behind, 'is', 'are')} "
+                f"From step {before} on, gradients of different steps are averaged: {rank_list(ahead)} "
+                f"{plural(ahead, 'is', 'are')} in step {after} where {rank_list(behind)} {plural(behind, 'is', 'are')} "
                 f"in step {before} ({where}, {collective_text(a)})."
             )
         return "step behind", (
-            f"From step {before} on, gradients of different steps are averaged: {ranks_text(ahead)} launched no "
-            f"bucket in step {before}, so {verb(ahead, 'its', 'their')} step {after} is averaged with step "
-            f"{before} of {ranks_text(behind)} ({where}, {collective_text(a)})."
+            f"From step {before} on, gradients of different steps are averaged: {rank_list(ahead)} launched no "
+            f"bucket in step {before}, so {plural(ahead, 'its', 'their')} step {after} is averaged with step "
+            f"{before} of {rank_list(behind)} ({where}, {collective_text(a)})."
         )
     if group.divergence == "batch":
         return "batch skipped", (
             f"From step {min(a.step, b.step)} on, the ranks average gradients of different batches: "
-            f"{those} {verb(other, 'is', 'are')} at batch {b.batch} where {these} {verb(side, 'is', 'are')} at batch "
+            f"{those} {plural(other, 'is', 'are')} at batch {b.batch} where {these} {plural(side, 'is', 'are')} at batch "
             f"{a.batch}, and until then they advanced together ({where}, {collective_text(a)})."
         )
     differ = (
-        f"{in_step(b)} {those} launched {collective_text(b)}{at(b.call_site)} {where}, where {these} "
-        f"launched {collective_text(a)}{at(a.call_site)}{in_step(a) if a.loop_step != b.loop_step else ''}"
+        f"{in_step(b)} {those} launched {collective_text(b)}{at_line(b.call_site)} {where}, where {these} "
+        f"launched {collective_text(a)}{at_line(a.call_site)}{in_step(a) if a.loop_step != b.loop_step else ''}"
     ).lstrip()
     for ranks, own, step in ((side, a, b.step), (other, b, a.step)):
         if own.step > step and _has_passed_over_reducing(group, ranks[0], other[0] if ranks is side else side[0]):
-            return "step behind", f"{capitalised(ranks_text(ranks))} launched no bucket in step {step}: {differ}."
+            return "step behind", f"{capitalize(rank_list(ranks))} launched no bucket in step {step}: {differ}."
     if group.divergence == "names" or continuation.kind == "swapped":
-        return "swapped collectives", capitalised(differ) + ", and the reverse nearby: the results are mixed up."
+        return "swapped collectives", capitalize(differ) + ", and the reverse nearby: the results are mixed up."
     if continuation.kind == "missing":
         extra, lacks = (side, other) if continuation.missing_on == "second" else (other, side)
         count = "one collective" if continuation.count == 1 else f"{continuation.count} collectives"
         return "missing collective", (
-            f"{capitalised(differ)}: from there on {ranks_text(lacks)} {verb(lacks, 'is', 'are')} {count} short, or "
-            f"{ranks_text(extra)} {verb(extra, 'has', 'have')} {count} too many."
+            f"{capitalize(differ)}: from there on {rank_list(lacks)} {plural(lacks, 'is', 'are')} {count} short, or "
+            f"{rank_list(extra)} {plural(extra, 'has', 'have')} {count} too many."
         )
-    return "different collectives", capitalised(differ) + "."
+    return "different collectives", capitalize(differ) + "."

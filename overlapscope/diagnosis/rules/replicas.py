@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from overlapscope.diagnosis.facts import Facts, minority
-from overlapscope.diagnosis.hyperparameters import OtherSetting, compare_settings
-from overlapscope.diagnosis.replicas import ComparedReplicas, Difference
+from overlapscope.diagnosis.facts import Facts, find_minority
+from overlapscope.diagnosis.hyperparameters import HyperparameterDifference, compare_hyperparameters
+from overlapscope.diagnosis.replicas import ComparedReplicas, ReplicaDifference
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import joined, ranges, ranks_text, some, verb
+from overlapscope.diagnosis.wording import first_few, group_into_ranges, join_and, plural, rank_list
 
 _AVERAGED_ON_PURPOSE = "post_localSGD"
 """Part of the name of torch's hook that reduces within groups of ranks, and averages replicas now and then."""
 
 
-def differ(facts: Facts) -> Verdict | None:
+def find_replica_drift(facts: Facts) -> Verdict | None:
     """Find the first model whose parameters differ between ranks, unless they are made equal now and then."""
-    found = [one for one in facts.evidence.replicas if _is_amiss(one)]
+    found = [one for one in facts.evidence.replicas if _has_drifted(one)]
     if not found:
         return None
     compared = min(found, key=lambda one: one.difference.differs_step)  # type: ignore[union-attr]
     difference = compared.difference
     assert difference is not None
-    blamed = minority(difference.sides, len(compared.ranks))
-    has_settings, others = compare_settings(
+    blamed = find_minority(difference.sides, len(compared.ranks))
+    has_settings, others = compare_hyperparameters(
         {rank: facts.ranks[rank].hyperparameters for rank in compared.ranks if rank in facts.ranks}
     )
     setting = next((one for one in others if _explains(one, difference)), None)
@@ -43,38 +43,38 @@ def differ(facts: Facts) -> Verdict | None:
     )
 
 
-def differ_at_end(facts: Facts) -> Verdict | None:
+def find_replica_drift_at_end(facts: Facts) -> Verdict | None:
     """Find the first model whose parameters were equal in all comparisons, but differ when recordings end."""
-    return next((_differ_at_end(facts, one) for one in facts.evidence.replicas if _is_amiss_at_end(one)), None)
+    return next((_differ_at_end(facts, one) for one in facts.evidence.replicas if _has_drifted_at_end(one)), None)
 
 
-def notes(facts: Facts) -> list[str]:
+def note_replica_comparison(facts: Facts) -> list[str]:
     """Return the results of the comparison for a healthy job."""
-    said = []
+    sentences = []
     for one in facts.evidence.replicas:
         of = _model_text(facts, one)
         if one.difference is not None:
-            said.append(
+            sentences.append(
                 f"Parameters of {of} differ between ranks, and were made equal again before: as by averaging models."
                 if one.difference.was_made_equal
                 else f"Parameters of {of} differ between ranks, as {one.comm_hook} lets them."
             )
-        elif one.newest_step is not None:
+        elif one.latest_step is not None:
             what = "parameter" if one.tensors == 1 else "parameters"
-            said.append(
-                f"{one.tensors:,} {what} of {of} {verb(range(one.tensors), 'is', 'are')} the same on "
-                f"{ranks_text(one.ranks)} in {one.moments:,} comparisons, the newest at the beginning of step "
-                f"{one.newest_step}{_same_at_end_text(one)}."
+            sentences.append(
+                f"{one.tensors:,} {what} of {of} {plural(range(one.tensors), 'is', 'are')} the same on "
+                f"{rank_list(one.ranks)} in {one.moments:,} comparisons, the newest at the beginning of step "
+                f"{one.latest_step}{_same_at_end_text(one)}."
             )
-            said += _end_text(one)
+            sentences += _end_text(one)
         if one.was_different is not None:
             first, last = one.was_different
-            said.append(f"They differed from step {first} to step {last}, and were made equal again.")
+            sentences.append(f"They differed from step {first} to step {last}, and were made equal again.")
         if one.buffers is not None:
-            said.append(
-                f"Buffers of {of} differ between ranks ({some(one.buffers.names)}), as broadcast_buffers is off."
+            sentences.append(
+                f"Buffers of {of} differ between ranks ({first_few(one.buffers.names)}), as broadcast_buffers is off."
             )
-    return said
+    return sentences
 
 
 def _same_at_end_text(one: ComparedReplicas) -> str:
@@ -86,34 +86,34 @@ def _end_text(one: ComparedReplicas) -> list[str]:
     if one.at_end is None or not one.at_end.differing:
         return []
     names = one.at_end.differing
-    were = verb(range(len(names)), "was", "were")
+    were = plural(range(len(names)), "was", "were")
     return [
-        f"When the recording ended, {len(names):,} of them ({some(names)}) {were} not the same on "
+        f"When the recording ended, {len(names):,} of them ({first_few(names)}) {were} not the same on "
         f"{_sides_text(one.ranks, one.at_end.sides)}: either the last updates differ, or what came after them is not "
         f"done on all ranks, such as loading the best checkpoint."
     ]
 
 
-def _is_amiss_at_end(one: ComparedReplicas) -> bool:
+def _has_drifted_at_end(one: ComparedReplicas) -> bool:
     """Return True if parameters differ only at the end, but not all: loading a checkpoint would change all of them."""
-    is_whole = one.at_end is None or not one.at_end.differing or one.at_end.is_all_trained
-    return not is_whole and one.difference is None and one.was_different is None and one.comm_hook is None
+    is_complete = one.at_end is None or not one.at_end.differing or one.at_end.is_all_trained
+    return not is_complete and one.difference is None and one.was_different is None and one.comm_hook is None
 
 
 def _differ_at_end(facts: Facts, one: ComparedReplicas) -> Verdict:
     at_end = one.at_end
     assert at_end is not None
     count = len(at_end.differing)
-    were = verb(range(count), "was", "were")
+    were = plural(range(count), "was", "were")
     last_step = max((facts.ranks[rank].steps_done for rank in one.ranks if rank in facts.ranks), default=0) - 1
     when = "" if at_end.equal_step is None else f"in step {at_end.equal_step} or later "
     return Verdict(
         kind="replicas differ",
         sentence=f"When the recording ended, {count:,} of {one.tensors:,} parameters of {_model_text(facts, one)} "
-        f"({some(at_end.differing)}) {were} not the same on {_sides_text(one.ranks, at_end.sides)}: {when}something "
+        f"({first_few(at_end.differing)}) {were} not the same on {_sides_text(one.ranks, at_end.sides)}: {when}something "
         f"changed {'it' if count == 1 else 'them'} on some ranks only.",
         alternative=f"{'it' if count == 1 else 'they'} may rightly have been changed there after the last update",
-        blamed=minority(at_end.sides, len(one.ranks)),
+        blamed=find_minority(at_end.sides, len(one.ranks)),
         concerned=one.ranks,
         step=at_end.equal_step,
         last_step=None if at_end.equal_step is None or last_step <= at_end.equal_step else last_step,
@@ -124,12 +124,12 @@ def _differ_at_end(facts: Facts, one: ComparedReplicas) -> Verdict:
 
 def _sides_text(ranks: tuple[int, ...], sides: tuple[tuple[int, ...], ...]) -> str:
     """Format sides: ``rank 1 as on ranks 0 and 2``; all sides if none has a majority."""
-    odd = minority(sides, len(ranks))
+    odd = find_minority(sides, len(ranks))
     others = [rank for rank in ranks if rank not in odd]
-    return f"{ranks_text(odd)} as on {ranks_text(others)}" if odd else joined(list(map(ranks_text, sides)))
+    return f"{rank_list(odd)} as on {rank_list(others)}" if odd else join_and(list(map(rank_list, sides)))
 
 
-def _is_amiss(one: ComparedReplicas) -> bool:
+def _has_drifted(one: ComparedReplicas) -> bool:
     if one.difference is None or one.difference.was_made_equal:
         return False
     return _AVERAGED_ON_PURPOSE not in (one.comm_hook or "")
@@ -138,10 +138,10 @@ def _is_amiss(one: ComparedReplicas) -> bool:
 def _sentence(
     facts: Facts,
     compared: ComparedReplicas,
-    difference: Difference,
+    difference: ReplicaDifference,
     earliest: int | None,
     latest: int,
-    setting: OtherSetting | None,
+    setting: HyperparameterDifference | None,
 ) -> str:
     count, all_of_them = len(difference.names), len(difference.names) == compared.tensors
     number = f"all {count:,}" if all_of_them and count > 1 else f"{count:,} of {compared.tensors:,}"
@@ -149,7 +149,7 @@ def _sentence(
     is_since_start = earliest is None and difference.differs_at == 0
     are = ("was" if count == 1 else "were") if is_since_start else ("is" if count == 1 else "are")
     kind = "frozen parameters" if difference.kind == "frozen" else "parameters"
-    what = f"{number} {kind} of {_model_text(facts, compared)} ({some(difference.names)})"
+    what = f"{number} {kind} of {_model_text(facts, compared)} ({first_few(difference.names)})"
     where = f"{are} not the same on {_sides_text(compared.ranks, difference.sides)}"
     if is_since_start:
         if compared.init_sync:
@@ -165,13 +165,13 @@ def _sentence(
     return sentence if setting is None else f"{sentence} {_setting_text(setting)}"
 
 
-def _setting_text(setting: OtherSetting) -> str:
-    values = joined([f"{value:g} on {ranks_text(ranks)}" for value, ranks in setting.values[::-1]])
+def _setting_text(setting: HyperparameterDifference) -> str:
+    values = join_and([f"{value:g} on {rank_list(ranks)}" for value, ranks in setting.values[::-1]])
     since = f" since step {setting.step}" if setting.is_since_then else f" in step {setting.step}"
     return f"The {setting.name} of {setting.class_name} is {values}{since}."
 
 
-def _explains(setting: OtherSetting, difference: Difference) -> bool:
+def _explains(setting: HyperparameterDifference, difference: ReplicaDifference) -> bool:
     """Return True if a hyperparameter splits the ranks in the same way, and did so when replicas began to differ."""
     is_same = {ranks for _, ranks in setting.values} == {tuple(sorted(side)) for side in difference.sides}
     is_before = setting.step < difference.differs_step
@@ -180,31 +180,31 @@ def _explains(setting: OtherSetting, difference: Difference) -> bool:
 
 
 def _evidence(
-    compared: ComparedReplicas, difference: Difference, blamed: tuple[int, ...], *, has_settings: bool
+    compared: ComparedReplicas, difference: ReplicaDifference, blamed: tuple[int, ...], *, has_settings: bool
 ) -> list[str]:
-    said = []
+    sentences = []
     if difference.equal_step is not None:
         them = "They were" if difference.is_at_once else "The first of them was"
-        said.append(
+        sentences.append(
             f"{them} the same to the bit at the beginning of step {difference.equal_step}, and not at that of step "
             f"{difference.differs_step}."
         )
     buckets = sorted({compared.buckets[name] for name in difference.names if name in compared.buckets})
     if buckets:
-        said.append(f"They are in bucket{'s' if len(buckets) > 1 else ''} {joined(ranges(buckets))}.")
+        sentences.append(f"They are in bucket{'s' if len(buckets) > 1 else ''} {join_and(group_into_ranges(buckets))}.")
     if has_settings and difference.differs_at:
-        said.append("The settings of the optimizers (learning rate and others) are the same on all ranks.")
+        sentences.append("The settings of the optimizers (learning rate and others) are the same on all ranks.")
     if unknown := sorted(set(compared.ranks).difference(*difference.sides)):
-        said.append(f"What {ranks_text(unknown)} had at the same time is not known.")
+        sentences.append(f"What {rank_list(unknown)} had at the same time is not known.")
     if not blamed:
-        said.append("No side has a majority, so no rank is blamed.")
+        sentences.append("No side has a majority, so no rank is blamed.")
     if compared.left_out:
-        names = some([f"{name}: {why}" for name, why in compared.left_out])
-        said.append(f"Not compared: {names}.")
-    return said
+        names = first_few([f"{name}: {why}" for name, why in compared.left_out])
+        sentences.append(f"Not compared: {names}.")
+    return sentences
 
 
-def _advice(difference: Difference, setting: OtherSetting | None, *, has_settings: bool) -> str:
+def _advice(difference: ReplicaDifference, setting: HyperparameterDifference | None, *, has_settings: bool) -> str:
     if setting is not None:
         return f"Compute the {setting.name} from what all ranks have in common, such as the step or a reduced loss."
     if difference.equal_step is None and difference.differs_at == 0:
@@ -220,12 +220,12 @@ def _advice_on(names: tuple[str, ...]) -> str:
     )
 
 
-def _alternatives(compared: ComparedReplicas, difference: Difference) -> list[str]:
+def _alternatives(compared: ComparedReplicas, difference: ReplicaDifference) -> list[str]:
     found = []
     if len(compared.processors) > 1 and difference.differs_at > 0:
         found.append(
             f"ranks compute on different processors or numbers of threads, which may round differently: "
-            f"{'; '.join(f'{name} on {ranks_text(ranks)}' for name, ranks in compared.processors.items())}"
+            f"{'; '.join(f'{name} on {rank_list(ranks)}' for name, ranks in compared.processors.items())}"
         )
     if compared.comm_hook is not None and difference.differs_at > 0:
         found.append(f"the communication hook {compared.comm_hook} may mean replicas to differ")
@@ -234,7 +234,7 @@ def _alternatives(compared: ComparedReplicas, difference: Difference) -> list[st
     return found
 
 
-def _bucket(compared: ComparedReplicas, difference: Difference) -> int | None:
+def _bucket(compared: ComparedReplicas, difference: ReplicaDifference) -> int | None:
     """Return the bucket of the parameters, if it is the same for all."""
     buckets = {compared.buckets.get(name) for name in difference.names}
     return buckets.pop() if len(buckets) == 1 else None

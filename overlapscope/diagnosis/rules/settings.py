@@ -8,10 +8,10 @@ from typing import Final
 
 from overlapscope.diagnosis.evidence import CallSite, Entry, GroupOrder
 from overlapscope.diagnosis.facts import Facts
-from overlapscope.diagnosis.rules.order import diverged
-from overlapscope.diagnosis.settings import HOOK, SettingDifference, differences, place_of
+from overlapscope.diagnosis.rules.order import find_divergence
+from overlapscope.diagnosis.settings import HOOK, SettingDifference, find_setting_differences, find_setting_line
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import at, joined, ranks_text
+from overlapscope.diagnosis.wording import at_line, join_and, rank_list
 from overlapscope.trace.signature import NO_BUCKET
 
 _OTHER_PLAN: Final = "the bucket plan"
@@ -36,25 +36,25 @@ _CHANGES: Final[dict[str, tuple[str, ...]]] = {
 All other settings are harmless.
 """
 
-_DURING_STANDSTILLS: Final = ("slow", "stuck", "waits for data", "holds the GIL", "cannot tell")
-_MOST_NOTES: Final = 6
+_STALL_KINDS: Final = ("slow", "stuck", "waits for data", "holds the GIL", "cannot tell")
+_MAX_NOTES: Final = 6
 _MOST_LINES: Final = 4
 
 
-def settings_differ(facts: Facts) -> Verdict | None:
+def find_settings_fault(facts: Facts) -> Verdict | None:
     """Find settings that affect the first collectives that differ, and split the ranks in the same way."""
-    found = diverged(facts)
+    found = find_divergence(facts)
     if found is None:
         return None
     group = next(one for one in facts.evidence.groups if one.name == found.group)
-    because = _explaining(facts, group)
+    because = _explaining_settings(facts, group)
     if not because:
         return None
     model, is_hook = because[0].model or 0, because[0].name == HOOK
     sites = {
         rank: site
         for rank in sorted(facts.ranks)
-        if rank in group.ranks and (site := place_of(facts.ranks[rank], model, is_hook=is_hook)) is not None
+        if rank in group.ranks and (site := find_setting_line(facts.ranks[rank], model, is_hook=is_hook)) is not None
     }
     is_harmless = is_hook and _looks_the_same(group)
     return replace(
@@ -67,24 +67,24 @@ def settings_differ(facts: Facts) -> Verdict | None:
         parameters=(),
         call_sites={rank: site for rank, site in sites.items() if rank in (found.windows or ())} or None,
         evidence=(found.sentence, *found.evidence),
-        advice=(f"Give {joined([one.name for one in because])} the same value on all ranks.",),
+        advice=(f"Give {join_and([one.name for one in because])} the same value on all ranks.",),
     )
 
 
-def noticed(facts: Facts, verdict: Verdict) -> tuple[str, ...]:
+def note_setting_differences(facts: Facts, verdict: Verdict) -> tuple[str, ...]:
     """Return the settings that differ but are not known to be related to the fault, one sentence each."""
     if verdict.kind == "healthy":
         return ()
-    said = [
+    sentences = [
         f"Not known to be the cause: {one}" + (f" (DDP instance {one.model})." if one.model is not None else ".")
-        for one in differences(facts.ranks)
+        for one in find_setting_differences(facts.ranks)
         if not (verdict.kind == "settings differ" and str(one) in verdict.sentence)
-        and not (one.is_variable and verdict.kind not in _DURING_STANDSTILLS)
+        and not (one.is_variable and verdict.kind not in _STALL_KINDS)
     ]
-    return tuple(said[:_MOST_NOTES])
+    return tuple(sentences[:_MAX_NOTES])
 
 
-def _explaining(facts: Facts, group: GroupOrder) -> list[SettingDifference]:
+def _explaining_settings(facts: Facts, group: GroupOrder) -> list[SettingDifference]:
     """Return the settings that change exactly what differs, and have one value on each side."""
     if group.divergence != "signature":
         return []
@@ -96,7 +96,7 @@ def _explaining(facts: Facts, group: GroupOrder) -> list[SettingDifference]:
     changed, models = _what_changes(at_number.values()), _models_of(facts, at_number)
     return [
         one
-        for one in differences(facts.ranks)
+        for one in find_setting_differences(facts.ranks)
         if models == {one.model}
         and not changed.isdisjoint(_CHANGES.get(one.name, ()))
         and _is_split_like(one, sides.values())
@@ -150,11 +150,11 @@ def _looks_the_same(group: GroupOrder) -> bool:
 
 
 def _lines(sites: Mapping[int, CallSite]) -> str:
-    """Format lines: `` at train.py:20 (main)``, or the line of each rank if there are several."""
+    """Format lines: `` at_line train.py:20 (main)``, or the line of each rank if there are several."""
     ranks_at: dict[CallSite, list[int]] = {}
     for rank, site in sites.items():
         ranks_at.setdefault(site, []).append(rank)
     if len(ranks_at) < 2:
-        return "".join(at(site) for site in ranks_at)
-    said = [f"{ranks_text(ranks)}{at(site)}" for site, ranks in list(ranks_at.items())[:_MOST_LINES]]
-    return f" ({', '.join(said)})"
+        return "".join(at_line(site) for site in ranks_at)
+    sentences = [f"{rank_list(ranks)}{at_line(site)}" for site, ranks in list(ranks_at.items())[:_MOST_LINES]]
+    return f" ({', '.join(sentences)})"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from overlapscope.diagnosis.facts import Facts, minority
+from overlapscope.diagnosis.facts import Facts, find_minority
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import at, capitalised, ranks_text
+from overlapscope.diagnosis.wording import at_line, capitalize, rank_list
 
 
-def not_reduced(facts: Facts) -> Verdict | None:
+def find_unreduced_gradients(facts: Facts) -> Verdict | None:
     """Find an optimizer step with gradients that were never averaged with those of the other ranks."""
     ranks = tuple(rank for rank, one in sorted(facts.ranks.items()) if one.unreduced)
     if not ranks:
@@ -19,10 +19,10 @@ def not_reduced(facts: Facts) -> Verdict | None:
     sites = {rank: u.call_site for rank in ranks[:8] if (u := facts.ranks[rank].unreduced) and u.call_site}
     return Verdict(
         kind="not reduced",
-        sentence=f"{capitalised(ranks_text(ranks))} stepped the optimizer in step {unreduced.step} with gradients that "
-        f"were never reduced{f', from a backward{at(unreduced.call_site)}' if unreduced.call_site else ''}, so the "
+        sentence=f"{capitalize(rank_list(ranks))} stepped the optimizer in step {unreduced.step} with gradients that "
+        f"were never reduced{f', from a backward{at_line(unreduced.call_site)}' if unreduced.call_site else ''}, so the "
         "replicas drift apart.",
-        blamed=minority((ranks, others), len(facts.world)),
+        blamed=find_minority((ranks, others), len(facts.world)),
         concerned=ranks,
         step=unreduced.step,
         call_sites=sites or None,

@@ -13,27 +13,27 @@ from overlapscope.diagnosis.evidence import Entry, GroupOrder, RankEvidence
 from overlapscope.diagnosis.facts import Facts, Wait, has_finished, runs_on_device
 from overlapscope.diagnosis.failures import is_timeout
 from overlapscope.diagnosis.patience import is_busy
-from overlapscope.diagnosis.stacks import Waiting, waits_for
+from overlapscope.diagnosis.stacks import WaitReason, find_wait_reason
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.diagnosis.wording import (
-    at,
-    capitalised,
+    at_line,
+    capitalize,
     collective_text,
+    format_position,
+    format_seconds,
     group_text,
     in_step,
     loop_step,
-    ranks_text,
-    seconds_text,
-    standing_text,
-    verb,
+    plural,
+    rank_list,
 )
 from overlapscope.trace.signature import NO_BUCKET
 
-_MAY_GO_ON: Final = "something that takes this long once looks the same from here"
-_MIGHT_HAVE_GONE_ON: Final = (
+_MAY_RECOVER: Final = "something that takes this long once looks the same from here"
+_MIGHT_HAVE_RECOVERED: Final = (
     "something that takes this long once looks the same, and the job may have been ended too early"
 )
-_WAITING: Final[dict[Waiting, str]] = {
+_WAITING: Final[dict[WaitReason, str]] = {
     "data loader": "waiting for data",
     "thread": "waiting for a lock or another thread",
     "process": "waiting for another process",
@@ -48,13 +48,13 @@ _ADVICE_ON_KERNELS: Final = (
 _END_OF_SCRIPT: Final = re.compile(r"in (destroy_process_group|_shutdown|barrier|_exit_function|_python_exit)\b")
 
 
-def in_no_sync(facts: Facts) -> Verdict | None:
+def find_no_sync_rank(facts: Facts) -> Verdict | None:
     """Find a rank that went through the step in which others wait for its bucket, without reducing anything."""
     ranks = tuple(rank for rank in facts.awaited if (one := facts.ranks.get(rank)) and one.no_sync_since is not None)
     wait = facts.wait_for(ranks)
     if wait is None:
         return None
-    missed = wait.missed_by(ranks)
+    missed = wait.first_missed_by(ranks)
     passed = tuple(
         rank for rank in ranks if (facts.ranks[rank].no_sync_since or 0) <= missed.step < facts.ranks[rank].steps_done
     )
@@ -63,74 +63,76 @@ def in_no_sync(facts: Facts) -> Verdict | None:
     since = min(facts.ranks[rank].no_sync_since or 0 for rank in passed)
     return Verdict(
         kind="not reduced",
-        sentence=f"{capitalised(ranks_text(passed))} {verb(passed, 'has', 'have')} run every backward from step "
-        f"{since} on under no_sync(), and {ranks_text(facts.waiting)} {verb(facts.waiting, 'waits', 'wait')} for "
-        f"{verb(passed, 'it', 'them')}{in_step(missed)}: {collective_text(missed)}{at(missed.call_site)}.",
+        sentence=f"{capitalize(rank_list(passed))} {plural(passed, 'has', 'have')} run every backward from step "
+        f"{since} on under no_sync(), and {rank_list(facts.waiting)} {plural(facts.waiting, 'waits', 'wait')} for "
+        f"{plural(passed, 'it', 'them')}{in_step(missed)}: {collective_text(missed)}{at_line(missed.call_site)}.",
         blamed=passed if 2 * len(passed) < len(facts.world) else (),
         concerned=tuple(sorted({*passed, *facts.waiting})),
         evidence=tuple(f"Rank {rank} has done {facts.ranks[rank].steps_done} steps." for rank in passed[:4]),
         advice=("Enter no_sync() on all ranks or on none, for the same batches.",),
-        **place_of(facts, wait, passed),
+        **wait_fields(facts, wait, passed),
     )
 
 
-def uneven_inputs(facts: Facts) -> Verdict | None:
+def find_uneven_inputs(facts: Facts) -> Verdict | None:
     """Find a rank that has left its loop, while the others wait for it in a step that it never began."""
-    at_end = tuple(rank for rank in facts.awaited if _is_at_its_end(facts.ranks.get(rank)))
+    at_end = tuple(rank for rank in facts.awaited if _has_left_loop(facts.ranks.get(rank)))
     wait = facts.wait_for(at_end)
     if wait is None:
         return None
-    missed = wait.missed_by(at_end)
+    missed = wait.first_missed_by(at_end)
     ended = tuple(rank for rank in at_end if facts.ranks[rank].liveness == "ended")
     steps = {rank: one.steps_done for rank, one in facts.ranks.items()}
     short = ", ".join(f"rank {rank} after {steps[rank]} steps" for rank in at_end[:4] if steps[rank])
     call = facts.ranks[at_end[0]].exit_call
-    how = "left the training loop" if call is None else f"exited with status {call.status}{at(call.call_site)}"
+    how = "left the training loop" if call is None else f"exited with status {call.status}{at_line(call.call_site)}"
     few = 2 * len(at_end) < len(facts.world)
     return Verdict(
         kind="uneven inputs",
-        sentence=f"{capitalised(ranks_text(at_end))} {how}{f' ({short})' if short else ''}, and "
-        f"{ranks_text(facts.waiting)} {verb(facts.waiting, 'waits', 'wait')} for {verb(at_end, 'it', 'them')}"
-        f"{in_step(missed)}: {collective_text(missed)}{at(missed.call_site)}.",
+        sentence=f"{capitalize(rank_list(at_end))} {how}{f' ({short})' if short else ''}, and "
+        f"{rank_list(facts.waiting)} {plural(facts.waiting, 'waits', 'wait')} for {plural(at_end, 'it', 'them')}"
+        f"{in_step(missed)}: {collective_text(missed)}{at_line(missed.call_site)}.",
         blamed=at_end if few and len(facts.world) > 2 else (),
         concerned=tuple(sorted({*at_end, *facts.waiting})),
-        evidence=(f"{capitalised(ranks_text(ended))} ended without an error.",)
+        evidence=(f"{capitalize(rank_list(ended))} ended without an error.",)
         if ended
-        else (f"{capitalised(ranks_text(at_end))} {verb(at_end, 'is', 'are')} past the training loop.",),
+        else (f"{capitalize(rank_list(at_end))} {plural(at_end, 'is', 'are')} past the training loop.",),
         alternative="" if ended else _alternative(facts),
         advice=(
             "Give all ranks the same number of batches (drop_last, DistributedSampler), or train inside join().",
             "If it was a break or an early stop: let the ranks agree on it, with an all_reduce of the decision.",
         ),
-        **place_of(facts, wait, at_end),
+        **wait_fields(facts, wait, at_end),
     )
 
 
-def waits_for_data(facts: Facts) -> Verdict | None:
+def find_data_loader_wait(facts: Facts) -> Verdict | None:
     """Find a rank that the others wait for and that has been in its data loader all along."""
-    ranks = tuple(rank for rank in _culprits(facts) if waits_for(facts.ranks[rank].stacks) == "data loader")
-    return _held_up(
+    ranks = tuple(rank for rank in _culprits(facts) if find_wait_reason(facts.ranks[rank].stacks) == "data loader")
+    return _stall_verdict(
         facts,
         ranks,
         "waits for data",
-        f"{verb(ranks, 'has', 'have')} been waiting for data",
+        f"{plural(ranks, 'has', 'have')} been waiting for data",
         "Look at the data loader of that rank: its workers, its storage, a lock; py-spy dump shows where it is.",
     )
 
 
-def stuck(facts: Facts) -> Verdict | None:
+def find_stuck_rank(facts: Facts) -> Verdict | None:
     """Find a rank that the others wait for and that is stuck elsewhere; or all have entered and nothing happens."""
     ranks = _culprits(facts)
     if ranks:
         silent = all(facts.ranks[rank].liveness == "silent" for rank in ranks if rank in facts.ranks)
-        what = f"{verb(ranks, 'has', 'have')} made no progress"
+        what = f"{plural(ranks, 'has', 'have')} made no progress"
         if silent:
-            what = f"{verb(ranks, 'has', 'have')} been unreachable (process, host or network gone)"
+            what = f"{plural(ranks, 'has', 'have')} been unreachable (process, host or network gone)"
         elif is_busy(facts.ranks[ranks[0]]):
-            what = f"{verb(ranks, 'has', 'have')} been busy without getting anywhere"
-        elif (waiting := waits_for(facts.ranks[ranks[0]].stacks)) is not None:
-            what = f"{verb(ranks, 'has', 'have')} been {_WAITING[waiting]}"
-        return _held_up(facts, ranks, "stuck", what, "Look at that rank's stacks, or run py-spy dump on its process.")
+            what = f"{plural(ranks, 'has', 'have')} been busy without getting anywhere"
+        elif (waiting := find_wait_reason(facts.ranks[ranks[0]].stacks)) is not None:
+            what = f"{plural(ranks, 'has', 'have')} been {_WAITING[waiting]}"
+        return _stall_verdict(
+            facts, ranks, "stuck", what, "Look at that rank's stacks, or run py-spy dump on its process."
+        )
     return _device_behind(facts) or _all_inside(facts)
 
 
@@ -150,8 +152,8 @@ def _culprits(facts: Facts) -> tuple[int, ...]:
 def _alternative(facts: Facts) -> str:
     """Return the alternative to a stall; none if ranks waited until a timeout, which is too long in any case."""
     if facts.evidence.is_live:
-        return _MAY_GO_ON
-    return "" if any(is_timeout(one.failure) for one in facts.ranks.values()) else _MIGHT_HAVE_GONE_ON
+        return _MAY_RECOVER
+    return "" if any(is_timeout(one.failure) for one in facts.ranks.values()) else _MIGHT_HAVE_RECOVERED
 
 
 def _device_behind(facts: Facts) -> Verdict | None:
@@ -163,17 +165,19 @@ def _device_behind(facts: Facts) -> Verdict | None:
     ranks, entry, group = tuple(rank for rank in wait.late if rank in stuck), wait.entry, wait.group
     waiting = tuple(one.rank for one in facts.device_waits if one.group is group and one.entry.number == entry.number)
     one = facts.ranks[ranks[0]]
-    since = f" for {seconds_text(one.idle_ns)}" if one.idle_ns else ""
-    shown = {rank: group.oldest_open[rank] for rank in sorted((*ranks[:4], *waiting[:4]))}
+    since = f" for {format_seconds(one.idle_ns)}" if one.idle_ns else ""
+    shown = {rank: group.oldest_incomplete[rank] for rank in sorted((*ranks[:4], *waiting[:4]))}
     return Verdict(
         kind="stuck",
-        sentence=f"The {verb(ranks, 'device', 'devices')} of {ranks_text(ranks)} {verb(ranks, 'has', 'have')} not come "
+        sentence=f"The {plural(ranks, 'device', 'devices')} of {rank_list(ranks)} {plural(ranks, 'has', 'have')} not come "
         f"to collective {entry.number} of {group_text(group)}{in_step(entry)}{since}, in which "
-        f"{verb(waiting, 'that', 'those')} of {ranks_text(waiting)} {verb(waiting, 'waits', 'wait')}: "
-        f"{collective_text(entry)}{at(entry.call_site)}.",
+        f"{plural(waiting, 'that', 'those')} of {rank_list(waiting)} {plural(waiting, 'waits', 'wait')}: "
+        f"{collective_text(entry)}{at_line(entry.call_site)}.",
         blamed=ranks,
         concerned=tuple(sorted({*ranks, *waiting})),
-        evidence=(f"{verb(ranks, 'Its host has', 'Their hosts have')} launched it; what is before it has not ended.",),
+        evidence=(
+            f"{plural(ranks, 'Its host has', 'Their hosts have')} launched it; what is before it has not ended.",
+        ),
         advice=(
             _ADVICE_ON_KERNELS,
             "Look at that device with nvidia-smi: its clocks, its temperature, its errors.",
@@ -202,7 +206,7 @@ def _all_inside(facts: Facts) -> Verdict | None:
     return Verdict(
         kind="stuck",
         sentence=f"All ranks that left a log have launched collective {entry.number} of {group_text(group)}"
-        f"{in_step(entry)} ({collective_text(entry)}{at(entry.call_site)}); it never completed.",
+        f"{in_step(entry)} ({collective_text(entry)}{at_line(entry.call_site)}); it never completed.",
         concerned=tuple(stuck),
         **_collective(group, entry),
         windows=_windows_with(group, {rank: held_up[rank][1] for rank in stuck[:8]}),
@@ -246,16 +250,16 @@ def _reached_text(group: GroupOrder, reached: set[bool | None]) -> tuple[str, ..
     return ("A device that is still at what was launched before it looks the same: hosts run ahead.",)
 
 
-def _held_up(facts: Facts, ranks: tuple[int, ...], kind: FaultKind, what: str, advice: str) -> Verdict | None:
+def _stall_verdict(facts: Facts, ranks: tuple[int, ...], kind: FaultKind, what: str, advice: str) -> Verdict | None:
     wait = facts.wait_for(ranks)
     if not ranks or wait is None:
         return None
-    one, missed = facts.ranks[ranks[0]], wait.missed_by(ranks)
-    place = place_of(facts, wait, ranks)
-    if one.standing is not None:
-        place["step"] = loop_step(one.standing)
-    since = f" for {seconds_text(one.idle_ns)}" if one.idle_ns else ""
-    where = f" ({standing_text(one.standing)})" if one.standing else ""
+    one, missed = facts.ranks[ranks[0]], wait.first_missed_by(ranks)
+    location = wait_fields(facts, wait, ranks)
+    if one.position is not None:
+        location["step"] = loop_step(one.position)
+    since = f" for {format_seconds(one.idle_ns)}" if one.idle_ns else ""
+    where = f" ({format_position(one.position)})" if one.position else ""
     evidence = []
     if one.liveness == "unknown":
         evidence.append("Whether the processes still run is unknown from here.")
@@ -263,32 +267,32 @@ def _held_up(facts: Facts, ranks: tuple[int, ...], kind: FaultKind, what: str, a
         evidence.append(f"Rank {ranks[0]} uses {100 * one.cpu_share:.0f} % of a core.")
     return Verdict(
         kind=kind,
-        sentence=f"{capitalised(ranks_text(ranks))} {what}{since}{where}, while {ranks_text(facts.waiting)} "
-        f"{verb(facts.waiting, 'waits', 'wait')} in collective {missed.number} of {group_text(wait.group)}: "
-        f"{collective_text(missed)}{at(missed.call_site)}.",
+        sentence=f"{capitalize(rank_list(ranks))} {what}{since}{where}, while {rank_list(facts.waiting)} "
+        f"{plural(facts.waiting, 'waits', 'wait')} in collective {missed.number} of {group_text(wait.group)}: "
+        f"{collective_text(missed)}{at_line(missed.call_site)}.",
         blamed=ranks,
         concerned=tuple(sorted({*ranks, *facts.waiting})),
         evidence=tuple(evidence),
         advice=(advice,),
         alternative=_alternative(facts),
-        **place,
+        **location,
     )
 
 
-def _is_at_its_end(one: RankEvidence | None) -> bool:
-    if one is None or one.failure is not None or one.exit_status or one.was_told_to_end:
+def _has_left_loop(one: RankEvidence | None) -> bool:
+    if one is None or one.failure is not None or one.exit_status or one.was_signaled:
         return False
     return has_finished(one) or (
-        one.standing is not None
-        and one.standing.phase in (None, "loop")
+        one.position is not None
+        and one.position.phase in (None, "loop")
         and _END_OF_SCRIPT.search(one.stacks) is not None
     )
 
 
-def place_of(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> dict[str, Any]:
+def wait_fields(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> dict[str, Any]:
     """Return the fields of a verdict that identify where the others wait."""
-    missed = wait.missed_by(ranks)
-    sites = {rank: s.call_site for rank in ranks if rank in facts.ranks and (s := facts.ranks[rank].standing)}
+    missed = wait.first_missed_by(ranks)
+    sites = {rank: s.call_site for rank in ranks if rank in facts.ranks and (s := facts.ranks[rank].position)}
     sites |= {one.rank: one.entry.call_site for one in facts.waits[:8]}
     shown = [rank for rank in (*ranks[:4], *facts.waiting[:4]) if rank in wait.group.windows]
     return {

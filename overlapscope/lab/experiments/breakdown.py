@@ -4,51 +4,53 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlapscope.lab.experiments.charts import Bars, Figure
+from overlapscope.lab.experiments.charts import FigureContent, StackedBarChart
 from overlapscope.lab.experiments.estimates import (
-    bar_of,
-    change,
-    estimate,
-    groups_of,
-    said_change,
-    said_share,
-    select,
-    where,
+    describe_setting,
+    estimate_change,
+    estimate_mean,
+    format_difference,
+    format_share_ci,
+    group_rows,
+    make_stacked_bar,
+    select_rows,
 )
-from overlapscope.lab.experiments.experiment import Experiment, Wanted
+from overlapscope.lab.experiments.experiment import Experiment, ExperimentOptions
 from overlapscope.lab.trials.trial import Trial
 
 NAME = "breakdown"
 OVERLAPPED, NOT_OVERLAPPED = "overlapped", "bucketed"
 
 
-def trials(wanted: Wanted) -> list[Trial]:
+def trials(options: ExperimentOptions) -> list[Trial]:
     """Return trials with the same buckets reduced during backward, and after it."""
     return [
-        wanted.trial(NAME, repetition, model=model, strategy=strategy)
-        for repetition in range(wanted.repetitions)
-        for model in wanted.models
+        options.trial(NAME, repetition, model=model, strategy=strategy)
+        for repetition in range(options.repetitions)
+        for model in options.models
         for strategy in (NOT_OVERLAPPED, OVERLAPPED)
     ]
 
 
-def draw(rows: pd.DataFrame) -> Figure:
+def draw(rows: pd.DataFrame) -> FigureContent:
     """Draw two bars for each model."""
     charts, here = [], []
-    for settings, group in groups_of(rows, "model", "ranks", "backend"):
-        without, overlapped = (select(group, strategy=name) for name in (NOT_OVERLAPPED, OVERLAPPED))
+    for settings, group in group_rows(rows, "model", "ranks", "backend"):
+        without, overlapped = (select_rows(group, strategy=name) for name in (NOT_OVERLAPPED, OVERLAPPED))
         bars = [
-            bar_of(label, own) for label, own in (("not overlapped", without), ("overlapped", overlapped)) if len(own)
+            make_stacked_bar(label, own)
+            for label, own in (("not overlapped", without), ("overlapped", overlapped))
+            if len(own)
         ]
-        title = f"{where(settings)}, {settings['backend']}"
-        charts.append(Bars(title=title, bars=tuple(bars)))
+        title = f"{describe_setting(settings)}, {settings['backend']}"
+        charts.append(StackedBarChart(title=title, bars=tuple(bars)))
         if len(without) and len(overlapped):
-            share = estimate((without["exposed_ns"] / _backward_ns(without)).tolist())
+            share = estimate_mean((without["exposed_ns"] / _backward_ns(without)).tolist())
             here.append(
-                f"{title}: {said_change('a step with overlap', change(without, overlapped), 'one without')}; "
-                f"without it, communication is {said_share(share)} of the backward's time."
+                f"{title}: {format_difference('a step with overlap', estimate_change(without, overlapped), 'one without')}; "
+                f"without it, communication is {format_share_ci(share)} of the backward's time."
             )
-    return Figure(charts=tuple(charts), here=tuple(here))
+    return FigureContent(charts=tuple(charts), here=tuple(here))
 
 
 def _backward_ns(rows: pd.DataFrame) -> pd.Series[float]:

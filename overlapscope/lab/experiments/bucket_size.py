@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlapscope.lab.experiments.charts import Boxes, Figure, box_of
-from overlapscope.lab.experiments.estimates import change, groups_of, is_told, said_change, select, step_of, where
-from overlapscope.lab.experiments.experiment import Experiment, Wanted
+from overlapscope.lab.experiments.charts import BoxPlotChart, FigureContent, compute_box
+from overlapscope.lab.experiments.estimates import (
+    describe_setting,
+    estimate_change,
+    estimate_step,
+    format_difference,
+    group_rows,
+    is_significant,
+    select_rows,
+)
+from overlapscope.lab.experiments.experiment import Experiment, ExperimentOptions
 from overlapscope.lab.trials.trial import Trial
 from overlapscope.units import format_ns
 
@@ -14,48 +22,50 @@ NAME = "bucket-size"
 SIZES_MB = (0.0, 1.0, 5.0, 10.0, 25.0, 50.0)
 
 
-def trials(wanted: Wanted) -> list[Trial]:
+def trials(options: ExperimentOptions) -> list[Trial]:
     """Return trials of each size with each model, with half of the ranks and with all."""
     return [
-        wanted.trial(NAME, repetition, model=model, ranks=ranks, bucket_cap_mb=size)
-        for repetition in range(wanted.repetitions)
-        for model in wanted.models
-        for ranks in wanted.half_and_all
+        options.trial(NAME, repetition, model=model, ranks=ranks, bucket_cap_mb=size)
+        for repetition in range(options.repetitions)
+        for model in options.models
+        for ranks in options.rank_counts
         for size in SIZES_MB
     ]
 
 
-def draw(rows: pd.DataFrame) -> Figure:
+def draw(rows: pd.DataFrame) -> FigureContent:
     """Draw a box of all counted steps for each size."""
     charts, here = [], []
-    for settings, group in groups_of(rows, "model", "ranks", "backend"):
-        title = f"{where(settings)}, {settings['backend']}"
-        by_size = {size: select(group, bucket_cap_mb=size) for size in sorted(group["bucket_cap_mb"].unique())}
-        boxes = tuple(box_of(f"{size:g}", own["steps_ns"].explode().tolist()) for size, own in by_size.items())
-        charts.append(Boxes(title=title, x_label="bucket size in MB; 0 is a bucket for each parameter", boxes=boxes))
-        here.append(f"{title}: {_verdict(by_size)}.")
-    return Figure(
+    for settings, group in group_rows(rows, "model", "ranks", "backend"):
+        title = f"{describe_setting(settings)}, {settings['backend']}"
+        by_size = {size: select_rows(group, bucket_cap_mb=size) for size in sorted(group["bucket_cap_mb"].unique())}
+        boxes = tuple(compute_box(f"{size:g}", own["steps_ns"].explode().tolist()) for size, own in by_size.items())
+        charts.append(
+            BoxPlotChart(title=title, x_label="bucket size in MB; 0 is a bucket for each parameter", boxes=boxes)
+        )
+        here.append(f"{title}: {_format_conclusion(by_size)}.")
+    return FigureContent(
         charts=tuple(charts),
         here=tuple(here),
         note="Boxes are quartiles of all steps, whiskers what nine of ten lie in; sentences compare repetitions.",
     )
 
 
-def _verdict(by_size: dict[float, pd.DataFrame]) -> str:
-    best = min(by_size, key=lambda size: step_of(by_size[size]).value)
+def _format_conclusion(by_size: dict[float, pd.DataFrame]) -> str:
+    best = min(by_size, key=lambda size: estimate_step(by_size[size]).value)
     others = [size for size in by_size if size != best]
-    equal = [size for size in others if not is_told(change(by_size[best], by_size[size]))]
-    text = f"{best:g} MB is the fastest with steps of {format_ns(step_of(by_size[best]).value)}"
+    equal = [size for size in others if not is_significant(estimate_change(by_size[best], by_size[size]))]
+    text = f"{best:g} MB is the fastest with steps of {format_ns(estimate_step(by_size[best]).value)}"
     if equal:
-        text += f", but {_listed(equal)} MB can't be told from it"
+        text += f", but {_join_sizes(equal)} MB can't be told from it"
     elif others:
         text += ", and no other size comes near it"
     if 0.0 in by_size and best != 0.0:
-        text += f"; {said_change('a bucket for each parameter', change(by_size[best], by_size[0.0]), f'{best:g} MB')}"
+        text += f"; {format_difference('a bucket for each parameter', estimate_change(by_size[best], by_size[0.0]), f'{best:g} MB')}"
     return text
 
 
-def _listed(sizes: list[float]) -> str:
+def _join_sizes(sizes: list[float]) -> str:
     *most, last = [f"{size:g}" for size in sizes]
     return f"{', '.join(most)} and {last}" if most else last
 

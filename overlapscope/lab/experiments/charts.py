@@ -15,7 +15,7 @@ Unit = Literal["ns", "count", "loss"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bar:
+class StackedBar:
     """One stacked bar."""
 
     label: str
@@ -25,11 +25,11 @@ class Bar:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bars:
+class StackedBarChart:
     """Bar chart of steps, one below the other, each divided into blocks."""
 
     title: str
-    bars: tuple[Bar, ...]
+    bars: tuple[StackedBar, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Box:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Boxes:
+class BoxPlotChart:
     """Box plots next to each other."""
 
     title: str
@@ -55,7 +55,7 @@ class Boxes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class LineSeries:
     """One line of a line chart."""
 
     label: str
@@ -67,29 +67,29 @@ class Line:
     style: Literal["measured", "predicted", "smooth"] = "measured"
     colour: int = 0
     """Index of the color: lines that belong together share it."""
-    faint_y: tuple[float, ...] = ()
+    unsmoothed_y: tuple[float, ...] = ()
     """Values before smoothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lines:
+class LineChart:
     """Lines over one axis."""
 
     title: str
     x_label: str
     y_label: str
-    lines: tuple[Line, ...]
+    lines: tuple[LineSeries, ...]
     x_unit: Unit = "count"
     y_unit: Unit = "ns"
     is_log: bool = False
     """True if the x axis is logarithmic."""
 
 
-Chart = Bars | Boxes | Lines
+Chart = StackedBarChart | BoxPlotChart | LineChart
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class FigureContent:
     """Charts, and the conclusions from them."""
 
     charts: tuple[Chart, ...]
@@ -101,7 +101,7 @@ class Figure:
     """Settings without a result, each with the reason."""
 
 
-def box_of(label: str, steps_ns: Sequence[float]) -> Box:
+def compute_box(label: str, steps_ns: Sequence[float]) -> Box:
     """Compute the box of some steps.
 
     Args:
@@ -119,13 +119,13 @@ def box_of(label: str, steps_ns: Sequence[float]) -> Box:
     )
 
 
-def line_of(label: str, x: Sequence[float], y: Sequence[Interval], colour: int = 0) -> Line:
+def make_line_series(label: str, x: Sequence[float], y: Sequence[Interval], colour: int = 0) -> LineSeries:
     """Make a measured line with its intervals, sorted by x."""
     order = np.argsort(x, kind="stable").tolist()
-    values = [y[place] for place in order]
-    return Line(
+    values = [y[index] for index in order]
+    return LineSeries(
         label=label,
-        x=tuple(float(x[place]) for place in order),
+        x=tuple(float(x[index]) for index in order),
         y=tuple(each.value for each in values),
         low=tuple(each.low for each in values),
         high=tuple(each.high for each in values),
@@ -133,6 +133,6 @@ def line_of(label: str, x: Sequence[float], y: Sequence[Interval], colour: int =
     )
 
 
-def is_known(interval: Interval) -> bool:
+def has_interval(interval: Interval) -> bool:
     """Return True if there were enough repetitions for an interval."""
     return not (math.isnan(interval.low) or math.isnan(interval.high))

@@ -10,15 +10,15 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.account.blocks import BLOCKS
-from overlapscope.account.means import student
+from overlapscope.account.means import student_quantile
 from overlapscope.interval import SIGMAS_90, Interval
-from overlapscope.lab.experiments.charts import Bar, is_known
+from overlapscope.lab.experiments.charts import StackedBar, has_interval
 
-FEWEST: Final = 3
+MIN_REPETITIONS: Final = 3
 """Minimum number of repetitions for an interval."""
 
 
-def select(rows: pd.DataFrame, **settings: Any) -> pd.DataFrame:
+def select_rows(rows: pd.DataFrame, **settings: Any) -> pd.DataFrame:
     """Select the rows with these settings, one per repetition, in their order. None selects rows without a value."""
     chosen = pd.Series(True, index=rows.index)
     for name, value in settings.items():
@@ -26,31 +26,31 @@ def select(rows: pd.DataFrame, **settings: Any) -> pd.DataFrame:
     return rows[chosen].drop_duplicates("repetition", keep="last").sort_values("repetition")
 
 
-def estimate(values: Sequence[float]) -> Interval:
-    """Estimate the mean of repetitions and its 90 % interval, which is NaN with fewer than ``FEWEST``.
+def estimate_mean(values: Sequence[float]) -> Interval:
+    """Estimate the mean of repetitions and its 90 % interval, which is NaN with fewer than ``MIN_REPETITIONS``.
 
     Each repetition is a separate training, and their order is random: unlike neighboring steps they are independent.
     """
     count, mean = len(values), float(np.mean(values)) if len(values) else math.nan
-    if count < FEWEST:
+    if count < MIN_REPETITIONS:
         return Interval(value=mean, low=math.nan, high=math.nan)
-    (quantile,) = student(np.array([count - 1.0]), SIGMAS_90).tolist()
+    (quantile,) = student_quantile(np.array([count - 1.0]), SIGMAS_90).tolist()
     half = quantile * float(np.std(values, ddof=1)) / math.sqrt(count)
     return Interval(value=mean, low=mean - half, high=mean + half)
 
 
-def step_of(rows: pd.DataFrame) -> Interval:
+def estimate_step(rows: pd.DataFrame) -> Interval:
     """Estimate the step time of one setting."""
-    return estimate(rows["step_ns"].tolist())
+    return estimate_mean(rows["step_ns"].tolist())
 
 
-def bar_of(label: str, rows: pd.DataFrame) -> Bar:
+def make_stacked_bar(label: str, rows: pd.DataFrame) -> StackedBar:
     """Compute the breakdown of one setting's step; an earlier version may have recorded fewer blocks."""
     parts = {name: float(rows[f"{name}_ns"].mean()) for name in BLOCKS if f"{name}_ns" in rows}
-    return Bar(label=label, parts_ns={name: ns for name, ns in parts.items() if ns}, step_ns=step_of(rows))
+    return StackedBar(label=label, parts_ns={name: ns for name, ns in parts.items() if ns}, step_ns=estimate_step(rows))
 
 
-def change(base: pd.DataFrame, new: pd.DataFrame, column: str = "step_ns") -> Interval:
+def estimate_change(base: pd.DataFrame, new: pd.DataFrame, column: str = "step_ns") -> Interval:
     """Estimate by which share the time of one setting differs from another's, over repetitions that both have.
 
     The settings of one repetition are measured shortly after each other, so slow drift cancels. The mean is one of
@@ -60,17 +60,17 @@ def change(base: pd.DataFrame, new: pd.DataFrame, column: str = "step_ns") -> In
         Negative if the new setting takes less; NaN if they have no repetition in common.
     """
     both = base.set_index("repetition")[column].to_frame("base").join(new.set_index("repetition")[column], how="inner")
-    logarithm = estimate(np.log(both[column] / both["base"]).tolist())
+    logarithm = estimate_mean(np.log(both[column] / both["base"]).tolist())
     value, low, high = np.expm1([logarithm.value, logarithm.low, logarithm.high]).tolist()
     return Interval(value=value, low=low, high=high)
 
 
-def is_told(difference: Interval) -> bool:
+def is_significant(difference: Interval) -> bool:
     """Return True if a difference is significant: its interval excludes zero."""
-    return is_known(difference) and (difference.low > 0 or difference.high < 0)
+    return has_interval(difference) and (difference.low > 0 or difference.high < 0)
 
 
-def said_change(
+def format_difference(
     what: str,
     difference: Interval,
     than: str,
@@ -91,28 +91,28 @@ def said_change(
         return f"{what} and {than} have no repetition in common"
     word = "less" if difference.value < 0 else "longer"
     amount = f"{what} {'take' if is_plural else 'takes'} {100 * abs(difference.value):.1f} % {word} than {than}"
-    if not is_known(difference):
+    if not has_interval(difference):
         return f"{amount} (of too few repetitions to be sure)"
-    if not is_told(difference):
+    if not is_significant(difference):
         return f"{what} and {than} can't be told apart ({_signed(difference.low)} to {_signed(difference.high)} %)"
     low, high = sorted((abs(difference.low), abs(difference.high)))
     return f"{amount} ({100 * low:.1f} to {100 * high:.1f} %)"
 
 
-def said_share(value: Interval) -> str:
+def format_share_ci(value: Interval) -> str:
     """Format a share with its interval: ``38.0 % (35.1 to 41.0 %)``."""
-    if not is_known(value):
+    if not has_interval(value):
         return f"{100 * value.value:.1f} %"
     return f"{100 * value.value:.1f} % ({100 * value.low:.1f} to {100 * value.high:.1f} %)"
 
 
-def groups_of(rows: pd.DataFrame, *names: str) -> list[tuple[dict[str, Any], pd.DataFrame]]:
+def group_rows(rows: pd.DataFrame, *names: str) -> list[tuple[dict[str, Any], pd.DataFrame]]:
     """Group the rows by the values of some columns, sorted."""
     found = rows.groupby(list(names), sort=True, dropna=False)
     return [(dict(zip(names, key, strict=True)), group) for key, group in found]
 
 
-def where(settings: Mapping[str, Any]) -> str:
+def describe_setting(settings: Mapping[str, Any]) -> str:
     """Return the subject of a chart or sentence: ``convnet, 2 ranks``."""
     ranks = int(settings["ranks"])
     return f"{settings['model']}, {ranks} rank{'s' * (ranks != 1)}"

@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 
 from overlapscope.analysis.analysis import Analysis
-from overlapscope.lab.experiments.charts import Figure
+from overlapscope.lab.experiments.charts import FigureContent
 from overlapscope.lab.trials.trial import Trial
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class ExperimentOptions:
     """Options of a run of an experiment."""
 
     models: tuple[str, ...]
@@ -28,7 +28,7 @@ class Wanted:
     seed: int
 
     @property
-    def half_and_all(self) -> tuple[int, ...]:
+    def rank_counts(self) -> tuple[int, ...]:
         """Return the numbers of ranks for an experiment that the paper did with two of them."""
         return (self.ranks // 2, self.ranks) if self.ranks >= 4 else (self.ranks,)
 
@@ -52,11 +52,11 @@ class Experiment:
     """Name for ``overlapscope lab run NAME``."""
     title: str
     figure: str
-    """Figure in the paper, such as ``Figure 6``; empty for our own experiments."""
+    """Figure in the paper, such as ``FigureContent 6``; empty for our own experiments."""
     paper: str
     """Findings of the paper."""
-    trials: Callable[[Wanted], list[Trial]]
-    draw: Callable[[pd.DataFrame], Figure]
+    trials: Callable[[ExperimentOptions], list[Trial]]
+    draw: Callable[[pd.DataFrame], FigureContent]
     """Makes the figure from the rows of successful trials."""
     observe: Callable[[Analysis], Mapping[str, Any]] | None = None
     """Computes further columns from the recording of a trial."""

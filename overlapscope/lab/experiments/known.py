@@ -21,9 +21,9 @@ from overlapscope.lab.experiments import (
     strategies,
     tensor_size,
 )
-from overlapscope.lab.experiments.charts import Figure
+from overlapscope.lab.experiments.charts import FigureContent
 from overlapscope.lab.experiments.experiment import Experiment
-from overlapscope.lab.trials.progress import described
+from overlapscope.lab.trials.progress import describe_trial
 from overlapscope.lab.trials.results import find_results, read_results
 from overlapscope.lab.trials.trial import Trial
 
@@ -40,7 +40,7 @@ EXPERIMENTS: Final[tuple[Experiment, ...]] = (
 """All experiments, in the order of the paper, followed by our own."""
 
 
-def experiment_called(name: str) -> Experiment:
+def get_experiment(name: str) -> Experiment:
     """Return the experiment with a name.
 
     Raises:
@@ -54,7 +54,7 @@ def experiment_called(name: str) -> Experiment:
     return by_name[name]
 
 
-def results_in(folders: Sequence[Path]) -> list[Path]:
+def find_experiment_results(folders: Sequence[Path]) -> list[Path]:
     """Find the folders of experiments among these folders and directly in them, in the order of the experiments."""
     names = [experiment.name for experiment in EXPERIMENTS]
     return sorted(
@@ -62,7 +62,7 @@ def results_in(folders: Sequence[Path]) -> list[Path]:
     )
 
 
-def experiment_in(folder: Path) -> tuple[Experiment, pd.DataFrame]:
+def read_experiment(folder: Path) -> tuple[Experiment, pd.DataFrame]:
     """Read the results in a folder, and return their experiment with them.
 
     Raises:
@@ -74,16 +74,16 @@ def experiment_in(folder: Path) -> tuple[Experiment, pd.DataFrame]:
         raise OverlapScopeError(
             f"{folder}: its results should be of one experiment, and are of {', '.join(names) or 'none'}"
         )
-    return experiment_called(names[0]), rows
+    return get_experiment(names[0]), rows
 
 
-def figure_of(experiment: Experiment, rows: pd.DataFrame) -> Figure:
+def draw_figure(experiment: Experiment, rows: pd.DataFrame) -> FigureContent:
     """Draw the figure, with the list of settings that have no result."""
     failed = rows[rows["failure"] != ""]
     reasons = dict.fromkeys(
-        f"{described(Trial.read(trial))}: {failure}"
+        f"{describe_trial(Trial.read(trial))}: {failure}"
         for trial, failure in zip(failed["trial"], failed["failure"], strict=True)
     )
     good = rows[rows["failure"] == ""]
-    figure = experiment.draw(good) if len(good) else Figure(charts=(), here=("There is no result yet.",))
+    figure = experiment.draw(good) if len(good) else FigureContent(charts=(), here=("There is no result yet.",))
     return replace(figure, left_out=tuple(reasons))

@@ -9,28 +9,36 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.analysis.analysis import Analysis
-from overlapscope.analysis.other_ranks import steps_with_other_ranks
+from overlapscope.analysis.other_ranks import predict_step_times
 from overlapscope.errors import OverlapScopeError
-from overlapscope.lab.experiments.charts import Figure, Line, Lines, line_of
-from overlapscope.lab.experiments.estimates import change, groups_of, said_change, select, step_of
-from overlapscope.lab.experiments.experiment import Experiment, Wanted
+from overlapscope.lab.experiments.charts import FigureContent, LineChart, LineSeries, make_line_series
+from overlapscope.lab.experiments.estimates import (
+    estimate_change,
+    estimate_step,
+    format_difference,
+    group_rows,
+    select_rows,
+)
+from overlapscope.lab.experiments.experiment import Experiment, ExperimentOptions
 from overlapscope.lab.trials.trial import Trial
 from overlapscope.units import format_ns
 
 NAME = "scaling"
-PREDICTED = (2, 3, 4, 6, 8, 16, 32, 64, 128, 256)
+PREDICTED_RANKS = (2, 3, 4, 6, 8, 16, 32, 64, 128, 256)
 """Numbers of ranks for which steps are predicted, from each recording."""
-_MOST_ONE_BY_ONE = 4
+_MAX_CONSECUTIVE_RANKS = 4
 
 
-def trials(wanted: Wanted) -> list[Trial]:
+def trials(options: ExperimentOptions) -> list[Trial]:
     """Return trials from one rank, which does not communicate, up to all; beyond 4 the number doubles."""
-    counts = {ranks for ranks in range(1, wanted.ranks + 1) if ranks <= _MOST_ONE_BY_ONE or ranks & (ranks - 1) == 0}
+    counts = {
+        ranks for ranks in range(1, options.ranks + 1) if ranks <= _MAX_CONSECUTIVE_RANKS or ranks & (ranks - 1) == 0
+    }
     return [
-        wanted.trial(NAME, repetition, model=model, ranks=ranks)
-        for repetition in range(wanted.repetitions)
-        for model in wanted.models
-        for ranks in sorted(counts | {wanted.ranks})
+        options.trial(NAME, repetition, model=model, ranks=ranks)
+        for repetition in range(options.repetitions)
+        for model in options.models
+        for ranks in sorted(counts | {options.ranks})
     ]
 
 
@@ -38,28 +46,28 @@ def observe(analysis: Analysis) -> Mapping[str, Any]:
     """Predict steps with other numbers of ranks, by the model fitted to this recording alone.
 
     Returns:
-        predicted_ns: One value for each of ``PREDICTED``; empty where nothing can be predicted, as from one rank.
+        predicted_ns: One value for each of ``PREDICTED_RANKS``; empty where nothing can be predicted, as from one rank.
     """
     try:
-        return {"predicted_ns": steps_with_other_ranks(analysis, PREDICTED)}
+        return {"predicted_ns": predict_step_times(analysis, PREDICTED_RANKS)}
     except OverlapScopeError:
         return {"predicted_ns": []}
 
 
-def draw(rows: pd.DataFrame) -> Figure:
+def draw(rows: pd.DataFrame) -> FigureContent:
     """Draw measured steps, and beyond the last of them the predictions from the recordings of all ranks."""
     charts, here = [], []
-    for settings, group in groups_of(rows, "model", "backend"):
+    for settings, group in group_rows(rows, "model", "backend"):
         title = f"{settings['model']}, {settings['backend']}"
-        by_ranks = {int(ranks): select(group, ranks=ranks) for ranks in sorted(group["ranks"].unique())}
-        steps = {ranks: step_of(own) for ranks, own in by_ranks.items()}
+        by_ranks = {int(ranks): select_rows(group, ranks=ranks) for ranks in sorted(group["ranks"].unique())}
+        steps = {ranks: estimate_step(own) for ranks, own in by_ranks.items()}
         most = max(steps)
-        lines = [line_of("measured", list(steps), list(steps.values()))]
-        predicted = predictions(by_ranks[most])
+        lines = [make_line_series("measured", list(steps), list(steps.values()))]
+        predicted = mean_predictions(by_ranks[most])
         beyond = {ranks: ns for ranks, ns in predicted.items() if ranks >= most}
         if len(beyond) > 1:
             lines.append(
-                Line(
+                LineSeries(
                     label=f"predicted from {most} ranks",
                     x=tuple(map(float, beyond)),
                     y=tuple(beyond.values()),
@@ -67,23 +75,23 @@ def draw(rows: pd.DataFrame) -> Figure:
                     colour=1,
                 )
             )
-        charts.append(Lines(title=title, x_label="ranks", y_label="step", lines=tuple(lines), is_log=True))
+        charts.append(LineChart(title=title, x_label="ranks", y_label="step", lines=tuple(lines), is_log=True))
         least = min(steps)
         if least < most:
-            said = said_change(
+            said = format_difference(
                 f"a step of {most} ranks",
-                change(by_ranks[least], by_ranks[most]),
+                estimate_change(by_ranks[least], by_ranks[most]),
                 f"one of {least} rank{'s' * (least != 1)}",
             )
             here.append(f"{title}: {said}.")
-        here += [f"{title}: {each}" for each in _errors(by_ranks)]
+        here += [f"{title}: {each}" for each in _format_model_errors(by_ranks)]
         if beyond and (farthest := max(beyond)) > most:
             ratio = beyond[farthest] / steps[most].value
             here.append(
                 f"{title}: for {farthest} ranks on links like these the model predicts {format_ns(beyond[farthest])}, "
                 f"{ratio:.2f} times the step of {most}; nobody has measured that."
             )
-    return Figure(
+    return FigureContent(
         charts=tuple(charts),
         here=tuple(here),
         note=(
@@ -93,19 +101,19 @@ def draw(rows: pd.DataFrame) -> Figure:
     )
 
 
-def predictions(rows: pd.DataFrame) -> dict[int, float]:
+def mean_predictions(rows: pd.DataFrame) -> dict[int, float]:
     """Compute the mean prediction over repetitions, in nanoseconds, by number of ranks."""
     known = [values for values in rows["predicted_ns"] if len(values)]
-    return dict(zip(PREDICTED, np.mean(known, axis=0).tolist(), strict=True)) if known else {}
+    return dict(zip(PREDICTED_RANKS, np.mean(known, axis=0).tolist(), strict=True)) if known else {}
 
 
-def _errors(by_ranks: dict[int, pd.DataFrame]) -> list[str]:
+def _format_model_errors(by_ranks: dict[int, pd.DataFrame]) -> list[str]:
     """Compare the model with the measurements where there are any."""
     found = []
     for source, rows in by_ranks.items():
-        predicted = predictions(rows)
+        predicted = mean_predictions(rows)
         off = {
-            ranks: predicted[ranks] / step_of(own).value - 1
+            ranks: predicted[ranks] / estimate_step(own).value - 1
             for ranks, own in by_ranks.items()
             if ranks in predicted and ranks != source
         }

@@ -17,7 +17,7 @@ ORDER: Final = 3
 _PADDING: Final = 3 * (ORDER + 1)
 
 
-def smoothed(series: Float64Array, cutoff: float) -> Float64Array:
+def smooth(series: Float64Array, cutoff: float) -> Float64Array:
     """Remove everything that changes faster than the cutoff, without a phase shift.
 
     Args:
@@ -27,10 +27,10 @@ def smoothed(series: Float64Array, cutoff: float) -> Float64Array:
     numerator, denominator = _butterworth(cutoff)
     # Both ends are extended point-symmetrically, so that the filter has settled where the series begins.
     before = 2 * series[0] - series[_PADDING:0:-1]
-    behind = 2 * series[-1] - series[-2 : -_PADDING - 2 : -1]
-    there = _filtered(np.concatenate([before, series, behind]), numerator, denominator)
-    back = _filtered(there[::-1], numerator, denominator)[::-1]
-    return back[_PADDING:-_PADDING]
+    after = 2 * series[-1] - series[-2 : -_PADDING - 2 : -1]
+    forward = _apply_filter(np.concatenate([before, series, after]), numerator, denominator)
+    backward = _apply_filter(forward[::-1], numerator, denominator)[::-1]
+    return backward[_PADDING:-_PADDING]
 
 
 def _butterworth(cutoff: float) -> tuple[Float64Array, Float64Array]:
@@ -41,14 +41,14 @@ def _butterworth(cutoff: float) -> tuple[Float64Array, Float64Array]:
     return numerator / denominator[0], denominator / denominator[0]
 
 
-def _filtered(series: Float64Array, numerator: Float64Array, denominator: Float64Array) -> Float64Array:
+def _apply_filter(series: Float64Array, numerator: Float64Array, denominator: Float64Array) -> Float64Array:
     """Apply the filter in transposed direct form, as if the first value had been constant before."""
-    state = [float(series[0] * (numerator[place:] - denominator[place:]).sum()) for place in range(1, ORDER + 1)]
+    state = [float(series[0] * (numerator[index:] - denominator[index:]).sum()) for index in range(1, ORDER + 1)]
     result = np.empty_like(series, dtype=np.float64)
-    for place, value in enumerate(series.tolist()):
+    for index, value in enumerate(series.tolist()):
         out = numerator[0] * value + state[0]
         state = [
             numerator[n] * value - denominator[n] * out + (state[n] if n < ORDER else 0.0) for n in range(1, ORDER + 1)
         ]
-        result[place] = out
+        result[index] = out
     return result

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pandas as pd
 
 from overlapscope.interval import Interval
-from overlapscope.lab.experiments.charts import Bars, Figure, is_known
+from overlapscope.lab.experiments.charts import FigureContent, StackedBarChart, has_interval
 from overlapscope.lab.experiments.estimates import (
-    bar_of,
-    change,
-    groups_of,
-    is_told,
-    said_change,
-    select,
-    step_of,
-    where,
+    describe_setting,
+    estimate_change,
+    estimate_step,
+    format_difference,
+    group_rows,
+    is_significant,
+    make_stacked_bar,
+    select_rows,
 )
-from overlapscope.lab.experiments.experiment import Experiment, Wanted
+from overlapscope.lab.experiments.experiment import Experiment, ExperimentOptions
 from overlapscope.lab.trials.trial import Trial
 from overlapscope.units import format_interval_ns, format_ns
 
@@ -24,26 +24,26 @@ NAME = "strategies"
 DEFAULT = "overlapped"
 
 
-def trials(wanted: Wanted) -> list[Trial]:
+def trials(options: ExperimentOptions) -> list[Trial]:
     """Return trials of each strategy with its defaults."""
     return [
-        wanted.trial(NAME, repetition, model=model, strategy=strategy)
-        for repetition in range(wanted.repetitions)
-        for model in wanted.models
-        for strategy in wanted.strategies
+        options.trial(NAME, repetition, model=model, strategy=strategy)
+        for repetition in range(options.repetitions)
+        for model in options.models
+        for strategy in options.strategies
     ]
 
 
-def draw(rows: pd.DataFrame) -> Figure:
+def draw(rows: pd.DataFrame) -> FigureContent:
     """Draw a bar for each strategy, the fastest first."""
     charts, here = [], []
-    for settings, group in groups_of(rows, "model", "ranks", "backend"):
-        title = f"{where(settings)}, {settings['backend']}"
-        by_name = {name: select(group, strategy=name) for name in group["strategy"].unique()}
-        order = sorted(by_name, key=lambda name: step_of(by_name[name]).value)
-        charts.append(Bars(title=title, bars=tuple(bar_of(name, by_name[name]) for name in order)))
-        here.append(f"{title}: {verdict(by_name, order)}.")
-    return Figure(
+    for settings, group in group_rows(rows, "model", "ranks", "backend"):
+        title = f"{describe_setting(settings)}, {settings['backend']}"
+        by_name = {name: select_rows(group, strategy=name) for name in group["strategy"].unique()}
+        order = sorted(by_name, key=lambda name: estimate_step(by_name[name]).value)
+        charts.append(StackedBarChart(title=title, bars=tuple(make_stacked_bar(name, by_name[name]) for name in order)))
+        here.append(f"{title}: {format_conclusion(by_name, order)}.")
+    return FigureContent(
         charts=tuple(charts),
         here=tuple(here),
         note=(
@@ -53,7 +53,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     )
 
 
-def verdict(by_name: dict[str, pd.DataFrame], order: list[str]) -> str:
+def format_conclusion(by_name: dict[str, pd.DataFrame], order: list[str]) -> str:
     """Say which strategy is the fastest, compared with the default and with the others.
 
     Args:
@@ -61,19 +61,21 @@ def verdict(by_name: dict[str, pd.DataFrame], order: list[str]) -> str:
         order: Names, the fastest first.
     """
     first, *others = order
-    step = step_of(by_name[first])
-    if not is_known(step):
+    step = estimate_step(by_name[first])
+    if not has_interval(step):
         return f"{first} had the shortest steps, {format_ns(step.value)}, of too few repetitions to name the fastest"
-    equal = [name for name in others if not is_told(change(by_name[first], by_name[name]))]
+    equal = [name for name in others if not is_significant(estimate_change(by_name[first], by_name[name]))]
     text = f"{first} is the fastest with steps of {format_ns(step.value)} ({format_interval_ns(step)})"
     if equal:
-        text += f", but {_listed(equal)} can't be told from it"
+        text += f", but {_join_names(equal)} can't be told from it"
     if first != DEFAULT and DEFAULT in by_name and DEFAULT not in equal:
-        text += f"; {said_change('it', change(by_name[DEFAULT], by_name[first]), f'the default, {DEFAULT}')}"
+        text += (
+            f"; {format_difference('it', estimate_change(by_name[DEFAULT], by_name[first]), f'the default, {DEFAULT}')}"
+        )
     return text
 
 
-def against_default(rows: pd.DataFrame) -> list[tuple[str, str, Interval, Interval]]:
+def compare_with_default(rows: pd.DataFrame) -> list[tuple[str, str, Interval, Interval]]:
     """Compare every strategy on every model with the default, the fastest first.
 
     Returns:
@@ -81,17 +83,17 @@ def against_default(rows: pd.DataFrame) -> list[tuple[str, str, Interval, Interv
         it takes less.
     """
     found = []
-    for settings, group in groups_of(rows, "model", "ranks", "backend"):
-        default = select(group, strategy=DEFAULT)
+    for settings, group in group_rows(rows, "model", "ranks", "backend"):
+        default = select_rows(group, strategy=DEFAULT)
         of_model = [
-            (where(settings), str(name), step_of(own), change(default, own))
-            for name, own in ((name, select(group, strategy=name)) for name in group["strategy"].unique())
+            (describe_setting(settings), str(name), estimate_step(own), estimate_change(default, own))
+            for name, own in ((name, select_rows(group, strategy=name)) for name in group["strategy"].unique())
         ]
         found += sorted(of_model, key=lambda each: each[2].value)
     return found
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
 

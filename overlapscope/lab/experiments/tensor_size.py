@@ -9,27 +9,27 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.analysis.analysis import Analysis
-from overlapscope.lab.experiments.charts import Figure, Line, Lines, line_of
-from overlapscope.lab.experiments.estimates import groups_of, select, step_of, where
-from overlapscope.lab.experiments.experiment import Experiment, Wanted
+from overlapscope.lab.experiments.charts import FigureContent, LineChart, LineSeries, make_line_series
+from overlapscope.lab.experiments.estimates import describe_setting, estimate_step, group_rows, select_rows
+from overlapscope.lab.experiments.experiment import Experiment, ExperimentOptions
 from overlapscope.lab.trials.trial import Trial
 from overlapscope.units import format_count, format_ns
 
 NAME = "tensor-size"
 TOTAL_ELEMENTS = 60_000_000
 TENSOR_ELEMENTS = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 20_000_000)
-_SATURATED = 1.1
+_SATURATION_FACTOR = 1.1
 """Factor over the shortest time within which an operation is large enough."""
 
 
-def trials(wanted: Wanted) -> list[Trial]:
+def trials(options: ExperimentOptions) -> list[Trial]:
     """Return all-reduces of the same gradients in each size, and a training of each model with parameter detail."""
     all_reduces = [
-        wanted.trial(NAME, repetition, steps=0, total_elements=TOTAL_ELEMENTS, tensor_elements=elements)
-        for repetition in range(wanted.repetitions)
+        options.trial(NAME, repetition, steps=0, total_elements=TOTAL_ELEMENTS, tensor_elements=elements)
+        for repetition in range(options.repetitions)
         for elements in TENSOR_ELEMENTS
     ]
-    trainings = [wanted.trial(NAME, 0, model=model, detail="parameters") for model in wanted.models]
+    trainings = [options.trial(NAME, 0, model=model, detail="parameters") for model in options.models]
     return [*all_reduces, *trainings]
 
 
@@ -49,42 +49,44 @@ def observe(analysis: Analysis) -> Mapping[str, Any]:
     return {"ready_ns": ready_ns.astype(float).tolist(), "ready_elements": elements.astype(int).tolist()}
 
 
-def draw(rows: pd.DataFrame) -> Figure:
+def draw(rows: pd.DataFrame) -> FigureContent:
     """Draw a line for each number of ranks, and one of the gradients of each model."""
     alone, trained = rows[rows["model"] == ""], rows[rows["model"] != ""]
-    charts: list[Lines] = []
+    charts: list[LineChart] = []
     here = []
-    for settings, group in groups_of(alone, "ranks", "backend", "total_elements"):
+    for settings, group in group_rows(alone, "ranks", "backend", "total_elements"):
         steps = {
-            int(size): step_of(select(group, tensor_elements=size))
+            int(size): estimate_step(select_rows(group, tensor_elements=size))
             for size in sorted(group["tensor_elements"].unique())
         }
         total = format_count(int(settings["total_elements"]))
         title = f"{settings['ranks']} ranks, {settings['backend']}, {total} float32 values in all"
         charts.append(
-            Lines(
+            LineChart(
                 title=title,
                 x_label="values in an all-reduce",
                 y_label="time of all of them",
-                lines=(line_of("", list(steps), list(steps.values())),),
+                lines=(make_line_series("", list(steps), list(steps.values())),),
                 is_log=True,
             )
         )
         shortest_ns = min(step.value for step in steps.values())
-        enough = min(size for size, step in steps.items() if step.value <= _SATURATED * shortest_ns)
+        enough = min(size for size, step in steps.items() if step.value <= _SATURATION_FACTOR * shortest_ns)
         least, first_ns = min(steps), steps[min(steps)].value
         here.append(
             f"{title}: from {format_count(enough)} values an operation on, larger ones gain at most "
-            f"{100 * (_SATURATED - 1):.0f} %; with {format_count(least)} it takes {first_ns / shortest_ns:.1f} times "
+            f"{100 * (_SATURATION_FACTOR - 1):.0f} %; with {format_count(least)} it takes {first_ns / shortest_ns:.1f} times "
             f"as long as at best ({format_ns(first_ns)} and {format_ns(shortest_ns)})."
         )
-    for settings, group in groups_of(trained, "model", "ranks"):
+    for settings, group in group_rows(trained, "model", "ranks"):
         row = group.iloc[-1]
         ready_ns, elements = np.asarray(row["ready_ns"]), np.asarray(row["ready_elements"])
-        line = Line(label="", x=tuple(ready_ns.tolist()), y=tuple(elements.astype(float).tolist()), style="smooth")
+        line = LineSeries(
+            label="", x=tuple(ready_ns.tolist()), y=tuple(elements.astype(float).tolist()), style="smooth"
+        )
         charts.append(
-            Lines(
-                title=f"{where(settings)}: gradients that are ready",
+            LineChart(
+                title=f"{describe_setting(settings)}: gradients that are ready",
                 x_label="since the backward began",
                 y_label="values",
                 lines=(line,),
@@ -94,10 +96,10 @@ def draw(rows: pd.DataFrame) -> Figure:
         )
         half = int(np.searchsorted(elements, elements[-1] / 2))
         here.append(
-            f"{where(settings)}: half of its {format_count(int(elements[-1]))} gradients are ready after "
+            f"{describe_setting(settings)}: half of its {format_count(int(elements[-1]))} gradients are ready after "
             f"{format_ns(ready_ns[half])}, and all after {format_ns(ready_ns[-1])}."
         )
-    return Figure(
+    return FigureContent(
         charts=tuple(charts),
         here=tuple(here),
         note="Bars are 90 % intervals. Gradients: the median over steps on rank 0, timed by a hook for each parameter.",

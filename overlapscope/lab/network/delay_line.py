@@ -41,7 +41,7 @@ unchanged."""
 _IPV4_VERSION_AT: Final = _OFFLOAD_HEADER_BYTES
 _LAST_BYTE_OF_DESTINATION_AT: Final = _OFFLOAD_HEADER_BYTES + 19
 _MOST_BYTES: Final = _OFFLOAD_HEADER_BYTES + 65535
-_READ_AT_ONCE: Final = 16
+_MAX_PACKETS_PER_READ: Final = 16
 """Maximum number of packets read from one device before the others are served."""
 
 
@@ -53,18 +53,18 @@ def open_device(namespace: str, interface: str) -> int:
     """
     own = os.open("/proc/self/ns/net", os.O_RDONLY)
     try:
-        _enter(f"/run/netns/{namespace}")
+        _enter_namespace(f"/run/netns/{namespace}")
         device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
         fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", interface.encode(), flags))
         fcntl.ioctl(device, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4)
         return device
     finally:
-        _enter(f"/proc/self/fd/{own}")
+        _enter_namespace(f"/proc/self/fd/{own}")
         os.close(own)
 
 
-def carry(devices: Sequence[int], delay_ns: int, until: int) -> None:
+def carry_packets(devices: Sequence[int], delay_ns: int, until: int) -> None:
     """Carry packets until the writer of ``until`` closes it. Packets without a destination here are dropped."""
     on_the_way: deque[tuple[int, int, bytes]] = deque()  # due, to, packet: all have the same delay
     while True:
@@ -73,7 +73,7 @@ def carry(devices: Sequence[int], delay_ns: int, until: int) -> None:
         if until in readable:
             return
         for device in readable:
-            for packet in _waiting_packets(device):
+            for packet in _read_packets(device):
                 destination = packet[_LAST_BYTE_OF_DESTINATION_AT] - 1
                 if packet[_IPV4_VERSION_AT] >> 4 == 4 and destination < len(devices):
                     on_the_way.append((time.monotonic_ns() + delay_ns, devices[destination], packet))
@@ -83,15 +83,15 @@ def carry(devices: Sequence[int], delay_ns: int, until: int) -> None:
                 os.write(device, packet)
 
 
-def _waiting_packets(device: int) -> list[bytes]:
+def _read_packets(device: int) -> list[bytes]:
     packets: list[bytes] = []
     with contextlib.suppress(BlockingIOError):
-        while len(packets) < _READ_AT_ONCE:
+        while len(packets) < _MAX_PACKETS_PER_READ:
             packets.append(os.read(device, _MOST_BYTES))
     return packets
 
 
-def _enter(namespace: str) -> None:
+def _enter_namespace(namespace: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     with open(namespace) as file:
         if libc.setns(file.fileno(), _CLONE_NEWNET) != 0:
@@ -115,7 +115,7 @@ def main() -> None:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     devices = [open_device(namespace, args.interface) for namespace in args.namespaces]
     print("ready", flush=True)
-    carry(devices, round(args.delay_ms * 1e6), until=sys.stdin.fileno())
+    carry_packets(devices, round(args.delay_ms * 1e6), until=sys.stdin.fileno())
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ _BRIDGE: Final = "bridge"
 _NAMESPACES: Final = Path("/run/netns")
 _PACKAGE: Final = "overlapscope.lab.network"
 _TIME_LIMIT_S: Final = 30
-_NOT_IN_THE_KERNEL: Final = {
+_KERNEL_ERROR_HINTS: Final = {
     "qdisc kind is unknown": "this kernel has no token bucket filter (tbf); try 'modprobe sch_tbf'",
     "Unknown device type": "this kernel has no such network devices; try 'modprobe veth' and 'modprobe bridge'",
 }
@@ -41,7 +41,7 @@ class Hosts:
 
     namespaces: tuple[str, ...]
     """Network namespace of each host."""
-    carriers: tuple[int, ...] = ()
+    carrier_pids: tuple[int, ...] = ()
     """Process ids of the processes that carry packets between the hosts."""
 
     def command(self, host: int) -> list[str]:
@@ -52,7 +52,7 @@ class Hosts:
         """Return the IPv4 address of a host within its cluster."""
         return f"10.0.0.{host + 1}"
 
-    def slow_down(self, host: int, rate: str, burst_bytes: int = BURST_BYTES) -> None:
+    def limit_rate(self, host: int, rate: str, burst_bytes: int = BURST_BYTES) -> None:
         """Limit the rate at which a host can send.
 
         Args:
@@ -69,7 +69,7 @@ class Hosts:
 
 
 @contextmanager
-def cluster_of(count: int) -> Iterator[Hosts]:
+def make_cluster(count: int) -> Iterator[Hosts]:
     """Make a cluster of hosts behind a switch without latency; they are deleted at the end of the block.
 
     End the processes on them before: a namespace exists for as long as a process is in it.
@@ -92,8 +92,8 @@ def cluster_of(count: int) -> Iterator[Hosts]:
 
 
 @contextmanager
-def distant_cluster_of(count: int, latency_ms: float) -> Iterator[Hosts]:
-    """Make a cluster like ``cluster_of``, in which packets between hosts have a latency.
+def make_delayed_cluster(count: int, latency_ms: float) -> Iterator[Hosts]:
+    """Make a cluster like ``make_cluster``, in which packets between hosts have a latency.
 
     Args:
         count: Number of hosts.
@@ -130,7 +130,7 @@ def run_command(command: str) -> str:
     done = subprocess.run(command.split(), capture_output=True, text=True, timeout=_TIME_LIMIT_S, process_group=0)
     if done.returncode != 0:
         said = " ".join(done.stderr.split())
-        meaning = next((meaning for text, meaning in _NOT_IN_THE_KERNEL.items() if text in said), said)
+        meaning = next((meaning for text, meaning in _KERNEL_ERROR_HINTS.items() if text in said), said)
         raise OverlapScopeError(f"{command}: {meaning}")
     return done.stdout
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.lab.network.hosts import Hosts, cluster_of, distant_cluster_of, python_module
+from overlapscope.lab.network.hosts import Hosts, make_cluster, make_delayed_cluster, python_module
 
 CHECK_TIME_LIMIT_S: Final = 60
 _BITS: Final = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -39,7 +39,7 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinkCheck:
+class LinkMeasurement:
     """Measured properties of a link, as seen by two TCP sockets."""
 
     rtt_us: float
@@ -48,13 +48,13 @@ class LinkCheck:
     """Rate of the slower direction, while both carry as much as they can."""
 
 
-def parsed_rate(text: str) -> float:
+def parse_rate(text: str) -> float:
     """Parse a rate as in ``tc``, such as ``25mbit``; return bits per second.
 
     Raises:
         OverlapScopeError: The text is not a rate, or one that no link here can have.
     """
-    bits_per_s = _parsed(text, _BITS)
+    bits_per_s = _parse_with_unit(text, _BITS)
     if bits_per_s is None:
         raise OverlapScopeError(f"{text}: not a rate; write it as tc does, such as 1gbit or 25mbit")
     if not _LEAST_BITS_PER_S <= bits_per_s <= _MOST_BITS_PER_S:
@@ -62,13 +62,13 @@ def parsed_rate(text: str) -> float:
     return bits_per_s
 
 
-def parsed_latency(text: str) -> float:
+def parse_latency(text: str) -> float:
     """Parse a latency as in ``tc``, such as ``2ms`` or ``500us``; return milliseconds.
 
     Raises:
         OverlapScopeError: The text is not a latency, or one that no link here can have.
     """
-    latency_ms = 0.0 if text == "0" else _parsed(text, _MS)
+    latency_ms = 0.0 if text == "0" else _parse_with_unit(text, _MS)
     if latency_ms is None:
         raise OverlapScopeError(f"{text}: not a latency; write it as tc does, such as 2ms or 500us")
     if latency_ms > _MOST_LATENCY_MS:
@@ -76,20 +76,20 @@ def parsed_latency(text: str) -> float:
     return latency_ms
 
 
-def _parsed(text: str, units: Mapping[str, float]) -> float | None:
+def _parse_with_unit(text: str, units: Mapping[str, float]) -> float | None:
     """Parse a number with a unit, and convert it to the unit whose factor is 1; None if it isn't one."""
     parts = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([a-z]+)", text.lower())
     return float(parts[1]) * units[parts[2]] if parts and parts[2] in units else None
 
 
 @contextmanager
-def hosts_over(link: Link, count: int) -> Iterator[Hosts]:
+def make_linked_hosts(link: Link, count: int) -> Iterator[Hosts]:
     """Make hosts that reach each other over such links, and delete them at the end of the block.
 
     Raises:
         OverlapScopeError: A command failed; everything made before is deleted again.
     """
-    with distant_cluster_of(count, link.latency_ms) if link.latency_ms else cluster_of(count) as hosts:
+    with make_delayed_cluster(count, link.latency_ms) if link.latency_ms else make_cluster(count) as hosts:
         if link.bits_per_s is not None:
             set_rate(hosts, link.bits_per_s)
         yield hosts
@@ -103,10 +103,10 @@ def set_rate(hosts: Hosts, bits_per_s: float) -> None:
     """
     burst_bytes = round(min(max(bits_per_s / 8 * _BURST_S, _LEAST_BURST_BYTES), _MOST_BURST_BYTES))
     for host in range(len(hosts.namespaces)):
-        hosts.slow_down(host, f"{bits_per_s:.0f}bit", burst_bytes)
+        hosts.limit_rate(host, f"{bits_per_s:.0f}bit", burst_bytes)
 
 
-def check(prefixes: Sequence[Sequence[str]], address: str, link: Link) -> LinkCheck:
+def measure_link(prefixes: Sequence[Sequence[str]], address: str, link: Link) -> LinkMeasurement:
     """Measure the link between two hosts, in a second or two.
 
     Args:
@@ -127,7 +127,7 @@ def check(prefixes: Sequence[Sequence[str]], address: str, link: Link) -> LinkCh
         command = [*python_module("link_check"), folder, address, str(sent_bytes), str(round_trips)]
         _run_at_both_ends([[*prefix, "env", f"RANK={end}", *command] for end, prefix in enumerate(prefixes)])
         seen = [json.loads(Path(folder, f"{end}.json").read_text()) for end in (0, 1)]
-    return LinkCheck(rtt_us=seen[1]["rtt_us"], bytes_per_s=min(each["bytes_per_s"] for each in seen))
+    return LinkMeasurement(rtt_us=seen[1]["rtt_us"], bytes_per_s=min(each["bytes_per_s"] for each in seen))
 
 
 def _run_at_both_ends(commands: Sequence[Sequence[str]]) -> None:

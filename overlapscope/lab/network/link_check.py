@@ -20,7 +20,7 @@ UNCOUNTED_SHARE: Final = 1 / 8
 _CHUNK_BYTES: Final = 1024**2
 
 
-def connect(rank: int, folder: Path, address: str) -> socket.socket:
+def connect_ends(rank: int, folder: Path, address: str) -> socket.socket:
     """Connect the two ends: rank 0 listens, and writes its port to the folder; the other one connects to it."""
     port = folder / "port"
     if rank == 0:
@@ -64,7 +64,7 @@ def main() -> None:
     """Measure from one end, and write the result to FOLDER."""
     rank, folder, address = int(os.environ["RANK"]), Path(sys.argv[1]), sys.argv[2]
     sent_bytes, round_trips = map(int, sys.argv[3:])
-    with connect(rank, folder, address) as connection:
+    with connect_ends(rank, folder, address) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         rtt_us = median_rtt_us(rank, connection, round_trips)
         sending = threading.Thread(target=connection.sendall, args=(bytes(sent_bytes),))

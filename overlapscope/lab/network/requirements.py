@@ -17,7 +17,7 @@ _CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
 """Bit numbers from linux/capability.h."""
 
 
-def what_is_missing_for(link: Link) -> str | None:
+def find_missing_requirement(link: Link) -> str | None:
     """Return what this machine lacks for hosts with such links, and how to get it; None if it seems to lack nothing.
 
     Features that the kernel lacks show only when the hosts are made.

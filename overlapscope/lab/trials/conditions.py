@@ -38,7 +38,7 @@ class Conditions:
         }
 
 
-def described_conditions(rows: pd.DataFrame) -> str:
+def describe_conditions(rows: pd.DataFrame) -> str:
     """Describe the conditions of results: ranks, hosts, links and versions, as the end of a sentence."""
     row = rows.iloc[-1]
     hosts = len(set(row["hosts"]))

@@ -10,7 +10,7 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.reader import read_trace
 
 
-def analysis_of(recording: Path) -> Analysis:
+def analyze_recording(recording: Path) -> Analysis:
     """Analyze the recording of a trial.
 
     Raises:
@@ -23,14 +23,14 @@ def analysis_of(recording: Path) -> Analysis:
     return analysis
 
 
-def columns_of(analysis: Analysis) -> dict[str, Any]:
+def make_columns(analysis: Analysis) -> dict[str, Any]:
     """Compute the columns of a row: the mean step and its blocks, which sum to it, hidden communication, and all steps.
 
     Returns:
         step_ns, a column for each of ``BLOCKS``, hidden_ns, and steps_ns: a list with the time of each counted step.
     """
     summary = analysis.summary
-    counted = summary.figures[summary.is_alike]
+    counted = summary.figures[summary.is_steady]
     return {
         "step_ns": summary.mean.step.value,
         **{f"{name}_ns": mean.value for name, mean in summary.mean.blocks.items()},

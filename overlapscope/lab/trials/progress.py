@@ -9,7 +9,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from overlapscope.lab.trials.trial import Trial, left_to_do
+from overlapscope.lab.trials.trial import Trial, list_remaining
 from overlapscope.units import format_ns
 
 
@@ -22,7 +22,7 @@ class TrialProgress:
     """
 
     def __init__(self, trials: Sequence[Trial], done: Collection[str]) -> None:
-        left = left_to_do(trials, done)
+        left = list_remaining(trials, done)
         self._left_cost = sum(map(_cost, left))
         self._done_cost = 0
         self._number = len(trials) - len(left)
@@ -47,7 +47,7 @@ class TrialProgress:
 
     def begin(self, trial: Trial) -> None:
         """Show that a trial begins."""
-        self._bar.update(self._task, description=described(trial))
+        self._bar.update(self._task, description=describe_trial(trial))
 
     def end(self, trial: Trial, measured: Mapping[str, Any], failure: str) -> None:
         """Show that a trial is over, with its result."""
@@ -55,16 +55,18 @@ class TrialProgress:
         self._done_cost += _cost(trial)
         self._left_cost -= _cost(trial)
         taken_s = time.monotonic() - self._began_s
-        left = f"about {said_s(taken_s * self._left_cost / self._done_cost)} left" if self._left_cost else ""
+        left = (
+            f"about {format_estimated_s(taken_s * self._left_cost / self._done_cost)} left" if self._left_cost else ""
+        )
         self._bar.update(self._task, completed=self._number, left=left)
         outcome = f"failed: {failure}" if failure else format_ns(measured["step_ns"])
-        line = f"{self._number} of {self._all}: {described(trial)}: {outcome}"
+        line = f"{self._number} of {self._all}: {describe_trial(trial)}: {outcome}"
         self._bar.console.print(
             line + (f"; {left}" if left and not self._bar.console.is_terminal else ""), highlight=False, soft_wrap=True
         )
 
 
-def described(trial: Trial) -> str:
+def describe_trial(trial: Trial) -> str:
     """Describe what is measured, in a few words."""
     ranks = f"{trial.ranks} rank{'s' * (trial.ranks != 1)}"
     if not trial.model:
@@ -76,7 +78,7 @@ def described(trial: Trial) -> str:
     return ", ".join(parts)
 
 
-def said_s(seconds: float) -> str:
+def format_estimated_s(seconds: float) -> str:
     """Format an estimated time: ``40 s``, ``12 min``, ``2.5 h``."""
     if seconds < 90:
         return f"{seconds:.0f} s"

@@ -23,9 +23,9 @@ from overlapscope.units import format_bytes
 
 RESULTS_FILE: Final = "results.parquet"
 RECORDINGS_FOLDER: Final = "recordings"
-_LINK_DIFFERS: Final = 2.0
+_MAX_RATE_RATIO: Final = 2.0
 """Ratio of rates from which links count as different: the measurement of a link is short, and varies."""
-_NEEDED: Final = ("trial", "experiment", "failure")
+_REQUIRED_COLUMNS: Final = ("trial", "experiment", "failure")
 
 
 class Results:
@@ -44,7 +44,7 @@ class Results:
         self._rows: list[dict[str, Any]] = []
         if self._path.exists():
             self._rows = read_results(folder).to_dict("records")  # type: ignore[assignment]
-        elif folder.exists() and (not folder.is_dir() or _others(folder)):
+        elif folder.exists() and (not folder.is_dir() or _list_foreign_files(folder)):
             raise OverlapScopeError(f"{folder}: holds something else than results; give another folder with -o")
         try:
             (folder / RECORDINGS_FOLDER).mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ class Results:
                 differs = f"with {name} {_plain(first[name])}, and here it is {now[name]}"
         rates = (float(first["link_bytes_per_s"]), conditions.link_bytes_per_s)
         # Within a host the processors carry the traffic, and their load varies.
-        if len(set(conditions.hosts)) > 1 and max(rates) > _LINK_DIFFERS * min(rates):
+        if len(set(conditions.hosts)) > 1 and max(rates) > _MAX_RATE_RATIO * min(rates):
             then, here = (f"{format_bytes(rate)}/s" for rate in rates)
             differs = f"over links that carried {then}, and these carry {here}"
         if differs:
@@ -106,7 +106,7 @@ def read_results(folder: Path) -> pd.DataFrame:
         ) from None
     except (OSError, ValueError, pa.ArrowException) as error:
         raise OverlapScopeError(f"{path}: can't be read ({error})") from None
-    if missing := [name for name in _NEEDED if name not in table]:
+    if missing := [name for name in _REQUIRED_COLUMNS if name not in table]:
         raise OverlapScopeError(f"{path}: these are no results of an experiment; there is no column {missing[0]}")
     return table
 
@@ -124,7 +124,7 @@ def find_results(folders: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _others(folder: Path) -> list[Path]:
+def _list_foreign_files(folder: Path) -> list[Path]:
     """List the files in a folder that are not ours."""
     return [path for path in folder.iterdir() if path.name != RECORDINGS_FOLDER]
 

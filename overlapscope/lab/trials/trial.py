@@ -67,7 +67,7 @@ class Trial:
         return cls(**json.loads(key))
 
 
-def left_to_do(trials: Iterable[Trial], done: Collection[str]) -> list[Trial]:
+def list_remaining(trials: Iterable[Trial], done: Collection[str]) -> list[Trial]:
     """Select the trials that are not done, in the order in which they are measured.
 
     Drift of a machine, such as its temperature, should affect all settings alike: so each is measured once before any

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.analysis.analysis import Analysis
-from overlapscope.analysis.compare.side import Choice, Side
+from overlapscope.analysis.compare.side import ComparisonSide, StepChoice
 from overlapscope.trace.reader import Trace
 from tests.account.recordings import Rows, recording
 
@@ -49,7 +49,7 @@ def trace_of(
         for rank in range(2):
             place = {"rank": rank, "step": step}
             tables["steps"].append(place | {"start_ns": now_ns, "end_ns": int(edges_ns[-1])})
-            for number, phase in enumerate(("data_wait", "forward", "backward", "finalise")):
+            for number, phase in enumerate(("data_wait", "forward", "backward", "finalize")):
                 span = {"start_ns": int(edges_ns[number]), "end_ns": int(edges_ns[number + 1])}
                 tables["phases"].append(place | {"phase": phase} | span)
             begin_ns = int(edges_ns[3])
@@ -71,5 +71,5 @@ def trace_of(
     return replace(recording(**tables), plans=plans, path=Path(path))
 
 
-def side_of(trace: Trace, choice: Choice | None = None) -> Side:
-    return Side.of(Analysis(trace), choice or Choice())
+def side_of(trace: Trace, choice: StepChoice | None = None) -> ComparisonSide:
+    return ComparisonSide.of(Analysis(trace), choice or StepChoice())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from overlapscope.account.means import mean_of, wary_mean_of
-from overlapscope.analysis.compare.changes import Change, changes_between
+from overlapscope.account.means import mean_with_ci, mean_with_conservative_ci
+from overlapscope.analysis.compare.changes import Change, compare_series
 
 PAIRS = 1000
 STEPS = 100
@@ -27,7 +27,7 @@ def noise(kind: str, seed: int) -> np.ndarray:
 def changes(base: np.ndarray, new: np.ndarray) -> list[Change]:
     names = [str(pair) for pair in range(base.shape[1])]
     sides = (dict(zip(names, side.T, strict=True)) for side in (base, new))
-    return list(changes_between(*sides, runs_differ=0.0).values())
+    return list(compare_series(*sides, between_run_share=0.0).values())
 
 
 @pytest.mark.parametrize("kind", ["white", "slow", "both", "heavy-tailed"])
@@ -48,11 +48,11 @@ def test_a_few_long_steps_hide_a_change_in_the_mean_and_not_in_the_middle() -> N
     luck = np.random.default_rng(3)
     base, new = (10 + 0.1 * luck.standard_normal(STEPS) for _ in range(2))
     base[::20], new[::25] = 30, 30
-    (found,) = changes_between({"step": base}, {"step": new + 0.3}, runs_differ=0.0).values()
+    (found,) = compare_series({"step": base}, {"step": new + 0.3}, between_run_share=0.0).values()
     assert not found.mean.is_longer
     assert found.middle.is_longer
     assert found.middle.ns.value == pytest.approx(0.3, abs=0.1)
-    assert found.surest is found.middle
+    assert found.most_significant is found.middle
 
 
 def test_more_long_steps_show_in_the_mean_and_not_in_the_middle() -> None:
@@ -62,13 +62,13 @@ def test_more_long_steps_show_in_the_mean_and_not_in_the_middle() -> None:
     (found,) = changes(base, new)
     assert found.mean.is_longer
     assert found.middle.ns.value < 0.1
-    assert found.surest is found.mean
+    assert found.most_significant is found.mean
 
 
 @pytest.mark.parametrize("steps", [8, 50, 300])
 def test_a_wary_interval_is_about_the_same_mean_and_never_narrower(steps: int) -> None:
     series = np.random.default_rng(steps).standard_normal((steps, 50))
-    for wary, usual in zip(wary_mean_of(series), mean_of(series), strict=True):
+    for wary, usual in zip(mean_with_conservative_ci(series), mean_with_ci(series), strict=True):
         assert wary.value == usual.value
         assert wary.high >= usual.high
 
@@ -82,7 +82,7 @@ def test_of_too_few_steps_nothing_is_called_longer() -> None:
 def test_between_two_runs_differences_are_less_sure_by_a_share_of_the_time() -> None:
     base, new = noise("white", 1)[:, 0], noise("white", 2)[:, 0] + 2
     of_one, of_two = (
-        changes_between({"step": base}, {"step": new}, runs_differ=share)["step"].mean for share in (0.0, 0.01)
+        compare_series({"step": base}, {"step": new}, between_run_share=share)["step"].mean for share in (0.0, 0.01)
     )
     assert of_two.ns.value == of_one.ns.value
     assert of_one.ns.low - of_two.ns.low == pytest.approx(0.01 * base.mean())

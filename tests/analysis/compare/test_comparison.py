@@ -13,11 +13,11 @@ from overlapscope.account.waits import REASONS
 from overlapscope.analysis.analysis import Analysis
 from overlapscope.analysis.compare.changes import Change
 from overlapscope.analysis.compare.comparison import Comparison, compare
-from overlapscope.analysis.compare.sentences import verdict
-from overlapscope.analysis.compare.side import PARTS, Choice, Side, plans_to_compare
+from overlapscope.analysis.compare.sentences import describe_outcomes
+from overlapscope.analysis.compare.side import PARTS, ComparisonSide, StepChoice, plans_to_compare
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
-from overlapscope.trace.reader import NEIGHBOURS, read_trace
+from overlapscope.trace.reader import NEIGHBOR_STEPS, read_trace
 from tests.analysis.compare.jobs import MS, side_of, trace_of
 from tests.synthetic import write_straggling_recording
 
@@ -54,7 +54,7 @@ def test_what_takes_longer_is_named_with_how_sure_that_is() -> None:
     assert found.outcome("step", 0.0) == found.outcome("forward", 0.0) == "slower"
     assert found.outcome("exposed", 0.0) == "no difference seen"
     assert found.step.mean.ns.low < 0.4 * MS < found.step.mean.ns.high
-    (sentence,) = verdict(found, ["step"], 0.0)
+    (sentence,) = describe_outcomes(found, ["step"], 0.0)
     assert sentence.startswith("Slower: 13.0 ms → 13.4 ms, +3.")
     assert "The difference is in forward (+" in sentence
 
@@ -64,10 +64,10 @@ def test_the_blocks_that_differ_are_named_with_the_numbers_of_the_table() -> Non
     longer = replace(found.changes["forward"].mean, noise=Interval(value=4e5, low=1e5, high=7e5))
     surer = replace(longer, noise=Interval(value=5e5, low=4e5, high=6e5))
     found.changes["forward"] = Change(mean=longer, middle=surer)
-    assert verdict(found, ["step"], 0.0)[0].endswith(" The difference is in forward (+400 µs).")
+    assert describe_outcomes(found, ["step"], 0.0)[0].endswith(" The difference is in forward (+400 µs).")
     could_be_chance = replace(longer, noise=Interval(value=4e5, low=-1e5, high=9e5))
     found.changes["forward"] = Change(mean=could_be_chance, middle=surer)
-    assert verdict(found, ["step"], 0.0)[0].endswith(
+    assert describe_outcomes(found, ["step"], 0.0)[0].endswith(
         " The difference is in forward (+500 µs in the middle 80 % of steps)."
     )
 
@@ -75,7 +75,7 @@ def test_the_blocks_that_differ_are_named_with_the_numbers_of_the_table() -> Non
 def test_what_is_quicker_is_no_regression() -> None:
     found = compared(forward_ms=3)
     assert found.outcome("step", 0.0) == "faster"
-    assert verdict(found, ["step"], 0.0)[0].startswith("Faster: 13.0 ms → 12.0 ms")
+    assert describe_outcomes(found, ["step"], 0.0)[0].startswith("Faster: 13.0 ms → 12.0 ms")
 
 
 def test_the_whole_interval_has_to_be_above_what_may_fail() -> None:
@@ -83,13 +83,13 @@ def test_the_whole_interval_has_to_be_above_what_may_fail() -> None:
     low = found.share(max(found.step.mean.ns.low, found.step.middle.ns.low))
     assert found.outcome("step", low * 0.999) == "slower"
     assert found.outcome("step", low * 1.001) == "slower, but not surely enough"
-    assert "but not surely by more than 3.5 %: " in verdict(found, ["step"], 0.035)[0]
+    assert "but not surely by more than 3.5 %: " in describe_outcomes(found, ["step"], 0.035)[0]
 
 
 def test_what_the_mean_and_the_middle_say_of_each_other_is_told() -> None:
     found = compared(forward_ms={step: 10 if step % 13 == 5 else 4.2 for step in range(40)})
-    sentence = verdict(found, ["forward"], 0.0)[0]
-    assert found.changes["forward"].surest is found.changes["forward"].middle
+    sentence = describe_outcomes(found, ["forward"], 0.0)[0]
+    assert found.changes["forward"].most_significant is found.changes["forward"].middle
     assert " in the middle 80 % of the steps; +" in sentence
     assert sentence.endswith(" of all, which could be chance.")
     contradicting = replace(
@@ -99,7 +99,7 @@ def test_what_the_mean_and_the_middle_say_of_each_other_is_told() -> None:
     )
     found.changes["step"] = contradicting
     assert found.outcome("step", 0.0) == "slower"
-    sentence = verdict(found, ["step"], 0.0)[0]
+    sentence = describe_outcomes(found, ["step"], 0.0)[0]
     assert sentence.startswith("Slower: ")
     assert "−15.4 % in the mean of all." in sentence
 
@@ -108,7 +108,7 @@ def test_where_nothing_differs_it_says_how_much_would_have_been_seen() -> None:
     found = compared()
     assert found.outcome("step", 0.0) == "no difference seen"
     seen = f"{100 * found.share(found.step.seen_ns):.1f} %"
-    assert verdict(found, ["step", "exposed"], 0.0) == [
+    assert describe_outcomes(found, ["step", "exposed"], 0.0) == [
         f"No difference that this many steps could show: at least {seen} would have been seen.",
         "Exposed communication: no difference that this many steps could show: at least 0.4 % of the step would have "
         "been seen.",
@@ -117,7 +117,7 @@ def test_where_nothing_differs_it_says_how_much_would_have_been_seen() -> None:
 
 def test_two_ranges_of_one_recording_are_compared() -> None:
     trace = trace_of(60, forward_ms=dict.fromkeys(range(30, 60), 6))
-    found = compare(side_of(trace, Choice(first=3, end=30)), side_of(trace, Choice(first=30)))
+    found = compare(side_of(trace, StepChoice(first=3, end=30)), side_of(trace, StepChoice(first=30)))
     assert (found.base.steps.tolist(), found.new.steps.tolist()) == ([*range(3, 30)], [*range(30, 60)])
     assert found.changes["forward"].mean.ns.value == pytest.approx(2 * MS, rel=0.05)
     assert [pair.new_step - pair.base_step for pair in found.steps] == [27] * 5
@@ -126,13 +126,13 @@ def test_two_ranges_of_one_recording_are_compared() -> None:
 
 def test_a_range_has_no_warm_up_of_its_own() -> None:
     trace = trace_of(60)
-    assert side_of(trace, Choice(first=20, end=30)).steps.tolist() == [*range(20, 30)]
-    assert side_of(trace, Choice(end=12)).steps.tolist() == [*range(3, 12)]
+    assert side_of(trace, StepChoice(first=20, end=30)).steps.tolist() == [*range(20, 30)]
+    assert side_of(trace, StepChoice(end=12)).steps.tolist() == [*range(3, 12)]
 
 
 def test_two_plans_of_one_recording_are_compared() -> None:
     trace = trace_of(60, forward_ms=dict.fromkeys(range(3, 60, 2), 5), plan_of_step=dict.fromkeys(range(3, 60, 2), 1))
-    found = compare(side_of(trace, Choice(plan=0)), side_of(trace, Choice(plan=1)))
+    found = compare(side_of(trace, StepChoice(plan=0)), side_of(trace, StepChoice(plan=1)))
     assert (found.base.steps % 2).max() == 0
     assert (found.new.steps % 2).min() == 1
     assert found.changes["forward"].mean.ns.value == pytest.approx(1 * MS, rel=0.05)
@@ -147,15 +147,15 @@ def test_plans_of_a_few_steps_are_none_to_compare() -> None:
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
-        (Choice(first=35), "steps from 35: 5 steps to compare; a comparison takes 8 or more on each side"),
-        (Choice(end=3), "steps 0 to 2: 0 steps to compare (3 to warm up (0 to 2) kept apart)"),
+        (StepChoice(first=35), "steps from 35: 5 steps to compare; a comparison takes 8 or more on each side"),
+        (StepChoice(end=3), "steps 0 to 2: 0 steps to compare (3 to warm up (0 to 2) kept apart)"),
         (
-            Choice(plan=7),
+            StepChoice(plan=7),
             "with bucket plan 7: 0 steps to compare; a comparison takes 8 or more on each side; its bucket plans are 0",
         ),
     ],
 )
-def test_too_few_steps_are_refused(choice: Choice, said: str) -> None:
+def test_too_few_steps_are_refused(choice: StepChoice, said: str) -> None:
     with pytest.raises(OverlapScopeError, match="made-up") as error:
         side_of(trace_of(), choice)
     assert said in str(error.value)
@@ -215,9 +215,9 @@ def test_settings_that_differ_are_listed_and_other_jobs_called_so() -> None:
 
 def test_steps_consist_of_the_same_whether_or_not_all_others_were_read(tmp_path: Path) -> None:
     folder = write_straggling_recording(tmp_path, late_us=lambda rank, step: 100 * rank + 7 * (step % 5), steps=90)
-    whole, some = (read_trace(folder, steps=steps, neighbours=NEIGHBOURS) for steps in ((0, 90), (40, 60)))
+    whole, some = (read_trace(folder, steps=steps, neighbors=NEIGHBOR_STEPS) for steps in ((0, 90), (40, 60)))
     assert len(some.steps) < len(whole.steps)
-    sides = [Side.of(Analysis(trace), Choice(first=40, end=60)) for trace in (whole, some)]
+    sides = [ComparisonSide.of(Analysis(trace), StepChoice(first=40, end=60)) for trace in (whole, some)]
     for of_whole, of_some in (
         [side.parts_ns() for side in sides],
         [side.job_ns() for side in sides],

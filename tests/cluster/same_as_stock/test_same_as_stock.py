@@ -56,12 +56,12 @@ SUBJECTS = (
 @pytest.fixture(scope="module")
 def ranks_of() -> Iterator[Callable[[str, int], Ranks]]:
     """Gives so many ranks for a group of scenarios, mostly a subject: the same ones for all, one after the other."""
-    with ExitStack() as newest:
+    with ExitStack() as latest:
 
         @lru_cache(maxsize=1)
         def ranks_of(group: str, world_size: int) -> Ranks:
-            newest.close()  # those of the subject before
-            return newest.enter_context(Ranks(world_size))
+            latest.close()  # those of the subject before
+            return latest.enter_context(Ranks(world_size))
 
         yield ranks_of
 

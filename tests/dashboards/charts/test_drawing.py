@@ -22,29 +22,43 @@ from dashboards.charts.scene import Dot, Path, Rectangle, Scene, Text
 from dashboards.charts.svg import MARGIN_PX, svg_file, svg_for_page
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
-from overlapscope.lab.experiments.charts import Bar, Bars, Boxes, Figure, Line, Lines, box_of
+from overlapscope.lab.experiments.charts import (
+    BoxPlotChart,
+    FigureContent,
+    LineChart,
+    LineSeries,
+    StackedBar,
+    StackedBarChart,
+    compute_box,
+)
 
 MS = 1e6
 UNKNOWN = Interval(value=100 * MS, low=math.nan, high=math.nan)
-BARS = Bars(
+BARS = StackedBarChart(
     title="convnet",
     bars=(
-        Bar(label="ring", parts_ns={"forward": 30 * MS, "exposed": 70 * MS}, step_ns=UNKNOWN),
-        Bar(label="<tree>", parts_ns={"forward": 50 * MS}, step_ns=Interval(value=50 * MS, low=40 * MS, high=60 * MS)),
+        StackedBar(label="ring", parts_ns={"forward": 30 * MS, "exposed": 70 * MS}, step_ns=UNKNOWN),
+        StackedBar(
+            label="<tree>", parts_ns={"forward": 50 * MS}, step_ns=Interval(value=50 * MS, low=40 * MS, high=60 * MS)
+        ),
     ),
 )
-BOXES = Boxes(title="convnet", x_label="MB", boxes=(box_of("0", [10 * MS] * 4), box_of("25", [5 * MS, 20 * MS])))
-LINES = Lines(
+BOXES = BoxPlotChart(
+    title="convnet", x_label="MB", boxes=(compute_box("0", [10 * MS] * 4), compute_box("25", [5 * MS, 20 * MS]))
+)
+LINES = LineChart(
     title="convnet",
     x_label="ranks",
     y_label="step",
     is_log=True,
     lines=(
-        Line(label="measured", x=(1, 2, 4), y=(1 * MS, 2 * MS, 3 * MS), low=(1, 2, math.nan), high=(1, 2, math.nan)),
-        Line(label="predicted", x=(4, 8), y=(3 * MS, 4 * MS), style="predicted", colour=1),
+        LineSeries(
+            label="measured", x=(1, 2, 4), y=(1 * MS, 2 * MS, 3 * MS), low=(1, 2, math.nan), high=(1, 2, math.nan)
+        ),
+        LineSeries(label="predicted", x=(4, 8), y=(3 * MS, 4 * MS), style="predicted", colour=1),
     ),
 )
-FIGURE = Figure(charts=(BARS, BOXES, LINES), here=())
+FIGURE = FigureContent(charts=(BARS, BOXES, LINES), here=())
 
 
 def of_kind(scene: Scene, kind: type) -> list:
@@ -136,9 +150,9 @@ def test_an_earlier_picture_is_not_replaced(tmp_path: FilePath):
 
 def test_a_chart_without_anything_is_drawn_too():
     empty = (
-        Bars(title="", bars=()),
-        Boxes(title="", x_label="", boxes=()),
-        Lines(title="", x_label="", y_label="", lines=()),
+        StackedBarChart(title="", bars=()),
+        BoxPlotChart(title="", x_label="", boxes=()),
+        LineChart(title="", x_label="", y_label="", lines=()),
     )
     for chart in empty:
         assert png_file(draw_chart(chart))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dashboards.charts.frame import nice_ticks
 from dashboards.recording import Recording
-from dashboards.report.charts import curve_chart, trend_charts
+from dashboards.report.charts import build_curve_chart, build_trend_charts
 from overlapscope.analysis.advice import advise
 from tests.synthetic import write_recording
 
@@ -39,8 +39,8 @@ def heights(path: str) -> list[float]:
 
 
 def test_a_trend_is_drawn_at_its_figure_with_a_text_for_each_point(tmp_path: Path) -> None:
-    summary = Recording(write_recording(tmp_path / "traces", steps=20)).newest().summary
-    step_time, exposed, ratio = trend_charts(summary)
+    summary = Recording(write_recording(tmp_path / "traces", steps=20)).latest().summary
+    step_time, exposed, ratio = build_trend_charts(summary)
     (ten_ms,) = [y for y, label in step_time.y_ticks if label == "10 ms"]
     assert heights(step_time.mean) == pytest.approx([ten_ms] * 20, abs=0.06)
     assert [label for _, label in ratio.y_ticks] == ["0 %", "50 %", "100 %"]
@@ -50,8 +50,8 @@ def test_a_trend_is_drawn_at_its_figure_with_a_text_for_each_point(tmp_path: Pat
 
 
 def test_the_curve_passes_through_its_marks(tmp_path: Path) -> None:
-    snapshot = Recording(write_recording(tmp_path / "traces", steps=30)).newest()
-    chart = curve_chart(advise(snapshot).recommendation.curve)
+    snapshot = Recording(write_recording(tmp_path / "traces", steps=30)).latest()
+    chart = build_curve_chart(advise(snapshot).recommendation.curve)
     line = heights(chart.predicted)
     assert min(line) >= chart.frame.top
     assert max(line) <= chart.frame.bottom

@@ -13,7 +13,7 @@ import pytest
 
 from dashboards.pages import overview, stragglers
 from dashboards.recording import Recording, Snapshot
-from dashboards.report.html import report_html
+from dashboards.report.html import render_html_report
 from overlapscope.trace.format import PLANS_FILE, rank_folder
 from overlapscope.units import format_ns
 from tests.dashboards.test_order_page import DUMPS, faulty, healthy
@@ -23,7 +23,7 @@ NOW = datetime(2030, 1, 2, 3, 4)
 
 
 def report(folder: Path) -> str:
-    return report_html(Recording(folder).newest(), NOW)
+    return render_html_report(Recording(folder).latest(), NOW)
 
 
 def words(page: str) -> str:
@@ -100,18 +100,18 @@ def test_it_says_when_and_with_what_it_was_recorded_and_made(tmp_path: Path) -> 
 
 
 def test_it_has_the_sentences_and_figures_of_the_pages(tmp_path: Path) -> None:
-    snapshot = Recording(straggling(tmp_path / "traces")).newest()
-    page = words(report_html(snapshot, NOW))
+    snapshot = Recording(straggling(tmp_path / "traces")).latest()
+    page = words(render_html_report(snapshot, NOW))
     assert snapshot.summary.sentence in page
     assert snapshot.stragglers is not None
-    said = [*overview.headlines(snapshot.summary), *stragglers.headlines(snapshot.stragglers)]
+    said = [*overview.build_headlines(snapshot.summary), *stragglers.build_headlines(snapshot.stragglers)]
     for headline in said:
         assert f"{headline.label} {headline.value} {headline.note}".rstrip() in page
-    for row in overview.rank_rows(snapshot.trace, snapshot.rank_means):
+    for row in overview.build_rank_rows(snapshot.trace, snapshot.rank_means):
         assert " ".join([str(row.rank), row.place, *row.cells]) in page
     for finding in snapshot.stragglers.findings:
-        assert stragglers.blame_row(finding).blame in page
-    assert chapters(report_html(snapshot, NOW)) == [
+        assert stragglers.build_finding_row(finding).blame in page
+    assert chapters(render_html_report(snapshot, NOW)) == [
         *("overview", "timeline", "stragglers", "buckets", "order"),
         "about",
     ]
@@ -125,8 +125,8 @@ def drawn(page: str) -> dict[str, list[float]]:
 
 
 def test_the_typical_step_is_drawn_from_its_start_with_what_is_known_of_every_span(tmp_path: Path) -> None:
-    snapshot = Recording(write_recording(tmp_path / "traces", steps=12)).newest()
-    step = drawn(report_html(snapshot, NOW))
+    snapshot = Recording(write_recording(tmp_path / "traces", steps=12)).latest()
+    step = drawn(render_html_report(snapshot, NOW))
     spans = dict(zip(zip(step["label"], step["left"], strict=True), step["right"], strict=True))
     assert spans["backward", 3_000_000] == 7_000_000
     assert spans["bucket 1", 5_000_000] == 6_500_000
@@ -140,8 +140,8 @@ def test_the_typical_step_is_the_one_closest_to_the_mean(tmp_path: Path) -> None
     folder = write_straggling_recording(
         tmp_path / "traces", late_us=lambda _, step: 100 * step, ranks=2, steps=21, ranks_per_host=2
     )
-    summary = Recording(folder).newest().summary
-    mean_ns = summary.figures[summary.is_alike].groupby("step")["step_time_ns"].mean()
+    summary = Recording(folder).latest().summary
+    mean_ns = summary.figures[summary.is_steady].groupby("step")["step_time_ns"].mean()
     away_ns = (mean_ns - summary.mean.step.value).abs()
     assert summary.typical_step is not None
     assert away_ns[summary.typical_step] == away_ns.min()
@@ -149,8 +149,8 @@ def test_the_typical_step_is_the_one_closest_to_the_mean(tmp_path: Path) -> None
 
 
 def test_links_to_steps_that_are_not_in_it_are_text(tmp_path: Path) -> None:
-    snapshot: Snapshot = Recording(straggling(tmp_path / "traces")).newest()
-    page = report_html(snapshot, NOW)
+    snapshot: Snapshot = Recording(straggling(tmp_path / "traces")).latest()
+    page = render_html_report(snapshot, NOW)
     (step, rank, longest_ns) = snapshot.summary.longest["forward"]
     where = f"{format_ns(longest_ns)} in step {step} of rank {rank}"
     lead = ' href="#timeline"' if step == snapshot.summary.typical_step else ""

@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 
 from dashboards.pages import overview
 from dashboards.recording import Recording
-from dashboards.report.markdown import plain, report_markdown, table
+from dashboards.report.markdown import escape_markdown, format_table, render_markdown_report
 from overlapscope.trace.format import RUN_FILE, rank_folder, write_json
 from tests.dashboards.report.test_html import NOW, RECORDINGS
 from tests.dashboards.test_order_page import faulty
@@ -35,13 +35,13 @@ def read(markdown: str) -> str:
 def test_any_text_is_shown_as_it_is(text: str) -> None:
     shown = " ".join(text.split())
     # In front of it stands what it is about, as in all lines of a report.
-    said, meant = (each.replace("`", "").split() for each in (read(f"x {plain(text)}"), f"x {shown}"))
+    said, meant = (each.replace("`", "").split() for each in (read(f"x {escape_markdown(text)}"), f"x {shown}"))
     assert said == meant
 
 
 @given(cells=st.lists(MARKS, min_size=2, max_size=4))
 def test_any_text_stays_in_its_cell(cells: list[str]) -> None:
-    page = RENDER("\n".join(table(["a"] * len(cells), [cells])))
+    page = RENDER("\n".join(format_table(["a"] * len(cells), [cells])))
     found = [unescape(re.sub(r"</?code>", "", cell)) for cell in re.findall(r"<td[^>]*>(.*?)</td>", page)]
     assert [cell.replace("\N{ZERO WIDTH SPACE}", "").replace("`", "").strip() for cell in found] == [
         " ".join(cell.split()).replace("`", "").strip() for cell in cells
@@ -49,15 +49,15 @@ def test_any_text_stays_in_its_cell(cells: list[str]) -> None:
 
 
 def test_github_takes_nothing_for_a_person_or_an_issue() -> None:
-    assert re.search(r"[@#]\w", plain("collective #53 of @someone")) is None
+    assert re.search(r"[@#]\w", escape_markdown("collective #53 of @someone")) is None
 
 
 def test_it_has_the_figures_of_the_pages_in_a_table_that_renders(tmp_path: Path) -> None:
-    snapshot = Recording(write_recording(tmp_path / "traces", steps=30)).newest()
-    text = report_markdown(snapshot, NOW)
+    snapshot = Recording(write_recording(tmp_path / "traces", steps=30)).latest()
+    text = render_markdown_report(snapshot, NOW)
     page = RENDER(text)
     assert f"<strong>{snapshot.summary.sentence}</strong>" in page
-    for headline in overview.headlines(snapshot.summary):
+    for headline in overview.build_headlines(snapshot.summary):
         assert f"<li>{headline.label}: <strong>{headline.value}</strong>" in page
     assert page.count("<table>") == 3, "blocks, ranks, bucket sizes"
     assert '<td>backward</td>\n<td style="text-align:right">3.88 ms</td>' in page
@@ -67,14 +67,14 @@ def test_it_has_the_figures_of_the_pages_in_a_table_that_renders(tmp_path: Path)
 
 @pytest.mark.parametrize("kind", RECORDINGS)
 def test_every_recording_has_one(kind: str, tmp_path: Path) -> None:
-    text = report_markdown(Recording(RECORDINGS[kind](tmp_path / "traces")).newest(), NOW)
+    text = render_markdown_report(Recording(RECORDINGS[kind](tmp_path / "traces")).latest(), NOW)
     assert "## Order" in text
     assert text.endswith("\n")
     assert len(text) < 20_000, "an issue takes 65,536 characters"
 
 
 def test_a_fault_comes_first_with_what_to_try(tmp_path: Path) -> None:
-    text = report_markdown(Recording(faulty(tmp_path / "traces")).newest(), NOW)
+    text = render_markdown_report(Recording(faulty(tmp_path / "traces")).latest(), NOW)
     assert text.index("## Order") < text.index("In step 2 rank 1 launched") < text.index("What to try:")
 
 
@@ -85,5 +85,5 @@ def test_names_in_a_recording_are_text(tmp_path: Path) -> None:
         content = json.loads(run.read_text())
         content["models"][0]["class"] = "<img src=x>|**GPT**"
         write_json(run, content)
-    page = RENDER(report_markdown(Recording(folder).newest(), NOW))
+    page = RENDER(render_markdown_report(Recording(folder).latest(), NOW))
     assert "model: &lt;img src=x&gt;|**GPT**" in page

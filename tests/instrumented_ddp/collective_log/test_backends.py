@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from instrumented_ddp.collective_log.backends import require_a_device_for_each_rank
+from instrumented_ddp.collective_log.backends import require_device_per_rank
 from overlapscope.errors import OverlapScopeError
 
 
@@ -19,23 +19,23 @@ def one_device(monkeypatch):
 
 def test_two_ranks_on_one_device_are_refused():
     with pytest.raises(OverlapScopeError, match="2 ranks on a host with 1 CUDA device, and nccl needs one for each"):
-        require_a_device_for_each_rank("nccl")
+        require_device_per_rank("nccl")
 
 
 def test_gloo_lets_them_share_it():
-    require_a_device_for_each_rank("gloo")
+    require_device_per_rank("gloo")
 
 
 def test_so_does_a_newer_nccl(monkeypatch):
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 0))
-    require_a_device_for_each_rank("nccl")
+    require_device_per_rank("nccl")
 
 
 def test_and_one_that_takes_them_to_be_on_hosts_of_their_own(monkeypatch):
     monkeypatch.setenv("NCCL_HOSTID", "host-0")
-    require_a_device_for_each_rank("nccl")
+    require_device_per_rank("nccl")
 
 
 def test_as_many_devices_as_ranks_are_enough(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    require_a_device_for_each_rank("nccl")
+    require_device_per_rank("nccl")

@@ -7,7 +7,7 @@ from types import FrameType
 
 import pytest
 
-from instrumented_ddp.collective_log.call_sites import is_users_code
+from instrumented_ddp.collective_log.call_sites import is_user_code
 
 
 def frame_in(file: str, module: str) -> FrameType:
@@ -32,4 +32,4 @@ def frame_in(file: str, module: str) -> FrameType:
     ],
 )
 def test_a_frame_is_the_users_by_its_file_and_its_module(file: str, module: str, *, expected: bool) -> None:
-    assert is_users_code(frame_in(file, module)) == expected
+    assert is_user_code(frame_in(file, module)) == expected

@@ -17,8 +17,8 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
 from instrumented_ddp.collective_log.completion import CompletionWatch
-from instrumented_ddp.recording.bucket_collective import Collective
-from instrumented_ddp.recording.records import all_reduce_records
+from instrumented_ddp.recording.bucket_collective import BucketCollective
+from instrumented_ddp.recording.records import make_bitmap_records
 from instrumented_ddp.recording.timing import HostTimer
 from overlapscope.trace.format import Flag
 
@@ -69,7 +69,7 @@ def until(condition: Callable[[], bool]) -> None:
 def test_an_end_is_told_when_it_comes_and_not_before(watch):
     future: Future[int] = Future()
     told = add(watch, future, is_bucket=True)
-    watch.look()
+    watch.poll()
     assert told.times_ns == []
     before_ns = time.monotonic_ns()
     future.set_result(1)
@@ -97,7 +97,7 @@ def test_what_has_ended_is_let_go_of_also_behind_one_that_never_does(watch):
     never = Receive(is_over=False)
     add(watch, never)
     ended = [weakref.ref(work) for work in [Receive(is_over=True) for _ in range(3)] if add(watch, work)]
-    watch.look()
+    watch.poll()
     gc.collect()
     assert [work() for work in ended] == [None] * 3
 
@@ -127,7 +127,7 @@ def test_what_is_no_bucket_is_told_by_who_looks_and_wakes_no_thread(watch):
     second.set_result(1)
     assert [one.failed for one in told] == [[], []]
     assert watch._threads == []
-    watch.look_at_oldest()
+    watch.poll_oldest()
     assert [one.failed for one in told] == [[False], [False]]
 
 
@@ -136,13 +136,13 @@ def test_the_quick_look_ends_at_the_oldest_that_runs_and_the_other_tells_all(wat
     told = [add(watch, future) for future in (hangs, ended, fails)]
     ended.set_result(1)
     fails.set_exception(RuntimeError("Connection closed by peer"))
-    watch.look_at_oldest()
+    watch.poll_oldest()
     assert [one.failed for one in told] == [[], [], []]
-    watch.turn()
-    watch.turn()
+    watch.run()
+    watch.run()
     assert [one.failed for one in told] == [[], [False], [True]]
     hangs.set_result(1)
-    watch.look_at_oldest()
+    watch.poll_oldest()
     assert [one.failed for one in told] == [[False], [False], [True]]
 
 
@@ -153,7 +153,7 @@ def test_what_has_been_told_is_let_go_of(watch):
     add(watch, future)
     future.set_result(result)
     del future, result
-    watch.turn()
+    watch.run()
     gc.collect()
     assert gone() is None
 
@@ -165,7 +165,7 @@ def test_where_buckets_hold_both_threads_a_look_tells_what_has_ended(watch):
     bucket: Future[int] = Future()
     told = add(watch, bucket, is_bucket=True)
     bucket.set_result(1)
-    watch.look()
+    watch.poll()
     assert told.failed == [False]
 
 
@@ -179,7 +179,7 @@ def test_what_goes_wrong_when_somebody_is_told_is_said_and_the_others_are_told_a
     ended, told = Future(), Told()
     watch.add(ended, tell, told, is_bucket=False)
     ended.set_result(1)
-    watch.look()
+    watch.poll()
     assert [str(error) for error in errors] == ["no space left on device"]
     assert told.failed == [False]
     watch.close()
@@ -202,10 +202,10 @@ class SendOfGloo(dist.Work):
 def test_what_has_no_future_is_looked_at_and_never_waited_for(watch):
     work = SendOfGloo()
     told = add(watch, work)
-    watch.look()
+    watch.poll()
     assert told.times_ns == []
     work.is_over = True
-    watch.look()
+    watch.poll()
     assert told.failed == [False]
 
 
@@ -231,8 +231,8 @@ class MemoryLog:
 
 def test_the_end_of_a_bucket_is_what_is_heard_first_and_carries_when_it_last_ran():
     log = MemoryLog()
-    records = all_reduce_records(HostTimer(log).flags | Flag.NONE, 0, 8, "float32")
-    collective = Collective(records, 3, log)
+    records = make_bitmap_records(HostTimer(log).flags | Flag.NONE, 0, 8, "float32")
+    collective = BucketCollective(records, 3, log)
     collective.launch_ns, collective.running_ns = 100, 400
     collective.ended(500, failed=False)
     collective.ended(900, failed=False)
@@ -241,7 +241,7 @@ def test_the_end_of_a_bucket_is_what_is_heard_first_and_carries_when_it_last_ran
 
 def test_a_bucket_that_fails_did_not_complete():
     log = MemoryLog()
-    collective = Collective(all_reduce_records(Flag.NONE, 0, 8, "float32"), 3, log)
+    collective = BucketCollective(make_bitmap_records(Flag.NONE, 0, 8, "float32"), 3, log)
     collective.ended(500, failed=True)
     assert log.records == []
 

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from instrumented_ddp.plans.auto.choice import (
-    STEPS_IN_A_BLOCK,
-    candidates_of,
+    STEPS_PER_BLOCK,
     fastest,
+    propose_candidates,
     step_times_ns,
     trial_blocks,
 )
-from instrumented_ddp.plans.auto.decision import reason_for, trials_of
+from instrumented_ddp.plans.auto.decision import describe_choice, trials_of
 from overlapscope.model.plan import default_plan, uniform_plans
-from overlapscope.model.sizes import LEAST_GAIN
+from overlapscope.model.sizes import MIN_GAIN
 from tests.model.test_fit import probed_job, recording
 
 UNKNOWN = float("nan")
@@ -28,9 +28,9 @@ UNKNOWN = float("nan")
 def test_in_every_round_each_candidate_has_one_block(candidates: int) -> None:
     blocks = trial_blocks(candidates)
     assert len(blocks) <= 30
-    for steps_of_round in np.split(blocks, len(blocks) // (candidates * STEPS_IN_A_BLOCK)):
+    for steps_of_round in np.split(blocks, len(blocks) // (candidates * STEPS_PER_BLOCK)):
         assert sorted(set(steps_of_round.tolist())) == list(range(candidates))
-    assert np.bincount(blocks).min() >= 2 * STEPS_IN_A_BLOCK
+    assert np.bincount(blocks).min() >= 2 * STEPS_PER_BLOCK
 
 
 def test_the_first_step_of_a_block_does_not_count() -> None:
@@ -44,9 +44,9 @@ def test_the_first_step_of_a_block_does_not_count() -> None:
 def test_what_stays_is_in_force_already_or_faster_by_what_is_worth_a_change(times_ns: list[float]) -> None:
     chosen = fastest(np.array(times_ns))
     if chosen:
-        assert times_ns[chosen] == min(times_ns) < (1 - LEAST_GAIN) * times_ns[0]
+        assert times_ns[chosen] == min(times_ns) < (1 - MIN_GAIN) * times_ns[0]
     else:
-        assert min(times_ns) >= (1 - LEAST_GAIN) * times_ns[0]
+        assert min(times_ns) >= (1 - MIN_GAIN) * times_ns[0]
 
 
 @pytest.mark.parametrize("times_ns", [[UNKNOWN, 1.0], [5.0, UNKNOWN], [UNKNOWN, UNKNOWN]])
@@ -57,11 +57,11 @@ def test_what_could_not_be_compared_changes_nothing(times_ns: list[float]) -> No
 def test_a_job_that_is_bound_by_its_network_has_candidates_that_are_predicted_to_be_faster() -> None:
     observations = recording(probed_job(), noise=0.01)
     in_force = default_plan(observations.gradients).buckets
-    first, *others = candidates_of(observations, in_force, lanes=1)
+    first, *others = propose_candidates(observations, in_force, lanes=1)
     assert first.buckets == in_force
     assert first.setting == "bucket_cap_mb=None"
     assert others
-    assert min(each.predicted_ns for each in others) < (1 - LEAST_GAIN) * first.predicted_ns
+    assert min(each.predicted_ns for each in others) < (1 - MIN_GAIN) * first.predicted_ns
     assert len({each.buckets for each in (first, *others)}) == 1 + len(others) <= 4
 
 
@@ -71,7 +71,7 @@ def test_whatever_is_in_force_comes_first_and_is_not_tried_twice(place: int) -> 
     observations = recording(probed_job(), noise=0.01)
     sizes = uniform_plans(observations.gradients)
     in_force = sizes[place % len(sizes)].buckets
-    first, *others = candidates_of(observations, in_force, lanes=2)
+    first, *others = propose_candidates(observations, in_force, lanes=2)
     assert first.buckets == in_force
     assert in_force not in [each.buckets for each in others]
 
@@ -79,7 +79,7 @@ def test_whatever_is_in_force_comes_first_and_is_not_tried_twice(place: int) -> 
 def test_a_job_whose_network_is_no_matter_is_left_alone() -> None:
     observations = recording(replace(probed_job(), wire=(1.0, 1e-6)))
     in_force = default_plan(observations.gradients).buckets
-    (only,) = candidates_of(observations, in_force, lanes=1)
+    (only,) = propose_candidates(observations, in_force, lanes=1)
     assert only.buckets == in_force
 
 
@@ -93,13 +93,13 @@ def test_a_job_whose_network_is_no_matter_is_left_alone() -> None:
 )
 def test_the_reason_is_a_sentence_with_both_times(measured_ns: list[float], chosen: int, said: str) -> None:
     observations = recording(probed_job(), noise=0.01)
-    candidates = candidates_of(observations, default_plan(observations.gradients).buckets, lanes=1)[:3]
+    candidates = propose_candidates(observations, default_plan(observations.gradients).buckets, lanes=1)[:3]
     trials = trials_of(candidates, np.array(measured_ns[: len(candidates)]))
-    assert reason_for(trials, chosen).startswith(said.format(*(each.setting for each in candidates)))
+    assert describe_choice(trials, chosen).startswith(said.format(*(each.setting for each in candidates)))
 
 
 def test_without_candidates_the_reason_is_that_nothing_promised_to_be_faster() -> None:
     observations = recording(replace(probed_job(), wire=(1.0, 1e-6)))
-    candidates = candidates_of(observations, default_plan(observations.gradients).buckets, lanes=1)
-    said = reason_for(trials_of(candidates, np.array([UNKNOWN])), 0)
+    candidates = propose_candidates(observations, default_plan(observations.gradients).buckets, lanes=1)
+    said = describe_choice(trials_of(candidates, np.array([UNKNOWN])), 0)
     assert said == "bucket_cap_mb=None stays: no other plan was predicted to gain 1.0 % of a step"

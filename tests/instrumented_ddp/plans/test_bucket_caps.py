@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch.nn.parallel import distributed
 
 from overlapscope.model.partition import Gradients
-from overlapscope.model.plan import caps_mb_of
-from overlapscope.model.plan_table import buckets_of_cuts
+from overlapscope.model.plan import find_caps_mb
+from overlapscope.model.plan_table import buckets_from_cuts
 from tests.model.test_partition import gradients
 
 pytestmark = pytest.mark.skipif(not hasattr(distributed, "_BucketCapacityConfig"), reason="needs torch 2.13")
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(not hasattr(distributed, "_BucketCapacityConfig"
 def test_torch_makes_the_plan_of_the_list(gradients: Gradients, data: st.DataObject) -> None:
     """Any plan of one kind, also one that no single cap gives."""
     cuts = data.draw(st.lists(st.booleans(), min_size=len(gradients.order), max_size=len(gradients.order)))
-    plan = buckets_of_cuts(torch.tensor(cuts).numpy(), gradients)
-    caps = caps_mb_of(plan, gradients)
+    plan = buckets_from_cuts(torch.tensor(cuts).numpy(), gradients)
+    caps = find_caps_mb(plan, gradients)
     assert caps is not None
     config = distributed._BucketCapacityConfig.create(None, caps, False)
     _, limits = config.compute_bucket_size_limits(False, False)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from instrumented_ddp.recording.attempt import attempt_folder, is_over
-from overlapscope.diagnosis.process import began_ns
+from instrumented_ddp.recording.attempt import find_attempt_folder, has_attempt_ended
+from overlapscope.diagnosis.process import read_process_start_ns
 from overlapscope.trace import host
 from overlapscope.trace.format import ENDED_FILE, JOINING_FILE, rank_folder, write_json
 
@@ -34,13 +34,13 @@ def joins(attempt: Path, rank: int, pid: int, *, time_ns: int, **where: Any) -> 
     """A process has come to init_process_group."""
     folder = rank_folder(attempt, rank)
     folder.mkdir(parents=True, exist_ok=True)
-    here = {"host": socket.gethostname(), "boot_id": host.boot_identity(), "pid": pid, "time_ns": time_ns}
+    here = {"host": socket.gethostname(), "boot_id": host.get_boot_id(), "pid": pid, "time_ns": time_ns}
     write_json(folder / JOINING_FILE, here | where)
     return folder
 
 
 def this_began_ns() -> int:
-    began = began_ns()
+    began = read_process_start_ns()
     assert began is not None
     return began
 
@@ -55,38 +55,38 @@ def test_when_a_process_began_is_known() -> None:
 
 
 def test_ranks_that_come_at_the_same_time_are_of_one_attempt(tmp_path: Path, running: int) -> None:
-    assert not is_over(tmp_path, 0, 5)
+    assert not has_attempt_ended(tmp_path, 0, 5)
     joins(tmp_path, 0, running, time_ns=host.host_now_ns())
-    assert not is_over(tmp_path, 1, host.host_now_ns())
+    assert not has_attempt_ended(tmp_path, 1, host.host_now_ns())
 
 
 def test_a_rank_that_another_process_has_been_is_of_the_next(tmp_path: Path) -> None:
     joins(tmp_path, 0, GONE, time_ns=SECOND_NS)
-    assert is_over(tmp_path, 0, None)
+    assert has_attempt_ended(tmp_path, 0, None)
     joins(tmp_path, 1, 1, time_ns=SECOND_NS, host="elsewhere")
-    assert is_over(tmp_path, 1, None)
+    assert has_attempt_ended(tmp_path, 1, None)
 
 
 def test_a_rank_that_begins_after_the_end_of_another_is_of_the_next(tmp_path: Path) -> None:
     """Although no process has been this rank: it died before it came so far."""
     folder = joins(tmp_path, 0, GONE, time_ns=10 * SECOND_NS)
-    assert not is_over(tmp_path, 1, 9 * SECOND_NS)  # it was there before: both were started together
-    assert is_over(tmp_path, 1, 11 * SECOND_NS)
+    assert not has_attempt_ended(tmp_path, 1, 9 * SECOND_NS)  # it was there before: both were started together
+    assert has_attempt_ended(tmp_path, 1, 11 * SECOND_NS)
     write_json(folder / ENDED_FILE, {"how": "ended", "time_ns": 20 * SECOND_NS})
-    assert not is_over(tmp_path, 1, 19 * SECOND_NS)
-    assert is_over(tmp_path, 1, 21 * SECOND_NS)
+    assert not has_attempt_ended(tmp_path, 1, 19 * SECOND_NS)
+    assert has_attempt_ended(tmp_path, 1, 21 * SECOND_NS)
 
 
 def test_as_long_as_one_of_its_ranks_is_there_an_attempt_goes_on(tmp_path: Path, running: int) -> None:
     joins(tmp_path, 0, GONE, time_ns=SECOND_NS)
     joins(tmp_path, 1, running, time_ns=host.host_now_ns())
-    assert not is_over(tmp_path, 0, host.host_now_ns())
-    assert not is_over(tmp_path, 2, host.host_now_ns())
+    assert not has_attempt_ended(tmp_path, 0, host.host_now_ns())
+    assert not has_attempt_ended(tmp_path, 2, host.host_now_ns())
 
 
 def test_of_ranks_elsewhere_nothing_is_concluded(tmp_path: Path) -> None:
     joins(tmp_path, 0, 1, time_ns=SECOND_NS, host="elsewhere")
-    assert not is_over(tmp_path, 1, 11 * SECOND_NS)
+    assert not has_attempt_ended(tmp_path, 1, 11 * SECOND_NS)
 
 
 @pytest.fixture
@@ -99,17 +99,17 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_next_attempt_has_a_folder_inside_and_keeps_it(recorded: Path) -> None:
-    assert attempt_folder(recorded, 0) == recorded / "restart_1"
+    assert find_attempt_folder(recorded, 0) == recorded / "restart_1"
     joins(recorded / "restart_1", 0, os.getpid(), time_ns=host.host_now_ns())
-    assert attempt_folder(recorded, 0) == recorded / "restart_1"
-    assert attempt_folder(recorded, 1) == recorded / "restart_1"
+    assert find_attempt_folder(recorded, 0) == recorded / "restart_1"
+    assert find_attempt_folder(recorded, 1) == recorded / "restart_1"
 
 
 def test_torchruns_count_is_the_number_where_attempts_have_left_nothing(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
-    assert attempt_folder(recorded, 0) == recorded / "restart_3"
+    assert find_attempt_folder(recorded, 0) == recorded / "restart_3"
 
 
 def test_the_first_attempt_that_is_recorded_has_the_folder_itself(
@@ -117,13 +117,13 @@ def test_the_first_attempt_that_is_recorded_has_the_folder_itself(
 ) -> None:
     monkeypatch.setenv("OVERLAPSCOPE_TRACE", str(tmp_path))
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
-    assert attempt_folder(tmp_path, 0) == tmp_path
+    assert find_attempt_folder(tmp_path, 0) == tmp_path
 
 
 def test_a_folder_that_the_script_names_is_only_shared_by_restarts(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OVERLAPSCOPE_TRACE")
-    assert attempt_folder(recorded, 0) == recorded  # which refuses: it may be the run of another day
+    assert find_attempt_folder(recorded, 0) == recorded  # which refuses: it may be the run of another day
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert attempt_folder(recorded, 0) == recorded / "restart_1"
+    assert find_attempt_folder(recorded, 0) == recorded / "restart_1"

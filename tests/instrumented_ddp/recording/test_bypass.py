@@ -6,38 +6,40 @@ from types import SimpleNamespace
 
 import torch
 
-from instrumented_ddp.recording.bypass import Bypass
+from instrumented_ddp.recording.bypass import UnreducedGradientDetector
 from overlapscope.trace.format import NO_CALL_SITE
 
 LINE = 7
 
 
-def bypassed() -> tuple[Bypass, torch.nn.Linear]:
+def bypassed() -> tuple[UnreducedGradientDetector, torch.nn.Linear]:
     """A module whose gradients came from a pass that did not go through its wrapper."""
     module = torch.nn.Linear(2, 1)
-    call_sites = SimpleNamespace(number_of_caller=lambda: LINE)
-    bypass = Bypass([*module.parameters()], SimpleNamespace(call_sites=call_sites, elements_reduced_by_user=0))  # type: ignore[arg-type]
+    call_sites = SimpleNamespace(get_caller_number=lambda: LINE)
+    bypass = UnreducedGradientDetector(
+        [*module.parameters()], SimpleNamespace(call_sites=call_sites, elements_reduced_by_user=0)
+    )  # type: ignore[arg-type]
     module(torch.ones(1, 2)).sum().backward()
-    bypass.gradient_comes()
+    bypass.on_local_gradient()
     return bypass, module
 
 
 def test_its_own_optimizer_uses_them() -> None:
     bypass, module = bypassed()
-    assert bypass.line_of_unreduced(torch.optim.SGD(module.parameters(), lr=0.1)) == LINE
+    assert bypass.take_unreduced_call_site(torch.optim.SGD(module.parameters(), lr=0.1)) == LINE
 
 
 def test_another_models_optimizer_leaves_them_to_be_set_to_zero() -> None:
     """A discriminator gets gradients from the loss of its generator."""
     bypass, module = bypassed()
     other = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
-    assert bypass.line_of_unreduced(other) == NO_CALL_SITE
+    assert bypass.take_unreduced_call_site(other) == NO_CALL_SITE
     own = torch.optim.SGD(module.parameters(), lr=0.1)
     own.zero_grad()
-    assert bypass.line_of_unreduced(own) == NO_CALL_SITE
+    assert bypass.take_unreduced_call_site(own) == NO_CALL_SITE
 
 
 def test_another_models_optimizer_does_not_hide_them_from_their_own() -> None:
     bypass, module = bypassed()
-    bypass.line_of_unreduced(torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1))
-    assert bypass.line_of_unreduced(torch.optim.SGD(module.parameters(), lr=0.1)) == LINE
+    bypass.take_unreduced_call_site(torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1))
+    assert bypass.take_unreduced_call_site(torch.optim.SGD(module.parameters(), lr=0.1)) == LINE

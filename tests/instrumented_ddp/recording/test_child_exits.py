@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from instrumented_ddp.recording import child_exits
-from overlapscope.trace.exits import Exit, read_exits
+from overlapscope.trace.exits import ProcessExit, read_exits
 
 LAUNCHER = """
 import multiprocessing, os, runpy, signal, subprocess, sys, time
@@ -52,8 +52,8 @@ def test_status_and_signal_are_written_down_and_whether_the_launcher_sent_it(tmp
         check=True,
     )
     pids = {name: int(pid) for name, pid in (pair.split("=") for pair in ran.stdout.split())}
-    exits: dict[int, Exit] = {each.pid: each for each in read_exits(tmp_path, [])}
-    found = {name: (exits[pid].status, exits[pid].told_signal) for name, pid in pids.items()}
+    exits: dict[int, ProcessExit] = {each.pid: each for each in read_exits(tmp_path, [])}
+    found = {name: (exits[pid].status, exits[pid].signal_received) for name, pid in pids.items()}
     assert found == {
         "failing": (4, None),
         "terminated": (-signal.SIGTERM, signal.SIGTERM),
@@ -62,4 +62,4 @@ def test_status_and_signal_are_written_down_and_whether_the_launcher_sent_it(tmp
         "signal": (-signal.SIGKILL, None),
     }
     assert len(exits) == len(pids)
-    assert all((each.told_ns is None) == (each.told_signal is None) for each in exits.values())
+    assert all((each.signaled_at_ns is None) == (each.signal_received is None) for each in exits.values())

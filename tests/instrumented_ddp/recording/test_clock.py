@@ -16,7 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from instrumented_ddp.recording import clock as clock_module
-from instrumented_ddp.recording.clock import ClockSampling
+from instrumented_ddp.recording.clock import ClockSync
 from instrumented_ddp.recording.clock_pings import PingConnection
 from instrumented_ddp.recording.clock_server import HALF_TOKEN_BYTES, PING, ClockServer
 from overlapscope.trace import host
@@ -168,7 +168,7 @@ def test_a_server_that_closes_says_so_and_waits_for_a_last_burst(running):
     with running.connect() as connection:
         running.close()
         connection.read_farewell()
-        assert connection.has_farewell
+        assert connection.is_server_closing
         assert connection.burst()[0] == 100
     running.thread.join(TIME_LIMIT_S)
     assert not running.thread.is_alive()
@@ -177,24 +177,24 @@ def test_a_server_that_closes_says_so_and_waits_for_a_last_burst(running):
 def test_a_farewell_between_two_pings_is_no_answer(running):
     with running.connect() as connection:
         running.close()
-        wait_until(lambda: connection.burst()[0] == 100 and connection.has_farewell)
+        wait_until(lambda: connection.burst()[0] == 100 and connection.is_server_closing)
 
 
 # -- ranks: they find each other by the store ----------------------------------------------------------------------
 
 
 @pytest.fixture
-def ranks(tmp_path: Path, lone_rank: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ClockSampling]]:
+def ranks(tmp_path: Path, lone_rank: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ClockSync]]:
     """Makes the sampling of several ranks in this process, with a store of their own and the boot they are given."""
     store = dist.HashStore()
     monkeypatch.setattr(clock_module, "_get_default_store", lambda: store)
-    made: list[ClockSampling] = []
+    made: list[ClockSync] = []
 
-    def make(rank: int, identity: str | None) -> ClockSampling:
-        monkeypatch.setattr(host, "boot_identity", lambda: identity)
+    def make(rank: int, identity: str | None) -> ClockSync:
+        monkeypatch.setattr(host, "get_boot_id", lambda: identity)
         folder = tmp_path / "traces" / f"rank_{rank}"
         folder.mkdir(parents=True, exist_ok=True)
-        made.append(ClockSampling(folder, rank))
+        made.append(ClockSync(folder, rank))
         return made[-1]
 
     yield make
@@ -215,7 +215,7 @@ def test_a_rank_of_another_host_pings_at_the_start_at_a_rebuild_now_and_then_and
     ranks(0, "host 0")
     reporter = ranks(1, "host 1")
     wait_until(lambda: reasons_of(tmp_path, 1) == ["start"])
-    reporter.plan_is_rebuilt()
+    reporter.on_plan_rebuilt()
     wait_until(lambda: "rebuild" in reasons_of(tmp_path, 1))
     wait_until(lambda: "periodic" in reasons_of(tmp_path, 1))
     reporter.close()
@@ -278,8 +278,8 @@ def a_process_that_serves(store_file: Path, folder: Path) -> Iterator[int]:
     child = os.fork()
     if child == 0:
         clock_module._get_default_store = lambda: dist.FileStore(str(store_file), 2)
-        host.boot_identity = lambda: "host 0"
-        ClockSampling(folder / "rank_0", 0)
+        host.get_boot_id = lambda: "host 0"
+        ClockSync(folder / "rank_0", 0)
         time.sleep(TIME_LIMIT_S)
         os._exit(0)
     try:
@@ -295,11 +295,11 @@ def test_a_rank_0_that_is_killed_costs_one_line_and_keeps_what_was_sampled(tmp_p
     store_file = tmp_path / "store"
     with a_process_that_serves(store_file, folder):
         monkeypatch.setattr(clock_module, "_get_default_store", lambda: dist.FileStore(str(store_file), 2))
-        monkeypatch.setattr(host, "boot_identity", lambda: "host 1")
-        reporter = ClockSampling(folder / "rank_1", 1)
+        monkeypatch.setattr(host, "get_boot_id", lambda: "host 1")
+        reporter = ClockSync(folder / "rank_1", 1)
         wait_until(lambda: bool(lines_of(tmp_path, 1)))
     wait_until(lambda: not reporter._thread.is_alive())
-    reporter.plan_is_rebuilt()
+    reporter.on_plan_rebuilt()
     reporter.close()
     assert reasons_of(tmp_path, 1)[0] == "start"
     (line,) = caplog.messages
@@ -315,8 +315,8 @@ def test_a_file_that_cant_be_written_costs_one_line(tmp_path, ranks, caplog):
 
 
 def test_without_a_default_process_group_there_is_nobody_to_ask(tmp_path):
-    sampling = ClockSampling(tmp_path, 1)
-    sampling.plan_is_rebuilt()
+    sampling = ClockSync(tmp_path, 1)
+    sampling.on_plan_rebuilt()
     sampling.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -325,10 +325,10 @@ def test_closing_twice_is_closing_once(ranks):
     sampling = ranks(0, "host 0")
     sampling.close()
     sampling.close()
-    sampling.plan_is_rebuilt()
+    sampling.on_plan_rebuilt()
 
 
 def test_the_boot_identity_is_that_of_the_kernel():
-    identity = host.boot_identity()
+    identity = host.get_boot_id()
     assert identity is not None
     assert identity.startswith(Path("/proc/sys/kernel/random/boot_id").read_text().strip())

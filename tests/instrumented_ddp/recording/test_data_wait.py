@@ -33,7 +33,7 @@ def test_the_wait_for_a_data_loader_is_told_from_what_else_the_loop_does(traces)
         optimizer.step()
     trace = recorded(model, traces)
     phases = trace.phases
-    in_order = ["loop", "data_wait", "loop", "forward", "data_wait", "backward", "finalise", "optimizer"]
+    in_order = ["loop", "data_wait", "loop", "forward", "data_wait", "backward", "finalize", "optimizer"]
     assert phases_by_step(trace) == {0: in_order[3:], 1: in_order, 2: in_order}
     lasted_ns = (phases["end_ns"] - phases["start_ns"])[phases["step"] > 0].groupby(phases["phase"].astype(str)).sum()
     assert lasted_ns["data_wait"] >= 4 * 20_000_000

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
-from instrumented_ddp.collective_log.position import Position
+from instrumented_ddp.collective_log.position import TrainingPosition
 from instrumented_ddp.recording.gc_pauses import GcPauses
 from overlapscope.trace.format import Kind, pack_body
 from overlapscope.trace.reader import Trace, read_trace
-from overlapscope.trace.writer import EventLog
+from overlapscope.trace.writer import EventLogWriter
 from tests.synthetic import make_rank
 
 US = 1_000
@@ -29,7 +29,7 @@ def _nothing_is_collected_unasked() -> Iterator[None]:
 
 
 @pytest.fixture
-def log(tmp_path) -> Iterator[EventLog]:
+def log(tmp_path) -> Iterator[EventLogWriter]:
     log = make_rank(tmp_path, 0, world_size=1)
     yield log
     log.close()
@@ -40,7 +40,7 @@ def the_clock_reads(monkeypatch, *times_us: int) -> None:
     monkeypatch.setattr("instrumented_ddp.recording.gc_pauses.host_now_ns", lambda: next(readings) * US)
 
 
-def pauses(log: EventLog) -> list[list[int]]:
+def pauses(log: EventLogWriter) -> list[list[int]]:
     """Step, generation, start and end in microseconds."""
     log.close()
     table = read_trace(log.path.parents[1]).pauses
@@ -50,7 +50,7 @@ def pauses(log: EventLog) -> list[list[int]]:
 
 def test_a_collection_of_50_us_or_more_is_recorded_with_its_generation(log, monkeypatch):
     the_clock_reads(monkeypatch, 1000, 1050, 2000, 2049, 3000, 3700)
-    watch = GcPauses(log, Position(step=7))
+    watch = GcPauses(log, TrainingPosition(step=7))
     for generation in (1, 0, 2):
         gc.collect(generation)
     watch.close()
@@ -60,7 +60,7 @@ def test_a_collection_of_50_us_or_more_is_recorded_with_its_generation(log, monk
 def test_nothing_is_watched_any_more_after_it_was_closed(log, monkeypatch):
     the_clock_reads(monkeypatch)
     before = list(gc.callbacks)
-    watch = GcPauses(log, Position())
+    watch = GcPauses(log, TrainingPosition())
     watch.close()
     watch.close()
     assert gc.callbacks == before
@@ -70,7 +70,7 @@ def test_nothing_is_watched_any_more_after_it_was_closed(log, monkeypatch):
 
 def test_a_forked_process_does_not_write_into_the_log_of_its_parent(log, monkeypatch):
     the_clock_reads(monkeypatch, 1000, 9000, 10_000, 19_000)
-    watch = GcPauses(log, Position())
+    watch = GcPauses(log, TrainingPosition())
     child = os.fork()
     if child == 0:
         gc.collect()
@@ -90,8 +90,8 @@ def test_a_collection_while_the_log_grows_does_not_lock_up(log, monkeypatch):
         allocate(*where)
 
     monkeypatch.setattr("os.posix_fallocate", collect_and_allocate)
-    watch = GcPauses(log, Position())
-    for time_ns in range(EventLog.chunk_slots + 1):
+    watch = GcPauses(log, TrainingPosition())
+    for time_ns in range(EventLogWriter.chunk_slots + 1):
         log.append(pack_body(Kind.PLAN), 0, time_ns, time_ns)
     watch.close()
     assert len(pauses(log)) == 1

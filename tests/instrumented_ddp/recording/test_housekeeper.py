@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from instrumented_ddp.recording.housekeeper import Housekeeper
+from instrumented_ddp.recording.housekeeper import BackgroundScheduler
 
 TIME_LIMIT_S = 20
 
@@ -19,7 +19,7 @@ class Counted:
         self._pause_s = pause_s
         self._had_turn = threading.Condition()
 
-    def turn(self) -> float:
+    def run(self) -> float:
         with self._had_turn:
             self.turns += 1
             self._had_turn.notify_all()
@@ -34,13 +34,13 @@ class Counted:
 
 
 class Failing(Counted):
-    def turn(self) -> float:
-        super().turn()
+    def run(self) -> float:
+        super().run()
         raise RuntimeError("lost")
 
 
 def test_each_job_has_its_turn_when_it_is_due_and_ends_with_the_housekeeper():
-    housekeeper = Housekeeper(0)
+    housekeeper = BackgroundScheduler(0)
     often, seldom = Counted(0.001), Counted(1000)
     housekeeper.add(often)
     housekeeper.add(seldom)
@@ -53,7 +53,7 @@ def test_each_job_has_its_turn_when_it_is_due_and_ends_with_the_housekeeper():
 
 
 def test_a_job_that_is_woken_has_its_turn_at_once():
-    housekeeper = Housekeeper(0)
+    housekeeper = BackgroundScheduler(0)
     job = Counted(1000)
     housekeeper.add(job)
     for turns in range(1, 5):
@@ -63,18 +63,18 @@ def test_a_job_that_is_woken_has_its_turn_at_once():
 
 
 def test_a_job_that_fails_costs_one_line_and_the_others_nothing(caplog):
-    housekeeper = Housekeeper(3)
+    housekeeper = BackgroundScheduler(3)
     failing, other = Failing(0, "failing"), Counted(0.001)
     housekeeper.add(failing)
     housekeeper.add(other)
     assert other.had(20)
     housekeeper.close(TIME_LIMIT_S)
     assert failing.turns == 1
-    assert not housekeeper.does(failing)
+    assert not housekeeper.is_scheduled(failing)
     assert caplog.messages == ["rank 3: failing failed and is off: RuntimeError('lost')"]
 
 
 def test_one_without_jobs_has_no_thread():
     before = threading.active_count()
-    Housekeeper(0).close(TIME_LIMIT_S)
+    BackgroundScheduler(0).close(TIME_LIMIT_S)
     assert threading.active_count() == before

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from instrumented_ddp.recording.housekeeper import Housekeeper
+from instrumented_ddp.recording.housekeeper import BackgroundScheduler
 from instrumented_ddp.recording.links import LinkSampler, sample_connections
 from overlapscope.trace.format import LINKS_FILE
 
@@ -102,8 +102,8 @@ def wait_for_samples(folder: Path, count: int) -> None:
 
 
 @pytest.fixture
-def housekeeper() -> Iterator[Housekeeper]:
-    housekeeper = Housekeeper(0)
+def housekeeper() -> Iterator[BackgroundScheduler]:
+    housekeeper = BackgroundScheduler(0)
     yield housekeeper
     housekeeper.close(TIME_LIMIT_S)
 
@@ -117,7 +117,7 @@ def test_the_last_sample_is_taken_when_the_recording_is_closed(tmp_path, houseke
 
 
 def test_a_sample_is_taken_at_the_begin_and_whenever_another_part_of_the_run_begins(tmp_path, monkeypatch, housekeeper):
-    monkeypatch.setattr("instrumented_ddp.recording.links._SHORTEST_DISTANCE_S", TIME_LIMIT_S)
+    monkeypatch.setattr("instrumented_ddp.recording.links._MIN_INTERVAL_S", TIME_LIMIT_S)
     with connected():
         sampler = LinkSampler(tmp_path, housekeeper)
         wait_for_samples(tmp_path, 1)

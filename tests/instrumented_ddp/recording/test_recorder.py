@@ -26,7 +26,7 @@ def test_a_plain_loop_gives_a_step_per_optimizer_step_with_its_phases_in_order(t
         backward(model)
         optimizer.step()
     trace = recorded(model, traces)
-    once = ["forward", "backward", "finalise", "optimizer"]
+    once = ["forward", "backward", "finalize", "optimizer"]
     assert phases_by_step(trace) == {0: once, 1: ["loop", *once], 2: ["loop", *once]}
     assert list(trace.steps["step"]) == [0, 1, 2]
     assert list(trace.steps["start_ns"])[1:] == list(trace.steps["end_ns"])[:-1], "steps leave no gap"
@@ -51,7 +51,7 @@ def test_accumulation_under_no_sync_is_part_of_one_step_and_marked(traces):
         backward(model)
         optimizer.step()
     trace = recorded(model, traces)
-    one_step = ["loop", "forward", "backward", "loop", "forward", "backward", "finalise", "optimizer"]
+    one_step = ["loop", "forward", "backward", "loop", "forward", "backward", "finalize", "optimizer"]
     assert phases_by_step(trace)[1] == one_step
     backwards = trace.phases[trace.phases["phase"] == "backward"].sort_values("start_ns")
     assert list(backwards["no_sync"]) == [True, False, True, False]
@@ -70,7 +70,7 @@ def test_a_closure_runs_inside_the_optimizer_and_its_update_follows_the_backward
 
     for _ in range(2):
         optimizer.step(closure)
-    one_step = ["forward", "backward", "optimizer", "forward", "backward", "finalise", "optimizer"]
+    one_step = ["forward", "backward", "optimizer", "forward", "backward", "finalize", "optimizer"]
     assert phases_by_step(recorded(model, traces)) == {0: one_step, 1: ["loop", *one_step]}
 
 
@@ -131,7 +131,7 @@ def test_an_optimizer_of_another_model_is_not_part_of_the_loop(traces):
         others.step()
         optimizer.step()
     trace = recorded(model, traces)
-    assert phases_by_step(trace)[0] == ["forward", "backward", "finalise", "optimizer"]
+    assert phases_by_step(trace)[0] == ["forward", "backward", "finalize", "optimizer"]
 
 
 def test_without_an_optimizer_of_torch_a_step_ends_where_the_next_forward_begins(traces):
@@ -155,7 +155,7 @@ def test_an_update_that_is_left_out_ends_no_step(traces):
             optimizer.step()
     trace = recorded(model, traces)
     assert list(trace.steps["step"]) == [0, 1]
-    once = ["loop", "forward", "backward", "finalise"]
+    once = ["loop", "forward", "backward", "finalize"]
     assert phases_by_step(trace) == {0: [*once[1:], *once, "optimizer"], 1: [*once, *once, "optimizer"]}
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import socket
 
-from instrumented_ddp.recording.tcp_sockets import endpoint, tcp_sockets
+from instrumented_ddp.recording.tcp_sockets import endpoint, iter_tcp_sockets
 
 
 def names() -> list[str]:
-    return [endpoint(one.getsockname()) for one in tcp_sockets()]
+    return [endpoint(one.getsockname()) for one in iter_tcp_sockets()]
 
 
 def test_tcp_sockets_are_seen_and_no_others() -> None:

@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from instrumented_ddp.plans.auto.meter import Meter
 from instrumented_ddp.recording import timing
-from instrumented_ddp.recording.timing import CudaTimer, HostTimer, PhasesOnly, bucket_timer_of
+from instrumented_ddp.recording.timing import CudaTimer, HostTimer, NullTimer, make_bucket_timer
 from instrumented_ddp.session import open_session
 from overlapscope.trace.format import Flag, Phase
-from overlapscope.trace.group_log import HEADER_BYTES, GroupHeader, group_file
+from overlapscope.trace.group_log import HEADER_BYTES, CollectiveLogHeader, group_file
 from overlapscope.trace.reader import read_trace
 
 
@@ -113,10 +113,10 @@ def test_an_event_is_written_in_host_time_once_the_device_has_passed_it(device, 
     start = timer.mark()
     device.host_ns += 1_000_000
     timer.write(b"span", 0, start, timer.mark())
-    timer.step_begins()
+    timer.on_step_start()
     assert log.records == [], "the device is still behind, and nobody waits for it"
     device.host_ns += 10_000_000
-    timer.step_begins()
+    timer.on_step_start()
     ((body, step, start_ns, end_ns),) = log.records
     assert (body, step) == (b"span", 0)
     assert start_ns == pytest.approx(1_003_000_000, abs=100)
@@ -143,7 +143,7 @@ def errors_over(steps: int, device: FakeDevice, log: MemoryLog) -> list[int]:
         true_ns.append(device.host_ns + device.lag_ns)
         mark = timer.mark()
         timer.write(b"", step, mark, mark)
-        timer.step_begins()
+        timer.on_step_start()
     assert len(log.records) >= steps - 1
     return [abs(start_ns - true) for (_, _, start_ns, _), true in zip(log.records, true_ns, strict=False)]
 
@@ -187,7 +187,7 @@ def test_the_mark_that_ends_a_step_may_begin_the_next(device, log):
         device.host_ns += 1_000_000
         end_of_step = timer.mark()
         timer.write(b"step", step, begin, end_of_step)
-        timer.step_begins()
+        timer.on_step_start()
     timer.close()
     starts = [start_ns for _, _, start_ns, _ in log.records]
     ends = [end_ns for _, _, _, end_ns in log.records]
@@ -203,7 +203,7 @@ def test_events_come_from_a_pool_that_stops_growing(device, log):
             mark = timer.mark()
             timer.write(b"", step, mark, mark)
         device.host_ns += 1_000_000
-        timer.step_begins()
+        timer.on_step_start()
         made.append(device.events_made)
     assert made[-1] == made[5]
 
@@ -225,13 +225,13 @@ def test_a_mark_in_a_capture_is_left_out_and_holds_up_nothing(device, log, caplo
     for _ in range(2):
         start = timer.mark()
         timer.write(b"captured", 0, start, timer.mark())
-        timer.step_begins()
+        timer.on_step_start()
     device.is_capturing = False
     after = timer.mark()
     timer.write(b"across", 0, start, after)
     timer.write(b"after", 0, after, after)
     device.host_ns += 1_000_000
-    timer.step_begins()
+    timer.on_step_start()
     assert [body for body, *_ in log.records] == [b"before", b"after"]
     assert len(caplog.records) <= 1, "said once a process"
 
@@ -241,11 +241,11 @@ def test_after_the_device_has_failed_the_training_meets_no_error_of_ours(device,
     first = timer.mark()
     timer.write(b"first", 0, first, first)
     device.host_ns += 1_000_000
-    timer.step_begins()
+    timer.on_step_start()
     open_phase = timer.mark()
     device.has_failed = True
     timer.write(b"phase", 1, open_phase, timer.mark())
-    timer.step_begins()
+    timer.on_step_start()
     timer.close()
     assert [body for body, *_ in log.records] == [b"first"]
     assert [record.getMessage().count("device-side assert") for record in caplog.records] == [1]
@@ -262,7 +262,7 @@ def test_a_failure_that_is_first_met_at_the_end_keeps_nothing_from_being_closed(
 def test_after_the_device_has_failed_both_logs_are_closed(device, traces):
     session = open_session(traces, 0, "off")
     recorder = session.record(dist.group.WORLD, torch.device("cuda", 0))
-    recorder.forward_is_called()
+    recorder.on_forward_call()
     recorder.enter(Phase.FORWARD)
     dist.all_reduce(torch.ones(1))
     device.has_failed = True
@@ -270,7 +270,7 @@ def test_after_the_device_has_failed_both_logs_are_closed(device, traces):
     trace = read_trace(traces)
     assert trace.problems == ()
     header = (session.folder / group_file(0)).read_bytes()[:HEADER_BYTES]
-    assert GroupHeader.unpack(header, session.folder).closed
+    assert CollectiveLogHeader.unpack(header, session.folder).closed
 
 
 def test_an_evaluation_of_hours_is_anchored_written_and_costs_no_ever_new_events(device, log):
@@ -292,15 +292,15 @@ def test_with_one_hardware_queue_phases_are_marked_and_buckets_are_not(device, l
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     phases = make_timeline(log)
     made = device.events_made
-    buckets = bucket_timer_of(torch.device("cuda", 0), phases)
+    buckets = make_bucket_timer(torch.device("cuda", 0), phases)
     buckets.write(b"bucket", 0, buckets.mark(), buckets.mark())
-    assert isinstance(buckets, PhasesOnly)
+    assert isinstance(buckets, NullTimer)
     assert device.events_made == made, "an event is what destroys the overlap"
     assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in caplog.text
     phase = phases.mark()
     phases.write(b"phase", 0, phase, phase)
     device.host_ns += 1_000_000
-    buckets.step_begins()
+    buckets.on_step_start()
     buckets.close()
     assert [body for body, *_ in log.records] == [b"phase"]
 
@@ -308,7 +308,7 @@ def test_with_one_hardware_queue_phases_are_marked_and_buckets_are_not(device, l
 def test_with_one_hardware_queue_auto_buckets_can_measure_none_and_say_so(device, monkeypatch, caplog):
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     meter = Meter(torch.device("cuda", 0))
-    assert meter.timer_on(torch.device("cuda", 0)).mark() is None
+    assert meter.get_timer(torch.device("cuda", 0)).mark() is None
     assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in caplog.text
 
 
@@ -316,7 +316,7 @@ def test_with_one_hardware_queue_auto_buckets_can_measure_none_and_say_so(device
 def test_with_more_hardware_queues_buckets_are_marked_as_well(log, monkeypatch, connections):
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections)
     timer = HostTimer(log)
-    assert bucket_timer_of(torch.device("cuda", 0), timer) is timer
+    assert make_bucket_timer(torch.device("cuda", 0), timer) is timer
 
 
 def test_the_hosts_time_line_knows_its_times_at_once(log):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from instrumented_ddp.recording.bucket_collective import Collective
+from instrumented_ddp.recording.bucket_collective import BucketCollective
 from instrumented_ddp.reduction import communicator
 
 
@@ -18,7 +18,7 @@ def test_a_collective_that_ends_right_after_the_look_was_seen_running_before_it(
             clock_ns[0] += 1_000_000
             return False
 
-    collective: Any = Collective(records=None, step=0)
+    collective: Any = BucketCollective(records=None, step=0)
     collective.work = EndsRightAfterTheLook()
     communicator._note_if_running(collective)
     assert collective.running_ns == 100

@@ -16,11 +16,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.recording.bucket_sum import BucketSum
-from instrumented_ddp.recording.records import all_reduce_records
+from instrumented_ddp.recording.bucket_sum import BucketSumRecorder
+from instrumented_ddp.recording.records import make_bitmap_records
 from instrumented_ddp.reduction.communicator import StreamCommunicator
 from instrumented_ddp.strategies.strategy import Strategy
-from instrumented_ddp.strategies.sums import Sums
+from instrumented_ddp.strategies.sums import SumExecutor
 from overlapscope.trace.format import Flag
 
 DEVICE = torch.device("cuda", 0)
@@ -62,7 +62,7 @@ class FakeObserver:
         self._timer = timer
         self.launches = lambda _: 0
 
-    def timer_on(self, _: torch.device) -> FakeTimer:
+    def get_timer(self, _: torch.device) -> FakeTimer:
         return self._timer
 
 
@@ -115,7 +115,7 @@ def timer(monkeypatch) -> FakeTimer:
     return FakeTimer()
 
 
-RECORDS = all_reduce_records(Flag.DEVICE_CLOCK, 0, 8, "float32")
+RECORDS = make_bitmap_records(Flag.DEVICE_CLOCK, 0, 8, "float32")
 
 
 def communicator(group: FakeNccl, timer: FakeTimer) -> Any:
@@ -229,12 +229,12 @@ def test_each_part_of_a_sum_is_timed_on_the_stream_where_it_runs(timer, monkeypa
     def part(*_: object) -> None:
         compute(TRANSFER)
 
-    sums = Sums(Strategy(name="in two parts", all_reduce=part, then=part), FakeGroup())  # type: ignore[arg-type]
+    sums = SumExecutor(Strategy(name="in two parts", all_reduce=part, then=part), FakeGroup())  # type: ignore[arg-type]
     lane = communicator(FakeGroup(), timer)
     compute(3)
     parts = []
     for number in range(2):
-        told = BucketSum("in two parts", RECORDS, FakeObserver(timer))  # type: ignore[arg-type]
+        told = BucketSumRecorder("in two parts", RECORDS, FakeObserver(timer))  # type: ignore[arg-type]
         collective = lane.run_hook(partial(sums.launch, FakeBucket(), told, number), RECORDS)
         collective.start, collective.end = told.marks
         parts.append(collective)

@@ -87,7 +87,7 @@ def test_the_order_in_memory_is_part_of_the_layout_and_no_reason_to_fail() -> No
     ],
 )
 def test_what_has_no_fingerprint_says_why(tensor: torch.Tensor, why: str) -> None:
-    assert Fingerprint(tensor, CPU).unfit_because == why
+    assert Fingerprint(tensor, CPU).exclusion_reason == why
 
 
 def test_a_tensor_that_has_changed_its_type_or_is_gone_has_none() -> None:

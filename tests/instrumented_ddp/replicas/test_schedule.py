@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrumented_ddp.replicas.schedule import COST_SHARE, LONGEST_PERIOD, Schedule
+from instrumented_ddp.replicas.schedule import MAX_COST_SHARE, MAX_PERIOD, FingerprintSchedule
 
 NUMBERS = [17, 4, 4, 1023, 999_999_937, 8]
 
@@ -13,52 +13,54 @@ costs = st.integers(1_000, 50_000_000)
 steps = st.floats(1e6, 1e10)
 
 
-def settled(cost_ns: int, step_ns: float) -> Schedule:
+def settled(cost_ns: int, step_ns: float) -> FingerprintSchedule:
     """After some sweeps that have all cost the same."""
-    schedule = Schedule(NUMBERS)
+    schedule = FingerprintSchedule(NUMBERS)
     for _ in range(16):
-        schedule.sweep_is_over(cost_ns, step_ns)
+        schedule.update_period(cost_ns, step_ns)
     return schedule
 
 
 @given(costs, steps)
 def test_the_cost_is_a_thousandth_of_a_step_or_the_period_as_long_as_it_may_be(cost_ns: int, step_ns: float) -> None:
     period = settled(cost_ns, step_ns).period
-    assert cost_ns / period <= COST_SHARE * step_ns or period == LONGEST_PERIOD
-    assert period == 1 or cost_ns / period > COST_SHARE * step_ns / 5  # and no longer than that takes
+    assert cost_ns / period <= MAX_COST_SHARE * step_ns or period == MAX_PERIOD
+    assert period == 1 or cost_ns / period > MAX_COST_SHARE * step_ns / 5  # and no longer than that takes
 
 
 @given(costs, steps)
 def test_in_a_sweep_each_tensor_is_due_once(cost_ns: int, step_ns: float) -> None:
     schedule = settled(cost_ns, step_ns)
     begin = 12_345
-    agenda = schedule.agenda(begin)
-    assert sorted(index for _, indices in agenda for index in indices) == list(range(len(NUMBERS)))
-    assert [moment for moment, _ in agenda] == sorted({moment for moment, _ in agenda})
-    assert all(begin <= moment < begin + schedule.period for moment, _ in agenda)
+    list_due_tensors = schedule.list_due_tensors(begin)
+    assert sorted(index for _, indices in list_due_tensors for index in indices) == list(range(len(NUMBERS)))
+    assert [moment for moment, _ in list_due_tensors] == sorted({moment for moment, _ in list_due_tensors})
+    assert all(begin <= moment < begin + schedule.period for moment, _ in list_due_tensors)
 
 
 @given(costs, costs, steps)
 def test_what_is_due_at_the_longer_period_is_due_at_the_shorter_one(a_ns: int, b_ns: int, step_ns: float) -> None:
     one, other = sorted((settled(a_ns, step_ns), settled(b_ns, step_ns)), key=lambda schedule: schedule.period)
-    sweeps = range(0, LONGEST_PERIOD, one.period)
-    taken = {(moment, index) for first in sweeps for moment, indices in one.agenda(first) for index in indices}
-    assert {(moment, index) for moment, indices in other.agenda(0) for index in indices} <= taken
+    sweeps = range(0, MAX_PERIOD, one.period)
+    taken = {
+        (moment, index) for first in sweeps for moment, indices in one.list_due_tensors(first) for index in indices
+    }
+    assert {(moment, index) for moment, indices in other.list_due_tensors(0) for index in indices} <= taken
 
 
 def test_the_first_sweeps_are_whole_and_one_slow_moment_among_them_counts_for_nothing() -> None:
-    schedule = Schedule(NUMBERS)
+    schedule = FingerprintSchedule(NUMBERS)
     for cost_ns in (900_000_000, 10_000, 80_000_000):
-        schedule.sweep_is_over(cost_ns, 1e7)
+        schedule.update_period(cost_ns, 1e7)
         assert schedule.period == 1
-    schedule.sweep_is_over(10_000, 1e7)
+    schedule.update_period(10_000, 1e7)
     assert schedule.period == 4
 
 
 def test_the_period_follows_steps_that_become_shorter_and_longer() -> None:
     schedule = settled(1_000_000, 1e8)
     assert schedule.period == 16
-    schedule.sweep_is_over(1_000_000, 1e7)
+    schedule.update_period(1_000_000, 1e7)
     assert schedule.period == 128
-    schedule.sweep_is_over(1_000_000, 1e10)
+    schedule.update_period(1_000_000, 1e10)
     assert schedule.period == 1

@@ -6,24 +6,28 @@ from pathlib import Path
 
 import torch
 
-from instrumented_ddp.replicas.settings import Settings
-from overlapscope.diagnosis.hyperparameters import Hyperparameters, compare_settings, hyperparameters_of
+from instrumented_ddp.replicas.settings import OptimizerSettings
+from overlapscope.diagnosis.hyperparameters import (
+    OptimizerHyperparameters,
+    compare_hyperparameters,
+    read_hyperparameters,
+)
 
 
 def parameters(*sizes: int) -> list[torch.nn.Parameter]:
     return [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
 
 
-def written(folder: Path, optimizer: torch.optim.Optimizer, rates: list[float]) -> tuple[Hyperparameters, ...]:
+def written(folder: Path, optimizer: torch.optim.Optimizer, rates: list[float]) -> tuple[OptimizerHyperparameters, ...]:
     """After an update with each of these learning rates, in every second step."""
     folder.mkdir()
-    settings = Settings(folder)
+    settings = OptimizerSettings(folder)
     for update, rate in enumerate(rates):
         optimizer.param_groups[-1]["lr"] = rate
-        settings.update_begins(optimizer, 2 * update)
+        settings.on_update_start(optimizer, 2 * update)
     settings.write()
     problems: list[object] = []
-    found = hyperparameters_of(folder, problems)  # type: ignore[arg-type]
+    found = read_hyperparameters(folder, problems)  # type: ignore[arg-type]
     assert not problems
     return found
 
@@ -45,7 +49,7 @@ def test_a_schedule_that_changes_every_step_stays_small(tmp_path: Path) -> None:
 def test_the_first_update_with_another_setting_is_found(tmp_path: Path) -> None:
     rates = {0: [0.1] * 6, 1: [0.1] * 4 + [0.5] * 2, 2: [0.1] * 6}
     known = {rank: written(tmp_path / str(rank), torch.optim.SGD(parameters(3)), one) for rank, one in rates.items()}
-    has_compared, (other,) = compare_settings(known)
+    has_compared, (other,) = compare_hyperparameters(known)
     assert has_compared
     assert (other.name, other.step, other.is_since_then) == ("lr", 8, True)
     assert other.values == ((0.1, (0, 2)), (0.5, (1,)))
@@ -58,14 +62,14 @@ def test_of_a_difference_that_is_older_than_what_is_kept_the_beginning_is_not_cl
     known = {
         rank: written(tmp_path / str(rank), torch.optim.SGD(parameters(3)), schedule(1 + rank)) for rank in range(2)
     }
-    _, (other,) = compare_settings(known)
+    _, (other,) = compare_hyperparameters(known)
     assert not other.is_since_then
     assert other.step > 2000
 
 
 def test_schedules_that_are_the_same_do_not_differ(tmp_path: Path) -> None:
     known = {rank: written(tmp_path / str(rank), torch.optim.SGD(parameters(3)), [0.1, 0.2, 0.3]) for rank in range(2)}
-    assert compare_settings(known) == (True, ())
+    assert compare_hyperparameters(known) == (True, ())
 
 
 def test_optimizers_of_other_parameters_are_not_compared(tmp_path: Path) -> None:
@@ -74,13 +78,13 @@ def test_optimizers_of_other_parameters_are_not_compared(tmp_path: Path) -> None
         rank: written(tmp_path / str(rank), torch.optim.SGD(parameters(3 + rank)), [0.1 * (1 + rank)])
         for rank in range(2)
     }
-    assert compare_settings(known) == (False, ())
+    assert compare_hyperparameters(known) == (False, ())
 
 
 def test_tensors_among_the_settings_are_not_read(tmp_path: Path) -> None:
     optimizer = torch.optim.Adam(parameters(3), lr=torch.tensor(0.1), capturable=False)
-    settings = Settings(tmp_path)
-    settings.update_begins(optimizer, 0)
+    settings = OptimizerSettings(tmp_path)
+    settings.on_update_start(optimizer, 0)
     settings.write()
-    (one,) = hyperparameters_of(tmp_path, [])
+    (one,) = read_hyperparameters(tmp_path, [])
     assert "lr" not in one.names

@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection
 import pytest
 import torch.distributed as dist
 
-from instrumented_ddp.watchdog.channel import Channel, FolderBoard, Round, _Named
-from instrumented_ddp.watchdog.process_state import STOPPED, look_at
+from instrumented_ddp.watchdog.channel import Channel, FolderBoard, Round, _StoreBoard
+from instrumented_ddp.watchdog.process_state import STOPPED, read_process_state
 from tests.cluster.ranks import CONTEXT
 
 
@@ -28,7 +28,7 @@ def board(request, tmp_path):
         store = dist.HashStore()
     else:
         store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    yield _Named(cloned(dist.PrefixStore("job", store)), "watchdog/")
+    yield _StoreBoard(cloned(dist.PrefixStore("job", store)), "watchdog/")
 
 
 def cloned(store):
@@ -38,13 +38,15 @@ def cloned(store):
 
 def test_words_are_found_again_and_the_first_claim_holds(board):
     channel = Channel(lambda: board)
-    first = channel.exchange(Round(says={"beat.0": "a"}, asks=["beat.0", "beat.1"], claims={"judge": "0"}), 10)
+    first = channel.exchange(
+        Round(writes={"beat.0": "a"}, keys_to_poll=["beat.0", "beat.1"], claims={"judge": "0"}), 10
+    )
     assert first is not None
     assert first.error is None
-    assert first.answers == {"judge": b"0", "beat.0": b"a"}
-    second = channel.exchange(Round(says={"beat.0": "b"}, asks=["beat.0"], claims={"judge": "1"}), 10)
+    assert first.replies == {"judge": b"0", "beat.0": b"a"}
+    second = channel.exchange(Round(writes={"beat.0": "b"}, keys_to_poll=["beat.0"], claims={"judge": "1"}), 10)
     assert second is not None
-    assert second.answers == {"judge": b"0", "beat.0": b"b"}
+    assert second.replies == {"judge": b"0", "beat.0": b"b"}
     channel.close()
 
 
@@ -64,11 +66,11 @@ def test_who_connects_waits_for_a_moment_only(tmp_path):
         return FolderBoard(tmp_path / "board", 0, 1)
 
     channel = Channel(connect)
-    assert channel.exchange(Round(says={"a": "b"}, asks=()), 0.05) is None
+    assert channel.exchange(Round(writes={"a": "b"}, keys_to_poll=()), 0.05) is None
     is_made.set()
-    done = channel.exchange(Round(says={"a": "b"}, asks=["a"]), 20)
+    done = channel.exchange(Round(writes={"a": "b"}, keys_to_poll=["a"]), 20)
     assert done is not None
-    assert done.answers == {"a": b"b"}
+    assert done.replies == {"a": b"b"}
 
 
 def serve(pipe: Connection) -> None:
@@ -83,19 +85,19 @@ def test_a_store_whose_host_is_stopped_is_waited_for_a_moment_only_and_found_aga
     process = CONTEXT.Process(target=serve, args=(theirs,))
     process.start()
     port = ours.recv()
-    channel = Channel(lambda: _Named(dist.TCPStore("127.0.0.1", port, None, False), ""))
-    assert channel.exchange(Round(says={"a": "b"}, asks=["a"]), 20) is not None
+    channel = Channel(lambda: _StoreBoard(dist.TCPStore("127.0.0.1", port, None, False), ""))
+    assert channel.exchange(Round(writes={"a": "b"}, keys_to_poll=["a"]), 20) is not None
     os.kill(process.pid, signal.SIGSTOP)
-    while look_at(process.pid).state not in STOPPED:
+    while read_process_state(process.pid).state not in STOPPED:
         time.sleep(0.001)
     try:
-        assert channel.exchange(Round(says={}, asks=["a"]), 0.05) is None, "it does not answer"
-        assert channel.exchange(Round(says={}, asks=["a"]), 0.05) is None, "it can't be connected to"
+        assert channel.exchange(Round(writes={}, keys_to_poll=["a"]), 0.05) is None, "it does not answer"
+        assert channel.exchange(Round(writes={}, keys_to_poll=["a"]), 0.05) is None, "it can't be connected to"
     finally:
         os.kill(process.pid, signal.SIGCONT)
-    done = channel.exchange(Round(says={}, asks=["a"]), 20)
+    done = channel.exchange(Round(writes={}, keys_to_poll=["a"]), 20)
     assert done is not None
-    assert done.answers == {"a": b"b"}
+    assert done.replies == {"a": b"b"}
     ours.send("end")
     process.join(20)
 
@@ -119,7 +121,7 @@ def test_a_board_that_fails_is_made_anew():
 
     channel = Channel(connect)
     for _ in range(2):
-        done = channel.exchange(Round(says={"a": "b"}, asks=()), 10)
+        done = channel.exchange(Round(writes={"a": "b"}, keys_to_poll=()), 10)
         assert done is not None
         assert isinstance(done.error, ConnectionResetError)
     assert len(made) == 2
@@ -128,11 +130,11 @@ def test_a_board_that_fails_is_made_anew():
 @pytest.mark.skipif(not hasattr(dist.Store, "clone"), reason="needs torch 2.8")
 def test_a_store_whose_process_has_ended_fails_without_a_page_of_frames(capfd):
     server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    board = _Named(server.clone(), "")
+    board = _StoreBoard(server.clone(), "")
     channel = Channel(lambda: board)
-    assert channel.exchange(Round(says={"a": "b"}, asks=()), 20) is not None
+    assert channel.exchange(Round(writes={"a": "b"}, keys_to_poll=()), 20) is not None
     del server
-    done = channel.exchange(Round(says={}, asks=["a"]), 20)
+    done = channel.exchange(Round(writes={}, keys_to_poll=["a"]), 20)
     assert done is not None
     assert isinstance(done.error, ConnectionResetError | RuntimeError)
     assert "frame #0" not in capfd.readouterr().err

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instrumented_ddp.watchdog.comparison import Comparison, compared_of, head_of
-from overlapscope.diagnosis.difference import first_difference
-from overlapscope.trace.group_log import UNEVEN_INPUTS, GroupHeader, GroupLog
+from instrumented_ddp.watchdog.comparison import Comparison, compared_columns, log_head
+from overlapscope.diagnosis.difference import find_first_difference
+from overlapscope.trace.group_log import UNEVEN_INPUTS, CollectiveLogHeader, CollectiveLogWriter
 from overlapscope.trace.signature import Signature
 
 
@@ -19,7 +19,7 @@ class Rank:
     """One rank's log, and what it has launched."""
 
     def __init__(self, path, rank):
-        self.log = GroupLog(path / f"{rank}.log", GroupHeader(name="0", ranks=(0, 1), rank=rank))
+        self.log = CollectiveLogWriter(path / f"{rank}.log", CollectiveLogHeader(name="0", ranks=(0, 1), rank=rank))
         self.signatures = []
 
     def launch(self, signature, **where):
@@ -45,12 +45,12 @@ class Pair:
         self.questions = 0
 
     def compare(self):
-        head = head_of(self.theirs.log, self.theirs.signatures)
+        head = log_head(self.theirs.log, self.theirs.signatures)
         suspicion = self.comparison.look(head)
         if suspicion is None:
             return None
         self.questions += 1
-        rows = compared_of(self.theirs.log, self.theirs.signatures, suspicion.first, suspicion.last)
+        rows = compared_columns(self.theirs.log, self.theirs.signatures, suspicion.first, suspicion.last)
         return self.comparison.resolve(suspicion.first, rows, head)
 
 
@@ -199,7 +199,7 @@ def test_looks_now_and_then_find_what_comparing_all_entries_finds(orders, look_e
         for number, names in enumerate(zip(*orders, strict=False), 1):
             for rank, name in zip((pair.ours, pair.theirs), names, strict=True):
                 if name == "bucket":
-                    rank.bucket(rank.log.newest, rank.log.newest)
+                    rank.bucket(rank.log.latest, rank.log.latest)
                 else:
                     rank.reduce(name)
             if found is None and number % look_every == 0:
@@ -207,8 +207,8 @@ def test_looks_now_and_then_find_what_comparing_all_entries_finds(orders, look_e
                 looked_at = number
         if found is None:
             found, looked_at = pair.compare(), number
-        ours, theirs = (compared_of(rank.log, rank.signatures, 1, looked_at) for rank in (pair.ours, pair.theirs))
-        assert found == first_difference(ours, theirs)
+        ours, theirs = (compared_columns(rank.log, rank.signatures, 1, looked_at) for rank in (pair.ours, pair.theirs))
+        assert found == find_first_difference(ours, theirs)
 
 
 @pytest.mark.parametrize("batch", [0, 7, 2**32 - 1])
@@ -217,6 +217,6 @@ def test_the_batch_of_the_newest_entry_is_the_one_that_is_compared(pair, batch, 
     pair.ours.bucket(0, batch, flags)
     for launch in (lambda: pair.ours.reduce("loss"), lambda: pair.ours.bucket(1, batch, flags)):
         log, signatures = pair.ours.log, pair.ours.signatures
-        rows = compared_of(log, signatures, log.newest, log.newest)
-        assert head_of(log, signatures).batch == rows["batch"][0]
+        rows = compared_columns(log, signatures, log.latest, log.latest)
+        assert log_head(log, signatures).batch == rows["batch"][0]
         launch()

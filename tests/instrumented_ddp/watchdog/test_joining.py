@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from instrumented_ddp.watchdog import joining as module
-from instrumented_ddp.watchdog.joining import joining
+from instrumented_ddp.watchdog.joining import watch_rendezvous
 from overlapscope.trace.environment import TRACE_VARIABLE
 from overlapscope.trace.format import REPORTS_FILE, rank_folder
 from overlapscope.trace.reports import read_reports
@@ -39,7 +39,7 @@ def wait_for_report(trace: Path) -> dict:
 
 
 def test_a_rank_that_comes_late_was_not_called_missing_for_good(trace: Path) -> None:
-    with joining(init_process_group, (), {"rank": 0, "world_size": 2}):
+    with watch_rendezvous(init_process_group, (), {"rank": 0, "world_size": 2}):
         verdict = wait_for_report(trace)
     assert verdict["sentence"].startswith("Rank 1 of 2 has not joined after ")
     assert verdict["certainty"] == "likely"
@@ -48,7 +48,7 @@ def test_a_rank_that_comes_late_was_not_called_missing_for_good(trace: Path) -> 
 
 
 def give_up(trace: Path) -> None:
-    with joining(init_process_group, (), {"rank": 0, "world_size": 2}):
+    with watch_rendezvous(init_process_group, (), {"rank": 0, "world_size": 2}):
         wait_for_report(trace)
         raise TimeoutError
 

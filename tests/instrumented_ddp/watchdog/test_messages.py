@@ -7,10 +7,23 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instrumented_ddp.watchdog.messages import Alarm, Answer, Beat, Head, Outcome, Pointer, Question
+from instrumented_ddp.watchdog.messages import (
+    Alarm,
+    DivergenceLocation,
+    EntriesReply,
+    EntriesRequest,
+    Heartbeat,
+    LogHead,
+    Outcome,
+)
 from overlapscope.diagnosis.plain import from_json, to_json
 
-MESSAGES = st.one_of([st.builds(message) for message in (Head, Question, Answer, Beat, Pointer, Alarm, Outcome)])
+MESSAGES = st.one_of(
+    [
+        st.builds(message)
+        for message in (LogHead, EntriesRequest, EntriesReply, Heartbeat, DivergenceLocation, Alarm, Outcome)
+    ]
+)
 
 
 @settings(max_examples=200, deadline=None)

@@ -12,11 +12,11 @@ from instrumented_ddp.watchdog.process_state import (
     GONE,
     STOPPED,
     cpu_ns_of_children,
-    look_at,
     memory_limit_bytes,
     queued_ns,
+    read_process_state,
 )
-from overlapscope.diagnosis.process import has_ended
+from overlapscope.diagnosis.process import has_process_ended
 
 
 def until(condition, limit_s=20.0):
@@ -31,27 +31,29 @@ def until(condition, limit_s=20.0):
 def test_a_process_runs_is_stopped_and_is_gone():
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         try:
-            before = look_at(child.pid)
+            before = read_process_state(child.pid)
             assert before.state != GONE
-            assert until(lambda: look_at(child.pid).cpu_ns > before.cpu_ns)
+            assert until(lambda: read_process_state(child.pid).cpu_ns > before.cpu_ns)
             child.send_signal(signal.SIGSTOP)
-            assert until(lambda: look_at(child.pid).state in STOPPED)
+            assert until(lambda: read_process_state(child.pid).state in STOPPED)
         finally:
             child.kill()
-        assert until(lambda: look_at(child.pid, before.start_ticks).state == GONE), "although nobody has waited for it"
+        assert until(lambda: read_process_state(child.pid, before.start_ticks).state == GONE), (
+            "although nobody has waited for it"
+        )
 
 
 def test_a_stopped_process_that_is_being_killed_has_ended_before_it_is_gone():
     stopped = ["T", *["0"] * 49]
     killed = [*stopped[:28], str(1 << (signal.SIGKILL - 1)), *stopped[29:]]
     exiting = ["R", *stopped[1:6], str(0x400004), *stopped[7:]]
-    assert [has_ended(fields) for fields in (stopped, killed, exiting)] == [False, True, True]
+    assert [has_process_ended(fields) for fields in (stopped, killed, exiting)] == [False, True, True]
 
 
 def test_another_process_of_the_same_number_is_not_the_one():
-    here = look_at(os.getpid())
-    assert look_at(os.getpid(), here.start_ticks).state != GONE
-    assert look_at(os.getpid(), here.start_ticks + 1).state == GONE
+    here = read_process_state(os.getpid())
+    assert read_process_state(os.getpid(), here.start_ticks).state != GONE
+    assert read_process_state(os.getpid(), here.start_ticks + 1).state == GONE
 
 
 def test_the_work_of_children_is_seen():
@@ -77,4 +79,4 @@ def test_who_shares_a_core_queues_for_it():
 
 
 def test_memory_has_a_limit():
-    assert 0 < look_at(os.getpid()).resident_bytes < memory_limit_bytes()
+    assert 0 < read_process_state(os.getpid()).resident_bytes < memory_limit_bytes()

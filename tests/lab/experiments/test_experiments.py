@@ -16,12 +16,12 @@ from overlapscope.lab.experiments import (
     strategies,
     tensor_size,
 )
-from overlapscope.lab.experiments.charts import Boxes, Lines
-from overlapscope.lab.experiments.experiment import Wanted
-from overlapscope.lab.experiments.known import EXPERIMENTS, experiment_called, figure_of
+from overlapscope.lab.experiments.charts import BoxPlotChart, LineChart
+from overlapscope.lab.experiments.experiment import ExperimentOptions
+from overlapscope.lab.experiments.known import EXPERIMENTS, draw_figure, get_experiment
 from tests.lab.experiments.rows import MS, rows_of, together
 
-WANTED = Wanted(
+WANTED = ExperimentOptions(
     models=("convnet", "transformer"),
     ranks=4,
     backend="gloo",
@@ -43,7 +43,7 @@ def test_trials_differ_and_need_no_more_ranks_than_there_are(experiment):
 
 def test_an_unknown_experiment_is_named_with_the_nearest():
     with pytest.raises(OverlapScopeError, match=r"breakdwn: no such experiment; did you mean breakdown\?"):
-        experiment_called("breakdwn")
+        get_experiment("breakdwn")
 
 
 def test_what_overlap_gains_and_what_share_communication_has():
@@ -75,7 +75,7 @@ def test_the_fastest_bucket_size_with_those_that_may_be_as_fast():
         "for each parameter takes 50.0 % longer than 5 MB (49."
     )
     (chart,) = bucket_size.draw(rows).charts
-    assert isinstance(chart, Boxes)
+    assert isinstance(chart, BoxPlotChart)
     assert [(box.label, box.median_ns / MS, box.count) for box in chart.boxes] == [
         ("0", 150.0, 12),
         ("5", 100.0, 12),
@@ -97,7 +97,7 @@ def test_the_time_of_a_pass_is_that_of_the_step_over_its_passes():
     rows = together(rows_of([100] * 3), rows_of([480] * 3, sync_every=8))
     figure = skip_sync.draw(rows)
     (chart,) = figure.charts
-    assert isinstance(chart, Lines)
+    assert isinstance(chart, LineChart)
     assert chart.lines[0].x == (1, 8)
     assert chart.lines[0].y == (100 * MS, 60 * MS)
     assert figure.here == (
@@ -167,7 +167,7 @@ def test_gradients_are_drawn_as_they_come():
 
 
 def test_a_prediction_is_held_against_what_was_measured():
-    predicted = np.array([ranks * 10 * MS for ranks in scaling.PREDICTED])
+    predicted = np.array([ranks * 10 * MS for ranks in scaling.PREDICTED_RANKS])
     rows = together(
         rows_of([10] * 3, {"predicted_ns": []}, ranks=1),
         rows_of([20] * 3, {"predicted_ns": predicted}, ranks=2),
@@ -189,12 +189,12 @@ def test_a_prediction_is_held_against_what_was_measured():
 
 def test_a_trial_that_failed_is_left_out_with_its_reason():
     rows = together(rows_of([70, 70, 70]), rows_of([70], strategy="sharded").assign(failure="needs an optimizer"))
-    figure = figure_of(breakdown.EXPERIMENT, rows)
+    figure = draw_figure(breakdown.EXPERIMENT, rows)
     assert figure.left_out == ("convnet, 2 ranks, sharded: needs an optimizer",)
     assert [bar.label for bar in figure.charts[0].bars] == ["overlapped"]
 
 
 def test_without_a_result_the_figure_says_so():
-    figure = figure_of(breakdown.EXPERIMENT, rows_of([70]).assign(failure="no"))
+    figure = draw_figure(breakdown.EXPERIMENT, rows_of([70]).assign(failure="no"))
     assert figure.here == ("There is no result yet.",)
     assert figure.charts == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.lab.trials.trial import Trial, left_to_do
+from overlapscope.lab.trials.trial import Trial, list_remaining
 from tests.lab.experiments.rows import trial
 
 
@@ -32,14 +32,14 @@ def test_trials_that_differ_are_recorded_into_different_folders():
 def test_all_that_is_left_is_measured_once_and_repetition_by_repetition(repetitions, settings, done):
     trials = [trial(number, ranks=2 + each) for number in range(repetitions) for each in range(settings)]
     finished = set(done.draw(st.lists(st.sampled_from([each.key for each in trials]), unique=True)))
-    left = left_to_do(trials, finished)
+    left = list_remaining(trials, finished)
     assert {each.key for each in left} == {each.key for each in trials} - finished
     assert [each.repetition for each in left] == sorted(each.repetition for each in left)
 
 
 def test_repetitions_are_in_orders_of_their_own_that_are_the_same_each_time():
     trials = [trial(number, ranks=ranks) for number in range(4) for ranks in range(2, 8)]
-    left = left_to_do(trials, ())
-    assert left == left_to_do(trials[::-1], ())
+    left = list_remaining(trials, ())
+    assert left == list_remaining(trials[::-1], ())
     orders = {tuple(each.ranks for each in left if each.repetition == number) for number in range(4)}
     assert len(orders) > 1
