@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from overlapscope.cli import build_parser
+from overlapscope.cli.main import build_parser
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from benchmarks.quiet_machine import wait_until_quiet
 from instrumented_ddp.recording.bucket_sum import BucketSumRecorder
-from instrumented_ddp.strategies.known import STRATEGIES, resolve_strategy
+from instrumented_ddp.strategies.registry import STRATEGIES, resolve_strategy
 from instrumented_ddp.strategies.wire import Wire
 from overlapscope.lab.network import link as links
 from overlapscope.lab.network.link import make_linked_hosts

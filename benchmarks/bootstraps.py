@@ -1,4 +1,4 @@
-"""Bootstraps of circular blocks of steps, to hold the interval of ``overlapscope.account.means`` against."""
+"""Bootstraps of circular blocks of steps, to hold the interval of ``overlapscope.breakdown.means`` against."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from benchmarks.noise import Floats
-from overlapscope.account.means import student_quantile
+from overlapscope.breakdown.means import student_quantile
 from overlapscope.interval import SIGMAS_90
 
 

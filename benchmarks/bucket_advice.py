@@ -36,16 +36,15 @@ from rich.table import Table
 from benchmarks.bayesian_search import SAMPLES, STEPS_PER_SAMPLE, search
 from benchmarks.sweep_file import Measured, read_sweep
 from benchmarks.swept_training import Setting
-from overlapscope.analysis.observations import extract_observations, get_backend_lanes
-from overlapscope.model.calibration import CALIBRATION_FILE, collect_spans, read_calibration
-from overlapscope.model.cost import CollectiveCost
-from overlapscope.model.fit import FittedModel, fit_model
-from overlapscope.model.line import fit_line
-from overlapscope.model.observation import Spans
-from overlapscope.model.partition import Buckets
-from overlapscope.model.recommend import recommend
-from overlapscope.model.schedule import replay
-from overlapscope.trace.reader import read_trace
+from overlapscope.advice.observations import extract_observations, get_backend_lanes
+from overlapscope.bucket_model.calibration import CALIBRATION_FILE, collect_spans, read_calibration
+from overlapscope.bucket_model.cost import CollectiveCost, fit_line
+from overlapscope.bucket_model.fit import FittedModel, fit_model
+from overlapscope.bucket_model.observation import Spans
+from overlapscope.bucket_model.partition import Buckets
+from overlapscope.bucket_model.recommend import recommend
+from overlapscope.bucket_model.schedule import replay
+from overlapscope.trace.recording import read_trace
 
 RECORDINGS: Final = ("plain", "probe")
 SEARCHES: Final = 20

@@ -37,11 +37,11 @@ from rich.table import Table
 from benchmarks.quiet_machine import wait_until_quiet
 from benchmarks.sweep_file import Measured, Sweep
 from benchmarks.swept_training import MODELS, WORLD_SIZE, Block, Partition, Setting, Task
-from overlapscope.analysis.advice import advise
-from overlapscope.analysis.analysis import Analysis
-from overlapscope.model.plan_file import write_plan
+from overlapscope.advice.advice import advise
+from overlapscope.analysis import Analysis
+from overlapscope.bucket_model.plan_file import write_plan
 from overlapscope.trace.environment import DETAIL_VARIABLE, TRACE_VARIABLE
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
 from tests.cluster.shaped_link import LINKS, Ranks, check, ranks_over
 
 CAPS_MB: Final = (0.1, 1, 2, 3.5, 5, 7, 10, 15, 25, 50, 100)

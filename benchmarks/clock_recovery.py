@@ -27,9 +27,9 @@ import numpy as np
 import torch.multiprocessing
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from overlapscope.trace.format import EVENTS_FILE, RANK_FILE, Kind, rank_folder
-from overlapscope.trace.log import read_log
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.event_log import read_log
+from overlapscope.trace.recording import read_trace
+from overlapscope.trace.schema import EVENTS_FILE, RANK_FILE, Kind, rank_folder
 from tests.cluster.processes import METHOD
 from tests.cluster.training_on_played_clock import PlayedClock, forget_what_is_ours, real_times, train
 
@@ -45,10 +45,10 @@ def run_rank(rank: int, folder: Path, runs: int, seconds: float) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch.distributed as dist
 
-    from overlapscope.trace import host
+    from overlapscope.trace import clocks
 
     if rank == 1:
-        host.get_boot_id = lambda: "another host"
+        clocks.get_boot_id = lambda: "another host"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     chance = random.Random(1)

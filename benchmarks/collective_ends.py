@@ -30,7 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from examples.train_gpt import GPT, draw_batch, read_sources
 from instrumented_ddp import DistributedDataParallel
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
 from tests.cluster.ranks import run_ranks
 
 WARM_UP_STEPS = 5

@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from instrumented_ddp.collective_log.collectives import CollectiveLog
-from instrumented_ddp.collective_log.position import TrainingPosition
-from instrumented_ddp.collective_log.purposes import CollectiveRole, collective_context
+from instrumented_ddp.collectives.log import CollectiveLog
+from instrumented_ddp.collectives.position import TrainingPosition
+from instrumented_ddp.collectives.roles import CollectiveRole, collective_context
 
 COLLECTIVES = 2000
 

@@ -26,11 +26,11 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.quiet_machine import wait_until_quiet
-from overlapscope.analysis.analysis import Analysis
-from overlapscope.analysis.compare.comparison import Comparison, compare
-from overlapscope.analysis.compare.side import ComparisonSide, StepChoice
+from overlapscope.analysis import Analysis
+from overlapscope.compare.comparison import Comparison, compare
+from overlapscope.compare.side import ComparisonSide, StepChoice
 from overlapscope.lab.network.link import Link
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
 from tests.cluster.shaped_link import Ranks, ranks_over
 
 RATE_BITS: Final = 500e6

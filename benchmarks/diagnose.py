@@ -24,8 +24,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from overlapscope.trace.format import EVENTS_FILE, SIGNATURES_FILE, Kind, Phase, pack_body
-from overlapscope.trace.group_log import (
+from overlapscope.trace.collective_log import (
     ENTRY_BYTES,
     ENTRY_DTYPE,
     HEADER_BYTES,
@@ -35,13 +34,14 @@ from overlapscope.trace.group_log import (
     group_file,
     hashed_step,
 )
-from overlapscope.trace.writer import EventLogWriter
+from overlapscope.trace.event_log import EventLogWriter
+from overlapscope.trace.schema import EVENTS_FILE, SIGNATURES_FILE, Kind, Phase, pack_body
 from tests.ordered import bucket, make_folder
 
 BUCKETS = 10
 STEP_NS = 100_000_000
 BEGIN_NS = 1_000_000_000
-COMMAND = [sys.executable, "-c", "from overlapscope.cli import entry_point; entry_point()", "diagnose", "--json"]
+COMMAND = [sys.executable, "-c", "from overlapscope.cli.main import entry_point; entry_point()", "diagnose", "--json"]
 
 
 def entries_of_rank(collectives: int, left_out_step: int | None) -> Entries:

@@ -27,13 +27,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.models import LARGE_MODELS, SMALL_MODELS, TINY_MODELS, training_step
 from instrumented_ddp import DistributedDataParallel, attach
 from instrumented_ddp.replicas.replica import FingerprintedReplica
-from overlapscope.diagnosis.from_logs import read_evidence
+from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.lab import jobs
 from overlapscope.lab.catalogue import FAULT_STEP, FAULTS, Fault
-from overlapscope.lab.scripts import find_fault_script
-from overlapscope.trace.folders import find_rank_folders
-from overlapscope.trace.reports import read_reports
+from overlapscope.lab.truth import find_fault_script
+from overlapscope.trace.process_files import read_reports
+from overlapscope.trace.small_files import find_rank_folders
 from tests.cluster import replicated
 from tests.cluster.ranks import run_ranks
 from tests.lab.warm_ranks import WarmRank

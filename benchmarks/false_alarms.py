@@ -20,9 +20,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.noise import Floats, Noise, autoregressive, bimodal, heavy_tailed
-from overlapscope.analysis.cycles import CAUSES, Cycles
-from overlapscope.analysis.finding import Finding
-from overlapscope.analysis.stragglers import find_all_findings
+from overlapscope.stragglers.cycles import CAUSES, Cycles
+from overlapscope.stragglers.finding import Finding
+from overlapscope.stragglers.stragglers import find_all_findings
 
 MS = 1_000_000
 USUAL_MS = {"copies": 1, "optimizer": 3, "data_wait": 2, "forward": 10, "between": 1, "backward": 20}

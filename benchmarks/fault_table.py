@@ -33,10 +33,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.lab import jobs
 from overlapscope.lab.catalogue import FAULTS, Fault
-from overlapscope.lab.diagnosing import diagnose
-from overlapscope.lab.reports import load_reports
-from overlapscope.lab.scripts import find_fault_script
-from overlapscope.lab.truth import VerdictCheck, check_verdict
+from overlapscope.lab.jobs import diagnose, load_reports
+from overlapscope.lab.truth import VerdictCheck, check_verdict, find_fault_script
 from tests.lab.outcome import Outcome, run_fault
 from tests.lab.warm_ranks import WarmRank
 

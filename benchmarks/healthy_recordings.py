@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from overlapscope.analysis.analysis import Analysis
-from overlapscope.analysis.sentences import describe, name_culprit
-from overlapscope.trace.reader import read_trace
+from overlapscope.analysis import Analysis
+from overlapscope.stragglers.text import describe, name_culprit
+from overlapscope.trace.recording import read_trace
 
 TRAINING = Path(__file__).parents[1] / "examples" / "train_gpt.py"
 LIMIT_S = 600
@@ -39,7 +39,7 @@ def busy(loops: int) -> Iterator[None]:
 def record(folder: Path, ranks: int, steps: int) -> None:
     """A training of which nothing is wrong."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command = [sys.executable, "-c", "from overlapscope.cli import entry_point; entry_point()", "record", "-o"]
+    command = [sys.executable, "-c", "from overlapscope.cli.main import entry_point; entry_point()", "record", "-o"]
     command += [str(folder), "--", *launch, str(TRAINING), "--steps", str(steps), "--bucket-cap-mb", "1"]
     subprocess.run(
         command,

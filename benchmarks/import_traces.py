@@ -23,14 +23,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-SOURCE: Final = Path(__file__).parents[1] / "tests/imports/data/resnet50_ddp_nccl_rank0of2.json.gz"
+SOURCE: Final = Path(__file__).parents[1] / "tests/interop/data/resnet50_ddp_nccl_rank0of2.json.gz"
 HTA: Final = """
 import sys
 from hta.trace_analysis import TraceAnalysis
 analysis = TraceAnalysis(trace_files=dict(enumerate(sys.argv[1:])))
 analysis.get_comm_comp_overlap(visualize=False)
 """
-PROGRAM: Final = "from overlapscope.cli import entry_point; entry_point()"
+PROGRAM: Final = "from overlapscope.cli.main import entry_point; entry_point()"
 MEASURE: Final = """
 import json, os, resource, subprocess, sys
 ended = subprocess.run(sys.argv[2:], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

@@ -36,11 +36,11 @@ from rich.progress import track
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from overlapscope.analysis.analysis import Analysis
-from overlapscope.analysis.finding import Finding
-from overlapscope.analysis.sentences import name_culprit
+from overlapscope.analysis import Analysis
 from overlapscope.lab.network.hosts import make_cluster
-from overlapscope.trace.reader import read_trace
+from overlapscope.stragglers.finding import Finding
+from overlapscope.stragglers.text import name_culprit
+from overlapscope.trace.recording import read_trace
 from tests.cluster.faults import Fault, SlowLink
 from tests.cluster.injected import CASES, STEPS, WORLD_SIZE, names, train
 

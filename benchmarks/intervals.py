@@ -26,19 +26,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.bootstraps import bootstrap_holds, chosen_length
 from benchmarks.false_alarms import judged, made_up
 from benchmarks.noise import Floats, Noise, autoregressive, bimodal, heavy_tailed
-from overlapscope.account.mean_step import compute_mean_step
-from overlapscope.account.means import mean_with_ci
-from overlapscope.analysis.analysis import Analysis
-from overlapscope.analysis.finding import Finding
+from overlapscope.analysis import Analysis
+from overlapscope.breakdown.means import compute_mean_step, mean_with_ci
+from overlapscope.bucket_model.fit import fit_model
+from overlapscope.bucket_model.measured import MeasuredSteps
+from overlapscope.bucket_model.partition import Buckets
+from overlapscope.bucket_model.plans import default_plan
+from overlapscope.bucket_model.probe import plan_probe
+from overlapscope.bucket_model.recommend import recommend
 from overlapscope.interval import Interval
-from overlapscope.model.fit import fit_model
-from overlapscope.model.measured import MeasuredSteps
-from overlapscope.model.partition import Buckets
-from overlapscope.model.plan import default_plan
-from overlapscope.model.probe import plan_probe
-from overlapscope.model.recommend import recommend
-from overlapscope.trace.reader import read_trace
-from tests.model.oracle import Job, observe, simulate
+from overlapscope.stragglers.finding import Finding
+from overlapscope.trace.recording import read_trace
+from tests.bucket_model.oracle import Job, observe, simulate
 
 DELAY = 0.10
 TRUE_STEPS = 20_000

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from instrumented_ddp.recording.links import sample_connections
+from instrumented_ddp.recording.tcp_stats import sample_connections
 
 SENT_BYTES = 128 * 1024
 

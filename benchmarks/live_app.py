@@ -29,8 +29,8 @@ from playwright.sync_api import ConsoleMessage, Error, Page, Request
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.app import PAGES, browser_memory_gb
 from benchmarks.browser import opened_page, served
-from overlapscope.trace import host
-from overlapscope.trace.format import RANK_FILE, rank_folder, write_json
+from overlapscope.trace import clocks
+from overlapscope.trace.schema import RANK_FILE, rank_folder, write_json
 from tests.cluster.processes import METHOD
 from tests.synthetic import make_rank, write_step
 
@@ -59,18 +59,18 @@ _KEYS: Final = (
 def record(folder: Path, ranks: int, hours: float, is_ready: Event) -> None:
     """Write a recording of this process that goes on."""
     logs = [make_rank(folder, rank, world_size=ranks) for rank in range(ranks)]
-    here = {"host": socket.gethostname(), "pid": os.getpid(), "boot_id": host.get_boot_id(), "device": "cpu"}
+    here = {"host": socket.gethostname(), "pid": os.getpid(), "boot_id": clocks.get_boot_id(), "device": "cpu"}
     for rank in range(ranks):
         write_json(rank_folder(folder, rank) / RANK_FILE, {"rank": rank, "clock_samples": [], **here})
     steps_before = int(hours * 3600 * STEPS_PER_S)
-    begin_ns = host.host_now_ns() - steps_before * _STEP_NS
+    begin_ns = clocks.host_now_ns() - steps_before * _STEP_NS
     step = 0
     while True:
         if step == steps_before:
             is_ready.set()
         ends_ns = begin_ns + (step + 1) * _STEP_NS
         if step >= steps_before:
-            time.sleep(max(0.0, (ends_ns - host.host_now_ns()) / 1e9))
+            time.sleep(max(0.0, (ends_ns - clocks.host_now_ns()) / 1e9))
         for log in logs:
             log.reserve()
             write_step(log, step, ends_ns - 10_000_000)

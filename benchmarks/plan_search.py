@@ -14,14 +14,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from overlapscope.model.cost import CollectiveCost
-from overlapscope.model.line import CostLine
-from overlapscope.model.partition import MB, Gradients
-from overlapscope.model.plan import default_plan, find_caps_mb, uniform_plans
-from overlapscope.model.plan_table import build_table_from_cuts
-from overlapscope.model.schedule import Costs, replay
-from overlapscope.model.search import find_best_plan
-from overlapscope.model.work import ComputeTimes
+from overlapscope.bucket_model.cost import CollectiveCost, CostLine
+from overlapscope.bucket_model.partition import MB, Gradients
+from overlapscope.bucket_model.plan_table import build_table_from_cuts
+from overlapscope.bucket_model.plans import default_plan, find_caps_mb, uniform_plans
+from overlapscope.bucket_model.schedule import Costs, replay
+from overlapscope.bucket_model.search import find_best_plan
+from overlapscope.bucket_model.work import ComputeTimes
 
 MS = 1e6
 LINKS = {

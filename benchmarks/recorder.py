@@ -37,8 +37,8 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 import instrumented_ddp
-from overlapscope.trace.format import Kind, pack_body
-from overlapscope.trace.writer import EventLogWriter
+from overlapscope.trace.event_log import EventLogWriter
+from overlapscope.trace.schema import Kind, pack_body
 from tests.cluster.processes import Program, run_together
 
 TIME_LIMIT_S: Final = 300

@@ -21,16 +21,15 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from instrumented_ddp.collective_log.collectives import CollectiveLog
-from instrumented_ddp.collective_log.position import TrainingPosition
-from instrumented_ddp.collective_log.purposes import CollectiveRole
+from instrumented_ddp.collectives.log import CollectiveLog
+from instrumented_ddp.collectives.position import TrainingPosition
+from instrumented_ddp.collectives.roles import CollectiveRole
 from instrumented_ddp.recording.bucket_sum import BucketSumRecorder
-from instrumented_ddp.recording.records import BucketRecords
-from instrumented_ddp.recording.segment_table import SegmentTable
+from instrumented_ddp.recording.records import BucketRecords, SegmentTable
 from instrumented_ddp.recording.timing import HostTimer
 from instrumented_ddp.strategies.wire import Message, Wire
-from overlapscope.trace.format import EVENTS_FILE, Flag
-from overlapscope.trace.writer import EventLogWriter
+from overlapscope.trace.event_log import EventLogWriter
+from overlapscope.trace.schema import EVENTS_FILE, Flag
 
 BUCKETS, ROUNDS = 200, 12
 """Those of a ring of seven ranks."""

@@ -27,9 +27,9 @@ from pathlib import Path
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from overlapscope.analysis.pieces import analyze_recording
+from overlapscope.chunked_analysis import analyze_recording
 from overlapscope.lab.synth import estimate_bytes, write_recording
-from overlapscope.trace.format import TABLES_FOLDER
+from overlapscope.trace.schema import TABLES_FOLDER
 from overlapscope.workers import dask
 
 _SAMPLED_EVERY_S = 0.1

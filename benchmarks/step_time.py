@@ -41,10 +41,10 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.models import KNOWN_MODELS, SMALL_MODELS
 from benchmarks.timed_training import MODELS, Timed
-from overlapscope.commands.child_process import environment_without_recording, recording_environment
+from overlapscope.cli.child_process import environment_without_recording, recording_environment
 from overlapscope.trace.environment import DETAILS, Detail, add_startup_hook
-from overlapscope.trace.format import EVENTS_FILE, rank_folder
-from overlapscope.trace.log import read_latest_step
+from overlapscope.trace.event_log import read_latest_step
+from overlapscope.trace.schema import EVENTS_FILE, rank_folder
 from tests.cluster.processes import Program, run_together
 
 WORLD_SIZE: Final = 2

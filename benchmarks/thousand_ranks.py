@@ -25,9 +25,9 @@ from playwright.sync_api import Page
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.browser import COUNT_FRAMES, opened_page, served
-from overlapscope.analysis.analysis import Analysis
-from overlapscope.analysis.sentences import describe
-from overlapscope.trace.reader import read_trace
+from overlapscope.analysis import Analysis
+from overlapscope.stragglers.text import describe
+from overlapscope.trace.recording import read_trace
 from tests.cluster.processes import METHOD
 from tests.simulated_job import MS, Job, write_logs
 

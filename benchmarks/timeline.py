@@ -23,7 +23,7 @@ from playwright.sync_api import Page
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.browser import COUNT_FRAMES, opened_page, served
-from overlapscope.trace.format import RECORD_BYTES
+from overlapscope.trace.schema import RECORD_BYTES
 from tests.synthetic import write_recording
 
 SPANS_OF_A_STEP: Final = 20

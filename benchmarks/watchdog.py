@@ -35,7 +35,7 @@ from rich.console import Console
 from benchmarks.models import KNOWN_MODELS, SMALL_MODELS, TINY_MODELS, training_step
 from benchmarks.pairing import BlockTimes, Side, block_of, measure_pairs, ratio_of
 from instrumented_ddp import DistributedDataParallel
-from instrumented_ddp.recording.housekeeper import BackgroundScheduler
+from instrumented_ddp.recording.background import BackgroundScheduler
 from instrumented_ddp.session import get_current_session
 from instrumented_ddp.watchdog.watchdog import Watchdog
 from tests.cluster.processes import METHOD

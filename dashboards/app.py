@@ -2,36 +2,193 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import logging
 import socket
 import sys
 import threading
 import webbrowser
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import asdict, replace
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.parse import unquote, unquote_to_bytes
 
 import panel as pn
 from bokeh.io import curdoc
+from bokeh.server.server import Server
+from bokeh.server.views.auth_request_handler import AuthRequestHandler
+from bokeh.server.views.ws import WSHandler
+from tornado.ioloop import PeriodicCallback
+from tornado.web import HTTPError, RequestHandler, authenticated
 
 from dashboards.access import Access, is_loopback
-from dashboards.closed_pages import SESSION_LIFETIME_OPTIONS, release_closed_pages
-from dashboards.experiment_files import experiment_routes
-from dashboards.experiments import find_experiments
+from dashboards.charts.drawing import draw_figure
+from dashboards.charts.png import png_file
+from dashboards.charts.svg import svg_file
 from dashboards.gate import SERVER_OPTIONS, install_access_rules, login_options
-from dashboards.metrics import metrics_routes
-from dashboards.news import live_status_routes
-from dashboards.pages import buckets, compare, experiments, order, overview, problem, stragglers, timeline
+from dashboards.pages import buckets, compare, experiments, order, overview, shell, stragglers, timeline
 from dashboards.pages import runs as runs_page
+from dashboards.pages.experiments import FoundExperiment, find_experiments
 from dashboards.pages.shell import PageBuilder, parse_step_range
-from dashboards.place import RUN_ROUTE, RunUrl
-from dashboards.recording import Recording
+from dashboards.recording import LiveStatus, Recording, RecordingStatus
 from dashboards.runs import RunIndex
 from dashboards.saving import table_routes
+from dashboards.urls import RUN_ROUTE, RunUrl, file_stem
+from overlapscope.console import Progress
 from overlapscope.errors import OverlapScopeError
-from overlapscope.progress import Progress
+from overlapscope.interop.open_metrics import Sample, format_open_metrics
+from overlapscope.interop.table_files import encode_parquet, generate_csv
+
+# Release of the memory of pages that are closed, or left for another one.
+
+SESSION_LIFETIME_OPTIONS: Final[dict[str, Any]] = {
+    # Long enough for a page on a slow connection to open its websocket, or to open it again after an interruption.
+    "check_unused_sessions_milliseconds": 5_000,
+    "unused_session_lifetime_milliseconds": 60_000,
+}
+"""Options of Bokeh's server for the lifetime of sessions."""
+
+_GOING_AWAY: Final = 1001
+"""Websocket close code of a page that is closed or left (RFC 6455, 7.4.1); a broken connection sends none."""
+_TRIM_INTERVAL_MS: Final = 20_000
+
+
+def release_closed_pages(server: Server) -> None:
+    """Release the memory of closed pages soon.
+
+    Otherwise it grows: a page that follows a live recording is reloaded again and again, each time with a later state.
+    """
+    for rule in server._tornado.wildcard_router.rules:
+        if isinstance(rule.target, type) and issubclass(rule.target, WSHandler):
+            # The class is Panel's, a subclass of Bokeh's.
+            rule.target = type("WebSocket", (_ExpiringWSHandler, rule.target), {})
+    if sys.platform == "linux":
+        PeriodicCallback(_trim_heap, _TRIM_INTERVAL_MS).start()
+
+
+class _ExpiringWSHandler(WSHandler):
+    def on_close(self) -> None:
+        if self.connection is not None and self.close_code == _GOING_AWAY:
+            self.connection.session.request_expiration()
+        super().on_close()
+
+
+def _trim_heap() -> None:
+    """Return freed memory to the system: glibc keeps most of what tables used. Other C libraries lack this call."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+# HTTP handler of ``/metrics``, at which Prometheus scrapes the metrics of all runs.
+
+CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+
+def metrics_routes(runs: RunIndex) -> list[tuple[str, type[RequestHandler], dict[str, Any]]]:
+    """Return the route of ``/metrics`` for Bokeh's server."""
+    return [("/metrics", _MetricsHandler, {"runs": runs})]
+
+
+class _MetricsHandler(AuthRequestHandler):
+    def initialize(self, runs: RunIndex) -> None:
+        self._runs = runs
+
+    @authenticated
+    def get(self) -> None:
+        """Answer with the metrics known so far: runs are analyzed in the background, as for the table of runs."""
+        self.set_header("Content-Type", CONTENT_TYPE)
+        self.set_header("Cache-Control", "no-store")
+        self.write(
+            format_open_metrics(
+                {
+                    row.run.name or row.run.path.name: [
+                        Sample("overlapscope_live", int(row.is_live)),
+                        *(() if row.judged is None else row.judged.samples),
+                    ]
+                    for row in self._runs.latest()
+                }
+            )
+        )
+
+
+# HTTP handler of ``/news``, which an open page polls every two seconds for the live status of its recording.
+
+_MOST_RECORDINGS: Final = 64
+
+
+def live_status_routes(runs: RunIndex) -> list[tuple[str, type[RequestHandler], dict[str, Any]]]:
+    """Return the routes of the live status, beside the pages of each run, for Bokeh's server."""
+    statuses = lru_cache(maxsize=_MOST_RECORDINGS)(LiveStatus)
+    of_run = RUN_ROUTE.replace("{run:path}", "(?P<run>.+)")
+    return [(f"{route}/news", _LiveStatusHandler, {"runs": runs, "rooms": statuses}) for route in ("", of_run)]
+
+
+class _LiveStatusHandler(AuthRequestHandler):
+    def initialize(self, runs: RunIndex, statuses: Any) -> None:
+        self._runs = runs
+        self._statuses = statuses
+
+    @authenticated
+    def get(self, run: str = "") -> None:
+        try:
+            path = (
+                self._runs.path_of(unquote_to_bytes(run).decode(errors="surrogateescape"))
+                if run
+                else self._runs.only_run
+            )
+        except OverlapScopeError:
+            path = None
+        self.set_header("Cache-Control", "no-store")
+        self.write(asdict(RecordingStatus() if path is None else self._statuses(path).latest()))
+
+
+# HTTP handler of downloads of experiments: ``experiments/NAME.svg``, ``.png``, ``.csv`` and ``.parquet``.
+
+
+def experiment_routes(folders: Sequence[Path]) -> list[tuple[str, type[RequestHandler], dict[str, Any]]]:
+    """Return the routes of figures and results for Bokeh's server."""
+    return [(r"/experiments/(?P<name>[^/]+)\.(?P<kind>svg|png|csv|parquet)", _FileHandler, {"folders": folders})]
+
+
+_TYPES = {
+    "svg": "image/svg+xml",
+    "png": "image/png",
+    "csv": "text/csv; charset=utf-8",
+    "parquet": "application/vnd.apache.parquet",
+}
+
+
+class _FileHandler(AuthRequestHandler):
+    def initialize(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+
+    @authenticated
+    async def get(self, name: str, kind: str) -> None:
+        self.set_header("Cache-Control", "no-store")
+        found = next((each for each in find_experiments(self._folders) if each.name == unquote(name)), None)
+        if found is None:
+            raise HTTPError(404, "no such experiment")
+        try:
+            content = await asyncio.to_thread(_content, found, kind)
+        except OverlapScopeError as error:
+            raise HTTPError(404, str(error)) from None
+        self.set_header("Content-Type", _TYPES[kind])
+        self.set_header("Content-Disposition", f'attachment; filename="{file_stem(found.name, None)}.{kind}"')
+        self.finish(content)
+
+
+def _content(found: FoundExperiment, kind: str) -> bytes:
+    if kind == "csv":
+        return b"".join(generate_csv(found.rows))
+    if kind == "parquet":
+        return encode_parquet(found.rows)
+    scene = draw_figure(found.experiment.title, found.figure)
+    return svg_file(scene).encode() if kind == "svg" else png_file(scene)
+
 
 ROUTES: Final[dict[str, PageBuilder]] = {
     "/": overview.build,
@@ -65,7 +222,7 @@ def open_page(build: PageBuilder, recording: Recording) -> None:
     try:
         build(document, recording.latest(which=which), arguments)
     except OverlapScopeError as error:
-        (problem.build if which is None else problem.build_no_steps)(document, error)
+        (shell.build if which is None else shell.build_no_steps)(document, error)
 
 
 def open_run_page(build: PageBuilder, runs: RunIndex, name: str) -> None:
@@ -82,7 +239,7 @@ def open_run_page(build: PageBuilder, runs: RunIndex, name: str) -> None:
             raise OverlapScopeError("this address names no run, and several are served")
     except OverlapScopeError as error:
         document.template_variables["place"] = replace(run_url, run="")
-        problem.build_no_run(document, error)
+        shell.build_no_run(document, error)
         return
     document.template_variables["place"] = run_url
     open_page(build, runs.recording(path))

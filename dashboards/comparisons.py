@@ -10,10 +10,10 @@ from typing import Final
 
 from dashboards.plots.step_drawing import StepDrawing, draw_pairs
 from dashboards.recording import Recording, Snapshot
-from overlapscope.analysis.compare.comparison import Comparison, compare
-from overlapscope.analysis.compare.side import ComparisonSide, StepChoice, plans_to_compare
+from overlapscope.compare.comparison import Comparison, compare
+from overlapscope.compare.side import ComparisonSide, StepChoice, plans_to_compare
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.reader import NEIGHBOR_STEPS
+from overlapscope.trace.recording import NEIGHBOR_STEPS
 from overlapscope.trace.table_file import step_range_of_slice, with_neighbors
 
 _FIRST_WAIT_S: Final = 0.3

@@ -5,13 +5,13 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
-from overlapscope.analysis.advice import Advice, advise
-from overlapscope.analysis.analysis import Analysis
+from overlapscope.advice.advice import Advice, advise
+from overlapscope.analysis import Analysis
+from overlapscope.bucket_model.curve import Curve, Options, Special, predict_curve
+from overlapscope.bucket_model.partition import Buckets, Gradients
+from overlapscope.bucket_model.search import find_best_plan
+from overlapscope.bucket_model.typical_step import DrawnStep, TypicalStep
 from overlapscope.errors import OverlapScopeError
-from overlapscope.model.curve import Curve, Options, Special, predict_curve
-from overlapscope.model.partition import Buckets, Gradients
-from overlapscope.model.search import find_best_plan
-from overlapscope.model.typical_step import DrawnStep, TypicalStep
 
 _EXECUTOR: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forecast")
 """Background thread for fits and predictions, which take longer than a page may take to load."""

@@ -13,13 +13,13 @@ import pandas as pd
 from dashboards.recording import Recording
 from dashboards.report.html import render_section_html
 from dashboards.report.sections import ReportContent, build_report_content
-from dashboards.tables import breakdown_table, findings_table, interval_columns, ranks_table, steps_table
-from overlapscope.analysis import sentences
+from dashboards.saving import breakdown_table, findings_table, interval_columns, ranks_table, steps_table
+from overlapscope.bucket_model.recommend import Prediction
+from overlapscope.bucket_model.text import format_headline
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
-from overlapscope.exports.curves import LogScalars, log_steps
-from overlapscope.model.recommend import Prediction
-from overlapscope.model.sentences import format_headline
+from overlapscope.interop.table_files import LogScalars, log_steps
+from overlapscope.stragglers import text
 from overlapscope.trace.table_file import StepRange
 
 _HEIGHT_PX: Final = 640
@@ -114,9 +114,9 @@ class Run:
         """
         found = self._snapshot.stragglers
         if found is None:
-            reason = sentences.explain_missing_stragglers(self.trace)
+            reason = text.explain_missing_stragglers(self.trace)
             raise OverlapScopeError(f"{self.trace.path}: {reason.message} {reason.advice}")
-        return Answer(sentences.describe_verdict(found), findings_table(found))
+        return Answer(text.describe_verdict(found), findings_table(found))
 
     def recommend(self) -> Answer:
         """Predict the step time of bucket sizes, and recommend one.

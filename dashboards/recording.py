@@ -11,29 +11,163 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from dashboards.forecast import Forecast, is_forecast_ready
-from dashboards.newsroom import LiveStatus
-from overlapscope.analysis.analysis import Analysis
-from overlapscope.analysis.clocks import clock_offsets
-from overlapscope.analysis.heatmap import Heatmap
-from overlapscope.analysis.lanes import LaneCache
-from overlapscope.analysis.rounds import Rounds
-from overlapscope.analysis.stragglers import get_hosts
+from dashboards.rank_map import Heatmap
+from overlapscope.analysis import Analysis
+from overlapscope.breakdown.lanes import LaneCache
+from overlapscope.breakdown.spans import Int64Array
+from overlapscope.bucket_model.calibration import CALIBRATION_FILE
+from overlapscope.bucket_model.curve import Options
 from overlapscope.diagnosis.attempts import Attempt, read_attempts
 from overlapscope.diagnosis.diagnosis import Diagnosis
-from overlapscope.model.calibration import CALIBRATION_FILE
-from overlapscope.model.curve import Options
-from overlapscope.trace import store
-from overlapscope.trace.attempts import attempt_number, find_sibling_attempts
-from overlapscope.trace.flight_recorder_files import holds_dumps
-from overlapscope.trace.folders import find_rank_folders
-from overlapscope.trace.format import EVENTS_FILE, RECORD_BYTES
-from overlapscope.trace.log import count_record_bytes, live_record_limit
-from overlapscope.trace.memory import estimate_memory, free_bytes
-from overlapscope.trace.reader import Progress, Trace, empty_trace, read_trace
-from overlapscope.trace.table_file import ALL_STEPS, StepRange
+from overlapscope.diagnosis.rank_state import is_running
+from overlapscope.errors import OverlapScopeError
+from overlapscope.stragglers.stragglers import get_hosts
+from overlapscope.trace import cache
+from overlapscope.trace.clocks import host_now_ns
+from overlapscope.trace.collective_arrival import compute_arrival_ns
+from overlapscope.trace.description import clock_offsets
+from overlapscope.trace.event_log import count_record_bytes, live_record_limit, read_latest_records
+from overlapscope.trace.flight_recorder import holds_dumps
+from overlapscope.trace.process_files import read_reports
+from overlapscope.trace.recording import Progress, Trace, empty_trace, read_trace
+from overlapscope.trace.schema import EVENTS_FILE, RECORD_BYTES
+from overlapscope.trace.small_files import attempt_number, find_rank_folders, find_sibling_attempts
+from overlapscope.trace.table_file import ALL_STEPS, StepRange, estimate_memory, free_bytes
+
+# Live status of a recording, without reading all of it: whether it is live, its last step, and watchdog reports.
+
+_CACHED_S: Final = 1.0
+"""Seconds for which a status is cached, so that many pages don't mean many file accesses."""
+_MAX_PAUSE_S: Final = 10.0
+"""Seconds after its last growth for which a log counts as being written, perhaps on another host."""
+_READ_RECORDS: Final = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordingStatus:
+    """The live status of a recording."""
+
+    is_live: bool = False
+    """True if it is being recorded."""
+    latest_step: int | None = None
+    """Last step that its first rank has reached."""
+    age_s: float | None = None
+    """Seconds since the last record of that rank; None for a job that has ended or runs on another host."""
+    report: str = ""
+    """Sentence of the last report of a watchdog that has not been retracted."""
+
+
+class LiveStatus:
+    """Cached live status of one recording.
+
+    Args:
+        folder: folder of the recording.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._status = RecordingStatus()
+        self._read_at_s = 0.0
+        self._last_sequence: int | None = None
+        self._last_growth_s = -_MAX_PAUSE_S
+
+    def latest(self) -> RecordingStatus:
+        """Return the status, at most a second old; an empty one if there is no recording."""
+        now_s = time.monotonic()
+        if now_s - self._read_at_s >= _CACHED_S:
+            self._read_at_s = now_s
+            try:
+                self._status = self._read_status(now_s)
+            except (OSError, OverlapScopeError):
+                self._status = RecordingStatus()
+        return self._status
+
+    def _read_status(self, now_s: float) -> RecordingStatus:
+        folders = find_rank_folders(self._folder)
+        records = read_latest_records(next(iter(folders.values())) / EVENTS_FILE, _READ_RECORDS)
+        latest = int(records["sequence"][-1]) if len(records) else 0
+        if self._last_sequence not in (None, latest):
+            self._last_growth_s = now_s
+        self._last_sequence = latest
+        is_here = is_running(self._folder)
+        reports = [report for report in read_reports(folders) if report.retracted_ns is None]
+        return RecordingStatus(
+            is_live=is_here or now_s - self._last_growth_s < _MAX_PAUSE_S,
+            latest_step=int(records["step"][-1]) if len(records) else None,
+            age_s=max(0.0, (host_now_ns() - int(records["end_ns"][-1])) / 1e9) if is_here and len(records) else None,
+            report=reports[-1].sentence if reports else "",
+        )
+
+
+# Rounds of sends and receives that strategies make all-reduces of, and the all-reduce that each belongs to.
+
+_SAME: Final = ["rank", "model", "step", "bucket"]
+
+
+class Rounds:
+    """The rounds of a recording.
+
+    Args:
+        trace: Recording whose ``segments`` are the rounds.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self.table = trace.segments.assign(row=_find_all_reduces(trace))
+        """``trace.segments`` with ``row``, the row of the all-reduce in ``trace.collectives``; -1 if unknown."""
+        self._order = self.table.sort_values(["rank", "start_ns"], kind="stable").index.to_numpy()
+        sorted_ranks = self.table["rank"].to_numpy()[self._order]
+        self._of_rank = {
+            int(rank): self._order[slice(*np.searchsorted(sorted_ranks, [rank, rank + 1]))]
+            for rank in np.unique(sorted_ranks)
+        }
+        self._longest_ns = int((self.table["end_ns"] - self.table["start_ns"]).max()) if len(self.table) else 0
+
+    def in_view(self, rank: int, from_ns: int, to_ns: int) -> pd.DataFrame:
+        """Return the rounds of a rank that overlap a time range of the common clock, by start."""
+        places = self._of_rank.get(rank, np.empty(0, dtype=np.int64))
+        starts_ns = self.table["start_ns"].to_numpy()[places]
+        first, after = np.searchsorted(starts_ns, [from_ns - self._longest_ns, to_ns])
+        near = self.table.iloc[places[first:after]]
+        return near[(near["end_ns"] > from_ns) & (near["row"] >= 0)]
+
+    def of(self, row: int) -> pd.DataFrame:
+        """Return the rounds of an all-reduce on its own rank and on every rank with a known clock, by rank and start.
+
+        Args:
+            row: Its row in ``trace.collectives`` on one of the ranks.
+        """
+        collectives = self._trace.collectives
+        own = collectives.iloc[row]
+        is_same = (collectives["op"] == own["op"]) & collectives["rank"].isin([*self._trace.aligned_ranks, own["rank"]])
+        for column in ("model", "step", "bucket"):
+            is_same &= collectives[column] == own[column]
+        rows = np.flatnonzero(is_same)
+        turns = collectives.iloc[rows].groupby("rank").cumcount().to_numpy()
+        rows = rows[turns == turns[rows == row]]
+        return self.table[self.table["row"].isin(rows)].sort_values(["rank", "start_ns"], kind="stable")
+
+
+def _find_all_reduces(trace: Trace) -> Int64Array:
+    """Return the row of the all-reduce of each round; -1 if unknown.
+
+    If a bucket is reduced several times in a step, that is the latest all-reduce entered before the round.
+    """
+    collectives = trace.collectives.assign(
+        row=np.arange(len(trace.collectives)), entered_ns=compute_arrival_ns(trace.collectives)
+    )
+    entered = collectives[collectives["op"] == "all_reduce"][[*_SAME, "entered_ns", "row"]].sort_values("entered_ns")
+    begun = trace.segments[[*_SAME, "start_ns"]].assign(place=np.arange(len(trace.segments))).sort_values("start_ns")
+    found = pd.merge_asof(begun, entered, left_on="start_ns", right_on="entered_ns", by=_SAME)
+    rows: npt.NDArray[np.int64] = np.full(len(begun), -1, dtype=np.int64)
+    rows[found["place"]] = found["row"].fillna(-1)
+    return rows
+
 
 StepSelection = Literal["all", "latest"] | StepRange
 """Steps of a recording to read: all, the last ones of a long recording, or a range."""
@@ -229,7 +363,7 @@ class Recording:
         Raises:
             OverlapScopeError: the folder holds nothing to show.
         """
-        return store.compute_fingerprint(self._folders()) + _version_of(self.folder / CALIBRATION_FILE)
+        return cache.compute_fingerprint(self._folders()) + _version_of(self.folder / CALIBRATION_FILE)
 
     def _folders(self) -> dict[int, Path]:
         return {0: self.folder} if self._is_dumps else find_rank_folders(self.folder)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import asdict, fields
 from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 from bokeh.server.views.auth_request_handler import AuthRequestHandler
 from tornado.web import RequestHandler, authenticated
@@ -14,25 +16,223 @@ from dashboards.pages.buckets import parse_choice
 from dashboards.pages.order import parse_group
 from dashboards.pages.runs import build_runs_table
 from dashboards.pages.shell import QueryArguments, parse_step_range, render_standalone
-from dashboards.place import RUN_ROUTE, RunUrl, file_stem
 from dashboards.plots.buckets import resolve_choice
+from dashboards.rank_map import Heatmap
 from dashboards.recording import Snapshot
 from dashboards.runs import RunIndex
-from dashboards.tables import (
-    breakdown_table,
-    bucket_spans_table,
-    findings_table,
-    heatmap_table,
-    order_table,
-    ranks_table,
-    sizes_table,
-    steps_table,
-)
-from overlapscope.analysis import sentences
-from overlapscope.analysis.rank_numbers import format_ranks
-from overlapscope.analysis.stragglers import Stragglers
+from dashboards.urls import RUN_ROUTE, RunUrl, file_stem
+from overlapscope.breakdown.labels import BLOCK_LABELS, REASON_LABELS
+from overlapscope.breakdown.summary import Summary
+from overlapscope.bucket_model.curve import Curve
+from overlapscope.bucket_model.partition import MB, NO_LIMIT
+from overlapscope.bucket_model.typical_step import DrawnStep
+from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Entry
+from overlapscope.diagnosis.order_view import Cell, OrderLanes
 from overlapscope.errors import OverlapScopeError
-from overlapscope.exports.table_files import encode_parquet, generate_csv
+from overlapscope.interop.table_files import encode_parquet, generate_csv
+from overlapscope.interval import Interval
+from overlapscope.stragglers import text
+from overlapscope.stragglers.finding import Finding, SlowLink
+from overlapscope.stragglers.stragglers import Stragglers
+from overlapscope.text import format_ranks
+
+# The tables of the pages as pandas DataFrames, for downloads and notebooks. Times are nanoseconds.
+
+MAX_CELLS: Final = 1_000_000
+"""Maximum number of cells (collectives times ranks) in a table of the order: more take minutes to read."""
+
+
+def breakdown_table(summary: Summary) -> pd.DataFrame:
+    """Tabulate the blocks of the mean step, which sum to it, and below exposed communication its parts by reason.
+
+    Returns:
+        block, part_of (empty for a block), mean_ns with the bounds of its 90 % interval, share (of the step),
+        critical_path_ns, and the longest occurrence of the block: longest_ns, longest_step, longest_rank. Blocks that
+        take no time are left out.
+    """
+    rows = []
+    for name, mean in summary.mean.blocks.items() if summary.steps else ():
+        on_path = None if summary.job is None else summary.job.blocks[name].value
+        step, rank, longest_ns = summary.longest.get(name, (None, None, None))
+        longest = {"longest_ns": longest_ns, "longest_step": step, "longest_rank": rank}
+        if mean.value or on_path:
+            rows.append(_block_row(BLOCK_LABELS[name], "", mean, summary) | {"critical_path_ns": on_path} | longest)
+        if name == "exposed":
+            parts = {REASON_LABELS[reason]: part for reason, part in summary.exposed_for.items() if part.value}
+            rows += [_block_row(label, BLOCK_LABELS[name], part, summary) for label, part in parts.items()]
+    whole = {"longest_ns": "Int64", "longest_step": "Int64", "longest_rank": "Int64"}
+    columns = ["block", "part_of", "mean_ns", "mean_low_ns", "mean_high_ns", "share", "critical_path_ns", *whole]
+    return pd.DataFrame(rows, columns=columns).astype({"critical_path_ns": np.float64, **whole})
+
+
+def ranks_table(snapshot: Snapshot) -> pd.DataFrame:
+    """Tabulate the means of each rank's steps, from ``Summary.means_by_rank``, with its host and device."""
+    places = snapshot.trace.ranks[["rank", "host", "device"]]
+    return places.merge(snapshot.rank_means, on="rank")
+
+
+def steps_table(summary: Summary) -> pd.DataFrame:
+    """Tabulate the breakdown of every step of every rank, and whether it is included in means (``is_counted``)."""
+    return summary.figures.assign(is_counted=summary.is_steady)
+
+
+def findings_table(found: Stragglers) -> pd.DataFrame:
+    """Tabulate the straggler findings: ranks, cause, pattern, cost, and what fixing each would save."""
+    return pd.DataFrame([_finding_row(each) for each in found.findings], columns=_FINDING_COLUMNS)
+
+
+def heatmap_table(heatmap: Heatmap) -> pd.DataFrame:
+    """Tabulate the heatmap of ranks and steps, a row per cell: rank, host, step, compute_ns, lateness_ns, wait_ns."""
+    ranks, steps = len(heatmap.ranks), len(heatmap.steps)
+    return pd.DataFrame(
+        {
+            "rank": np.repeat(heatmap.ranks, steps),
+            "host": np.repeat(np.array(heatmap.hosts, dtype=object), steps),
+            "step": np.tile(heatmap.steps, ranks),
+            **{f"{name}_ns": cells.ravel() for name, cells in heatmap.figures_ns.items()},
+        }
+    )
+
+
+def sizes_table(curve: Curve) -> pd.DataFrame:
+    """Tabulate the predicted step of every bucket plan of a curve, small sizes first.
+
+    Returns:
+        bucket_cap_mb (NaN for a plan that no size gives), above_mb and up_to_mb (range of caps that give this plan;
+        up_to_mb is infinite if all larger caps do), buckets (number of them), predicted_ns with the bounds of its 90 %
+        interval, exposed_ns, recorded_ns (NaN if the plan was not recorded), is_now, is_default, is_best_plan.
+    """
+    measured, rows = curve.measured_steps_ns(), []
+    for index, plan in enumerate(curve.plans):
+        size = curve.sizes[index] if index < len(curve.sizes) else None
+        up_to = None if size is None else np.inf if size.high_bytes == NO_LIMIT else size.high_bytes / MB
+        rows.append(
+            {
+                "bucket_cap_mb": None if size is None else size.cap_mb,
+                "above_mb": None if size is None else size.low_bytes / MB,
+                "up_to_mb": up_to,
+                "buckets": len(plan),
+                **interval_columns("predicted", curve.step_of(index)),
+                "exposed_ns": float(curve.predicted.exposed_ns[index]),
+                "recorded_ns": measured[index].value if index in measured else None,
+                "is_now": index == curve.special["present"],
+                "is_default": index == curve.special["default"],
+                "is_best_plan": index == curve.special["best"],
+            }
+        )
+    floats = ("bucket_cap_mb", "above_mb", "up_to_mb", "recorded_ns")
+    return pd.DataFrame(rows).astype(dict.fromkeys(floats, np.float64))
+
+
+def bucket_spans_table(recorded: DrawnStep, predicted: DrawnStep) -> pd.DataFrame:
+    """Tabulate every bucket of the recorded and the predicted step on every rank; times are since the step's start.
+
+    Returns:
+        step ("recorded" or "predicted"), rank, bucket, bytes, ready_ns, launch_ns, start_ns, end_ns.
+    """
+    return pd.concat([_bucket_spans("recorded", recorded), _bucket_spans("predicted", predicted)], ignore_index=True)
+
+
+def order_table(lanes: OrderLanes) -> pd.DataFrame:
+    """Tabulate the collectives of one process group, by number and rank.
+
+    If a rank has no entry for a number, its row has the state "nothing in the log". Times are on each rank's own clock.
+
+    Raises:
+        OverlapScopeError: the table would have more than ``MAX_CELLS`` rows.
+    """
+    ranks, numbers = lanes.group.ranks, max(0, lanes.latest - lanes.oldest + 1)
+    if len(ranks) * numbers > MAX_CELLS:
+        raise OverlapScopeError(
+            f"{numbers:,} collectives of {len(ranks):,} ranks are more than the {MAX_CELLS:,} that fit a table: "
+            "the logs themselves are in the recording, and docs/trace-format.md says how to read them"
+        )
+    shown = lanes.lanes_of(ranks)
+    cells = lanes.window(shown, lanes.oldest, lanes.latest).cells
+    table = pd.DataFrame(
+        [_order_row(lanes.group.name, shown[cell.lane].ranks[0], cell) for cell in cells], columns=_CELL_COLUMNS
+    )
+    return table.astype(dict.fromkeys(_INTEGER_COLUMNS, "Int64"))
+
+
+def interval_columns(name: str, interval: Interval) -> dict[str, float]:
+    """Return columns for a value and the bounds of its interval."""
+    return {f"{name}_ns": interval.value, f"{name}_low_ns": interval.low, f"{name}_high_ns": interval.high}
+
+
+def _block_row(label: str, part_of: str, mean: Interval, summary: Summary) -> dict[str, Any]:
+    return {"block": label, "part_of": part_of, **interval_columns("mean", mean), "share": summary.share_of(mean)}
+
+
+_LINK_COLUMNS: Final = tuple(f"link_{field.name}" for field in fields(SlowLink))
+_FINDING_COLUMNS: Final = (
+    *("ranks", "host", *_LINK_COLUMNS, "cause", "pattern", "statistic", "steps", "worst_step", "delay_ns"),
+    *(f"{name}_{part}ns" for name in ("cost", "saving") for part in ("", "low_", "high_")),
+    "sentence",
+)
+
+
+def _finding_row(finding: Finding) -> dict[str, Any]:
+    link = {} if finding.link is None else {f"link_{name}": each for name, each in asdict(finding.link).items()}
+    return {
+        "ranks": finding.ranks,
+        "host": finding.host,
+        **link,
+        "cause": finding.cause,
+        "pattern": finding.pattern.kind,
+        "statistic": finding.pattern.statistic,
+        "steps": len(finding.steps),
+        "worst_step": finding.worst_step,
+        "delay_ns": finding.delay_ns,
+        **interval_columns("cost", finding.cost),
+        **interval_columns("saving", finding.saving.step),
+        "sentence": text.describe(finding),
+    }
+
+
+def _bucket_spans(name: str, step: DrawnStep) -> pd.DataFrame:
+    ranks, buckets = step.ready_ns.shape
+    times = ("ready_ns", "launch_ns", "start_ns", "end_ns")
+    return pd.DataFrame(
+        {
+            "step": name,
+            "rank": np.repeat(step.ranks, buckets),
+            "bucket": np.tile(np.arange(buckets), ranks),
+            "bytes": np.tile(step.bytes, ranks),
+            **{each: getattr(step, each).ravel() for each in times},
+        }
+    )
+
+
+_CELL_COLUMNS: Final = (
+    *("group", "number", "rank", "state", "difference", "step", "batch", "phase", "op", "reduce_op", "dtype"),
+    *("elements", "bytes", "peer", "role", "bucket", "call_site", "announced_ns", "launched_ns", "completed_ns"),
+)
+_INTEGER_COLUMNS: Final = (
+    *("step", "batch", "elements", "bytes", "peer", "bucket", "announced_ns", "launched_ns", "completed_ns"),
+)
+
+
+def _order_row(group: str, rank: int, cell: Cell) -> dict[str, Any]:
+    index = {"group": group, "number": cell.number, "rank": rank, "difference": cell.difference}
+    return index | ({"state": "nothing in the log"} if cell.entry is None else _entry(cell.entry))
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    signature = entry.signature
+    return {
+        "state": entry.state,
+        "step": None if entry.step == UNKNOWN_STEP else entry.loop_step,
+        "batch": entry.batch,
+        "phase": entry.phase,
+        **{
+            name: getattr(signature, name) for name in ("op", "reduce_op", "dtype", "elements", "bytes", "peer", "role")
+        },
+        "bucket": signature.bucket if signature.role == "bucket" else None,
+        "call_site": None if entry.call_site is None else str(entry.call_site),
+        **{name: getattr(entry, name) for name in ("announced_ns", "launched_ns", "completed_ns")},
+    }
+
 
 MakeTable = Callable[[Snapshot, QueryArguments], pd.DataFrame]
 """Function from a recording and the query of its page to a table; raises OverlapScopeError if there is none."""
@@ -60,7 +260,7 @@ def _sizes(snapshot: Snapshot, arguments: QueryArguments) -> pd.DataFrame:
     return sizes_table(snapshot.forecast.result().curve(parse_choice(arguments).options).result())
 
 
-def _bucket_spans(snapshot: Snapshot, arguments: QueryArguments) -> pd.DataFrame:
+def _predicted_bucket_spans(snapshot: Snapshot, arguments: QueryArguments) -> pd.DataFrame:
     forecast, choice = snapshot.forecast.result(), parse_choice(arguments)
     plan = resolve_choice(choice, forecast.curve(choice.options).result()).plan
     return bucket_spans_table(forecast.step.recorded, forecast.step_with(plan, choice.options))
@@ -68,7 +268,7 @@ def _bucket_spans(snapshot: Snapshot, arguments: QueryArguments) -> pd.DataFrame
 
 def _stragglers(snapshot: Snapshot) -> Stragglers:
     if snapshot.stragglers is None:
-        reason = sentences.explain_missing_stragglers(snapshot.trace)
+        reason = text.explain_missing_stragglers(snapshot.trace)
         raise OverlapScopeError(f"{reason.message} {reason.advice}")
     return snapshot.stragglers
 
@@ -89,7 +289,7 @@ TABLES: Final[dict[str, MakeTable]] = {
     "by-bucket": lambda snapshot, _: _stragglers(snapshot).by_bucket,
     "order": _order,
     "bucket-sizes": _sizes,
-    "bucket-spans": _bucket_spans,
+    "bucket-spans": _predicted_bucket_spans,
 }
 """Tables of a recording, by their names in the URL."""
 

@@ -17,8 +17,8 @@ from typing import Any, Final, Literal
 from bokeh.model import Model
 from bokeh.palettes import Magma256
 
-from overlapscope.analysis.lanes import BUCKET_SLOTS, CATEGORIES, PATTERNS
-from overlapscope.diagnosis import categories
+from overlapscope.breakdown.lanes import BUCKET_SLOTS, CATEGORIES, PATTERNS
+from overlapscope.diagnosis import order_view
 
 ThemeName = Literal["light", "dark"]
 
@@ -26,7 +26,7 @@ SHADES: Final = 16
 """Number of shades from idle to always busy; with 15 categories they fit into a byte."""
 
 HATCHES: Final = ("left_diagonal_line", "dot", "diagonal_cross")
-"""Bokeh's names of the patterns of ``overlapscope.analysis.lanes.PATTERNS`` except the plain one.
+"""Bokeh's names of the patterns of ``overlapscope.breakdown.lanes.PATTERNS`` except the plain one.
 
 They are drawn in the color of text on spans. Not everybody could distinguish paler or darker hues of the eight colors.
 """
@@ -111,7 +111,7 @@ _OTHER_COLLECTIVES: Final[Mapping[ThemeName, tuple[str, ...]]] = {
         *("#d9e2f8", "#f4e2c6", "#cdf1e9", "#efdcf7", "#dcdde2", "#eceff4", "#c6ccd5"),
     ),
 }
-"""Colors of ``overlapscope.diagnosis.categories.CATEGORIES`` that are not buckets: DDP's own, then the user's."""
+"""Colors of ``overlapscope.diagnosis.order_view.CATEGORIES`` that are not buckets: DDP's own, then the user's."""
 
 
 def ink(theme: ThemeName) -> Mapping[str, str]:
@@ -120,18 +120,18 @@ def ink(theme: ThemeName) -> Mapping[str, str]:
 
 
 def span_colors(theme: ThemeName) -> tuple[str, ...]:
-    """Return the color of each category of ``overlapscope.analysis.lanes.CATEGORIES``."""
+    """Return the color of each category of ``overlapscope.breakdown.lanes.CATEGORIES``."""
     return _SPANS[theme]
 
 
 def block_colors(theme: ThemeName) -> dict[str, str]:
-    """Return the color of each block of ``overlapscope.account.blocks.BLOCKS``; phases as in the timeline."""
+    """Return the color of each block of ``overlapscope.breakdown.breakdown.BLOCKS``; phases as in the timeline."""
     phases = {name: _SPANS[theme][CATEGORIES.index(name)] for name in _PHASE_BLOCKS}
     return {**phases, **_OTHER_BLOCKS[theme]}
 
 
 def collective_colors(theme: ThemeName) -> tuple[str, ...]:
-    """Return the color of each of ``overlapscope.diagnosis.categories.CATEGORIES``; buckets as in the timeline."""
+    """Return the color of each of ``overlapscope.diagnosis.order_view.CATEGORIES``; buckets as in the timeline."""
     return (*_SPANS[theme][_FIRST_BUCKET : _FIRST_BUCKET + BUCKET_SLOTS], *_OTHER_COLLECTIVES[theme])
 
 
@@ -214,7 +214,7 @@ def css_variables(theme: ThemeName) -> dict[str, str]:
         **{f"block-{name}": colour for name, colour in block_colors(theme).items()},
         **{
             f"collective-{name}": colour
-            for name, colour in zip(categories.CATEGORIES, collective_colors(theme), strict=True)
+            for name, colour in zip(order_view.CATEGORIES, collective_colors(theme), strict=True)
         },
     }
     named = {**_INK[theme], **colours, **{f"on-{name}": text_color_on(colour) for name, colour in colours.items()}}

@@ -22,11 +22,10 @@ import pandas as pd
 from dashboards.charts.files import write_pictures
 from overlapscope.lab.experiments import strategies
 from overlapscope.lab.experiments.charts import has_interval
-from overlapscope.lab.experiments.known import EXPERIMENTS, draw_figure, read_experiment
+from overlapscope.lab.experiments.registry import EXPERIMENTS, draw_figure, read_experiment
+from overlapscope.lab.experiments.results import RESULTS_FILE, describe_conditions
 from overlapscope.lab.network.link import parse_rate
-from overlapscope.lab.trials.conditions import describe_conditions
-from overlapscope.lab.trials.results import RESULTS_FILE
-from overlapscope.units import format_bandwidth, format_interval_ns, format_ns
+from overlapscope.text import format_bandwidth, format_interval_ns, format_ns
 
 MINUS: Final = "\N{MINUS SIGN}"
 DOCS: Final = Path(__file__).parent

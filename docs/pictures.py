@@ -57,7 +57,7 @@ def record(folder: Path) -> None:
     The compute of the four ranks is emulated, as ``tests/cluster/straggling.py`` says; all else of them is real.
     """
     if not (folder / "gpt").exists():
-        demo = "from overlapscope.cli import entry_point; entry_point()"
+        demo = "from overlapscope.cli.main import entry_point; entry_point()"
         subprocess.run([sys.executable, "-c", demo, "demo", "-o", str(folder / "gpt"), "--no-serve"], check=True)
     for name, case in (("healthy", "none"), ("two-slow-ranks", "slow_compute_and_slow_data")):
         if not (folder / name).exists():

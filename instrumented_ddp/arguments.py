@@ -10,14 +10,13 @@ from typing import Any, Final
 
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from instrumented_ddp.plans.given_plan import AUTO, is_auto, reject_conflicting_caps
-from instrumented_ddp.recording.metadata import is_plain
-from instrumented_ddp.recording.settings import collect_model_settings
-from instrumented_ddp.strategies.known import resolve_strategy
-from instrumented_ddp.strategies.ladder import OVERLAPPED
+from instrumented_ddp.plans.initial_plan import AUTO, is_auto, reject_conflicting_caps
+from instrumented_ddp.recording.metadata import collect_model_settings, is_plain
+from instrumented_ddp.strategies.baselines import OVERLAPPED
+from instrumented_ddp.strategies.registry import resolve_strategy
 from instrumented_ddp.strategies.strategy import Strategy
+from overlapscope.bucket_model.plan_file import PlanFile
 from overlapscope.errors import OverlapScopeError
-from overlapscope.model.plan_file import PlanFile
 
 TORCH_SIGNATURE: Final = inspect.signature(TorchDDP.__init__)
 _EXTRA_PARAMETERS: Final = {

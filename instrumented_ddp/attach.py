@@ -25,12 +25,12 @@ from torch.distributed.distributed_c10d import _get_default_group
 
 from instrumented_ddp.recording.metadata import describe_rank, describe_run
 from instrumented_ddp.session import Session, get_current_session, open_session, warn_unrecorded
-from instrumented_ddp.stock.after_import import call_after_import
 from instrumented_ddp.stock.ddp import observe_stock_ddp
 from instrumented_ddp.stock.plain_steps import OptimizerStepCounter
-from instrumented_ddp.watchdog.joining import watch_rendezvous
+from instrumented_ddp.stock.wrapping import call_after_import
+from instrumented_ddp.watchdog.init_watch import watch_rendezvous
 from overlapscope.trace.environment import RecordingOptions, read_recording_options
-from overlapscope.trace.format import RANK_FILE, RUN_FILE, write_json
+from overlapscope.trace.schema import RANK_FILE, RUN_FILE, write_json
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import torch
 
-from overlapscope.model.partition import NO_LIMIT as NO_LIMIT
-from overlapscope.model.partition import SPARSE_KIND, fill_buckets
+from overlapscope.bucket_model.partition import NO_LIMIT as NO_LIMIT
+from overlapscope.bucket_model.partition import SPARSE_KIND, fill_buckets
 
 _Kind = tuple[torch.dtype, torch.device]
 """Dtype and device; tensors with equal ones can share a bucket."""
@@ -52,7 +52,7 @@ class Traffic(NamedTuple):
     """Operation, dtype and size of one collective of a bucket."""
 
     op: str
-    """One of ``overlapscope.trace.format.OPS``."""
+    """One of ``overlapscope.trace.schema.OPS``."""
     dtype: torch.dtype
     elements: int
     """Number of elements of the whole buffer."""
@@ -107,7 +107,7 @@ def describe_parameters(
 def plan_buckets(parameters: Sequence[ParameterSpec], order: Sequence[int], limits_bytes: Sequence[int]) -> BucketPlan:
     """Fill buckets with parameters of one dtype and device, in the order in which gradients are expected.
 
-    The rule is that of ``overlapscope.model.partition``; sparse gradients get a bucket each.
+    The rule is that of ``overlapscope.bucket_model.partition``; sparse gradients get a bucket each.
 
     Args:
         order: parameter indices, first gradient first.

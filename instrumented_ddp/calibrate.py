@@ -20,13 +20,19 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.collective_log.backends import get_backend_name, require_device_per_rank
+from instrumented_ddp.collectives.dispatch import get_backend_name, require_device_per_rank
+from overlapscope.bucket_model.calibration import (
+    TABLE_HEADER,
+    AllReduceSample,
+    Calibration,
+    format_sample,
+    write_calibration,
+)
+from overlapscope.bucket_model.wire import count_lanes
 from overlapscope.errors import OverlapScopeError
-from overlapscope.model.calibration import TABLE_HEADER, AllReduceSample, Calibration, format_sample, write_calibration
-from overlapscope.model.wire import count_lanes
 from overlapscope.pipe import ignore_broken_pipe
-from overlapscope.trace.host import host_now_ns
-from overlapscope.units import format_bytes, format_ns
+from overlapscope.text import format_bytes, format_ns
+from overlapscope.trace.clocks import host_now_ns
 
 _SMALLEST_BYTES: Final = 1024
 _LARGEST_MB: Final = 256

@@ -19,17 +19,16 @@ from torch.distributed import BuiltinCommHookType  # type: ignore[attr-defined]
 
 from instrumented_ddp.arguments import SIGNATURE, TORCH_SIGNATURE, DDPArguments
 from instrumented_ddp.bucket_plan import BucketPlan, describe_parameters
-from instrumented_ddp.collective_log.purposes import CollectiveRole, collective_context
+from instrumented_ddp.collectives.roles import CollectiveRole, collective_context
 from instrumented_ddp.deferring import DeferredUpdatesDDP
-from instrumented_ddp.plans.auto.schedule import AutoBuckets
-from instrumented_ddp.plans.controller import PlanController
-from instrumented_ddp.plans.first_plan import Caps, first_plan
+from instrumented_ddp.plans.auto import AutoBuckets
+from instrumented_ddp.plans.initial_plan import Caps, first_plan
 from instrumented_ddp.plans.probing import Probing, is_asked_to_probe
-from instrumented_ddp.plans.schedule import RequestedSchedule
-from instrumented_ddp.recording.bypass import UnreducedGradientDetector
-from instrumented_ddp.recording.model_events import make_reduction_events
+from instrumented_ddp.plans.schedule import PlanController, RequestedSchedule
+from instrumented_ddp.recording.events import make_reduction_events
+from instrumented_ddp.recording.metadata import collect_reduction_settings, is_reduced_in_python
 from instrumented_ddp.recording.recorder import Recorder
-from instrumented_ddp.recording.settings import collect_reduction_settings, is_reduced_in_python
+from instrumented_ddp.recording.unreduced_gradients import UnreducedGradientDetector
 from instrumented_ddp.recording.warnings_to import reattribute_warnings
 from instrumented_ddp.reduction.agreement import PlanRequest, check_same_parameters
 from instrumented_ddp.reduction.bucket import Bucket
@@ -38,13 +37,13 @@ from instrumented_ddp.reduction.logging_data import Logger
 from instrumented_ddp.reduction.reducer import Reducer
 from instrumented_ddp.replicas.replica import FingerprintedReplica
 from instrumented_ddp.session import get_or_open_session
-from instrumented_ddp.sharded.buckets import sharded_buckets
+from instrumented_ddp.sharded.layout import sharded_buckets
 from instrumented_ddp.sharded.shards import ParameterShards
 from instrumented_ddp.strategies.parameter_averaging import ParameterAveraging
 from instrumented_ddp.strategies.strategy import Strategy
-from overlapscope.model.plan_file import PlanFile
+from overlapscope.bucket_model.plan_file import PlanFile
 from overlapscope.trace.environment import OnIncident
-from overlapscope.trace.format import Phase
+from overlapscope.trace.schema import Phase
 
 
 class DistributedDataParallel(DeferredUpdatesDDP):

@@ -26,25 +26,22 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_group
 
 from instrumented_ddp.bucket_plan import ParameterSpec
-from instrumented_ddp.collective_log.collectives import CollectiveLog
-from instrumented_ddp.collective_log.position import TrainingPosition
-from instrumented_ddp.recording.attempt import find_attempt_folder
-from instrumented_ddp.recording.console import log_to_stderr
-from instrumented_ddp.recording.data_position import DataPositionTracker
-from instrumented_ddp.recording.farewell import ExitRecorder, call_at_exit
-from instrumented_ddp.recording.housekeeper import BackgroundScheduler
-from instrumented_ddp.recording.metadata import get_global_rank
-from instrumented_ddp.recording.models import ModelRegistry
+from instrumented_ddp.collectives.log import CollectiveLog
+from instrumented_ddp.collectives.position import TrainingPosition
+from instrumented_ddp.recording.background import BackgroundScheduler, log_to_stderr
+from instrumented_ddp.recording.batch_tracker import DataPositionTracker
+from instrumented_ddp.recording.exit_recorder import ExitRecorder, call_at_exit
+from instrumented_ddp.recording.metadata import ModelRegistry, find_attempt_folder, get_global_rank
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.replicas.replicas import ReplicaComparison
-from instrumented_ddp.watchdog.stopping import IncidentError
+from instrumented_ddp.watchdog.abort import IncidentError
 from instrumented_ddp.watchdog.watchdog import Watchdog
 from overlapscope.diagnosis.evidence import Failure
 from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.collective_log import UNKNOWN
 from overlapscope.trace.environment import OnIncident, read_recording_options
-from overlapscope.trace.format import rank_folder
-from overlapscope.trace.group_log import UNKNOWN
-from overlapscope.trace.seal import write_manifest
+from overlapscope.trace.manifest import write_manifest
+from overlapscope.trace.schema import rank_folder
 
 _log = logging.getLogger(__name__)
 

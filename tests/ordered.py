@@ -10,7 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from overlapscope.trace.format import (
+from overlapscope.trace.clocks import get_boot_id
+from overlapscope.trace.collective_log import (
+    GROUP_LIMIT_BYTES,
+    UNKNOWN,
+    UNKNOWN_PHASE,
+    CollectiveLogHeader,
+    CollectiveLogWriter,
+    group_file,
+)
+from overlapscope.trace.event_log import EventLogWriter
+from overlapscope.trace.schema import (
     CALL_SITES_FILE,
     ENDED_FILE,
     EVENTS_FILE,
@@ -19,21 +29,11 @@ from overlapscope.trace.format import (
     SIGNATURES_FILE,
     Kind,
     Phase,
+    Signature,
     pack_body,
     rank_folder,
     write_json,
 )
-from overlapscope.trace.group_log import (
-    GROUP_LIMIT_BYTES,
-    UNKNOWN,
-    UNKNOWN_PHASE,
-    CollectiveLogHeader,
-    CollectiveLogWriter,
-    group_file,
-)
-from overlapscope.trace.host import get_boot_id
-from overlapscope.trace.signature import Signature
-from overlapscope.trace.writer import EventLogWriter
 
 US = 1_000
 BEGIN_NS = 1_000_000_000

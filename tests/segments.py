@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from overlapscope.trace.format import Kind, pack_body, rank_folder
-from overlapscope.trace.segments import SEGMENTS_FILE, Segment
-from overlapscope.trace.writer import EventLogWriter
+from overlapscope.trace.event_log import EventLogWriter
+from overlapscope.trace.schema import SEGMENTS_FILE, Kind, Segment, pack_body, rank_folder
 from tests.synthetic import US, make_rank, write_step
 
 ROUNDS = (("reduce-scatter", 4050, 4300), ("all-gather", 4350, 4750))

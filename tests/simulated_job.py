@@ -15,18 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from overlapscope.trace.format import (
-    DTYPES,
-    EVENTS_FILE,
-    NO_INDEX,
-    OPS,
-    RECORD_FIELDS,
-    Kind,
-    LogHeader,
-    rank_folder,
-)
-from overlapscope.trace.reader import Trace
-from overlapscope.trace.segment_reader import SEGMENT_COLUMNS
+from overlapscope.trace.rank_folder import SEGMENT_COLUMNS
+from overlapscope.trace.recording import Trace
+from overlapscope.trace.schema import DTYPES, EVENTS_FILE, NO_INDEX, OPS, RECORD_FIELDS, Kind, LogHeader, rank_folder
 from overlapscope.trace.tables import PHASE_NAMES
 from tests.synthetic import make_rank
 

@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from overlapscope.trace.format import (
+from overlapscope.trace.event_log import DEFAULT_LIMIT_BYTES, EventLogWriter
+from overlapscope.trace.schema import (
     CALL_SITES_FILE,
     EVENTS_FILE,
     LINKS_FILE,
@@ -20,7 +21,6 @@ from overlapscope.trace.format import (
     rank_folder,
     write_json,
 )
-from overlapscope.trace.writer import DEFAULT_LIMIT_BYTES, EventLogWriter
 
 US = 1_000
 BUCKET_ELEMENTS = (256 * 1024, 4 * 1024 * 1024, 2 * 1024 * 1024)

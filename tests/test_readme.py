@@ -25,7 +25,7 @@ def test_ci_runs_the_readmes_test_command_word_for_word():
 
 
 def test_every_overlapscope_command_that_the_readme_shows_exists():
-    from overlapscope.cli import COMMANDS
+    from overlapscope.cli.main import COMMANDS
 
     text = (ROOT / "README.md").read_text()
     shown = set(re.findall(r"overlapscope (\w+)", text))
@@ -45,7 +45,7 @@ def command_lines(page: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_line_in_the_documents_is_accepted(page: Path) -> None:
-    from overlapscope.cli import build_parser
+    from overlapscope.cli.main import build_parser
 
     for words in command_lines(page):
         if words[0] == "overlapscope":
@@ -53,7 +53,7 @@ def test_every_command_line_in_the_documents_is_accepted(page: Path) -> None:
 
 
 def test_the_container_runs_a_command_that_is_accepted():
-    from overlapscope.cli import build_parser
+    from overlapscope.cli.main import build_parser
 
     lines = (ROOT / "examples" / "Containerfile").read_text().splitlines()
     words = [

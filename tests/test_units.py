@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlapscope.units import format_count, use_no_break_spaces
+from overlapscope.text import format_count, use_no_break_spaces
 
 GLUE = "\N{NO-BREAK SPACE}"
 

@@ -12,7 +12,7 @@ import pytest
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.workers import SerialWorkers, Workers, dask, processes
-from tests.commands.command_line import overlapscope
+from tests.cli.command_line import overlapscope
 from tests.synthetic import write_recording
 
 

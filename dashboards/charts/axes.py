@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dashboards.charts.frame import Frame, Scale, Tick, nice_ticks, time_labels
 from dashboards.charts.scene import Path, Scene, Shape, Text
 from overlapscope.lab.experiments.charts import Unit
-from overlapscope.units import format_count
+from overlapscope.text import format_count
 
 WIDTH_PX = 620
 HEIGHT_PX = 300

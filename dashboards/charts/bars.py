@@ -5,10 +5,10 @@ from __future__ import annotations
 from dashboards.charts.axes import RIGHT_PX, TITLE_PX, WIDTH_PX, scene_of
 from dashboards.charts.frame import nice_ticks, time_labels
 from dashboards.charts.scene import Path, Rectangle, Scene, Shape, Text
-from overlapscope.account.blocks import BLOCKS
-from overlapscope.account.wording import BLOCK_LABELS
+from overlapscope.breakdown.breakdown import BLOCKS
+from overlapscope.breakdown.labels import BLOCK_LABELS
 from overlapscope.lab.experiments.charts import StackedBar, StackedBarChart, has_interval
-from overlapscope.units import format_interval_ns, format_ns
+from overlapscope.text import format_interval_ns, format_ns
 
 _BAR_PX, _EVERY_PX = 18.0, 28.0
 _LETTER_PX = 7.0

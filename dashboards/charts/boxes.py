@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.charts.axes import area_of, horizontal_grid, labels_below, scene_of
 from dashboards.charts.scene import Path, Rectangle, Scene, Shape
 from overlapscope.lab.experiments.charts import Box, BoxPlotChart
-from overlapscope.units import format_ns
+from overlapscope.text import format_ns
 
 _WIDEST_PX = 44.0
 

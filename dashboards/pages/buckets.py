@@ -9,25 +9,22 @@ from typing import Any, Final
 from bokeh.document import Document
 
 from dashboards.forecast import Forecast
-from dashboards.pages.account import build_breakdown_context
-from dashboards.pages.headline import Headline
+from dashboards.pages.breakdown import Headline, build_breakdown_context
 from dashboards.pages.shell import QueryArguments, has_only_collectives, render, render_fragment
-from dashboards.plots.bucket_figure import CURVE_LEFT_PX, CURVE_RIGHT_PX
-from dashboards.plots.bucket_layout import HEAD_PX, LANE_PX, RANK_PX
-from dashboards.plots.bucket_tooltip import format_caps
-from dashboards.plots.buckets import BucketChoice, BucketsPlot, ChoiceMarkup, ChosenPlan
+from dashboards.plots.bucket_columns import HEAD_PX, LANE_PX, RANK_PX, format_caps
+from dashboards.plots.buckets import CURVE_LEFT_PX, CURVE_RIGHT_PX, BucketChoice, BucketsPlot, ChoiceMarkup, ChosenPlan
 from dashboards.recording import Snapshot
-from overlapscope.analysis.advice import Advice, predict_mean_step
-from overlapscope.analysis.choices import describe_auto_choices
-from overlapscope.analysis.lanes import BUCKET_SLOTS
-from overlapscope.analysis.summary import Summary
+from overlapscope.advice.advice import Advice, predict_mean_step
+from overlapscope.advice.auto_choices import describe_auto_choices
+from overlapscope.breakdown.lanes import BUCKET_SLOTS
+from overlapscope.breakdown.summary import Summary
+from overlapscope.bucket_model.curve import SPECIALS, Options
+from overlapscope.bucket_model.text import format_free_plan, format_headline, format_limit, format_model_error
+from overlapscope.bucket_model.typical_step import DrawnStep
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
-from overlapscope.model.curve import SPECIALS, Options
-from overlapscope.model.sentences import format_free_plan, format_headline, format_limit, format_model_error
-from overlapscope.model.typical_step import DrawnStep
-from overlapscope.trace.reader import Trace
-from overlapscope.units import format_bytes, format_ns, format_share
+from overlapscope.text import format_bytes, format_ns, format_share
+from overlapscope.trace.recording import Trace
 
 _LARGEST_MB: Final = 1e6
 

@@ -2,32 +2,205 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from bokeh.document import Document
 
-from dashboards.comparisons import ComparisonResult
-from dashboards.pages.account import build_step_bar
-from dashboards.pages.compare_choice import (
-    SideChoice,
-    build_side_views,
-    format_compare_url,
-    format_halves_url,
-    parse_sides,
-)
+from dashboards.comparisons import ComparisonResult, SideRequest
+from dashboards.pages.breakdown import build_step_bar
 from dashboards.pages.shell import QueryArguments, render
-from dashboards.pages.waterfall import build_waterfall
-from dashboards.place import RunUrl, run_pages_url
 from dashboards.plots.step_drawing import StepDrawing, draw_pairs
 from dashboards.runs import RunIndex
-from overlapscope.analysis.compare.comparison import Comparison
-from overlapscope.analysis.compare.sentences import describe_outcomes
-from overlapscope.analysis.compare.side import STEP
-from overlapscope.analysis.compare.tables import build_tables, describe_sides
-from overlapscope.diagnosis.wording import capitalize
+from dashboards.urls import RunUrl, run_pages_url
+from overlapscope.breakdown.breakdown import BLOCKS
+from overlapscope.breakdown.labels import BLOCK_LABELS
+from overlapscope.compare.changes import TimeDifference
+from overlapscope.compare.comparison import Comparison
+from overlapscope.compare.side import STEP, StepChoice, parse_step_bounds
+from overlapscope.compare.text import build_tables, describe_outcomes, describe_sides, signed_ns
+from overlapscope.diagnosis.text import capitalize
 from overlapscope.errors import OverlapScopeError
+
+# Sides of a comparison: parsed from the query of the page, and shown in the form at its top.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideChoice:
+    """One side of a comparison, as it is in the query."""
+
+    name: str
+    """Which side this is, ``base`` or ``new``."""
+    run: str
+    """Name of the run; empty for none, or for the only one."""
+    steps: str
+    """Range of steps; empty for all."""
+    plan: str
+    """Epoch of a bucket plan; empty for all."""
+
+    @property
+    def label(self) -> str:
+        """The label of the side on the page."""
+        return self.name.capitalize()
+
+    def wanted(self, runs: RunIndex) -> SideRequest:
+        """Return the side as a request to compare it.
+
+        Raises:
+            OverlapScopeError: there is no such run, or the range or the plan is invalid.
+        """
+        path = runs.only_run or runs.path_of(self.run)
+        first, end = parse_step_bounds(self.steps) if self.steps else (None, None)
+        if self.plan and not (self.plan.isascii() and self.plan.isdigit() and len(self.plan) <= 9):
+            raise OverlapScopeError(f"{self.plan!r} is no bucket plan: give a number like 1")
+        plan = int(self.plan) if self.plan else None
+        recording = self.run or path.resolve().name
+        return SideRequest(recording=recording, path=path, choice=StepChoice(first=first, end=end, plan=plan))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideView:
+    """One side in the form."""
+
+    choice: SideChoice
+    plans: tuple[int, ...]
+    """Epochs of its bucket plans, if there are several."""
+    page: str
+    """Address of the pages of its run; empty if there are none yet."""
+
+
+def parse_sides(arguments: QueryArguments, *, has_table: bool) -> tuple[SideChoice, SideChoice]:
+    """Parse both sides of ``?base=RUN&base_steps=10:50&base_plan=1&new=...``.
+
+    Names of runs are ignored unless there are several runs to choose from (``has_table``).
+    """
+
+    def text(name: str) -> str:
+        return (arguments.get(name) or [b""])[0].decode("utf-8", "replace").strip()
+
+    base, new = (
+        SideChoice(
+            name=name, run=text(name) if has_table else "", steps=text(f"{name}_steps"), plan=text(f"{name}_plan")
+        )
+        for name in ("base", "new")
+    )
+    return base, new
+
+
+def build_side_views(chosen: Sequence[SideChoice], compared: ComparisonResult | None) -> list[SideView]:
+    """Return both sides as the form shows them."""
+    plans = ((), ()) if compared is None else compared.plans
+    return [
+        SideView(
+            choice=side,
+            plans=of_side if len(of_side) > 1 or side.plan else (),
+            page="" if compared is None else run_pages_url(side.run) if side.run else "./",
+        )
+        for side, of_side in zip(chosen, plans, strict=True)
+    ]
+
+
+def format_compare_url(base: SideChoice, new: SideChoice) -> str:
+    """Return the address of a comparison, relative to the top."""
+    entries = [
+        (key, value)
+        for name, side in (("base", base), ("new", new))
+        for key, value in ((name, side.run), (f"{name}_steps", side.steps), (f"{name}_plan", side.plan))
+        if value
+    ]
+    return f"compare?{urlencode(entries)}" if entries else "compare"
+
+
+def format_halves_url(chosen: Sequence[SideChoice], compared: ComparisonResult | None) -> str:
+    """Return the address that compares the two halves of a run; empty if the sides are different runs."""
+    if compared is None or compared.middle is None:
+        return ""
+    base, new = (replace(side, plan="") for side in chosen)
+    return format_compare_url(replace(base, steps=f":{compared.middle}"), replace(new, steps=f"{compared.middle}:"))
+
+
+# Waterfall chart of a comparison: the differences of the blocks, from the step of the base to that of the new side.
+
+_DESIRED_TICKS: Final = 6
+"""Approximate number of ticks on the axis."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaterfallBar:
+    """A row of the waterfall; positions are percentages of its width."""
+
+    label: str
+    block: str
+    """Name of the block, one of ``BLOCKS``; empty for the step, whose row begins at 0 again."""
+    left: float
+    width: float
+    low: float
+    """Start of the confidence interval around the end of the row; ``high`` is its end."""
+    high: float
+    difference: str
+    interval: str
+    is_significant: bool
+    """True if the difference is significant."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waterfall:
+    """The differences of all blocks, each row beginning where the one above ends, and that of the step."""
+
+    falls: tuple[WaterfallBar, ...]
+    ticks: tuple[tuple[float, str], ...]
+    """Position on the axis and label of each tick."""
+
+
+def build_waterfall(found: Comparison) -> Waterfall:
+    """Lay out the differences of the blocks that occur on any side.
+
+    Blocks that changed by +2 ms and -3 ms give rows from 0 to +2 ms and from +2 ms to -1 ms, and a row from 0 to
+    -1 ms for the step.
+    """
+    present = [name for name in BLOCKS if found.changes[name].mean.base or found.changes[name].mean.new]
+    rows: list[tuple[str, float, TimeDifference]] = []
+    now_ns = 0.0
+    for name in present:
+        rows.append((name, now_ns, found.changes[name].mean))
+        now_ns += found.changes[name].mean.ns.value
+    rows.append(("", 0.0, found.step.mean))
+    edges_ns = [from_ns + edge for _, from_ns, each in rows for edge in (0.0, each.ns.low, each.ns.high)]
+    first_ns, last_ns = min(edges_ns), max(edges_ns)
+    first_ns, last_ns = (first_ns, last_ns) if last_ns > first_ns else (first_ns - 1, last_ns + 1)
+
+    def to_percent(ns: float) -> float:
+        return 100 * (ns - first_ns) / (last_ns - first_ns)
+
+    return Waterfall(
+        falls=tuple(
+            WaterfallBar(
+                label=BLOCK_LABELS.get(name, "step"),
+                block=name,
+                left=to_percent(min(from_ns, from_ns + each.ns.value)),
+                width=to_percent(first_ns + abs(each.ns.value)),
+                low=to_percent(from_ns + each.ns.low),
+                high=to_percent(from_ns + each.ns.high),
+                difference=signed_ns(each.ns.value),
+                interval=f"{signed_ns(each.ns.low)} to {signed_ns(each.ns.high)}",
+                is_significant=each.is_significant,
+            )
+            for name, from_ns, each in rows
+        ),
+        ticks=tuple((to_percent(ns), "0" if ns == 0 else signed_ns(ns)) for ns in _compute_ticks(first_ns, last_ns)),
+    )
+
+
+def _compute_ticks(first_ns: float, last_ns: float) -> list[float]:
+    """Return about ``_DESIRED_TICKS`` round numbers in a range: from -0.7 to 5.2 these are 0, 1, 2, 3, 4 and 5."""
+    least = (last_ns - first_ns) / _DESIRED_TICKS
+    unit = 10.0 ** math.floor(math.log10(least))
+    step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= least)
+    return [number * step for number in range(math.ceil(first_ns / step), math.floor(last_ns / step) + 1)]
+
 
 _JUDGED_PARTS: Final = (STEP,)
 _FAIL_ABOVE: Final = 0.0

@@ -2,24 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from urllib.parse import quote
 
+import pandas as pd
 from bokeh.document import Document
 
 from dashboards.charts.drawing import draw_chart
 from dashboards.charts.svg import svg_for_page
-from dashboards.experiments import FoundExperiment, find_experiments
 from dashboards.pages.shell import render
-from dashboards.place import RunUrl, run_pages_url
 from dashboards.runs import RunIndex
+from dashboards.urls import RunUrl, run_pages_url
 from overlapscope.errors import OverlapScopeError
-from overlapscope.lab.experiments.known import EXPERIMENTS
-from overlapscope.lab.trials.conditions import describe_conditions
-from overlapscope.lab.trials.progress import describe_trial
-from overlapscope.lab.trials.trial import Trial
-from overlapscope.units import format_ns
+from overlapscope.lab.experiments.charts import FigureContent
+from overlapscope.lab.experiments.experiment import Experiment
+from overlapscope.lab.experiments.progress import describe_trial
+from overlapscope.lab.experiments.registry import EXPERIMENTS, draw_figure, find_experiment_results, read_experiment
+from overlapscope.lab.experiments.results import describe_conditions
+from overlapscope.lab.experiments.trial import Trial
+from overlapscope.text import format_ns
+
+# Discovery of the experiments in the served folders.
+
+
+@dataclass(frozen=True)
+class FoundExperiment:
+    """An experiment with results."""
+
+    folder: Path
+    name: str
+    """Unique name among the served experiments: that of its folder, if need be with the parent folder's before it."""
+
+    @cached_property
+    def _read(self) -> tuple[Experiment, pd.DataFrame]:
+        return read_experiment(self.folder)
+
+    @property
+    def experiment(self) -> Experiment:
+        """Return the experiment; like the properties below, raises OverlapScopeError if results can't be read."""
+        return self._read[0]
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """Return the results."""
+        return self._read[1]
+
+    @cached_property
+    def figure(self) -> FigureContent:
+        """Compute the figure of the results."""
+        return draw_figure(self.experiment, self.rows)
+
+    @property
+    def address(self) -> str:
+        """Return the URL of its files without the extension, relative to the page."""
+        return f"experiments/{quote(self.name, safe='')}"
+
+
+def find_experiments(folders: Sequence[Path]) -> list[FoundExperiment]:
+    """Find all experiments that have results, in the order of the paper."""
+    found = find_experiment_results([folder.resolve() for folder in folders])
+    names = [path.name for path in found]
+    return [
+        FoundExperiment(path, path.name if names.count(path.name) == 1 else f"{path.parent.name}/{path.name}")
+        for path in found
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

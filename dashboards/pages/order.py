@@ -4,29 +4,129 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from bokeh.document import Document
 
-from dashboards.pages.account import build_breakdown_context
+from dashboards.pages.breakdown import build_breakdown_context
 from dashboards.pages.order_details import render_number_details
 from dashboards.pages.rank_choice import MAX_RANKS
-from dashboards.pages.report_rows import build_report_rows
 from dashboards.pages.shell import QueryArguments, render
-from dashboards.pages.standings import FAULT_STATES, list_rank_positions
 from dashboards.plots.order import OrderPlot, SelectedCell
 from dashboards.recording import Snapshot
-from overlapscope.analysis.rank_numbers import format_ranks, parse_ranks
 from overlapscope.diagnosis.attempts import format_other_attempts
-from overlapscope.diagnosis.categories import BUCKET_SLOTS
+from overlapscope.diagnosis.collective_order import ProcessGroup
 from overlapscope.diagnosis.diagnosis import Diagnosis
-from overlapscope.diagnosis.evidence import Evidence
-from overlapscope.diagnosis.order_lanes import OrderLane, OrderLanes
-from overlapscope.diagnosis.order_source import ProcessGroup
+from overlapscope.diagnosis.evidence import Evidence, Liveness, RankEvidence
+from overlapscope.diagnosis.order_view import BUCKET_SLOTS, OrderLane, OrderLanes
+from overlapscope.diagnosis.text import capitalize, format_position, format_recorded_until, rank_list
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import capitalize, rank_list
-from overlapscope.trace.folders import read_import_source
-from overlapscope.trace.reader import Trace
+from overlapscope.text import format_ns, format_ranks, parse_ranks
+from overlapscope.trace.process_files import WatchdogReport
+from overlapscope.trace.recording import Trace
+from overlapscope.trace.small_files import read_import_source
+
+# Watchdog reports as the Order page lists them: each report once, whichever rank made it.
+
+_MAX_REPORTS: Final = 12
+_MAX_STACKS: Final = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportRow:
+    """One report."""
+
+    when: str
+    sentence: str
+    text: str
+    """The printed report in full; empty if it was only the sentence."""
+    retracted: str
+    """Note that the report was withdrawn; empty if it was not."""
+    stacks: tuple[tuple[str, str], ...]
+    """Title of each rank, and its stacks."""
+
+
+def build_report_rows(
+    reports: Sequence[WatchdogReport], blamed: Sequence[int], *, verdict_sentence: str = ""
+) -> list[ReportRow]:
+    """Return the reports in order of time.
+
+    Args:
+        reports: reports of all ranks.
+        blamed: ranks whose stacks come first.
+        verdict_sentence: already shown above the reports, so not repeated.
+    """
+    same: dict[str, list[WatchdogReport]] = {}
+    for report in reports:
+        same.setdefault(report.sentence, []).append(report)
+    return [_build_report_row(equal, blamed, verdict_sentence) for equal in list(same.values())[:_MAX_REPORTS]]
+
+
+def _build_report_row(reports: Sequence[WatchdogReport], blamed: Sequence[int], verdict_sentence: str) -> ReportRow:
+    first = reports[0]
+    parts = [capitalize(rank_list(report.rank for report in reports))]
+    if first.unix_ns is not None:
+        parts.insert(0, f"{datetime.fromtimestamp(first.unix_ns / 1e9):%H:%M:%S}")
+    if first.step is not None:
+        parts.append(f"step {first.step}")
+    retracted_ns = [report.retracted_ns for report in reports]
+    retracted = ""
+    if all(ns is not None for ns in retracted_ns):
+        after_ns = max(ns for ns in retracted_ns if ns is not None) - first.time_ns
+        retracted = f"Withdrawn {format_ns(after_ns)} later: the job went on."
+    by_interest = sorted(reports, key=lambda report: (report.rank not in blamed, report.rank))
+    stacks = [(f"Rank {report.rank}", text) for report in by_interest[:_MAX_STACKS] if (text := report.stacks.strip())]
+    return ReportRow(
+        when=" · ".join(parts),
+        sentence="The same as above, while the job ran." if first.sentence == verdict_sentence else first.sentence,
+        text="" if first.text.strip() == first.sentence.strip() else first.text,
+        retracted=retracted,
+        stacks=tuple(stacks),
+    )
+
+
+# Last known position of each rank, as the Order page lists it: ranks at the same position together.
+
+_MAX_POSITIONS: Final = 12
+
+FAULT_STATES: Final[dict[Liveness, str]] = {
+    "stopped": "stopped",
+    "gone": "gone",
+    "failed": "failed",
+    "never started": "never started",
+    "silent": "silent",
+}
+"""States of a rank that are relevant to the fault."""
+
+
+def list_rank_positions(evidence: Evidence) -> list[tuple[str, str]]:
+    """Return the ranks at each position, the smallest groups first, because these are the outliers."""
+    same: dict[str, list[int]] = {}
+    for rank, one in sorted(evidence.ranks.items()):
+        same.setdefault(_describe_position(one), []).append(rank)
+    missing = [rank for rank in evidence.expected_ranks if rank not in evidence.ranks]
+    if missing:
+        same["left no log"] = missing
+    if not any(same):
+        return []
+    oddest_first = sorted(same.items(), key=lambda item: len(item[1]))
+    lines = [(capitalize(rank_list(ranks)), where or "unknown") for where, ranks in oddest_first]
+    more = [("And", f"{len(lines) - _MAX_POSITIONS} more places")] if len(lines) > _MAX_POSITIONS else []
+    return [*lines[:_MAX_POSITIONS], *more]
+
+
+def _describe_position(one: RankEvidence) -> str:
+    parts: list[str] = [] if one.liveness == "unknown" else [one.liveness]
+    if one.unrecorded_because is not None:
+        parts.append(format_recorded_until(one))
+    elif one.failure is not None:
+        site = f" at {one.failure.call_site}" if one.failure.call_site else ""
+        parts.append(f"{one.failure.type}{site}")
+    elif one.position is not None:
+        parts.append(format_position(one.position))
+    return ", ".join(parts)
+
 
 _MAX_INCIDENT_STEPS: Final = 20_000
 """Number of steps of all ranks together above which their breakdown takes some tenths of a second."""

@@ -9,12 +9,11 @@ from typing import Final
 from dashboards.pages.shell import render_fragment
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.diagnosis.evidence import Entry
-from overlapscope.diagnosis.order_lanes import OrderLanes
-from overlapscope.diagnosis.order_sides import OrderSide, compare_sides, group_into_sides
-from overlapscope.diagnosis.wording import rank_list
-from overlapscope.trace.reader import Trace
-from overlapscope.trace.signature import Signature
-from overlapscope.units import format_bytes
+from overlapscope.diagnosis.order_view import OrderLanes, OrderSide, compare_sides, group_into_sides
+from overlapscope.diagnosis.text import rank_list
+from overlapscope.text import format_bytes
+from overlapscope.trace.recording import Trace
+from overlapscope.trace.schema import Signature
 
 _MAX_SIDES: Final = 8
 

@@ -11,20 +11,19 @@ import pandas as pd
 from bokeh.document import Document
 
 from dashboards.forecast import soon
-from dashboards.pages.account import build_breakdown_context, build_breakdown_table_context, describe_sample
-from dashboards.pages.headline import Headline
+from dashboards.pages.breakdown import Headline, build_breakdown_context, build_breakdown_table_context, describe_sample
 from dashboards.pages.shell import PageBuilder, QueryArguments, has_only_collectives, render
 from dashboards.plots.trend import FIGURES, TrendFigure, TrendPlot
 from dashboards.recording import Snapshot
-from overlapscope.account.wording import BLOCK_LABELS
-from overlapscope.analysis import sentences
-from overlapscope.analysis.advice import Advice
-from overlapscope.analysis.summary import Summary
-from overlapscope.analysis.worth_doing import find_improvements
+from overlapscope.advice.advice import Advice
+from overlapscope.advice.worth_doing import find_improvements
+from overlapscope.breakdown.labels import BLOCK_LABELS
+from overlapscope.breakdown.summary import Summary
 from overlapscope.diagnosis.attempts import format_other_attempts
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.trace.reader import Trace
-from overlapscope.units import format_interval_ns, format_ns, format_share
+from overlapscope.stragglers import text
+from overlapscope.text import format_interval_ns, format_ns, format_share
+from overlapscope.trace.recording import Trace
 
 _log = logging.getLogger(__name__)
 
@@ -130,7 +129,7 @@ def build_improvements_context(snapshot: Snapshot, advice: Advice | None) -> dic
     if not snapshot.summary.steps:
         return nothing | {"has_mean": False}
     if snapshot.stragglers is None:
-        return nothing | {"has_mean": True, "why_unknown": sentences.explain_missing_stragglers(snapshot.trace).message}
+        return nothing | {"has_mean": True, "why_unknown": text.explain_missing_stragglers(snapshot.trace).message}
     step_ns = snapshot.summary.mean.step.value
     rows = [
         ImprovementRow(

@@ -9,7 +9,7 @@ from typing import Final, Literal, get_args
 import pandas as pd
 
 from dashboards.pages.shell import QueryArguments
-from overlapscope.analysis.rank_numbers import format_ranks, parse_ranks
+from overlapscope.text import format_ranks, parse_ranks
 
 MAX_RANKS: Final = 16
 """Maximum number of ranks that a window can show readably and draw quickly."""

@@ -16,15 +16,15 @@ from bokeh.events import Event
 from bokeh.models import CustomJS, Spacer
 
 from dashboards.pages.shell import render, render_fragment
-from dashboards.place import RunUrl, run_pages_url
-from dashboards.plots.dialogue import BrowserRpc, RequestColumns
-from dashboards.plots.sparkline import HEIGHT_PX, WIDTH_PX, build_sparkline_path
+from dashboards.plots.browser_rpc import BrowserRpc, RequestColumns
+from dashboards.plots.trend import HEIGHT_PX, WIDTH_PX, build_sparkline_path
+from dashboards.run_facts import StepTimes
 from dashboards.runs import RunIndex, RunRow
-from overlapscope.analysis.run_facts import StepTimes
+from dashboards.urls import RunUrl, run_pages_url
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.folders import find_rank_folders
-from overlapscope.trace.run_notes import RunNotes, parse_tags
-from overlapscope.units import format_ns
+from overlapscope.text import format_ns
+from overlapscope.trace.runs import RunNotes, parse_tags
+from overlapscope.trace.small_files import find_rank_folders
 
 _POLL_INTERVAL_MS: Final = 2_000
 

@@ -14,20 +14,19 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from dashboards import theme
-from dashboards.place import RunUrl, file_stem
 from dashboards.recording import Snapshot, StepSelection
-from overlapscope.account.blocks import BLOCKS
-from overlapscope.account.wording import PHASE_LABELS
-from overlapscope.analysis.clocks import describe_clocks
-from overlapscope.analysis.compare.side import parse_step_bounds
-from overlapscope.analysis.lanes import BUCKET_SLOTS
-from overlapscope.analysis.models import describe_models, describe_strategies
+from dashboards.urls import RunUrl, file_stem
+from overlapscope.breakdown.breakdown import BLOCKS
+from overlapscope.breakdown.labels import PHASE_LABELS
+from overlapscope.breakdown.lanes import BUCKET_SLOTS
+from overlapscope.compare.side import parse_step_bounds
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.folders import read_import_source
-from overlapscope.trace.log import Problem
-from overlapscope.trace.reader import Trace
+from overlapscope.text import use_no_break_spaces
+from overlapscope.trace.description import describe_clocks, describe_models, describe_strategies
+from overlapscope.trace.event_log import Problem
+from overlapscope.trace.recording import Trace
+from overlapscope.trace.small_files import read_import_source
 from overlapscope.trace.table_file import step_range_of_slice
-from overlapscope.units import use_no_break_spaces
 
 QueryArguments = Mapping[str, Sequence[bytes]]
 """The query of an address."""
@@ -176,3 +175,45 @@ def _summarize_problems(problems: Sequence[Any]) -> str:
         return str(problems[0].message)
     parts = [f"{count} {word}{'s' * (count > 1)}" for count, word in ((errors, "problem"), (notes, "note")) if count]
     return f"This recording has {' and '.join(parts)}; what could be read is shown."
+
+
+# Error pages: a folder without anything to show, steps that can't be shown, and a run that does not exist.
+
+
+def build(document: Document, error: OverlapScopeError) -> None:
+    """Fill a document with an error and what to do about it."""
+    message, _, advice = str(error).partition("; ")
+    render(
+        document,
+        "problem.html",
+        title="Nothing to show",
+        headline="There is nothing to show yet",
+        message=f"{message}.",
+        advice=f"{advice[:1].upper()}{advice[1:]}. Then reload this page." if advice else "",
+    )
+
+
+def build_no_steps(document: Document, error: OverlapScopeError) -> None:
+    """Fill a document with why the steps in the query can't be shown."""
+    message = str(error).partition("; choose")[0]
+    render(
+        document,
+        "problem.html",
+        title="No such steps",
+        headline="These steps can't be shown",
+        message=f"{message}.",
+        advice="",
+        way_out="Open the page without choosing steps",
+    )
+
+
+def build_no_run(document: Document, reason: OverlapScopeError) -> None:
+    """Fill a document with why an address leads to no run."""
+    render(
+        document,
+        "problem.html",
+        title="No such run",
+        headline="There is no such run",
+        message=f"{str(reason)[:1].upper()}{str(reason)[1:]}.",
+        advice="The table of runs lists those that there are.",
+    )

@@ -6,17 +6,155 @@ panning need no response, as the image holds all cells.
 
 from __future__ import annotations
 
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import numpy as np
-from bokeh.models import ColumnDataSource, CustomJS, Range1d
+from bokeh.models import (
+    BasicTicker,
+    ColumnDataSource,
+    CustomJS,
+    CustomJSTickFormatter,
+    LinearColorMapper,
+    PanTool,
+    Range1d,
+    WheelZoomTool,
+)
+from bokeh.plotting import figure
 
-from dashboards.plots.dialogue import TOOLTIP_COLUMNS, BrowserRpc, RequestColumns, build_tooltip_columns
-from dashboards.plots.heatmap_figure import compute_height_px, draw_heatmap
-from dashboards.plots.heatmap_tooltip import build_cell_tooltip
-from dashboards.theme import LATENESS_SHADES
-from overlapscope.analysis.heatmap import MAX_COLUMNS, NO_VALUE, Grouping, Heatmap, HeatmapFigure
-from overlapscope.units import format_ns
+from dashboards.plots.browser_rpc import TOOLTIP_COLUMNS, BrowserRpc, RequestColumns, build_tooltip_columns
+from dashboards.plots.tooltip import Rows
+from dashboards.rank_map import MAX_COLUMNS, NO_VALUE, Grid, Grouping, Heatmap, HeatmapFigure
+from dashboards.theme import LATENESS_SHADES, paint
+from overlapscope.stragglers.text import PART_LABELS, rank_names
+from overlapscope.text import format_ns
+
+# Bokeh figure of the heatmap of ranks and steps: steps to the right, rank 0 at the top.
+
+_ROW_PX: Final = 26
+_MAX_HEIGHT_PX: Final = 512
+_AXIS_PX: Final = 40
+_FONT: Final = "system-ui, sans-serif"
+
+_NAME: Final = """
+const name = names.data.name[tick] ?? ""
+return name.length > 16 ? name.slice(0, 7) + "…" + name.slice(-8) : name
+"""
+
+
+def compute_height_px(rows: int) -> int:
+    """Return the height of the figure: few rows are not stretched, many share the height of a window."""
+    return min(max(rows, 2) * _ROW_PX, _MAX_HEIGHT_PX) + _AXIS_PX
+
+
+def draw_heatmap(step_range: Range1d, row_range: Range1d, cells: ColumnDataSource, names: ColumnDataSource) -> Any:
+    """Draw the heatmap; y counts ranks or hosts from the top, labeled by ``names``."""
+    # Rows that are high enough don't zoom, because of the bounds of their range; steps do.
+    zoom, pan = WheelZoomTool(maintain_focus=False, zoom_on_axis=False), PanTool()
+    plot: Any = figure(
+        x_range=step_range,
+        y_range=row_range,
+        height=compute_height_px(1),
+        sizing_mode="stretch_width",
+        min_border=0,
+        min_border_right=16,
+        min_border_top=2,  # Bokeh does not clear the topmost half pixel of its canvas
+        toolbar_location=None,
+        tools=[zoom, pan],
+        active_scroll=zoom,
+        active_drag=pan,
+        outline_line_color=None,
+        name="heatmap",
+    )
+    plot.background_fill_alpha = plot.border_fill_alpha = 0
+    plot.grid.visible = False
+    plot.xaxis.ticker = BasicTicker(desired_num_ticks=10, min_interval=1)
+    plot.yaxis.ticker = BasicTicker(desired_num_ticks=10, min_interval=1)
+    plot.xaxis.formatter = CustomJSTickFormatter(code="return Number.isInteger(tick) ? String(tick) : ''")
+    plot.yaxis.formatter = CustomJSTickFormatter(args={"names": names}, code=_NAME)
+    plot.xaxis.axis_label = "step"
+    for axis in (*plot.xaxis, *plot.yaxis):
+        axis.update(axis_line_color=None, major_tick_line_color=None, minor_tick_line_color=None)
+        axis.update(major_label_text_font=_FONT, major_label_text_font_size="11px")
+        axis.update(axis_label_text_font=_FONT, axis_label_text_font_size="11px", axis_label_text_font_style="normal")
+        axis.update(axis_label_standoff=0)
+        paint(axis, major_label_text_color="muted", axis_label_text_color="muted")
+    mapper = LinearColorMapper(low=-0.5, high=LATENESS_SHADES + 0.5)
+    paint(mapper, palette="lateness_palette")
+    plot.image(image="image", x="x", y="y", dw="dw", dh="dh", source=cells, color_mapper=mapper)
+    return plot
+
+
+# Tooltip of a cell of the heatmap of ranks and steps.
+
+_SUPERLATIVES: Final[dict[HeatmapFigure, str]] = {
+    "compute": "computes longest",
+    "lateness": "arrives latest",
+    "wait": "waits longest",
+}
+
+_MIN_CAUSE_SHARE: Final = 0.01
+"""Minimum share of the step time for the delay of a cause to be listed."""
+_MAX_CAUSES: Final = 3
+_MAX_PATH_RANKS: Final = 2
+
+
+def build_cell_tooltip(heatmap: Heatmap, grid: Grid, figure: HeatmapFigure, row: int, column: int) -> tuple[str, Rows]:
+    """Return title and lines for a cell: ranks and steps, and the three figures of its largest rank and step.
+
+    Args:
+        heatmap: the figures of all ranks and steps.
+        grid: cells that are shown.
+        figure: figure that is shown, by which the largest is chosen.
+        row: row of the cell.
+        column: column of the cell.
+    """
+    ranks, steps = grid.places(row, column)
+    first_step = grid.first_step + column * grid.steps_per_column
+    last_step = min(first_step + grid.steps_per_column - 1, int(heatmap.steps[-1]))
+    when = f"step {first_step}" if first_step == last_step else f"steps {first_step} to {last_step}"
+    who = rank_names(heatmap.ranks[ranks].tolist())
+    hosts = tuple(dict.fromkeys(heatmap.hosts[rank] for rank in ranks))
+    host_text = hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
+    title = f"{who[:1].upper()}{who[1:]} · {when}"
+    peak = grid.peak(heatmap.figures_ns[figure], row, column)
+    if peak is None:
+        return title, [
+            ("host", host_text),
+            ("", "left out: ranks share no all-reduces in this step or the one before"),
+        ]
+    rank, step = peak
+    rows: Rows = [("host", host_text)]
+    if len(ranks) * len(steps) > 1:
+        rows.append((_SUPERLATIVES[figure], f"rank {heatmap.ranks[rank]} in step {heatmap.steps[step]}"))
+    compute_ns, lateness_ns, wait_ns = (
+        heatmap.figures_ns[name][rank, step] for name in ("compute", "lateness", "wait")
+    )
+    side = "before" if lateness_ns < 0 else "after"
+    return title, [
+        *rows,
+        ("compute", format_ns(compute_ns)),
+        ("arrives", f"{format_ns(abs(lateness_ns))} {side} the median rank"),
+        *_list_causes(heatmap, rank, step),
+        ("waits", f"{format_ns(wait_ns)} for later ranks" if wait_ns else "for no later rank"),
+        ("critical path", _describe_critical_path(heatmap, step)),
+    ]
+
+
+def _list_causes(heatmap: Heatmap, rank: int, step: int) -> Rows:
+    """Return the causes that make a rank late, if any."""
+    least_ns = _MIN_CAUSE_SHARE * heatmap.step_time_ns
+    causes = [(cause, excess_ns) for cause, excess_ns in heatmap.excess_ns(rank, step).items() if excess_ns >= least_ns]
+    return [(f"{PART_LABELS[cause]}", f"{format_ns(excess_ns)} longer") for cause, excess_ns in causes[:_MAX_CAUSES]]
+
+
+def _describe_critical_path(heatmap: Heatmap, step: int) -> str:
+    path = heatmap.path_of(step)
+    if path is None:
+        return "not known"
+    by_rank, transfer_ns = path
+    through = [f"rank {rank} for {format_ns(own_ns)}" for rank, own_ns in list(by_rank.items())[:_MAX_PATH_RANKS]]
+    return ", ".join([*through, f"transfers {format_ns(transfer_ns)}"])
+
 
 FIGURES: Final[tuple[HeatmapFigure, ...]] = get_args(HeatmapFigure)
 

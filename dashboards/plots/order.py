@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from bokeh.models import ColumnDataSource, CustomJS, Range1d
+from bokeh.core.properties import value
+from bokeh.models import (
+    ColumnDataSource,
+    CustomJS,
+    CustomJSTickFormatter,
+    LinearColorMapper,
+    Range1d,
+)
 
-from dashboards.plots.dialogue import TOOLTIP_COLUMNS, BrowserRpc, RequestColumns, build_tooltip_columns
-from dashboards.plots.order_content import (
+from dashboards.plots.browser_rpc import TOOLTIP_COLUMNS, BrowserRpc, RequestColumns, build_tooltip_columns
+from dashboards.plots.order_columns import (
     BOX_COLUMNS,
     CELL_COLUMNS,
     TEXT_COLUMNS,
+    OrderLayout,
     build_cell_columns,
     build_differing_columns,
     build_missing_columns,
@@ -23,11 +31,156 @@ from dashboards.plots.order_content import (
     build_text_columns,
     make_empty_columns,
 )
-from dashboards.plots.order_figure import draw_numbers, draw_order
-from dashboards.plots.order_layout import OrderLayout
-from dashboards.plots.order_tooltip import build_collective_tooltip
-from overlapscope.diagnosis.evidence import UNKNOWN_STEP
-from overlapscope.diagnosis.order_lanes import OrderLane, OrderLanes
+from dashboards.plots.tooltip import Rows
+from dashboards.plots.wide_figure import FONT, SMALL_TEXT, fit_ticks, make_wide_figure, style_axis
+from dashboards.theme import paint
+from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Divergence
+from overlapscope.diagnosis.order_view import CATEGORIES, OrderLane, OrderLanes
+from overlapscope.diagnosis.text import capitalize, collective_text, rank_list
+from overlapscope.text import format_bytes, format_ns
+from overlapscope.trace.schema import NO_BUCKET
+
+# Bokeh figures of the lanes of collectives: the lanes, and above them their numbers and steps.
+
+AXIS_HEIGHT_PX: Final = 62
+_EDGES: Final = {"left": "left", "right": "right", "top": "top", "bottom": "bottom"}
+
+
+def draw_order(
+    layout: OrderLayout,
+    number_range: Range1d,
+    *,
+    cells: ColumnDataSource,
+    missing: ColumnDataSource,
+    differing: ColumnDataSource,
+    names: ColumnDataSource,
+    subjects: ColumnDataSource,
+    steps: ColumnDataSource,
+    band: ColumnDataSource,
+    selected: ColumnDataSource,
+) -> Any:
+    """Draw all lanes; x is the number of a collective in its group, y is pixels from the top."""
+    plot = make_wide_figure(number_range, Range1d(start=layout.height_px, end=0), layout.height_px, "order")
+    plot.xaxis.visible = False
+    first_divergence = plot.quad(
+        left="left", right="right", top=0, bottom=layout.height_px, source=band, fill_alpha=0.16, line_color=None
+    )
+    paint(first_divergence.glyph, fill_color="exposed")
+    for side in ("left", "right"):
+        edge = plot.vspan(x=side, source=band, line_width=1.5, level="overlay")
+        paint(edge.glyph, line_color="exposed")
+    empty = plot.quad(**_EDGES, source=missing, fill_color=None, line_width=1, line_dash=[3, 3])
+    paint(empty.glyph, line_color="faint")
+
+    mapper = LinearColorMapper(low=-0.5, high=len(CATEGORIES) - 0.5)
+    paint(mapper, palette="collective_colors")
+    colour = {"field": "category", "transform": mapper}
+    plot.quad(
+        **_EDGES,
+        source=cells,
+        fill_color=colour,
+        fill_alpha="alpha",
+        line_color=colour,
+        hatch_pattern="hatch",
+        hatch_color=colour,
+        hatch_alpha=0.35,
+        hatch_scale=8,
+        hatch_weight=1.5,
+    )
+    begins = plot.vspan(x="x", source=steps, line_width=1, level="glyph", line_dash=[2, 3])
+    paint(begins.glyph, line_color="muted")
+    # Not everybody can distinguish red from some of the colors, so a line in the page's background color surrounds it.
+    for role, width in (("surface", 5.5), ("exposed", 2.5)):
+        marks = plot.quad(**_EDGES, source=differing, fill_color=None, line_width=width, level="overlay")
+        paint(marks.glyph, line_color=role)
+    chosen = plot.quad(**_EDGES, source=selected, fill_color=None, line_width=2.5, level="overlay")
+    paint(chosen.glyph, line_color="ink")
+    inks, grounds = (LinearColorMapper(low=-0.5, high=len(CATEGORIES) + 0.5) for _ in range(2))
+    paint(inks, palette="collective_text_colors")
+    paint(grounds, palette="collective_backgrounds")
+    for source, size in ((names, "12px"), (subjects, "10.5px")):
+        plot.text(
+            x="x",
+            y="y",
+            text="text",
+            source=source,
+            text_color={"field": "ink", "transform": inks},
+            background_fill_color={"field": "ink", "transform": grounds},
+            text_baseline="middle",
+            text_font=value(FONT),
+            text_font_size=size,
+        )
+    return plot
+
+
+def draw_numbers(number_range: Range1d, *, steps: ColumnDataSource, band: ColumnDataSource) -> Any:
+    """Draw the axis of numbers, the first divergence, and where steps begin."""
+    plot = make_wide_figure(
+        number_range, Range1d(start=0, end=AXIS_HEIGHT_PX), AXIS_HEIGHT_PX, "numbers", x_axis_location="above"
+    )
+    axis = plot.xaxis[0]
+    fit_ticks(plot, 14, min_interval=1)
+    axis.formatter = CustomJSTickFormatter(
+        code="return Number.isInteger(tick) && tick > 0 ? '#' + tick.toLocaleString('en-US') : ''"
+    )
+    style_axis(axis)
+    begins = plot.vspan(x="x", source=steps, line_width=1, line_dash=[2, 3])
+    paint(begins.glyph, line_color="muted")
+    first_divergence = plot.quad(
+        left="left", right="right", top=AXIS_HEIGHT_PX, bottom=0, source=band, fill_alpha=0.16, line_color=None
+    )
+    paint(first_divergence.glyph, fill_color="exposed")
+    labels = plot.text(x="x", y=10, text="label", source=steps, x_offset=4, **SMALL_TEXT)
+    paint(labels.glyph, text_color="muted")
+    for side in ("left", "right"):
+        edge = plot.vspan(x=side, source=band, line_width=1.5)
+        paint(edge.glyph, line_color="exposed")
+    flag = plot.text(
+        x="middle", y=28, text="label", source=band, text_align="center", text_font_style="bold", **SMALL_TEXT
+    )
+    paint(flag.glyph, text_color="exposed")
+    return plot
+
+
+# Tooltip of a collective on the Order page.
+
+_DIFFERENCES: Final[dict[Divergence, str]] = {
+    "signature": "a different collective",
+    "step": "of a different step",
+    "batch": "of a different batch of data",
+    "names": "of different tensors",
+}
+
+
+def build_collective_tooltip(lanes: OrderLanes, lane: OrderLane, number: int) -> tuple[str, Rows]:
+    """Return title and lines for what a lane has at a number."""
+    cell = lanes.window([lane], number, number).cells[0]
+    title = f"{capitalize(rank_list(lane.ranks))} · #{number:,}"
+    entry = cell.entry
+    if entry is None:
+        what = f"nothing: its log ends at #{lane.latest:,}" if lane.latest else "left no log of this group"
+        return title, [("", what)]
+    signature = entry.signature
+    rows: Rows = [("what", collective_text(entry))]
+    if cell.difference is not None:
+        rows.append(("differs", f"{_DIFFERENCES[cell.difference]} than on most or some other ranks"))
+    if entry.step != UNKNOWN_STEP:
+        rows.append(("step", str(entry.loop_step)))
+    if entry.phase:
+        rows.append(("phase", entry.phase.replace("_", " ")))
+    if signature.bytes:
+        rows.append(("size", format_bytes(signature.bytes)))
+    rows.append(("state", entry.state))
+    if entry.launched_ns is not None:
+        rows.append(("launched", f"{format_ns(entry.launched_ns - entry.announced_ns)} after it was announced"))
+    if entry.launched_ns is not None and entry.completed_ns is not None:
+        took = format_ns(entry.completed_ns - entry.launched_ns)
+        is_seen_late = signature.bucket == NO_BUCKET
+        rows.append(("took", f"at most {took}" if is_seen_late else took))
+    if entry.call_site is not None:
+        rows.append(("called at", str(entry.call_site)))
+    return title, rows
+
 
 MAX_COLUMNS: Final = 120
 """Maximum number of collectives in view; more can't be distinguished."""

@@ -6,15 +6,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dashboards.plots.lane_layout import LaneLayout, layout_lanes
+from dashboards.plots.span_details import SpanDetails, get_span_details
 from dashboards.plots.timeline import MAX_SPANS, compute_step_view
-from dashboards.plots.timeline_content import View, build_span_columns, build_unfinished_columns, format_span_label
+from dashboards.plots.timeline_columns import (
+    LaneLayout,
+    View,
+    build_span_columns,
+    build_unfinished_columns,
+    format_span_label,
+    layout_lanes,
+)
 from dashboards.plots.tooltip import build_tooltip
-from overlapscope.analysis.compare.comparison import Comparison
-from overlapscope.analysis.lanes import CATEGORIES, LANE_NAMES, LaneCache, Timeline
-from overlapscope.analysis.span_details import SpanDetails, get_span_details
-from overlapscope.trace.reader import Trace
-from overlapscope.units import format_ns, format_timestamp_ns
+from overlapscope.breakdown.lanes import CATEGORIES, LANE_NAMES, LaneCache, Timeline
+from overlapscope.compare.comparison import Comparison
+from overlapscope.text import format_ns, format_timestamp_ns
+from overlapscope.trace.recording import Trace
 
 _TABLE_LANES: Final = ("phases", "communication")
 _MAX_PAIR_RANKS: Final = 2

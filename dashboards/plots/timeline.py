@@ -9,45 +9,227 @@ comes only when a drag is over, which is too late.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-from bokeh.models import ColumnDataSource, CustomJS, Range1d
+from bokeh.models import (
+    ColumnDataSource,
+    CrosshairTool,
+    CustomJS,
+    CustomJSTickFormatter,
+    LinearColorMapper,
+    Range1d,
+)
+from bokeh.models.annotations import Span
 
 from dashboards.assets import read_asset
-from dashboards.plots.bucket_hatches import BucketHatches
-from dashboards.plots.dialogue import TOOLTIP_COLUMNS, BrowserRpc, RequestColumns, build_tooltip_columns
-from dashboards.plots.exposed_content import EXPOSED_COLUMNS, build_exposed_columns
-from dashboards.plots.ideal_content import (
+from dashboards.plots.browser_rpc import TOOLTIP_COLUMNS, BrowserRpc, RequestColumns, build_tooltip_columns
+from dashboards.plots.ideal import IdealCycles, compute_ideal
+from dashboards.plots.span_details import get_span_details
+from dashboards.plots.timeline_columns import (
+    EXPOSED_COLUMNS,
     IDEAL_END_COLUMNS,
-    OUTLINE_COLUMNS,
-    build_ideal_end_columns,
-    build_outline_columns,
-)
-from dashboards.plots.lane_layout import layout_lanes
-from dashboards.plots.path_content import PATH_COLUMNS, build_path_columns
-from dashboards.plots.segment_content import ROUND_COLUMNS, build_round_columns
-from dashboards.plots.timeline_content import (
     LABEL_COLUMNS,
+    OUTLINE_COLUMNS,
+    PATH_COLUMNS,
+    ROUND_COLUMNS,
     SHADE_COLUMNS,
     SPAN_COLUMNS,
+    LaneLayout,
     View,
+    build_exposed_columns,
+    build_ideal_end_columns,
     build_label_columns,
+    build_outline_columns,
+    build_path_columns,
+    build_round_columns,
     build_shade_columns,
     build_span_columns,
     build_step_line_columns,
     build_unfinished_columns,
+    layout_lanes,
     make_empty_columns,
 )
-from dashboards.plots.timeline_figure import draw_axis, draw_lanes
-from dashboards.plots.timeline_ruler import TimelineRuler
 from dashboards.plots.timeline_selection import RenderSelection, TimelineSelection
-from dashboards.plots.tooltip import build_round_rows, build_tooltip
-from dashboards.plots.wide_figure import update_source
+from dashboards.plots.tooltip import build_round_rows, build_tooltip, draw_span_text, make_span_mapper
+from dashboards.plots.wide_figure import (
+    SMALL_TEXT,
+    BucketHatches,
+    fit_ticks,
+    make_wide_figure,
+    style_axis,
+    update_source,
+)
 from dashboards.recording import Snapshot
-from overlapscope.analysis.ideal import IdealCycles, compute_ideal
-from overlapscope.analysis.lanes import Timeline
-from overlapscope.analysis.span_details import get_span_details
+from dashboards.theme import SHADES, paint
+from overlapscope.breakdown.breakdown import BLOCKS, Breakdown
+from overlapscope.breakdown.lanes import CATEGORIES, Timeline
+from overlapscope.text import format_ns
+
+# Bokeh figures of the timeline: lanes, and above them their time axis, which stays in place when lanes scroll.
+
+AXIS_HEIGHT_PX: Final = 44
+
+
+def draw_lanes(
+    layout: LaneLayout,
+    time_range: Range1d,
+    *,
+    spans: ColumnDataSource,
+    hatches: BucketHatches,
+    segments: ColumnDataSource,
+    shades: ColumnDataSource,
+    labels: ColumnDataSource,
+    unfinished: ColumnDataSource,
+    step_lines: ColumnDataSource,
+    outlines: ColumnDataSource,
+    ideal_ends: ColumnDataSource,
+    exposed: ColumnDataSource,
+    path: ColumnDataSource,
+) -> Any:
+    """Draw all lanes of the ranks shown; y is pixels from the top."""
+    plot = _make_figure(time_range, Range1d(start=layout.height_px, end=0), layout.height_px, "lanes")
+    plot.xaxis.visible = False
+
+    shade_mapper = LinearColorMapper(low=-0.5, high=len(CATEGORIES) * SHADES - 0.5)
+    paint(shade_mapper, palette="shade_palette")
+    plot.image(image="image", x="x", y="y", dw="dw", dh="dh", source=shades, color_mapper=shade_mapper, level="glyph")
+    gaps = [layout.lane_px(lane)[edge] for lane in range(layout.ranks * 4) for edge in (0, 1)]
+    paint(plot.hspan(y=gaps, line_width=2, level="glyph").glyph, line_color="surface")
+
+    colour = {"field": "category", "transform": make_span_mapper()}
+    plot.quad(
+        left="left",
+        right="right",
+        top="top",
+        bottom="bottom",
+        source=spans,
+        fill_color=colour,
+        fill_alpha="alpha",
+        line_color=None,
+    )
+    hatches.draw(plot)
+    strips = plot.quad(
+        left="left", right="right", top="top", bottom="bottom", source=segments, fill_alpha="alpha", line_width=1
+    )
+    paint(strips.glyph, fill_color="surface", line_color="surface")
+    hatched = plot.quad(
+        left="left",
+        right="right",
+        top="top",
+        bottom="bottom",
+        source=unfinished,
+        fill_color=None,
+        hatch_pattern="right_diagonal_line",
+        hatch_scale=8,
+        hatch_weight=1.5,
+        line_width=1.5,
+        line_dash="dashed",
+    )
+    paint(hatched.glyph, hatch_color="exposed", line_color="exposed")
+    brackets = plot.line(x="x", y="y", source=exposed, line_width=2, line_join="miter")
+    paint(brackets.glyph, line_color="exposed")
+    begins = plot.vspan(x="x", source=step_lines, line_width=1, level="overlay", line_dash=[2, 3])
+    paint(begins.glyph, line_color="faint")
+    draw_span_text(plot, labels)
+    ideal = plot.quad(
+        left="left", right="right", top="top", bottom="bottom", source=outlines, fill_color=None, line_width=1.5
+    )
+    paint(ideal.glyph, line_color="accent")
+    for role, line_width in (("surface", 6), ("ink", 2.5)):  # a line on a halo is visible on any color
+        paint(plot.line(x="x", y="y", source=path, line_width=line_width, level="overlay").glyph, line_color=role)
+    ends = plot.vspan(x="x", source=ideal_ends, line_width=1.5, level="overlay")
+    paint(ends.glyph, line_color="accent")
+    return plot
+
+
+def draw_axis(
+    time_range: Range1d, step_lines: ColumnDataSource, ideal_ends: ColumnDataSource, tick_label_script: str
+) -> Any:
+    """Draw the time axis, the numbers of the steps, and how much earlier the ideal ends."""
+    plot = _make_figure(time_range, Range1d(start=0, end=1), AXIS_HEIGHT_PX, "axis", x_axis_location="above")
+    axis = plot.xaxis[0]
+    fit_ticks(plot, 10)
+    axis.formatter = CustomJSTickFormatter(code=tick_label_script)
+    style_axis(axis)
+    numbers = plot.text(x="x", y=0.5, text="label", source=step_lines, x_offset=4, **SMALL_TEXT)
+    paint(numbers.glyph, text_color="muted")
+    begins = plot.vspan(x="x", source=step_lines, line_width=1, line_dash=[2, 3])
+    paint(begins.glyph, line_color="faint")
+    gains = plot.text(x="x", y=0.5, text="label", source=ideal_ends, x_offset=-5, text_align="right", **SMALL_TEXT)
+    paint(gains.glyph, text_color="accent")
+    return plot
+
+
+def _make_figure(time_range: Range1d, y_range: Range1d, height_px: int, name: str, **options: Any) -> Any:
+    line = Span(dimension="height", line_width=1)
+    paint(line, line_color="accent")
+    return make_wide_figure(time_range, y_range, height_px, name, tools=[CrosshairTool(overlay=line)], **options)
+
+
+# Ruler on the timeline: the duration between two times, and how much of it is exposed communication.
+
+RULER_COLUMNS: Final = ("id", "left", "right", "top", "bottom", "x", "y", "label", "text")
+_LABELLED_PX: Final = 90
+"""Minimum height of a rank's lanes for the full text."""
+
+
+class TimelineRuler:
+    """Two times on the lanes of a rank, and the breakdown between them.
+
+    Args:
+        dialogue: messages of the timeline.
+        account: step-time breakdown of the recording.
+        timeline: lanes of the ranks shown.
+        layout: layout of the lanes.
+    """
+
+    def __init__(self, rpc: BrowserRpc, account: Breakdown, timeline: Timeline, layout: LaneLayout) -> None:
+        """Create the messages of the ruler."""
+        self._account, self._timeline, self._layout = account, timeline, layout
+        self.asked = rpc.request("measured", ("id", "from_ns", "to_ns", "rank"), self._on_asked)
+        """Request to measure; ``rank`` is an index from the top."""
+        self.ruler = rpc.response("ruler", RULER_COLUMNS)
+
+    def draw(self, plot: Any) -> None:
+        """Add the ruler to the figure of the lanes."""
+        edges = {"left": "left", "right": "right", "top": "top", "bottom": "bottom", "source": self.ruler}
+        area = plot.quad(**edges, fill_alpha=0.12, line_width=1.5, level="overlay")
+        paint(area.glyph, fill_color="ink", line_color="ink")
+        text = plot.text(
+            x="x", y="y", text="label", text_align="center", source=self.ruler, level="overlay", **SMALL_TEXT
+        )
+        text.glyph.update(background_fill_alpha=0.92, padding=4)
+        paint(text.glyph, text_color="ink", background_fill_color="surface")
+
+    def _on_asked(self, asked: RequestColumns) -> None:
+        if not len(asked["id"]):
+            update_source(self.ruler, make_empty_columns(*RULER_COLUMNS))
+            return
+        from_ns, to_ns = sorted(int(asked[name][0]) for name in ("from_ns", "to_ns"))
+        index = min(max(0, int(asked["rank"][0])), len(self._timeline.ranks) - 1)
+        top = index * self._layout.rank_height_px
+        text = self._text(from_ns, to_ns, self._timeline.ranks[index])
+        self.ruler.data = {
+            "id": asked["id"],
+            "left": [from_ns],
+            "right": [to_ns],
+            "top": [top],
+            "bottom": [top + self._layout.rank_height_px],
+            "x": [(from_ns + to_ns) / 2],
+            "y": [top + self._layout.rank_height_px / 2],
+            "label": [text if self._layout.rank_height_px >= _LABELLED_PX else format_ns(to_ns - from_ns)],
+            "text": [text],
+        }
+
+    def _text(self, from_ns: int, to_ns: int, rank: int) -> str:
+        begin_ns = self._timeline.begin_ns
+        (ns,) = self._account.timelines[rank].within([from_ns + begin_ns], [to_ns + begin_ns])
+        exposed_ns, unknown_ns = (int(ns[BLOCKS.index(name)]) for name in ("exposed", "unknown"))
+        exposed = format_ns(exposed_ns) if exposed_ns else "none"
+        missing = f", {format_ns(unknown_ns)} not recorded" if unknown_ns else ""
+        return f"{format_ns(to_ns - from_ns)} on rank {rank}, {exposed} of it exposed communication{missing}"
+
 
 MAX_SPANS: Final = 3_000
 """Number of spans in view above which they are drawn as shades of busy time."""

@@ -2,33 +2,143 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from bokeh.models import ColumnDataSource
 
-from dashboards.plots.dialogue import BrowserRpc, RequestColumns
-from dashboards.plots.flow_content import (
-    FLOW_LINE_COLUMNS,
-    FLOW_MARK_COLUMNS,
-    LAST_ARRIVAL_COLUMNS,
-    build_flow_line_columns,
-    build_flow_mark_columns,
-    build_last_arrival_columns,
-)
-from dashboards.plots.lane_layout import LaneLayout
-from dashboards.plots.selected_content import SELECTED_COLUMNS, build_selected_columns
-from dashboards.plots.timeline_content import make_empty_columns
+from dashboards.plots.browser_rpc import BrowserRpc, RequestColumns
+from dashboards.plots.related_spans import compute_bucket_flow, find_related_spans, get_subject
+from dashboards.plots.span_search import find_span, find_span_by_name, make_span_name
+from dashboards.plots.timeline_columns import Columns, LaneLayout, compute_rows_px, make_empty_columns
 from dashboards.plots.wide_figure import update_source
 from dashboards.theme import paint
-from overlapscope.analysis.find_span import find_span
-from overlapscope.analysis.flow import compute_bucket_flow
-from overlapscope.analysis.lanes import Timeline
-from overlapscope.analysis.related_spans import find_related_spans, get_subject
-from overlapscope.analysis.span_names import find_span_by_name, make_span_name
-from overlapscope.trace.reader import Trace
+from overlapscope.breakdown.lanes import Timeline
+from overlapscope.trace.recording import Trace
+
+# Bokeh columns of a selection on the timeline: outlines of all spans with the same subject.
+
+SELECTED_COLUMNS: Final = ("left", "right", "top", "bottom", "line_width")
+
+_CHOSEN_LINE_PX: Final = 3.0
+_RELATED_LINE_PX: Final = 1.5
+
+
+def build_selected_columns(
+    timeline: Timeline, layout: LaneLayout, about: Mapping[int, npt.NDArray[np.int64]], lane: int, row: int
+) -> Columns:
+    """Return rectangles around all spans with the same subject as the selected one.
+
+    Args:
+        timeline: lanes of the ranks shown.
+        layout: layout of the lanes.
+        about: positions of these spans by lane, from ``spans_about``.
+        lane: index of the selected span's lane on the timeline.
+        row: row of the selected span, one of its lane's ``spans.rows``.
+    """
+    columns = make_empty_columns(*SELECTED_COLUMNS)
+    for number, found in about.items():
+        spans = timeline.lanes[number].spans
+        top, bottom = compute_rows_px(layout, number, spans.stack[found], spans.stack_heights[found])
+        is_chosen = (spans.rows[found] == row) & (number == lane)
+        columns["left"] += spans.starts_ns[found].astype(float).tolist()
+        columns["right"] += spans.ends_ns[found].astype(float).tolist()
+        columns["top"] += top.tolist()
+        columns["bottom"] += bottom.tolist()
+        columns["line_width"] += [_CHOSEN_LINE_PX if chosen else _RELATED_LINE_PX for chosen in is_chosen.tolist()]
+    return columns
+
+
+# Bokeh columns of the path of a bucket: lines between marks on each rank, and a line across the ranks.
+
+FLOW_LINE_COLUMNS: Final = ("x", "y")
+FLOW_MARK_COLUMNS: Final = ("x", "y", "marker")
+LAST_ARRIVAL_COLUMNS: Final = ("x", "top", "bottom")
+
+MARKERS: Final = {
+    "gradient ready": "circle",
+    "bucket ready": "square",
+    "launched": "triangle",
+    "last rank there": "diamond",
+    "ended": "inverted_triangle",
+    "copied out": "hex",
+}
+"""Bokeh marker of each of ``dashboards.plots.related_spans.MOMENTS``."""
+
+_ABOVE_EDGE_PX: Final = 7
+
+_Point = tuple[float, float]
+_GAP: Final[_Point] = (np.nan, np.nan)
+
+
+def build_flow_mark_columns(flow: pd.DataFrame, timeline: Timeline, layout: LaneLayout) -> Columns:
+    """Return a mark for each moment of ``flow``, the table from ``flow_of``."""
+    points = _compute_points(flow, timeline, layout)
+    return {
+        "x": [x for x, _ in points],
+        "y": [y for _, y in points],
+        "marker": [MARKERS[moment] for moment in flow["moment"]],
+    }
+
+
+def build_flow_line_columns(flow: pd.DataFrame, timeline: Timeline, layout: LaneLayout) -> Columns:
+    """Return for each rank a line from the gradients to where the bucket is ready, and from there to the copy."""
+    x, y = zip(*_compute_points(flow, timeline, layout), strict=True) if len(flow) else ((), ())
+    line: list[_Point] = []
+    for _, way in flow.assign(x=x, y=y).groupby(["rank", "turn"], sort=False):
+        is_gradient = (way["moment"] == "gradient ready").to_numpy()
+        points = list(zip(way["x"].tolist(), way["y"].tolist(), strict=True))
+        steps = [point for point, first in zip(points, is_gradient, strict=True) if not first]
+        moments = way["moment"][~is_gradient].tolist()
+        for point in (point for point, first in zip(points, is_gradient, strict=True) if first):
+            line += [point, *steps[:1], _GAP]
+        for moment, point in zip(moments, steps, strict=True):
+            if moment == "copied out":  # along the lane of buckets, so as not to cross the names of other all-reduces
+                line.append((line[-1][0], point[1]))
+            if moment != "last rank there":  # caused by another rank: the line along the all-reduce passes it
+                line.append(point)
+            if moment == "launched":
+                line += _find_transfer_start(way, timeline, layout)
+        line.append(_GAP)
+    return {"x": [x for x, _ in line], "y": [y for _, y in line]}
+
+
+def build_last_arrival_columns(flow: pd.DataFrame, timeline: Timeline, layout: LaneLayout) -> Columns:
+    """Return a line across the ranks shown for each moment at which the last rank arrived."""
+    columns = make_empty_columns(*LAST_ARRIVAL_COLUMNS)
+    points = flow.assign(y=[y for _, y in _compute_points(flow, timeline, layout)])
+    for _, at in points[points["moment"] == "last rank there"].groupby("turn"):
+        if len(at) > 1:
+            columns["x"].append(float(at["time_ns"].iloc[0]))
+            columns["top"].append(float(at["y"].min()))
+            columns["bottom"].append(float(at["y"].max()))
+    return columns
+
+
+def _compute_points(flow: pd.DataFrame, timeline: Timeline, layout: LaneLayout) -> list[_Point]:
+    moments = zip(flow["time_ns"].tolist(), flow["lane"].tolist(), flow["place"].tolist(), strict=True)
+    return [(float(time_ns), _compute_y_px(timeline, layout, lane, place)) for time_ns, lane, place in moments]
+
+
+def _compute_y_px(timeline: Timeline, layout: LaneLayout, lane: int, place: int) -> float:
+    """Return where on a span the line passes: in its middle, but below the name of an all-reduce."""
+    spans = timeline.lanes[lane].spans
+    top, bottom = compute_rows_px(layout, lane, spans.stack[[place]], spans.stack_heights[[place]])
+    middle = float(top[0] + bottom[0]) / 2
+    return max(middle, float(bottom[0]) - _ABOVE_EDGE_PX) if timeline.lanes[lane].name == "communication" else middle
+
+
+def _find_transfer_start(way: pd.DataFrame, timeline: Timeline, layout: LaneLayout) -> list[_Point]:
+    """Return where the all-reduce of a path begins, if it is drawn."""
+    drawn = way[way["moment"].isin(["ended", "last rank there"])].head(1)
+    return [
+        (float(timeline.lanes[lane].spans.starts_ns[place]), _compute_y_px(timeline, layout, lane, place))
+        for lane, place in zip(drawn["lane"].tolist(), drawn["place"].tolist(), strict=True)
+    ]
+
 
 RenderSelection = Callable[[int, int, pd.DataFrame], str]
 """Returns the details of a span as markup, by the index of its lane, its row, and the path of its bucket."""

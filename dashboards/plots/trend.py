@@ -13,10 +13,102 @@ from bokeh.models.annotations import BoxAnnotation
 from bokeh.plotting import figure
 
 from dashboards.assets import read_asset
+from dashboards.run_facts import StepTimes
 from dashboards.theme import paint
-from overlapscope.analysis.summary import Summary
-from overlapscope.analysis.trend import trend_by_rank, trend_by_step
-from overlapscope.units import format_ns, format_share
+from overlapscope.breakdown.lanes import Timeline
+from overlapscope.breakdown.summary import Summary
+from overlapscope.text import format_ns, format_share
+
+# Trends of a recording's figures over its steps, for all ranks and for each rank.
+
+MAX_POINTS: Final = 600
+"""Maximum number of points: more steps are merged, equally many per point."""
+
+
+def trend_by_step(per_step: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Return the trend of one figure over the steps of a recording.
+
+    Args:
+        per_step: From ``account.figures.figures_of``.
+        column: The figure.
+
+    Returns:
+        step (the first of those merged), last_step, low, mean, high: over all ranks and steps of a point. Points
+        without a value, such as the ratio of steps without communication, are left out.
+    """
+    known = per_step.loc[per_step[column].notna(), ["step", column]]
+    points = known.assign(point=_point_of(per_step, known["step"])).groupby("point")
+    return points.agg(
+        step=("step", "min"),
+        last_step=("step", "max"),
+        low=(column, "min"),
+        mean=(column, "mean"),
+        high=(column, "max"),
+    ).reset_index(drop=True)
+
+
+def trend_by_rank(per_step: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Return the trend of each rank separately, at the same points.
+
+    Returns:
+        rank, step, mean.
+    """
+    known = per_step.loc[per_step[column].notna(), ["rank", "step", column]]
+    points = known.assign(point=_point_of(per_step, known["step"])).groupby(["rank", "point"])
+    return points.agg(step=("step", "min"), mean=(column, "mean")).reset_index()[["rank", "step", "mean"]]
+
+
+def _point_of(per_step: pd.DataFrame, steps: pd.Series[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    numbers = np.unique(per_step["step"])
+    each = -(-len(numbers) // MAX_POINTS)
+    return np.searchsorted(numbers, steps.to_numpy()) // max(1, each)
+
+
+# Overview strip of all steps of a recording: their times on the timeline, and the share of exposed communication.
+
+
+def build_step_strip(figures: pd.DataFrame, timeline: Timeline) -> pd.DataFrame:
+    """Return all steps, merged into as many points as a trend has.
+
+    Args:
+        figures: From ``account.figures.figures_of``.
+
+    Returns:
+        step, last_step, start_ns, end_ns (on the timeline), exposed_ns and step_time_ns (means), exposed_share.
+    """
+    exposed = trend_by_step(figures, "exposed_ns")
+    step_time = trend_by_step(figures, "step_time_ns")
+    bounds = timeline.steps.drop_duplicates("step").set_index("step")
+    found = pd.DataFrame(
+        {
+            "step": exposed["step"],
+            "last_step": exposed["last_step"],
+            "start_ns": exposed["step"].map(bounds["start_ns"]),
+            "end_ns": exposed["last_step"].map(bounds["end_ns"]),
+            "exposed_ns": exposed["mean"],
+            "step_time_ns": step_time["mean"],
+        }
+    )
+    found["exposed_share"] = found["exposed_ns"] / found["step_time_ns"].where(found["step_time_ns"] > 0)
+    return found.dropna(ignore_index=True)
+
+
+# Sparkline of step times in a table.
+
+WIDTH_PX: Final = 120
+HEIGHT_PX: Final = 22
+_MAX_MEDIANS: Final = 2.0
+"""The upper edge, in median step times: a first step of a hundred times as long must not flatten the rest."""
+
+
+def build_sparkline_path(times: StepTimes) -> str:
+    """Return the line as an SVG path; zero is at the lower edge. Larger values are clipped to the upper edge."""
+    shares = np.asarray(times.times_ns) / max(1.0, _MAX_MEDIANS * float(np.median(times.times_ns)))
+    y = HEIGHT_PX - 1 - (HEIGHT_PX - 2) * np.clip(shares, 0, 1)
+    x = np.linspace(1, WIDTH_PX - 1, len(y)) if len(y) > 1 else np.array([1.0])
+    points = [f"{left:.1f},{top:.1f}" for left, top in zip(x, y, strict=True)]
+    return f"M{' L'.join(points)}" + (f" H{WIDTH_PX - 1}" if len(points) == 1 else "")
+
 
 _MAX_RANK_LINES: Final = 8
 _HEIGHT_PX: Final = 190

@@ -12,8 +12,8 @@ from markupsafe import escape
 
 from dashboards.pages.shell import list_run_facts
 from overlapscope import __version__
-from overlapscope.trace.reader import Trace
-from overlapscope.units import format_count
+from overlapscope.text import format_count
+from overlapscope.trace.recording import Trace
 
 Fact = tuple[str, str]
 """Label and value."""

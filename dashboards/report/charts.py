@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dashboards.charts.frame import Frame, Scale, Tick, nice_ticks, time_labels
-from dashboards.plots.bucket_curve import (
+from dashboards.plots.bucket_columns import (
     build_best_plan_columns,
     build_curve_columns,
     build_mark_columns,
@@ -19,9 +19,9 @@ from dashboards.plots.bucket_curve import (
     compute_time_range_ns,
 )
 from dashboards.plots.trend import FIGURES, TrendPlot
-from overlapscope.analysis.summary import Summary
-from overlapscope.model.curve import Curve
-from overlapscope.units import format_share
+from overlapscope.breakdown.summary import Summary
+from overlapscope.bucket_model.curve import Curve
+from overlapscope.text import format_share
 
 _SIZES_MB: Final = tuple(mantissa * 10.0**exponent for exponent in range(-4, 6) for mantissa in (1, 2, 5))
 _MIN_TICK_DISTANCE_PX: Final = 56

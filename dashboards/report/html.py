@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from dashboards.pages.account import build_breakdown_context
+from dashboards.pages.breakdown import build_breakdown_context
 from dashboards.pages.order import OTHER_COLORS
 from dashboards.pages.rank_choice import MAX_RANKS
 from dashboards.pages.shell import build_shell_context, render_fragment
@@ -20,16 +20,16 @@ from dashboards.report.charts import build_curve_chart, build_trend_charts
 from dashboards.report.maps import build_heatmap_images
 from dashboards.report.sections import ReportContent, ReportSection, build_report_content
 from dashboards.report.strip import build_collective_strip
-from overlapscope.analysis.advice import Advice, predict_mean_step
-from overlapscope.analysis.lanes import BUCKET_SLOTS
-from overlapscope.errors import OverlapScopeError
-from overlapscope.model.prediction_rows import (
+from overlapscope.advice.advice import Advice, predict_mean_step
+from overlapscope.breakdown.lanes import BUCKET_SLOTS
+from overlapscope.bucket_model.text import (
     SIZE_COLUMNS,
     WHAT_IF_COLUMNS,
     list_assumptions,
     make_size_rows,
     make_what_if_rows,
 )
+from overlapscope.errors import OverlapScopeError
 
 
 def render_html_report(snapshot: Snapshot, now: datetime) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dashboards.pages.stragglers import FIGURE_DESCRIPTIONS
 from dashboards.plots.heatmap import FIGURES, HeatmapPlot
-from overlapscope.analysis.heatmap import Heatmap
+from dashboards.rank_map import Heatmap
 
 _MOST_COLUMNS: Final = 400
 _MOST_NAMES: Final = 16

@@ -10,7 +10,7 @@ from typing import Any, Final
 from dashboards.recording import Snapshot
 from dashboards.report.about import get_recording_name, list_report_facts, redact_path
 from dashboards.report.sections import ReportContent, ReportSection, build_report_content
-from overlapscope.model.prediction_rows import SIZE_COLUMNS, make_size_rows
+from overlapscope.bucket_model.text import SIZE_COLUMNS, make_size_rows
 
 _MAX_ROWS: Final = 16
 _MAX_PROBLEMS: Final = 12

@@ -9,10 +9,10 @@ from typing import Any
 from dashboards.pages import buckets, order, overview, stragglers
 from dashboards.pages.shell import has_only_collectives
 from dashboards.recording import Snapshot
-from overlapscope.analysis import sentences
-from overlapscope.analysis.advice import Advice, advise
+from overlapscope.advice.advice import Advice, advise
 from overlapscope.diagnosis.attempts import format_other_attempts
 from overlapscope.errors import OverlapScopeError
+from overlapscope.stragglers import text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ def _build_step_sections(snapshot: Snapshot, advice: Advice | None, why_no_advic
             "advice": "",
         },
     )
-    found, why_none = snapshot.stragglers, sentences.explain_missing_stragglers(snapshot.trace)
+    found, why_none = snapshot.stragglers, text.explain_missing_stragglers(snapshot.trace)
     yield ReportSection(
         name="stragglers",
         title="Stragglers",

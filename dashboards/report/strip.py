@@ -9,10 +9,10 @@ from typing import Any, Final
 from dashboards.pages import order
 from dashboards.pages.order_details import render_number_details
 from dashboards.plots.order import OrderPlot
-from dashboards.plots.order_content import HOLLOW_INK
+from dashboards.plots.order_columns import HOLLOW_INK
 from dashboards.recording import Snapshot
-from overlapscope.diagnosis.categories import CATEGORIES
 from overlapscope.diagnosis.diagnosis import Diagnosis
+from overlapscope.diagnosis.order_view import CATEGORIES
 
 _WIDTH_PX: Final = 1200
 

@@ -20,8 +20,8 @@ from typing import Any, Final
 import torch.distributed as dist
 from meeting import TASK_VARIABLE, connect
 
-from overlapscope.commands import child_process
-from overlapscope.trace.format import rank_folder
+from overlapscope.cli import child_process
+from overlapscope.trace.schema import rank_folder
 
 SCRIPTS: Final = Path(__file__).parent
 LOG_FILE: Final = "trial.log"

@@ -16,18 +16,16 @@ import torch
 from agent import RESULT_FILE, Rank
 from workloads import NEED_SKLEARN, WORKLOADS
 
-from instrumented_ddp.collective_log.backends import require_device_per_rank
-from instrumented_ddp.strategies.known import STRATEGIES
+from instrumented_ddp.collectives.dispatch import require_device_per_rank
+from instrumented_ddp.strategies.registry import STRATEGIES
 from overlapscope import __version__
+from overlapscope.bucket_model.calibration import busbw_gb_per_s
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab.experiments.experiment import Experiment, ExperimentOptions
-from overlapscope.lab.experiments.known import get_experiment
-from overlapscope.lab.trials.conditions import Conditions
-from overlapscope.lab.trials.measured import analyze_recording, make_columns
-from overlapscope.lab.trials.progress import TrialProgress
-from overlapscope.lab.trials.results import Results
-from overlapscope.lab.trials.trial import Trial, list_remaining
-from overlapscope.model.calibration import busbw_gb_per_s
+from overlapscope.lab.experiments.progress import TrialProgress
+from overlapscope.lab.experiments.registry import get_experiment
+from overlapscope.lab.experiments.results import Conditions, Results
+from overlapscope.lab.experiments.trial import Trial, analyze_recording, list_remaining, make_columns
 
 _BYTES_PER_ELEMENT: Final = 4
 _LINK_CHECK: Final = ((1024, 1), (4 * 1024**2, 1))

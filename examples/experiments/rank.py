@@ -13,7 +13,7 @@ import sys
 from agent import Rank
 from lead import lead
 
-from overlapscope.commands import lab_run
+from overlapscope.cli import lab_run
 from overlapscope.errors import OverlapScopeError
 
 

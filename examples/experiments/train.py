@@ -12,9 +12,9 @@ from meeting import Task
 from workloads import WORKLOADS, compute_loss
 
 from instrumented_ddp import DistributedDataParallel, ShardedOptimizer
-from instrumented_ddp.strategies.known import resolve_strategy
+from instrumented_ddp.strategies.registry import resolve_strategy
 from instrumented_ddp.strategies.strategy import Strategy
-from overlapscope.lab.trials.trial import Trial
+from overlapscope.lab.experiments.trial import Trial
 
 
 def make_strategy(trial: Trial) -> Strategy:

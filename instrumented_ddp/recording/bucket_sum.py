@@ -10,14 +10,14 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.collective_log.collectives import AnnouncedCollective
-from instrumented_ddp.collective_log.dispatch import Call
-from instrumented_ddp.collective_log.purposes import CollectiveRole, collective_context
-from instrumented_ddp.recording.observer import ReductionObserver
+from instrumented_ddp.collectives.dispatch import Call
+from instrumented_ddp.collectives.log import AnnouncedCollective
+from instrumented_ddp.collectives.roles import CollectiveRole, collective_context
+from instrumented_ddp.recording.events import ReductionObserver
 from instrumented_ddp.recording.records import BucketRecords
 from instrumented_ddp.recording.timing import DeviceTimer, Mark
-from overlapscope.trace.host import host_now_ns
-from overlapscope.trace.segments import Segment
+from overlapscope.trace.clocks import host_now_ns
+from overlapscope.trace.schema import Segment
 
 
 class BucketSumRecorder:

@@ -3,22 +3,307 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import socket
 import sys
 import time
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
-from instrumented_ddp.collective_log.backends import get_backend_name
-from instrumented_ddp.recording.settings import collect_environment, collect_versions, timeout_s
-from overlapscope.trace import host
+from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, dtype_name
+from instrumented_ddp.collectives.call_sites import describe_frame
+from instrumented_ddp.collectives.dispatch import get_backend_name
+from instrumented_ddp.collectives.log import CollectiveLog
+from overlapscope import __version__
+from overlapscope.diagnosis.evidence import CallSite, InterruptedBackward, UnreducedStep
+from overlapscope.diagnosis.process_state import is_on_this_host, parse_written_ns, read_liveness, read_process_start_ns
+from overlapscope.trace import clocks
 from overlapscope.trace.checksum import dump_json_line
-from overlapscope.trace.format import FORMAT_VERSION, PLANS_FILE
-from overlapscope.trace.host import host_now_ns
+from overlapscope.trace.clocks import host_now_ns
+from overlapscope.trace.environment import read_recording_options
+from overlapscope.trace.schema import (
+    ENDED_FILE,
+    EVENTS_FILE,
+    FORMAT_VERSION,
+    FROZEN_FILE,
+    INTERRUPTED_BACKWARDS_FILE,
+    JOINING_FILE,
+    PARAMETERS_FILE,
+    PLANS_FILE,
+    RANK_FILE,
+    SIGNATURES_FILE,
+    UNREDUCED_FILE,
+    rank_folder,
+    write_json,
+)
+from overlapscope.trace.small_files import attempt_number, find_latest_attempt, read_json, restart_folder
+
+# Settings of this rank that should be equal on all ranks, recorded for comparison.
+
+_COMPARED_DDP_ARGUMENTS: Final = (
+    "broadcast_buffers",
+    "forward_sync_buffers",
+    "init_sync",
+    "bucket_cap_mb",
+    "bucket_cap_mb_list",
+    "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "static_graph",
+    "mixed_precision",
+    "skip_all_reduce_unused_params",
+    "batched_grad_copy",
+)
+"""Arguments of torch's ``DistributedDataParallel`` that mean the same on every rank; not every version has them all."""
+
+_COMPARED_VARIABLES: Final = re.compile(r"(NCCL|GLOO|TORCH)_\w+|(OMP|MKL)_NUM_THREADS|PYTORCH_CUDA_ALLOC_CONF")
+_HOST_SPECIFIC_OR_SECRET: Final = re.compile(
+    r"^NCCL_DEBUG|_(IFNAME|HCA|HOSTID|FILE|DIR|PATH|HOME|OUT|TRACE|CACHE)(_|$)|TOKEN|SECRET|KEY|PASS"
+)
+"""Variables that are host-specific, a path, or secret."""
+_PLAIN: Final = re.compile(r"[\w.,:=+-]{0,48}")
+
+
+def collect_model_settings(arguments: Mapping[str, Any], *, wrapper: str) -> dict[str, str]:
+    """Return the settings of a DDP instance, by name.
+
+    Args:
+        arguments: arguments of its constructor, defaults included.
+        wrapper: package that defines the wrapper class.
+    """
+    known = {name: _text(arguments[name]) for name in _COMPARED_DDP_ARGUMENTS if name in arguments}
+    if known.get("broadcast_buffers") == "None":  # torch 2.13: the default
+        known["broadcast_buffers"] = "True"
+    return {"wrapper": wrapper} | known
+
+
+def collect_reduction_settings(ddp: torch.nn.parallel.DistributedDataParallel) -> dict[str, str]:
+    """Return what reduces its gradients, by name, if it is not a bucketing reducer.
+
+    With ``torch._dynamo.config.optimize_ddp`` set to ``"python_reducer"``, torch's DDP reduces each gradient in a
+    Python hook, and inductor may fuse these in a compiled backward
+    (``torch._inductor.config._fuse_ddp_communication``).
+    """
+    return {"reduced_by": "python_reducer"} if is_reduced_in_python(ddp) else {}
+
+
+def is_reduced_in_python(ddp: torch.nn.parallel.DistributedDataParallel) -> bool:
+    """Return whether torch's Python reducer is used. Older torch (2.7) decides at the end of the constructor."""
+    decided: bool | None = getattr(ddp, "_use_python_reducer", None)
+    if decided is None:
+        return bool(torch._dynamo.utils.get_optimize_ddp_mode() == "python_reducer")
+    return decided
+
+
+def collect_versions() -> dict[str, str]:
+    """Return the versions that ranks must have in common, by name."""
+    found = {"overlapscope": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    with suppress(Exception):  # a build without NCCL
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
+
+
+def collect_environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return variables that configure communication and threads, without values that may be a path or a secret."""
+    return {
+        name: value
+        for name, value in sorted(variables.items())
+        if _COMPARED_VARIABLES.fullmatch(name) and not _HOST_SPECIFIC_OR_SECRET.search(name) and _PLAIN.fullmatch(value)
+    }
+
+
+def timeout_s(group: dist.ProcessGroup, device: torch.device) -> float | None:
+    """Return the timeout of a group's backend, in seconds; None if unknown."""
+    with suppress(Exception):
+        return float(group._get_backend(device).options._timeout.total_seconds())
+    return None
+
+
+def _text(value: object) -> str:
+    if is_dataclass(value):  # mixed precision
+        given = {field.name: getattr(value, field.name) for field in fields(value)}
+        return ", ".join(f"{name}={setting}" for name, setting in given.items())
+    return str(value)
+
+
+# DDP instances of this process and their files: ``parameters.jsonl``, ``unreduced.json`` and others.
+
+_MAX_INTERRUPTED_BACKWARDS: Final = 16
+
+
+class ModelRegistry:
+    """Registry of the DDP instances of this process, which records their definitions before training starts.
+
+    Args:
+        collectives: the collective log of this process; the files are written to its folder.
+    """
+
+    def __init__(self, collectives: CollectiveLog) -> None:
+        self._collectives = collectives
+        self._count = 0
+        self._modules: dict[int, tuple[weakref.ref[torch.nn.Module], frozenset[str]]] = {}
+        self.unreduced: UnreducedStep | None = None
+        """First update that has used gradients of this rank alone, see ``record_unreduced_gradients``."""
+        self.interrupted_backwards: tuple[InterruptedBackward, ...] = ()
+        """Latest interrupted backwards, in order."""
+
+    def add(self, module: torch.nn.Module, parameters: Sequence[ParameterSpec], settings: Mapping[str, str]) -> int:
+        """Record the definition of a DDP instance before ranks compare it.
+
+        Args:
+            settings: as in ``settings_of_model``.
+
+        Returns:
+            Its number within the process.
+        """
+        number = self._count
+        self._count += 1
+        self._collectives.names.add_module(module)
+        self._modules[number] = weakref.ref(module), frozenset(parameter.name for parameter in parameters)
+        frame = self._collectives.call_sites.find_caller_frame()
+        line = {
+            "model": number,
+            "class": type(module).__name__,
+            "parameters": [parameter.signature for parameter in parameters],
+            "frozen": [name for name, parameter in module.named_parameters() if not parameter.requires_grad],
+            "modules": {name: type(part).__name__ for name, part in module.named_modules() if name},
+            "settings": dict(settings),
+            **(describe_frame(frame) if frame is not None else {}),
+        }
+        path = self._collectives.folder / PARAMETERS_FILE
+        with suppress(OSError), path.open("a", encoding="utf-8") as file:
+            file.write(dump_json_line(line))
+        return number
+
+    def note_frozen(self) -> None:
+        """Write which parameters no longer require gradients although they did when they were given to DDP.
+
+        Called when an anomaly is detected, on the watchdog's thread.
+        """
+        frozen: dict[str, list[str]] = {}
+        with suppress(RuntimeError):  # the training thread may be changing the module
+            for number, (reference, names) in list(self._modules.items()):
+                module = reference()
+                parameters = () if module is None else module.named_parameters()
+                frozen[str(number)] = [name for name, one in parameters if name in names and not one.requires_grad]
+        path = self._collectives.folder / FROZEN_FILE
+        if any(frozen.values()) or path.exists():
+            with suppress(OSError):
+                write_json(path, {"step": self._collectives.position.step, "models": frozen})
+
+    def record_unreduced_gradients(self, model: int, call_site: int) -> None:
+        """Record the first update that uses gradients that were never averaged; every later step would look the same.
+
+        Args:
+            call_site: line at which the module was called instead of its wrapper.
+        """
+        if self.unreduced is not None:
+            return
+        site = self._site(call_site)
+        step = self._collectives.position.step
+        self.unreduced = UnreducedStep(model=model, step=step, call_site=site)
+        where = {"call_site": call_site, **_as_json(site)}
+        with suppress(OSError):
+            write_json(
+                self._collectives.folder / UNREDUCED_FILE,
+                {"model": model, "step": step, **where, "time_ns": host_now_ns()},
+            )
+
+    def on_interrupted_backward(self, step: int) -> None:
+        """Record that an exception came out of the latest backward and training continues. The last few are kept."""
+        left = InterruptedBackward(step=step, call_site=self._site(self._collectives.position.backward_call_site))
+        self.interrupted_backwards = (*self.interrupted_backwards, left)[-_MAX_INTERRUPTED_BACKWARDS:]
+        lines = [{"step": one.step, **_as_json(one.call_site)} for one in self.interrupted_backwards]
+        with suppress(OSError):
+            write_json(self._collectives.folder / INTERRUPTED_BACKWARDS_FILE, {"backwards": lines})
+
+    def _site(self, call_site: int) -> CallSite | None:
+        file, line, function = self._collectives.call_sites.location(call_site) or (None, None, None)
+        return CallSite(file=file, line=line, function=function) if file and line and function else None
+
+
+def _as_json(site: CallSite | None) -> dict[str, object]:
+    return {} if site is None else asdict(site)
+
+
+# Attempt number of a restarted job, which decides the folder that this process records into.
+#
+# Launchers restart all ranks when one has failed, and set no variable that identifies the attempt on every host. But
+# the processes of one attempt exist at the same time: a process whose rank was already taken by another process, or
+# that began after some rank had ended, belongs to a new attempt.
+
+
+def find_attempt_folder(first: Path, rank: int) -> Path:
+    """Return the folder of the attempt that this process belongs to: the given one, or one inside it.
+
+    Args:
+        first: folder of the run. If the script itself named it, it holds restarts of torchrun and nothing else: running
+            such a script a second time is an error because the folder is in use.
+        rank: rank of this process.
+
+    Raises:
+        OverlapScopeError: a variable has an invalid value.
+    """
+    recorded = read_recording_options(None)
+    if _restarts() == 0 and (recorded is None or recorded.folder != first.absolute()):
+        return first
+    return _choose_attempt_folder(first.absolute(), rank, os.getpid())
+
+
+@lru_cache(maxsize=8)
+def _choose_attempt_folder(first: Path, rank: int, _pid: int) -> Path:
+    """Choose the folder once per process, as the process would find its own files the next time."""
+    latest = find_latest_attempt(first)
+    if not has_attempt_ended(latest, rank, read_process_start_ns()):
+        return latest
+    # Use torchrun's count if it is higher: attempts that ended before any rank started have left no files.
+    return restart_folder(first, max(attempt_number(latest) + 1, _restarts()))
+
+
+def _restarts() -> int:
+    """Return how often torchrun has restarted the ranks of this host."""
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return int(count) if count.isdecimal() else 0
+
+
+def has_attempt_ended(attempt: Path, rank: int, since_ns: int | None) -> bool:
+    """Return whether an attempt ended before a process of a rank began; False while any of its processes is alive.
+
+    Args:
+        attempt: folder of the attempt.
+        rank: rank of the process.
+        since_ns: time at which the process began; None if not known.
+    """
+    found = {folder.name: _read_process(folder) for folder in attempt.glob("rank_*")}
+    before = {name: where for name, where in found.items() if where is not None}
+    if any(is_on_this_host(where) and read_liveness(where) != "gone" for where in before.values()):
+        return False
+    if rank_folder(attempt, rank).name in before:
+        return True
+    ends_ns = [_last_alive_ns(attempt / name, where) for name, where in before.items() if is_on_this_host(where)]
+    return since_ns is not None and any(end_ns is not None and end_ns < since_ns for end_ns in ends_ns)
+
+
+def _read_process(folder: Path) -> dict[str, Any] | None:
+    """Return what a rank recorded about its process, empty if unreadable; None if no process has been this rank."""
+    for name in (RANK_FILE, JOINING_FILE):
+        if (folder / name).exists():
+            return read_json(folder / name, [])
+    return {} if (folder / EVENTS_FILE).exists() or (folder / SIGNATURES_FILE).exists() else None
+
+
+def _last_alive_ns(folder: Path, where: dict[str, Any]) -> int | None:
+    """Return the last time at which a process that is gone was known to be alive."""
+    ended = read_json(folder / ENDED_FILE, []) if (folder / ENDED_FILE).exists() else {}
+    return max((ns for ns in (parse_written_ns(where), parse_written_ns(ended)) if ns is not None), default=None)
 
 
 def describe_run(group: dist.ProcessGroup, device: torch.device, detail: str) -> dict[str, Any]:
@@ -50,7 +335,7 @@ def describe_rank(rank: int, device: torch.device) -> dict[str, Any]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "device": str(device),
-        "boot_id": host.get_boot_id(),
+        "boot_id": clocks.get_boot_id(),
         "clock_samples": [{"monotonic_ns": host_now_ns(), "unix_ns": time.time_ns()}],
     }
 

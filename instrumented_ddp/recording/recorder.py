@@ -15,29 +15,25 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
-from instrumented_ddp.collective_log.call_sites import describe_frame
-from instrumented_ddp.collective_log.collectives import CollectiveLog
-from instrumented_ddp.collective_log.purposes import CollectiveRole, collective_context
-from instrumented_ddp.recording.bypass import UnreducedGradientDetector
-from instrumented_ddp.recording.clock import ClockSync
-from instrumented_ddp.recording.gc_pauses import GcPauses
-from instrumented_ddp.recording.guard import never_raise, never_raising
-from instrumented_ddp.recording.housekeeper import BackgroundScheduler
-from instrumented_ddp.recording.links import LinkSampler
-from instrumented_ddp.recording.metadata import append_plan, describe_rank, describe_run
-from instrumented_ddp.recording.models import ModelRegistry
-from instrumented_ddp.recording.optimizers import OptimizerHooks
-from instrumented_ddp.recording.records import BucketRecords, PlanRecords, make_buffer_records
-from instrumented_ddp.recording.reduction_events import make_private_ready_times
-from instrumented_ddp.recording.segment_table import SegmentTable
-from instrumented_ddp.recording.steps import StepTracker
+from instrumented_ddp.collectives.call_sites import describe_frame
+from instrumented_ddp.collectives.log import CollectiveLog
+from instrumented_ddp.collectives.roles import CollectiveRole, collective_context
+from instrumented_ddp.recording.background import BackgroundScheduler, never_raise, never_raising
+from instrumented_ddp.recording.clock_sync import ClockSync
+from instrumented_ddp.recording.events import make_private_ready_times
+from instrumented_ddp.recording.metadata import ModelRegistry, append_plan, describe_rank, describe_run
+from instrumented_ddp.recording.records import BucketRecords, PlanRecords, SegmentTable, make_buffer_records
+from instrumented_ddp.recording.runtime_stats import GcPauses
+from instrumented_ddp.recording.steps import OptimizerHooks, StepTracker
+from instrumented_ddp.recording.tcp_stats import LinkSampler
 from instrumented_ddp.recording.timing import DeviceTimer, Mark, make_bucket_timer, make_timer, should_mark_phases_only
+from instrumented_ddp.recording.unreduced_gradients import UnreducedGradientDetector
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.board import GradientReadyFile
+from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.environment import Detail
-from overlapscope.trace.format import EVENTS_FILE, NO_CALL_SITE, RANK_FILE, RUN_FILE, Kind, Phase, pack_body, write_json
-from overlapscope.trace.host import host_now_ns
-from overlapscope.trace.writer import DEFAULT_LIMIT_BYTES, EventLogWriter
+from overlapscope.trace.event_log import DEFAULT_LIMIT_BYTES, EventLogWriter
+from overlapscope.trace.live_files import GradientReadyFile
+from overlapscope.trace.schema import EVENTS_FILE, NO_CALL_SITE, RANK_FILE, RUN_FILE, Kind, Phase, pack_body, write_json
 
 _log = logging.getLogger(__name__)
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+import torch
+import torch.distributed as dist
 
 from instrumented_ddp.bucket_plan import BucketPlan, Traffic, dtype_name
-from instrumented_ddp.collective_log.purposes import CollectiveRole
-from overlapscope.trace.format import NO_CALL_SITE, NO_INDEX, Flag, Kind, Phase, pack_body
-from overlapscope.trace.segments import Segment
+from instrumented_ddp.collectives.completion import NO_TIMEOUT
+from instrumented_ddp.collectives.roles import CollectiveRole
+from instrumented_ddp.recording.timing import Mark, RecordLog
+from overlapscope.trace.schema import NO_CALL_SITE, NO_INDEX, SEGMENTS_FILE, Flag, Kind, Phase, Segment, pack_body
 
 
 class PlanRecords:
@@ -111,3 +118,108 @@ def make_phase_records(timer_flags: Flag, *, no_sync: bool) -> tuple[bytes, ...]
     """Return the records of the end of each phase, indexed by phase, for a pass with or without ``no_sync()``."""
     flags = timer_flags | (Flag.NO_SYNC if no_sync else Flag.NONE)
     return tuple(pack_body(Kind.PHASE, index=phase, flags=flags) for phase in Phase)
+
+
+# Collective of one bucket, from its launch to its record.
+
+_MAX_UNCERTAINTY_NS: Final = 0xFFFFFFFF
+
+
+class BucketCollective:
+    """One in-flight collective of a bucket.
+
+    Args:
+        records: its packed records; None writes nothing.
+        step: step that it belongs to.
+        log: receives its record when the host sees it end; None if a device timer writes it.
+    """
+
+    __slots__ = (
+        "_is_written",
+        "_log",
+        "end",
+        "is_watched",
+        "launch_ns",
+        "records",
+        "running_ns",
+        "start",
+        "step",
+        "work",
+    )
+
+    def __init__(self, records: BucketRecords | None, step: int, log: RecordLog | None = None) -> None:
+        self.records = records
+        self.step = step
+        self.work: dist.Work | torch._C.Future[Any] | None = None
+        """Work or future that the process group or the communication hook has returned."""
+        self.is_watched = False
+        """True if its end is reported by the interception on torch's dispatcher."""
+        self.launch_ns = 0
+        self.running_ns = 0
+        """Time at which it was last seen running, on the host clock."""
+        self.start: Mark = None
+        self.end: Mark = None
+        self._log = log
+        self._is_written = threading.Lock()  # acquired once, by the first thread (maybe the training's) to see the end
+
+    def wait(self) -> None:
+        """Make the current stream wait for it; on CPU, block the host."""
+        if isinstance(self.work, torch._C.Future):
+            self.work.wait()
+        elif self.work is not None:
+            self.work.wait(NO_TIMEOUT)  # a process group written in Python may require the argument
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether it has ended, as seen from the host."""
+        if self.work is None:
+            return False
+        return self.work.done() if isinstance(self.work, torch._C.Future) else self.work.is_completed()
+
+    def ended(self, now_ns: int, failed: bool) -> None:
+        """Write its record when its end is first reported; later reports are ignored."""
+        if failed or self.records is None or self._log is None or not self._is_written.acquire(blocking=False):
+            return
+        uncertainty_ns = min(max(now_ns - self.running_ns, 0), _MAX_UNCERTAINTY_NS)
+        self._log.append(self.records.collective_bounds, self.step, self.launch_ns, now_ns, uncertainty_ns)
+
+
+# Table of the distinct rounds of bucket sums: a number for each, and a line in ``segments.jsonl``.
+
+_MAX_SEGMENTS: Final = 100_000
+"""Limit for a strategy whose rounds are never equal; rounds beyond it get number 0, and belong to no bucket."""
+
+
+class SegmentTable:
+    """The distinct rounds of this process, each written when it is first seen.
+
+    Args:
+        folder: folder of this rank; the file is created with the first round.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / SEGMENTS_FILE
+        self._file: TextIO | None = None
+        self._numbers: dict[Segment, int] = {}
+        self._lock = threading.Lock()
+
+    def number_of(self, segment: Segment) -> int:
+        """Return the number of a round's line; 0 if the table is full."""
+        number = self._numbers.get(segment)
+        if number is not None:
+            return number
+        with self._lock:
+            if segment in self._numbers or len(self._numbers) >= _MAX_SEGMENTS:
+                return self._numbers.get(segment, 0)
+            number = self._numbers[segment] = len(self._numbers) + 1
+            with suppress(OSError, ValueError):  # a full disk, or closed a moment ago
+                if self._file is None:
+                    self._file = self._path.open("x", encoding="utf-8")
+                self._file.write(segment.to_json(number))
+                self._file.flush()
+        return number
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()

@@ -14,9 +14,9 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from instrumented_ddp.collective_log.device_completion import is_capturing
-from overlapscope.trace.format import Flag
-from overlapscope.trace.host import host_now_ns
+from instrumented_ddp.collectives.device_completion import is_capturing
+from overlapscope.trace.clocks import host_now_ns
+from overlapscope.trace.schema import Flag
 
 
 class RecordLog(Protocol):

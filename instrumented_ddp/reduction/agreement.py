@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions, BroadcastOptions  # type: ignore[attr-defined]
 
 from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, hash_json
-from instrumented_ddp.collective_log.completion import NO_TIMEOUT
+from instrumented_ddp.collectives.completion import NO_TIMEOUT
 from overlapscope.errors import OverlapScopeError
 
 ParameterSignature = tuple[str, tuple[int, ...], str]

@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from instrumented_ddp.recording.bucket_collective import BucketCollective
+from instrumented_ddp.recording.records import BucketCollective
 
 _LARGE_BYTES: Final = 32 * 1024
 """Size in bytes from which reading a gradient from memory again costs more than a call from Python."""

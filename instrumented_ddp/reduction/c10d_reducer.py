@@ -12,11 +12,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import BuiltinCommHookType  # type: ignore[attr-defined]
 
-from instrumented_ddp.collective_log.completion import NO_TIMEOUT
-from instrumented_ddp.recording.bucket_collective import BucketCollective
-from instrumented_ddp.reduction.averaging import Averaging
+from instrumented_ddp.collectives.completion import NO_TIMEOUT
+from instrumented_ddp.recording.records import BucketCollective
+from instrumented_ddp.reduction.averaging import Averaging, GradBucket, builtin_hook, python_hook
 from instrumented_ddp.reduction.bucket import Bucket
-from instrumented_ddp.reduction.comm_hooks import GradBucket, builtin_hook, python_hook
 from instrumented_ddp.reduction.reducer import Reducer
 
 _HOOKS_KEEP_STATE: Final = "a communication hook may keep per-bucket state, so the plan can't change"

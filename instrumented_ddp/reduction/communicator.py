@@ -23,13 +23,12 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.collective_log.device_completion import OnEnd
-from instrumented_ddp.collective_log.purposes import CollectiveRole, Launch, collective_context
-from instrumented_ddp.recording.bucket_collective import BucketCollective
-from instrumented_ddp.recording.observer import ReductionObserver
-from instrumented_ddp.recording.records import BucketRecords
+from instrumented_ddp.collectives.device_completion import OnEnd
+from instrumented_ddp.collectives.roles import CollectiveRole, Launch, collective_context
+from instrumented_ddp.recording.events import ReductionObserver
+from instrumented_ddp.recording.records import BucketCollective, BucketRecords
 from instrumented_ddp.recording.timing import DeviceTimer, NullTimer
-from overlapscope.trace.host import host_now_ns
+from overlapscope.trace.clocks import host_now_ns
 
 
 class Communicator(Protocol):

@@ -14,22 +14,137 @@ Listeners are notified of what happens (``recording.reduction_events``). The met
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import get_gradient_edge
+from torch.utils.hooks import RemovableHandle
 
 from instrumented_ddp.bucket_plan import BucketPlan
-from instrumented_ddp.recording.reduction_events import ReductionEvents, make_private_ready_times
-from instrumented_ddp.reduction import error_messages
+from instrumented_ddp.recording.events import ReductionEvents, make_private_ready_times
+from instrumented_ddp.reduction import unused_parameters
 from instrumented_ddp.reduction.averaging import Averaging
 from instrumented_ddp.reduction.bucket import Bucket
-from instrumented_ddp.reduction.gradient_hooks import GradientHooks
-from instrumented_ddp.reduction.static_graph import GraphHasChangedError, StaticUsage
 from instrumented_ddp.reduction.unused_parameters import Usage, UsageMap
 from instrumented_ddp.strategies.strategy import Strategy
-from overlapscope.trace.board import READY
+from overlapscope.trace.live_files import READY
+
+# Hooks that autograd calls for every gradient, after all hooks that users have registered on the parameter.
+
+
+class GradientHooks:
+    """The hooks of one model, on the nodes that accumulate gradients. They live as long as the parameters.
+
+    Args:
+        parameters: the parameters, each once.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self.accumulators: list[Any] = [get_gradient_edge(parameter).node for parameter in parameters]
+        """Leaf of the graph that accumulates each parameter's gradient."""
+        self._spans_devices = len({parameter.device for parameter in parameters}) > 1
+        self._handles: list[RemovableHandle] = []
+
+    @property
+    def are_registered(self) -> bool:
+        """Return whether hooks are registered."""
+        return bool(self._handles)
+
+    def register(self, on_gradient: Callable[[int], None]) -> None:
+        """Register a callback that gets the index of each parameter whose gradient was accumulated."""
+        hooks = [_hook(index, on_gradient) for index in range(len(self.accumulators))]
+        if self._spans_devices:
+            lock = threading.RLock()
+            hooks = [_one_at_a_time(hook, lock) for hook in hooks]
+        self._handles = [node.register_hook(hook) for node, hook in zip(self.accumulators, hooks, strict=True)]
+
+    def remove(self) -> None:
+        """Remove all hooks. May be called twice."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+
+def _hook(index: int, on_gradient: Callable[[int], None]) -> Callable[..., None]:
+    def hook(*_: object) -> None:
+        on_gradient(index)
+
+    return hook
+
+
+def _one_at_a_time(hook: Callable[..., None], lock: threading.RLock) -> Callable[..., None]:
+    """Serialize calls of a hook, as autograd has a thread for each device of a module that spans several."""
+
+    def locking_hook(*_: object) -> None:
+        with lock:
+            hook()
+
+    return locking_hook
+
+
+# ``static_graph=True``: the first iteration counts how often each gradient hook fires, as it does in all others.
+#
+# With re-entrant checkpoints, or a parameter outside the wrapped forward, autograd adds to a gradient several times
+# in one backward. Only after the last time may it be reduced, and only for a static graph is that known.
+
+
+class GraphHasChangedError(Exception):
+    """Error raised when a hook fires more often than in the first iteration."""
+
+
+class StaticUsage(Usage):
+    """Number of times that each hook fires: counted in the first iteration, expected from then on.
+
+    Args:
+        parameters: number of parameters.
+        bitmap: which parameters any rank has used, as of the first iteration.
+    """
+
+    def __init__(self, parameters: int, bitmap: UsageMap) -> None:
+        super().__init__((), bitmap)
+        self._fire_counts = [0] * parameters
+        self._remaining: list[int] = []
+        self.is_known = False
+        """True if the first iteration is over."""
+
+    def begin(self, outputs: Sequence[torch.Tensor]) -> None:  # noqa: ARG002 - they are those of the first iteration
+        """Expect every hook as often as it fired in the first iteration."""
+        self._remaining = self._fire_counts.copy()
+        self._unused_to_mark = self.unused
+
+    def is_complete(self, index: int, *, has_gradient: bool, is_expected: bool) -> bool:
+        """Count a call of a hook, or count it down; return whether it was the last one.
+
+        Raises:
+            GraphHasChangedError: the hook fired less often in the first iteration.
+        """
+        if not self.is_known:
+            if has_gradient:
+                self.bitmap.note(index)
+            self._fire_counts[index] += 1
+            return False
+        if not is_expected:
+            return False
+        self._remaining[index] -= 1
+        if self._remaining[index] < 0:
+            raise GraphHasChangedError
+        return self._remaining[index] == 0
+
+    def finish_count(self) -> None:
+        """End the count of the first backward: parameters whose hook never fired are unused."""
+        self.unused = [index for index, times in enumerate(self._fire_counts) if times == 0]
+
+    def launch_bitmap(self) -> None:
+        """Do nothing: the bitmap of the first iteration holds."""
+
+    def finish_reduction(self) -> None:
+        """Wait for the bitmap in the first iteration, after which everything is known."""
+        if not self.is_known:
+            self.bitmap.finish_reduction()
+            self.is_known = True
 
 
 class Reducer:
@@ -209,11 +324,11 @@ class Reducer:
         try:
             return usage.is_complete(index, has_gradient=has_gradient, is_expected=is_expected)
         except GraphHasChangedError:
-            self.fail(error_messages.graph_has_changed(self._names[index]))
+            self.fail(unused_parameters.graph_has_changed(self._names[index]))
 
     def _mark_parameter_as_ready(self, index: int, stamp: int) -> None:
         if self._board[index]:
-            self.fail(error_messages.marked_twice(self._names[index], index))
+            self.fail(unused_parameters.marked_twice(self._names[index], index))
         self._board[index] = stamp
         self._must_finalize = True
         bucket = self.bucket_of[index]
@@ -337,7 +452,7 @@ class Reducer:
         missing = [index for index, ready in enumerate(self._board) if not ready]
         settings = {"find_unused_parameters": self.find_unused_parameters, "static_graph": self.graph_is_static}
         rank = self.averaging.group.rank()
-        self.fail(error_messages.unfinished_reduction(self._names, missing, rank, **settings))
+        self.fail(unused_parameters.unfinished_reduction(self._names, missing, rank, **settings))
 
     def fail(self, message: str) -> NoReturn:
         """Record an error, and raise it.

@@ -6,15 +6,180 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from instrumented_ddp.recording.guard import never_raise
+from instrumented_ddp.recording.background import never_raise
 from instrumented_ddp.replicas.fingerprint import Fingerprint
-from instrumented_ddp.replicas.rows import DeviceRows, HostRows
-from instrumented_ddp.replicas.schedule import FingerprintSchedule
-from overlapscope.trace.sweep_file import FINAL_PASS, fingerprint_residue
+from overlapscope.trace.live_files import FINAL_PASS, fingerprint_residue
+
+# Buffers in which a sweep's fingerprints are computed and passed to the housekeeper without blocking.
+
+_ROWS: Final = 64
+"""Maximum number of sweeps in transfer from a device; a sweep that finds all rows in use is discarded."""
+_ZERO_MASK: Final = -0x0123456789ABCDEF
+"""XORed with each fingerprint: 0, the fingerprint of zeros, is stored for one that was not taken."""
+
+
+class HostRows:
+    """Fingerprints computed on the host, where results are available at once.
+
+    Args:
+        tensors: number of tensors.
+    """
+
+    def __init__(self, tensors: int) -> None:
+        self._row = torch.zeros(tensors, dtype=torch.int64)
+        self.results = list(self._row.unbind())
+        self.is_taken = bytearray(tensors)
+
+    def clear(self) -> None:
+        """Begin a sweep."""
+        self.is_taken[:] = bytes(len(self.is_taken))
+
+    def discard(self, indices: tuple[int, ...]) -> None:
+        """Discard the fingerprints of some tensors."""
+        for index in indices:
+            self.is_taken[index] = False
+
+    def finish_pass(self, sweep: Any, finished: deque[Any]) -> None:
+        """Finish a sweep."""
+        if any(self.is_taken):
+            finished.append(sweep._replace(values=_values(self._row.numpy(), bytes(self.is_taken))))
+
+    def collect(self, finished: deque[Any]) -> None:
+        """Do nothing: finished sweeps are available at once."""
+
+
+class DeviceRows(HostRows):
+    """Fingerprints computed on a CUDA device, collected once the device has finished without waiting for it.
+
+    Args:
+        tensors: number of tensors.
+        device: device on which they are computed.
+    """
+
+    def __init__(self, tensors: int, device: torch.device) -> None:
+        self.is_taken = bytearray(tensors)
+        self._device_row = torch.zeros(tensors, dtype=torch.int64, device=device)
+        self.results = list(self._device_row.unbind())
+        self._host_rows = torch.zeros((_ROWS, tensors), dtype=torch.int64, pin_memory=True)
+        self._free = deque(range(_ROWS))
+        self._in_transfer: deque[tuple[int, torch.cuda.Event, bytes, Any]] = deque()
+
+    def clear(self) -> None:
+        """Begin a sweep after the copy of the previous one: the current stream may be another one now."""
+        super().clear()
+        if self._in_transfer and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream(self._device_row.device).wait_event(self._in_transfer[-1][1])
+
+    def finish_pass(self, sweep: Any, finished: deque[Any]) -> None:  # noqa: ARG002 - it is not available yet
+        """Enqueue the copy to the host."""
+        if not any(self.is_taken) or not self._free or torch.cuda.is_current_stream_capturing():
+            return
+        number = self._free.popleft()
+        self._host_rows[number].copy_(self._device_row, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device_row.device))
+        self._in_transfer.append((number, event, bytes(self.is_taken), sweep))
+
+    def collect(self, finished: deque[Any]) -> None:
+        """Collect the sweeps that have arrived. Called on another thread."""
+        while self._in_transfer and self._in_transfer[0][1].query():
+            number, _, is_taken, sweep = self._in_transfer[0]
+            finished.append(sweep._replace(values=_values(self._host_rows[number].numpy(), is_taken)))
+            self._in_transfer.popleft()
+            self._free.append(number)
+
+
+def _values(row: npt.NDArray[np.int64], is_taken: bytes) -> bytes:
+    """Return the fingerprints as they are stored, 0 for those that were not taken."""
+    return np.where(np.frombuffer(is_taken, dtype=bool), row ^ _ZERO_MASK, 0).astype("<i8").tobytes()
+
+
+# Schedule of fingerprints, so that they cost a thousandth of a step and ranks have most of them in common.
+#
+# Each rank decides alone, from measurements of how long all fingerprints and a step take. The period is a power of
+# two, so ranks with different periods share the times of the longer one.
+
+MAX_COST_SHARE: Final = 0.001
+"""Maximum share of a step's time."""
+MAX_PERIOD: Final = 4096
+_WARM_UP_PASSES: Final = 1
+"""Number of sweeps that are not measured."""
+_MEASURED_PASSES: Final = 3
+"""Number of measured sweeps after that, before the first period is chosen. All of these last a single step."""
+_COLD_CACHE_FACTOR: Final = 4
+"""Cost factor of a fingerprint taken alone once per step, instead of one after another with its code in the caches."""
+_HALVE_BELOW: Final = 0.4
+"""Share of the allowed cost below which the period is halved: half the period then suffices, with some margin."""
+
+
+class FingerprintSchedule:
+    """Assignment of tensors to reductions.
+
+    Args:
+        numbers: number of each tensor, from ``taken_at``.
+    """
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._numbers = numbers
+        self.period = 1
+        self._due: dict[int, tuple[int, ...]] = {}
+        """Tensor indices by the number of reductions modulo the period."""
+        self._cost_ns = 0.0
+        self._sweeps = 0
+        self._measured: list[tuple[int, float]] = []
+        self._set_period(1)
+
+    def list_due_tensors(self, first: int) -> list[tuple[int, tuple[int, ...]]]:
+        """Return the reduction numbers at which something is due in a sweep, in order, with the due tensors.
+
+        For example, with the period 4, tensors with the numbers 5, 6 and 9 are due at reductions that are 1, 2 and 1
+        modulo 4: ``list_due_tensors(10)`` is ``[(10, (1,)), (13, (0, 2))]``.
+
+        Args:
+            first: number of reductions at the start of the sweep.
+        """
+        return sorted((first + (number - first) % self.period, indices) for number, indices in self._due.items())
+
+    def update_period(self, cost_ns: int, step_ns: float) -> None:
+        """Choose the next period from the cost of a sweep.
+
+        Args:
+            cost_ns: time for all its fingerprints.
+            step_ns: mean time from one reduction to the next, without fingerprints.
+        """
+        self._sweeps += 1
+        if self._sweeps <= _WARM_UP_PASSES:
+            return
+        if self._sweeps <= _WARM_UP_PASSES + _MEASURED_PASSES:
+            self._measured.append((cost_ns, step_ns))
+            if self._sweeps < _WARM_UP_PASSES + _MEASURED_PASSES:
+                return
+            self._cost_ns = _COLD_CACHE_FACTOR * min(cost for cost, _ in self._measured)
+            step_ns = sum(step for _, step in self._measured) / len(self._measured)
+        else:
+            self._cost_ns = (self._cost_ns + cost_ns) / 2
+        allowed_ns = MAX_COST_SHARE * step_ns
+        period = self.period
+        while self._cost_ns > allowed_ns * period and period < MAX_PERIOD:
+            period *= 2
+        while period > 1 and self._cost_ns < _HALVE_BELOW * allowed_ns * period:
+            period //= 2
+        if period != self.period:
+            self._set_period(period)
+
+    def _set_period(self, period: int) -> None:
+        self.period = period
+        due: dict[int, list[int]] = {}
+        for index, number in enumerate(self._numbers):
+            due.setdefault(number % period, []).append(index)
+        self._due = {number: tuple(indices) for number, indices in due.items()}
+
 
 _DEVICE_NS_PER_BYTE: Final = 0.002
 """Assumed cost of reading on a device, while the host continues: half a terabyte per second."""
@@ -23,7 +188,7 @@ _MAX_UNCOLLECTED: Final = 1024
 
 
 class FingerprintPass(NamedTuple):
-    """A finished pass over all fingerprints, as in ``overlapscope.trace.sweep_file``."""
+    """A finished pass over all fingerprints, as in ``overlapscope.trace.live_files``."""
 
     period: int
     first: int

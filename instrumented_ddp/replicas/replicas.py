@@ -15,15 +15,15 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from instrumented_ddp.recording.housekeeper import BackgroundScheduler
+from instrumented_ddp.recording.background import BackgroundScheduler
 from instrumented_ddp.replicas.fingerprint import Fingerprint
+from instrumented_ddp.replicas.optimizer_settings import OptimizerSettings
 from instrumented_ddp.replicas.replica import FingerprintedReplica
-from instrumented_ddp.replicas.settings import OptimizerSettings
-from overlapscope.diagnosis.replicas import PassSummary, summarize_latest_pass, summarize_pass
+from overlapscope.diagnosis.replica_drift import PassSummary, summarize_latest_pass, summarize_pass
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.checksum import dump_json_line
-from overlapscope.trace.format import REPLICAS_FILE
-from overlapscope.trace.sweep_file import FingerprintFile, fingerprint_residue
+from overlapscope.trace.live_files import FingerprintFile, fingerprint_residue
+from overlapscope.trace.schema import REPLICAS_FILE
 
 _log: Final = logging.getLogger(__name__)
 

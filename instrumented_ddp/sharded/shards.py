@@ -20,14 +20,14 @@ from torch import nn
 
 from instrumented_ddp.before_forward import PreForwardWait
 from instrumented_ddp.bucket_plan import BucketPlan
-from instrumented_ddp.recording.bucket_collective import BucketCollective
-from instrumented_ddp.recording.observer import ReductionObserver
+from instrumented_ddp.recording.events import ReductionObserver
+from instrumented_ddp.recording.records import BucketCollective
 from instrumented_ddp.reduction.bucket import Bucket, as_real, views_like
 from instrumented_ddp.reduction.reducer import Reducer
 from instrumented_ddp.replicas.replica import FingerprintedReplica
 from instrumented_ddp.sharded.layout import Fragment, Layout, gradient_dtype
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.format import Phase
+from overlapscope.trace.schema import Phase
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -73,7 +73,7 @@ def _joining(
     original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> AbstractContextManager[None]:
     try:
-        from instrumented_ddp.watchdog.joining import watch_rendezvous
+        from instrumented_ddp.watchdog.init_watch import watch_rendezvous
     except Exception:  # for example a Python with torch but without this package: reported after joining
         return nullcontext()
     return watch_rendezvous(original, args, kwargs)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from instrumented_ddp.recording.guard import never_raising
+from instrumented_ddp.recording.background import never_raising
 from instrumented_ddp.session import Session
-from overlapscope.trace.format import Phase
-from overlapscope.trace.group_log import UNKNOWN_PHASE
+from overlapscope.trace.collective_log import UNKNOWN_PHASE
+from overlapscope.trace.schema import Phase
 
 
 class OptimizerStepCounter:

@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.collective_log.backends import get_backend_name
-from instrumented_ddp.collective_log.purposes import CollectiveRole, set_group_role
+from instrumented_ddp.collectives.dispatch import get_backend_name
+from instrumented_ddp.collectives.roles import CollectiveRole, set_group_role
 from instrumented_ddp.recording.bucket_sum import BucketSumRecorder
 from instrumented_ddp.strategies.priority import SliceQueue
 from instrumented_ddp.strategies.strategy import Strategy

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.recording.bucket_sum import BucketSumRecorder
-from overlapscope.trace.segments import Segment
+from overlapscope.trace.schema import Segment
 
 Message = tuple[torch.Tensor, int]
 """A tensor, and the rank that it goes to or comes from."""

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.diagnosis.evidence import Evidence
-from overlapscope.diagnosis.from_logs import Progress, read_evidence
+from overlapscope.diagnosis.from_recording import Progress, read_evidence
 from overlapscope.diagnosis.judge import judge
+from overlapscope.diagnosis.text import truncate_words
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import truncate_words
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.attempts import attempt_number, find_sibling_attempts
-from overlapscope.trace.log import Problem
+from overlapscope.trace.event_log import Problem
+from overlapscope.trace.small_files import attempt_number, find_sibling_attempts
 
 _MAX_ATTEMPTS: Final = 8
 """Maximum number of attempts that are judged, the latest ones: a job may be restarted over and over."""

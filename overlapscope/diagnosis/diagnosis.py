@@ -6,19 +6,17 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from overlapscope.diagnosis.collective_order import OrderSource, ProcessGroup, RecordedOrder
 from overlapscope.diagnosis.evidence import Evidence, GroupOrder
-from overlapscope.diagnosis.flight_recorder_dumps import FlightRecorderDumps
-from overlapscope.diagnosis.from_flight_recorder import read_dumps
-from overlapscope.diagnosis.from_logs import read_evidence
+from overlapscope.diagnosis.flight_recorder import FlightRecorderDumps, read_dumps
+from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.order_lanes import OrderLanes
-from overlapscope.diagnosis.order_source import OrderSource, ProcessGroup
-from overlapscope.diagnosis.recorded_order import RecordedOrder
+from overlapscope.diagnosis.order_view import OrderLanes
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.trace.folders import find_rank_folders
-from overlapscope.trace.group_reader import open_collective_logs
-from overlapscope.trace.log import Problem
-from overlapscope.trace.reports import WatchdogReport, read_reports
+from overlapscope.trace.collective_log_reader import open_collective_logs
+from overlapscope.trace.event_log import Problem
+from overlapscope.trace.process_files import WatchdogReport, read_reports
+from overlapscope.trace.small_files import find_rank_folders
 
 
 class Diagnosis:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from overlapscope.diagnosis.hyperparameters import OptimizerHyperparameters
-from overlapscope.diagnosis.replicas import ComparedReplicas, Replica
-from overlapscope.trace.group_log import AFTER_UPDATE, FAILED, REACHED, UNREACHED
-from overlapscope.trace.signature import Signature
+from overlapscope.diagnosis.replica_drift import ComparedReplicas, OptimizerHyperparameters, Replica
+from overlapscope.trace.collective_log import AFTER_UPDATE, FAILED, REACHED, UNREACHED
+from overlapscope.trace.schema import Signature
 
 Liveness = Literal[
     "running", "sleeping", "stopped", "gone", "ended", "failed", "never started", "silent", "dumped", "unknown"
@@ -64,7 +63,7 @@ class Entry:
     phase: str | None = None
     call_site: CallSite | None = None
     flags: int = 0
-    """Flags of the entry, defined in ``overlapscope.trace.group_log``."""
+    """Flags of the entry, defined in ``overlapscope.trace.collective_log``."""
     announced_ns: int = 0
     launched_ns: int | None = None
     completed_ns: int | None = None

@@ -29,28 +29,36 @@ from itertools import chain
 from typing import Final
 
 from overlapscope.diagnosis.evidence import Evidence
-from overlapscope.diagnosis.facts import Facts
 from overlapscope.diagnosis.refutations import is_refuted
 from overlapscope.diagnosis.rules import (
-    dumped,
+    fallback,
+    flight_recorder,
     gradients,
     groups,
     interrupted,
-    left_backward,
     models,
-    new_group,
     order,
-    otherwise,
     processes,
     replicas,
-    segments,
-    settings,
-    silent,
     start,
+    unreduced_gradients,
     waiting,
 )
+from overlapscope.diagnosis.rules import (
+    gradients as left_backward,
+)
+from overlapscope.diagnosis.rules import (
+    groups as new_group,
+)
+from overlapscope.diagnosis.rules import (
+    models as settings,
+)
+from overlapscope.diagnosis.rules import (
+    waiting as segments,
+)
+from overlapscope.diagnosis.text import capitalize, plural, rank_list
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import capitalize, plural, rank_list
+from overlapscope.diagnosis.wait_graph import Facts
 
 Rule = Callable[[Facts], Verdict | None]
 
@@ -73,20 +81,20 @@ _RULES: Final[tuple[Rule, ...]] = (
     new_group.find_missing_new_group_call,
     groups.find_interleaved_groups,
     waiting.find_uneven_inputs,
-    silent.find_unreduced_gradients,
+    unreduced_gradients.find_unreduced_gradients,
     replicas.find_replica_drift,
     processes.find_killed_at_shutdown,
-    otherwise.find_watchdog_report,
-    otherwise.find_uneven_finish,
+    fallback.find_watchdog_report,
+    fallback.find_uneven_finish,
     replicas.find_replica_drift_at_end,
     waiting.find_data_loader_wait,
-    dumped.find_missing_launch,
-    dumped.find_missing_dump,
+    flight_recorder.find_missing_launch,
+    flight_recorder.find_missing_dump,
     waiting.find_stuck_rank,
     start.find_slow_start,
-    otherwise.find_slow_rank,
-    dumped.find_incomplete_dumps,
-    otherwise.judge_healthy,
+    fallback.find_slow_rank,
+    flight_recorder.find_incomplete_dumps,
+    fallback.judge_healthy,
 )
 _MOST_UNRECORDED: Final = 4
 _CONSEQUENCES: Final[tuple[Rule, ...]] = (
@@ -95,7 +103,7 @@ _CONSEQUENCES: Final[tuple[Rule, ...]] = (
     processes.find_stopped_process,
     processes.find_killed_process,
     processes.find_killed_at_shutdown,
-    silent.find_unreduced_gradients,
+    unreduced_gradients.find_unreduced_gradients,
 )
 """Rules that also run once the cause is known."""
 _EXPLAIN_DRIFT: Final = (
@@ -117,7 +125,7 @@ def judge(evidence: Evidence) -> Verdict:
     found_by_rules = (found for rule in _RULES if (found := rule(facts)) is not None)
     verdict = next((found for found in found_by_rules if not is_refuted(facts, found)), None)
     if verdict is None:
-        verdict = otherwise.judge_undecided(facts)
+        verdict = fallback.judge_undecided(facts)
     also = [
         found.sentence
         for rule in _CONSEQUENCES

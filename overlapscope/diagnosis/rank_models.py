@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from overlapscope.diagnosis.evidence import ModelParameters, UnreadyParameter
-from overlapscope.trace.board import find_models_with_ready_file, read_is_ready
-from overlapscope.trace.folders import read_checked_lines, read_json, read_lines
-from overlapscope.trace.format import FROZEN_FILE, PARAMETERS_FILE, PLANS_FILE, gradient_ready_file
-from overlapscope.trace.log import Problem
-from overlapscope.trace.seal import Manifest
+from overlapscope.diagnosis.evidence import ModelParameters, RankEvidence, UnreadyParameter
+from overlapscope.diagnosis.replica_drift import ComparedReplicas, Replica, compare_model_replicas
+from overlapscope.trace.event_log import Problem
+from overlapscope.trace.live_files import FingerprintPasses, find_models_with_ready_file, read_is_ready
+from overlapscope.trace.manifest import Manifest
+from overlapscope.trace.schema import (
+    FROZEN_FILE,
+    PARAMETERS_FILE,
+    PLANS_FILE,
+    REPLICAS_FILE,
+    RUN_FILE,
+    gradient_ready_file,
+)
+from overlapscope.trace.small_files import read_checked_lines, read_json, read_lines
 
 
 def read_models(folder: Path, problems: list[Problem]) -> tuple[ModelParameters, ...]:
@@ -109,3 +117,65 @@ def _module_of(name: str, modules: dict[str, str]) -> str:
     path = name.rpartition(".")[0]
     kind = modules.get(path)
     return path if kind is None else f"{path} ({kind})".strip()
+
+
+# Replicas of a rank as it recorded them, and the comparison of the replicas of all ranks.
+
+
+def read_replicas(folder: Path, problems: list[Problem]) -> tuple[Replica, ...]:
+    """Read the models of a rank of which fingerprints were taken, without the fingerprints."""
+    if not (folder / REPLICAS_FILE).exists():
+        return ()
+    run = read_json(folder / RUN_FILE, [])
+    described = {one.get("model"): one for one in run.get("models", ()) if isinstance(one, dict)}
+    buckets = read_buckets(folder, [])
+
+    def replica_of(line: Any) -> list[Replica]:
+        model = int(line["model"])
+        of_run = described.get(model, {})
+        hook = of_run.get("comm_hook")
+        return [
+            Replica(
+                model=model,
+                key=str(line["key"]),
+                class_name=str(line["class"]),
+                ranks=tuple(map(int, line["ranks"])),
+                tensors=tuple((str(name), str(kind)) for name, kind in line["tensors"]),
+                left_out=tuple((str(name), str(why)) for name, why in line["left_out"]),
+                processor=str(line["processor"]),
+                comm_hook=None if hook is None else str(hook),
+                init_sync=bool(of_run.get("ddp_arguments", {}).get("init_sync", True)),
+                buckets={name: bucket for (of, name), bucket in buckets.items() if of == model},
+            )
+        ]
+
+    return tuple(read_lines(folder / REPLICAS_FILE, problems, replica_of))
+
+
+def compare_replicas(
+    ranks: Mapping[int, RankEvidence],
+    table_of: Callable[[int, Replica], FingerprintPasses],
+    last_of: Callable[[int, Replica], FingerprintPasses] | None = None,
+) -> tuple[ComparedReplicas, ...]:
+    """Compare the replicas of all models.
+
+    Args:
+        ranks: evidence about each rank.
+        table_of: reads the fingerprint passes of a rank for a model; called as often as they are needed.
+        last_of: reads the pass at its end, one or none; None while ranks run.
+    """
+    by_key: dict[str, dict[int, Replica]] = {}
+    for rank, one in sorted(ranks.items()):
+        for replica in one.replicas:
+            if rank in replica.ranks:
+                by_key.setdefault(replica.key, {})[rank] = replica
+
+    def compared(replicas: Mapping[int, Replica]) -> ComparedReplicas | None:
+        return compare_model_replicas(
+            replicas,
+            lambda rank: table_of(rank, replicas[rank]),
+            None if last_of is None else lambda rank: last_of(rank, replicas[rank]),
+        )
+
+    found = [compared(replicas) for replicas in by_key.values()]
+    return tuple(one for one in found if one is not None)

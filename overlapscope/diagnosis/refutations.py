@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from overlapscope.diagnosis.evidence import RankEvidence
-from overlapscope.diagnosis.facts import Facts
 from overlapscope.diagnosis.failures import is_consequence
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
+from overlapscope.diagnosis.wait_graph import Facts
 
 _AWAKE_NS: Final = 2_000_000_000
 """Maximum silence of a watchdog that still runs Python code."""

@@ -15,10 +15,60 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, Literal, Protocol
 
-from overlapscope.diagnosis.patience import STUCK_AFTER_NS
+from overlapscope.diagnosis.from_recording import read_evidence
+from overlapscope.diagnosis.judge import judge
+from overlapscope.diagnosis.report_text import format_report
+from overlapscope.diagnosis.stall_timeout import STUCK_AFTER_NS
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.dataclass_json import from_dict
 from overlapscope.trace.environment import TRACE_VARIABLE, add_startup_hook
-from overlapscope.trace.format import ENDED_FILE, rank_folder
-from overlapscope.trace.reports import read_reports
+from overlapscope.trace.process_files import read_reports
+from overlapscope.trace.schema import ENDED_FILE, rank_folder
+
+# The diagnosis of a recording from the laboratory, as in ``overlapscope diagnose``.
+
+
+def diagnose(folder: Path) -> tuple[Verdict, str]:
+    """Diagnose a recording and those of its processes that still exist; return the verdict and the report text."""
+    try:
+        evidence, _ = read_evidence(folder)
+    except OverlapScopeError as error:  # no rank got far enough to record anything
+        return Verdict(kind="cannot tell", sentence=str(error)), str(error)
+    verdict = judge(evidence)
+    return verdict, format_report(verdict, evidence)
+
+
+# The watchdogs' reports on a job, as verdicts.
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchdogReport:
+    """Report of one rank."""
+
+    rank: int
+    time_ns: int
+    """Host time in nanoseconds (CLOCK_MONOTONIC)."""
+    verdict: Verdict
+    message: str
+    is_retracted: bool
+    """True if the report was withdrawn because the job continued: it was only slow."""
+
+
+def load_reports(folder: Path) -> list[WatchdogReport]:
+    """Read all reports in a recording, sorted by time."""
+    folders = {int(one.name.removeprefix("rank_")): one for one in folder.glob("rank_*")}
+    return [
+        WatchdogReport(
+            rank=report.rank,
+            time_ns=report.time_ns,
+            verdict=from_dict(Verdict, dict(report.verdict)),
+            message=report.text,
+            is_retracted=report.retracted_ns is not None,
+        )
+        for report in read_reports(folders)
+    ]
+
 
 Wrapper = Literal["instrumented", "torch"]
 

@@ -20,8 +20,9 @@ import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.checksum import dump_json_line
-from overlapscope.trace.closed_log import serialize_event_log
-from overlapscope.trace.format import (
+from overlapscope.trace.event_log import RECORD_DTYPE, Records, serialize_event_log
+from overlapscope.trace.manifest import write_manifest
+from overlapscope.trace.schema import (
     CALL_SITES_FILE,
     CLOCK_FILE,
     DTYPES,
@@ -35,8 +36,6 @@ from overlapscope.trace.format import (
     rank_folder,
     write_json,
 )
-from overlapscope.trace.log import RECORD_DTYPE, Records
-from overlapscope.trace.seal import write_manifest
 
 RANKS_PER_HOST: Final = 8
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from overlapscope.account.wording import BLOCK_LABELS, REASON_LABELS
-from overlapscope.cli import main
+from overlapscope.breakdown.labels import BLOCK_LABELS, REASON_LABELS
+from overlapscope.cli.main import main
 from overlapscope.interval import Interval
-from overlapscope.units import format_interval_ns, format_ns, format_share
+from overlapscope.text import format_interval_ns, format_ns, format_share
 from tests.browser.conftest import OpenPage, served
 from tests.synthetic import write_straggling_recording
 

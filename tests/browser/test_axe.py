@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 from dashboards.theme import ThemeName
 from tests.browser.conftest import OpenPage, served
 from tests.browser.test_layout import ready
-from tests.commands.command_line import overlapscope
+from tests.cli.command_line import overlapscope
 from tests.dashboards.test_order_page import faulty
 from tests.ordered import end, steps, write_order
 from tests.synthetic import write_straggling_recording

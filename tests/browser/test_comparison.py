@@ -11,8 +11,8 @@ from playwright.sync_api import Page, expect
 from tests.browser.conftest import OpenPage, served
 from tests.browser.test_layout import CUT
 from tests.browser.test_runs import open_table, row_of
-from tests.commands.command_line import overlapscope
-from tests.commands.test_compare import recorded
+from tests.cli.command_line import overlapscope
+from tests.cli.test_compare import recorded
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from playwright.sync_api import Page, Route, expect
 
-from overlapscope.trace.format import RANK_FILE
-from overlapscope.trace.host import get_boot_id
+from overlapscope.trace.clocks import get_boot_id
+from overlapscope.trace.schema import RANK_FILE
 from tests.browser.conftest import OpenPage, served
 from tests.browser.test_app import wait_for_step
 from tests.browser.test_news import grow

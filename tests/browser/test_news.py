@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from overlapscope.trace.format import EVENTS_FILE
+from overlapscope.trace.schema import EVENTS_FILE
 from tests.browser.conftest import served
 from tests.browser.test_app import LANES, open_timeline
 from tests.synthetic import write_recording

@@ -13,8 +13,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from dashboards.theme import browser_colors
 from overlapscope import open as open_run
-from overlapscope.cli import main
-from overlapscope.units import format_ns, format_share
+from overlapscope.cli.main import main
+from overlapscope.text import format_ns, format_share
 from tests.synthetic import write_straggling_recording
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]

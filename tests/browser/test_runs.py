@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from overlapscope.trace import host
-from overlapscope.trace.format import RANK_FILE, rank_folder, write_json
-from overlapscope.trace.run_notes import RunNotes, read_notes
+from overlapscope.trace import clocks
+from overlapscope.trace.runs import RunNotes, read_notes
+from overlapscope.trace.schema import RANK_FILE, rank_folder, write_json
 from tests.browser.conftest import OpenPage, served
 from tests.synthetic import make_rank, write_recording, write_step
 
@@ -174,7 +174,7 @@ def test_runs_appear_and_go_on_while_the_page_is_open(open_page, tmp_path):
         expect(page.get_by_role("heading")).to_contain_text("nothing to show yet")
         log = make_rank(folder / "job", 0, world_size=1)
         sample = {"monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}
-        where = {"host": socket.gethostname(), "pid": os.getpid(), "boot_id": host.get_boot_id()}
+        where = {"host": socket.gethostname(), "pid": os.getpid(), "boot_id": clocks.get_boot_id()}
         write_json(rank_folder(folder / "job", 0) / RANK_FILE, {"rank": 0, **where, "clock_samples": [sample]})
         row = row_of(page, "job")
         expect(row.locator(".live")).to_be_visible()

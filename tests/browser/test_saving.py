@@ -14,7 +14,7 @@ from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
 from dashboards.recording import Recording
-from dashboards.tables import steps_table
+from dashboards.saving import steps_table
 from dashboards.theme import ThemeName, ink
 from tests.browser.conftest import OpenPage, served
 from tests.browser.test_layout import ready

@@ -81,7 +81,7 @@ def _parent() -> subprocess.Popen[str]:
 def _fork_servers() -> None:
     """Answer requests until there are no more."""
     import dashboards.app  # noqa: F401
-    import overlapscope.cli  # noqa: F401
+    import overlapscope.cli.main  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for their ends
     gc.collect()
@@ -94,7 +94,7 @@ def _fork_servers() -> None:
 
 
 def _serve(arguments: list[str], environment: dict[str, str], log: str) -> None:
-    from overlapscope.cli import entry_point
+    from overlapscope.cli.main import entry_point
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     nothing, output = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_APPEND)

@@ -15,10 +15,9 @@ import psutil
 
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
-from overlapscope.lab.diagnosing import diagnose
-from overlapscope.lab.reports import WatchdogReport, load_reports
-from overlapscope.trace.folders import find_rank_folders
-from overlapscope.trace.group_reader import open_collective_logs
+from overlapscope.lab.jobs import WatchdogReport, diagnose, load_reports
+from overlapscope.trace.collective_log_reader import open_collective_logs
+from overlapscope.trace.small_files import find_rank_folders
 from tests.chaos.program import SCRIPT, Program
 
 RECORDING: Final = "traces"
@@ -61,7 +60,7 @@ def run(program: Program, folder: Path) -> Outcome:
     with (folder / OUTPUT).open("wb") as output:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-c", "from overlapscope.cli import entry_point; entry_point()", "record"),
+                *(sys.executable, "-c", "from overlapscope.cli.main import entry_point; entry_point()", "record"),
                 *("-o", RECORDING, "--on-incident", program.setting.on_incident, "--", *program.command),
             ],
             cwd=folder,

@@ -10,7 +10,7 @@ import pytest
 
 from overlapscope.diagnosis.evidence import CallSite
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.lab.reports import WatchdogReport
+from overlapscope.lab.jobs import WatchdogReport
 from tests.chaos.judging import judge_run
 from tests.chaos.program import SCRIPT, Program, compose
 from tests.chaos.running import Outcome

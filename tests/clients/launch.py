@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.commands.command_line import COMMAND
+from tests.cli.command_line import COMMAND
 
 TIME_LIMIT_S = 240
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

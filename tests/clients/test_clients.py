@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
+from tests.cli.command_line import REPOSITORY, overlapscope
 from tests.clients.launch import TORCHRUN, record, run
-from tests.commands.command_line import REPOSITORY, overlapscope
 
 HERE = Path(__file__).parent
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")

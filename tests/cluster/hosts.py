@@ -11,8 +11,7 @@ from typing import Final
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab.network.hosts import INTERFACE, Hosts, make_cluster
-from overlapscope.lab.network.link import Link
-from overlapscope.lab.network.requirements import find_missing_requirement
+from overlapscope.lab.network.link import Link, find_missing_requirement
 
 _CLONE_NEWNET: Final = 0x40000000
 """Of linux/sched.h."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from overlapscope.analysis.stragglers import Finding
 from overlapscope.lab.network.hosts import INTERFACE, Hosts
+from overlapscope.stragglers.stragglers import Finding
 from tests.cluster.faults import Fault, GcPauses, Pause, SlowCompute, SlowData, SlowLink, to_json
 from tests.cluster.processes import METHOD, Method, Program, run_together
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, dtype_name
 from instrumented_ddp.plans.schedule import PlanChange
 from instrumented_ddp.reduction.reducer import Reducer
-from overlapscope.model.plan_file import PlanFile, PlannedParameter
+from overlapscope.bucket_model.plan_file import PlanFile, PlannedParameter
 
 
 def random_plan(parameters: Sequence[ParameterSpec], seed: int) -> BucketPlan:

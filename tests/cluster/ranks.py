@@ -25,7 +25,7 @@ CONTEXT.set_forkserver_preload(
         "torch.distributed.optim",
         "torch.utils.data",
         "instrumented_ddp",
-        "overlapscope.trace.reader",
+        "overlapscope.trace.recording",
         "pytest",
     ]
 )

@@ -16,16 +16,14 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from instrumented_ddp import DistributedDataParallel
-from instrumented_ddp.plans import probed_steps
-from instrumented_ddp.plans.auto import choice, measuring, schedule
-from instrumented_ddp.plans.auto.choice import Candidate
-from overlapscope.analysis.observations import extract_observations
+from instrumented_ddp.plans import auto, auto_choice, auto_measuring, probing
+from instrumented_ddp.plans.auto_choice import Candidate
+from overlapscope.advice.observations import extract_observations
+from overlapscope.bucket_model.observation import BucketCycles, Observations
+from overlapscope.bucket_model.partition import Buckets
 from overlapscope.errors import OverlapScopeError
-from overlapscope.model.bucket_cycles import BucketCycles
-from overlapscope.model.observation import Observations
-from overlapscope.model.partition import Buckets
 from overlapscope.trace.environment import DETAIL_VARIABLE
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
 from tests.cluster.ranks import run_ranks
 from tests.cluster.said import said
 from tests.cluster.same_as_stock.training import batch
@@ -48,8 +46,8 @@ def propose_candidates(observations: Observations, in_force: Buckets, lanes: int
 
 
 def make_one_bucket_faster() -> None:
-    schedule.propose_candidates = propose_candidates
-    schedule.step_times_ns = lambda *_: np.array([BEFORE_NS, BETTER_NS])
+    auto.propose_candidates = propose_candidates
+    auto.step_times_ns = lambda *_: np.array([BEFORE_NS, BETTER_NS])
 
 
 def choice_in(trace: Path, rank: int = 0) -> dict[str, Any]:
@@ -76,10 +74,10 @@ def test_what_was_measured_to_be_faster_stays():
 def test_the_trace_says_what_was_done_and_why(tmp_path):
     first, other = run_ranks(plan_after_deciding, 2, str(tmp_path))
     assert first == other
-    choice = choice_in(tmp_path)
-    (decision,) = choice["decisions"]
+    auto_choice = choice_in(tmp_path)
+    (decision,) = auto_choice["decisions"]
     before, chosen = decision["trials"][0], decision["trials"][decision["chosen"]]
-    assert choice["state"] == "decided"
+    assert auto_choice["state"] == "decided"
     assert (before["setting"], before["measured_ns"]) == ("bucket_cap_mb=None", BEFORE_NS)
     assert (chosen["setting"], chosen["measured_ns"]) == ("bucket_cap_mb=999", BETTER_NS)
     assert decision["why"].startswith("bucket_cap_mb=999 is 20.0 % faster than bucket_cap_mb=None: steps of ")
@@ -105,7 +103,7 @@ def test_two_ranks_come_to_the_same_parameters_to_the_bit(option):
 
 def decide_twice(trace: str) -> Buckets:
     make_one_bucket_faster()
-    schedule.MIN_STEPS_BETWEEN_DECISIONS, schedule.CHECK_EVERY_STEPS = 40, 10
+    auto.MIN_STEPS_BETWEEN_DECISIONS, auto.CHECK_EVERY_STEPS = 40, 10
     step_ns, now_ns = BETTER_NS, 0.0
 
     def clock() -> int:
@@ -113,7 +111,7 @@ def decide_twice(trace: str) -> Buckets:
         now_ns += step_ns
         return int(now_ns)
 
-    schedule.host_now_ns = clock  # which is looked at once a step
+    auto.host_now_ns = clock  # which is looked at once a step
     model = DistributedDataParallel(make_model(), bucket_cap_mb="auto", trace=trace)
     train(model, 130)
     step_ns *= 2
@@ -164,9 +162,9 @@ def wrap(trace: str, options: dict[str, Any]) -> None:
 )
 def test_why_it_is_not_possible_is_said(tmp_path, world_size, options, said):
     assert run_ranks(wrap, world_size, str(tmp_path), options) == [None] * world_size
-    choice = choice_in(tmp_path)
-    assert choice["state"] == "impossible"
-    assert said in choice["why"]
+    auto_choice = choice_in(tmp_path)
+    assert auto_choice["state"] == "impossible"
+    assert said in auto_choice["why"]
 
 
 def wrong_arguments() -> list[str]:
@@ -194,13 +192,13 @@ def test_what_can_not_be_meant_is_one_line():
 def cycles_measured_while_training(trace: str) -> dict[str, Any]:
     os.environ[DETAIL_VARIABLE] = "parameters"
     seen = {}
-    gathered = schedule.of_all_ranks
+    gathered = auto.of_all_ranks
 
     def keep(own: BucketCycles, *group: Any) -> Any:
         seen.update(moments_ns=own.moments_ns[0].tolist(), ready_ns=own.ready_ns[0].tolist())
         return gathered(own, *group)
 
-    schedule.of_all_ranks = keep
+    auto.of_all_ranks = keep
     train(DistributedDataParallel(make_model(), bucket_cap_mb="auto", trace=trace), 40)
     return seen
 
@@ -237,20 +235,20 @@ def test_steps_that_reduce_twice_are_not_measured_in_a_recording(tmp_path):
 
 
 FAULTS = {
-    "measuring": (schedule, "Measurement"),
-    "a meter": (measuring, "Meter"),
-    "a step begins": (measuring.Measurement, "on_step_start"),
-    "cycles": (measuring, "bucket_cycles_of"),
-    "observations": (schedule, "observations_of_cycles"),
-    "gradients": (schedule, "gradients_of"),
-    "candidates": (schedule, "propose_candidates"),
-    "step times": (schedule, "step_times_ns"),
-    "the fastest": (schedule, "fastest"),
-    "trials": (schedule, "trials_of"),
-    "a reason": (schedule, "describe_choice"),
-    "the end": (measuring.Measurement, "end"),
-    "whether times have changed": (schedule, "_typical_ns"),
-    "the log": (measuring, "read_latest_records"),
+    "measuring": (auto, "Measurement"),
+    "a meter": (auto_measuring, "Meter"),
+    "a step begins": (auto_measuring.Measurement, "on_step_start"),
+    "cycles": (auto_measuring, "bucket_cycles_of"),
+    "observations": (auto, "observations_of_cycles"),
+    "gradients": (auto, "gradients_of"),
+    "candidates": (auto, "propose_candidates"),
+    "step times": (auto, "step_times_ns"),
+    "the fastest": (auto, "fastest"),
+    "trials": (auto, "trials_of"),
+    "a reason": (auto, "describe_choice"),
+    "the end": (auto_measuring.Measurement, "end"),
+    "whether times have changed": (auto, "_typical_ns"),
+    "the log": (auto_measuring, "read_latest_records"),
 }
 """What a rank computes without the others."""
 OF_RANK_0 = {"observations", "gradients", "candidates", "trials", "a reason"}
@@ -268,12 +266,12 @@ def fail(*_: Any, **__: Any) -> Any:
 def train_with_faults(trace: str | None, faulty_rank: int) -> dict[str, tuple[State, Buckets, list[str]]]:
     """The weights, the plan and the warnings after a training with each of the faults on one rank, and with none."""
     make_one_bucket_faster()
-    schedule.MIN_STEPS_BETWEEN_DECISIONS, schedule.CHECK_EVERY_STEPS = 2, 1
-    schedule._WINDOW_STEPS = 2
-    probed_steps.probe, choice.MAX_TRIAL_STEPS = partial(probed_steps.probe, steps=10), 12
+    auto.MIN_STEPS_BETWEEN_DECISIONS, auto.CHECK_EVERY_STEPS = 2, 1
+    auto._WINDOW_STEPS = 2
+    probing.probe, auto_choice.MAX_TRIAL_STEPS = partial(probing.probe, steps=10), 12
     places = {name: place for name, place in FAULTS.items() if (name in OF_RECORDINGS) == (trace is not None)}
     ended = {}
-    for name, (owner, attribute) in {"nothing": (schedule, "propose_candidates"), **places}.items():
+    for name, (owner, attribute) in {"nothing": (auto, "propose_candidates"), **places}.items():
         works = getattr(owner, attribute)
         if dist.get_rank() == faulty_rank and name != "nothing":
             setattr(owner, attribute, fail)
@@ -304,7 +302,7 @@ def test_whatever_fails_on_one_rank_the_training_comes_to_the_same_and_it_is_sai
 
 def train_where_nothing_can_be_proposed(trace: str) -> str:
     if dist.get_rank() == 0:
-        probed_steps.probe = fail
+        probing.probe = fail
     model = DistributedDataParallel(make_model(), bucket_cap_mb="auto", trace=trace)
     train(model, 5)
     return model._reducer.plan_reason

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.calibrate import measure_all_sizes
+from overlapscope.bucket_model.calibration import Calibration
 from overlapscope.errors import OverlapScopeError
-from overlapscope.model.calibration import Calibration
 from tests.cluster.ranks import run_ranks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from overlapscope.trace.format import CLOCK_FILE, EVENTS_FILE, Kind, rank_folder
-from overlapscope.trace.log import read_log
-from overlapscope.trace.reader import Trace, read_trace
+from overlapscope.trace.event_log import read_log
+from overlapscope.trace.recording import Trace, read_trace
+from overlapscope.trace.schema import CLOCK_FILE, EVENTS_FILE, Kind, rank_folder
 from tests.cluster.processes import Program, run_together
 from tests.cluster.ranks import run_ranks
 from tests.cluster.training_on_played_clock import real_times, train

@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader
 
 from instrumented_ddp import DistributedDataParallel
 from instrumented_ddp.session import open_session
-from overlapscope.trace.format import PARAMETERS_FILE, SIGNATURES_FILE, UNREDUCED_FILE, rank_folder
-from overlapscope.trace.group_log import (
+from overlapscope.trace.collective_log import (
     ENTRY_DTYPE,
     HEADER_BYTES,
     SHADOW,
@@ -25,7 +24,7 @@ from overlapscope.trace.group_log import (
     CollectiveLogHeader,
     group_file,
 )
-from overlapscope.trace.signature import Signature
+from overlapscope.trace.schema import PARAMETERS_FILE, SIGNATURES_FILE, UNREDUCED_FILE, Signature, rank_folder
 from tests.cluster.ranks import run_ranks
 
 pytestmark = pytest.mark.cluster

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
-from overlapscope.diagnosis.from_logs import read_evidence
+from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.format import HEADER_BYTES, MANIFEST_FILE, TABLES_FOLDER
-from overlapscope.trace.log import Problem
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.event_log import Problem
+from overlapscope.trace.recording import read_trace
+from overlapscope.trace.schema import HEADER_BYTES, MANIFEST_FILE, TABLES_FOLDER
 from tests.cluster.ranks import run_ranks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel, attach
-from instrumented_ddp.strategies.dedicated_servers import DedicatedServers
+from instrumented_ddp.strategies.parameter_server import DedicatedServers
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
 from tests.cluster.collective_logs import logged
 from tests.cluster.ranks import run_ranks
 

@@ -16,12 +16,12 @@ from instrumented_ddp import DistributedDataParallel
 from instrumented_ddp.strategies import priority, ring
 from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.wire import Wire
-from overlapscope.account.blocks import BLOCKS, compute_breakdown
-from overlapscope.analysis.advice import advise
-from overlapscope.analysis.analysis import Analysis
+from overlapscope.advice.advice import advise
+from overlapscope.analysis import Analysis
+from overlapscope.breakdown.breakdown import BLOCKS, compute_breakdown
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
 from tests.cluster.collective_logs import logged
 from tests.cluster.ranks import run_ranks
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from overlapscope.diagnosis.from_flight_recorder import read_dumps
+from overlapscope.diagnosis.flight_recorder import read_dumps
 from overlapscope.diagnosis.judge import judge
 from tests.cluster.flight_recorder_job import run
 from tests.cluster.ranks import CONTEXT, TIME_LIMIT_S

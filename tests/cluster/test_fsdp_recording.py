@@ -14,16 +14,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from instrumented_ddp import attach
-from overlapscope.analysis.advice import advise
-from overlapscope.analysis.analysis import Analysis
-from overlapscope.diagnosis.from_logs import read_evidence
+from overlapscope.advice.advice import advise
+from overlapscope.analysis import Analysis
+from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.rank_standing import find_position
+from overlapscope.diagnosis.rank_state import find_position
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.folders import read_json
-from overlapscope.trace.format import EVENTS_FILE, INTERRUPTED_BACKWARDS_FILE, Kind, Phase, rank_folder
-from overlapscope.trace.log import read_latest_records
-from overlapscope.trace.reader import Trace, read_trace
+from overlapscope.trace.event_log import read_latest_records
+from overlapscope.trace.recording import Trace, read_trace
+from overlapscope.trace.schema import EVENTS_FILE, INTERRUPTED_BACKWARDS_FILE, Kind, Phase, rank_folder
+from overlapscope.trace.small_files import read_json
 from tests.cluster.collective_logs import logged
 from tests.cluster.ranks import run_ranks
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
 from instrumented_ddp.bucket_plan import describe_parameters
+from overlapscope.bucket_model.plan_file import PlanFile, write_plan
 from overlapscope.errors import OverlapScopeError
-from overlapscope.model.plan_file import PlanFile, write_plan
 from tests.cluster.beside_stock import train_both
 from tests.cluster.models import make_model
 from tests.cluster.plans import as_file, random_plan

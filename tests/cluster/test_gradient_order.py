@@ -11,7 +11,7 @@ from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
 from tests.cluster.ranks import run_ranks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

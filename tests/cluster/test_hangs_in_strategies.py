@@ -20,9 +20,9 @@ from instrumented_ddp import DistributedDataParallel
 from instrumented_ddp.strategies.hierarchical import Hierarchical
 from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.wire import Wire
-from overlapscope.diagnosis.from_logs import read_evidence
+from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
-from overlapscope.trace.format import REPORTS_FILE, rank_folder
+from overlapscope.trace.schema import REPORTS_FILE, rank_folder
 from tests.cluster.ranks import CONTEXT, on_loopback, run_ranks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.analysis.analysis import Analysis
-from overlapscope.analysis.finding import Finding
+from overlapscope.analysis import Analysis
 from overlapscope.lab.network.hosts import make_cluster
-from overlapscope.trace.reader import read_trace
+from overlapscope.stragglers.finding import Finding
+from overlapscope.trace.recording import read_trace
 from tests.cluster.faults import SlowLink
 from tests.cluster.hosts import why_unavailable
 from tests.cluster.injected import CASES, WORLD_SIZE, names, train

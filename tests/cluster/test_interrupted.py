@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from overlapscope.diagnosis.attempts import read_attempt
+from tests.cli.command_line import COMMAND, REPOSITORY
 from tests.cluster.test_unchanged_scripts import ENVIRONMENT, record, script_in, torchrun
-from tests.commands.command_line import COMMAND, REPOSITORY
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.diagnosis.process import has_process_ended
-from overlapscope.trace.reader import read_trace
+from overlapscope.diagnosis.process_state import has_process_ended
+from overlapscope.trace.recording import read_trace
+from tests.cli.command_line import COMMAND, REPOSITORY, overlapscope_process
 from tests.cluster.hosts import why_unavailable
-from tests.commands.command_line import COMMAND, REPOSITORY, overlapscope_process
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

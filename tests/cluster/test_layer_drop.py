@@ -12,7 +12,7 @@ from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
 from instrumented_ddp.strategies.layer_drop import LayerDrop
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
 from tests.cluster.ranks import run_ranks
 
 pytestmark = [

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.analysis.analysis import Analysis
-from overlapscope.analysis.links import find_slow_links, measure_link_rates
+from overlapscope.analysis import Analysis
 from overlapscope.lab.network.hosts import make_cluster
-from overlapscope.trace.reader import Trace, read_trace
+from overlapscope.stragglers.transfers import find_slow_links, measure_link_rates
+from overlapscope.trace.recording import Trace, read_trace
 from tests.cluster.hosts import entrance_to, why_unavailable
 from tests.cluster.ranks import Ranks
 from tests.cluster.training_over_links import train

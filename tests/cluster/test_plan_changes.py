@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp import DistributedDataParallel
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
 from tests.cluster.plans import Restless
 from tests.cluster.ranks import run_ranks
 from tests.cluster.same_as_stock.training import batch, make_mlp

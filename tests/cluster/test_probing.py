@@ -13,9 +13,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from instrumented_ddp import DistributedDataParallel
-from overlapscope.commands.probing_report import describe_probing
+from overlapscope.cli.recorded import describe_probing
 from overlapscope.trace.environment import DETAIL_VARIABLE, PROBE_VARIABLE
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
 from tests.cluster.ranks import run_ranks
 from tests.cluster.same_as_stock.training import batch
 

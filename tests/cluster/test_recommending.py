@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
-from overlapscope.analysis.advice import advise
-from overlapscope.analysis.analysis import Analysis
-from overlapscope.model.plan_file import write_plan
+from overlapscope.advice.advice import advise
+from overlapscope.analysis import Analysis
+from overlapscope.bucket_model.plan_file import write_plan
 from overlapscope.trace.environment import DETAIL_VARIABLE, PROBE_VARIABLE
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
+from tests.cli.command_line import overlapscope_process as overlapscope
 from tests.cluster.ranks import run_ranks
-from tests.commands.command_line import overlapscope_process as overlapscope
 
 pytestmark = pytest.mark.cluster
 

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
-from overlapscope.account.alike import select_steady_steps
-from overlapscope.account.blocks import BLOCKS, compute_breakdown
-from overlapscope.account.critical_path import compute_job_breakdown
-from overlapscope.account.figures import tabulate_breakdown
-from overlapscope.trace.format import EVENTS_FILE, rank_folder
-from overlapscope.trace.log import read_log
-from overlapscope.trace.reader import read_trace
+from overlapscope.breakdown.breakdown import BLOCKS, compute_breakdown
+from overlapscope.breakdown.breakdown_table import tabulate_breakdown
+from overlapscope.breakdown.critical_path import compute_job_breakdown
+from overlapscope.breakdown.steady_steps import select_steady_steps
+from overlapscope.trace.event_log import read_log
+from overlapscope.trace.recording import read_trace
+from overlapscope.trace.schema import EVENTS_FILE, rank_folder
 from tests.cluster.ranks import run_ranks
 
 pytestmark = pytest.mark.cluster

@@ -12,10 +12,10 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from instrumented_ddp import DistributedDataParallel, attach
 from instrumented_ddp.session import get_current_session
 from overlapscope.diagnosis.evidence import Evidence
-from overlapscope.diagnosis.from_logs import read_evidence
+from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.replicas import ComparedReplicas
-from overlapscope.trace.format import REPORTS_FILE
+from overlapscope.diagnosis.replica_drift import ComparedReplicas
+from overlapscope.trace.schema import REPORTS_FILE
 from tests.cluster import replicated
 from tests.cluster.ranks import Ranks, run_ranks
 

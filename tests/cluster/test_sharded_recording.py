@@ -13,13 +13,13 @@ import torch.distributed as dist
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel, ShardedOptimizer
-from overlapscope.analysis.advice import advise
-from overlapscope.analysis.analysis import Analysis
-from overlapscope.diagnosis.from_logs import read_evidence
+from overlapscope.advice.advice import advise
+from overlapscope.analysis import Analysis
+from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.format import REPORTS_FILE, rank_folder
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
+from overlapscope.trace.schema import REPORTS_FILE, rank_folder
 from tests.cluster.collective_logs import logged
 from tests.cluster.ranks import run_ranks
 

@@ -18,11 +18,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from instrumented_ddp import DistributedDataParallel, attach
-from overlapscope.trace.board import read_is_ready
 from overlapscope.trace.environment import TRACE_VARIABLE
-from overlapscope.trace.format import INTERRUPTED_BACKWARDS_FILE, Kind
-from overlapscope.trace.log import read_log
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.event_log import read_log
+from overlapscope.trace.live_files import read_is_ready
+from overlapscope.trace.recording import read_trace
+from overlapscope.trace.schema import INTERRUPTED_BACKWARDS_FILE, Kind
 from tests.cluster.collective_logs import logged
 from tests.cluster.ranks import run_ranks
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from instrumented_ddp import DistributedDataParallel
-from instrumented_ddp.strategies.known import STRATEGIES, resolve_strategy
+from instrumented_ddp.strategies.registry import STRATEGIES, resolve_strategy
 from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.sums import check_can_send
 from overlapscope.errors import OverlapScopeError

@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dashboards.recording import Rounds
 from instrumented_ddp import DistributedDataParallel
 from instrumented_ddp.session import get_current_session
 from instrumented_ddp.strategies.hierarchical import Hierarchical
 from instrumented_ddp.strategies.strategy import Strategy
-from overlapscope.analysis.rounds import Rounds
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
 from tests.cluster.collective_logs import logged
 from tests.cluster.ranks import Ranks, run_ranks
 from tests.cluster.test_strategies import Weights, make

@@ -20,32 +20,27 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from instrumented_ddp import DistributedDataParallel, attach
-from instrumented_ddp.collective_log import dispatch
-from instrumented_ddp.collective_log.call_sites import CallSiteTable
-from instrumented_ddp.collective_log.collectives import CollectiveLog
-from instrumented_ddp.collective_log.completion import CompletionWatch
-from instrumented_ddp.collective_log.signatures import SignatureTable
-from instrumented_ddp.collective_log.tensor_names import TensorNames
-from instrumented_ddp.recording import backward_phase, bucket_sum, links, recorder
-from instrumented_ddp.recording.bucket_collective import BucketCollective
-from instrumented_ddp.recording.bypass import UnreducedGradientDetector
-from instrumented_ddp.recording.clock import ClockSync
-from instrumented_ddp.recording.data_position import DataPositionTracker
-from instrumented_ddp.recording.models import ModelRegistry
-from instrumented_ddp.recording.optimizers import OptimizerHooks
+from instrumented_ddp.collectives import dispatch
+from instrumented_ddp.collectives.call_sites import CallSiteTable
+from instrumented_ddp.collectives.completion import CompletionWatch
+from instrumented_ddp.collectives.log import CollectiveLog
+from instrumented_ddp.collectives.signatures import SignatureTable, TensorNames
+from instrumented_ddp.recording import bucket_sum, events, recorder, tcp_stats
+from instrumented_ddp.recording.batch_tracker import DataPositionTracker
+from instrumented_ddp.recording.clock_sync import ClockSync
+from instrumented_ddp.recording.metadata import ModelRegistry
 from instrumented_ddp.recording.recorder import Recorder
-from instrumented_ddp.recording.records import BucketRecords
-from instrumented_ddp.recording.segment_table import SegmentTable
-from instrumented_ddp.recording.steps import StepTracker
+from instrumented_ddp.recording.records import BucketCollective, BucketRecords, SegmentTable
+from instrumented_ddp.recording.steps import OptimizerHooks, StepTracker
+from instrumented_ddp.recording.unreduced_gradients import UnreducedGradientDetector
 from instrumented_ddp.session import get_current_session
-from instrumented_ddp.stock.ddp import StockDDPObserver
-from instrumented_ddp.stock.model import StockModelObserver
-from instrumented_ddp.stock.sharded_model import ShardedModelObserver
-from instrumented_ddp.watchdog.own_state import LocalRankMonitor
-from overlapscope.diagnosis.from_logs import read_evidence
+from instrumented_ddp.stock.ddp import StockDDPObserver, StockModelObserver
+from instrumented_ddp.stock.fsdp import ShardedModelObserver
+from instrumented_ddp.watchdog.local_rank import LocalRankMonitor
+from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
-from overlapscope.trace.group_log import CollectiveLogWriter
-from overlapscope.trace.writer import EventLogWriter
+from overlapscope.trace.collective_log import CollectiveLogWriter
+from overlapscope.trace.event_log import EventLogWriter
 from tests.cluster.ranks import run_ranks
 from tests.cluster.said import said
 
@@ -61,7 +56,7 @@ CALLBACKS: dict[str, tuple[Any, str]] = {
     "a forward": (StepTracker, "on_forward_call"),
     "a phase begins": (StepTracker, "enter"),
     "a phase ends": (StepTracker, "leave"),
-    "the output of a forward": (backward_phase, "computed"),
+    "the output of a forward": (events, "computed"),
     "gradients are reduced": (StepTracker, "on_gradients_reduced"),
     "whose optimizer it is": (OptimizerHooks, "_updates_our_parameters"),
     "an update begins": (StepTracker, "on_update_start"),
@@ -86,7 +81,7 @@ CALLBACKS: dict[str, tuple[Any, str]] = {
     "a batch is asked for": (StepTracker, "on_fetch_start"),
     "a batch is there": (StepTracker, "on_fetch_end"),
     "the watchdog looks": (LocalRankMonitor, "look"),
-    "a sample of links": (links, "sample_connections"),
+    "a sample of links": (tcp_stats, "sample_connections"),
     "clocks": (ClockSync, "_report"),
     "the recording is closed": (Recorder, "close"),
 }

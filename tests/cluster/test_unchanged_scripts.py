@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.commands import recording_folder
-from overlapscope.diagnosis.from_logs import read_evidence
+from overlapscope.cli import recording_folder
+from overlapscope.diagnosis.from_recording import read_evidence
+from tests.cli.command_line import overlapscope_process as overlapscope
 from tests.cluster.collective_logs import logged
 from tests.cluster.processes import ROOT
-from tests.commands.command_line import overlapscope_process as overlapscope
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

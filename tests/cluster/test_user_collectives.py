@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
-from overlapscope.analysis.analysis import Analysis
-from overlapscope.trace.reader import read_trace
+from overlapscope.analysis import Analysis
+from overlapscope.trace.recording import read_trace
 from tests.cluster.ranks import run_ranks
 
 pytestmark = pytest.mark.cluster

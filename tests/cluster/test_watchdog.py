@@ -18,12 +18,12 @@ import torch.distributed as dist
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel, IncidentError
-from instrumented_ddp.watchdog.conclusions import OutcomeReporter
-from instrumented_ddp.watchdog.messages import Outcome
-from overlapscope.diagnosis.from_logs import read_evidence
+from instrumented_ddp.watchdog.peer_channel import Outcome
+from instrumented_ddp.watchdog.watchdog import OutcomeReporter
+from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.environment import STALL_TIMEOUT_VARIABLE
-from overlapscope.trace.format import REPORTS_FILE, rank_folder
+from overlapscope.trace.schema import REPORTS_FILE, rank_folder
 from tests.cluster.ranks import run_ranks
 from tests.cluster.said import said
 

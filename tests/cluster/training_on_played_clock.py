@@ -98,10 +98,10 @@ def run_rank(folder: Path, seconds: float, world_size: int, rank: int, played: t
         forget_what_is_ours()
         clock.turn(*played[:2])
     clock.save(folder / f"truth_{rank}.json")
-    from overlapscope.trace import host
+    from overlapscope.trace import clocks
 
     if played:
-        host.get_boot_id = lambda: played[2]
+        clocks.get_boot_id = lambda: played[2]
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)
     train(folder / "traces", seconds)
     dist.destroy_process_group()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
 from tests.conformance.exceptions import EXCEPTIONS, MOST_EXCEPTIONS
 from tests.conformance.fork_server import ForkServer
 from tests.conformance.stock_passes import TORCH_VERSION, stock_passes

@@ -14,29 +14,30 @@ from bokeh.document import Document
 from dashboards.app import ROUTES
 from dashboards.forecast import Forecast
 from dashboards.pages import buckets
-from dashboards.plots.bucket_content import build_span_columns, build_strip_columns
-from dashboards.plots.bucket_curve import (
+from dashboards.plots.bucket_columns import (
     build_curve_columns,
     build_mark_columns,
     build_measured_columns,
+    build_span_columns,
+    build_strip_columns,
     compute_size_range_mb,
+    format_caps,
 )
-from dashboards.plots.bucket_tooltip import format_caps
 from dashboards.plots.buckets import BucketChoice, BucketsPlot, ChoiceMarkup, select_ranks
 from dashboards.recording import Recording
-from overlapscope.analysis.advice import Advice
-from overlapscope.analysis.lanes import CATEGORIES
+from overlapscope.advice.advice import Advice
+from overlapscope.breakdown.lanes import CATEGORIES
+from overlapscope.bucket_model.curve import Options
+from overlapscope.bucket_model.fit import fit_model
+from overlapscope.bucket_model.partition import MB, fill_plan
+from overlapscope.bucket_model.plans import UniformPlan
+from overlapscope.bucket_model.recommend import recommend
 from overlapscope.errors import OverlapScopeError
-from overlapscope.model.curve import Options
-from overlapscope.model.fit import fit_model
-from overlapscope.model.partition import MB, fill_plan
-from overlapscope.model.plan import UniformPlan
-from overlapscope.model.recommend import recommend
-from tests.commands.test_recommend import calibrated
+from tests.bucket_model.oracle import Job
+from tests.bucket_model.test_fit import probed_job, recording
+from tests.bucket_model.test_measured import measured_in
+from tests.cli.test_recommend import calibrated
 from tests.dashboards.test_pages import words
-from tests.model.oracle import Job
-from tests.model.test_fit import probed_job, recording
-from tests.model.test_measured import measured_in
 from tests.ordered import end, steps, write_order
 from tests.synthetic import write_recording
 

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.pages.compare import render_comparison_file
-from dashboards.pages.waterfall import build_waterfall
-from overlapscope.analysis.compare.comparison import Comparison, compare
-from overlapscope.analysis.compare.sentences import describe_outcomes
-from overlapscope.analysis.compare.tables import build_tables
-from overlapscope.trace.reader import read_trace
-from tests.analysis.compare.jobs import side_of, trace_of
-from tests.commands.test_compare import recorded
+from dashboards.pages.compare import build_waterfall, render_comparison_file
+from overlapscope.compare.comparison import Comparison, compare
+from overlapscope.compare.text import build_tables, describe_outcomes
+from overlapscope.trace.recording import read_trace
+from tests.cli.test_compare import recorded
+from tests.compare.jobs import side_of, trace_of
 
 
 @pytest.fixture(scope="module")

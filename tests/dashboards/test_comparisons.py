@@ -14,13 +14,13 @@ import pytest
 from dashboards import comparisons
 from dashboards import recording as recording_module
 from dashboards.comparisons import ComparisonCache, ComparisonResult, SideRequest
-from dashboards.pages.compare_choice import format_compare_url, parse_sides
+from dashboards.pages.compare import format_compare_url, parse_sides
 from dashboards.recording import Recording
 from dashboards.runs import RunIndex
-from overlapscope.analysis.compare.side import StepChoice
-from overlapscope.trace.format import PLANS_FILE, rank_folder
-from tests.commands.command_line import overlapscope
-from tests.commands.test_compare import recorded
+from overlapscope.compare.side import StepChoice
+from overlapscope.trace.schema import PLANS_FILE, rank_folder
+from tests.cli.command_line import overlapscope
+from tests.cli.test_compare import recorded
 from tests.dashboards.running import Running, running
 from tests.synthetic import make_rank, write_recording, write_step
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dashboards.experiments import find_experiments
-from dashboards.pages.experiments import build_experiment_section
+from dashboards.pages.experiments import build_experiment_section, find_experiments
 from dashboards.runs import RunIndex
-from overlapscope.account.blocks import BLOCKS
-from overlapscope.lab.trials.results import RESULTS_FILE, Results, read_results
+from overlapscope.breakdown.breakdown import BLOCKS
+from overlapscope.lab.experiments.results import RESULTS_FILE, Results, read_results
 from tests.dashboards.running import Running, running
 from tests.lab.experiments.rows import CONDITIONS, MS, trial
 from tests.synthetic import write_recording

@@ -11,7 +11,7 @@ import pytest
 from dashboards.access import Access
 from dashboards.runs import RunIndex
 from tests.dashboards.running import Running, running
-from tests.exports.test_open_metrics import Values, values_in
+from tests.interop.test_open_metrics import Values, values_in
 from tests.synthetic import write_recording
 
 TIME_LIMIT_S = 60

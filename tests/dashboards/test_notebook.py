@@ -13,7 +13,7 @@ import pytest
 
 import overlapscope as ov
 from dashboards.notebook import Run
-from overlapscope.cli import main
+from overlapscope.cli.main import main
 from overlapscope.errors import OverlapScopeError
 from tests.dashboards.test_order_page import faulty
 from tests.synthetic import write_recording, write_straggling_recording

@@ -15,12 +15,11 @@ from bokeh.document import Document
 from dashboards.app import ROUTES
 from dashboards.pages import order, overview, timeline
 from dashboards.plots.order import OrderPlot
-from dashboards.plots.order_content import build_step_columns, build_text_columns
-from dashboards.plots.order_layout import OrderLayout
+from dashboards.plots.order_columns import OrderLayout, build_step_columns, build_text_columns
 from dashboards.recording import Recording, Snapshot
-from overlapscope.cli import main
-from overlapscope.diagnosis.order_lanes import Window
-from overlapscope.trace.format import REPORTS_FILE, rank_folder
+from overlapscope.cli.main import main
+from overlapscope.diagnosis.order_view import Window
+from overlapscope.trace.schema import REPORTS_FILE, rank_folder
 from tests.dashboards.test_pages import words
 from tests.ordered import BEGIN_NS, Collective, all_reduce, bucket, end, steps, write_order
 from tests.synthetic import write_recording

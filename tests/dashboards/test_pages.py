@@ -12,11 +12,12 @@ from bokeh.embed import file_html
 from bokeh.resources import INLINE
 
 from dashboards.app import ROUTES, open_page
-from dashboards.pages import overview, problem, shell, timeline
+from dashboards.pages import overview, shell, timeline
+from dashboards.pages import shell as problem
 from dashboards.recording import Recording, Snapshot
-from overlapscope.cli import main
+from overlapscope.cli.main import main
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.format import Kind, pack_body
+from overlapscope.trace.schema import Kind, pack_body
 from tests.synthetic import make_rank, write_recording
 
 

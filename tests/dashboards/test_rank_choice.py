@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from dashboards.pages.rank_choice import choose_ranks, suggest_ranks
-from overlapscope.analysis.rank_numbers import format_ranks, parse_ranks
+from overlapscope.text import format_ranks, parse_ranks
 
 
 def ranks(count, per_host=8):

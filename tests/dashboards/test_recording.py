@@ -13,10 +13,9 @@ import pytest
 
 from dashboards import recording as recording_module
 from dashboards.forecast import Forecast
-from dashboards.newsroom import LiveStatus, RecordingStatus
-from dashboards.recording import Recording, Snapshot
+from dashboards.recording import LiveStatus, Recording, RecordingStatus, Snapshot
 from dashboards.runs import RunIndex
-from overlapscope.model.curve import Options
+from overlapscope.bucket_model.curve import Options
 from tests.dashboards.running import running
 from tests.synthetic import write_recording
 
@@ -120,7 +119,7 @@ def test_an_address_asks_for_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert server.get("/tables/steps.csv?read=20:30").text.count("\n") == 1 + 2 * 10
         assert 'href="compare?base_steps=20:30&amp;new_steps=20:30"' in some
         missing = server.get("/?read=500:").text
-        monkeypatch.setattr("overlapscope.trace.memory.free_bytes", lambda: 1000)
+        monkeypatch.setattr("overlapscope.trace.table_file.free_bytes", lambda: 1000)
         too_many = server.get("/?read=all").text
         monkeypatch.undo()
         assert 'class="extent"' not in server.get("/?read=sideways").text

@@ -18,19 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dashboards.app import open_run_page
-from dashboards.judged_run import RunSummary
 from dashboards.pages import overview
 from dashboards.pages.runs import _LiveTable, build_row_view, render_row
 from dashboards.pages.runs import build as build_table
-from dashboards.place import RunUrl, run_pages_url
 from dashboards.recording import Recording
-from dashboards.runs import RunIndex, RunRow
+from dashboards.runs import RunIndex, RunRow, RunSummary
+from dashboards.urls import RunUrl, run_pages_url
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace import host
-from overlapscope.trace.format import ENDED_FILE, RANK_FILE, rank_folder, write_json
-from overlapscope.trace.run_notes import NOTES_FILE, RunNotes, read_notes
-from overlapscope.units import format_ns
+from overlapscope.text import format_ns
+from overlapscope.trace import clocks
+from overlapscope.trace.runs import NOTES_FILE, RunNotes, read_notes
+from overlapscope.trace.schema import ENDED_FILE, RANK_FILE, rank_folder, write_json
 from tests.dashboards.test_pages import words
 from tests.synthetic import make_rank, write_recording, write_step
 
@@ -55,7 +54,7 @@ def with_live_process(folder: Path, rank: int) -> None:
     """Let this process be the one that records a rank."""
     sample = {"monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}
     where = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "device": "cuda:1"}
-    content = {**where, "boot_id": host.get_boot_id(), "clock_samples": [sample]}
+    content = {**where, "boot_id": clocks.get_boot_id(), "clock_samples": [sample]}
     write_json(rank_folder(folder, rank) / RANK_FILE, content)
 
 

@@ -16,8 +16,8 @@ from dashboards.pages.runs import build_row_view
 from dashboards.recording import Recording, Snapshot
 from dashboards.runs import RunIndex
 from dashboards.saving import TABLES
-from overlapscope.exports import table_files
-from overlapscope.exports.table_files import encode_parquet, generate_csv
+from overlapscope.interop import table_files
+from overlapscope.interop.table_files import encode_parquet, generate_csv
 from tests.dashboards.running import Answer, Running, running
 from tests.dashboards.test_order_page import faulty
 from tests.segments import write_ring_recording

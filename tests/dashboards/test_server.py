@@ -19,8 +19,8 @@ from tornado.websocket import websocket_connect
 from dashboards import recording as recording_module
 from dashboards.app import ROUTES
 from dashboards.runs import RunIndex
-from overlapscope.trace import memory
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace import table_file
+from overlapscope.trace.recording import read_trace
 from tests.dashboards.running import running
 from tests.synthetic import write_recording
 
@@ -91,7 +91,7 @@ def test_a_recording_that_is_too_large_is_said_on_the_page_and_the_server_goes_o
     folder = write_recording(tmp_path / "traces", steps=200)
     with running(RunIndex([folder])) as server:
         with monkeypatch.context() as small:
-            for module in (memory, recording_module):
+            for module in (table_file, recording_module):
                 small.setattr(module, "free_bytes", lambda: 1000)
             for route in ("/?read=all", "/order?read=all"):
                 answer = server.get(route)

@@ -10,12 +10,12 @@ from bokeh.document import Document
 
 from dashboards.app import ROUTES
 from dashboards.pages import overview, stragglers
-from dashboards.pages.what_if import build_what_if_tables
+from dashboards.pages.stragglers import build_what_if_tables
 from dashboards.plots.heatmap import HeatmapPlot
 from dashboards.recording import Recording, Snapshot
 from dashboards.theme import LATENESS_SHADES
-from overlapscope.analysis.stragglers import Stragglers
-from overlapscope.trace.reader import Trace
+from overlapscope.stragglers.stragglers import Stragglers
+from overlapscope.trace.recording import Trace
 from tests.dashboards.test_pages import words
 from tests.simulated_job import BUCKET_BYTES, Job
 from tests.synthetic import make_rank, write_recording, write_straggling_recording

@@ -25,9 +25,9 @@ from dashboards.theme import (
     span_colors,
     text_color_on,
 )
-from overlapscope.account.blocks import BLOCKS
-from overlapscope.analysis.lanes import CATEGORIES
-from overlapscope.diagnosis import categories
+from overlapscope.breakdown.breakdown import BLOCKS
+from overlapscope.breakdown.lanes import CATEGORIES
+from overlapscope.diagnosis import order_view
 
 ASSETS = Path(assets.__file__).parent
 
@@ -117,7 +117,7 @@ def test_names_can_be_read_on_every_span_block_and_collective(theme):
         for text, ground in zip(painted[inks], painted[grounds], strict=True):
             assert contrast(text, ground) >= 4.5, (inks, text, ground)
     named = {name: colour for name, colour in css.items() if name.startswith(("--span-", "--block-", "--collective-"))}
-    assert len(named) == len(CATEGORIES) + len(BLOCKS) + len(categories.CATEGORIES)
+    assert len(named) == len(CATEGORIES) + len(BLOCKS) + len(order_view.CATEGORIES)
     for name, colour in named.items():
         assert contrast(css[name.replace("--", "--on-", 1)], colour) >= 4.5, name
 
@@ -159,8 +159,8 @@ def test_the_least_lateness_can_be_seen(theme):
 @pytest.mark.parametrize("vision", VISION)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_collectives_of_the_user_stand_out_from_those_of_ddp(theme, vision):
-    colours = dict(zip(categories.CATEGORIES, collective_colors(theme), strict=True))
-    users = list(categories.CATEGORIES[categories.CATEGORIES.index("all_reduce") :])
+    colours = dict(zip(order_view.CATEGORIES, collective_colors(theme), strict=True))
+    users = list(order_view.CATEGORIES[order_view.CATEGORIES.index("all_reduce") :])
     for user in users:
         for ddp in colours.keys() - set(users):
             assert distance(colours[user], colours[ddp], vision) > 10, (user, ddp)

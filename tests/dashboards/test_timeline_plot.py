@@ -10,13 +10,13 @@ import pytest
 
 from dashboards.pages.timeline import parse_view
 from dashboards.plots import timeline as timeline_module
-from dashboards.plots.lane_layout import layout_lanes
+from dashboards.plots.span_details import SpanDetails
 from dashboards.plots.timeline import TimelinePlot, compute_step_view
+from dashboards.plots.timeline_columns import layout_lanes
 from dashboards.plots.tooltip import build_tooltip
 from dashboards.recording import Recording, Snapshot
 from dashboards.theme import SHADES
-from overlapscope.analysis.lanes import CATEGORIES, LANE_NAMES
-from overlapscope.analysis.span_details import SpanDetails
+from overlapscope.breakdown.lanes import CATEGORIES, LANE_NAMES
 from tests.synthetic import write_recording
 
 MS = 1_000_000

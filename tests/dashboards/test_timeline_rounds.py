@@ -7,10 +7,10 @@ import re
 import numpy as np
 import pytest
 
-from dashboards.pages.selection import render_selected_span
+from dashboards.pages.timeline import render_selected_span
 from dashboards.plots.timeline import TimelinePlot
 from dashboards.recording import Snapshot
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
 from tests.segments import ROUNDS, write_ring_recording
 
 US = 1_000

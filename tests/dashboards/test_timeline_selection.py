@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dashboards.plots.flow_content import MARKERS
 from dashboards.plots.timeline import TimelinePlot
+from dashboards.plots.timeline_selection import MARKERS
 
 MS = 1_000_000
 US = 1_000

@@ -16,8 +16,8 @@ from overlapscope.diagnosis.evidence import (
     RankEvidence,
     RankPosition,
 )
-from overlapscope.trace.group_log import FAILED
-from overlapscope.trace.signature import Signature
+from overlapscope.trace.collective_log import FAILED
+from overlapscope.trace.schema import Signature
 from tests.ordered import bucket
 
 CLOSED = Failure(

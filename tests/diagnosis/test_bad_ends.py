@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from overlapscope.diagnosis.evidence import Evidence, Failure, Liveness
-from overlapscope.diagnosis.from_logs import read_evidence
+from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.report import format_report
+from overlapscope.diagnosis.report_text import format_report
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.trace import format as trace_format
+from overlapscope.trace import schema as trace_format
 from tests.diagnosis.jobs import CLOSED, TIMED_OUT, group, idle, job, rank, trained
 from tests.diagnosis.test_from_logs import write_model
 from tests.ordered import end, fail, lives_here, stands, steps, write_order

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from overlapscope.diagnosis.categories import BUCKET_SLOTS, CATEGORIES, collective_category
-from overlapscope.trace.signature import Signature
+from overlapscope.diagnosis.order_view import BUCKET_SLOTS, CATEGORIES, collective_category
+from overlapscope.trace.schema import Signature
 from tests.ordered import all_reduce, bucket
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.diagnosis.difference import (
+from overlapscope.diagnosis.order_difference import (
     COMPARED_DTYPE,
     MAX_SWAP_DISTANCE,
     NO_POSITION,
@@ -18,7 +18,7 @@ from overlapscope.diagnosis.difference import (
     extract_compared,
     find_first_difference,
 )
-from overlapscope.trace.group_log import ENTRY_DTYPE, UNEVEN_INPUTS
+from overlapscope.trace.collective_log import ENTRY_DTYPE, UNEVEN_INPUTS
 
 Row = tuple[int, int, int, int, int, bool]
 

@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.diagnosis.entries import UNKNOWN_SIGNATURE, decode_entries
+from overlapscope.diagnosis.collective_order import UNKNOWN_SIGNATURE, RecordedOrder, decode_entries
 from overlapscope.diagnosis.evidence import CallSite, Entry
-from overlapscope.diagnosis.recorded_order import RecordedOrder
-from overlapscope.trace.folders import find_rank_folders
-from overlapscope.trace.format import Phase
-from overlapscope.trace.group_log import (
+from overlapscope.trace.collective_log import (
     FAILED,
     SHADOW,
     UNEVEN_INPUTS,
@@ -20,7 +17,9 @@ from overlapscope.trace.group_log import (
     CollectiveLogHeader,
     CollectiveLogWriter,
 )
-from overlapscope.trace.group_reader import open_collective_logs
+from overlapscope.trace.collective_log_reader import open_collective_logs
+from overlapscope.trace.schema import Phase
+from overlapscope.trace.small_files import find_rank_folders
 from tests.ordered import Collective, bucket, write_order
 
 SITE = CallSite(file="train.py", line=42, function="main")

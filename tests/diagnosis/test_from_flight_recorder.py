@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.diagnosis.from_flight_recorder import read_dumps
+from overlapscope.diagnosis.flight_recorder import read_dumps
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.report import format_report
+from overlapscope.diagnosis.report_text import format_report
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
 from tests.nccl_dumps import START_NS, NcclRank

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from overlapscope.diagnosis.evidence import Evidence
-from overlapscope.diagnosis.from_logs import read_evidence
+from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
-from overlapscope.trace.board import GradientReadyFile
-from overlapscope.trace.format import (
+from overlapscope.trace.event_log import EventLogWriter
+from overlapscope.trace.live_files import GradientReadyFile
+from overlapscope.trace.process_files import StallSnapshot, write_stall_snapshot
+from overlapscope.trace.schema import (
     EVENTS_FILE,
     LIVENESS_FILE,
     PARAMETERS_FILE,
@@ -29,8 +31,6 @@ from overlapscope.trace.format import (
     rank_folder,
     write_json,
 )
-from overlapscope.trace.standstill import StallSnapshot, write_stall_snapshot
-from overlapscope.trace.writer import EventLogWriter
 from tests.ordered import BEGIN_NS, Collective, all_reduce, make_folder, stands, steps, write_order
 
 
@@ -173,7 +173,7 @@ def test_what_a_rank_does_between_steps_that_others_wait_for_is_not_known_withou
 
 def test_nothing_of_pandas_is_needed() -> None:
     code = (
-        "import sys, overlapscope.diagnosis.from_logs, overlapscope.diagnosis.judge, overlapscope.diagnosis.report;"
+        "import sys, overlapscope.diagnosis.from_recording, overlapscope.diagnosis.judge, overlapscope.diagnosis.report_text;"
         "assert not {'pandas', 'pyarrow', 'rich', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from overlapscope.diagnosis.from_flight_recorder import read_dumps
+from overlapscope.diagnosis.flight_recorder import read_dumps
 from overlapscope.diagnosis.judge import judge
 from tests.torchcomms_dumps import TorchcommsRank
 

@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.cli import main
-from overlapscope.diagnosis import from_logs
+from overlapscope.cli.main import main
+from overlapscope.diagnosis import from_recording
 from overlapscope.diagnosis.evidence import RecordingGap
-from overlapscope.diagnosis.from_logs import read_evidence
+from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.trace.checksum import dump_json_line
-from overlapscope.trace.format import (
+from overlapscope.trace.collective_log import ENTRY_BYTES, CollectiveLogHeader, group_file
+from overlapscope.trace.collective_log_reader import CollectiveLogs, open_collective_logs
+from overlapscope.trace.manifest import write_manifest
+from overlapscope.trace.schema import (
     ENDED_FILE,
     EVENTS_FILE,
     HEADER_BYTES,
@@ -29,9 +32,6 @@ from overlapscope.trace.format import (
     rank_folder,
     write_json,
 )
-from overlapscope.trace.group_log import ENTRY_BYTES, CollectiveLogHeader, group_file
-from overlapscope.trace.group_reader import CollectiveLogs, open_collective_logs
-from overlapscope.trace.seal import write_manifest
 from tests.diagnosis.jobs import group, job, rank, trained
 from tests.diagnosis.test_from_logs import write_model
 from tests.ordered import Collective, all_reduce, end, lives_here, make_folder, steps, write_order
@@ -145,7 +145,7 @@ def test_a_job_that_ends_while_it_is_read_misses_nothing(
         end(tmp_path, (0, 1))
         return logs
 
-    monkeypatch.setattr(from_logs, "open_collective_logs", read_before_the_end)
+    monkeypatch.setattr(from_recording, "open_collective_logs", read_before_the_end)
     verdict = verdict_on(tmp_path)
     assert "missing or damaged" not in verdict.sentence
     if is_here:

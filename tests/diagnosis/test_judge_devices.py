@@ -8,8 +8,8 @@ import pytest
 
 from overlapscope.diagnosis.evidence import Entry, Evidence
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.report import format_report
-from overlapscope.trace.group_log import REACHED, UNREACHED
+from overlapscope.diagnosis.report_text import format_report
+from overlapscope.trace.collective_log import REACHED, UNREACHED
 from tests.diagnosis.jobs import HELD_UP, WAITING, entry, group, idle, job, rank, trained
 from tests.ordered import all_reduce, bucket
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from overlapscope.diagnosis.evidence import ExitCall, Failure, ReportedVerdict
-from overlapscope.diagnosis.exits import combine_liveness_and_status
 from overlapscope.diagnosis.judge import judge
+from overlapscope.diagnosis.process_state import combine_liveness_and_status
 from tests.diagnosis.jobs import CLOSED, HELD_UP, TIMED_OUT, failing, group, idle, job, rank, site, trained
 
 BAD_LABEL = Failure(type="ValueError", message="no such label\nsecond line", call_site=site(40))

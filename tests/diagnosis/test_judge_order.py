@@ -8,7 +8,7 @@ import pytest
 
 from overlapscope.diagnosis.evidence import Evidence, UnreducedStep
 from overlapscope.diagnosis.judge import judge
-from overlapscope.trace.signature import Signature
+from overlapscope.trace.schema import Signature
 from tests.diagnosis.jobs import (
     CLOSED,
     HELD_UP,

@@ -7,10 +7,14 @@ from dataclasses import replace
 import pytest
 
 from overlapscope.diagnosis.evidence import UnreducedStep
-from overlapscope.diagnosis.hyperparameters import HyperparameterChange, OptimizerHyperparameters
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.replicas import ComparedReplicas, ReplicaDifference
-from overlapscope.diagnosis.replicas_at_end import EndComparison
+from overlapscope.diagnosis.replica_drift import (
+    ComparedReplicas,
+    EndComparison,
+    HyperparameterChange,
+    OptimizerHyperparameters,
+    ReplicaDifference,
+)
 from overlapscope.diagnosis.verdict import Verdict
 from tests.diagnosis.jobs import entry, failing, group, held_up, idle, job, rank, trained
 from tests.ordered import all_reduce

@@ -14,9 +14,9 @@ from overlapscope.diagnosis.evidence import (
     RankEvidence,
     UnreadyParameter,
 )
-from overlapscope.diagnosis.facts import Facts
 from overlapscope.diagnosis.judge import judge
-from overlapscope.trace.signature import Signature
+from overlapscope.diagnosis.wait_graph import Facts
+from overlapscope.trace.schema import Signature
 from tests.diagnosis.jobs import (
     CLOSED,
     HELD_UP,

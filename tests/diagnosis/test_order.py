@@ -10,13 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from overlapscope.diagnosis.collective_order import WINDOW_MARGIN, RecordedOrder, compare_orders
 from overlapscope.diagnosis.evidence import GroupOrder
-from overlapscope.diagnosis.order import WINDOW_MARGIN, compare_orders
-from overlapscope.diagnosis.recorded_order import RecordedOrder
-from overlapscope.trace.folders import find_rank_folders
-from overlapscope.trace.group_log import ENTRY_BYTES, HEADER_BYTES, SHADOW, UNEVEN_INPUTS
-from overlapscope.trace.group_reader import open_collective_logs
-from overlapscope.trace.signature import Signature
+from overlapscope.trace.collective_log import ENTRY_BYTES, HEADER_BYTES, SHADOW, UNEVEN_INPUTS
+from overlapscope.trace.collective_log_reader import open_collective_logs
+from overlapscope.trace.schema import Signature
+from overlapscope.trace.small_files import find_rank_folders
 from tests.ordered import Collective, all_reduce, bucket, steps, write_order
 
 Order = list[Collective]

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from overlapscope.diagnosis.collective_order import ProcessGroup, RecordedOrder, compare_order
 from overlapscope.diagnosis.evidence import Entry
-from overlapscope.diagnosis.order import compare_order
-from overlapscope.diagnosis.order_lanes import Cell, OrderLanes
-from overlapscope.diagnosis.order_source import ProcessGroup
-from overlapscope.diagnosis.recorded_order import RecordedOrder
-from overlapscope.trace.folders import find_rank_folders
-from overlapscope.trace.group_log import ENTRY_BYTES, HEADER_BYTES
-from overlapscope.trace.group_reader import open_collective_logs
+from overlapscope.diagnosis.order_view import Cell, OrderLanes
+from overlapscope.trace.collective_log import ENTRY_BYTES, HEADER_BYTES
+from overlapscope.trace.collective_log_reader import open_collective_logs
+from overlapscope.trace.small_files import find_rank_folders
 from tests.ordered import Collective, all_reduce, bucket, steps, write_order
 
 Orders = Mapping[int, Sequence[Collective]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from overlapscope.diagnosis.evidence import CallSite, Entry
-from overlapscope.diagnosis.order_sides import compare_sides, group_into_sides
-from overlapscope.trace.group_log import REACHED, UNREACHED
-from overlapscope.trace.signature import Signature
+from overlapscope.diagnosis.order_view import compare_sides, group_into_sides
+from overlapscope.trace.collective_log import REACHED, UNREACHED
+from overlapscope.trace.schema import Signature
 from tests.ordered import all_reduce, bucket
 
 MS = 1_000_000

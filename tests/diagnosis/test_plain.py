@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.diagnosis.card import LogExcerpt, RankSnapshot
 from overlapscope.diagnosis.evidence import (
     CallSite,
     Entry,
@@ -19,9 +18,10 @@ from overlapscope.diagnosis.evidence import (
     RankPosition,
     UnreadyParameter,
 )
-from overlapscope.diagnosis.plain import from_dict, from_json, to_json
+from overlapscope.diagnosis.rank_snapshot import LogExcerpt, RankSnapshot
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.trace.signature import Signature
+from overlapscope.trace.dataclass_json import from_dict, from_json, to_json
+from overlapscope.trace.schema import Signature
 
 THINGS = st.one_of(
     [

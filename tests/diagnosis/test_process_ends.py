@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from overlapscope.diagnosis.judge import judge
-from overlapscope.trace.exits import write_exit
-from overlapscope.trace.format import (
+from overlapscope.trace.event_log import EventLogWriter
+from overlapscope.trace.process_files import write_exit
+from overlapscope.trace.schema import (
     ENDED_FILE,
     EVENTS_FILE,
     RANK_FILE,
@@ -24,7 +25,6 @@ from overlapscope.trace.format import (
     rank_folder,
     write_json,
 )
-from overlapscope.trace.writer import EventLogWriter
 from tests.diagnosis.test_from_logs import evidence_of
 from tests.ordered import BEGIN_NS, Collective, all_reduce, end, fail, lives_here, stands, steps, write_order
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 
 from overlapscope.diagnosis.evidence import Evidence, Failure, ModelParameters, RankEvidence, ReportedVerdict
-from overlapscope.diagnosis.facts import Facts
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.refutations import is_refuted
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
+from overlapscope.diagnosis.wait_graph import Facts
 from tests.diagnosis.jobs import CLOSED, IN_LOADER, group, held_up, idle, job, rank, trained
 from tests.diagnosis.test_bad_ends import jobs
 

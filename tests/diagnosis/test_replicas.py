@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.diagnosis.replicas import (
+from overlapscope.diagnosis.replica_drift import (
     ComparedReplicas,
+    EndComparison,
     Replica,
     compare_model_replicas,
     replica_for_snapshot,
     summarize_latest_pass,
     summarize_pass,
 )
-from overlapscope.diagnosis.replicas_at_end import EndComparison
-from overlapscope.trace.sweep_file import FINAL_PASS, FingerprintPasses, fingerprint_pass_dtype, fingerprint_residue
+from overlapscope.trace.live_files import FINAL_PASS, FingerprintPasses, fingerprint_pass_dtype, fingerprint_residue
 
 NAMES = tuple(f"layers.{number}.weight" for number in range(7))
 NUMBERS = [fingerprint_residue(name) for name in NAMES]

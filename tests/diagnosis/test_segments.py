@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from instrumented_ddp.strategies import direct, double_tree, parameter_server, ring, tree
 from instrumented_ddp.strategies.hierarchical import Hierarchical
 from overlapscope.diagnosis.evidence import Entry, Evidence
-from overlapscope.diagnosis.facts import Facts
 from overlapscope.diagnosis.judge import judge
-from overlapscope.trace.group_log import FAILED
-from overlapscope.trace.signature import Signature
+from overlapscope.diagnosis.wait_graph import Facts
+from overlapscope.trace.collective_log import FAILED
+from overlapscope.trace.schema import Signature
 from tests.diagnosis.jobs import CLOSED, group, idle, job, rank
 
 NAME = "some strategy"

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from instrumented_ddp.recording.settings import collect_environment, collect_model_settings
+from instrumented_ddp.recording.metadata import collect_environment, collect_model_settings
 from overlapscope.diagnosis.evidence import Evidence, RankEvidence, RankSettings
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.settings import read_rank_settings
+from overlapscope.diagnosis.rank_settings import read_rank_settings
 from overlapscope.trace.checksum import dump_json_line
-from overlapscope.trace.format import PARAMETERS_FILE
-from overlapscope.trace.signature import Signature
+from overlapscope.trace.schema import PARAMETERS_FILE, Signature
 from tests.diagnosis.jobs import entry, group, held_up, idle, job, rank, site
 from tests.ordered import bucket
 

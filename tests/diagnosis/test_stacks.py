@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from overlapscope.diagnosis.stacks import find_user_line, find_wait_reason
+from overlapscope.diagnosis.process_state import find_user_line, find_wait_reason
 
 SCRIPT = """
 import faulthandler, sys, threading, time

@@ -11,16 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from overlapscope.diagnosis.card import RankSnapshot, make_snapshot
-from overlapscope.diagnosis.difference import EntryDifference
+from instrumented_ddp.watchdog.live_evidence import LiveCollectiveOrder
+from overlapscope.diagnosis.collective_order import WINDOW_MARGIN, RecordedOrder, compare_orders
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.order import WINDOW_MARGIN, compare_orders
-from overlapscope.diagnosis.plain import from_json, to_json
-from overlapscope.diagnosis.recorded_order import RecordedOrder
-from overlapscope.diagnosis.told_order import LiveCollectiveOrder
-from overlapscope.trace.folders import find_rank_folders
-from overlapscope.trace.group_log import REACHED, UNREACHED
-from overlapscope.trace.group_reader import open_collective_logs
+from overlapscope.diagnosis.order_difference import EntryDifference
+from overlapscope.diagnosis.rank_snapshot import RankSnapshot, make_snapshot
+from overlapscope.trace.collective_log import REACHED, UNREACHED
+from overlapscope.trace.collective_log_reader import open_collective_logs
+from overlapscope.trace.dataclass_json import from_json, to_json
+from overlapscope.trace.small_files import find_rank_folders
 from tests.diagnosis.jobs import job, rank
 from tests.ordered import Collective, all_reduce, bucket, steps, write_order
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel, attach
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
 from tests.gpu.device import DEVICE, make_mlp, needs_a_device, results_of, run_on_device, train
 
 pytestmark = needs_a_device

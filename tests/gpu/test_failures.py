@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from instrumented_ddp import DistributedDataParallel, attach
 from instrumented_ddp.session import get_current_session
-from overlapscope.trace.format import EVENTS_FILE, rank_folder
-from overlapscope.trace.group_log import HEADER_BYTES, CollectiveLogHeader, group_file
-from overlapscope.trace.log import is_closed
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.collective_log import HEADER_BYTES, CollectiveLogHeader, group_file
+from overlapscope.trace.event_log import is_closed
+from overlapscope.trace.recording import read_trace
+from overlapscope.trace.schema import EVENTS_FILE, rank_folder
 from tests.gpu.device import DEVICE, make_mlp, needs_a_device, results_of, run_on_device, train
 
 pytestmark = needs_a_device

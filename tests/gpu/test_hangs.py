@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp import DistributedDataParallel
-from overlapscope.diagnosis.from_logs import read_evidence
+from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.format import REPORTS_FILE, rank_folder
+from overlapscope.trace.schema import REPORTS_FILE, rank_folder
 from tests.gpu.device import DEVICE, make_mlp, needs_a_device, results_of, run_on_device, sleep_on_device, train
 
 pytestmark = [*needs_a_device, pytest.mark.slow]

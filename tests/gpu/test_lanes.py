@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from overlapscope.account.blocks import compute_breakdown
-from overlapscope.trace.reader import read_trace
+from overlapscope.breakdown.breakdown import compute_breakdown
+from overlapscope.trace.recording import read_trace
 from tests.gpu import profiled
 from tests.gpu.device import SHARED_CLOCK_ERROR_NS, needs_a_device, results_of, run_on_device
 from tests.gpu.profiled import MB, SIZES_MB, STEPS

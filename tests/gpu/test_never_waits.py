@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from instrumented_ddp import DistributedDataParallel, attach
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
 from tests.gpu.device import make_mlp, needs_a_device, results_of, run_on_device, sleep_on_device, train
 
 pytestmark = needs_a_device

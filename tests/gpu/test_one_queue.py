@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp import DistributedDataParallel
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
 from tests.cluster.ranks import Ranks
 from tests.gpu.device import make_mlp, needs_a_device, on_the_device, results_of, train
 

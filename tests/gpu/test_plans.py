@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from instrumented_ddp import DistributedDataParallel
 from instrumented_ddp.calibrate import measure_all_sizes
+from overlapscope.bucket_model.calibration import Calibration
 from overlapscope.errors import OverlapScopeError
-from overlapscope.model.calibration import Calibration
 from overlapscope.trace.environment import DETAIL_VARIABLE, PROBE_VARIABLE
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
 from tests.gpu.device import DEVICE, make_mlp, needs_a_device, results_of, run_on_device, train
 
 pytestmark = needs_a_device

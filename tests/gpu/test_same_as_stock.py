@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from instrumented_ddp import DistributedDataParallel
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
 from tests.gpu.device import DEVICE, SHARED_CLOCK_ERROR_NS, make_mlp, needs_a_device, results_of, run_on_device
 
 pytestmark = needs_a_device

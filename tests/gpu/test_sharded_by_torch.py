@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from instrumented_ddp import attach
-from overlapscope.account.blocks import compute_breakdown
-from overlapscope.trace.reader import read_trace
+from overlapscope.breakdown.breakdown import compute_breakdown
+from overlapscope.trace.recording import read_trace
 from tests.gpu.device import make_mlp, needs_a_device, results_of, run_on_device, train
 
 pytestmark = needs_a_device

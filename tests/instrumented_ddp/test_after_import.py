@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from instrumented_ddp.stock.after_import import call_after_import
+from instrumented_ddp.stock.wrapping import call_after_import
 
 
 @pytest.fixture

@@ -10,10 +10,8 @@ from pathlib import Path
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.lab import jobs
 from overlapscope.lab.catalogue import Fault
-from overlapscope.lab.diagnosing import diagnose
-from overlapscope.lab.reports import WatchdogReport, load_reports
-from overlapscope.lab.scripts import find_fault_script
-from overlapscope.lab.truth import check_verdict
+from overlapscope.lab.jobs import WatchdogReport, diagnose, load_reports
+from overlapscope.lab.truth import check_verdict, find_fault_script
 from tests.lab.warm_ranks import WarmRank
 
 

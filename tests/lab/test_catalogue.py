@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from overlapscope.lab.catalogue import FAULT_STEP, FAULTS, Fault
-from overlapscope.lab.scripts import find_fault_script, find_faulty_lines, read_explanation, read_title
+from overlapscope.lab.truth import find_fault_script, find_faulty_lines, read_explanation, read_title
 
 ROOT = Path(__file__).parents[2]
 LETTERS = {"a1", "a2", "b", "b'", "c", "c3", "c6", "d", "e1", "e2", "e3", "f", "f'", "g", "h", "i2", "j", "p", "t", "n"}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.diagnosis.process import has_process_ended
+from overlapscope.diagnosis.process_state import has_process_ended
 from overlapscope.lab import cluster
 from overlapscope.lab.cluster import ClusterJob, make_launcher_variables
 from overlapscope.lab.network.hosts import Hosts

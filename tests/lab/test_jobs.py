@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from overlapscope.lab import jobs
-from tests.commands.command_line import REPOSITORY
+from tests.cli.command_line import REPOSITORY
 
 
 def script(folder: Path, text: str) -> Path:

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.lab.network import requirements
-from overlapscope.lab.network.link import Link, parse_latency, parse_rate
-from overlapscope.lab.network.requirements import find_missing_requirement
+from overlapscope.lab.network import link
+from overlapscope.lab.network.link import Link, find_missing_requirement, parse_latency, parse_rate
 
 NEAR, FAR = Link(bits_per_s=1e9), Link(bits_per_s=1e9, latency_ms=2)
 
@@ -69,8 +68,8 @@ def able(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("ip", "tc"):
         (tmp_path / name).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(requirements, "_STATUS", tmp_path / "status")
-    monkeypatch.setattr(requirements, "_TUN", tmp_path / "tun")
+    monkeypatch.setattr(link, "_STATUS", tmp_path / "status")
+    monkeypatch.setattr(link, "_TUN", tmp_path / "tun")
     monkeypatch.setattr("sys.platform", "linux")
     return tmp_path
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from overlapscope.analysis.analysis import Analysis
+from overlapscope.analysis import Analysis
 from overlapscope.lab.synth import estimate_bytes, write_recording
-from overlapscope.trace.format import EVENTS_FILE, HEADER_BYTES
-from overlapscope.trace.reader import read_trace
-from tests.commands.command_line import overlapscope
+from overlapscope.trace.recording import read_trace
+from overlapscope.trace.schema import EVENTS_FILE, HEADER_BYTES
+from tests.cli.command_line import overlapscope
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,7 @@ import pytest
 from overlapscope.diagnosis.evidence import CallSite
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.lab.catalogue import FAULTS
-from overlapscope.lab.scripts import find_faulty_lines
-from overlapscope.lab.truth import check_verdict
+from overlapscope.lab.truth import check_verdict, find_faulty_lines
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
 BRANCH = BY_NAME["missing-branch"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from overlapscope.trace.format import HEADER_BYTES, RECORD_BYTES, Kind, Phase, pack_body
-from overlapscope.trace.writer import EventLogWriter
+from overlapscope.trace.event_log import EventLogWriter
+from overlapscope.trace.schema import HEADER_BYTES, RECORD_BYTES, Kind, Phase, pack_body
 
 PHASE_BEGIN = pack_body(Kind.PHASE_BEGIN, index=Phase.FORWARD)
 

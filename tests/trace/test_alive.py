@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from overlapscope.trace.alive import pack_liveness, read_alive_file
-from overlapscope.trace.log import Problem
+from overlapscope.trace.event_log import Problem
+from overlapscope.trace.live_files import pack_liveness, read_alive_file
 
 
 def test_what_was_written_is_read_and_zeros_are_unknown(tmp_path: Path) -> None:

@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.board import (
+from overlapscope.trace.live_files import (
     READY,
     GradientReadyFile,
     find_models_with_ready_file,
     read_is_ready,
     read_ready_times_ns,
 )
-from overlapscope.trace.format import legacy_ready_file
+from overlapscope.trace.schema import legacy_ready_file
 
 S = 1_000_000_000
 
 DIE_AFTER_STORING = """
 import os, signal, sys
 from pathlib import Path
-from overlapscope.trace.board import ReadinessBoard
+from overlapscope.trace.live_files import ReadinessBoard
 board = ReadinessBoard(Path(sys.argv[1]), model=0, parameters=3)
 board.ready_ns[1] = 123456789012345
 os.kill(os.getpid(), signal.SIGKILL)

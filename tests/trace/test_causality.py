@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.trace.causality import (
+from overlapscope.trace.clock_alignment import (
     CollectiveBounds,
     compute_fixes,
     compute_offset_bounds,
@@ -17,7 +17,7 @@ from overlapscope.trace.causality import (
     merge_by_clock,
     tighten_map,
 )
-from overlapscope.trace.clock import MAX_DRIFT, ClockMap
+from overlapscope.trace.clocks import MAX_DRIFT, ClockMap
 
 US = 1_000
 BEGIN_NS = 10**15

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.trace.clock import MAX_DRIFT, ClockMap, Fix, bounds_from_pings, compute_fix, drop_poor_fixes
+from overlapscope.trace.clocks import MAX_DRIFT, ClockMap, Fix, bounds_from_pings, compute_fix, drop_poor_fixes
 
 SECOND = 1_000_000_000
 BOOT_NS = 10**15

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from overlapscope.trace.format import HEADER_BYTES, OPS, RECORD_BYTES, Kind, LogHeader, Phase
-from overlapscope.trace.group_log import ENTRY_DTYPE, CollectiveLogHeader
-from overlapscope.trace.log import RECORD_DTYPE
-from overlapscope.trace.reader import Trace, read_trace
-from overlapscope.trace.sweep_file import fingerprint_pass_dtype
+from overlapscope.trace.collective_log import ENTRY_DTYPE, CollectiveLogHeader
+from overlapscope.trace.event_log import RECORD_DTYPE
+from overlapscope.trace.live_files import fingerprint_pass_dtype
+from overlapscope.trace.recording import Trace, read_trace
+from overlapscope.trace.schema import HEADER_BYTES, OPS, RECORD_BYTES, Kind, LogHeader, Phase
 from tests.synthetic import write_recording
 from tests.trace.test_reader_clocks import on_another_host, write_pings
 

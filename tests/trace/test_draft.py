@@ -13,12 +13,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from overlapscope.trace import conversion
-from overlapscope.trace.conversion import _ShardTask
-from overlapscope.trace.draft import ConvertedShards
-from overlapscope.trace.format import RUN_FILE, TABLES_FOLDER, rank_folder
-from overlapscope.trace.own_files import STAGING_PREFIX, try_lock
-from overlapscope.trace.reader import open_recording
+from overlapscope.trace import load
+from overlapscope.trace.cache import ConvertedShards
+from overlapscope.trace.load import _ShardTask
+from overlapscope.trace.recording import open_recording
+from overlapscope.trace.schema import RUN_FILE, TABLES_FOLDER, rank_folder
+from overlapscope.trace.small_files import STAGING_PREFIX, try_lock
 from overlapscope.trace.tables import TABLES
 from tests.synthetic import write_recording
 from tests.trace.test_reader_clocks import edit_json, on_another_host
@@ -27,7 +27,7 @@ UNTIL_KILLED = """
 import os, signal, sys
 from pathlib import Path
 from overlapscope.trace import conversion
-from overlapscope.trace.reader import open_recording
+from overlapscope.trace.recording import open_recording
 
 conversion._RECORDS_OF_PART, conversion._RECORDS_OF_RANGE = 1, 600
 convert = conversion._convert
@@ -40,8 +40,8 @@ ALL = [0, 1, 2]
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversion, "_RECORDS_PER_SHARD", 1)
-    monkeypatch.setattr(conversion, "_RECORDS_PER_RANGE", 600)
+    monkeypatch.setattr(load, "_RECORDS_PER_SHARD", 1)
+    monkeypatch.setattr(load, "_RECORDS_PER_RANGE", 600)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def recording(tmp_path: Path) -> Path:
 def parts_read(path: Path, *, at: int | None = None, error: BaseException | None = None) -> list[int]:
     """Open a recording, and have an error come instead of reading one part. Returns those that were read."""
     read: list[int] = []
-    convert = conversion._convert
+    convert = load._convert
 
     def watched(task: _ShardTask) -> ConvertedShards:
         if task.number == at and error is not None:
@@ -65,7 +65,7 @@ def parts_read(path: Path, *, at: int | None = None, error: BaseException | None
         return convert(task)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conversion, "_convert", watched)
+        patch.setattr(load, "_convert", watched)
         with suppress(KeyboardInterrupt, OSError):
             open_recording(path)
     return read

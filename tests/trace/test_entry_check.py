@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.trace.format import HEADER_BYTES
-from overlapscope.trace.group_file import CollectiveLogFile
-from overlapscope.trace.group_log import (
+from overlapscope.trace.collective_log import (
     ENTRY_BYTES,
     ENTRY_DTYPE,
     REACHED,
@@ -16,6 +14,8 @@ from overlapscope.trace.group_log import (
     CollectiveLogHeader,
     CollectiveLogWriter,
 )
+from overlapscope.trace.collective_log_reader import CollectiveLogFile
+from overlapscope.trace.schema import HEADER_BYTES
 from tests.ordered import all_reduce
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from overlapscope.trace import host
-from overlapscope.trace.exits import ProcessExit, read_exits, write_exit
-from overlapscope.trace.log import Problem
+from overlapscope.trace import clocks
+from overlapscope.trace.event_log import Problem
+from overlapscope.trace.process_files import ProcessExit, read_exits, write_exit
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -21,8 +21,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         (13, 1, 7, 15, False),
         (11, 1, None, None, True),
     ]
-    assert {each.boot_id for each in found} == {host.get_boot_id()}
-    assert all(isinstance(each, ProcessExit) and each.time_ns <= host.host_now_ns() for each in found)
+    assert {each.boot_id for each in found} == {clocks.get_boot_id()}
+    assert all(isinstance(each, ProcessExit) and each.time_ns <= clocks.host_now_ns() for each in found)
 
 
 def test_a_line_that_is_not_what_was_written_is_a_problem_and_no_evidence(tmp_path: Path) -> None:

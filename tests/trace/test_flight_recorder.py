@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.flight_recorder import DumpEntry, read_dump
-from overlapscope.trace.flight_recorder_files import holds_dumps, read_all_dumps
+from overlapscope.trace.flight_recorder import DumpEntry, holds_dumps, read_all_dumps, read_dump
 from tests.nccl_dumps import NcclRank
 
 DUMPS = Path(__file__).parent.parent / "data" / "flight_recorder"

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.checksum import parse_json_text
-from overlapscope.trace.format import (
+from overlapscope.trace.event_log import RECORD_DTYPE
+from overlapscope.trace.schema import (
     CHECKED_RECORD,
     DTYPES,
     HEADER_BYTES,
@@ -29,7 +30,6 @@ from overlapscope.trace.format import (
     pack_body,
     write_json,
 )
-from overlapscope.trace.log import RECORD_DTYPE
 
 PATH = Path("rank_0/events.log")
 HEADER = LogHeader(capacity_records=1000, pinned_records=125, written_records=7, closed=True)

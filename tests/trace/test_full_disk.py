@@ -13,8 +13,8 @@ IN_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
 WRITE = """
 import json, sys
 from pathlib import Path
-from overlapscope.trace.log import read_log
-from overlapscope.trace.writer import EventLog
+from overlapscope.trace.event_log import read_log
+from overlapscope.trace.event_log import EventLog
 from tests.trace.logs import append_numbered
 
 log = EventLog(Path(sys.argv[1]) / "events.log")

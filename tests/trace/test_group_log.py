@@ -16,9 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.format import HEADER_BYTES
-from overlapscope.trace.group_file import CollectiveLogFile
-from overlapscope.trace.group_log import (
+from overlapscope.trace.collective_log import (
     ENTRY_BYTES,
     ENTRY_DTYPE,
     FAILED,
@@ -30,7 +28,8 @@ from overlapscope.trace.group_log import (
     Entries,
     oldest_incomplete,
 )
-from overlapscope.trace.signature import Signature
+from overlapscope.trace.collective_log_reader import CollectiveLogFile
+from overlapscope.trace.schema import HEADER_BYTES, Signature
 
 HEADER = CollectiveLogHeader(name="0", ranks=(0, 1), rank=0)
 BUCKET = Signature(op="all_reduce", dtype="float32", elements=10, role="bucket", plan_hash="ab", bucket=0)

@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.folders import find_rank_folders
-from overlapscope.trace.format import HEADER_BYTES, PLANS_FILE, SIGNATURES_FILE, rank_folder
-from overlapscope.trace.group_file import CollectiveLogFile
-from overlapscope.trace.group_log import ENTRY_BYTES, CollectiveLogHeader, CollectiveLogWriter, group_file
-from overlapscope.trace.group_reader import open_collective_logs
+from overlapscope.trace.collective_log import ENTRY_BYTES, CollectiveLogHeader, CollectiveLogWriter, group_file
+from overlapscope.trace.collective_log_reader import CollectiveLogFile, open_collective_logs
+from overlapscope.trace.schema import HEADER_BYTES, PLANS_FILE, SIGNATURES_FILE, rank_folder
+from overlapscope.trace.small_files import find_rank_folders
 from tests.ordered import all_reduce, bucket, steps, write_order
 
 

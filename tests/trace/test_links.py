@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.trace.format import LINKS_FILE, rank_folder
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
+from overlapscope.trace.schema import LINKS_FILE, rank_folder
 from tests.synthetic import add_link_sample, write_recording
 
 

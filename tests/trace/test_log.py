@@ -14,10 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.format import HEADER_BYTES, RECORD_BYTES
-from overlapscope.trace.log import Problem, Records, read_latest_records, read_latest_step, read_log, read_log_position
-from overlapscope.trace.record_checksums import compute_record_checksums
-from overlapscope.trace.writer import EventLogWriter
+from overlapscope.trace.event_log import (
+    EventLogWriter,
+    Problem,
+    Records,
+    compute_record_checksums,
+    read_latest_records,
+    read_latest_step,
+    read_log,
+    read_log_position,
+)
+from overlapscope.trace.schema import HEADER_BYTES, RECORD_BYTES
 from tests.trace.logs import append_numbered, bytes_for, make_log
 
 
@@ -171,7 +178,7 @@ def test_the_newest_step_of_a_ring_is_found_without_the_checksums_of_all(
         checked.append(len(records))
         return compute_record_checksums(records)
 
-    monkeypatch.setattr("overlapscope.trace.log.record_checksums", counted)
+    monkeypatch.setattr("overlapscope.trace.event_log.record_checksums", counted)
     assert read_latest_step(path) == 5000
     assert sum(checked) < 100
     content = bytearray(path.read_bytes())

@@ -9,11 +9,12 @@ import pandas as pd
 import pytest
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace import memory, store, table_file
-from overlapscope.trace.conversion import draft_beside
-from overlapscope.trace.folders import find_rank_folders
-from overlapscope.trace.format import EVENTS_FILE
-from overlapscope.trace.reader import open_recording, read_trace
+from overlapscope.trace import cache, table_file
+from overlapscope.trace import table_file as memory
+from overlapscope.trace.load import draft_beside
+from overlapscope.trace.recording import open_recording, read_trace
+from overlapscope.trace.schema import EVENTS_FILE
+from overlapscope.trace.small_files import find_rank_folders
 from overlapscope.trace.tables import TABLES
 from tests.synthetic import write_recording
 
@@ -71,14 +72,14 @@ def test_tables_that_grow_beyond_the_memory_are_not_read(tmp_path: Path, monkeyp
     folder = write_recording(tmp_path / "traces", steps=3)
     trace = read_trace(folder)
     bomb = {name: pd.DataFrame() for name in TABLES} | {"steps": pd.DataFrame({"step": np.zeros(20_000_000, "int8")})}
-    fingerprint = store.compute_fingerprint(find_rank_folders(folder))
-    stored = store.load_tables(folder, fingerprint)
+    fingerprint = cache.compute_fingerprint(find_rank_folders(folder))
+    stored = cache.load_tables(folder, fingerprint)
     assert stored is not None
     with draft_beside(folder) as draft:
-        files = store.write_shard(draft, 0, bomb, [])
-        store.publish_tables(draft, folder, fingerprint, stored.read_unsplit(), {}, [], [], [files])
+        files = cache.write_shard(draft, 0, bomb, [])
+        cache.publish_tables(draft, folder, fingerprint, stored.read_unsplit(), {}, [], [], [files])
     with_free(monkeypatch, 100 * MB)
-    with pytest.raises(store.DamagedTables):
+    with pytest.raises(cache.DamagedTables):
         open_recording(folder).trace()
     assert len(read_trace(folder).steps) == len(trace.steps)
 

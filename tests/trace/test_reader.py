@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.account.alike import find_first_step_after_warm_up
+from overlapscope.breakdown.steady_steps import find_first_step_after_warm_up
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace import part
-from overlapscope.trace.format import (
+from overlapscope.trace import tables
+from overlapscope.trace.event_log import DEFAULT_LIMIT_BYTES
+from overlapscope.trace.recording import read_trace
+from overlapscope.trace.schema import (
     CALL_SITES_FILE,
     ENDED_FILE,
     EVENTS_FILE,
@@ -28,8 +30,6 @@ from overlapscope.trace.format import (
     rank_folder,
     write_json,
 )
-from overlapscope.trace.reader import read_trace
-from overlapscope.trace.writer import DEFAULT_LIMIT_BYTES
 from tests.ordered import make_folder, steps, write_order
 from tests.synthetic import PARAMETERS, US, make_rank, write_recording, write_step
 
@@ -49,7 +49,7 @@ def test_it_does_not_matter_how_many_ranks_are_read_at_once(tmp_path: Path, monk
     folder = write_recording(tmp_path, ranks=5, steps=4)
     at_once = read_trace(folder, latest_records=1_000)
     for records in (1, 60, 130):
-        monkeypatch.setattr(part, "_RECORDS_AT_ONCE", records)
+        monkeypatch.setattr(tables, "_RECORDS_AT_ONCE", records)
         one_by_one = read_trace(folder, latest_records=1_000)
         for name, table in vars(at_once).items():
             if isinstance(table, pd.DataFrame):

@@ -9,16 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from overlapscope.trace import conversion
-from overlapscope.trace.format import (
-    CLOCK_FILE,
-    RANK_FILE,
-    RUN_FILE,
-    TABLES_FOLDER,
-    rank_folder,
-    write_json,
-)
-from overlapscope.trace.reader import open_recording, read_trace
+from overlapscope.trace import load
+from overlapscope.trace.recording import open_recording, read_trace
+from overlapscope.trace.schema import CLOCK_FILE, RANK_FILE, RUN_FILE, TABLES_FOLDER, rank_folder, write_json
 from overlapscope.trace.table_file import ALL_STEPS
 from overlapscope.trace.tables import TABLES
 from tests.synthetic import make_rank, write_recording
@@ -159,7 +152,7 @@ def test_some_steps_are_those_of_the_whole_however_it_is_cut(
     whole = read_trace(tmp_path)
     shutil.rmtree(tmp_path / TABLES_FOLDER)
     for name in ("_RECORDS_PER_SHARD", "_RECORDS_PER_RANGE"):
-        monkeypatch.setattr(conversion, name, 150)
+        monkeypatch.setattr(load, name, 150)
     recording = open_recording(tmp_path)
     assert len(list((tmp_path / TABLES_FOLDER / "steps").iterdir())) > 1
     assert len(recording.ranges) > 2

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.trace.format import RECORD_BYTES
-from overlapscope.trace.log import RECORD_DTYPE
-from overlapscope.trace.record_checksums import compute_record_checksums
+from overlapscope.trace.event_log import RECORD_DTYPE, compute_record_checksums
+from overlapscope.trace.schema import RECORD_BYTES
 
 
 @given(content=st.binary(min_size=RECORD_BYTES, max_size=20 * RECORD_BYTES))

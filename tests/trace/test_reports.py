@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from overlapscope.trace.format import REPORTS_FILE
-from overlapscope.trace.reports import ReportLog, read_rank_reports, read_reports
+from overlapscope.trace.process_files import ReportLog, read_rank_reports, read_reports
+from overlapscope.trace.schema import REPORTS_FILE
 
 VERDICT = {"kind": "stuck", "sentence": "Rank 1 is stuck.", "blamed": [1]}
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.restricted_json import load_json
-from overlapscope.trace.untrusted_file import MAX_NESTING, MAX_VALUES
+from overlapscope.trace.untrusted import MAX_NESTING, MAX_VALUES, load_json
 
 DUMPS = Path(__file__).parent.parent / "data" / "flight_recorder"
 REAL = (DUMPS / "op_mismatch_gloo" / "json" / "trace_0.json").read_bytes()

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.restricted_pickle import load_pickle
-from overlapscope.trace.untrusted_file import MAX_BYTES, MAX_NESTING, MAX_VALUES, read_bytes
+from overlapscope.trace.untrusted import MAX_BYTES, MAX_NESTING, MAX_VALUES, load_pickle, read_bytes
 
 DUMPS = Path(__file__).parent.parent / "data" / "flight_recorder"
 REAL = (DUMPS / "op_mismatch_gloo" / "pickle" / "trace_0").read_bytes()

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.format import HEADER_BYTES
-from overlapscope.trace.group_file import CollectiveLogFile
-from overlapscope.trace.group_log import CollectiveLogHeader, CollectiveLogWriter
-from overlapscope.trace.log import read_latest_records, read_log
+from overlapscope.trace.collective_log import CollectiveLogHeader, CollectiveLogWriter
+from overlapscope.trace.collective_log_reader import CollectiveLogFile
+from overlapscope.trace.event_log import EventLogWriter, read_latest_records, read_log
 from overlapscope.trace.ring_log import RingLog
-from overlapscope.trace.signature import Signature
-from overlapscope.trace.writer import EventLogWriter
+from overlapscope.trace.schema import HEADER_BYTES, Signature
 from tests.trace.logs import PHASE_BEGIN
 
 LOSS = Signature(op="all_reduce", reduce_op="sum", dtype="float32", elements=1)

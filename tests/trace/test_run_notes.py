@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.run_notes import MAX_TAG_LENGTH, NOTES_FILE, RunNotes, parse_tags, read_notes, write_notes
+from overlapscope.trace.runs import MAX_TAG_LENGTH, NOTES_FILE, RunNotes, parse_tags, read_notes, write_notes
 
 tags = st.lists(
     st.text(max_size=MAX_TAG_LENGTH).filter(lambda tag: parse_tags(tag) == (tag,)), unique=True, max_size=20

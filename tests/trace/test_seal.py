@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.trace.format import MANIFEST_FILE, write_json
-from overlapscope.trace.log import Problem
-from overlapscope.trace.seal import Manifest, write_manifest
+from overlapscope.trace.event_log import Problem
+from overlapscope.trace.manifest import Manifest, write_manifest
+from overlapscope.trace.schema import MANIFEST_FILE, write_json
 from tests.trace.logs import make_log
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from overlapscope.trace.format import rank_folder
-from overlapscope.trace.reader import read_trace
-from overlapscope.trace.segment_reader import SEGMENT_COLUMNS
-from overlapscope.trace.segments import SEGMENTS_FILE
+from overlapscope.trace.rank_folder import SEGMENT_COLUMNS
+from overlapscope.trace.recording import read_trace
+from overlapscope.trace.schema import SEGMENTS_FILE, rank_folder
 from tests.segments import BYTES, ROUNDS, write_ring_recording
 from tests.synthetic import US, write_recording
 

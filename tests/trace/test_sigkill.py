@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.trace.log import read_log
+from overlapscope.trace.event_log import read_log
 from tests.trace.logs import bytes_for
 
 KILLS = 20
 WRITE_UNTIL_KILLED = """
 import mmap, struct, sys
 from pathlib import Path
-from overlapscope.trace.writer import EventLog
+from overlapscope.trace.event_log import EventLog
 from tests.trace.logs import ENTER
 
 log_path, counts_path, limit_bytes = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])

@@ -14,9 +14,9 @@ import pandas as pd
 import pytest
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace import rank_files
-from overlapscope.trace.format import RUN_FILE, TABLES_FOLDER, rank_folder
-from overlapscope.trace.reader import Trace, read_trace
+from overlapscope.trace import rank_folder as rank_files
+from overlapscope.trace.recording import Trace, read_trace
+from overlapscope.trace.schema import RUN_FILE, TABLES_FOLDER, rank_folder
 from tests.synthetic import US, make_rank, write_recording, write_step
 
 NOBODY = 65534

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from overlapscope.trace.sweep_file import (
+from overlapscope.trace.live_files import (
     FINAL_PASS,
     MAX_PASSES,
     FingerprintFile,

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from overlapscope.trace.format import HEADER_BYTES, NO_INDEX, RECORD_BYTES, Flag, Kind, Phase, pack_body
-from overlapscope.trace.log import read_log
-from overlapscope.trace.reader import Trace, read_trace
+from overlapscope.trace.event_log import EventLogWriter, read_log
+from overlapscope.trace.recording import Trace, read_trace
+from overlapscope.trace.schema import HEADER_BYTES, NO_INDEX, RECORD_BYTES, Flag, Kind, Phase, pack_body
 from overlapscope.trace.tables import drop_steps_cut_by_ring
-from overlapscope.trace.writer import EventLogWriter
 from tests.synthetic import BUCKET_ELEMENTS, US, make_rank, write_recording, write_step
 
 RECORDS_PER_STEP = 29

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.trace.turns import index_in_runs, occurrence_index
+from overlapscope.trace.collective_arrival import index_in_runs, occurrence_index
 
 rows = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=30)
 

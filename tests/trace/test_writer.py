@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.format import RECORD_BYTES
-from overlapscope.trace.log import read_log
-from overlapscope.trace.writer import EventLogWriter
+from overlapscope.trace.event_log import EventLogWriter, read_log
+from overlapscope.trace.schema import RECORD_BYTES
 from tests.trace.logs import PHASE_BEGIN, append_numbered, bytes_for, make_log
 
 

@@ -13,13 +13,44 @@ from overlapscope.diagnosis.evidence import (
     RankEvidence,
     UnreadyParameter,
 )
-from overlapscope.diagnosis.facts import Facts, Wait
 from overlapscope.diagnosis.failures import is_consequence
-from overlapscope.diagnosis.rules import left_backward
 from overlapscope.diagnosis.rules.waiting import wait_fields
+from overlapscope.diagnosis.text import at_line, capitalize, first_few, plural, rank_list
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import at_line, capitalize, first_few, plural, rank_list
-from overlapscope.trace.signature import NO_BUCKET
+from overlapscope.diagnosis.wait_graph import Facts, Wait
+from overlapscope.trace.schema import NO_BUCKET
+
+# Rule for exceptions raised in a backward and caught, so that training continued without some gradients.
+
+INTERRUPTED_BACKWARD_ADVICE: Final = (
+    "Log the exception where it is caught: it is the cause.",
+    "Let it end the process, or have all ranks agree after each backward, with an all_reduce, to skip the batch.",
+)
+_MOST_RANKS: Final = 4
+
+
+def interrupted_backward_in(one: RankEvidence, step: int | None) -> InterruptedBackward | None:
+    """Return the interrupted backward of a rank in this step, unless the rank may have run another one since."""
+    has_run_another = one.position is not None and one.position.phase in ("backward", "finalize", "optimizer")
+    return None if has_run_another else next((left for left in one.interrupted_backwards if left.step == step), None)
+
+
+def note_interrupted_backwards(facts: Facts, verdict: Verdict) -> tuple[str, ...]:
+    """Return, as evidence for another fault it may explain, the latest interrupted backward of each rank by then."""
+    if not verdict.is_fault or verdict.kind == "gradients never ready":
+        return ()
+    latest = {
+        rank: left
+        for rank, one in sorted(facts.ranks.items())
+        for left in one.interrupted_backwards
+        if verdict.step is None or left.step <= verdict.step
+    }
+    return tuple(
+        f"An exception came out of the backward of rank {rank} in step {left.step}{at_line(left.call_site)} and was caught: "
+        "the training went on."
+        for rank, left in list(latest.items())[:_MOST_RANKS]
+    )
+
 
 _BACKWARD: Final = "_engine_run_backward"
 """Function of torch that runs a backward, in a traceback."""
@@ -47,7 +78,7 @@ def _missing_gradients_of(facts: Facts, rank: int) -> tuple[tuple[UnreadyParamet
     is_awaited = facts.wait_for((rank,)) is not None or _bucket_of_others(facts, rank, unready[0]) is not None
     is_over = one.position is not None and one.position.phase not in ("backward", "finalize", "forward")
     is_over &= not _was_ended_in_backward(one)
-    is_over |= left_backward.interrupted_backward_in(one, _step_of(one)) is not None
+    is_over |= interrupted_backward_in(one, _step_of(one)) is not None
     is_there = (
         one.liveness not in ("gone", "stopped", "failed") and facts.is_stuck(rank) and not facts.is_only_slow(rank)
     )
@@ -110,7 +141,7 @@ def _never_ready(
         "bucket": bucket,
         "parameters": names,
     }
-    left = left_backward.interrupted_backward_in(one, step)
+    left = interrupted_backward_in(one, step)
     frozen = _frozen_text(inside, ranks, step)
     have = "got" if is_over else "has" if len(inside) == 1 else "have"
     backward = left.call_site if left is not None else _line_of_backward(facts, ranks[0]) if is_over else None
@@ -146,7 +177,7 @@ def _advice(
     everywhere: bool,
 ) -> tuple[str, ...]:
     if left is not None:
-        return left_backward.INTERRUPTED_BACKWARD_ADVICE
+        return INTERRUPTED_BACKWARD_ADVICE
     if is_frozen:
         return ("Freeze parameters before DistributedDataParallel is given them, or wrap the model in it again.",)
     if everywhere:

@@ -7,12 +7,12 @@ from signal import SIGHUP, SIGINT, SIGTERM, Signals
 from typing import Final
 
 from overlapscope.diagnosis.evidence import Failure, RankEvidence
-from overlapscope.diagnosis.facts import Facts, Wait
-from overlapscope.diagnosis.patience import STUCK_AFTER_NS, stall_timeout_ns
-from overlapscope.diagnosis.rules import silent
-from overlapscope.diagnosis.rules.otherwise import format_compared, format_gaps, gap_advice
+from overlapscope.diagnosis.rules import unreduced_gradients
+from overlapscope.diagnosis.rules.fallback import format_compared, format_gaps, gap_advice
+from overlapscope.diagnosis.stall_timeout import STUCK_AFTER_NS, stall_timeout_ns
+from overlapscope.diagnosis.text import capitalize, format_seconds, plural, rank_list
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import capitalize, format_seconds, plural, rank_list
+from overlapscope.diagnosis.wait_graph import Facts, Wait
 
 _FROM_OUTSIDE: Final = (-SIGINT, -SIGTERM, -SIGHUP)
 """Exit statuses from signals that are not sent because of a fault of the process."""
@@ -86,7 +86,7 @@ def _is_interrupt(failure: Failure | None) -> bool:
 
 def _was_faulty_before(facts: Facts, since_ns: int | None) -> bool:
     """Return True if the job had hung, or had been found to do harm."""
-    if facts.was_reported_before(since_ns) or silent.find_unreduced_gradients(facts) is not None:
+    if facts.was_reported_before(since_ns) or unreduced_gradients.find_unreduced_gradients(facts) is not None:
         return True
     return any(_has_waited_for_long(facts, wait, since_ns) for wait in facts.waits)
 

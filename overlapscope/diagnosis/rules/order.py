@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 from overlapscope.diagnosis.evidence import Entry, GroupOrder
-from overlapscope.diagnosis.facts import Facts, find_minority
-from overlapscope.diagnosis.rules import silent
-from overlapscope.diagnosis.rules.continuation import Continuation, explain_continuation
+from overlapscope.diagnosis.rules import unreduced_gradients
 from overlapscope.diagnosis.rules.groups import MISSING_COLLECTIVE_ADVICE
-from overlapscope.diagnosis.verdict import FaultKind, Verdict
-from overlapscope.diagnosis.wording import (
+from overlapscope.diagnosis.text import (
     at_line,
     capitalize,
     collective_text,
@@ -22,7 +20,51 @@ from overlapscope.diagnosis.wording import (
     plural,
     rank_list,
 )
-from overlapscope.trace.signature import NO_BUCKET
+from overlapscope.diagnosis.verdict import FaultKind, Verdict
+from overlapscope.diagnosis.wait_graph import Facts, find_minority
+from overlapscope.trace.schema import NO_BUCKET
+
+# Alignment of two sequences of collectives after their first difference: replaced, missing or swapped.
+
+_MOST_MISSING: Final = 4
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """The explanation of a difference."""
+
+    kind: Literal["replaced", "missing", "swapped"]
+    missing_on: Literal["first", "second"] | None = None
+    """The sequence that lacks entries."""
+    count: int = 0
+    """Number of entries it lacks."""
+
+
+def explain_continuation(first: Sequence[Entry], second: Sequence[Entry]) -> Continuation:
+    """Explain how two sequences continue, each from its first differing entry on.
+
+    The kind is "replaced" if the entries after the first are equal again, or nothing else fits. Example: a b c and x b
+    c are replaced; a b c and b a c are swapped; a b c d and b c d have one missing on the second.
+    """
+    a = [entry.signature.hash for entry in first]
+    b = [entry.signature.hash for entry in second]
+    if _agree(a[1:], b[1:]):
+        return Continuation("replaced")
+    if len(a) > 1 and len(b) > 1 and (a[0], a[1]) == (b[1], b[0]) and a[2:3] == b[2:3][: len(a[2:3])]:
+        return Continuation("swapped")
+    found = []
+    for count in range(1, _MOST_MISSING + 1):
+        found += [(_agree(a[count:], b), -count, Continuation("missing", "second", count))]
+        found += [(_agree(a, b[count:]), -count, Continuation("missing", "first", count))]
+    agreeing, _, best = max(found, key=lambda one: one[:2])
+    return best if agreeing else Continuation("replaced")
+
+
+def _agree(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return the length of the common prefix if one is a prefix of the other; else 0."""
+    both = list(zip(a, b, strict=False))
+    return len(both) if all(x == y for x, y in both) else 0
+
 
 _SEVERITY: Final = ("signature", "step", "batch", "names")
 _MOST_SHOWN: Final = 8
@@ -109,7 +151,7 @@ def _find_update_without_reduction(
     ranks = {rank for rank, one in facts.ranks.items() if one.unreduced is not None and one.unreduced.step == step}
     if group.divergence != "batch" or not any(ranks == set(side) for side in sides):
         return None
-    found = silent.find_unreduced_gradients(facts)
+    found = unreduced_gradients.find_unreduced_gradients(facts)
     if found is None or found.step != step:
         return None
     ahead = (

@@ -9,10 +9,8 @@ from signal import Signals
 from typing import Final
 
 from overlapscope.diagnosis.evidence import CallSite, Failure, RankEvidence
-from overlapscope.diagnosis.facts import Facts
 from overlapscope.diagnosis.failures import has_own_failure, is_consequence, is_interrupted, is_timeout
-from overlapscope.diagnosis.verdict import FaultKind, Verdict
-from overlapscope.diagnosis.wording import (
+from overlapscope.diagnosis.text import (
     at_line,
     capitalize,
     format_position,
@@ -23,6 +21,8 @@ from overlapscope.diagnosis.wording import (
     rank_list,
     truncate_words,
 )
+from overlapscope.diagnosis.verdict import FaultKind, Verdict
+from overlapscope.diagnosis.wait_graph import Facts
 
 _MEMORY_ERRORS: Final = ("MemoryError", "OutOfMemoryError")
 _OUT_OF_MEMORY: Final = re.compile(r"out of memory|can'?t allocate memory|cannot allocate memory", re.IGNORECASE)

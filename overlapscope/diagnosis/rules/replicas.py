@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from overlapscope.diagnosis.facts import Facts, find_minority
-from overlapscope.diagnosis.hyperparameters import HyperparameterDifference, compare_hyperparameters
-from overlapscope.diagnosis.replicas import ComparedReplicas, ReplicaDifference
+from overlapscope.diagnosis.replica_drift import (
+    ComparedReplicas,
+    HyperparameterDifference,
+    ReplicaDifference,
+    compare_hyperparameters,
+)
+from overlapscope.diagnosis.text import first_few, group_into_ranges, join_and, plural, rank_list
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import first_few, group_into_ranges, join_and, plural, rank_list
+from overlapscope.diagnosis.wait_graph import Facts, find_minority
 
 _AVERAGED_ON_PURPOSE = "post_localSGD"
 """Part of the name of torch's hook that reduces within groups of ranks, and averages replicas now and then."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from overlapscope.diagnosis.evidence import CallSite, RankEvidence
-from overlapscope.diagnosis.facts import Facts, find_minority
-from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.diagnosis.wording import (
+from overlapscope.diagnosis.text import (
     at_line,
     capitalize,
     collective_text,
@@ -17,6 +15,8 @@ from overlapscope.diagnosis.wording import (
     plural,
     rank_list,
 )
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.wait_graph import Facts, find_minority
 
 _MIN_REPORTED_NS: Final = 3_000_000_000
 

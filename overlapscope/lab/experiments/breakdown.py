@@ -16,7 +16,7 @@ from overlapscope.lab.experiments.estimates import (
     select_rows,
 )
 from overlapscope.lab.experiments.experiment import Experiment, ExperimentOptions
-from overlapscope.lab.trials.trial import Trial
+from overlapscope.lab.experiments.trial import Trial
 
 NAME = "breakdown"
 OVERLAPPED, NOT_OVERLAPPED = "overlapped", "bucketed"

@@ -15,8 +15,8 @@ from overlapscope.lab.experiments.estimates import (
     select_rows,
 )
 from overlapscope.lab.experiments.experiment import Experiment, ExperimentOptions
-from overlapscope.lab.trials.trial import Trial
-from overlapscope.units import format_ns
+from overlapscope.lab.experiments.trial import Trial
+from overlapscope.text import format_ns
 
 NAME = "bucket-size"
 SIZES_MB = (0.0, 1.0, 5.0, 10.0, 25.0, 50.0)

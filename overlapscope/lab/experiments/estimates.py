@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from overlapscope.account.blocks import BLOCKS
-from overlapscope.account.means import student_quantile
+from overlapscope.breakdown.breakdown import BLOCKS
+from overlapscope.breakdown.means import student_quantile
 from overlapscope.interval import SIGMAS_90, Interval
 from overlapscope.lab.experiments.charts import StackedBar, has_interval
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from overlapscope.analysis.analysis import Analysis
+from overlapscope.analysis import Analysis
 from overlapscope.lab.experiments.charts import FigureContent
-from overlapscope.lab.trials.trial import Trial
+from overlapscope.lab.experiments.trial import Trial
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from overlapscope.lab.experiments.estimates import (
     select_rows,
 )
 from overlapscope.lab.experiments.experiment import Experiment, ExperimentOptions
-from overlapscope.lab.trials.trial import Trial
+from overlapscope.lab.experiments.trial import Trial
 
 NAME = "round-robin"
 GROUPS = (1, 3, 5)

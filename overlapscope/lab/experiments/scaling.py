@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from overlapscope.analysis.analysis import Analysis
-from overlapscope.analysis.other_ranks import predict_step_times
+from overlapscope.advice.other_ranks import predict_step_times
+from overlapscope.analysis import Analysis
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab.experiments.charts import FigureContent, LineChart, LineSeries, make_line_series
 from overlapscope.lab.experiments.estimates import (
@@ -20,8 +20,8 @@ from overlapscope.lab.experiments.estimates import (
     select_rows,
 )
 from overlapscope.lab.experiments.experiment import Experiment, ExperimentOptions
-from overlapscope.lab.trials.trial import Trial
-from overlapscope.units import format_ns
+from overlapscope.lab.experiments.trial import Trial
+from overlapscope.text import format_ns
 
 NAME = "scaling"
 PREDICTED_RANKS = (2, 3, 4, 6, 8, 16, 32, 64, 128, 256)

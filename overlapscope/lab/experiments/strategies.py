@@ -17,8 +17,8 @@ from overlapscope.lab.experiments.estimates import (
     select_rows,
 )
 from overlapscope.lab.experiments.experiment import Experiment, ExperimentOptions
-from overlapscope.lab.trials.trial import Trial
-from overlapscope.units import format_interval_ns, format_ns
+from overlapscope.lab.experiments.trial import Trial
+from overlapscope.text import format_interval_ns, format_ns
 
 NAME = "strategies"
 DEFAULT = "overlapped"

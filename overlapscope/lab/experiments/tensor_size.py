@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from overlapscope.analysis.analysis import Analysis
+from overlapscope.analysis import Analysis
 from overlapscope.lab.experiments.charts import FigureContent, LineChart, LineSeries, make_line_series
 from overlapscope.lab.experiments.estimates import describe_setting, estimate_step, group_rows, select_rows
 from overlapscope.lab.experiments.experiment import Experiment, ExperimentOptions
-from overlapscope.lab.trials.trial import Trial
-from overlapscope.units import format_count, format_ns
+from overlapscope.lab.experiments.trial import Trial
+from overlapscope.text import format_count, format_ns
 
 NAME = "tensor-size"
 TOTAL_ELEMENTS = 60_000_000

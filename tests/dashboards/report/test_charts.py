@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dashboards.charts.frame import nice_ticks
 from dashboards.recording import Recording
 from dashboards.report.charts import build_curve_chart, build_trend_charts
-from overlapscope.analysis.advice import advise
+from overlapscope.advice.advice import advise
 from tests.synthetic import write_recording
 
 NUMBERS = st.floats(-1e12, 1e12, allow_nan=False)

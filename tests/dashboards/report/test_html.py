@@ -14,8 +14,8 @@ import pytest
 from dashboards.pages import overview, stragglers
 from dashboards.recording import Recording, Snapshot
 from dashboards.report.html import render_html_report
-from overlapscope.trace.format import PLANS_FILE, rank_folder
-from overlapscope.units import format_ns
+from overlapscope.text import format_ns
+from overlapscope.trace.schema import PLANS_FILE, rank_folder
 from tests.dashboards.test_order_page import DUMPS, faulty, healthy
 from tests.synthetic import PARAMETERS, make_rank, write_recording, write_straggling_recording
 

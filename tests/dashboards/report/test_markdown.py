@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from dashboards.pages import overview
 from dashboards.recording import Recording
 from dashboards.report.markdown import escape_markdown, format_table, render_markdown_report
-from overlapscope.trace.format import RUN_FILE, rank_folder, write_json
+from overlapscope.trace.schema import RUN_FILE, rank_folder, write_json
 from tests.dashboards.report.test_html import NOW, RECORDINGS
 from tests.dashboards.test_order_page import faulty
 from tests.synthetic import write_recording

@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instrumented_ddp.plans.auto.choice import (
+from instrumented_ddp.plans.auto_choice import (
     STEPS_PER_BLOCK,
+    describe_choice,
     fastest,
     propose_candidates,
     step_times_ns,
     trial_blocks,
+    trials_of,
 )
-from instrumented_ddp.plans.auto.decision import describe_choice, trials_of
-from overlapscope.model.plan import default_plan, uniform_plans
-from overlapscope.model.sizes import MIN_GAIN
-from tests.model.test_fit import probed_job, recording
+from overlapscope.bucket_model.measured import MIN_GAIN
+from overlapscope.bucket_model.plans import default_plan, uniform_plans
+from tests.bucket_model.test_fit import probed_job, recording
 
 UNKNOWN = float("nan")
 

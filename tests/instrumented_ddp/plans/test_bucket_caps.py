@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.parallel import distributed
 
-from overlapscope.model.partition import Gradients
-from overlapscope.model.plan import find_caps_mb
-from overlapscope.model.plan_table import buckets_from_cuts
-from tests.model.test_partition import gradients
+from overlapscope.bucket_model.partition import Gradients
+from overlapscope.bucket_model.plan_table import buckets_from_cuts
+from overlapscope.bucket_model.plans import find_caps_mb
+from tests.bucket_model.test_partition import gradients
 
 pytestmark = pytest.mark.skipif(not hasattr(distributed, "_BucketCapacityConfig"), reason="needs torch 2.13")
 

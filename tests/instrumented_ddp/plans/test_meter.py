@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 
-from instrumented_ddp.plans.auto.meter import MemoryLog
-from overlapscope.trace.format import Kind, pack_body
+from instrumented_ddp.plans.auto_measuring import MemoryLog
+from overlapscope.trace.schema import Kind, pack_body
 
 BODY = pack_body(Kind.COLLECTIVE)
 

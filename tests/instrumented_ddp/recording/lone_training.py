@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
-from overlapscope.trace.reader import Trace, read_trace
+from overlapscope.trace.recording import Trace, read_trace
 
 
 def make_model(traces) -> DistributedDataParallel:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from instrumented_ddp.recording.attempt import find_attempt_folder, has_attempt_ended
-from overlapscope.diagnosis.process import read_process_start_ns
-from overlapscope.trace import host
-from overlapscope.trace.format import ENDED_FILE, JOINING_FILE, rank_folder, write_json
+from instrumented_ddp.recording.metadata import find_attempt_folder, has_attempt_ended
+from overlapscope.diagnosis.process_state import read_process_start_ns
+from overlapscope.trace import clocks
+from overlapscope.trace.schema import ENDED_FILE, JOINING_FILE, rank_folder, write_json
 
 GONE = 2**22 - 1
 """Larger than any process number."""
@@ -34,7 +34,7 @@ def joins(attempt: Path, rank: int, pid: int, *, time_ns: int, **where: Any) -> 
     """A process has come to init_process_group."""
     folder = rank_folder(attempt, rank)
     folder.mkdir(parents=True, exist_ok=True)
-    here = {"host": socket.gethostname(), "boot_id": host.get_boot_id(), "pid": pid, "time_ns": time_ns}
+    here = {"host": socket.gethostname(), "boot_id": clocks.get_boot_id(), "pid": pid, "time_ns": time_ns}
     write_json(folder / JOINING_FILE, here | where)
     return folder
 
@@ -46,9 +46,9 @@ def this_began_ns() -> int:
 
 
 def test_when_a_process_began_is_known() -> None:
-    assert 0 <= host.host_now_ns() - this_began_ns() < 24 * 3600 * SECOND_NS
+    assert 0 <= clocks.host_now_ns() - this_began_ns() < 24 * 3600 * SECOND_NS
     code = (
-        "import time; from overlapscope.diagnosis.process import began_ns; "
+        "import time; from overlapscope.diagnosis.process_state import began_ns; "
         "age_ns = time.monotonic_ns() - began_ns(); assert 0 <= age_ns < 60e9, age_ns"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -56,8 +56,8 @@ def test_when_a_process_began_is_known() -> None:
 
 def test_ranks_that_come_at_the_same_time_are_of_one_attempt(tmp_path: Path, running: int) -> None:
     assert not has_attempt_ended(tmp_path, 0, 5)
-    joins(tmp_path, 0, running, time_ns=host.host_now_ns())
-    assert not has_attempt_ended(tmp_path, 1, host.host_now_ns())
+    joins(tmp_path, 0, running, time_ns=clocks.host_now_ns())
+    assert not has_attempt_ended(tmp_path, 1, clocks.host_now_ns())
 
 
 def test_a_rank_that_another_process_has_been_is_of_the_next(tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ def test_a_rank_that_begins_after_the_end_of_another_is_of_the_next(tmp_path: Pa
 
 def test_as_long_as_one_of_its_ranks_is_there_an_attempt_goes_on(tmp_path: Path, running: int) -> None:
     joins(tmp_path, 0, GONE, time_ns=SECOND_NS)
-    joins(tmp_path, 1, running, time_ns=host.host_now_ns())
-    assert not has_attempt_ended(tmp_path, 0, host.host_now_ns())
-    assert not has_attempt_ended(tmp_path, 2, host.host_now_ns())
+    joins(tmp_path, 1, running, time_ns=clocks.host_now_ns())
+    assert not has_attempt_ended(tmp_path, 0, clocks.host_now_ns())
+    assert not has_attempt_ended(tmp_path, 2, clocks.host_now_ns())
 
 
 def test_of_ranks_elsewhere_nothing_is_concluded(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_next_attempt_has_a_folder_inside_and_keeps_it(recorded: Path) -> None:
     assert find_attempt_folder(recorded, 0) == recorded / "restart_1"
-    joins(recorded / "restart_1", 0, os.getpid(), time_ns=host.host_now_ns())
+    joins(recorded / "restart_1", 0, os.getpid(), time_ns=clocks.host_now_ns())
     assert find_attempt_folder(recorded, 0) == recorded / "restart_1"
     assert find_attempt_folder(recorded, 1) == recorded / "restart_1"
 

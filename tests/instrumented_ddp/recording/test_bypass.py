@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import torch
 
-from instrumented_ddp.recording.bypass import UnreducedGradientDetector
-from overlapscope.trace.format import NO_CALL_SITE
+from instrumented_ddp.recording.unreduced_gradients import UnreducedGradientDetector
+from overlapscope.trace.schema import NO_CALL_SITE
 
 LINE = 7
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from instrumented_ddp.recording import child_exits
-from overlapscope.trace.exits import ProcessExit, read_exits
+from overlapscope.trace.process_files import ProcessExit, read_exits
 
 LAUNCHER = """
 import multiprocessing, os, runpy, signal, subprocess, sys, time

@@ -15,12 +15,10 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from instrumented_ddp.recording import clock as clock_module
-from instrumented_ddp.recording.clock import ClockSync
-from instrumented_ddp.recording.clock_pings import PingConnection
-from instrumented_ddp.recording.clock_server import HALF_TOKEN_BYTES, PING, ClockServer
-from overlapscope.trace import host
-from overlapscope.trace.format import CLOCK_FILE
+from instrumented_ddp.recording import clock_sync as clock_module
+from instrumented_ddp.recording.clock_sync import HALF_TOKEN_BYTES, PING, ClockServer, ClockSync, PingConnection
+from overlapscope.trace import clocks
+from overlapscope.trace.schema import CLOCK_FILE
 
 LOOPBACK = ["127.0.0.1"]
 TIME_LIMIT_S = 20.0
@@ -191,7 +189,7 @@ def ranks(tmp_path: Path, lone_rank: None, monkeypatch: pytest.MonkeyPatch) -> I
     made: list[ClockSync] = []
 
     def make(rank: int, identity: str | None) -> ClockSync:
-        monkeypatch.setattr(host, "get_boot_id", lambda: identity)
+        monkeypatch.setattr(clocks, "get_boot_id", lambda: identity)
         folder = tmp_path / "traces" / f"rank_{rank}"
         folder.mkdir(parents=True, exist_ok=True)
         made.append(ClockSync(folder, rank))
@@ -278,7 +276,7 @@ def a_process_that_serves(store_file: Path, folder: Path) -> Iterator[int]:
     child = os.fork()
     if child == 0:
         clock_module._get_default_store = lambda: dist.FileStore(str(store_file), 2)
-        host.get_boot_id = lambda: "host 0"
+        clocks.get_boot_id = lambda: "host 0"
         ClockSync(folder / "rank_0", 0)
         time.sleep(TIME_LIMIT_S)
         os._exit(0)
@@ -295,7 +293,7 @@ def test_a_rank_0_that_is_killed_costs_one_line_and_keeps_what_was_sampled(tmp_p
     store_file = tmp_path / "store"
     with a_process_that_serves(store_file, folder):
         monkeypatch.setattr(clock_module, "_get_default_store", lambda: dist.FileStore(str(store_file), 2))
-        monkeypatch.setattr(host, "get_boot_id", lambda: "host 1")
+        monkeypatch.setattr(clocks, "get_boot_id", lambda: "host 1")
         reporter = ClockSync(folder / "rank_1", 1)
         wait_until(lambda: bool(lines_of(tmp_path, 1)))
     wait_until(lambda: not reporter._thread.is_alive())
@@ -329,6 +327,6 @@ def test_closing_twice_is_closing_once(ranks):
 
 
 def test_the_boot_identity_is_that_of_the_kernel():
-    identity = host.get_boot_id()
+    identity = clocks.get_boot_id()
     assert identity is not None
     assert identity.startswith(Path("/proc/sys/kernel/random/boot_id").read_text().strip())

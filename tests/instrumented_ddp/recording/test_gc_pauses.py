@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
-from instrumented_ddp.collective_log.position import TrainingPosition
-from instrumented_ddp.recording.gc_pauses import GcPauses
-from overlapscope.trace.format import Kind, pack_body
-from overlapscope.trace.reader import Trace, read_trace
-from overlapscope.trace.writer import EventLogWriter
+from instrumented_ddp.collectives.position import TrainingPosition
+from instrumented_ddp.recording.runtime_stats import GcPauses
+from overlapscope.trace.event_log import EventLogWriter
+from overlapscope.trace.recording import Trace, read_trace
+from overlapscope.trace.schema import Kind, pack_body
 from tests.synthetic import make_rank
 
 US = 1_000
@@ -37,7 +37,7 @@ def log(tmp_path) -> Iterator[EventLogWriter]:
 
 def the_clock_reads(monkeypatch, *times_us: int) -> None:
     readings = iter(times_us)
-    monkeypatch.setattr("instrumented_ddp.recording.gc_pauses.host_now_ns", lambda: next(readings) * US)
+    monkeypatch.setattr("instrumented_ddp.recording.runtime_stats.host_now_ns", lambda: next(readings) * US)
 
 
 def pauses(log: EventLogWriter) -> list[list[int]]:

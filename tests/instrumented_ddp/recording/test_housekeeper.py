@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from instrumented_ddp.recording.housekeeper import BackgroundScheduler
+from instrumented_ddp.recording.background import BackgroundScheduler
 
 TIME_LIMIT_S = 20
 

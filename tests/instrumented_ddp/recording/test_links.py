@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from instrumented_ddp.recording.housekeeper import BackgroundScheduler
-from instrumented_ddp.recording.links import LinkSampler, sample_connections
-from overlapscope.trace.format import LINKS_FILE
+from instrumented_ddp.recording.background import BackgroundScheduler
+from instrumented_ddp.recording.tcp_stats import LinkSampler, sample_connections
+from overlapscope.trace.schema import LINKS_FILE
 
 ENOUGH = 128 * 1024
 TIME_LIMIT_S = 60
@@ -117,7 +117,7 @@ def test_the_last_sample_is_taken_when_the_recording_is_closed(tmp_path, houseke
 
 
 def test_a_sample_is_taken_at_the_begin_and_whenever_another_part_of_the_run_begins(tmp_path, monkeypatch, housekeeper):
-    monkeypatch.setattr("instrumented_ddp.recording.links._MIN_INTERVAL_S", TIME_LIMIT_S)
+    monkeypatch.setattr("instrumented_ddp.recording.tcp_stats._MIN_INTERVAL_S", TIME_LIMIT_S)
     with connected():
         sampler = LinkSampler(tmp_path, housekeeper)
         wait_for_samples(tmp_path, 1)

@@ -9,7 +9,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 import instrumented_ddp
 from instrumented_ddp import DistributedDataParallel
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.recording import read_trace
 from tests.instrumented_ddp.recording.lone_training import backward, make_model, phases_by_step, recorded
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from instrumented_ddp.recording.tcp_sockets import endpoint, iter_tcp_sockets
+from instrumented_ddp.recording.tcp_stats import endpoint, iter_tcp_sockets
 
 
 def names() -> list[str]:

@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.plans.auto.meter import Meter
+from instrumented_ddp.plans.auto_measuring import Meter
 from instrumented_ddp.recording import timing
 from instrumented_ddp.recording.timing import CudaTimer, HostTimer, NullTimer, make_bucket_timer
 from instrumented_ddp.session import open_session
-from overlapscope.trace.format import Flag, Phase
-from overlapscope.trace.group_log import HEADER_BYTES, CollectiveLogHeader, group_file
-from overlapscope.trace.reader import read_trace
+from overlapscope.trace.collective_log import HEADER_BYTES, CollectiveLogHeader, group_file
+from overlapscope.trace.recording import read_trace
+from overlapscope.trace.schema import Flag, Phase
 
 
 class FakeDevice:

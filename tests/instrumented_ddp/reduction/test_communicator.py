@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from instrumented_ddp.recording.bucket_collective import BucketCollective
+from instrumented_ddp.recording.records import BucketCollective
 from instrumented_ddp.reduction import communicator
 
 

@@ -21,7 +21,7 @@ from instrumented_ddp.recording.records import make_bitmap_records
 from instrumented_ddp.reduction.communicator import StreamCommunicator
 from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.sums import SumExecutor
-from overlapscope.trace.format import Flag
+from overlapscope.trace.schema import Flag
 
 DEVICE = torch.device("cuda", 0)
 TRANSFER = 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrumented_ddp.replicas.schedule import MAX_COST_SHARE, MAX_PERIOD, FingerprintSchedule
+from instrumented_ddp.replicas.replica import MAX_COST_SHARE, MAX_PERIOD, FingerprintSchedule
 
 NUMBERS = [17, 4, 4, 1023, 999_999_937, 8]
 

@@ -6,12 +6,8 @@ from pathlib import Path
 
 import torch
 
-from instrumented_ddp.replicas.settings import OptimizerSettings
-from overlapscope.diagnosis.hyperparameters import (
-    OptimizerHyperparameters,
-    compare_hyperparameters,
-    read_hyperparameters,
-)
+from instrumented_ddp.replicas.optimizer_settings import OptimizerSettings
+from overlapscope.diagnosis.replica_drift import OptimizerHyperparameters, compare_hyperparameters, read_hyperparameters
 
 
 def parameters(*sizes: int) -> list[torch.nn.Parameter]:

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from instrumented_ddp.watchdog import activity as activity_module
-from instrumented_ddp.watchdog.activity import Activity
+from instrumented_ddp.watchdog import local_rank as activity_module
+from instrumented_ddp.watchdog.local_rank import Activity
 
 TICK_NS = 100_000_000
 

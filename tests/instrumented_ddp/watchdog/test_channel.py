@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import pytest
 import torch.distributed as dist
 
-from instrumented_ddp.watchdog.channel import Channel, FolderBoard, Round, _StoreBoard
+from instrumented_ddp.watchdog.peer_channel import Channel, FolderBoard, Round, _StoreBoard
 from instrumented_ddp.watchdog.process_state import STOPPED, read_process_state
 from tests.cluster.ranks import CONTEXT
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instrumented_ddp.watchdog.comparison import Comparison, compared_columns, log_head
-from overlapscope.diagnosis.difference import find_first_difference
-from overlapscope.trace.group_log import UNEVEN_INPUTS, CollectiveLogHeader, CollectiveLogWriter
-from overlapscope.trace.signature import Signature
+from instrumented_ddp.watchdog.peer_comparison import Comparison, compared_columns, log_head
+from overlapscope.diagnosis.order_difference import find_first_difference
+from overlapscope.trace.collective_log import UNEVEN_INPUTS, CollectiveLogHeader, CollectiveLogWriter
+from overlapscope.trace.schema import Signature
 
 
 class Rank:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from instrumented_ddp.watchdog import joining as module
-from instrumented_ddp.watchdog.joining import watch_rendezvous
+from instrumented_ddp.watchdog import init_watch as module
+from instrumented_ddp.watchdog.init_watch import watch_rendezvous
 from overlapscope.trace.environment import TRACE_VARIABLE
-from overlapscope.trace.format import REPORTS_FILE, rank_folder
-from overlapscope.trace.reports import read_reports
+from overlapscope.trace.process_files import read_reports
+from overlapscope.trace.schema import REPORTS_FILE, rank_folder
 
 LONG_S = 30.0
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from instrumented_ddp.watchdog.live_evidence import RankKnowledge, make_evidence
-from instrumented_ddp.watchdog.messages import Heartbeat
+from instrumented_ddp.watchdog.peer_channel import Heartbeat
 from instrumented_ddp.watchdog.process_state import GONE, ProcessState
-from overlapscope.diagnosis.card import RankSnapshot
 from overlapscope.diagnosis.evidence import RankEvidence
+from overlapscope.diagnosis.rank_snapshot import RankSnapshot
 
 BEAT = Heartbeat(rank=0, host="a", host_id="a", pid=1, start_ticks=1, time_ns=1, step=3, phase="loop")
 

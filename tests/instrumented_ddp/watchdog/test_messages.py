@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instrumented_ddp.watchdog.messages import (
+from instrumented_ddp.watchdog.peer_channel import (
     Alarm,
     DivergenceLocation,
     EntriesReply,
@@ -16,7 +16,7 @@ from instrumented_ddp.watchdog.messages import (
     LogHead,
     Outcome,
 )
-from overlapscope.diagnosis.plain import from_json, to_json
+from overlapscope.trace.dataclass_json import from_json, to_json
 
 MESSAGES = st.one_of(
     [

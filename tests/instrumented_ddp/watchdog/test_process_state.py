@@ -16,7 +16,7 @@ from instrumented_ddp.watchdog.process_state import (
     queued_ns,
     read_process_state,
 )
-from overlapscope.diagnosis.process import has_process_ended
+from overlapscope.diagnosis.process_state import has_process_ended
 
 
 def until(condition, limit_s=20.0):

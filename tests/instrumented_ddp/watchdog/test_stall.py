@@ -6,7 +6,12 @@ import random
 
 import pytest
 
-from instrumented_ddp.watchdog.stall import MIN_STALL_LIMIT_S, STARTUP_NOTICE_S, STARTUP_STALL_LIMIT_S, ProgressTracker
+from instrumented_ddp.watchdog.progress import (
+    MIN_STALL_LIMIT_S,
+    STARTUP_NOTICE_S,
+    STARTUP_STALL_LIMIT_S,
+    ProgressTracker,
+)
 
 
 def observed(step_s, steps, look_every_s=0.5, counts_steps=True):

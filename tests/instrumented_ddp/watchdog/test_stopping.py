@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from instrumented_ddp.watchdog import stopping
+from instrumented_ddp.watchdog import abort
 
 
 class FakeGroup:
@@ -26,7 +26,7 @@ class FakeGroup:
 
 
 def test_all_groups_but_gloos_are_aborted_though_one_hangs_and_one_can_not_be(monkeypatch):
-    monkeypatch.setattr(stopping, "_ABORTS_WITHIN_S", 0.2)
+    monkeypatch.setattr(abort, "_ABORTS_WITHIN_S", 0.2)
     test_is_over = threading.Event()
     groups: list[Any] = [
         FakeGroup("nccl", hangs_until=test_is_over),
@@ -34,7 +34,7 @@ def test_all_groups_but_gloos_are_aborted_though_one_hangs_and_one_can_not_be(mo
         FakeGroup("gloo"),
         FakeGroup("nccl"),
     ]
-    stopping._abort(groups)
+    abort._abort(groups)
     assert groups[0].is_aborted.wait(30)
     assert groups[3].is_aborted.wait(30)
     assert not groups[2].is_aborted.is_set(), "gloo has no abort that ends anything"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from overlapscope.account.blocks import BLOCKS
-from overlapscope.lab.trials.conditions import Conditions
-from overlapscope.lab.trials.trial import Trial
+from overlapscope.breakdown.breakdown import BLOCKS
+from overlapscope.lab.experiments.results import Conditions
+from overlapscope.lab.experiments.trial import Trial
 
 MS = 1e6
 CONDITIONS = Conditions(

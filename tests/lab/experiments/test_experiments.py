@@ -18,7 +18,7 @@ from overlapscope.lab.experiments import (
 )
 from overlapscope.lab.experiments.charts import BoxPlotChart, LineChart
 from overlapscope.lab.experiments.experiment import ExperimentOptions
-from overlapscope.lab.experiments.known import EXPERIMENTS, draw_figure, get_experiment
+from overlapscope.lab.experiments.registry import EXPERIMENTS, draw_figure, get_experiment
 from tests.lab.experiments.rows import MS, rows_of, together
 
 WANTED = ExperimentOptions(

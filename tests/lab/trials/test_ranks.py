@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.lab.trials.results import read_results
-from overlapscope.trace.folders import find_rank_folders
-from tests.commands.command_line import COMMAND, REPOSITORY
+from overlapscope.lab.experiments.results import read_results
+from overlapscope.trace.small_files import find_rank_folders
+from tests.cli.command_line import COMMAND, REPOSITORY
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.lab.trials.results import RESULTS_FILE, Results, find_results, read_results
+from overlapscope.lab.experiments.results import RESULTS_FILE, Results, find_results, read_results
 from tests.lab.experiments.rows import CONDITIONS, trial
 
 

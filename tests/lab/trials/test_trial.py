@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.lab.trials.trial import Trial, list_remaining
+from overlapscope.lab.experiments.trial import Trial, list_remaining
 from tests.lab.experiments.rows import trial
 
 

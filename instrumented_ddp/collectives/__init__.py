@@ -1,0 +1,1 @@
+"""The collective log: every collective of the process, recorded before it is launched."""

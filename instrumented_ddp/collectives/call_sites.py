@@ -1,0 +1,210 @@
+"""Call site of an event in user code: the nearest frame outside torch and training frameworks."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dis import get_instructions
+from functools import lru_cache
+from inspect import CO_OPTIMIZED
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+from typing import Any, Final, TypeVar
+
+from instrumented_ddp.collectives.position import TrainingPosition
+from overlapscope.trace.checksum import dump_json_line
+from overlapscope.trace.schema import CALL_SITES_FILE, NO_CALL_SITE
+from overlapscope.trace.user_code import SKIPPED_PACKAGES, is_user_file
+
+# Detection of whether the user's loop has begun its next iteration, by the current lines of its frames.
+
+_MAX_FRAMES: Final = 64
+_FRAMEWORK_FILES: Final = re.compile(
+    r"(?<!/tests)/instrumented_ddp/|/torch/(_\w+(/|\.py)|(autograd|distributed|nn|optim|utils)/)"
+)
+
+
+class LoopTracker:
+    """Compares the lines of frames with their lines in the latest training forward.
+
+    A loop is a frame that lives on from one forward to the next. If it is before the line from which it called the
+    latest forward, it is in its next iteration; after that line, it is still in the same. For example, if the forward
+    was called on line 20 and an update followed, a frame on line 23 is in the same iteration, one on line 18 in the
+    next.
+
+    Args:
+        position: knows whether there was an update since the latest forward.
+    """
+
+    def __init__(self, position: TrainingPosition) -> None:
+        self._position = position
+        self._forward_lines: dict[int, tuple[CodeType, int]] = {}
+        """Code and line of each frame by its identity, so that frames are not kept alive. The code is compared as well,
+        since a later frame may have the same identity."""
+
+    def on_forward_start(self) -> None:
+        """Store the lines of all frames at the start of a training forward."""
+        self._forward_lines = {id(frame): (frame.f_code, line) for frame, line in iter_frames(sys._getframe(1))}
+
+    def has_begun_next_iteration(self, frames: Iterable[tuple[FrameType, int]]) -> bool | None:
+        """Return whether the loop is in the iteration after that of the latest update.
+
+        Args:
+            frames: frames with their lines, innermost first.
+
+        Returns:
+            None if none of them was there in the latest forward, or there was no forward.
+        """
+        if self._forward_lines and not self._position.has_updated:
+            return True
+        for frame, line in frames:
+            code, line_of_forward = self._forward_lines.get(id(frame), (None, 0))
+            if code is frame.f_code and not _is_framework_file(code.co_filename):
+                return line < line_of_forward
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _is_framework_file(file: str) -> bool:
+    """Return whether frames of a file live for one call only, so that an equal identity must be a later frame's."""
+    return _FRAMEWORK_FILES.search(file) is not None
+
+
+def iter_frames(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
+    """Yield a frame and its callers, with their current lines."""
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return
+        yield frame, frame.f_lineno
+        frame = frame.f_back
+
+
+def list_traceback_frames(trace: TracebackType | None) -> list[tuple[FrameType, int]]:
+    """Return the frames that an exception has passed through, innermost first, with the lines where it did."""
+    found = []
+    while trace is not None:
+        found.append((trace.tb_frame, trace.tb_lineno))
+        trace = trace.tb_next
+    return found[::-1]
+
+
+# Reading of local variables of user code without keeping them alive.
+
+T = TypeVar("T")
+
+_LOCALS_ARE_COPIES: Final = sys.version_info < (3, 13)
+_UNSHARED_REFERENCES: Final = 3
+"""Number of references to an unshared copy: the frame's, the caller's, and that of ``getrefcount``."""
+
+
+def read_variables(frame: FrameType, read: Callable[[Mapping[str, Any]], T]) -> T:
+    """Return ``read(variables)`` for the variables of a frame; ``read`` must not keep its argument.
+
+    Before Python 3.13, ``frame.f_locals`` of a function is a copy that the frame keeps until the next access: a tensor
+    that the function has released since would live on, and with it device memory. So the copy is cleared, unless
+    somebody else has it, such as a debugger. ``locals()`` returns the same copy, which an access would update: nothing
+    is read in a function that calls it.
+    """
+    if _LOCALS_ARE_COPIES and _calls_locals(frame.f_code):
+        return read({})
+    variables = frame.f_locals
+    try:
+        return read(variables)
+    finally:
+        is_copy = _LOCALS_ARE_COPIES and frame.f_code.co_flags & CO_OPTIMIZED
+        if is_copy and sys.getrefcount(variables) <= _UNSHARED_REFERENCES:
+            variables.clear()
+
+
+@lru_cache(maxsize=1024)
+def _calls_locals(code: CodeType) -> bool:
+    if not code.co_flags & CO_OPTIMIZED or {"locals", "vars"}.isdisjoint(code.co_names):
+        return False
+    # Attributes have these names too.
+    return any(each.opname == "LOAD_GLOBAL" and each.argval in ("locals", "vars") for each in get_instructions(code))
+
+
+_INTERACTIVE_FILES: Final = ("<string>", "<stdin>")
+_MAX_CALL_SITES: Final = 0xFFFF
+
+
+def is_user_code(frame: FrameType) -> bool:
+    """Return whether a frame runs code other than Python's, torch's, a training framework's, or this package's.
+
+    A frame is more precise than its file name: a framework may be installed in editable mode, and code typed in
+    interactively is user code if its module is, while by its file name it looks like generated code.
+    """
+    package = frame.f_globals.get("__name__", "").partition(".")[0]
+    file = frame.f_code.co_filename
+    return package not in SKIPPED_PACKAGES and (is_user_file(file) or file in _INTERACTIVE_FILES)
+
+
+def find_user_frame(
+    frame: FrameType | None, is_user_frame: Callable[[FrameType], bool] = is_user_code
+) -> FrameType | None:
+    """Return the first frame of user code among this one and its callers; None if there is none."""
+    while frame is not None and not is_user_frame(frame):
+        frame = frame.f_back
+    return frame
+
+
+def describe_frame(frame: FrameType) -> dict[str, Any]:
+    """Return a frame's file, line and function, as used in files and messages."""
+    return {"file": frame.f_code.co_filename, "line": frame.f_lineno, "function": frame.f_code.co_qualname}
+
+
+class CallSiteTable:
+    """Numbers for call sites, each written to ``call_sites.jsonl`` when it is first seen."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = (folder / CALL_SITES_FILE).open("a", encoding="utf-8")
+        self._numbers: dict[tuple[str, int], int] = {}  # by file and line: hashing a code object takes microseconds
+        self._locations: list[tuple[str, int, str]] = []  # by number - 1
+        self._is_user_file_cache: dict[str, bool] = {}
+
+    def get_caller_number(self) -> int:
+        """Return the number of the running line of user code, ``NO_CALL_SITE`` on a thread that runs none.
+
+        On CUDA, autograd's hooks run on another thread, where no frame of user code is visible.
+        """
+        return self.number_of(self.find_caller_frame())
+
+    def find_caller_frame(self) -> FrameType | None:
+        """Return the nearest frame of user code; None on a thread that runs none."""
+        return find_user_frame(sys._getframe(1), self.is_user_frame)
+
+    def number_of(self, frame: FrameType | None) -> int:
+        """Return the number of a frame's current line, ``NO_CALL_SITE`` if there is no frame."""
+        if frame is None:
+            return NO_CALL_SITE
+        number = self._numbers.get((frame.f_code.co_filename, frame.f_lineno))
+        return self._add(frame) if number is None else number
+
+    def location(self, number: int) -> tuple[str, int, str] | None:
+        """Return the file, line and function of a number; None if it is unknown."""
+        return self._locations[number - 1] if 0 < number <= len(self._locations) else None
+
+    def close(self) -> None:
+        """Close the file; numbers stay known."""
+        self._file.close()
+
+    def is_user_frame(self, frame: FrameType) -> bool:
+        """Return ``is_user_code`` of a frame, cached by file."""
+        file = frame.f_code.co_filename
+        known = self._is_user_file_cache.get(file)
+        if known is None:
+            known = self._is_user_file_cache[file] = is_user_code(frame)
+        return known
+
+    def _add(self, frame: FrameType) -> int:
+        number = len(self._numbers) + 1
+        if number > _MAX_CALL_SITES or self._file.closed:
+            return NO_CALL_SITE
+        self._numbers[frame.f_code.co_filename, frame.f_lineno] = number
+        self._locations.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
+        with suppress(OSError):  # a full disk: the number is used without a line in the file
+            self._file.write(dump_json_line({"call_site": number, **describe_frame(frame)}))
+            self._file.flush()
+        return number

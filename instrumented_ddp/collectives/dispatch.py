@@ -1,0 +1,195 @@
+"""Interception of every collective of the process on torch's dispatcher.
+
+Python functions of ``torch.distributed``, methods of a process group, the C++ reducer of stock DDP and compiled code
+all end in operators of the library ``c10d``. A kernel for the key ``BackendSelect``, which is part of every call, is
+called before that of the device, and redispatches to it with the keys below its own.
+(torch/csrc/distributed/c10d/Ops.cpp has the operators, their schemas and what calls them.)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C import DispatchKey
+
+from overlapscope.errors import OverlapScopeError
+
+# Backend of a collective. A group may have one backend per device type, as in ``cpu:gloo,cuda:nccl``.
+
+_MIN_NCCL_FOR_SHARED_DEVICES: Final = (2, 30)
+"""First NCCL version in which ranks can share a device. In older ones a ``NCCL_HOSTID`` per rank allows it, by making
+them appear to be on separate hosts."""
+
+
+def get_backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
+    """Return the backend of a group for tensors on a device: ``gloo``, ``nccl`` and so on.
+
+    The group's name is that of one of its backends, or ``custom``.
+    """
+    try:
+        return str(group._get_backend(device).name())
+    except Exception:  # a process group written in Python has no backends
+        return str(group.name())
+
+
+def require_device_per_rank(backend: str) -> None:
+    """Raise a short error early where NCCL would fail with many lines because ranks of this host share a device.
+
+    Raises:
+        OverlapScopeError: ranks share a device, and NCCL does not support it.
+    """
+    ranks, devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if backend != "nccl" or ranks <= devices or "NCCL_HOSTID" in os.environ:
+        return
+    if torch.cuda.nccl.version() < _MIN_NCCL_FOR_SHARED_DEVICES:
+        found = f"{devices} CUDA device" + ("" if devices == 1 else "s")
+        raise OverlapScopeError(
+            f"{ranks} ranks on a host with {found}, and nccl needs one for each: start fewer, or give --backend gloo"
+        )
+
+
+_HOST: Final = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """Operation and argument names of one operator of ``c10d``."""
+
+    name: str
+    """Name of the operation in ``torch.distributed``."""
+    tensors: str | None
+    """Argument with this rank's input; for scatter and receive operations, with its output."""
+    peer: str | None = None
+    """Argument with the rank of the peer or root in the group."""
+
+
+_OPERATORS: Final = {
+    "allreduce_": Operator(name="all_reduce", tensors="tensors"),
+    "allreduce_coalesced_": Operator(name="all_reduce", tensors="tensors"),
+    "broadcast_": Operator(name="broadcast", tensors="tensors", peer="root_rank"),
+    "reduce_": Operator(name="reduce", tensors="tensors", peer="root_rank"),
+    "allgather_": Operator(name="all_gather", tensors="input_tensors"),
+    "_allgather_base_": Operator(name="all_gather", tensors="input_tensor"),
+    "allgather_coalesced_": Operator(name="all_gather", tensors="input_list"),
+    "allgather_into_tensor_coalesced_": Operator(name="all_gather", tensors="inputs"),
+    "reduce_scatter_": Operator(name="reduce_scatter", tensors="output_tensors"),
+    "_reduce_scatter_base_": Operator(name="reduce_scatter", tensors="output_tensor"),
+    "reduce_scatter_tensor_coalesced_": Operator(name="reduce_scatter", tensors="outputs"),
+    "gather_": Operator(name="gather", tensors="input_tensors", peer="root_rank"),
+    "scatter_": Operator(name="scatter", tensors="output_tensors", peer="root_rank"),
+    "alltoall_": Operator(name="all_to_all", tensors="input_tensors"),
+    "alltoall_base_": Operator(name="all_to_all", tensors="input"),
+    "barrier": Operator(name="barrier", tensors=None),
+    "monitored_barrier_": Operator(name="monitored_barrier", tensors=None),
+    "send": Operator(name="send", tensors="tensors", peer="dst"),
+    "recv_": Operator(name="recv", tensors="tensors", peer="src"),
+    "recv_any_source_": Operator(name="recv", tensors="tensors"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call of an operator."""
+
+    op: str
+    group: dist.ProcessGroup
+    tensors: Sequence[torch.Tensor]
+    device: torch.device
+    """Device on which it runs."""
+    peer: int | None
+    """Rank of the peer in the group; None without one, and for a receive from any source."""
+    tag: int
+    is_awaited: bool
+    """True if the caller continues only when it has ended; unknown before torch 2.8, whose callers wait themselves."""
+
+
+class CollectiveObserver(Protocol):
+    """Receiver of every collective."""
+
+    def announce(self, call: Call) -> Any:
+        """Handle a collective about to be launched; the return value is passed to ``launched`` or ``failed``."""
+
+    def launched(self, announced: Any, work: dist.Work | None) -> None:
+        """Handle acceptance by the backend, without a work if synchronous. May wait for what the caller awaits."""
+
+    def failed(self, announced: Any) -> None:
+        """Handle rejection by the backend."""
+
+    def on_unparsed_collective(self, error: Exception) -> None:
+        """Handle a collective that is about to be launched but could not be parsed."""
+
+
+class DispatchInterceptor:
+    """Kernels that intercept collectives until ``close``.
+
+    Args:
+        observer: receives every collective of the process from now on.
+    """
+
+    def __init__(self, observer: CollectiveObserver) -> None:
+        self._library = torch.library.Library("c10d", "IMPL")
+        for name, operator in _OPERATORS.items():
+            if hasattr(torch.ops.c10d, name):
+                kernel = _kernel(getattr(torch.ops.c10d, name).default, operator, observer)
+                self._library.impl(name, kernel, "BackendSelect", with_keyset=True)
+
+    def close(self) -> None:
+        """Remove the kernels. May be called twice."""
+        self._library._destroy()
+
+
+def _kernel(overload: Any, operator: Operator, observer: CollectiveObserver) -> Callable[..., Any]:
+    argument_index = {argument.name: number for number, argument in enumerate(overload._schema.arguments)}
+    group_at, tag_at = argument_index["process_group"], argument_index.get("tag")
+    async_at = argument_index.get("async_op", argument_index.get("asyncOp"))  # true if omitted
+    tensors_at = None if operator.tensors is None else argument_index[operator.tensors]
+    peer_at = None if operator.peer is None else argument_index[operator.peer]
+    work_at = next((at for at, value in enumerate(overload._schema.returns) if "Work" in str(value.type)), None)
+    is_tuple = len(overload._schema.returns) > 1
+    redispatch = overload.redispatch
+    keys_below = torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
+
+    def announce(args: tuple[Any, ...]) -> Any:
+        try:
+            tensors = () if tensors_at is None else args[tensors_at]
+            call = Call(
+                op=operator.name,
+                group=dist.ProcessGroup.unbox(args[group_at]),
+                tensors=(tensors,) if isinstance(tensors, torch.Tensor) else tensors,
+                device=_device_of(args[0]),
+                peer=None if peer_at is None else args[peer_at],
+                tag=0 if tag_at is None else args[tag_at],
+                is_awaited=work_at is None or not (async_at is None or all(args[async_at : async_at + 1])),
+            )
+        except Exception as error:
+            observer.on_unparsed_collective(error)
+            return None
+        return observer.announce(call)
+
+    def kernel(keys: Any, *args: Any) -> Any:
+        announced = announce(args)
+        try:
+            result = redispatch(keys & keys_below, *args)
+        except BaseException:
+            observer.failed(announced)
+            raise
+        boxed = None if work_at is None else result[work_at] if is_tuple else result
+        observer.launched(announced, None if boxed is None else dist.Work.unbox(boxed))
+        return result
+
+    return kernel
+
+
+def _device_of(argument: Any) -> torch.device:
+    """Return the device by which torch's dispatcher selects the backend: that of the first argument.
+
+    A barrier has an empty tensor for that purpose alone.
+    """
+    while isinstance(argument, list | tuple) and argument:
+        argument = argument[0]
+    return argument.device if isinstance(argument, torch.Tensor) else _HOST

@@ -1,0 +1,338 @@
+"""Collective log of this process: what is launched, in which group, in which order, and from which call site.
+
+Every collective is written *before* it is launched, in the log of its group (``overlapscope.trace.collective_log``), and its
+completion afterwards (``collective_log.completion``). Code that launches a collective for a known purpose (the reducer
+its buckets, the wrapper its buffers) declares it with ``purposes``; everything else is the user's.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from instrumented_ddp.collectives.call_sites import CallSiteTable, LoopTracker, iter_frames
+from instrumented_ddp.collectives.completion import CompletionWatch
+from instrumented_ddp.collectives.device_completion import OnEnd
+from instrumented_ddp.collectives.dispatch import Call, DispatchInterceptor, get_backend_name
+from instrumented_ddp.collectives.position import TrainingPosition
+from instrumented_ddp.collectives.roles import CollectiveRole, Launch, current_launch, get_group_role
+from instrumented_ddp.collectives.signatures import SignatureTable, TensorNames
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.clocks import host_now_ns
+from overlapscope.trace.collective_log import (
+    AFTER_UPDATE,
+    AWAITED,
+    REACHED,
+    UNREACHED,
+    CollectiveLogHeader,
+    CollectiveLogWriter,
+    group_file,
+)
+from overlapscope.trace.schema import EVENTS_FILE, NO_CALL_SITE, POINT_TO_POINT, Signature
+
+_log = logging.getLogger(__name__)
+
+_IN_BACKWARD: Final = ("bucket", "bitmap", "hook")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnnouncedCollective:
+    """A log entry whose collective is being launched."""
+
+    log: CollectiveLogWriter
+    number: int
+    device: torch.device
+    launch: Launch | None
+    is_awaited: bool
+    """True if the launching code continues only once it has ended, which on the host is right after the launch."""
+    before: torch.cuda.Event | None = None
+    """Event that is complete once the device has reached the collective."""
+
+    def ended(self, now_ns: int, failed: bool) -> None:
+        """Record that the collective was seen to have ended."""
+        self.log.completed(self.number, now_ns, failed=failed)
+
+    def record_reached(self, is_reached: bool) -> None:
+        """Record whether the device has reached a collective that is slow to end."""
+        self.log.seen(self.number, REACHED if is_reached else UNREACHED)
+
+
+class CollectiveLog:
+    """Writer of the collective log of this process.
+
+    Args:
+        folder: folder of this rank, inside the run's folder.
+        rank: rank of this process in the whole job.
+        position: position of this rank, which is stored in every entry.
+        on_error: called with an internal error that would leave the log incomplete.
+
+    Raises:
+        OverlapScopeError: the folder can't be written, or already holds a recording of this rank.
+    """
+
+    def __init__(
+        self, folder: Path, rank: int, position: TrainingPosition, on_error: Callable[[Exception], None]
+    ) -> None:
+        self.folder = folder
+        self.rank = rank
+        self.position = position
+        self.logs: list[CollectiveLogWriter] = []
+        """Logs of existing groups, and of the sends and receives in each, in the order of their first use."""
+        self.entries_of_destroyed_groups = 0
+        self.names = TensorNames()
+        self.loop = LoopTracker(self.position)
+        self.identify_launch: Callable[[Call], Launch | None] = lambda _: None
+        """Identifies collectives without a declared purpose: torch's C++ reducer can't declare one."""
+        self.before_collective: Callable[[], None] = lambda: None
+        """Called before a collective is written: the only opportunity to track a loop without DDP."""
+        self.elements_reduced_by_user = 0
+        """Number of elements reduced by collectives of the user."""
+        self._logs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[bool, CollectiveLogWriter]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._names: dict[bool, list[str]] = {False: [], True: []}
+        """Names of all groups so far, by whether the log is of sends and receives."""
+        self._lock = threading.RLock()  # a group may be garbage collected while another's log is created
+        self._lines_seen: set[int] = set()
+        self._on_error = on_error
+        self._stopped = False
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if (folder / EVENTS_FILE).exists():  # of a run that had no collective log
+                raise FileExistsError
+            self._signatures = SignatureTable(folder)
+        except FileExistsError:
+            raise OverlapScopeError(f"{folder}: already holds a recording; move it away or record elsewhere") from None
+        except OSError as error:
+            raise OverlapScopeError(f"{folder}: can't be created ({error.strerror})") from None
+        self.call_sites = CallSiteTable(folder)
+        self.completions = CompletionWatch(on_error)
+        """Watch for the ends of all collectives of this process."""
+        self._interception = DispatchInterceptor(self)
+
+    @property
+    def signatures(self) -> list[Signature]:
+        """Return the known signatures, indexed by number - 1."""
+        return self._signatures.known
+
+    # -- called on torch's dispatcher, for every collective ------------------------------------------------------
+
+    def announce(self, call: Call) -> AnnouncedCollective | None:
+        """Write an entry for a collective that is about to be launched."""
+        if self._stopped:
+            return None
+        try:
+            return self._announce(call)
+        except Exception as error:  # it is launched all the same
+            self._on_error(error)
+            return None
+
+    def _announce(self, call: Call) -> AnnouncedCollective | None:
+        self.completions.poll_oldest()
+        launch = current_launch() or self.identify_launch(call)
+        if self._stopped:  # if that has failed, an entry without its purpose would differ from other ranks'
+            return None
+        purpose = get_group_role(call.group) or (None if launch is None else launch.purpose)
+        call_site, names = self._find_call_site_and_names(call, purpose)
+        self.before_collective()
+        position = self.position
+        log = self._log_of(call)
+        number, signature = self._signatures.of(call, purpose, log.header, names)
+        if signature.role == "user" and signature.reduce_op:
+            self.elements_reduced_by_user += signature.elements
+        # A wait of another thread, such as one that writes a checkpoint, does not block the training.
+        is_training = threading.current_thread() is threading.main_thread()
+        is_awaited = call.is_awaited and signature.role == "user" and call.device.type == "cpu" and is_training
+        entry = log.announce(
+            number,
+            signature,
+            now_ns=host_now_ns(),
+            step=position.step,
+            call_site=call_site,
+            batch=position.batch,
+            phase=position.phase,
+            flags=position.flags | (AWAITED if is_awaited else 0) | self._get_iteration_flag(),
+        )
+        meant = launch if launch is not None and launch.group in (None, call.group) else None
+        is_awaited = is_awaited or (meant is not None and meant.is_awaited)
+        return AnnouncedCollective(
+            log=log,
+            number=entry,
+            device=call.device,
+            launch=meant,
+            is_awaited=is_awaited,
+            before=self.completions.mark_before(call.device),
+        )
+
+    def _get_iteration_flag(self) -> int:
+        if not self.position.has_updated:
+            return 0
+        return AFTER_UPDATE if self.loop.has_begun_next_iteration(iter_frames(sys._getframe(1))) is False else 0
+
+    def _find_call_site_and_names(self, call: Call, purpose: CollectiveRole | None) -> tuple[int, tuple[str, ...]]:
+        """Return the call site that launches it, and the names of the tensors in variables there."""
+        if purpose is not None and purpose.role in _IN_BACKWARD:
+            return self.position.backward_call_site, ()
+        call_site = NO_CALL_SITE
+        names: tuple[str, ...] = ()
+        try:
+            frame = self.call_sites.find_caller_frame()
+            call_site = self.call_sites.number_of(frame)
+            if purpose is None and frame is not None and call_site not in self._lines_seen:
+                self._lines_seen.add(call_site)
+                self.names.note_modules(frame)
+            if purpose is None and call.tensors:
+                names = self.names.names_of(call.tensors, frame)
+        except Exception as error:  # variables change while they are read: the entry is correct without these
+            _log.debug("rank %d: a collective's line or names are not known: %r", self.rank, error)
+        return call_site, names
+
+    def launched(self, announced: AnnouncedCollective | None, work: dist.Work | None) -> None:
+        """Record that the backend has accepted the collective, and watch for its end."""
+        if announced is None:
+            return
+        now_ns = host_now_ns()
+        try:
+            announced.log.launched(announced.number, now_ns)
+            on_end = self._make_bucket_end_callback(announced, work)
+            if announced.device.type != "cpu":
+                self.completions.add_on_device(
+                    work,
+                    announced.device,
+                    announced.ended,
+                    before=announced.before,
+                    on_reached_change=announced.record_reached,
+                )
+            elif work is None:
+                announced.ended(now_ns, failed=False)
+            elif announced.is_awaited:  # some works of gloo report their end only to a waiter
+                now_ns, failed = _wait_for_end(work)
+                if on_end is not None:
+                    on_end(now_ns, failed)
+                announced.ended(now_ns, failed)
+            elif on_end is None:
+                self.completions.add(work, announced.ended, is_bucket=False)
+            else:
+                self.completions.add(work, on_end, announced.ended, is_bucket=True)
+        except Exception as error:
+            self._on_error(error)
+
+    def _make_bucket_end_callback(self, announced: AnnouncedCollective, work: dist.Work | None) -> OnEnd | None:
+        """Return the callback for the end of a bucket, if the code that launched it wants one."""
+        if work is None or announced.launch is None or announced.launch.launched is None:
+            return None
+        return announced.launch.launched(work)
+
+    def failed(self, announced: AnnouncedCollective | None) -> None:
+        """Record that the backend has rejected the collective."""
+        if announced is None:
+            return
+        try:
+            announced.ended(host_now_ns(), failed=True)
+        except Exception as error:
+            self._on_error(error)
+
+    def on_unparsed_collective(self, error: Exception) -> None:
+        """Handle a collective that could not be announced."""
+        self._on_error(error)
+
+    # -- closing -------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Stop writing. May be called on any thread, even one that is announcing a collective."""
+        self._stopped = True
+        for log in self.logs:
+            with suppress(Exception):  # a file can't be truncated to its length: its content is written anyway
+                log.close()
+
+    def discard(self) -> None:
+        """Stop writing in this copy of a recorded process."""
+        self._stopped = True
+        for log in self.logs:
+            log.discard()
+
+    def close(self) -> None:
+        """Record the collectives that have ended, and stop writing."""
+        self._interception.close()
+        self.completions.close()
+        self.stop()
+        self._signatures.close()
+        self.call_sites.close()
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+
+    def _log_of(self, call: Call) -> CollectiveLogWriter:
+        is_point_to_point = call.op in POINT_TO_POINT
+        of_group = self._logs.setdefault(call.group, {})
+        log = of_group.get(is_point_to_point)
+        return self._add_log(call, is_point_to_point) if log is None else log
+
+    def _add_log(self, call: Call, is_point_to_point: bool) -> CollectiveLogWriter:
+        group = call.group
+        with self._lock:
+            if (known := self._logs[group].get(is_point_to_point)) is not None:  # another thread's first collective
+                return known
+            names = self._names[is_point_to_point]
+            log = CollectiveLogWriter(
+                self.folder / group_file(len(names), point_to_point=is_point_to_point),
+                CollectiveLogHeader(
+                    name=_make_unique_name(_name_of(group), names),
+                    ranks=_get_members(group),
+                    rank=self.rank,
+                    description=getattr(group, "group_desc", "") or "",
+                    backend=get_backend_name(group, call.device),
+                    point_to_point=is_point_to_point,
+                ),
+            )
+            self._logs[group][is_point_to_point] = log
+            self.logs.append(log)
+            names.append(log.header.name)
+            weakref.finalize(group, self._on_group_destroyed, log).atexit = False
+        return log
+
+    def _on_group_destroyed(self, log: CollectiveLogWriter) -> None:
+        """Close a group's log: a training may create a group in each epoch, and the number of open files is limited."""
+        with suppress(Exception):
+            log.close()
+        with suppress(ValueError):
+            self.logs.remove(log)
+            self.entries_of_destroyed_groups += log.latest
+
+
+def _wait_for_end(work: dist.Work) -> tuple[int, bool]:
+    """Return when a work ended, and whether it failed; its error is raised again by the caller's own wait."""
+    failed = False
+    try:
+        work.wait()
+    except Exception:
+        failed = True
+    return host_now_ns(), failed
+
+
+def _make_unique_name(name: str, names: Sequence[str]) -> str:
+    """Return a name that is not in use: a process group that is recreated has the name of its predecessor."""
+    same = sum(known == name or known.startswith(f"{name} (") for known in names)
+    return f"{name} ({same + 1})" if same else name
+
+
+def _name_of(group: dist.ProcessGroup) -> str:
+    try:
+        return group.group_name
+    except RuntimeError:  # created without init_process_group
+        return "unnamed"
+
+
+def _get_members(group: dist.ProcessGroup) -> tuple[int, ...]:
+    with suppress(Exception):  # a group that torch.distributed does not know
+        return tuple(dist.get_process_group_ranks(group))
+    return tuple(range(group.size()))

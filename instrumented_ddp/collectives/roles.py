@@ -1,0 +1,82 @@
+"""Declared purposes of collectives: context managers around the launch."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import torch.distributed as dist
+
+from instrumented_ddp.collectives.device_completion import OnEnd
+from overlapscope.trace.schema import NO_BUCKET
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveRole:
+    """Purpose of a collective, declared by the code that launches it."""
+
+    role: str
+    """See ``Signature.role``."""
+    model: int = 0
+    plan_epoch: int = 0
+    plan_hash: str = ""
+    bucket: int = NO_BUCKET
+    strategy: str = ""
+    phase: str = ""
+    round: int = 0
+    rounds: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A collective that is about to be launched."""
+
+    purpose: CollectiveRole
+    group: dist.ProcessGroup | None = None
+    """Group in which it is launched; None for any."""
+    launched: Callable[[dist.Work], OnEnd | None] | None = None
+    """Called with its work; returns the callback for its end, on the host."""
+    is_awaited: bool = False
+    """True if, on the host, the launching code continues only when it has ended."""
+
+
+class _LaunchContext(threading.local):
+    current: Launch | None = None
+
+
+_context: Final = _LaunchContext()
+_group_roles: Final[weakref.WeakKeyDictionary[dist.ProcessGroup, CollectiveRole]] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def collective_context(what: CollectiveRole | Launch | None) -> Iterator[None]:
+    """Declare the purpose of collectives that this thread launches inside; None keeps the current one."""
+    before = _context.current
+    if what is not None:
+        _context.current = what if isinstance(what, Launch) else Launch(purpose=what)
+    try:
+        yield
+    finally:
+        _context.current = before
+
+
+def set_group_role(group: dist.ProcessGroup, purpose: CollectiveRole) -> None:
+    """Declare the purpose of everything that is launched in a group.
+
+    Needed for torch's hooks: their callbacks launch collectives on whichever thread saw an earlier part end.
+    """
+    _group_roles[group] = purpose
+
+
+def get_group_role(group: dist.ProcessGroup) -> CollectiveRole | None:
+    """Return the purpose declared for a group, if any."""
+    return _group_roles.get(group)
+
+
+def current_launch() -> Launch | None:
+    """Return the declared launch of this thread, if any."""
+    return _context.current

@@ -1,0 +1,173 @@
+"""Background thread that runs all periodic tasks of a recorded process."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+
+# Decorators and a context manager that keep errors of the recording from stopping the training.
+
+P = ParamSpec("P")
+
+
+class Guarded(Protocol):
+    """An object of the recording that may fail while a model trains."""
+
+    def disable_recording(self, error: Exception) -> None:
+        """Report once what is lost from now on, and stop recording."""
+
+
+T = TypeVar("T", bound=Guarded)
+
+
+def never_raise(method: Callable[Concatenate[T, P], None]) -> Callable[Concatenate[T, P], None]:
+    """Decorate a method called from the training so that it never raises; an error is passed to its ``disable_recording``."""
+
+    @functools.wraps(method)
+    def guarded(self: T, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            self.disable_recording(error)
+
+    return guarded  # type: ignore[return-value] # it has the name and docstring of the method
+
+
+def never_raising(callback: Callable[P, None], disable_recording: Callable[[Exception], None]) -> Callable[P, None]:
+    """Wrap a function that is passed to torch so that it never raises.
+
+    Args:
+        gives_up: called with the error.
+    """
+
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            callback(*args, **kwargs)
+        except Exception as error:
+            disable_recording(error)
+
+    return guarded
+
+
+@contextmanager
+def suppress_recorder_errors(disable_recording: Callable[[Exception], None]) -> Iterator[None]:
+    """Suppress errors raised inside.
+
+    Args:
+        gives_up: called with the error.
+    """
+    try:
+        yield
+    except Exception as error:
+        disable_recording(error)
+
+
+# Console output of this package: records of the logger ``instrumented_ddp`` and its children, on stderr.
+
+_LOGGER: Final = logging.getLogger("instrumented_ddp")
+
+
+class _StderrHandler(logging.Handler):
+    """Writes to the current ``sys.stderr``. Errors, such as a closed terminal, are ignored."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(Exception):
+            print(self.format(record), file=sys.stderr, flush=True)
+
+
+def log_to_stderr() -> None:
+    """Print warnings of this package, each prefixed with ``overlapscope:``. May be called twice."""
+    if any(isinstance(handler, _StderrHandler) for handler in _LOGGER.handlers):
+        return
+    console = _StderrHandler(logging.WARNING)
+    console.setFormatter(logging.Formatter("overlapscope: %(message)s"))
+    _LOGGER.addHandler(console)
+    _LOGGER.propagate = False
+
+
+_log: Final = logging.getLogger(__name__)
+
+
+class PeriodicTask(Protocol):
+    """A periodic task."""
+
+    name: str
+    """Name for the message when it fails; a task that fails is not run again."""
+
+    def run(self) -> float:
+        """Do what is due, briefly, and return the number of seconds until the next call."""
+
+    def end(self) -> None:
+        """Do the final work when the process ends."""
+
+
+class BackgroundScheduler:
+    """Runs each job when it is due. The thread starts with the first job.
+
+    Args:
+        rank: rank of this process, for messages.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._due_s: dict[PeriodicTask, float] = {}
+        """Next due time of each job, by ``time.monotonic``; infinity while the job is running."""
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, job: PeriodicTask) -> None:
+        """Add a job. It is due now."""
+        self._due_s[job] = 0.0
+        self._wake.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="overlapscope-housekeeper", daemon=True)
+            self._thread.start()
+
+    def wake(self, job: PeriodicTask) -> None:
+        """Make a job due now."""
+        if job in self._due_s:
+            self._due_s[job] = 0.0
+            self._wake.set()
+
+    def is_scheduled(self, job: PeriodicTask) -> bool:
+        """Return whether a job is still scheduled: neither failed nor ended."""
+        return job in self._due_s and self._thread is not None and self._thread.is_alive()
+
+    def close(self, timeout_s: float) -> None:
+        """End all jobs, and wait up to ``timeout_s`` for that. May be called twice."""
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._closing:
+            now_s = time.monotonic()
+            for job in [job for job, due_s in list(self._due_s.items()) if due_s <= now_s]:
+                self._run_task(job)
+            next_s = min(self._due_s.values(), default=math.inf)
+            self._wake.wait(None if next_s == math.inf else max(0.0, next_s - time.monotonic()))
+            self._wake.clear()
+        for job in list(self._due_s):
+            with suppress(Exception):  # nothing is left that could handle an error
+                job.end()
+
+    def _run_task(self, job: PeriodicTask) -> None:
+        self._due_s[job] = math.inf
+        try:
+            pause_s = job.run()
+        except Exception as error:
+            del self._due_s[job]
+            if not self._closing:
+                _log.warning("rank %d: %s failed and is off: %r", self._rank, job.name, error)
+        else:
+            if self._due_s[job] == math.inf:  # otherwise it was woken meanwhile
+                self._due_s[job] = time.monotonic() + pause_s

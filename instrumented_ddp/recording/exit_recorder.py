@@ -1,0 +1,236 @@
+"""How this process ended, for finding out why other ranks wait: ``ended.json``.
+
+A process that is killed or aborts writes nothing; the missing file indicates that.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import functools
+import multiprocessing
+import os
+import pickle
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from multiprocessing import util
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NoReturn
+
+from instrumented_ddp.collectives.call_sites import (
+    CallSiteTable,
+    LoopTracker,
+    describe_frame,
+    find_user_frame,
+    iter_frames,
+    list_traceback_frames,
+)
+from overlapscope.diagnosis.evidence import CallSite, ExitCall, Failure
+from overlapscope.trace.clocks import host_now_ns
+from overlapscope.trace.schema import ENDED_FILE, write_json
+
+_EXITS: Final = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
+"""Functions that scripts call to exit; the last two exist only if ``site`` was imported."""
+_MAX_EXIT_TEXT: Final = 2_000
+"""Maximum number of characters kept of the argument of ``sys.exit``."""
+
+
+class ExitRecorder:
+    """Writes ``ended.json`` when the process ends.
+
+    Args:
+        folder: folder of the rank.
+        call_sites: decides which lines are user code.
+        loop: knows whether the user's loop has begun its next iteration.
+        on_exception: called with an exception that ends the process, after it was written.
+    """
+
+    def __init__(
+        self, folder: Path, call_sites: CallSiteTable, loop: LoopTracker, on_exception: Callable[[Failure], None]
+    ) -> None:
+        self._path = folder / ENDED_FILE
+        self._call_sites = call_sites
+        self._loop = loop
+        self._on_exception = on_exception
+        self._pid, self._parent = os.getpid(), os.getppid()
+        self._is_written = False
+        self._unrecorded_because: str | None = None
+        self._hook_before = sys.excepthook
+        sys.excepthook = self._uncaught
+        self._exits_before = {(module, name): getattr(module, name) for module, name in _EXITS if hasattr(module, name)}
+        self._exits = {location: self._wrap_exit(before) for location, before in self._exits_before.items()}
+        for (module, name), noting in self._exits.items():
+            setattr(module, name, noting)
+        self.exit_call: ExitCall | None = None
+        """Latest call of ``sys.exit`` or ``exit``."""
+        self._file_of_spawn = _find_spawn_error_file()
+
+    def note_recording_end(self, why: str) -> None:
+        """Note that the process continues unrecorded, so that only its end will be known.
+
+        Args:
+            why: reason why the recording ended.
+        """
+        self._unrecorded_because = why
+        self._write({"how": "unrecorded"})
+
+    def close(self) -> None:
+        """Write how the process, or its recording, ends. May be called twice."""
+        if sys.excepthook == self._uncaught:
+            sys.excepthook = self._hook_before
+        for (module, name), noting in self._exits.items():
+            if getattr(module, name, None) is noting:
+                setattr(module, name, self._exits_before[module, name])
+        if self._is_written or os.getpid() != self._pid:
+            return
+        error = sys.exception()
+        if error is not None and not isinstance(error, SystemExit) and _is_child_exiting():
+            self._write_end(
+                _failure_to_json(describe_failure(error, error.__traceback__, self._call_sites, self._loop))
+            )
+            return
+        text = _read_spawn_error(self._file_of_spawn)
+        if text is None:
+            has_lost_parent = self._file_of_spawn is not None and os.getppid() != self._parent
+            self._write_end({"how": "ended", "has_lost_parent": has_lost_parent} | _exit_call_to_json(self.exit_call))
+        else:  # torch.multiprocessing.spawn has caught it, and no hook was called
+            # spawn exits with status 1 while it handles the exception.
+            caught = None if self.exit_call is None else self.exit_call.caught
+            kind, _, message = text.strip().splitlines()[-1].partition(": ")
+            self._on_failure(caught or Failure(type=kind, message=message, traceback=text, time_ns=host_now_ns()))
+
+    def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        try:
+            if os.getpid() == self._pid and not self._is_written:
+                self._on_failure(describe_failure(error, trace, self._call_sites, self._loop))
+        finally:
+            self._hook_before(kind, error, trace)
+
+    def _wrap_exit(self, before: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        """Wrap ``sys.exit`` or ``exit`` to note its calls, for which the interpreter has no hook."""
+
+        @functools.wraps(before)
+        def note_and_exit(*args: Any, **kwargs: Any) -> NoReturn:
+            self._note_exit_call(next(iter([*args, *kwargs.values()]), None))
+            before(*args, **kwargs)
+
+        return note_and_exit
+
+    def _note_exit_call(self, status: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            with suppress(Exception):
+                error = sys.exception()
+                trace = None if error is None else error.__traceback__
+                caught = None if error is None else describe_failure(error, trace, self._call_sites, self._loop)
+                # The interpreter prints a status that is not a number, and exits with 1.
+                number = status if isinstance(status, int) else int(status is not None)
+                frame = find_user_frame(sys._getframe(2), self._call_sites.is_user_frame)
+                site = None if frame is None else CallSite(**describe_frame(frame))
+                begun = (
+                    self._loop.has_begun_next_iteration(iter_frames(frame))
+                    if caught is None
+                    else caught.has_begun_next_iteration
+                )
+                text = "" if status is None or isinstance(status, int) else str(status)[:_MAX_EXIT_TEXT]
+                self.exit_call = ExitCall(
+                    status=number & 0xFF, call_site=site, caught=caught, text=text, has_begun_next_iteration=begun
+                )
+
+    def _on_failure(self, failure: Failure) -> None:
+        self._write_end(_failure_to_json(failure))
+        self._on_exception(failure)
+
+    def _write_end(self, what: dict[str, Any]) -> None:
+        self._is_written = True
+        self._write(what)
+
+    def _write(self, what: dict[str, Any]) -> None:
+        lost = {} if self._unrecorded_because is None else {"unrecorded_because": self._unrecorded_because}
+        with suppress(OSError):
+            write_json(self._path, {"time_ns": host_now_ns()} | what | lost)
+
+
+def call_at_exit(callback: Callable[[], None]) -> None:
+    """Register a function to call at process exit, also in a process forked by multiprocessing, which skips atexit."""
+    atexit.register(callback)
+    if multiprocessing.parent_process() is not None:
+        util.Finalize(None, callback, exitpriority=0)
+
+
+def _is_child_exiting() -> bool:
+    """Return whether multiprocessing is about to report the current exception, for which it calls no hook."""
+    return multiprocessing.parent_process() is not None and util.is_exiting()
+
+
+def describe_failure(
+    error: BaseException, trace: TracebackType | None, call_sites: CallSiteTable, loop: LoopTracker
+) -> Failure:
+    """Describe an exception, with the innermost line of user code in its traceback."""
+    frames = list_traceback_frames(trace)
+    inside = next(((frame.f_code, line) for frame, line in frames if call_sites.is_user_frame(frame)), None)
+    site = inside and CallSite(file=inside[0].co_filename, line=inside[1], function=inside[0].co_qualname)
+    return Failure(
+        type=type(error).__qualname__,
+        message=_message_of(error),
+        call_site=site,
+        traceback="".join(traceback.format_exception(error)),
+        time_ns=host_now_ns(),
+        has_begun_next_iteration=loop.has_begun_next_iteration(frames),
+    )
+
+
+def _failure_to_json(failure: Failure) -> dict[str, Any]:
+    """Return the fields of a failure for ``ended.json``."""
+    fields = {"type": failure.type, "message": failure.message, "traceback": failure.traceback}
+    site = {} if failure.call_site is None else asdict(failure.call_site)
+    return {
+        "how": "exception",
+        **fields,
+        **site,
+        "time_ns": failure.time_ns,
+        "has_begun_next_iteration": failure.has_begun_next_iteration,
+    }
+
+
+def _exit_call_to_json(call: ExitCall | None) -> dict[str, Any]:
+    """Return the fields of an exit call for ``ended.json``."""
+    if call is None:
+        return {}
+    site = {} if call.call_site is None else asdict(call.call_site)
+    caught = {} if call.caught is None else {"caught": _failure_to_json(call.caught)}
+    text = {"exit_text": call.text} if call.text else {}
+    return (
+        {"exit_status": call.status, "has_begun_next_iteration": call.has_begun_next_iteration} | site | caught | text
+    )
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # raised by a user's exception class
+        return "(its message can't be had)"
+
+
+def _find_spawn_error_file() -> str | None:
+    """Return the file for exceptions caught by ``torch.multiprocessing.spawn``, if that started this process."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_wrap" and frame.f_globals.get("__name__") == "torch.multiprocessing.spawn":
+            name = frame.f_locals.get("error_file")
+            return name if isinstance(name, str) else None
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _read_spawn_error(path: str | None) -> str | None:
+    try:
+        content = Path(path).read_bytes() if path else b""
+        text = pickle.loads(content) if content else None  # this process wrote it
+    except Exception:
+        return None
+    return text if isinstance(text, str) and text.strip() else None

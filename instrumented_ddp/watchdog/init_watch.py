@@ -1,0 +1,196 @@
+"""Detection of missing ranks in ``init_process_group``, where nothing is recorded yet and no watchdog runs.
+
+A rank that never gets there, or was given another world size, leaves the others waiting. So each process first writes
+down its rank and world size, and a thread polls which ranks in the run's folder have done the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from instrumented_ddp.collectives.call_sites import describe_frame, find_user_frame
+from instrumented_ddp.recording.background import log_to_stderr
+from instrumented_ddp.recording.metadata import collect_environment, collect_versions, find_attempt_folder
+from overlapscope.diagnosis.from_recording import read_evidence
+from overlapscope.diagnosis.judge import judge
+from overlapscope.diagnosis.report_text import format_report
+from overlapscope.diagnosis.text import capitalize, rank_list
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace import clocks
+from overlapscope.trace.checksum import parse_json_text
+from overlapscope.trace.clocks import host_now_ns
+from overlapscope.trace.environment import read_recording_options
+from overlapscope.trace.process_files import ReportLog
+from overlapscope.trace.schema import JOINING_FILE, SIGNATURES_FILE, rank_folder, write_json
+
+_log: Final = logging.getLogger(__name__)
+
+_POLL_INTERVAL_S: Final = 0.5
+_LAST_WORDS_S: Final = 2.0
+_is_joining: Final = threading.Event()
+"""Set while a process joins: with ``attach`` in a script under ``overlapscope record`` the call is seen twice."""
+_PATIENCE_S: Final = 10.0
+"""Minimum wait in seconds, as hosts take different times to import. Different world sizes are reported at once."""
+
+
+@contextmanager
+def watch_rendezvous(
+    init_process_group: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[None]:
+    """Watch the wait for the other ranks in ``init_process_group``, which gets these arguments and runs inside."""
+    watch = None if _is_joining.is_set() else _begin(init_process_group, args, kwargs)
+    if watch is None:
+        yield
+        return
+    _is_joining.set()
+    try:
+        yield
+        watch.has_joined = True
+    finally:
+        _is_joining.clear()
+        watch.end()
+
+
+class _JoinWatcher:
+    """A thread that watches whether the other ranks join."""
+
+    def __init__(self, folder: Path, rank: int, world_size: int) -> None:
+        self.has_joined = False
+        """True if all ranks have joined; False at the end means that this process has given up."""
+        self._folder, self._rank, self._world_size = folder, rank, world_size
+        self._is_over = threading.Event()
+        self._began_s = time.monotonic()
+        self._thread = threading.Thread(target=self._watch, name="overlapscope-joining", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stop watching, and wait until a report is retracted: before other parts write reports here."""
+        self._is_over.set()
+        self._thread.join(_LAST_WORDS_S)
+
+    def _watch(self) -> None:
+        """Report once why ranks are missing, if the run's folder shows it, and retract the report if they join."""
+        rank, world_size = self._rank, self._world_size
+        while not self._is_over.wait(_POLL_INTERVAL_S):
+            sizes = _world_sizes(self._folder.parent)
+            is_late = self._waited_s() >= _PATIENCE_S and bool(set(range(world_size)) - sizes.keys())
+            if is_late and os.environ.get("LOCAL_WORLD_SIZE") != str(world_size):
+                # Ranks on other hosts may record to local disks: from here it is unknown who is missing.
+                _log.warning("rank %d has waited in init_process_group for %.0f s", rank, self._waited_s())
+                return
+            if is_late or len(set(sizes.values())) > 1:
+                break
+        else:
+            return
+        reports, is_reporter = ReportLog(self._folder), rank == min(sizes, default=rank)
+        reported = _report(self._folder, rank, reports, is_reporter=is_reporter)
+        self._is_over.wait()
+        if reported is None or not self.has_joined:
+            return
+        number, who = reported
+        reports.retract(number)
+        if is_reporter:
+            _log.warning("%s joined after %.1f s: the report is withdrawn", who, self._waited_s())
+
+    def _waited_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+
+def _begin(
+    init_process_group: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> _JoinWatcher | None:
+    """Start watching; return None if this process is not recorded, or can't be watched."""
+    try:
+        log_to_stderr()
+        identity = _process_identity(init_process_group, args, kwargs)
+        if identity is None:
+            return None
+        _write_joining_file(*identity)
+        return _JoinWatcher(*identity)
+    except Exception as error:
+        _log.debug("its wait in init_process_group is not watched: %r", error)
+        return None
+
+
+def _process_identity(
+    init_process_group: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Path, int, int] | None:
+    """Return the folder, rank and world size of this process; None if it is not recorded, or they are unknown."""
+    try:
+        recording = read_recording_options(None)
+        given = inspect.signature(init_process_group).bind(*args, **kwargs).arguments
+        rank = int(given.get("rank", -1))
+        world_size = int(given.get("world_size", -1))
+        rank = rank if rank >= 0 else int(os.environ["RANK"])
+        world_size = world_size if world_size >= 0 else int(os.environ["WORLD_SIZE"])
+    except (OverlapScopeError, TypeError, ValueError, KeyError):  # if they are unknown, torch raises its own error
+        return None
+    return (
+        None
+        if recording is None
+        else (rank_folder(find_attempt_folder(recording.folder, rank), rank), rank, world_size)
+    )
+
+
+def _write_joining_file(folder: Path, rank: int, world_size: int) -> None:
+    frame = find_user_frame(sys._getframe(1))
+    with suppress(OSError):  # the recorder reports problems with the folder later
+        if (folder / SIGNATURES_FILE).exists():  # left by a previous run
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(
+            folder / JOINING_FILE,
+            {
+                "rank": rank,
+                "world_size": world_size,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "boot_id": clocks.get_boot_id(),
+                "time_ns": host_now_ns(),
+                "versions": collect_versions(),
+                "environment": collect_environment(),
+                **(describe_frame(frame) if frame is not None else {}),
+            },
+        )
+
+
+def _report(folder: Path, rank: int, reports: ReportLog, *, is_reporter: bool) -> tuple[int, str] | None:
+    """Judge from the files of the ranks on this host.
+
+    Returns:
+        The number of the report, and the ranks at fault as text; None if nothing is wrong.
+    """
+    try:
+        evidence, _ = read_evidence(folder.parent)
+        verdict = judge(evidence)
+    except OverlapScopeError:
+        return None
+    if verdict.kind not in ("never started", "wrong world size"):
+        return None
+    message = format_report(verdict, evidence)
+    if is_reporter:
+        _log.warning(message)
+    else:
+        _log.warning("rank %d waits in init_process_group", rank)
+    number = reports.add(verdict.as_dict(), message, step=0, process_state="S")
+    return number, capitalize(rank_list(verdict.blamed)) if verdict.blamed else "All ranks"
+
+
+def _world_sizes(trace_folder: Path) -> dict[int, int]:
+    """Return the world size that each rank that came this far was given, by rank."""
+    sizes = {}
+    for path in trace_folder.glob(f"rank_*/{JOINING_FILE}"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            content = parse_json_text(path.read_bytes())
+            sizes[int(content["rank"])] = int(content["world_size"])
+    return sizes

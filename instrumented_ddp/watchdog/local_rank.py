@@ -1,0 +1,463 @@
+"""Monitor of this rank: its heartbeat for neighbors, and its full snapshot when ranks investigate."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Final, Literal
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from instrumented_ddp.collectives.call_sites import describe_frame, find_user_frame, iter_frames
+from instrumented_ddp.collectives.log import CollectiveLog
+from instrumented_ddp.recording.metadata import ModelRegistry
+from instrumented_ddp.replicas.replicas import ReplicaComparison
+from instrumented_ddp.watchdog.peer_channel import EntriesRequest, Heartbeat
+from instrumented_ddp.watchdog.peer_comparison import log_head
+from instrumented_ddp.watchdog.process_state import (
+    ProcessState,
+    bytes_read_and_written,
+    cpu_ns_of_children,
+    memory_limit_bytes,
+    queued_ns,
+    read_process_state,
+)
+from instrumented_ddp.watchdog.progress import ProgressTracker
+from overlapscope.diagnosis.collective_order import phase_name
+from overlapscope.diagnosis.evidence import CallSite, ExitCall, Failure, RankEvidence, RankPosition
+from overlapscope.diagnosis.rank_models import read_models, read_replicas, read_unready_parameters
+from overlapscope.diagnosis.rank_settings import read_rank_settings
+from overlapscope.diagnosis.rank_snapshot import RankSnapshot, make_snapshot
+from overlapscope.diagnosis.replica_drift import Replica, read_hyperparameters, replica_for_snapshot
+from overlapscope.diagnosis.stall_timeout import BUSY_CPU_SHARE
+from overlapscope.diagnosis.text import format_position
+from overlapscope.trace import clocks
+from overlapscope.trace.clocks import host_now_ns
+from overlapscope.trace.collective_log import CollectiveLogWriter
+from overlapscope.trace.live_files import read_fingerprint_passes
+from overlapscope.trace.manifest import Manifest
+from overlapscope.trace.process_files import StallSnapshot, write_stall_snapshot
+from overlapscope.trace.schema import RUN_FILE, Phase
+from overlapscope.trace.small_files import read_json
+
+# Activity sampling of this process: CPU share, I/O and Python progress, used to tell working from waiting.
+
+_FRAMES: Final = 12
+_WINDOW_NS: Final = 1_500_000_000
+_MIN_CODE_POSITIONS: Final = 3
+"""Number of distinct Python code positions, sampled within about a second, that tell work from a polling loop."""
+_MIN_IO_BYTES: Final = 1024**2
+
+
+@dataclass(frozen=True)
+class _Sample:
+    time_ns: int
+    cpu_ns: int
+    queued_ns: int
+    data_bytes: int
+    code_position: tuple[int, ...]
+
+
+class Activity:
+    """Recent activity of a process, over a sliding window of about 1.5 seconds.
+
+    Args:
+        pid: process ID of the observed process, which is this one.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._samples: deque[_Sample] = deque(maxlen=32)
+
+    def sample(self, frames: Sequence[FrameType]) -> None:
+        """Record one sample of CPU time, run-queue time, I/O and code position.
+
+        Args:
+            frames: stack frames of the main thread, innermost first.
+        """
+        cpu_ns = time.process_time_ns() + cpu_ns_of_children(self._pid)
+        code_position = tuple(part for frame in frames[:_FRAMES] for part in (id(frame.f_code), frame.f_lasti))
+        data_bytes = bytes_read_and_written(self._pid)
+        self._samples.append(_Sample(host_now_ns(), cpu_ns, queued_ns(self._pid), data_bytes, code_position))
+
+    def cpu_share(self) -> float | None:
+        """Return the CPU time used as a share of one core; None with fewer than two samples."""
+        recent = self._recent()
+        if len(recent) < 2 or recent[-1].time_ns == recent[0].time_ns:
+            return None
+        used_ns = max(0, recent[-1].cpu_ns - recent[0].cpu_ns)  # the CPU time of children vanishes when they exit
+        return used_ns / (recent[-1].time_ns - recent[0].time_ns)
+
+    def is_working(self) -> bool | None:
+        """Return whether the process executes Python code, does I/O or queues for a core; None without samples."""
+        recent = self._recent()
+        if not recent:
+            return None
+        has_moved = len({sample.code_position for sample in recent}) >= _MIN_CODE_POSITIONS
+        moves_data = recent[-1].data_bytes - recent[0].data_bytes >= _MIN_IO_BYTES
+        return has_moved or moves_data or self._is_runnable(recent)
+
+    def _is_runnable(self, recent: Sequence[_Sample]) -> bool:
+        """Return whether the process computes or queues for a core: on a crowded host it gets little of one.
+
+        A process that waits does not even queue.
+        """
+        first, last = recent[0], recent[-1]
+        queued_share = (last.queued_ns - first.queued_ns) / max(1, last.time_ns - first.time_ns)
+        return queued_share + (self.cpu_share() or 0.0) >= BUSY_CPU_SHARE
+
+    def _recent(self) -> list[_Sample]:
+        return [one for one in self._samples if self._samples[-1].time_ns - one.time_ns <= _WINDOW_NS]
+
+
+# Information from ``torch.distributed`` about process groups under construction, which have no log yet.
+
+_MAKES_GROUP: Final = "_new_group_with_tag"
+
+
+def count_created_groups() -> int | None:
+    """Return the number of process groups that this rank has begun to create; None if this torch does not expose it."""
+    count = getattr(getattr(distributed_c10d, "_world", None), "group_count", None)
+    return count if isinstance(count, int) else None
+
+
+def ranks_of_group_in_creation(frames: Iterable[FrameType]) -> tuple[int, ...]:
+    """Return the ranks of the group that a thread is creating; empty if it creates none, or its ranks are unknown.
+
+    Args:
+        frames: stack frames of the thread.
+    """
+    for frame in frames:
+        if frame.f_code.co_name != _MAKES_GROUP or frame.f_globals.get("__name__") != distributed_c10d.__name__:
+            continue
+        ranks = frame.f_locals.get("ranks")
+        if frame.f_locals.get("use_local_synchronization") or not isinstance(ranks, list):
+            return ()  # such groups are not counted
+        return tuple(rank for rank in ranks if isinstance(rank, int))
+    return ()
+
+
+# Stack frames of the main thread, and stack traces of all threads.
+
+
+def innermost_frame() -> FrameType | None:
+    """Return the innermost frame of the main thread."""
+    return sys._current_frames().get(threading.main_thread().ident or 0)
+
+
+def frames_of_main_thread() -> list[FrameType]:
+    """Return all frames of the main thread, innermost first."""
+    frame, frames = innermost_frame(), []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def stacks() -> str:
+    """Return the stack traces of all threads, as faulthandler formats them."""
+    with suppress(OSError, RuntimeError), tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read().decode(errors="replace")
+    return ""
+
+
+_IN_FLIGHT: Final = 16
+"""Upper bound of the number of collectives of a group that are in flight at the same time."""
+_SNAPSHOT_INTERVAL_S: Final = 1.0
+
+
+class LocalRankMonitor:
+    """Observer of the state and progress of this process.
+
+    Args:
+        collectives: collective log of this process.
+        models: DDP instances of this process.
+        replicas: fingerprints of the models.
+    """
+
+    def __init__(self, collectives: CollectiveLog, models: ModelRegistry, replicas: ReplicaComparison) -> None:
+        self.rank = collectives.rank
+        self.pid = os.getpid()
+        self.process: ProcessState = read_process_state(self.pid)
+        self.progress_tracker = ProgressTracker()
+        self.failure: Failure | None = None
+        self.how: Literal["runs", "ended", "failed"] = "runs"
+        self.exit_call: ExitCall | None = None
+        """Last call of ``sys.exit``, set while the process exits."""
+        self.unrecorded_because: str | None = None
+        """Reason why the recording ended before the process; None if it did not."""
+        self._collectives = collectives
+        self._models = models
+        self._replicas = replicas
+        self._position = collectives.position
+        self._host = socket.gethostname()
+        self.host_id = clocks.get_host_id()
+        self.dumps_stacks = False
+        """True if faulthandler dumps stacks on a signal in this process."""
+        self._limit_bytes = memory_limit_bytes()
+        self._world_size = 1
+        self._activity = Activity(self.pid)
+        self._snapshot_written_s = 0.0
+
+    # -- periodic observation ------------------------------------------------------------------------------------
+
+    def look(self) -> bool:
+        """Observe the progress of this process.
+
+        Returns:
+            True if anything has happened since the last observation.
+        """
+        has_ended = [int(entry["completed_ns"] > 0) for entry in self._latest_entries()]
+        mark = (
+            self._position.step,
+            self._position.phase,
+            self._position.since_ns,
+            *(log.latest for log in self._logs),
+            *has_ended,
+        )
+        self.process = read_process_state(self.pid, self.process.start_ticks)
+        return self.progress_tracker.observe(time.monotonic(), self.step if self._has_steps else None, mark)
+
+    def sample_activity(self) -> None:
+        """Sample the activity of this process during a stall, and write it to a file about once a second."""
+        self._activity.sample(frames_of_main_thread())
+        now_s = time.monotonic()
+        if self.progress_tracker.idle_s(now_s) >= _SNAPSHOT_INTERVAL_S <= now_s - self._snapshot_written_s:
+            self._snapshot_written_s = now_s
+            with suppress(OSError):
+                write_stall_snapshot(self._collectives.folder, self._stall_snapshot())
+
+    def _stall_snapshot(self) -> StallSnapshot:
+        is_working = self._activity.is_working()
+        return StallSnapshot(
+            time_ns=host_now_ns(),
+            longest_recovered_stall_ns=self._longest_pause_ns,
+            cpu_share=self._activity.cpu_share(),
+            is_working=is_working if is_working is None else is_working or self.process.state == "D",
+            has_begun_next_iteration=self._has_begun_next(),
+            stacks=stacks(),
+        )
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Return the resident memory and the memory limit, in bytes."""
+        return self.process.resident_bytes, self._limit_bytes
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks of the job."""
+        with suppress(ValueError):  # the training thread may be destroying its process group
+            self._world_size = dist.get_world_size()
+        return self._world_size
+
+    @property
+    def step(self) -> int:
+        """Return the optimizer step in progress."""
+        return self._position.step
+
+    @property
+    def progress(self) -> int:
+        """Return a count of steps, else of collectives, that grows with training and not when a collective fails."""
+        if self._has_steps:
+            return self.step
+        return (self._collectives.entries_of_destroyed_groups + sum(log.latest for log in self._logs)) // 2
+
+    def waits_since_ns(self) -> int | None:
+        """Return since when this rank has been in a collective that has not ended; None if it is in none.
+
+        That need not be the latest one: gloo runs two at a time, and the second may end first.
+        """
+        entries = (entry for log in self._logs for entry in log.read(max(1, log.latest - _IN_FLIGHT + 1), log.latest))
+        waits = [int(e["announced_ns"]) for e in entries if not e["completed_ns"] and e["announced_ns"]]
+        return min(waits, default=None)
+
+    def heartbeat(self, requests: Mapping[int, EntriesRequest] | None = None) -> Heartbeat:
+        """Return the current heartbeat.
+
+        Args:
+            questions: requests to neighbors, by rank.
+        """
+        heads = {
+            log.header.name: head
+            for log in self._logs
+            if not log.header.point_to_point and (head := log_head(log, self._collectives.signatures)) is not None
+        }
+        resident_bytes, limit_bytes = self.memory
+        return Heartbeat(
+            rank=self.rank,
+            host=self._host,
+            host_id=self.host_id,
+            pid=self.pid,
+            start_ticks=self.process.start_ticks,
+            time_ns=host_now_ns(),
+            step=self.step,
+            phase=self._phase_name(),
+            since_ns=self._position.since_ns,
+            step_time_ns=self._step_ns(),
+            how=self.how,
+            unrecorded_because=self.unrecorded_because,
+            failure=self.failure,
+            exit_call=self.exit_call,
+            rss_bytes=resident_bytes,
+            memory_limit_bytes=limit_bytes or None,
+            dumps_stacks=self.dumps_stacks,
+            heads=heads,
+            requests=dict(requests or {}),
+            replicas=self._replicas.latest(),
+        )
+
+    def standing_text(self) -> str:
+        """Return the current position as text for people."""
+        return format_position(self._rank_position())
+
+    # -- full snapshot -------------------------------------------------------------------------------------------
+
+    def card(
+        self,
+        differences: Mapping[str, int],
+        *,
+        with_models: bool,
+        with_replicas: bool = False,
+        listening: Iterable[str],
+    ) -> RankSnapshot:
+        """Return the full snapshot of this rank.
+
+        Args:
+            differences: by group, the entry number around which collectives are wanted; of other groups the latest are.
+            with_models: whether to include the parameters of all models, which are long.
+            with_replicas: whether to include their fingerprints and the optimizer settings, which are long.
+            listening: endpoints at which this process accepts connections.
+        """
+        known = self._collectives.signatures
+        return make_snapshot(
+            self.evidence(with_models=with_models, with_replicas=with_replicas),
+            self._logs,
+            signature_of=lambda number: known[number - 1] if 0 < number <= len(known) else None,
+            call_site_of=self._site,
+            differences=differences,
+            listening=listening,
+        )
+
+    def evidence(self, *, with_models: bool, with_replicas: bool = False) -> RankEvidence:
+        """Return the evidence that the diagnosis rules need about this rank."""
+        seen, folder = self._stall_snapshot(), self._collectives.folder
+        self._models.note_frozen()
+        return RankEvidence(
+            rank=self.rank,
+            host=self._host,
+            pid=self.pid,
+            liveness="failed" if self.failure is not None else "running" if self.process.state == "R" else "sleeping",
+            unrecorded_because=self.unrecorded_because,
+            failure=self.failure,
+            position=self._rank_position(),
+            steps_done=self.step,
+            step_time_ns=self._step_ns(),
+            is_starting=self.progress_tracker.is_starting,
+            longest_recovered_stall_ns=seen.longest_recovered_stall_ns,
+            idle_ns=round(self.progress_tracker.idle_s(time.monotonic()) * 1e9),
+            silent_for_ns=0,
+            cpu_share=seen.cpu_share,
+            is_working=seen.is_working,
+            rss_bytes=self.memory[0],
+            memory_limit_bytes=self.memory[1] or None,
+            unready=()
+            if self.unrecorded_because is not None
+            else read_unready_parameters(folder, Manifest(folder, []), []),
+            models=read_models(folder, []) if with_models else (),
+            settings=read_rank_settings(folder, read_json(folder / RUN_FILE, []), []),
+            replicas=self._snapshot_replicas() if with_replicas else (),
+            hyperparameters=read_hyperparameters(folder, []) if with_replicas else (),
+            unreduced=self._models.unreduced,
+            interrupted_backwards=self._models.interrupted_backwards,
+            no_sync_since=self._position.no_sync_since,
+            new_group_calls=count_created_groups(),
+            creating_group=ranks_of_group_in_creation(frames_of_main_thread()),
+            world_size=self.world_size,
+            stacks=seen.stacks,
+        )
+
+    def _snapshot_replicas(self) -> tuple[Replica, ...]:
+        folder = self._collectives.folder
+        known = read_replicas(folder, [])
+        return tuple(
+            replica_for_snapshot(one, read_fingerprint_passes(folder, one.model, len(one.tensors))) for one in known
+        )
+
+    def _rank_position(self) -> RankPosition:
+        if self.unrecorded_because is not None:
+            return RankPosition(step=self.step, call_site=self._call_site())
+        phase = self._phase_name()
+        return RankPosition(
+            step=self.step,
+            phase=phase,
+            bucket=self._next_bucket() if phase == "backward" else None,
+            call_site=self._call_site(),
+            since_ns=self._position.since_ns,
+            is_after_update=self._position.has_updated,
+            has_begun_next_iteration=self._has_begun_next()
+            if self.failure is None
+            else self.failure.has_begun_next_iteration,
+        )
+
+    def _has_begun_next(self) -> bool | None:
+        return self._collectives.loop.has_begun_next_iteration(iter_frames(innermost_frame()))
+
+    def _call_site(self) -> CallSite | None:
+        """Return the user's source line that runs, or has failed."""
+        if self.failure is not None:
+            return self.failure.call_site
+        frame = find_user_frame(innermost_frame(), self._collectives.call_sites.is_user_frame)
+        return None if frame is None else CallSite(**describe_frame(frame))
+
+    def _next_bucket(self) -> int | None:
+        """Return the bucket after this step's latest; None where sums end after the backward, in another order."""
+        step, known, following = self.step, self._collectives.signatures, 0
+        for entry in self._latest_entries():
+            number = int(entry["signature"])
+            if 0 < number <= len(known) and known[number - 1].role == "bucket" and int(entry["step"]) == step:
+                if known[number - 1].op != "all_reduce" or int(entry["phase"]) == Phase.FINALIZE:
+                    return None
+                following = following or known[number - 1].bucket + 1
+        return following
+
+    def _phase_name(self) -> str | None:
+        return phase_name(self._position.phase)
+
+    @property
+    def _longest_pause_ns(self) -> int:
+        return round(self.progress_tracker.longest_pause_s * 1e9)
+
+    def _step_ns(self) -> int | None:
+        step_s = self.progress_tracker.step_s
+        return None if step_s is None else round(step_s * 1e9)
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+
+    @property
+    def _logs(self) -> list[CollectiveLogWriter]:
+        return list(self._collectives.logs)
+
+    @property
+    def _has_steps(self) -> bool:
+        return self._position.has_phases or self.step > 0
+
+    def _latest_entries(self) -> list[Any]:
+        """Return the latest entry of each group."""
+        return [entry for log in self._logs for entry in log.read(log.latest, log.latest)]
+
+    def _site(self, number: int) -> CallSite | None:
+        location = self._collectives.call_sites.location(number)
+        return None if location is None else CallSite(file=location[0], line=location[1], function=location[2])

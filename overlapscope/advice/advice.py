@@ -1,0 +1,196 @@
+"""Advice on bucket sizes, from a recording and optionally a calibration."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from overlapscope.advice.observations import extract_observations, find_reduced_models, get_backend_lanes
+from overlapscope.analysis import Analysis
+from overlapscope.breakdown.breakdown import Breakdown
+from overlapscope.breakdown.means import MeanStep, mean_with_ci
+from overlapscope.breakdown.steady_steps import outlier_sign
+from overlapscope.breakdown.summary import Summary
+from overlapscope.bucket_model.calibration import CALIBRATION_FILE, Calibration, collect_spans, read_calibration
+from overlapscope.bucket_model.curve import Curve
+from overlapscope.bucket_model.fit import FittedModel, fit_model
+from overlapscope.bucket_model.measured import MeasuredSteps
+from overlapscope.bucket_model.observation import Observations
+from overlapscope.bucket_model.plan_file import PlanFile, PlannedParameter
+from overlapscope.bucket_model.recommend import Recommendation, recommend
+from overlapscope.errors import OverlapScopeError
+from overlapscope.interval import Interval
+from overlapscope.trace.description import FULLY_SHARD, describe_strategies
+from overlapscope.trace.recording import Trace
+from overlapscope.trace.small_files import read_import_source
+
+_PREDICTABLE_STRATEGIES: Final = ("", "per_parameter")
+"""Strategies for which other bucket sizes can be predicted: they differ from the usual one in the buckets only."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Advice:
+    """Advice on bucket sizes, and what it is based on."""
+
+    fitted: FittedModel
+    recommendation: Recommendation
+    parameters: tuple[PlannedParameter, ...]
+    """Parameters by number, as in bucket plans."""
+    is_calibrated: bool
+    """True if a calibration was used."""
+    other_models: int
+    """Number of models of the run that were left out because they reduce fewer bytes."""
+    missing_ranks: int
+    """Number of ranks that left no log. Time spent waiting for them looks like transfer."""
+
+    def plan_file(self) -> PlanFile:
+        """Return the best plan of all as a file for ``DistributedDataParallel(bucket_plan=...)``."""
+        advice, names = self.recommendation, [parameter.name for parameter in self.parameters]
+        return PlanFile(
+            parameters=self.parameters,
+            buckets=tuple(tuple(names[number] for number in bucket) for bucket in advice.free.buckets),
+            bucket_cap_mb_list=advice.free_caps_mb,
+            predicted={
+                "step_ns": advice.free.step_ns.value,
+                "step_low_ns": advice.free.step_ns.low,
+                "step_high_ns": advice.free.step_ns.high,
+                "step_now_ns": advice.now.step_ns.value,
+            },
+        )
+
+
+def advise(analysis: Analysis, calibration: Path | None = None) -> Advice:
+    """Fit the model to a recording and derive the advice.
+
+    Args:
+        calibration: File written by ``overlapscope calibrate``; by default the one in the folder of the recording, if
+            any.
+
+    Raises:
+        OverlapScopeError: The recording doesn't hold enough, or the calibration is of another job.
+    """
+    trace, stragglers = analysis.trace, analysis.stragglers
+    if (strategy := describe_strategies(trace.run)) == FULLY_SHARD:
+        raise OverlapScopeError(
+            f"{trace.path}: the buckets of {FULLY_SHARD} are the modules that it was called on, so there is no size to "
+            "choose"
+        )
+    if strategy not in _PREDICTABLE_STRATEGIES:
+        raise OverlapScopeError(
+            f"{trace.path}: gradients were reduced by strategy {strategy}, and what other bucket sizes would take is "
+            "only known of the usual one, the backend's own all-reduce; record a few steps without it"
+        )
+    if source := read_import_source(trace.run):
+        raise OverlapScopeError(
+            f"{trace.path}: imported from {source}, whose traces don't say when each gradient was ready and how large "
+            "it is: record 20 steps or more with overlapscope record, best with --probe-buckets"
+        )
+    observations = extract_observations(trace)
+    found = _calibration(trace, calibration, observations.world_size)
+    alone, pairs = (collect_spans(found.samples), collect_spans(found.pairs)) if found is not None else (None, None)
+    fitted = fit_model(observations, lanes=get_backend_lanes(trace), calibration=alone, pairs=pairs)
+    return Advice(
+        fitted=fitted,
+        recommendation=recommend(
+            fitted,
+            hosts=trace.ranks["host"].nunique(),
+            measured=summarize_measured_plans(observations, analysis.account, analysis.summary),
+            gain_if_equal_ranks=math.nan
+            if stragglers is None
+            else stragglers.saved_if_ranks_equal.step.value / stragglers.step_time_ns,
+        ),
+        parameters=_parameters(trace),
+        is_calibrated=found is not None,
+        other_models=len(find_reduced_models(trace)) - 1,
+        missing_ranks=max(0, observations.world_size - len(trace.ranks)),
+    )
+
+
+def predict_mean_step(mean: MeanStep, curve: Curve, plan_index: int) -> MeanStep:
+    """Return the breakdown of a predicted step.
+
+    Args:
+        mean: Mean of the measured steps.
+        place: Index of the plan on the curve.
+    """
+    predicted = curve.predicted
+    changed_ns = {
+        "backward": mean.blocks["backward"].value + float(predicted.backward_ns[plan_index]),
+        "copies": mean.blocks["copies"].value + float(predicted.copies_ns[plan_index]),
+        "exposed": float(predicted.exposed_ns[plan_index]),
+    }
+    changed = {name: Interval(value=ns, low=math.nan, high=math.nan) for name, ns in changed_ns.items()}
+    return MeanStep(step=curve.step_of(plan_index), blocks={**mean.blocks, **changed})
+
+
+def summarize_measured_plans(observations: Observations, account: Breakdown, summary: Summary) -> MeasuredSteps | None:
+    """Return the mean step with the plan that most steady steps were reduced with, and mean step times of other plans.
+
+    None if no steady step has observations.
+    """
+    plan_of = dict(zip(observations.steps.tolist(), observations.plan.tolist(), strict=True))
+    alike = summary.alike
+    votes = Counter(plan_of[step] for step in alike.steps.tolist() if step in plan_of)
+    if not votes:
+        return None
+    usual = votes.most_common(1)[0][0]
+    step_ns = (account.end_ns - account.start_ns)[alike.finished_rows].mean(axis=1)
+    unusual = [step for excluded in alike.excluded if excluded.why != "other buckets" for step in excluded.steps]
+    others_ns = {}
+    for plan, buckets in enumerate(observations.plans):
+        settled = (observations.plan == plan) & (observations.previous_plan == plan)
+        counted = np.isin(alike.finished, observations.steps[settled])
+        counted &= ~np.isin(alike.finished, unusual)
+        counted &= outlier_sign(step_ns, counted) == 0
+        if plan != usual and counted.any():
+            (others_ns[buckets],) = mean_with_ci(step_ns[counted, None])
+    return MeasuredSteps(
+        plan=observations.plans[usual],
+        step_ns=summary.mean.step,
+        exposed_ns=summary.mean.blocks["exposed"].value,
+        others_ns=others_ns,
+    )
+
+
+def _calibration(trace: Trace, path: Path | None, world_size: int) -> Calibration | None:
+    beside = trace.path / CALIBRATION_FILE
+    if path is None and not beside.exists():
+        return None
+    path = path or beside
+    found = read_calibration(path)
+    if found.world_size != world_size:
+        raise OverlapScopeError(
+            f"{path}: was measured with {found.world_size} ranks, but the recording has {world_size}: calibrate with "
+            f"as many, or move the file away"
+        )
+    hosts = trace.ranks["host"]
+    is_known = len(hosts) == world_size and "unknown" not in set(hosts)
+    if is_known and hosts.nunique() != len(set(found.hosts)):
+        raise OverlapScopeError(
+            f"{path}: was measured on {_count_hosts(set(found.hosts))}, but the recording is from {_count_hosts(set(hosts))}: "
+            f"links within a host and between hosts differ, so calibrate where the training runs"
+        )
+    return found
+
+
+def _count_hosts(names: set[str]) -> str:
+    return "1 host" if len(names) == 1 else f"{len(names)} hosts"
+
+
+def _parameters(trace: Trace) -> tuple[PlannedParameter, ...]:
+    plans = trace.plans[trace.plans["model"] == find_reduced_models(trace)[0]]
+    rows = plans.drop_duplicates("parameter").sort_values("parameter")
+    columns = (rows[name].tolist() for name in ("name", "shape", "dtype", "bytes"))
+    return tuple(
+        PlannedParameter(name=str(name), shape=_shape(str(shape)), dtype=str(dtype), bytes=int(bytes_))
+        for name, shape, dtype, bytes_ in zip(*columns, strict=True)
+    )
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    return () if text == "scalar" else tuple(int(length) for length in text.split("×"))

@@ -1,0 +1,124 @@
+"""Recommendations: the changes that would save most of the step time, each with its evidence.
+
+Each saving is a difference of two breakdowns: the recorded steps, and the same steps with one thing changed. What may
+be chance is not recommended: even the lower end of the interval of a saving has to be worth the effort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from overlapscope.advice.advice import Advice
+from overlapscope.analysis import Analysis
+from overlapscope.breakdown.labels import BLOCK_LABELS
+from overlapscope.bucket_model.measured import MIN_GAIN
+from overlapscope.bucket_model.text import format_setting
+from overlapscope.interval import Interval
+from overlapscope.stragglers.cycles import CAUSES
+from overlapscope.stragglers.finding import compute_saving
+from overlapscope.stragglers.replay import Replay, Times
+from overlapscope.stragglers.text import capitalize, describe
+
+MAX_IMPROVEMENTS: Final = 3
+"""Maximum number of recommendations."""
+
+_BLOCK_ADVICE: Final = {
+    "data_wait": "Have data ready when it is needed: more workers of the DataLoader, or more prefetched batches",
+    "loop": "Do less in the loop itself between an update and the next forward: fetch data ahead, log and save seldom",
+    "gc": "Collect garbage between steps alone: gc.freeze() after the warm-up, or gc.disable()",
+    "buffers": "Don't broadcast buffers before every forward: broadcast_buffers=False, if ranks may differ in them",
+    "copies": "Don't copy averages out of buckets: gradient_as_bucket_view=True",
+}
+"""Recommendation for each block that ranks could do without."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Improvement:
+    """One recommended change."""
+
+    what: str
+    """A sentence without its full stop."""
+    saves: Interval
+    """Saving in nanoseconds per mean step."""
+    link: str
+    """Page of the app that has the evidence, with its query."""
+    evidence: str
+    """What that page shows."""
+
+
+def find_improvements(analysis: Analysis, advice: Advice | None) -> tuple[Improvement, ...]:
+    """Return the changes that save most, the best first; empty if none is worth the effort.
+
+    Args:
+        advice: Advice on bucket sizes, if there is any.
+    """
+    step_ns = analysis.summary.mean.step.value
+    found = [*_findings(analysis), *_blocks(analysis), *_buckets(advice)]
+    worth_it = [each for each in found if each.saves.low >= MIN_GAIN * step_ns]
+    return tuple(sorted(worth_it, key=lambda each: -each.saves.value)[:MAX_IMPROVEMENTS])
+
+
+def _findings(analysis: Analysis) -> Iterator[Improvement]:
+    for finding in analysis.stragglers.findings if analysis.stragglers is not None else ():
+        if finding.pattern.kind == "transient" and not finding.ranks:
+            continue  # some slow transfers of unknown cause: nothing to do
+        yield Improvement(
+            what=describe(finding).removesuffix("."),
+            saves=finding.saving.step,
+            link=f"timeline?step={finding.worst_step}" + (f"&rank={finding.ranks[0]}" if finding.ranks else ""),
+            evidence=f"step {finding.worst_step}, its worst",
+        )
+
+
+def _blocks(analysis: Analysis) -> Iterator[Improvement]:
+    if analysis.stragglers is None or not analysis.summary.steps:
+        return
+    replay = analysis.stragglers.usual
+    named = {finding.cause for finding in analysis.stragglers.findings}
+    for block, way in _BLOCK_ADVICE.items():
+        if block in named or not analysis.summary.mean.blocks[block].value:
+            continue
+        if block == "copies" and not len(analysis.trace.copies):
+            continue  # it is the rest of what ends a step, which bucket views have as well
+        times = _times_without(replay, block)
+        step, rank, _ = analysis.summary.longest[block]
+        yield Improvement(
+            what=way,
+            saves=compute_saving(replay, times, replay.length_ns(times)).capped_at(analysis.summary.mean).step,
+            link=f"timeline?step={step}&rank={rank}",
+            evidence=f"step {step}, the longest {BLOCK_LABELS[block]}",
+        )
+
+
+def _times_without(replay: Replay, block: str) -> Times:
+    """Return the times of ranks without any time in a block."""
+    if block == "buffers":
+        return replace(replay.recorded, broadcast_ns=np.zeros_like(replay.recorded.broadcast_ns))
+    own_ns = replay.recorded.own_ns.copy()
+    own_ns[CAUSES.index(block)] = 0
+    return replace(replay.recorded, own_ns=own_ns)
+
+
+def _buckets(advice: Advice | None) -> Iterator[Improvement]:
+    if advice is None:
+        return
+    found = advice.recommendation
+    if found.verdict == "change":
+        yield Improvement(
+            what=f"Set {format_setting(found.best)}" if not found.best.is_default else "Leave bucket_cap_mb unset",
+            saves=found.gain.times(found.now.step_ns.value),
+            link="buckets",
+            evidence="the step time of every bucket size",
+        )
+    gain = found.curve.compute_gain_between(found.free.buckets, found.now.buckets)
+    if found.is_free_faster and found.free_gain.low > 0:
+        yield Improvement(
+            what=capitalize(f"buckets of different sizes, {len(found.free.buckets)} of them: the best plan of all"),
+            saves=gain.times(found.now.step_ns.value),
+            link="buckets?plan=best",
+            evidence="the best plan",
+        )

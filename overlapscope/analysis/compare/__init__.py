@@ -1,1 +1,0 @@
-"""Comparison of two recordings, two ranges of steps or two plans: the difference of their breakdowns with intervals."""

@@ -1,0 +1,1 @@
+"""The step-time breakdown: blocks that sum to each step, to the nanosecond, and means of them."""

@@ -1,0 +1,468 @@
+"""Lanes of a timeline: the phases, gradients, buckets and communication of each rank.
+
+Every span has a category, which its color stands for: a phase by its name, everything that concerns a bucket by the
+bucket. There are more buckets than colors that people can tell apart, so buckets cycle through ``BUCKET_SLOTS`` colors,
+and those of one color cycle through ``PATTERNS`` patterns.
+
+Example: with 8 slots and 4 patterns, bucket 19 has the color of slot 3 and pattern 2.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from overlapscope.breakdown.spans import Int64Array, merge_intervals
+from overlapscope.trace.recording import Trace
+from overlapscope.trace.tables import PHASE_NAMES
+
+# Index of the spans of a timeline lane for any zoom: the spans in view and, if they are too many, busy time per
+# pixel.
+#
+# A lane keeps its spans sorted by start, and their union with a running total of its length. The time that a lane was
+# busy before some moment is then one binary search in that total, and the busy time of a pixel is the difference at
+# its two edges: exact to the nanosecond, for any number of spans, and for all pixels of a lane at once.
+#
+# Spans of one lane may overlap (gloo runs two all-reduces at a time). They are stacked in rows, so that each of them
+# is visible, and count once in the busy time.
+#
+# Example: the spans 0 to 4 and 6 to 10 have the running total [0, 4, 8]. For the pixel edges 0, 5, 10 the lane was
+# busy for 0, 4 and 8 ns before, so both pixels are busy for 4 ns.
+
+NO_CATEGORY = 255
+"""Category of a pixel in which nothing happens."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SpanIndex:
+    """Searchable spans of one lane, made by ``index_spans``. Times are nanoseconds; a span of length 0 is an instant.
+
+    Arrays are shared where they are equal: a lane without overlaps holds its starts and ends only once.
+    """
+
+    starts_ns: Int64Array
+    """Starts of the spans, ascending."""
+    ends_ns: Int64Array
+    """Ends of the same spans."""
+    categories: npt.NDArray[np.uint8]
+    rows: npt.NDArray[np.int32]
+    """Row of each span in the caller's table."""
+    stack: npt.NDArray[np.uint16]
+    """Row of the lane that each span is drawn on, from 0; spans of one row do not overlap."""
+    stack_heights: npt.NDArray[np.uint16]
+    """Number of rows in use in the interval of busy time that each span is part of."""
+    sorted_ends_ns: Int64Array
+    """Ends of all spans, ascending."""
+    reach_ns: Int64Array
+    """Running maximum of ``ends_ns``."""
+    busy_starts_ns: Int64Array
+    """Starts of the intervals of the union."""
+    busy_ends_ns: Int64Array
+    """Ends of the intervals of the union."""
+    busy_before_ns: Int64Array
+    """Length of the union before each of its intervals, followed by its total length."""
+
+    def __len__(self) -> int:
+        return len(self.starts_ns)
+
+    def count(self, from_ns: int, to_ns: int) -> int:
+        """Count the spans that touch the view, from ``from_ns`` to before ``to_ns``."""
+        begun = np.searchsorted(self.starts_ns, to_ns, side="left")
+        over = np.searchsorted(self.sorted_ends_ns, from_ns, side="left")
+        return max(0, int(begun - over))
+
+    def in_view(self, from_ns: int, to_ns: int) -> npt.NDArray[np.int64]:
+        """Return the positions of the spans that ``count`` counts, by start."""
+        first = int(np.searchsorted(self.reach_ns, from_ns, side="left"))
+        last = int(np.searchsorted(self.starts_ns, to_ns, side="left"))
+        return first + np.flatnonzero(self.ends_ns[first:last] >= from_ns)
+
+    def begun(self, edges_ns: Int64Array) -> Int64Array:
+        """Count the spans that begin between each edge and the next."""
+        return np.diff(np.searchsorted(self.starts_ns, edges_ns, side="left"))
+
+    def pixels(self, edges_ns: Int64Array) -> tuple[Int64Array, npt.NDArray[np.uint8]]:
+        """Return the busy time between each edge and the next, and the category of one of the spans there.
+
+        The time is exact. The category is a sample, taken half way through the busy time of the pixel: with many short
+        spans in a pixel no single color is right.
+        """
+        if not len(self):
+            nothing = np.zeros(len(edges_ns) - 1, dtype=np.int64)
+            return nothing, np.full(len(nothing), NO_CATEGORY, dtype=np.uint8)
+        until_ns = self._busy_until_ns(edges_ns)
+        busy_ns = np.diff(until_ns)
+        is_busy = busy_ns > 0
+        half_ns = until_ns[:-1][is_busy] + busy_ns[is_busy] // 2
+        interval = np.searchsorted(self.busy_before_ns, half_ns, side="right") - 1
+        # A pixel in which nothing runs may still hold an instant: the last one that begins in it.
+        moment_ns = edges_ns[1:] - 1
+        moment_ns[is_busy] = self.busy_starts_ns[interval] + half_ns - self.busy_before_ns[interval]
+        span = np.searchsorted(self.starts_ns, moment_ns, side="right") - 1
+        sampled = self.categories[np.maximum(span, 0)]
+        begins_before = (span < 0) | (self.starts_ns[np.maximum(span, 0)] < edges_ns[:-1])
+        sampled[~is_busy & begins_before] = NO_CATEGORY
+        return busy_ns, sampled
+
+    def _busy_until_ns(self, times_ns: Int64Array) -> Int64Array:
+        interval = np.searchsorted(self.busy_starts_ns, times_ns, side="right")
+        busy_ns = self.busy_before_ns[interval]
+        inside = interval > 0
+        busy_ns[inside] -= np.maximum(0, self.busy_ends_ns[interval[inside] - 1] - times_ns[inside])
+        return busy_ns
+
+
+def index_spans(
+    starts_ns: npt.NDArray[Any], ends_ns: npt.NDArray[Any], categories: npt.NDArray[Any], rows: npt.NDArray[Any]
+) -> SpanIndex:
+    """Prepare the spans of one lane for searching.
+
+    Args:
+        starts_ns: Starts, in any order.
+        ends_ns: Ends; an end before its start counts as equal to it.
+        categories: What the color of each span stands for, below ``NO_CATEGORY``.
+        rows: The caller's number for each span.
+    """
+    starts_ns = np.asarray(starts_ns, dtype=np.int64)
+    ends_ns = np.maximum(np.asarray(ends_ns, dtype=np.int64), starts_ns)
+    categories, rows = np.asarray(categories, dtype=np.uint8), np.asarray(rows, dtype=np.int32)
+    if np.any(starts_ns[1:] < starts_ns[:-1]):
+        order = np.argsort(starts_ns, kind="stable")
+        starts_ns, ends_ns, categories, rows = starts_ns[order], ends_ns[order], categories[order], rows[order]
+
+    if np.any(starts_ns[1:] < ends_ns[:-1]):
+        reach_ns, sorted_ends_ns = np.maximum.accumulate(ends_ns), np.sort(ends_ns)
+        stack = _stack(starts_ns, ends_ns)
+        _, busy_starts_ns, busy_ends_ns = merge_intervals(np.zeros(len(starts_ns), dtype=np.int64), starts_ns, ends_ns)
+        busy_interval = np.maximum(np.searchsorted(busy_starts_ns, starts_ns, side="right") - 1, 0)
+        heights = np.zeros(max(1, len(busy_starts_ns)), dtype=np.uint16)
+        np.maximum.at(heights, busy_interval, stack + np.uint16(1))
+        stack_heights = heights[busy_interval]
+    else:
+        reach_ns = sorted_ends_ns = busy_ends_ns = ends_ns
+        busy_starts_ns = starts_ns
+        # Views of one number, not arrays with one number per span.
+        stack = np.broadcast_to(np.uint16(0), starts_ns.shape)
+        stack_heights = np.broadcast_to(np.uint16(1), starts_ns.shape)
+    busy_before_ns = np.zeros(len(busy_starts_ns) + 1, dtype=np.int64)
+    np.cumsum(busy_ends_ns - busy_starts_ns, out=busy_before_ns[1:])
+    return SpanIndex(
+        starts_ns=starts_ns,
+        ends_ns=ends_ns,
+        categories=categories,
+        rows=rows,
+        stack=stack,
+        stack_heights=stack_heights,
+        sorted_ends_ns=sorted_ends_ns,
+        reach_ns=reach_ns,
+        busy_starts_ns=busy_starts_ns,
+        busy_ends_ns=busy_ends_ns,
+        busy_before_ns=busy_before_ns,
+    )
+
+
+def pixel_edges(from_ns: int, to_ns: int, pixels: int) -> Int64Array:
+    """Return the edges of pixels that cover a view, on a grid that stays fixed while the view is dragged.
+
+    Pixels have equal whole nanoseconds and edges at multiples of these, so that the same pixels come back at every
+    position of the view and an image of them does not shimmer.
+
+    Example: 10 pixels for the view from 105 to 205 ns are 10 ns each, with edges 100, 110, ..., 210.
+
+    Args:
+        pixels: Approximate number; the view is covered by at least this many unless it has fewer nanoseconds.
+    """
+    pixel_ns = max(1, (to_ns - from_ns) // max(1, pixels))
+    first, last = from_ns // pixel_ns, -(-to_ns // pixel_ns)
+    return np.arange(first, max(last, first + 1) + 1, dtype=np.int64) * pixel_ns
+
+
+def _stack(starts_ns: Int64Array, ends_ns: Int64Array) -> npt.NDArray[np.uint16]:
+    """Put each span on the lowest row that is free when it starts.
+
+    Example: the spans 0 to 5, 2 to 4 and 4 to 6 get the rows 0, 1 and 1.
+    """
+    stack = np.zeros(len(starts_ns), dtype=np.uint16)
+    running: list[tuple[int, int]] = []
+    free: list[int] = []
+    height = 0
+    for position, (start_ns, end_ns) in enumerate(zip(starts_ns.tolist(), ends_ns.tolist(), strict=True)):
+        while running and running[0][0] <= start_ns:
+            heapq.heappush(free, heapq.heappop(running)[1])
+        if free:
+            row = heapq.heappop(free)
+        else:
+            row, height = height, height + 1
+        stack[position] = row
+        heapq.heappush(running, (end_ns, row))
+    return stack
+
+
+BUCKET_SLOTS: Final = 8
+"""Number of colors for buckets."""
+CATEGORIES: Final = (*PHASE_NAMES, *(f"bucket_{slot}" for slot in range(BUCKET_SLOTS)), "no_bucket")
+"""Names of the categories by number: phases, slots of buckets, and what belongs to no bucket. A number that is larger
+by a multiple of their count has the same color and another pattern."""
+
+PATTERNS: Final = 4
+"""Number of patterns, the first of which is plain."""
+
+LANE_NAMES: Final = ("phases", "gradients", "buckets", "communication")
+"""The lanes of each rank, from top to bottom."""
+
+_FIRST_SLOT: Final = len(PHASE_NAMES)
+_NO_BUCKET: Final = CATEGORIES.index("no_bucket")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Lane:
+    """One lane of one rank on the timeline.
+
+    ``spans.rows`` are row indices in the table that the lane is made of: ``trace.phases``, ``trace.gradients``,
+    ``trace.collectives``; in the lane of buckets, waits for launch are rows of ``trace.collectives``, and copies are
+    rows of ``trace.copies``, counted on from these.
+    """
+
+    rank: int
+    name: str
+    """One of ``LANE_NAMES``."""
+    spans: SpanIndex
+    collectives: int = 0
+    """Number of rows of ``trace.collectives``."""
+
+    def is_wait(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+        """Return which rows are waits of a ready bucket for its launch, in which nothing is done."""
+        return (rows < self.collectives) & (self.name == "buckets")
+
+    @property
+    def is_instants(self) -> bool:
+        """Return True if the lane holds instants instead of spans of time."""
+        return self.name == "gradients"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Timeline:
+    """Lanes of some ranks of a recording. Times are nanoseconds from ``begin_ns`` of the common clock."""
+
+    lanes: tuple[Lane, ...]
+    """Lanes from top to bottom: rank by rank, and for each rank in the order of ``LANE_NAMES``."""
+    begin_ns: int
+    """The earliest moment recorded: time 0 of the timeline, on the trace's clock."""
+    length_ns: int
+    """Length of the timeline."""
+    steps: pd.DataFrame
+    """step, start_ns, end_ns: from the start on the first rank to the end on the last one."""
+    unfinished: pd.DataFrame
+    """lane, row, start_ns, end_ns, bucket: collectives that were launched and never seen to complete. ``end_ns`` is how
+    long that is known: the end of the step, or of the recording if the step has none."""
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Return the ranks from top to bottom."""
+        return tuple(dict.fromkeys(lane.rank for lane in self.lanes))
+
+
+class LaneCache:
+    """The lanes of a recording, built rank by rank on first access and cached.
+
+    A thousand ranks have millions of rows: each table is split by rank once, and not searched again for every lane.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._begin_ns, self._end_ns = _extent_ns(trace)
+        self._rows = {
+            name: _rows_by_rank(getattr(trace, name), trace.ranks["rank"].to_numpy(dtype=np.int64))
+            for name in ("steps", "phases", "gradients", "copies", "collectives")
+        }
+        steps = (
+            _select_aligned(trace, trace.steps)
+            .groupby("step", as_index=False)
+            .agg(start_ns=("start_ns", "min"), end_ns=("end_ns", "max"))
+        )
+        steps[["start_ns", "end_ns"]] -= self._begin_ns
+        self._bounds_of_steps = steps.sort_values("start_ns", ignore_index=True)
+        self._cached: dict[int, _RankLanes] = {}
+
+    def timeline(self, ranks: Sequence[int]) -> Timeline:
+        """Return the timeline of some ranks, from top to bottom; its steps and its length are those of all ranks."""
+        made = [self._lanes_of(rank) for rank in ranks]
+        number = LANE_NAMES.index("communication")
+        unfinished = [
+            of_rank.unfinished.assign(lane=place * len(LANE_NAMES) + number) for place, of_rank in enumerate(made)
+        ]
+        return Timeline(
+            lanes=tuple(lane for of_rank in made for lane in of_rank.lanes),
+            begin_ns=self._begin_ns,
+            length_ns=max(1, self._end_ns - self._begin_ns),
+            steps=self._bounds_of_steps,
+            unfinished=pd.concat(unfinished, ignore_index=True),
+        )
+
+    def _lanes_of(self, rank: int) -> _RankLanes:
+        if rank not in self._cached:
+            self._cached[rank] = self._make(rank)
+        return self._cached[rank]
+
+    def _make(self, rank: int) -> _RankLanes:
+        trace, begin_ns = self._trace, self._begin_ns
+        rows = self._rows["collectives"][rank]
+        steps = trace.steps.iloc[self._rows["steps"][rank]]
+        collectives = _add_open_ends(trace.collectives.iloc[rows], steps, begin_ns, self._end_ns)
+        copied = self._rows["copies"][rank]
+        spans = {
+            "phases": _phases(trace.phases, self._rows["phases"][rank], begin_ns),
+            "gradients": _gradients(trace, self._rows["gradients"][rank], begin_ns),
+            "buckets": _buckets(collectives, rows, trace.copies, copied, len(trace.collectives), begin_ns),
+            "communication": _communication(collectives, rows),
+        }
+        is_unfinished = collectives["is_unfinished"].to_numpy()
+        unfinished = collectives[is_unfinished]
+        return _RankLanes(
+            lanes=tuple(
+                Lane(rank=rank, name=name, spans=spans[name], collectives=len(trace.collectives)) for name in LANE_NAMES
+            ),
+            unfinished=pd.DataFrame(
+                {
+                    "row": rows[is_unfinished],
+                    "start_ns": unfinished["from_ns"].to_numpy(),
+                    "end_ns": unfinished["to_ns"].to_numpy(),
+                    "bucket": unfinished["bucket"].to_numpy(),
+                }
+            ),
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _RankLanes:
+    lanes: tuple[Lane, ...]
+    unfinished: pd.DataFrame
+    """Like ``Timeline.unfinished``, without the number of the lane."""
+
+
+def build_timeline(trace: Trace, ranks: Sequence[int] | None = None) -> Timeline:
+    """Arrange a recording in lanes.
+
+    Args:
+        ranks: Ranks from top to bottom; by default all of them, ascending.
+    """
+    return LaneCache(trace).timeline(sorted(trace.ranks["rank"].tolist()) if ranks is None else ranks)
+
+
+def bucket_categories(buckets: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Return the category of each bucket number, which includes its pattern; negative numbers stand for no bucket."""
+    pattern = buckets // BUCKET_SLOTS % PATTERNS
+    categories = _FIRST_SLOT + buckets % BUCKET_SLOTS + pattern * len(CATEGORIES)
+    return np.where(buckets < 0, _NO_BUCKET, categories).astype(np.uint8)
+
+
+def colors_and_patterns(categories: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """Return the index in ``CATEGORIES`` of the color of each category, and the number of its pattern."""
+    pattern, colour = np.divmod(categories, np.uint8(len(CATEGORIES)))
+    return colour, pattern
+
+
+def _extent_ns(trace: Trace) -> tuple[int, int]:
+    """Return the first and the last moment of ranks with aligned clocks; clocks of other ranks may be days off."""
+    moments = {
+        "steps": ("start_ns", "end_ns"),
+        "phases": ("start_ns", "end_ns"),
+        "gradients": ("ready_ns", "ready_ns"),
+        "copies": ("start_ns", "end_ns"),
+        "collectives": ("launch_ns", "end_ns"),
+    }
+    starts_ns, ends_ns = [], []
+    for name, (first, last) in moments.items():
+        table = _select_aligned(trace, getattr(trace, name))
+        if len(table):
+            starts_ns.append(int(table[first].min()))
+            ends_ns += [int(table[column].dropna().max()) for column in {first, last} if table[column].notna().any()]
+    return min(starts_ns, default=0), max(ends_ns, default=0)
+
+
+def _select_aligned(trace: Trace, table: pd.DataFrame) -> pd.DataFrame:
+    aligned = trace.aligned_ranks
+    return table if len(aligned) == len(trace.ranks) else table[table["rank"].isin(aligned)]
+
+
+def _rows_by_rank(table: pd.DataFrame, ranks: Int64Array) -> dict[int, Int64Array]:
+    """Return the row indices of each rank."""
+    rank_of_row = table["rank"].to_numpy(dtype=np.int64)
+    order = np.argsort(rank_of_row, kind="stable")
+    first, after = (np.searchsorted(rank_of_row, ranks, side=side, sorter=order) for side in ("left", "right"))
+    return {rank: order[first[place] : after[place]] for place, rank in enumerate(ranks.tolist())}
+
+
+def _add_open_ends(collectives: pd.DataFrame, steps: pd.DataFrame, begin_ns: int, end_ns: int) -> pd.DataFrame:
+    """Add ``from_ns`` and ``to_ns`` on the timeline to the collectives of a rank, also to those without an end.
+
+    Args:
+        steps: Steps of that rank.
+    """
+    end_of_step_ns = steps.drop_duplicates("step").set_index("step")["end_ns"]
+    is_unfinished = collectives["end_ns"].isna().to_numpy()
+    until_ns = collectives["step"].map(end_of_step_ns).astype("Int64").fillna(end_ns).to_numpy(dtype=np.int64)
+    to_ns = np.where(is_unfinished, until_ns, collectives["end_ns"].fillna(0).to_numpy(dtype=np.int64))
+    from_ns = collectives["start_ns"].fillna(collectives["launch_ns"]).to_numpy(dtype=np.int64)
+    return collectives.assign(from_ns=from_ns - begin_ns, to_ns=to_ns - begin_ns, is_unfinished=is_unfinished)
+
+
+def buckets_of_gradients(gradients: pd.DataFrame, plans: pd.DataFrame) -> Int64Array:
+    """Return the bucket of each gradient's parameter, or -1 if no plan has it."""
+    keys = ["model", "plan_epoch", "parameter"]
+    known = plans[[*keys, "bucket"]].drop_duplicates(keys)
+    if known.empty:
+        return np.full(len(gradients), -1, dtype=np.int64)
+    found = gradients[keys].merge(known.astype("int64"), how="left", on=keys)["bucket"]
+    return found.fillna(-1).to_numpy(dtype=np.int64)
+
+
+def _phases(phases: pd.DataFrame, rows: Int64Array, begin_ns: int) -> SpanIndex:
+    starts_ns, ends_ns = phases["start_ns"].to_numpy()[rows], phases["end_ns"].to_numpy()[rows]
+    categories = phases["phase"].cat.codes.to_numpy()[rows]
+    return index_spans(starts_ns - begin_ns, ends_ns - begin_ns, categories, rows)
+
+
+def _gradients(trace: Trace, rows: Int64Array, begin_ns: int) -> SpanIndex:
+    gradients = trace.gradients.iloc[rows]
+    ready_ns = gradients["ready_ns"].to_numpy() - begin_ns
+    return index_spans(ready_ns, ready_ns, bucket_categories(buckets_of_gradients(gradients, trace.plans)), rows)
+
+
+def _buckets(
+    collectives: pd.DataFrame,
+    rows: Int64Array,
+    copies: pd.DataFrame,
+    copied: Int64Array,
+    first_copy: int,
+    begin_ns: int,
+) -> SpanIndex:
+    """Return the waits for launch and the copies of a rank.
+
+    Args:
+        collectives: Collectives of the rank.
+        rows: Their row indices in the table of all ranks.
+        copies: Copies of all ranks.
+        copied: Row indices of the rank's copies.
+        first_copy: Number that stands for the first copy of all ranks.
+    """
+    has_waited = collectives["ready_ns"].notna().to_numpy()
+    waits, moved = collectives[has_waited], copies.iloc[copied]
+    return index_spans(
+        np.concatenate([waits["ready_ns"].to_numpy(dtype=np.int64), moved["start_ns"].to_numpy()]) - begin_ns,
+        np.concatenate([waits["launch_ns"].to_numpy(), moved["end_ns"].to_numpy()]) - begin_ns,
+        bucket_categories(np.concatenate([waits["bucket"].to_numpy(), moved["bucket"].to_numpy()])),
+        np.concatenate([rows[has_waited], copied + first_copy]),
+    )
+
+
+def _communication(collectives: pd.DataFrame, rows: Int64Array) -> SpanIndex:
+    from_ns, to_ns = collectives["from_ns"].to_numpy(), collectives["to_ns"].to_numpy()
+    return index_spans(from_ns, to_ns, bucket_categories(collectives["bucket"].to_numpy()), rows)

@@ -1,0 +1,186 @@
+"""Predicted step times as a curve over all bucket sizes, under options that apply to all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final, Literal
+
+import numpy as np
+
+from overlapscope.bucket_model.fit import FittedModel
+from overlapscope.bucket_model.measured import (
+    MeasuredSteps,
+    PredictedSizes,
+    PredictedSteps,
+    predict_sizes,
+    predict_steps,
+)
+from overlapscope.bucket_model.partition import MB, Buckets, Float64Array, Gradients
+from overlapscope.bucket_model.plan_table import build_table
+from overlapscope.bucket_model.plans import UniformPlan, default_plan, find_caps_mb, format_caps
+from overlapscope.bucket_model.schedule import Costs
+from overlapscope.bucket_model.what_if import halve_bytes
+from overlapscope.interval import Interval
+
+_SIZES: Final = 48
+"""Number of sizes that can be distinguished when they are drawn."""
+_MIN_BAND_RATIO: Final = 1.01
+"""Ratio of the ends of a cap band below which the band is left out: nobody sets a size to within 1 %."""
+_DRAWS: Final = 100
+_INTERVAL: Final = (0.05, 0.95)
+
+Special = Literal["present", "default", "best"]
+"""Names of plans that need not be the plan of any size."""
+SPECIALS: Final[tuple[Special, ...]] = ("present", "default", "best")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options that apply to all sizes."""
+
+    first_mb: float | None = None
+    """Limit of the first bucket in MB, if it differs from the others'."""
+    is_compressed: bool = False
+    """True if gradients are sent as fp16."""
+
+    def apply_to(self, costs: Costs) -> Costs:
+        """Return the costs of a step under these options."""
+        return replace(costs, collective=halve_bytes(costs.collective)) if self.is_compressed else costs
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Curve:
+    """Predicted step times of Q distinct plans under some options, including every partition that a cap gives."""
+
+    options: Options
+    gradients: Gradients
+    sizes: tuple[UniformPlan, ...]
+    """Plans of the caps, small caps first; also the first entries of ``plans``."""
+    special: dict[Special, int]
+    """Indices of the special plans in ``plans``."""
+    plans: tuple[Buckets, ...]
+    draws_ns: Float64Array
+    """(D, Q) step times drawn from equally likely models."""
+    predicted: PredictedSteps
+    measured: MeasuredSteps | None
+    """Measurement that predictions are relative to."""
+
+    @cached_property
+    def interval_ns(self) -> Float64Array:
+        """Return (2, Q) the ends of the 90 % intervals of the step times."""
+        low, high = np.quantile(self.draws_ns, _INTERVAL, axis=0)
+        interval_ns = np.array([np.minimum(low, self.predicted_ns), np.maximum(high, self.predicted_ns)])
+        if self.measured is not None and not self.options.is_compressed and self.measured.plan in self.plans:
+            known = self.measured.step_ns  # NaN bounds if there were too few steps
+            interval_ns[:, self.plans.index(self.measured.plan)] = np.nan_to_num(
+                (known.low, known.high), nan=known.value
+            )
+        return interval_ns
+
+    @property
+    def predicted_ns(self) -> Float64Array:
+        """Return (Q,) mean step times."""
+        return self.predicted.step_ns
+
+    def step_of(self, index: int) -> Interval:
+        """Return the mean step time of a plan with its interval."""
+        low, high = self.interval_ns[:, index].tolist()
+        return Interval(value=float(self.predicted_ns[index]), low=low, high=high)
+
+    def measured_steps_ns(self) -> dict[int, Interval]:
+        """Return the mean steps of the plans that were measured under these options, by index."""
+        if self.measured is None or self.options.is_compressed:
+            return {}
+        known = {index: self.measured.steps_ns(plan) for index, plan in enumerate(self.plans)}
+        return {index: step for index, step in known.items() if step is not None}
+
+    @property
+    def fastest(self) -> int:
+        """Return the index of the best size."""
+        return int(np.argmin(self.predicted_ns[: len(self.sizes)]))
+
+    @property
+    def is_default_best(self) -> bool:
+        """Return True if no size is better than DDP's default."""
+        return bool(self.predicted_ns[self.special["default"]] <= self.predicted_ns[self.fastest])
+
+    def index_of_cap(self, cap_mb: float) -> int:
+        """Return the index of the size that a cap gives."""
+        highs = [size.high_bytes for size in self.sizes]
+        return min(int(np.searchsorted(highs, int(cap_mb * MB))), len(highs) - 1)
+
+    def compute_gain(self, index: int, over: Curve) -> Interval:
+        """Return the share of another curve's present step that a plan saves, compared draw by draw."""
+        present = over.special["present"]
+        value = float(1 - self.predicted_ns[index] / over.predicted_ns[present])
+        return _interval(value, 1 - self.draws_ns[:, index] / over.draws_ns[:, present])
+
+    def compute_gain_between(self, plan: Buckets, over: Buckets) -> Interval:
+        """Return the share of the step with one plan that another plan saves, compared draw by draw."""
+        to, before = self.plans.index(plan), self.plans.index(over)
+        value = float(1 - self.predicted_ns[to] / self.predicted_ns[before])
+        return _interval(value, 1 - self.draws_ns[:, to] / self.draws_ns[:, before])
+
+    def format_setting(self, index: int, special: Special | None = None) -> str:
+        """Return the arguments of DistributedDataParallel that give a plan.
+
+        Args:
+            special: Name of the special plan that is meant, if it is one.
+        """
+        plan, gradients = self.plans[index], self.gradients
+        if special == "default" or (special == "present" and plan == default_plan(gradients).buckets):
+            return "bucket_cap_mb=None"
+        if special is not None:
+            caps_mb = find_caps_mb(plan, gradients)
+            return 'bucket_plan="plan.json"' if caps_mb is None else format_caps(caps_mb)
+        cap_mb, first_mb = self.sizes[index].cap_mb, self.options.first_mb
+        return format_caps([cap_mb] if first_mb is None else [first_mb, cap_mb])
+
+
+def predict_curve(
+    fitted: FittedModel,
+    options: Options,
+    specials: dict[Special, Buckets],
+    measured: MeasuredSteps | None = None,
+    sizes: PredictedSizes | None = None,
+) -> Curve:
+    """Predict all sizes, and the special plans.
+
+    Args:
+        fitted: The model of the job.
+        specials: Special plans by name.
+        measured: Measurement that predictions are relative to, if there is one.
+        sizes: All sizes under these options, if they have already been predicted.
+    """
+    gradients, costs = fitted.work.gradients, options.apply_to(fitted.costs)
+    first_bytes = None if options.first_mb is None else int(options.first_mb * MB)
+    selected = _select_sizes(sizes or predict_sizes(fitted.work, costs, first_bytes))
+    plans = list(dict.fromkeys([*(size.buckets for size in selected), *specials.values()]))
+    table = build_table(plans, gradients)
+    return Curve(
+        options=options,
+        gradients=gradients,
+        sizes=selected,
+        special={name: plans.index(buckets) for name, buckets in specials.items()},
+        plans=tuple(plans),
+        draws_ns=fitted.draw_step_times_ns(
+            plans, _DRAWS, under=options.apply_to if options.is_compressed else None, measured=measured
+        ),
+        predicted=predict_steps(table, fitted.work, costs, fitted.costs, measured),
+        measured=measured,
+    )
+
+
+def _interval(value: float, draws: Float64Array) -> Interval:
+    low, high = np.quantile(draws, _INTERVAL)
+    return Interval(value=value, low=min(value, float(low)), high=max(value, float(high)))
+
+
+def _select_sizes(predicted: PredictedSizes) -> tuple[UniformPlan, ...]:
+    """Select the best of the sizes, and others spaced as widely as possible."""
+    sizes = predicted.sizes
+    last = len(sizes) - 1
+    wide = [at for at, size in enumerate(sizes) if size.high_bytes > _MIN_BAND_RATIO * size.low_bytes or at == last]
+    spread = np.linspace(0, len(wide) - 1, min(_SIZES, len(wide))).round().astype(np.int64)
+    return tuple(sizes[index] for index in sorted({predicted.fastest, *(wide[at] for at in spread.tolist())}))

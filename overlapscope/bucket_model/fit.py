@@ -1,0 +1,267 @@
+"""Fit of the model to a recording: everything that a replay needs, with its uncertainty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.bucket_model.contention import (
+    Slowdown,
+    Transfers,
+    compute_lane_slowdown_from_pairs,
+    estimate_communication_slowdown,
+    estimate_compute_slowdown,
+    estimate_lane_slowdown,
+    extract_transfers,
+)
+from overlapscope.bucket_model.cost import ERROR_OF_MEDIAN, draw_cost, fit_cost, fit_line
+from overlapscope.bucket_model.measured import MeasuredSteps
+from overlapscope.bucket_model.observation import Observations, Spans
+from overlapscope.bucket_model.partition import Buckets, Float64Array
+from overlapscope.bucket_model.plan_table import build_table
+from overlapscope.bucket_model.schedule import Costs, replay
+from overlapscope.bucket_model.work import ComputeTimes, RecordedBackward, extract_backward
+from overlapscope.interval import SIGMAS_90, Interval
+
+_MIN_CYCLES: Final = 8
+_MIN_ERROR: Final = 0.02
+"""Minimum error of predictions for unrecorded plans. Like ``_BETWEEN_RUN_SIGMA`` a share of the step, from nine sweeps of sizes
+(``benchmarks/bucket_advice.py``): with both, 88 % of the measurements there lie in the 90 % intervals."""
+_BETWEEN_RUN_SIGMA: Final = 0.025
+"""Share by which the same training is slower or faster in another run."""
+_BUCKET_COUNT_SIGMA: Final = 2.0
+"""Ratio at which numbers of buckets still inform each other: one standard deviation, as a factor."""
+_ROUNDS: Final = 6
+"""Rounds of estimation: two lanes hide latency from each other, so each round improves the estimate of the latency."""
+
+_ONE_LANE: Final = Slowdown(value=1.0, is_known=True, draws=np.ones(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCheck:
+    """Recorded and predicted step time of a recorded plan."""
+
+    plan: int
+    """Index in the plans of the observations."""
+    recorded_ns: float
+    predicted_ns: float
+    noise: float
+    """Standard error of the logarithm of the recorded time; NaN with a single cycle."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FittedModel:
+    """The fitted model of one job."""
+
+    observations: Observations
+    calibration: Spans | None
+    transfers: Transfers
+    backward: RecordedBackward
+    """Backward in the cycles that predictions are based on."""
+    copy_overhead_ns: Float64Array
+    """(R,) time of copies out beyond the spans that were recorded."""
+    work: ComputeTimes
+    """Work of the ranks, delayed by ``copy_overhead_ns``."""
+    costs: Costs
+    compute_slowdown: Slowdown
+    communication_slowdown: Slowdown
+    lane_slowdown: Slowdown
+    """Slowdown of two concurrent all-reduces; 1 with a single lane."""
+
+    def draws(self, count: int, seed: int = 0) -> Iterator[tuple[ComputeTimes, Costs]]:
+        """Draw equally likely models, from resampled cycles and with equally likely slowdowns.
+
+        Args:
+            count: Number of models.
+        """
+        random = np.random.default_rng(seed)
+        for _ in range(count):
+            compute = float(random.choice(self.compute_slowdown.draws))
+            communication = float(random.choice(self.communication_slowdown.draws))
+            lane = float(random.choice(self.lane_slowdown.draws))
+            samples = self.transfers.without_slowdown(lane_slowdown=lane, communication_slowdown=communication)
+            costs = replace(
+                self.costs,
+                collective=draw_cost(samples, self.observations.world_size, self.calibration, random),
+                compute_slowdown=compute,
+                communication_slowdown=communication,
+                lane_slowdown=lane,
+            )
+            work = self.backward.without_slowdown(compute).delayed_by(self.copy_overhead_ns)
+            yield work.select_cycles(random.integers(len(work.end_ns), size=len(work.end_ns))), costs
+
+    @cached_property
+    def checks(self) -> tuple[PlanCheck, ...]:
+        """Compare recorded and predicted step times of the plans that were active for two consecutive steps or more."""
+        observations = self.observations
+        settled = observations.plan == observations.previous_plan
+        cycle_ns = np.median(observations.cycle_ns, axis=1)
+        plans = np.unique(observations.plan[settled]).tolist()
+        if not plans:
+            return ()
+        predicted_ns = replay([observations.plans[plan] for plan in plans], self.work, self.costs).typical_ns
+        checks = []
+        for plan, predicted in zip(plans, predicted_ns.tolist(), strict=True):
+            recorded_ns = cycle_ns[settled & (observations.plan == plan)]
+            spread = float(np.std(np.log(recorded_ns), ddof=1)) if len(recorded_ns) > 1 else float("nan")
+            checks.append(
+                PlanCheck(
+                    plan=plan,
+                    recorded_ns=float(np.median(recorded_ns)),
+                    predicted_ns=predicted,
+                    noise=ERROR_OF_MEDIAN * spread / len(recorded_ns) ** 0.5,
+                )
+            )
+        return tuple(checks)
+
+    def estimate_model_errors(self, buckets: npt.ArrayLike) -> Float64Array:
+        """Estimate by which share of the step predictions are off, beyond the noise of the recorded steps.
+
+        Costs that the model omits, such as the processor time of a launch, grow with the number of buckets. So a plan
+        is assumed to be off like the recorded plans with a similar number.
+
+        Args:
+            buckets: (Q,) number of buckets of each plan.
+
+        Returns:
+            (Q,) errors as shares of the step.
+        """
+        wanted = np.asarray(buckets, dtype=np.float64)
+        checks = [check for check in self.checks if np.isfinite(check.noise)]
+        if not checks:
+            return np.zeros(len(wanted))
+        recorded = np.array([len(self.observations.plans[check.plan]) for check in checks])
+        beyond = np.array([np.log(each.recorded_ns / each.predicted_ns) ** 2 - each.noise**2 for each in checks])
+        far = 0.5 * (np.log(wanted[:, None] / recorded) / np.log(_BUCKET_COUNT_SIGMA)) ** 2
+        near = np.exp(far.min(axis=1, keepdims=True) - far)
+        errors: Float64Array = np.sqrt(np.maximum(0.0, near @ beyond / near.sum(axis=1)))
+        return errors
+
+    def draw_step_times_ns(
+        self,
+        plans: Sequence[Buckets],
+        count: int = 100,
+        seed: int = 0,
+        under: Callable[[Costs], Costs] | None = None,
+        measured: MeasuredSteps | None = None,
+    ) -> Float64Array:
+        """Draw step times of plans from many equally likely models.
+
+        All plans of a draw share its model, so that the difference of two plans is more certain than either; the error
+        of the model (``estimate_model_errors``) is independent for each plan. Variation between runs shifts all plans alike.
+
+        Args:
+            plans: Q plans.
+            count: Number of draws, D.
+            seed: Seed of the draws.
+            under: Change of the costs, for assumptions such as compression.
+            measured: Measurement that predictions are relative to, if there is one.
+
+        Returns:
+            (D, Q)
+        """
+        table = build_table(plans, self.work.gradients)
+        # Separate generators, so that curves of different plans share the variation between runs.
+        day, own, mean = (np.random.default_rng([seed, number]) for number in range(3))
+        step_ns = np.empty((count, len(table)))
+        for drawn_ns, (work, costs) in zip(step_ns, self.draws(count, seed), strict=True):
+            drawn_ns[:] = replay(table, work, costs if under is None else under(costs)).typical_ns
+            if measured is not None:
+                now_ns = replay([measured.plan], work, costs).typical_ns[0]
+                drawn_ns *= _draw_from_interval(measured.step_ns, float(mean.standard_normal())) / now_ns
+        errors = np.maximum(self.estimate_model_errors(table.is_bucket.sum(axis=1)), _MIN_ERROR)
+        if measured is not None and under is None:
+            errors[[plan == measured.plan for plan in plans]] = 0.0
+        off = _BETWEEN_RUN_SIGMA * day.standard_normal((count, 1)) + errors * own.standard_normal((count, len(table)))
+        drawn: Float64Array = step_ns * np.exp(off)
+        return drawn
+
+
+def fit_model(
+    observations: Observations, *, lanes: int, calibration: Spans | None = None, pairs: Spans | None = None
+) -> FittedModel:
+    """Fit the model to a recording.
+
+    Args:
+        lanes: Number of all-reduces that the backend runs at a time: 1 with NCCL, 2 with gloo.
+        calibration: Times of all-reduces of the same ranks with nothing else running.
+        pairs: Times of two all-reduces launched together, of this many bytes each.
+
+    Raises:
+        OverlapScopeError: There is no data on the cost of an all-reduce.
+    """
+    copy_in = fit_line(observations.copies_in.bytes, observations.copies_in.time_ns)
+    copy_out = fit_line(observations.copies_out.bytes, observations.copies_out.time_ns)
+    settled = _without_first_steps(observations)
+    backward = extract_backward(settled, copy_in)
+    compute = estimate_compute_slowdown(backward)
+    measured = fit_cost(calibration, observations.world_size) if calibration is not None else None
+    line = measured.line if measured is not None else None
+    cost, lane, communication = measured, _ONE_LANE, _ONE_LANE
+    if lanes > 1 and measured is not None and pairs is not None:
+        lane = compute_lane_slowdown_from_pairs(pairs, measured)
+    for _ in range(_ROUNDS if lanes > 1 else 1):
+        transfers = extract_transfers(observations, lanes, cost.alpha_ns if cost is not None else 0.0)
+        if lanes > 1 and pairs is None:
+            lane = estimate_lane_slowdown(transfers, communication.value, line)
+        communication = estimate_communication_slowdown(transfers, lane.value, line)
+        samples = transfers.without_slowdown(lane_slowdown=lane.value, communication_slowdown=communication.value)
+        cost = fit_cost(samples, observations.world_size, calibration)
+    assert cost is not None
+    costs = Costs(
+        collective=cost,
+        copy_in=copy_in,
+        copy_out=copy_out,
+        compute_slowdown=compute.value,
+        communication_slowdown=communication.value,
+        lanes=lanes,
+        lane_slowdown=lane.value,
+    )
+    work = backward.without_slowdown(compute.value)
+    copy_overhead_ns = _copy_overhead_ns(settled, work, costs)
+    return FittedModel(
+        observations=observations,
+        calibration=calibration,
+        transfers=transfers,
+        backward=backward,
+        copy_overhead_ns=copy_overhead_ns,
+        work=work.delayed_by(copy_overhead_ns),
+        costs=costs,
+        compute_slowdown=compute,
+        communication_slowdown=communication,
+        lane_slowdown=lane,
+    )
+
+
+def _draw_from_interval(interval: Interval, chance: float) -> float:
+    """Return a plausible true value of an interval.
+
+    Args:
+        chance: Drawn from the standard normal distribution.
+    """
+    edge = interval.high if chance > 0 else interval.low
+    return interval.value if math.isnan(edge) else interval.value + chance * abs(edge - interval.value) / SIGMAS_90
+
+
+def _without_first_steps(observations: Observations) -> Observations:
+    """Drop the first step of each plan, whose buffers are new, if enough cycles remain."""
+    settled = observations.plan == observations.previous_plan
+    return observations.select_cycles(settled) if settled.sum() >= _MIN_CYCLES else observations
+
+
+def _copy_overhead_ns(observations: Observations, work: ComputeTimes, costs: Costs) -> Float64Array:
+    """Compute (R,) the excess of recorded copies out over those in the replay of the recorded plans."""
+    known = observations.previous_plan >= 0
+    if not known.any():
+        return np.zeros(len(observations.ranks))
+    replayed = replay(observations.plans, work, costs)
+    copying_ns = np.median(replayed.cycle_ns - replayed.backward_end_ns - replayed.exposed_ns, axis=1)
+    predicted_ns = copying_ns[observations.previous_plan[known]]
+    overhead_ns: Float64Array = np.median(observations.copies_out_ns[known] - predicted_ns[:, None], axis=0)
+    return overhead_ns

@@ -1,0 +1,193 @@
+"""The recommendation as sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from overlapscope.bucket_model.measured import MIN_GAIN
+from overlapscope.bucket_model.plans import format_caps
+from overlapscope.bucket_model.recommend import Prediction, Recommendation
+from overlapscope.bucket_model.what_if import Limits
+from overlapscope.interval import Interval
+from overlapscope.text import format_interval_ns, format_ns, format_share
+
+_MOST_CAPS_SHOWN: Final = 12
+
+
+def format_headline(advice: Recommendation) -> str:
+    """Say what to do, in one or two sentences."""
+    if not advice.has_choice:
+        return (
+            f"Nothing to choose: every bucket size gives this model the same plan, {format_bucket_count(advice.now)}."
+        )
+    is_now = advice.best.buckets == advice.now.buckets
+    now, best = format_ns(advice.now.step_ns.value), format_ns(advice.best.step_ns.value)
+    if advice.verdict == "change":
+        text = f"Set {format_setting(advice.best)}" if not advice.best.is_default else "Leave bucket_cap_mb unset"
+        return f"{text}: {now} → {best} a step ({format_change(advice.gain)}).{_format_good_range(advice)}"
+    if is_now:
+        return f"Keep the bucket size: the current one is predicted to be the fastest of all, at {now} a step."
+    would = f"{format_setting(advice.best)} would change the {now} step by {format_change(advice.gain)}"
+    if advice.verdict == "leave it":
+        return f"Keep the bucket size; it hardly matters here: {would}."
+    return f"Can't tell yet: {would}."
+
+
+def format_free_plan(advice: Recommendation) -> str:
+    """Say what the best plan of all gains, which a single size may not be able to express."""
+    sizes_mb = ", ".join(f"{size:.3g}" for size in advice.free_bucket_mb[:_MOST_CAPS_SHOWN])
+    sizes_mb += ", ..." if len(advice.free_bucket_mb) > _MOST_CAPS_SHOWN else ""
+    if not advice.is_free_faster:
+        return f"No plan with buckets of several sizes is predicted to gain {100 * MIN_GAIN:g} % over the best size."
+    sure = "" if advice.free_gain.low > 0 else ', which may be no gain at all: bucket_cap_mb="auto" tries it'
+    return (
+        f"Buckets of {sizes_mb} MB: {format_ns(advice.free.step_ns.value)} a step, "
+        f"{format_change(advice.free_gain)} vs. the best size{sure}."
+    )
+
+
+def format_limit(limits: Limits) -> str:
+    """Say what limits the step with the best size."""
+    exposed = f"{_percent(limits.exposed)} of it is exposed communication"
+    if limits.limit == "compute":
+        return f"The step is limited by compute: {exposed}."
+    if limits.limit == "differences":
+        return (
+            f"The step is limited by differences between ranks: if all were alike, it would be "
+            f"{_percent(limits.differences)} shorter; {exposed}."
+        )
+    if limits.limit == "latency":
+        return (
+            f"The step is limited by the latency of its all-reduces: without latency it would be "
+            f"{_percent(limits.latency)} shorter; {exposed}."
+        )
+    without = f"if sending bytes took no time, it would be {_percent(limits.bandwidth)} shorter"
+    if limits.limit == "last bucket":
+        return f"The step is limited by its last bucket, which has nothing left to overlap with: {without}; {exposed}."
+    return f"The step is limited by bandwidth: {without}; {exposed}."
+
+
+def format_model_error(advice: Recommendation) -> str:
+    """Say by how much the model misses the measurement, which predictions correct for; empty without a measurement."""
+    error = advice.curve.predicted.error
+    if math.isnan(error):
+        return ""
+    return (
+        f"For the plan that was measured the model alone is off by {_signed(error)} %; predictions are relative to it."
+    )
+
+
+def format_setting(prediction: Prediction) -> str:
+    """Return the setting that gives a plan."""
+    if prediction.is_default:
+        return "DDP's default"
+    if prediction.cap_mb is None:
+        return format_bucket_count(prediction)
+    return format_caps([prediction.cap_mb])
+
+
+def format_bucket_count(prediction: Prediction) -> str:
+    """Return the number of buckets, in words."""
+    count = len(prediction.buckets)
+    return "1 bucket" if count == 1 else f"{count} buckets"
+
+
+def format_change(gain: Interval) -> str:
+    """Format the change of the step time, with its interval."""
+    return f"{_signed(-gain.value)} %, 90 % interval {_signed(-gain.high)} to {_signed(-gain.low)} %"
+
+
+def format_cap_range(low_mb: float | None, high_mb: float | None) -> str:
+    """Format the range of caps that give the same buckets."""
+    if low_mb is None or high_mb is None:
+        return ""
+    low, high = _round_to_two_digits(low_mb, math.ceil), _round_to_two_digits(high_mb, math.floor)
+    if math.isinf(high_mb):
+        return f"{low:g} and more"
+    if low_mb == 0:
+        return f"up to {high:g}"
+    return f"{low:g} to {high:g}" if low < high else f"{high_mb:.4g}"
+
+
+def _format_good_range(advice: Recommendation) -> str:
+    caps = format_cap_range(advice.good_from_mb, advice.good_to_mb)
+    return f" {caps[0].upper()}{caps[1:]} MB are within 1 %." if caps else ""
+
+
+def _round_to_two_digits(number: float, to: object) -> float:
+    """Round to two digits, up or down."""
+    if number <= 0 or math.isinf(number):
+        return number
+    unit = 10.0 ** (math.floor(math.log10(number)) - 1)
+    return float(f"{to(round(number / unit, 6)) * unit:.6g}")  # type: ignore[operator]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * max(0.0, share):.0f} %"
+
+
+def _signed(share: float) -> str:
+    percent = 100 * share
+    text = f"{percent:.0f}" if abs(percent) >= 9.95 else f"{percent:.1f}"
+    number = float(text)
+    return "0" if number == 0 else f"{'+' if number > 0 else '−'}{text.lstrip('-')}"
+
+
+# The recommendation as table rows, with formatted cells.
+
+Cells = tuple[str, ...]
+
+SIZE_COLUMNS: Final[Cells] = ("bucket_cap_mb", "buckets", "step", "90 % interval", "exposed", "recorded")
+WHAT_IF_COLUMNS: Final[Cells] = ("", "bucket_cap_mb", "step", "gain")
+
+
+def make_size_rows(found: Recommendation) -> list[Cells]:
+    """Return a row for each bucket size worth showing, for DDP's default and for the present setting of the job."""
+    predictions = list(found.sizes)
+    for other in (found.default, found.now):
+        if other.buckets not in {each.buckets for each in predictions}:
+            predictions.append(other)
+    return [
+        (
+            ", ".join([_label(each), *_marks(each, found)]),
+            str(len(each.buckets)),
+            format_ns(each.step_ns.value),
+            format_interval_ns(each.step_ns),
+            format_ns(each.exposed_ns),
+            "" if each.recorded_ns is None else format_ns(each.recorded_ns.value),
+        )
+        for each in predictions
+    ]
+
+
+def make_what_if_rows(found: Recommendation) -> list[Cells]:
+    """Return a row for each change other than the size, with the best size for it."""
+    return [
+        (each.change, _cap(each.cap_mb), format_ns(each.step_ns), format_share(each.gain)) for each in found.what_ifs
+    ]
+
+
+def list_assumptions(found: Recommendation) -> list[str]:
+    """List the assumptions behind the changes, each once, with the changes that it applies to."""
+    known = dict.fromkeys(each.assumption for each in found.what_ifs if each.assumption)
+    return [
+        f"{', '.join(each.change for each in found.what_ifs if each.assumption == assumption)}: {assumption}."
+        for assumption in known
+    ]
+
+
+def _label(each: Prediction) -> str:
+    return format_cap_range(each.low_mb, each.high_mb) or ("DDP's default" if each.is_default else "other")
+
+
+def _marks(each: Prediction, found: Recommendation) -> Iterator[str]:
+    if each.buckets == found.best.buckets:
+        yield "best"
+    if each.buckets == found.now.buckets:
+        yield "now"
+
+
+def _cap(cap_mb: float | None) -> str:
+    return "default" if cap_mb is None else f"{cap_mb:g}"

@@ -1,0 +1,232 @@
+"""Predicted gains of changes other than bucket sizes, each with the best bucket size for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import numpy as np
+
+from overlapscope.bucket_model.cost import ZERO_COST, Algorithm, CollectiveCost, CostLine
+from overlapscope.bucket_model.measured import MeasuredSteps, predict_steps
+from overlapscope.bucket_model.partition import Buckets, Float64Array
+from overlapscope.bucket_model.plan_table import build_table
+from overlapscope.bucket_model.plans import UniformPlan
+from overlapscope.bucket_model.schedule import Costs, replay, replay_step
+from overlapscope.bucket_model.work import ComputeTimes
+
+# What limits a step with the best bucket plan, found by removing each cost in turn.
+
+Limit = Literal["compute", "differences", "latency", "bandwidth", "last bucket"]
+
+_MIN_SHARE: Final = 0.02
+"""Smallest share of the step for something to be called its limit."""
+_MAX_IDLE_WAIT_SHARE: Final = 0.1
+"""The last all-reduce found the link idle if it waited for less than this share of its duration."""
+_NEARLY_ZERO: Final = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Shares of the step time of one plan, by cause. They overlap, and need not add up to 1."""
+
+    limit: Limit
+    """Most promising thing to change. ``compute``: everything else together is below 2 % of the step. ``last bucket``:
+    bandwidth, but only for the gradients that become ready last, when no backward is left to hide them."""
+    exposed: float
+    """Share of the step in which backward's compute is finished but an all-reduce is not."""
+    communication: float
+    """Share by which the step would be shorter without any all-reduce, including their slowdown of compute."""
+    latency: float
+    """Share by which the step would be shorter if the latency of all-reduces were zero."""
+    bandwidth: float
+    """Share by which the step would be shorter if bandwidth were unlimited."""
+    differences: float
+    """Share by which the step would be shorter if all ranks were equally fast; NaN if unknown."""
+
+
+def find_limits(
+    plan: Buckets, work: ComputeTimes, costs: Costs, gain_if_equal_ranks: float = math.nan, exposed: float | None = None
+) -> Limits:
+    """Compute the limits of one plan in the typical cycle.
+
+    Args:
+        if_alike: Share by which the recorded step would be shorter if all ranks were equally fast; NaN if unknown.
+        exposed: Share of the step in which communication is exposed, if a better value than the replay's is known.
+    """
+    typical = work.typical()
+    table = [plan]
+    replayed = replay(table, typical, costs)
+    step_ns = float(replayed.cycle_ns[0, 0])
+
+    def gained(work: ComputeTimes, costs: Costs) -> float:
+        return 1 - float(replay(table, work, costs).cycle_ns[0, 0]) / step_ns
+
+    collective = costs.collective
+    shares = {
+        "latency": gained(typical, replace(costs, collective=_without_latency(collective))),
+        "bandwidth": gained(typical, replace(costs, collective=_only_latency(collective))),
+        "differences": gain_if_equal_ranks,
+    }
+    exposed = float(replayed.exposed_ns[0, 0]) / step_ns if exposed is None else exposed
+    worst = max(shares, key=lambda name: -math.inf if math.isnan(shares[name]) else shares[name])
+    limit: Limit
+    if shares[worst] < _MIN_SHARE and exposed < _MIN_SHARE:
+        limit = "compute"
+    elif worst == "bandwidth" and _is_last_bucket_alone(plan, typical, costs):
+        limit = "last bucket"
+    else:
+        limit = worst  # type: ignore[assignment]
+    return Limits(
+        limit=limit,
+        exposed=exposed,
+        communication=gained(typical, replace(costs, collective=with_zero_time(collective))),
+        **shares,
+    )
+
+
+def with_zero_time(cost: CollectiveCost) -> CollectiveCost:
+    """Return the cost of all-reduces that take no time."""
+    return _with_times(cost, latencies=0.0, bytes_=0.0)
+
+
+def _without_latency(cost: CollectiveCost) -> CollectiveCost:
+    return _with_times(cost, latencies=0.0, bytes_=1.0)
+
+
+def _only_latency(cost: CollectiveCost) -> CollectiveCost:
+    return _with_times(cost, latencies=1.0, bytes_=0.0)
+
+
+def _with_times(cost: CollectiveCost, latencies: float, bytes_: float) -> CollectiveCost:
+    alpha_ns = cost.alpha_ns
+    times_ns = latencies * alpha_ns + bytes_ * (cost.times_ns - alpha_ns)
+    return replace(
+        cost,
+        # Not zero, because the logarithms of the times are interpolated and the line is a divisor.
+        times_ns=np.maximum(times_ns, _NEARLY_ZERO),
+        line=CostLine(alpha_ns=max(latencies * cost.line.alpha_ns, _NEARLY_ZERO), beta_ns=bytes_ * cost.line.beta_ns),
+    )
+
+
+def _is_last_bucket_alone(plan: Buckets, work: ComputeTimes, costs: Costs) -> bool:
+    drawn = replay_step(plan, work, costs)
+    waited_ns = drawn.start_ns[-1] - drawn.launch_ns[:, -1].max()
+    under_way_ns = max(0.0, float(drawn.end_ns[:-1].max(initial=0.0) - drawn.launch_ns[:, -1].max()))
+    return bool(max(waited_ns, under_way_ns) <= _MAX_IDLE_WAIT_SHARE * (drawn.end_ns[-1] - drawn.start_ns[-1]))
+
+
+_NCCL: Final[tuple[Algorithm, ...]] = ("ring", "tree")
+"""Algorithms of NCCL, which uses the faster one."""
+_GLOO: Final[tuple[Algorithm, ...]] = ("ring",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatIf:
+    """Predicted effect of one change."""
+
+    change: str
+    step_ns: float
+    """Mean step with the best size for the change; mean micro-step if some steps are not reduced."""
+    gain: float
+    """Gain over the best size without the change, as a share; negative for a loss."""
+    cap_mb: float | None
+    """Best size for the change; None for DDP's default."""
+    assumption: str
+    """Assumption behind the prediction; empty if there is none."""
+
+
+def predict_changes(
+    plans: Sequence[UniformPlan],
+    work: ComputeTimes,
+    costs: Costs,
+    hosts: int = 1,
+    measured: MeasuredSteps | None = None,
+) -> tuple[WhatIf, ...]:
+    """Predict all changes that make sense for this job.
+
+    Args:
+        plans: Sizes to choose from.
+        hosts: Number of hosts that the ranks run on: were all-reduces measured within one or between several?
+        measured: Measurement that predictions are relative to, if there is one.
+    """
+    best = _BestSize(plans, work, costs, measured)
+    cost = costs.collective
+    found = [
+        best.changed(
+            "fp16 or bf16 compression hook",
+            replace(costs, collective=halve_bytes(cost)),
+            "gradients are float32, and casting them takes no time",
+        )
+    ]
+    alone_ns = best.steps_ns(replace(costs, collective=with_zero_time(cost))).min()
+    for every in (2, 4):
+        step_ns = float(best.step_ns + (every - 1) * alone_ns) / every
+        found.append(
+            WhatIf(
+                change=f"no_sync, and a reduction every {every} micro-steps",
+                step_ns=step_ns,
+                gain=1 - step_ns / best.step_ns,
+                cap_mb=best.cap_mb,
+                assumption=f"a micro-step is as long as a step is now; the batch is {every} times as large",
+            )
+        )
+    if ZERO_COST not in (costs.copy_in, costs.copy_out):
+        found.append(
+            best.changed("gradient_as_bucket_view=True", replace(costs, copy_in=ZERO_COST, copy_out=ZERO_COST), "")
+        )
+    found.append(best.changed("links of twice the bandwidth", replace(costs, collective=cost.with_bandwidth(2.0)), ""))
+    links = "links like those within this host" if hosts == 1 else f"links like those between these {hosts} hosts"
+    algorithms = list_algorithms(costs)
+    for times in (2, 4):
+        ranks = times * cost.world_size
+        ways = [
+            best.changed(
+                f"{ranks} ranks instead of {cost.world_size}",
+                replace(costs, collective=cost.extrapolate(ranks, algorithm)),
+                f"{algorithm} all-reduce over {links}, with the same work per rank",
+            )
+            for algorithm in algorithms
+        ]
+        found.append(min(ways, key=lambda way: way.step_ns))
+    return tuple(found)
+
+
+def list_algorithms(costs: Costs) -> tuple[Algorithm, ...]:
+    """Return the algorithms that the backend may use for an all-reduce; it uses the fastest."""
+    return _GLOO if costs.lanes > 1 else _NCCL
+
+
+class _BestSize:
+    """Selection of the best size under changed costs."""
+
+    def __init__(
+        self, plans: Sequence[UniformPlan], work: ComputeTimes, costs: Costs, measured: MeasuredSteps | None
+    ) -> None:
+        self._plans, self._work, self._costs, self._measured = plans, work, costs, measured
+        self._table = build_table([plan.buckets for plan in plans], work.gradients)
+        self.step_ns, self.cap_mb = self._best(costs)
+
+    def steps_ns(self, costs: Costs) -> Float64Array:
+        """Return (Q,) the mean steps with each size."""
+        return predict_steps(self._table, self._work, costs, self._costs, self._measured).step_ns
+
+    def changed(self, change: str, costs: Costs, assumption: str) -> WhatIf:
+        step_ns, cap_mb = self._best(costs)
+        return WhatIf(
+            change=change, step_ns=step_ns, gain=1 - step_ns / self.step_ns, cap_mb=cap_mb, assumption=assumption
+        )
+
+    def _best(self, costs: Costs) -> tuple[float, float | None]:
+        steps_ns = self.steps_ns(costs)
+        best = int(np.argmin(steps_ns))
+        plan = self._plans[best]
+        return float(steps_ns[best]), None if plan.is_default else plan.cap_mb
+
+
+def halve_bytes(cost: CollectiveCost) -> CollectiveCost:
+    """Return the cost of gradients that are sent in half of their bytes, as by an fp16 compression hook."""
+    line = CostLine(alpha_ns=cost.line.alpha_ns, beta_ns=cost.line.beta_ns / 2)
+    return replace(cost, sizes_bytes=2 * cost.sizes_bytes, line=line)

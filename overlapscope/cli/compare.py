@@ -1,0 +1,139 @@
+"""Compare two recordings, two ranges of steps or two bucket plans: is the new one slower, and where.
+
+Examples:
+    overlapscope compare before/ after/
+    overlapscope compare before/ after/ --format html > comparison.html
+    overlapscope compare before/ after/ --fail-above 3% --format md >> "$GITHUB_STEP_SUMMARY"
+    overlapscope compare traces/ traces/ --base-steps 10:50 --new-steps 50:
+
+Takes the difference of the accounts that 'overlapscope summary' shows, with 99 % intervals, so that its parts add up to
+the difference of the step. Steps that stand far out are kept apart, as there. If no difference is seen, it says how
+large one would have been. One recording can't show how much two runs of the same program differ: between recordings
+intervals are wider by 1 % of a time, which is little for two machines. Record both on one, right after each other.
+
+The exit code is 0 if nothing that counts is slower, 3 if something is, 1 if a recording can't be read or has too few
+steps or parts of it are missing, and 2 if the arguments are wrong. With --json the output is one JSON object, which
+docs/json.md describes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import TYPE_CHECKING, Final
+
+from overlapscope.cli.arguments import parse_folder_or_url, steps
+from overlapscope.cli.reading import report_problems
+from overlapscope.console import Progress
+
+if TYPE_CHECKING:
+    from overlapscope.compare.side import StepChoice
+
+EXIT_CODE_REGRESSION: Final = 3
+"""Exit code if one of the checked parts is slower."""
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    parser.add_argument("base", type=parse_folder_or_url, metavar="BASE", help="the folder, or URL, to compare with")
+    parser.add_argument("new", type=parse_folder_or_url, metavar="NEW", help="that of the new one; it may be the same")
+    for side in ("base", "new"):
+        parser.add_argument(
+            f"--{side}-steps",
+            type=steps,
+            default=(None, None),
+            metavar="FIRST:END",
+            help=f"steps of {side.upper()} to compare, as a slice of Python's: 10:50 are 10 to 49 (default: all)",
+        )
+        parser.add_argument(
+            f"--{side}-plan",
+            type=int,
+            metavar="EPOCH",
+            help=f"only steps of {side.upper()} that are reduced with this bucket plan",
+        )
+    parser.add_argument(
+        "--fail-above",
+        type=_parse_percentage,
+        default=0.0,
+        metavar="PERCENT",
+        help="how much longer it has to be at least to fail, as a share of the step of BASE: 3%% "
+        "(default: 0%%, whatever is beyond noise)",
+    )
+    parser.add_argument(
+        "--only",
+        type=_parse_parts,
+        default=("step",),
+        metavar="PART,...",
+        help="what counts, instead of the step: its blocks such as exposed or data_wait, or exposed_transfer, compute, "
+        "communication, hidden",
+    )
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON object instead")
+    output.add_argument(
+        "--format",
+        choices=("text", "md", "html"),
+        default="text",
+        help="md: Markdown; html: a page (default: %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the comparison; return 3 if one of the checked parts is slower, else 1 if a recording is incomplete."""
+    from overlapscope.analysis import Analysis
+    from overlapscope.compare.comparison import compare
+    from overlapscope.compare.side import ComparisonSide
+    from overlapscope.report import compare as compare_report
+    from overlapscope.trace.recording import NEIGHBOR_STEPS, read_trace
+    from overlapscope.trace.table_file import step_range_of_slice
+
+    is_same = args.base.resolve() == args.new.resolve()
+    choices = (_choice(args.base_steps, args.base_plan), _choice(args.new_steps, args.new_plan))
+    base_steps, new_steps = (step_range_of_slice(choice.first, choice.end) for choice in choices)
+    if is_same:  # read once, with the steps of both
+        base_steps = min(base_steps[0], new_steps[0]), max(base_steps[1], new_steps[1])
+    with Progress() as progress:
+        base = Analysis(read_trace(args.base, progress.count, steps=base_steps, neighbors=NEIGHBOR_STEPS))
+        progress.begin("reading logs of the new one")
+        new = (
+            base
+            if is_same
+            else Analysis(read_trace(args.new, progress.count, steps=new_steps, neighbors=NEIGHBOR_STEPS))
+        )
+        progress.begin("dividing steps")
+        found = compare(ComparisonSide.of(base, choices[0]), ComparisonSide.of(new, choices[1]))
+    if args.json:
+        print(compare_report.as_json(found, args.only, args.fail_above))
+    elif args.format == "md":
+        print(compare_report.as_markdown(found, args.only, args.fail_above))
+    elif args.format == "html":
+        from dashboards.pages.compare import render_comparison_file
+
+        print(render_comparison_file(found, args.only, args.fail_above))
+    else:
+        compare_report.print_text(found, args.only, args.fail_above)
+    codes = [report_problems(side.trace) for side in ((base,) if is_same else (base, new))]
+    is_slower = any(found.outcome(part, args.fail_above) == "slower" for part in args.only)
+    return EXIT_CODE_REGRESSION if is_slower else max(codes)
+
+
+def _choice(steps: tuple[int | None, int | None], plan: int | None) -> StepChoice:
+    from overlapscope.compare.side import StepChoice
+
+    return StepChoice(first=steps[0], end=steps[1], plan=plan)
+
+
+def _parse_percentage(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no percentage: give one like 3%")
+    return float(match[1]) / 100
+
+
+def _parse_parts(text: str) -> tuple[str, ...]:
+    from overlapscope.compare.side import PARTS
+
+    parts = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no part of a step: give some of {', '.join(PARTS)}")
+    return parts

@@ -1,0 +1,109 @@
+"""Say why a job hung, crashed or silently went wrong: which rank, step, bucket, parameters and line.
+
+Reads what all ranks left, killed ones included, and compares the order of their collectives. Prints what happened,
+where each rank was, what the ranks did around the first difference, and what to try. Takes the folder of a recording,
+of a finished or a running job; or one dump of PyTorch's Flight Recorder, or a folder of them.
+
+Of a job that was started again, as by 'torchrun --max-restarts', one line says why each attempt ended; then comes the
+diagnosis of the last one, or of the one that --attempt or the folder of a restart asks for.
+
+The exit code is 0 if nothing is wrong, 1 if a fault was found or can't be ruled out, because a part of the recording is
+missing or damaged for instance, and 2 if nothing can be read.
+
+With --json the output is one JSON object with the keys
+  path       of the attempt
+  attempts   of a job that was started again, one object per attempt: number, path, kind, sentence
+  verdict    kind, sentence, certainty, alternative (what else it could be), blamed (who did it, if certain), suspected
+             (else), concerned, step (of the loop, from 0), last_step (if it began in a step from one to the other),
+             group, number, bucket, parameters, call_sites, windows (what each rank did around the first difference),
+             evidence, advice, also
+  ranks      one object per rank: rank, host, pid, liveness, step, phase, bucket, call_site, failure
+  groups     one object per group: name, ranks, newest (number of its newest collective by rank), first_divergence,
+             divergence
+  gaps       objects with what and advice: what is missing or damaged, so that "healthy" can't be said
+  problems   objects with severity and message: what could not be read
+Times are nanoseconds, named *_ns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlapscope.cli.arguments import parse_folder
+from overlapscope.console import Progress
+from overlapscope.errors import OverlapScopeError
+
+if TYPE_CHECKING:
+    from overlapscope.diagnosis.attempts import Attempt
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    parser.add_argument(
+        "traces", type=parse_folder, help="the folder that 'overlapscope record -o' wrote, or Flight Recorder dumps"
+    )
+    parser.add_argument("--attempt", type=int, metavar="N", help="which one of a job that was started again, from 0")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the verdict; return 1 if there is a fault, 2 if nothing can be read."""
+    from overlapscope.diagnosis.attempts import format_attempts, read_attempts
+    from overlapscope.diagnosis.report_text import format_report
+    from overlapscope.report.diagnose import as_json
+
+    try:
+        with Progress() as progress:
+            attempts = read_attempts(args.traces)
+            attempt_path = _select_attempt(args.traces, args.attempt)
+            shown_attempt = next((each for each in attempts if each.path == attempt_path), None) or _read(
+                attempt_path, progress
+            )
+    except OverlapScopeError as error:
+        print(f"overlapscope diagnose: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(as_json(shown_attempt, attempts))
+    else:
+        lines = format_attempts(attempts)
+        print(
+            "\n".join([*lines, *([""] if lines else []), format_report(shown_attempt.verdict, shown_attempt.evidence)])
+        )
+    for problem in shown_attempt.problems:
+        print(f"{problem.severity}: {problem}", file=sys.stderr)
+    return 1 if shown_attempt.verdict.is_fault else 0
+
+
+def _select_attempt(path: Path, number: int | None) -> Path:
+    """Return the folder of the attempt to show: the last one by default.
+
+    Raises:
+        OverlapScopeError: there is no such attempt.
+    """
+    from overlapscope.trace.small_files import attempt_number, find_sibling_attempts
+
+    if number is None and attempt_number(path):
+        return path
+    attempts = {attempt_number(attempt): attempt for attempt in find_sibling_attempts(path)}
+    if number is None:
+        return attempts[max(attempts)] if attempts else path
+    if number not in attempts:
+        known = ", ".join(map(str, attempts)) or "none"
+        raise OverlapScopeError(f"{path}: there is no attempt {number}; attempts: {known}")
+    return attempts[number]
+
+
+def _read(path: Path, progress: Progress) -> Attempt:
+    """Read and diagnose a recording, or Flight Recorder dumps."""
+    from overlapscope.diagnosis.attempts import Attempt, read_attempt
+    from overlapscope.diagnosis.flight_recorder import read_dumps
+    from overlapscope.diagnosis.judge import judge
+    from overlapscope.trace.flight_recorder import holds_dumps
+
+    if holds_dumps(path):
+        evidence, problems = read_dumps(path)
+        return Attempt(path=path, evidence=evidence, verdict=judge(evidence), problems=tuple(problems))
+    return read_attempt(path, progress.count)

@@ -1,0 +1,170 @@
+"""Write a recording for other tools: Perfetto, chrome://tracing, Prometheus, or as tables.
+
+    overlapscope export traces/ -o run.pftrace                          # open it at ui.perfetto.dev
+    overlapscope export traces/ -o run.json.gz --format chrome --steps 100:110 --ranks 0-7
+    overlapscope export traces/ -o metrics.prom --format openmetrics    # for the textfile collector of node_exporter
+    overlapscope export traces/ -o tables/ --format parquet             # or csv: a folder with a file for each table
+
+perfetto, chrome: hosts, their ranks, and for each rank steps, phases, gradients, buckets, communication, rounds and
+garbage collection, with all that is known of each, arrows along the way of a bucket and between the ranks of a
+collective, and exposed and hidden communication as counters. Times are those of the common clock. Nothing overlaps
+within a track, so viewers draw it as it was.
+
+openmetrics: the account of a step, stragglers and the verdict, as they are now; 'overlapscope serve --metrics' answers
+scrapes with the same.
+
+An existing file is not overwritten, and a file that could not be finished is removed. A name that ends in .gz is
+compressed. Problems with the recording go to stderr, one per line; the exit code is 1 if any part of it is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final, cast
+
+from overlapscope.cli.arguments import RECORDING, parse_folder_or_url, steps
+from overlapscope.cli.reading import report_problems
+from overlapscope.console import Progress
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.remote import is_remote
+
+if TYPE_CHECKING:
+    from overlapscope.analysis import Analysis
+
+_TRACES: Final = ("perfetto", "chrome")
+_TABLES: Final = ("csv", "parquet")
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    parser.add_argument("traces", type=parse_folder_or_url, help=RECORDING)
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="PATH", help="a new file; of tables a folder"
+    )
+    parser.add_argument(
+        "--format",
+        choices=(*_TRACES, "openmetrics", *_TABLES),
+        default="perfetto",
+        help="what to write (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--steps",
+        type=steps,
+        metavar="FIRST:END",
+        help="of a trace only what goes on in these, as a slice of Python's: 10:50 are 10 to 49 (default: all)",
+    )
+    parser.add_argument("--ranks", metavar="RANKS", help="of a trace only these, such as 0-7,12 (default: all)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the export; return 1 if a part of the recording could not be read."""
+    from overlapscope.analysis import Analysis
+    from overlapscope.trace.recording import NEIGHBOR_STEPS, read_trace
+    from overlapscope.trace.table_file import ALL_STEPS, step_range_of_slice
+
+    if args.format not in _TRACES and (args.steps or args.ranks):
+        raise OverlapScopeError(f"--steps and --ranks choose from a trace: {args.format} has the whole recording")
+    if args.format == "openmetrics" and is_remote(args.traces):
+        raise OverlapScopeError(f"{args.traces}: openmetrics tells faults, which needs logs: copy the recording here")
+    if args.output.exists() and not (args.format in _TABLES and args.output.is_dir()):
+        raise OverlapScopeError(f"{args.output}: already exists: remove it, or give another name with -o")
+    with Progress() as progress:
+        step_range = step_range_of_slice(*args.steps) if args.steps else ALL_STEPS
+        analysis = Analysis(read_trace(args.traces, progress.count, steps=step_range, neighbors=NEIGHBOR_STEPS))
+        if args.format in _TABLES:
+            message = _write_tables(analysis, args, progress)
+        elif args.format == "openmetrics":
+            message = _write_metrics(analysis, args, progress)
+        else:
+            message = _write_trace(analysis, args, progress)
+    print(f"overlapscope export: {message}", file=sys.stderr)
+    return report_problems(analysis.trace)
+
+
+def _write_trace(analysis: Analysis, args: argparse.Namespace, progress: Progress) -> str:
+    from overlapscope.interop.trace_viewers import ChromeFile, PerfettoFile
+    from overlapscope.interop.tracks import Tracks
+    from overlapscope.text import format_ranks, parse_ranks
+
+    about = analysis.trace.ranks.set_index("rank").sort_index()
+    known: list[int] = about.index.tolist()
+    ranks, unknown = (known, []) if args.ranks is None else parse_ranks(args.ranks, known)
+    if unknown or not ranks:
+        has = format_ranks(known)
+        raise OverlapScopeError(f"--ranks {args.ranks}: {args.traces} has no such rank; it has {has}")
+    progress.begin("dividing steps")
+    tracks = Tracks(analysis, slice(*args.steps) if args.steps else slice(None))
+    progress.begin("writing")
+    slices = 0
+    with _create_file(args.output) as file:
+        kind = PerfettoFile if args.format == "perfetto" else ChromeFile
+        written = kind(file, args.traces.resolve().name)
+        for done, rank in enumerate(ranks):
+            progress.count(done, len(ranks))
+            host, device, clock = about.loc[rank, ["host", "device", "clock"]]
+            # In the file itself, as whoever receives the file does not see our messages.
+            what = f"{device}, clock not aligned" if clock == "none" else str(device)
+            slices += written.add_rank(rank, str(host), what, tracks.tracks_of_rank(rank))
+        if not slices:
+            raise OverlapScopeError(f"{args.traces}: nothing was recorded in these steps")
+        written.close()
+    return f"{args.output}: {slices:,} slices of {len(ranks)} rank{'s' * (len(ranks) != 1)}"
+
+
+def _write_metrics(analysis: Analysis, args: argparse.Namespace, progress: Progress) -> str:
+    from overlapscope.diagnosis.diagnosis import Diagnosis
+    from overlapscope.interop.open_metrics import format_open_metrics, generate_samples
+
+    progress.begin("looking for faults")
+    samples = list(generate_samples(analysis, Diagnosis.of(args.traces)))
+    with _create_file(args.output) as file:
+        file.write(format_open_metrics({args.traces.resolve().name: samples}).encode())
+    return f"{args.output}: {len(samples)} samples"
+
+
+def _write_tables(analysis: Analysis, args: argparse.Namespace, progress: Progress) -> str:
+    from overlapscope.interop.table_files import collect_tables, write_table
+
+    progress.begin("dividing steps")
+    tables = collect_tables(analysis)
+    for path in (args.output / f"{name}.{args.format}" for name in tables):
+        if path.exists():
+            raise OverlapScopeError(f"{path}: already exists: remove it, or give another folder with -o")
+    progress.begin("writing")
+    try:
+        args.output.mkdir(parents=True, exist_ok=True)
+        for done, (name, table) in enumerate(tables.items()):
+            progress.count(done, len(tables))
+            path = args.output / f"{name}.{args.format}"
+            with _create_file(path) as file:
+                write_table(table, file, args.format)
+    except OSError as error:
+        raise OverlapScopeError(f"{args.output}: can't be made ({error.strerror})") from None
+    return f"{args.output}: {', '.join(tables)}"
+
+
+@contextmanager
+def _create_file(path: Path) -> Iterator[IO[bytes]]:
+    """Create a new file, which is removed if writing fails; gzip-compressed if its name ends in ``.gz``.
+
+    Raises:
+        OverlapScopeError: it exists, or can't be written.
+    """
+    try:
+        with path.open("xb") as file, ExitStack() as until_written:
+            try:
+                yield until_written.enter_context(_open_gzip(file)) if path.suffix == ".gz" else file
+            except BaseException:
+                path.unlink()
+                raise
+    except OSError as error:
+        raise OverlapScopeError(f"{path}: can't be written ({error.strerror})") from None
+
+
+def _open_gzip(file: IO[bytes]) -> AbstractContextManager[IO[bytes]]:
+    return cast("AbstractContextManager[IO[bytes]]", gzip.open(file, "wb"))

@@ -1,0 +1,60 @@
+"""Predict the step time of every bucket size from one recording, and say which one to set.
+
+The recorded steps are replayed with other buckets: when gradients are ready, what an all-reduce of each size costs,
+and how much compute and communication slow each other down all come from the recording. The advice is best if the
+recording was made with 'overlapscope record --probe-buckets', which tries some plans, or if a calibration.json from
+'overlapscope calibrate' is in its folder. Many sizes give the same buckets, so sizes come in bands. Gains have 90 %
+intervals.
+
+--plan writes the best plan of all as a file for DistributedDataParallel(bucket_plan=...); torch's own DDP takes the
+printed bucket_cap_mb_list.
+
+With --json the output is one JSON object; docs/json.md says what its keys mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from overlapscope.cli.arguments import RECORDING, add_steps_argument, parse_folder_or_url
+from overlapscope.cli.reading import report_problems
+from overlapscope.console import Progress
+from overlapscope.errors import OverlapScopeError
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    parser.add_argument("traces", type=parse_folder_or_url, help=RECORDING)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    add_steps_argument(parser)
+    parser.add_argument("--plan", type=Path, metavar="FILE", help="write the best bucket plan to a new file")
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="what 'overlapscope calibrate' measured (default: calibration.json in the folder, if there is one)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the recommendation; return 1 if a part of the recording could not be read."""
+    from overlapscope.advice.advice import advise
+    from overlapscope.analysis import Analysis
+    from overlapscope.bucket_model.plan_file import write_plan
+    from overlapscope.report import recommend
+    from overlapscope.trace.recording import read_trace
+
+    if args.plan is not None and args.plan.exists():
+        raise OverlapScopeError(f"{args.plan}: already exists: remove it, or give another name to --plan")
+    with Progress() as progress:
+        trace = read_trace(args.traces, progress.count, steps=args.steps)
+        progress.begin("predicting other bucket sizes")
+        advice = advise(Analysis(trace), args.calibration)
+    if args.plan is not None:
+        write_plan(args.plan, advice.plan_file())
+    if args.json:
+        print(recommend.as_json(trace, advice))
+    else:
+        recommend.print_text(trace, advice, args.plan)
+    return report_problems(trace)

@@ -1,0 +1,162 @@
+"""The folder of a recording: creation, removal, and a count of its content."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.process_files import EXITS_PATTERN
+from overlapscope.trace.schema import (
+    CALL_SITES_FILE,
+    CLOCK_FILE,
+    ENDED_FILE,
+    EVENTS_FILE,
+    FINGERPRINTS_PATTERN,
+    FROZEN_FILE,
+    GRADIENT_READY_PATTERN,
+    GROUP_PATTERN,
+    HYPERPARAMETERS_FILE,
+    INCIDENT_PATTERN,
+    INTERRUPTED_BACKWARDS_FILE,
+    JOINING_FILE,
+    LEGACY_READY_PATTERN,
+    LINKS_FILE,
+    LIVENESS_FILE,
+    MANIFEST_FILE,
+    PARAMETERS_FILE,
+    PLANS_FILE,
+    POINT_TO_POINT_PATTERN,
+    RANK_FILE,
+    REPLICAS_FILE,
+    REPORTS_FILE,
+    RUN_FILE,
+    SEGMENTS_FILE,
+    SIGNATURES_FILE,
+    STACKS_PATTERN,
+    STALL_FILE,
+    UNREDUCED_FILE,
+    WATCHDOG_FOLDER,
+)
+from overlapscope.trace.small_files import (
+    find_attempts,
+    find_recorded_ranks,
+    remove_files,
+    remove_if_empty,
+    remove_stale_staging_dirs,
+    remove_tables,
+)
+
+_RANK_FILES: Final = (
+    *(EVENTS_FILE, SIGNATURES_FILE, SEGMENTS_FILE, JOINING_FILE),
+    *(RUN_FILE, RANK_FILE, PLANS_FILE, CALL_SITES_FILE, CLOCK_FILE, LINKS_FILE, PARAMETERS_FILE),
+    *(ENDED_FILE, MANIFEST_FILE, LIVENESS_FILE, REPORTS_FILE, STALL_FILE),
+    *(UNREDUCED_FILE, INTERRUPTED_BACKWARDS_FILE, FROZEN_FILE),
+    *(
+        GRADIENT_READY_PATTERN,
+        LEGACY_READY_PATTERN,
+        INCIDENT_PATTERN,
+        GROUP_PATTERN,
+        POINT_TO_POINT_PATTERN,
+        STACKS_PATTERN,
+    ),
+    *(REPLICAS_FILE, FINGERPRINTS_PATTERN, HYPERPARAMETERS_FILE),
+    "*.json.part",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordingSize:
+    """Size of a recording."""
+
+    ranks: int
+    """Number of ranks that recorded anything."""
+    steps: int
+    """Number of steps of the rank that got furthest."""
+    collectives: int
+    """Number of collectives of the rank that launched the most."""
+    disk_bytes: int
+    """Disk space of the ranks' files."""
+
+
+def create_empty_folder(folder: Path) -> None:
+    """Create the folder of a recording.
+
+    Raises:
+        OverlapScopeError: it holds a recording already, or can't be created.
+    """
+    if has_recording(folder):
+        raise OverlapScopeError(f"{folder}: already holds a recording; give another folder with -o")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise OverlapScopeError(f"{folder}: this is a file; give a folder to record into") from None
+    except OSError as error:
+        raise OverlapScopeError(f"{folder}: can't be created ({error.strerror})") from None
+
+
+def has_recording(folder: Path) -> bool:
+    """Return whether a rank has recorded into this folder, in any attempt."""
+    return bool(find_attempts(folder))
+
+
+def clear(folder: Path) -> None:
+    """Remove a recording with all its attempts, but no other files in its folder.
+
+    Raises:
+        OverlapScopeError: one of its files can't be removed.
+    """
+    try:
+        _clear_attempt(folder)
+        for attempt in find_attempts(folder):
+            _clear_attempt(attempt)
+            remove_if_empty(attempt)
+    except OSError as error:
+        raise OverlapScopeError(f"{folder}: its recording can't be removed ({error.strerror})") from None
+
+
+def _clear_attempt(folder: Path) -> None:
+    for rank_dir in find_recorded_ranks(folder):
+        remove_files(rank_dir, _RANK_FILES)
+    remove_tables(folder)
+    remove_stale_staging_dirs(folder)
+    remove_files(folder / WATCHDOG_FOLDER, ("*",))
+    for file in list(folder.glob(EXITS_PATTERN)):
+        file.unlink()
+
+
+def describe(folder: Path) -> RecordingSize | None:
+    """Count what was recorded in the folder; None if nothing was."""
+    from overlapscope.trace.event_log import read_log
+    from overlapscope.trace.schema import Kind
+
+    rank_dirs = find_recorded_ranks(folder)
+    if not rank_dirs:
+        return None
+    steps = collectives = 0
+    for rank_dir in rank_dirs:
+        if (rank_dir / EVENTS_FILE).exists():
+            with suppress(OverlapScopeError):  # unreadable: commands that read the recording report it
+                _, records, _ = read_log(rank_dir / EVENTS_FILE)
+                of_steps = records["step"][records["kind"] == Kind.STEP].astype("int64")
+                steps = max(steps, int(of_steps.max(initial=-1)) + 1)
+        logs = [*rank_dir.glob(GROUP_PATTERN), *rank_dir.glob(POINT_TO_POINT_PATTERN)]
+        collectives = max(collectives, sum(map(_last_entry, logs)))
+    files = [file for rank_dir in rank_dirs for file in rank_dir.iterdir()]
+    return RecordingSize(
+        ranks=len(rank_dirs),
+        steps=steps,
+        collectives=collectives,
+        # st_blocks counts units of 512 bytes, whatever the block size of the file system.
+        disk_bytes=sum(file.stat().st_blocks * 512 for file in files),
+    )
+
+
+def _last_entry(log: Path) -> int:
+    from overlapscope.trace.collective_log_reader import CollectiveLogFile
+
+    with suppress(OverlapScopeError):
+        return CollectiveLogFile(log).latest
+    return 0

@@ -1,0 +1,75 @@
+"""Write what the pages of 'overlapscope serve' say of a recording to one file, to be kept, sent or printed.
+
+Example:
+    overlapscope report traces/ -o report.html
+
+The HTML has everything in it: it opens from disk, without a server and without a network. It has the account of a
+step, what is worth doing, the typical step as a timeline to zoom, stragglers, bucket sizes and the order of
+collectives; if something is wrong with the job, that comes first.
+
+With --format md it is a short text in Markdown, to paste into an issue. It goes to stdout unless -o names a file.
+
+An existing file is not overwritten. Problems with the recording go to stderr, one per line; the exit code is 1 if any
+part of it is missing or unreadable. What is said of a job that still runs is what is known by now.
+"""
+
+from __future__ import annotations
+
+import argparse
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from overlapscope.cli.arguments import add_steps_argument, parse_folder
+from overlapscope.cli.reading import report_problems
+from overlapscope.console import Progress
+from overlapscope.errors import OverlapScopeError
+
+_DEFAULT_OUTPUT: Final = Path("report.html")
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    parser.add_argument(
+        "traces", type=parse_folder, help="the folder that 'overlapscope record -o' wrote, or Flight Recorder dumps"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="a new file (default: report.html; Markdown goes to stdout)"
+    )
+    add_steps_argument(parser)
+    parser.add_argument("--format", choices=("html", "md"), default="html", help="HTML or Markdown (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the report; return 1 if a part of the recording could not be read."""
+    output: Path | None = args.output or (_DEFAULT_OUTPUT if args.format == "html" else None)
+    if output is not None and output.exists():
+        raise OverlapScopeError(f"{output}: already exists: remove it, or give another name with -o")
+
+    from dashboards.recording import Recording
+    from dashboards.report.html import render_html_report
+    from dashboards.report.markdown import render_markdown_report
+
+    with Progress() as progress:
+        snapshot = Recording(args.traces).latest(progress.count, which=args.steps)
+        progress.begin("writing the report")
+        text = (render_html_report if args.format == "html" else render_markdown_report)(snapshot, datetime.now())
+    if output is None:
+        print(text, end="")
+    else:
+        _write(output, text)
+        print(f"{output}: {len(text.encode()) / 1000:,.0f} kB")
+    return report_problems(snapshot.trace)
+
+
+def _write(output: Path, text: str) -> None:
+    """Write a new file.
+
+    Raises:
+        OverlapScopeError: it exists already, or can't be written.
+    """
+    try:
+        with output.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise OverlapScopeError(f"{output}: can't be written ({error.strerror})") from None

@@ -1,0 +1,111 @@
+"""Show recordings in the browser: a table of runs, and of each its overview, timeline, stragglers and order.
+
+Example:
+    overlapscope serve traces/
+    overlapscope serve nightly/ /data/runs/
+
+A folder that is one recording is shown by itself, on the Order page if something is wrong with the job. Of a folder of
+recordings, nested ones too, and of several folders, there is a table: runs with an incident first, then those that are
+being recorded, then the newest. New runs appear while it is open, also in a folder that is not there yet. Tags and
+notes are kept in notes.json beside a recording. Two runs that are chosen there are compared, as 'overlapscope compare'
+does, and so are two ranges of steps of one. A folder of PyTorch's Flight Recorder dumps can be shown too: they hold the
+order and nothing else.
+
+A run that is still being recorded is read again whenever a page is opened or reloaded.
+
+Only this machine can see the pages. To view a run on another machine, forward the port:
+ssh -L 5006:localhost:5006 HOST overlapscope serve traces/ --no-browser
+With --address others can see them too, if they have the token that is printed, or the one in --token-file, or a name
+and password of --basic-auth. docs/serving.md says how to serve many people, behind a proxy that encrypts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlapscope.cli.arguments import parse_folder, port
+from overlapscope.errors import OverlapScopeError
+
+if TYPE_CHECKING:
+    from dashboards.access import Access
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    parser.add_argument(
+        "traces",
+        type=parse_folder,
+        nargs="+",
+        help="a folder that 'overlapscope record -o' wrote or will write, or a folder of such folders; several of them",
+    )
+    prepare_server(parser)
+
+
+def prepare_server(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the server, which ``run`` needs beside the folders: address, authentication, metrics."""
+    parser.add_argument("--port", type=port, help="port to listen on (default: 5006, or the next free one)")
+    parser.add_argument("--address", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--no-browser", action="store_true", help="print the address and don't open a browser")
+    login = parser.add_mutually_exclusive_group()
+    login.add_argument("--token-file", type=Path, metavar="FILE", help="let in who knows the token in this file")
+    login.add_argument(
+        "--basic-auth", type=Path, metavar="FILE", help='let in users by password: JSON such as {"ada": "password"}'
+    )
+    login.add_argument(
+        "--oauth", metavar="PROVIDER", help="let in whom this provider knows, such as okta; see docs/serving.md"
+    )
+    parser.add_argument("--prefix", default="", help="what the path of every address begins with, as behind a proxy")
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name by which a proxy makes the server known; can be given several times",
+    )
+    parser.add_argument(
+        "--metrics", action="store_true", help="also answer scrapes of Prometheus, at /metrics; see docs/export.md"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C."""
+    from overlapscope.trace.small_files import find_rank_folders
+
+    for path in args.traces:
+        if path.exists() and not path.is_dir():
+            # A folder may still be filled, a file can't: reading it raises the reason.
+            find_rank_folders(path)
+
+    access = _build_access(args)
+    from dashboards.app import serve
+
+    serve(
+        args.traces,
+        address=args.address,
+        port=args.port,
+        access=access,
+        prefix=args.prefix,
+        show=not args.no_browser,
+        metrics=args.metrics,
+    )
+    return 0
+
+
+def _build_access(args: argparse.Namespace) -> Access:
+    """Build the access rules from the options; by default open on loopback, a generated token on other addresses."""
+    from dashboards.access import Access, generate_token, is_loopback, read_passwords, read_token
+
+    if args.oauth is not None:
+        for variable in ("PANEL_OAUTH_KEY", "PANEL_OAUTH_SECRET"):
+            if not os.environ.get(variable):
+                raise OverlapScopeError(f"--oauth {args.oauth} needs {variable} in the environment, from the provider")
+        return Access(oauth=args.oauth, hosts=args.allow_host)
+    if args.basic_auth is not None:
+        return Access(passwords=read_passwords(args.basic_auth), hosts=args.allow_host)
+    if args.token_file is not None:
+        return Access(token=read_token(args.token_file), hosts=args.allow_host)
+    is_open = is_loopback(args.address)
+    return Access(token=None if is_open else generate_token(), is_token_generated=not is_open, hosts=args.allow_host)

@@ -1,0 +1,40 @@
+"""Print which ranks make the others wait, why, in which steps, and what it costs.
+
+Every rank's own time in a step is compared with the median rank's: copies back, optimizer, data wait, forward,
+backward, garbage collection, and communication that ended later for it. A delay in every step, every k steps, from one
+step on, in a stretch of steps or just once is named with the statistic that shows it. Its cost is what it adds to the
+step time when nothing else is wrong, from a replay of the recording; its saving is what fixing it alone would gain.
+
+With --json the output is one JSON object; docs/json.md says what its keys mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from overlapscope.cli.arguments import RECORDING, add_steps_argument, parse_folder_or_url
+from overlapscope.cli.reading import add_workers_argument, read_analysis, report_problems
+from overlapscope.console import Progress
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    parser.add_argument("traces", type=parse_folder_or_url, help=RECORDING)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    add_steps_argument(parser)
+    add_workers_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings; return 1 if a part of the recording could not be read."""
+    from overlapscope.report import stragglers
+
+    with Progress() as progress:
+        analysis = read_analysis(args, progress, with_cycles=True)
+        progress.begin("looking for stragglers")
+        _ = analysis.summary, analysis.stragglers
+    if args.json:
+        print(stragglers.as_json(analysis))
+    else:
+        stragglers.print_text(analysis)
+    return report_problems(analysis.trace)

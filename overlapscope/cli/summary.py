@@ -1,0 +1,39 @@
+"""Print where the step time of a recording goes and how much communication is hidden.
+
+Shows the run, the account of a step (blocks that sum to the mean step time, and what the job waited for), the means of
+each rank, its first and last steps, and a one-sentence verdict. Steps that stand far out are kept apart. Problems with
+the files go to stderr, one per line; the exit code is 1 if any part of the recording is missing or unreadable.
+
+With --json the output is one JSON object, which docs/json.md describes. Times are nanoseconds, named *_ns; a ratio or
+an end of an interval that is unknown is null.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from overlapscope.cli.arguments import RECORDING, add_steps_argument, parse_folder_or_url
+from overlapscope.cli.reading import add_workers_argument, read_analysis, report_problems
+from overlapscope.console import Progress
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    parser.add_argument("traces", type=parse_folder_or_url, help=RECORDING)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead, with every step")
+    add_steps_argument(parser)
+    add_workers_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the summary; return 1 if a part of the recording could not be read."""
+    from overlapscope.report import summary as summary_report
+
+    with Progress() as progress:
+        analysis = read_analysis(args, progress, with_cycles=False)
+        summary = analysis.summary
+    if args.json:
+        print(summary_report.as_json(analysis.trace, summary))
+    else:
+        summary_report.print_text(analysis.trace, summary)
+    return report_problems(analysis.trace)

@@ -1,0 +1,321 @@
+"""Evidence from a recording, whether its ranks ended, were killed, or still run."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from overlapscope.diagnosis.collective_order import RecordedOrder, compare_orders, read_point_to_point_orders
+from overlapscope.diagnosis.evidence import (
+    Evidence,
+    GroupOrder,
+    Parameters,
+    RankEvidence,
+    RecordingGap,
+    ReportedVerdict,
+)
+from overlapscope.diagnosis.rank_models import compare_replicas
+from overlapscope.diagnosis.rank_state import RankFiles, read_process_state, read_rank
+from overlapscope.diagnosis.text import group_text, rank_list
+from overlapscope.trace import clocks
+from overlapscope.trace.collective_log_reader import CollectiveLogs, open_collective_logs
+from overlapscope.trace.event_log import Problem, is_closed
+from overlapscope.trace.live_files import read_final_pass, read_fingerprint_passes
+from overlapscope.trace.process_files import read_exits
+from overlapscope.trace.schema import EVENTS_FILE, MANIFEST_FILE, NO_BUCKET, PARAMETERS_FILE, SIGNATURES_FILE
+from overlapscope.trace.small_files import find_rank_folders, parse_expected_ranks, ranks_in_world, read_import_source
+
+# Missing or damaged parts of a recording: with any of them, a job can't be called healthy.
+
+_ENTERED_BY_ALL: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""Operations that complete on no rank before all have entered; a broadcast may complete on its root alone."""
+_TERMINAL_STATES: Final = ("ended", "failed", "gone")
+"""States of a process whose log will not grow: what is missing there is not about to be written."""
+_COPY: Final = "Copy the rank_* folders of all ranks into this folder, those of other hosts too, and diagnose again."
+_COPY_AGAIN: Final = "Copy the recording again from where it was made; if it is damaged there as well, record again."
+_LOOK_AGAIN: Final = "The job still runs: diagnose again in a moment, when what was being written is there."
+
+
+def find_gaps(
+    folders: Mapping[int, Path],
+    files: Mapping[int, RankFiles],
+    groups: Iterable[GroupOrder],
+    problems: Iterable[Problem],
+    *,
+    is_live: bool = False,
+) -> tuple[RecordingGap, ...]:
+    """Find the missing or damaged parts of a recording.
+
+    Args:
+        folders: folder of each rank.
+        files: contents of these folders.
+        groups: the order of collectives in each group.
+        problems: problems with any of the files.
+        is_live: True if the job runs.
+    """
+    gaps = []
+    advice = _LOOK_AGAIN if is_live else _COPY_AGAIN
+    if missing := sorted(_ranks_of_job(files.values()) - folders.keys()):
+        gaps.append(RecordingGap(f"{rank_list(missing)} left no folder here", _COPY))
+    damage = [str(problem) for problem in problems if problem.severity == "error"]
+    gaps += [RecordingGap(text, advice) for text in damage]
+    for group in groups:
+        gaps += [
+            RecordingGap(f"{lost} in {group_text(group)}", advice)
+            for rank, lost in _find_truncated_logs(group, files).items()
+            if not any(text.startswith(f"{folders[rank]}/") for text in damage)  # a damaged file that explains the loss
+        ]
+    return tuple(gaps)
+
+
+def make_no_collectives_gap(files: Iterable[RankFiles]) -> RecordingGap:
+    """Return the gap that nothing was compared because there are no collective logs."""
+    if source := next(filter(None, (read_import_source(one.run) for one in files)), None):
+        what = f"it was imported from {source}, whose traces don't hold what each rank launched and how it ended"
+        return RecordingGap(what, "Record a run: 'overlapscope record -o FOLDER -- torchrun ...' logs that.")
+    what = "no rank left a log of its collectives, so there is nothing to compare"
+    return RecordingGap(
+        what, "Record again: 'overlapscope record -o FOLDER -- torchrun ...' logs every collective of each rank."
+    )
+
+
+def has_no_launches(folders: Mapping[int, Path], files: Mapping[int, RankFiles], gaps: Iterable[RecordingGap]) -> bool:
+    """Return True if no logs mean that nothing was launched: nothing is missing, and no file indicates launches."""
+    traces = [folder / SIGNATURES_FILE for folder in folders.values()]
+    # The file list of a rank shows what is missing; without one, it may have trained and its logs be lost.
+    traces += [folder / EVENTS_FILE for folder in folders.values() if not (folder / MANIFEST_FILE).exists()]
+    if any(read_import_source(one.run) for one in files.values()):
+        return False
+    have_ended = all(one.evidence.liveness == "ended" for one in files.values())
+    return have_ended and not any(gaps) and not any(path.exists() and path.stat().st_size for path in traces)
+
+
+def _ranks_of_job(files: Iterable[RankFiles]) -> set[int]:
+    """Return the ranks that must exist according to the world size or rank list of any rank."""
+    worlds: set[object] = set()
+    lists: set[tuple[int, ...]] = set()
+    for one in files:
+        if one.waited_for_all and one.evidence.world_size is not None:
+            worlds.add(one.evidence.world_size)
+        else:
+            lists.add(parse_expected_ranks(one.run))
+    return set().union(*map(ranks_in_world, worlds), *lists)
+
+
+def _find_truncated_logs(group: GroupOrder, files: Mapping[int, RankFiles]) -> dict[int, str]:
+    """Find ranks whose log ends before collectives that others completed with them."""
+    done = [
+        entry.number
+        for window in group.windows.values()
+        for entry in window
+        if entry.state == "completed" and entry.signature.op in _ENTERED_BY_ALL
+    ]
+    latest = max(done, default=0)
+    lost = {}
+    for rank in group.ranks:
+        one = files.get(rank)
+        if one is None or one.evidence.liveness not in _TERMINAL_STATES or one.evidence.unrecorded_because is not None:
+            continue
+        its_newest = group.latest.get(rank, 0)
+        if its_newest < latest:
+            ends = f"ends with collective {its_newest}" if its_newest else "is missing"
+            lost[rank] = f"the log of rank {rank} {ends}, and others completed collective {latest} with it"
+    return lost
+
+
+# Repair of recorded model descriptions that contradict the buckets reduced: older files have no checksums.
+
+
+def repair_models(
+    ranks: Mapping[int, RankEvidence], folders: Mapping[int, Path], source: RecordedOrder, problems: list[Problem]
+) -> dict[int, RankEvidence]:
+    """Replace a rank's parameters by the majority's where they differ although both reduced the same buckets.
+
+    The hash of a bucket plan covers names, shapes, dtypes and order of all trained parameters, but neither frozen
+    parameters nor the class. A line with a checksum is always believed.
+
+    Args:
+        folders: folder of each rank.
+        source: the collectives that ranks launched.
+        problems: receives the contradictions found.
+    """
+    majority: dict[int, Parameters] = {}
+    for number in sorted({model.model for one in ranks.values() for model in one.models}):
+        counts = Counter(model.parameters for one in ranks.values() for model in one.models if model.model == number)
+        majority[number], most = counts.most_common(1)[0]
+        if most == counts.total():
+            del majority[number]  # identical on all ranks
+    found = dict(ranks)
+    for rank, one in ranks.items():
+        for index, model in enumerate(one.models):
+            same = majority.get(model.model, model.parameters)
+            if same == model.parameters or model.has_checksum:
+                continue
+            plans = _plan_hashes(source, rank, model.model)
+            if any(
+                _has_parameters(other, model.model, same) and plans & _plan_hashes(source, r, model.model)
+                for r, other in ranks.items()
+            ):
+                models = found[rank].models
+                corrected = (*models[:index], replace(model, parameters=same), *models[index + 1 :])
+                found[rank] = replace(found[rank], models=corrected)
+                path = folders[rank] / PARAMETERS_FILE
+                text = f"{path}: model {model.model} differs from other ranks', but they reduced the same buckets"
+                problems.append(Problem("error", f"{text}; this file or theirs is damaged"))
+    return found
+
+
+def _has_parameters(one: RankEvidence, model: int, parameters: Parameters) -> bool:
+    return any(other.model == model and other.parameters == parameters for other in one.models)
+
+
+def _plan_hashes(source: RecordedOrder, rank: int, model: int) -> set[str]:
+    """Return the hashes of the bucket plans with which a rank reduced a model."""
+    signatures = source.signatures(rank).values()
+    return {one.plan_hash for one in signatures if one.bucket != NO_BUCKET and one.model == model and one.plan_hash}
+
+
+Progress = Callable[[int, int], None]
+"""Called with (number of ranks read so far, number of ranks)."""
+
+_MAX_SLEEP_NS: Final = 1_500_000_000
+"""Maximum time between two signs of life of a watchdog, on a busy host."""
+_POSITION_REPORTS: Final = ("slow", "stuck", "waits for data", "stopped", "holds the GIL", "killed")
+"""Kinds of reports whose call sites say where a rank is."""
+
+
+def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidence, list[Problem]]:
+    """Read the evidence that the ranks of a recording left.
+
+    Raises:
+        OverlapScopeError: there is no recording.
+    """
+    folders = find_rank_folders(path)
+    states = {rank: read_process_state(folder) for rank, folder in folders.items()}
+    logs = open_collective_logs(folders)
+    source = RecordedOrder(logs)
+    exits = read_exits(path, logs.problems)
+    files: dict[int, RankFiles] = {}
+    closed = _closed_logs(logs)
+    for done, (rank, folder) in enumerate(folders.items()):
+        if progress:
+            progress(done, len(folders))
+        latest = source.newest_of(rank)
+        files[rank] = read_rank(rank, folder, latest, is_closed=closed[rank], state_before=states[rank], exits=exits)
+    if progress:
+        progress(len(folders), len(folders))
+    reports = tuple(report for one in files.values() for report in one.reports)
+    orders, point_to_point_orders = compare_orders(source), read_point_to_point_orders(source)
+    ranks = _add_reported_call_sites(_add_silence(files), reports)
+    ranks = repair_models(ranks, folders, source, logs.problems)
+    problems = [*logs.problems, *(problem for one in files.values() for problem in one.problems)]
+    for one in files.values():  # last, because it does not report files for which another problem was reported
+        one.seal.report(problems)
+    # An open log, because its process was killed or still runs, is a matter for the verdict.
+    problems = list(dict.fromkeys(problem for problem in problems if problem.severity == "error"))
+    is_live = any(one.evidence.liveness in ("running", "sleeping", "stopped") for one in files.values())
+    gaps = find_gaps(folders, files, orders, problems, is_live=is_live)
+    if not (orders or point_to_point_orders or is_live or has_no_launches(folders, files, gaps)):
+        gaps = (*gaps, make_no_collectives_gap(files.values()))
+    command = next((each for each in exits if each.is_command), None)
+    job_signaled_ns = (
+        command.signaled_at_ns if command and {command.boot_id} == {one.boot for one in files.values()} else None
+    )
+    if command is not None and command.status and job_signaled_ns is not None:
+        ranks = {rank: _mark_signaled(one, files[rank].alive_ns, job_signaled_ns) for rank, one in ranks.items()}
+    evidence = Evidence(
+        expected_ranks=_expected_ranks(files),
+        ranks=ranks,
+        groups=orders,
+        point_to_point_orders=point_to_point_orders,
+        replicas=compare_replicas(
+            ranks,
+            lambda rank, replica: read_fingerprint_passes(folders[rank], replica.model, len(replica.tensors)),
+            lambda rank, replica: read_final_pass(folders[rank], replica.model, len(replica.tensors)),
+        ),
+        is_live=is_live,
+        reports=reports,
+        gaps=gaps,
+        job_status=None if command is None else command.status,
+        job_signaled_ns=job_signaled_ns,
+        job_signal=None if command is None else command.signal_received,
+    )
+    return evidence, problems
+
+
+def _mark_signaled(one: RankEvidence, alive_ns: int | None, signaled_at_ns: int) -> RankEvidence:
+    """Mark a rank as signaled if it ended after the whole job was signaled, or was alive until then.
+
+    Args:
+        alive_ns: when its watchdog was last awake.
+    """
+    has_ended_since = one.liveness == "ended" and one.ended_ns is not None and one.ended_ns >= signaled_at_ns
+    is_gone_since = (
+        one.liveness == "gone"
+        and one.exit_status is None
+        and alive_ns is not None
+        and alive_ns >= signaled_at_ns - _MAX_SLEEP_NS
+    )
+    failed_ns = one.failure.time_ns if one.failure is not None else one.ended_ns
+    if (
+        one.liveness == "failed"
+        and one.signaled_at_ns is None
+        and failed_ns is not None
+        and failed_ns >= signaled_at_ns
+    ):
+        return replace(one, signaled_at_ns=signaled_at_ns)
+    return replace(one, liveness="gone", signaled_at_ns=signaled_at_ns) if has_ended_since or is_gone_since else one
+
+
+def _closed_logs(logs: CollectiveLogs) -> dict[int, bool]:
+    """Return for each rank whether it has logs and all of them were closed, as at the end of a process."""
+    states: dict[int, list[bool]] = {rank: [] for rank in logs.folders}
+    for group in logs.groups.values():
+        for rank, file in group.files.items():
+            states[rank].append(file.header.closed)
+    for rank, folder in logs.folders.items():
+        if (folder / EVENTS_FILE).exists():
+            states[rank].append(is_closed(folder / EVENTS_FILE))
+    return {rank: bool(closed) and all(closed) for rank, closed in states.items()}
+
+
+def _expected_ranks(files: dict[int, RankFiles]) -> tuple[int, ...]:
+    """Return the ranks of the world size that was passed to most ranks."""
+    world_sizes = Counter(ranks for one in files.values() if (ranks := parse_expected_ranks(one.run)))
+    return world_sizes.most_common(1)[0][0] if world_sizes else tuple(files)
+
+
+def _add_silence(files: dict[int, RankFiles]) -> dict[int, RankEvidence]:
+    """Add how long each watchdog has been silent: until now, or until the last sign of life from its host."""
+    here, now_ns = clocks.get_boot_id(), time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    last_ns: dict[str | None, int] = {}
+    for one in files.values():
+        heard_ns = one.alive_ns or 0
+        if one.boot is not None and one.boot == here and one.evidence.liveness in ("running", "sleeping", "stopped"):
+            heard_ns = now_ns
+        last_ns[one.boot] = max(last_ns.get(one.boot, 0), heard_ns)
+    return {
+        rank: one.evidence
+        if one.alive_ns is None or one.boot is None
+        else replace(one.evidence, silent_for_ns=max(0, last_ns[one.boot] - one.alive_ns))
+        for rank, one in files.items()
+    }
+
+
+def _add_reported_call_sites(
+    ranks: dict[int, RankEvidence], reports: tuple[ReportedVerdict, ...]
+) -> dict[int, RankEvidence]:
+    """Add to the positions of ranks the lines that watchdogs observed there, which the files of a rank don't hold."""
+    found = dict(ranks)
+    for report in sorted(reports, key=lambda report: report.time_ns):
+        for rank in (*report.blamed, *report.suspected):
+            one, site = found.get(rank), report.call_sites.get(rank)
+            if one is None or site is None or report.kind not in _POSITION_REPORTS or one.position is None:
+                continue
+            if one.position.call_site is None and one.position.since_ns <= report.time_ns:
+                found[rank] = replace(one, position=replace(one.position, call_site=site))
+    return found

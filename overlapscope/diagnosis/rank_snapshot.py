@@ -1,0 +1,98 @@
+"""Snapshot of one rank for a diagnosis, made by its watchdog or from the files that it left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from overlapscope.diagnosis.collective_order import WINDOW_MARGIN
+from overlapscope.diagnosis.evidence import CallSite, RankEvidence
+from overlapscope.trace.collective_log import CollectiveLogHeader, ReadableLog, oldest_incomplete
+from overlapscope.trace.schema import Signature
+
+_MAX_ENTRIES: Final = 12
+_MAX_MESSAGES: Final = 64
+"""Enough for a round in which every rank sends to every other, for example."""
+
+
+class CollectiveLog(ReadableLog, Protocol):
+    """A collective log: one that is being written, or a file."""
+
+    @property
+    def header(self) -> CollectiveLogHeader:
+        """Return the header, which says which group the log belongs to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogExcerpt:
+    """An excerpt of one collective log."""
+
+    name: str
+    ranks: tuple[int, ...]
+    is_point_to_point: bool
+    description: str
+    backend: str
+    latest: int
+    """Number of the latest entry of the log, whether or not it is among ``rows``."""
+    rows: tuple[tuple[int, ...], ...]
+    """Entries in order, fields as in ``group_log.ENTRY_FIELDS``."""
+    oldest_incomplete: tuple[tuple[int, ...], ...] = ()
+    """The first entry of the trailing run of incomplete ones, if there is any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSnapshot:
+    """A snapshot of a rank: its evidence, log excerpts, and the signatures and call sites that these refer to."""
+
+    evidence: RankEvidence
+    logs: tuple[LogExcerpt, ...] = ()
+    signatures: dict[int, Signature] = field(default_factory=dict)
+    call_sites: dict[int, CallSite] = field(default_factory=dict)
+    listening: tuple[str, ...] = ()
+    """Endpoints at which the process accepts connections, in case the job has to be stopped."""
+
+
+def make_snapshot(
+    evidence: RankEvidence,
+    logs: Iterable[CollectiveLog],
+    *,
+    signature_of: Callable[[int], Signature | None],
+    call_site_of: Callable[[int], CallSite | None],
+    differences: Mapping[str, int],
+    listening: Iterable[str] = (),
+) -> RankSnapshot:
+    """Assemble the snapshot of a rank.
+
+    Args:
+        logs: the logs of all groups of the rank.
+        signature_of: looks up a signature by number.
+        call_site_of: looks up a call site by number.
+        differences: by group, the number around which entries are wanted; the latest entries of all other groups.
+    """
+    excerpts = tuple(_excerpt(log, differences) for log in logs)
+    rows = [row for one in excerpts for row in (*one.rows, *one.oldest_incomplete)]
+    return RankSnapshot(
+        evidence=evidence,
+        logs=excerpts,
+        signatures={n: known for n in sorted({row[1] for row in rows}) if (known := signature_of(n)) is not None},
+        call_sites={n: site for n in sorted({row[2] for row in rows}) if (site := call_site_of(n)) is not None},
+        listening=tuple(listening),
+    )
+
+
+def _excerpt(log: CollectiveLog, differences: Mapping[str, int]) -> LogExcerpt:
+    header, latest = log.header, log.latest
+    first, last = latest - (_MAX_MESSAGES if header.point_to_point else _MAX_ENTRIES) + 1, latest
+    if header.name in differences and not header.point_to_point:
+        first, last = differences[header.name] - WINDOW_MARGIN, differences[header.name] + WINDOW_MARGIN
+    return LogExcerpt(
+        name=header.name,
+        ranks=header.ranks,
+        is_point_to_point=header.point_to_point,
+        description=header.description,
+        backend=header.backend,
+        latest=latest,
+        rows=tuple(log.read(max(1, first), last).tolist()),
+        oldest_incomplete=tuple(oldest_incomplete(log).tolist()),
+    )

@@ -1,0 +1,531 @@
+"""Comparison of the replicas of a model on all ranks, and since when they differ: one rule, live and for files.
+
+Ranks are compared at the moments (numbers of reductions) at which both have taken the fingerprint of the same tensor.
+A difference there is a fact: until parameters are made equal again, a tensor differs from the moment after which it was
+last equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.trace.event_log import Problem
+from overlapscope.trace.live_files import FingerprintPasses, fingerprint_pass_dtype, fingerprint_residue
+from overlapscope.trace.schema import HYPERPARAMETERS_FILE
+from overlapscope.trace.small_files import read_json
+
+# Comparison of the replicas of a model at the end of the recordings, after the last update and what follows it.
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndComparison:
+    """The parameters of ranks whose recordings ended after the same number of reductions."""
+
+    differing: tuple[str, ...]
+    """Names of the parameters that differ; empty if all are equal."""
+    is_all_trained: bool = False
+    """True if all trained parameters differ, as when one rank has loaded a checkpoint since."""
+    equal_step: int | None = None
+    """Step that began when all that differ were last equal; None if that was not observed for all."""
+    sides: tuple[tuple[int, ...], ...]
+    """Ranks with equal values of the first parameter that differs, largest side first; one side if all are equal."""
+
+
+def at_end(
+    tensors: Sequence[tuple[str, str]], last: Mapping[int, FingerprintPasses], equal_steps: npt.NDArray[np.int64]
+) -> EndComparison | None:
+    """Compare the values of ranks at their end; None if unknown for any, or if they ended after different steps.
+
+    Args:
+        tensors: name and kind of each.
+        last: fingerprint pass of each rank at its end, one or none.
+        equal_steps: from ``last_equal_steps``.
+    """
+    if any(not len(one) for one in last.values()) or len({int(one["first"][0]) for one in last.values()}) > 1:
+        return None
+    values = np.stack([one["values"][0] for one in last.values()])
+    kinds = np.array([kind for _, kind in tensors])
+    compared = (kinds != "buffer") & (values != 0).all(axis=0)
+    if not compared.any():
+        return None
+    differing = np.flatnonzero(compared & (values != values[0]).any(axis=0))
+    trained = np.flatnonzero(compared & (kinds == "trained"))
+    equal_step = int(equal_steps[differing].min(initial=np.iinfo(np.int64).max))
+    column = values[:, differing[0]] if len(differing) else np.zeros(len(values))
+    sides = [tuple(rank for rank, one in zip(last, column, strict=True) if one == value) for value in set(column)]
+    return EndComparison(
+        differing=tuple(tensors[index][0] for index in differing.tolist()),
+        sides=tuple(sorted(sides, key=lambda side: (-len(side), side))),
+        is_all_trained=len(differing) > 0 and set(trained) <= set(differing),
+        equal_step=equal_step if len(differing) and equal_step >= 0 else None,
+    )
+
+
+def last_equal_steps(
+    reference: FingerprintPasses, compared: npt.NDArray[np.bool_], moments: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return the step that began when each tensor was last compared; -1 if it never was."""
+    if not len(moments):
+        return np.full(moments.shape[1], -1)
+    latest = np.where(compared, moments, -1).argmax(axis=0)
+    steps = reference["steps"][latest, np.arange(moments.shape[1])].astype(np.int64)
+    return np.where(compared.any(axis=0), steps, -1)
+
+
+# Hyperparameters of optimizers (learning rate, momentum ...) on each rank, and since when they differ.
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperparameterChange:
+    """The values of an optimizer from some update on."""
+
+    update: int
+    """Number of the update of this optimizer, from 0."""
+    step: int
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerHyperparameters:
+    """The hyperparameters of one optimizer of one rank."""
+
+    key: str
+    """Identity of the optimizer: the same on all ranks where it updates the same parameters in the same way."""
+    class_name: str
+    names: tuple[str, ...]
+    """Names of the values."""
+    changes: tuple[HyperparameterChange, ...]
+    """Changes in order; older ones may be missing."""
+    updates: int
+    """Number of updates so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperparameterDifference:
+    """A hyperparameter that differs between ranks."""
+
+    class_name: str
+    name: str
+    values: tuple[tuple[float, tuple[int, ...]], ...]
+    """Values with the ranks that have them, the value of most ranks first."""
+    step: int
+    is_since_then: bool
+    """True if the value was the same in the previous update, or there was none."""
+
+
+def read_hyperparameters(folder: Path, problems: list[Problem]) -> tuple[OptimizerHyperparameters, ...]:
+    """Read the hyperparameters that a rank recorded."""
+    path = folder / HYPERPARAMETERS_FILE
+    if not path.exists():
+        return ()
+    try:
+        return tuple(
+            OptimizerHyperparameters(
+                key=str(one["key"]),
+                class_name=str(one["class"]),
+                names=tuple(map(str, one["names"])),
+                changes=tuple(
+                    HyperparameterChange(update=int(update), step=int(step), values=tuple(map(float, values)))
+                    for update, step, values in one["changes"]
+                ),
+                updates=int(one["updates"]),
+            )
+            for one in read_json(path, problems).get("optimizers", ())
+        )
+    except (KeyError, TypeError, ValueError):
+        problems.append(Problem("error", f"{path}: damaged; the settings of optimizers are not known"))
+        return ()
+
+
+def compare_hyperparameters(
+    optimizers: Mapping[int, Sequence[OptimizerHyperparameters]],
+) -> tuple[bool, tuple[HyperparameterDifference, ...]]:
+    """Compare the optimizers that all ranks have in common.
+
+    Args:
+        optimizers: optimizers of each rank.
+
+    Returns:
+        Whether anything was compared; and the first hyperparameter known to differ of each optimizer.
+    """
+    by_rank = {rank: {one.key: one for one in known} for rank, known in optimizers.items()}
+    common = set.intersection(*map(set, by_rank.values())) if len(by_rank) > 1 else set()
+    found = [
+        _first_hyperparameter_difference({rank: known[key] for rank, known in by_rank.items()})
+        for key in sorted(common)
+    ]
+    return bool(common), tuple(one for one in found if one is not None)
+
+
+def _first_hyperparameter_difference(
+    optimizers: Mapping[int, OptimizerHyperparameters],
+) -> HyperparameterDifference | None:
+    known_from = max(one.changes[0].update for one in optimizers.values() if one.changes)
+    known_to = min(one.updates for one in optimizers.values())
+    moments = {change.update for one in optimizers.values() for change in one.changes}
+    for update in sorted({known_from, *moments}):
+        if not known_from <= update < known_to:
+            continue
+        now = {rank: _change_at(one, update) for rank, one in optimizers.items()}
+        names = next(iter(optimizers.values())).names
+        for index, name in enumerate(names):
+            sides: dict[float, list[int]] = {}
+            for rank, change in now.items():
+                sides.setdefault(change.values[index], []).append(rank)
+            if len(sides) > 1:
+                ordered = sorted(sides.items(), key=lambda side: (-len(side[1]), side[1]))
+                return HyperparameterDifference(
+                    class_name=next(iter(optimizers.values())).class_name,
+                    name=name,
+                    values=tuple((value, tuple(ranks)) for value, ranks in ordered),
+                    step=max(change.step for change in now.values()),
+                    is_since_then=update == 0 or update > known_from,
+                )
+    return None
+
+
+def _change_at(one: OptimizerHyperparameters, update: int) -> HyperparameterChange:
+    return [change for change in one.changes if change.update <= update][-1]
+
+
+TensorKind = Literal["trained", "frozen", "buffer"]
+
+_NEVER: Final = np.iinfo(np.int64).max
+_MAX_FINGERPRINTS: Final = 4096
+"""Maximum number of fingerprints in a snapshot."""
+_MIN_PASSES: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassSummary:
+    """A summary of a fingerprint pass."""
+
+    first: int
+    period: int
+    count: int
+    """Number of parameters whose fingerprints were taken."""
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """One model on one rank."""
+
+    model: int
+    """Number of the model within the process."""
+    key: str
+    """Identity of the model: the same on all ranks that have replicas of it."""
+    class_name: str
+    ranks: tuple[int, ...]
+    tensors: tuple[tuple[str, str], ...]
+    """Name and ``TensorKind`` of each tensor."""
+    left_out: tuple[tuple[str, str], ...] = ()
+    """Name of each tensor that can't be compared, and the reason."""
+    processor: str = ""
+    """Description of the processor: updates round alike where it is the same."""
+    comm_hook: str | None = None
+    """Communication hook that reduces its gradients instead of an all-reduce."""
+    init_sync: bool = True
+    """True if DDP made the replicas equal at construction."""
+    buckets: dict[str, int] = field(default_factory=dict)
+    """Buckets of parameters, by name."""
+    sweeps: tuple[tuple[int, ...], ...] = ()
+    """Period, first, steps and values of each fingerprint pass; only in a snapshot."""
+
+    def table(self) -> FingerprintPasses:
+        """Return the fingerprint passes of a snapshot as a table."""
+        table = np.zeros(len(self.sweeps), fingerprint_pass_dtype(len(self.tensors)))
+        count = len(self.tensors)
+        for row, (period, first, *rest) in zip(table, self.sweeps, strict=True):
+            row["period"], row["first"], row["steps"], row["values"] = period, first, rest[:count], rest[count:]
+        return table
+
+
+TableOf = Callable[[int], FingerprintPasses]
+"""Function that returns the fingerprint passes of a rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaDifference:
+    """Tensors that are not the same on all ranks."""
+
+    names: tuple[str, ...]
+    kind: TensorKind
+    sides: tuple[tuple[int, ...], ...] = ()
+    """Ranks with equal values, the largest side first, at the first moment at which all of them can be compared."""
+    equal_at: int | None
+    """Number of reductions at which they were last equal; None if they never were."""
+    equal_step: int | None
+    """Step that began at that moment."""
+    differs_at: int
+    """First number of reductions at which one is known to differ."""
+    differs_step: int
+    """Step that began at that moment."""
+    is_at_once: bool
+    """True if all of them may have begun to differ at the same moment."""
+    was_made_equal: bool = False
+    """True if they had differed before, and were equal in between."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedReplicas:
+    """The comparison of the replicas of one model."""
+
+    model: int
+    class_name: str
+    ranks: tuple[int, ...]
+    """Ranks that were compared."""
+    tensors: int
+    """Number of parameters that were compared."""
+    moments: int
+    """Number of moments (numbers of reductions) at which they were compared."""
+    latest_step: int | None
+    """Step that began at the latest of them; None if nothing was compared."""
+    difference: ReplicaDifference | None = None
+    """Parameters that differ at the latest comparison."""
+    buffers: ReplicaDifference | None = None
+    """Buffers that differ at the latest comparison."""
+    was_different: tuple[int, int] | None = None
+    """First and last step at which parameters differed that are equal again."""
+    buckets: dict[str, int] = field(default_factory=dict)
+    left_out: tuple[tuple[str, str], ...] = ()
+    processors: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Ranks by processor."""
+    comm_hook: str | None = None
+    init_sync: bool = True
+    at_end: EndComparison | None = None
+    """Comparison at the end of the recordings; None if not possible."""
+
+
+def summarize_latest_pass(
+    latest: FingerprintPasses, numbers: Sequence[int], is_parameter: Sequence[bool]
+) -> PassSummary | None:
+    """Return the summary of a rank's latest fingerprint pass; None if there is none.
+
+    Args:
+        newest: the latest pass, or none.
+        numbers: numbers of the tensors, from ``fingerprint_residue``.
+        is_parameter: True for each parameter; buffers may differ.
+    """
+    if not len(latest):
+        return None
+    first, period = int(latest[-1]["first"]), int(latest[-1]["period"])
+    return summarize_pass(latest, numbers, is_parameter, first, period)
+
+
+def summarize_pass(
+    table: FingerprintPasses, numbers: Sequence[int], is_parameter: Sequence[bool], first: int, period: int
+) -> PassSummary | None:
+    """Return a rank's values at the moments of a pass that it, or another rank, has taken; None if it has none."""
+    moments = _moments(np.array([first]), np.array([period]), np.array(numbers))
+    values = np.where(is_parameter, _values_at(table, moments, np.array(numbers))[0], 0)
+    count = int(np.count_nonzero(values))
+    if not count:
+        return None
+    digest = hashlib.blake2b(values.astype("<i8").tobytes(), digest_size=8).hexdigest()
+    return PassSummary(first=first, period=period, count=count, digest=digest)
+
+
+def replica_for_snapshot(replica: Replica, table: FingerprintPasses) -> Replica:
+    """Return a replica for a snapshot: with its latest fingerprint passes, and a selection of earlier ones."""
+    most = max(_MIN_PASSES, _MAX_FINGERPRINTS // max(1, len(replica.tensors)))
+    indices = np.arange(len(table))[::-1]
+    near = indices[: most // 2]
+    far = indices[most // 2 :]
+    if len(far) > most - len(near):
+        far = far[np.unique(np.geomspace(1, len(far), most - len(near)).astype(int) - 1)]
+    chosen = table[np.sort(np.concatenate([near, far]))]
+    rows = tuple(
+        (int(sweep["period"]), int(sweep["first"]), *sweep["steps"].tolist(), *sweep["values"].tolist())
+        for sweep in chosen
+    )
+    return replace(replica, sweeps=rows)
+
+
+def compare_model_replicas(
+    replicas: Mapping[int, Replica], table_of: TableOf, last_of: TableOf | None = None
+) -> ComparedReplicas | None:
+    """Compare the replicas of one model.
+
+    Args:
+        replicas: replica of each rank, all with the same key.
+        table_of: returns the fingerprint passes of a rank; called as often as they are needed.
+        last_of: returns the pass of a rank at its end, one or none; None while ranks run.
+
+    Returns:
+        None if there is only one replica.
+    """
+    ranks = tuple(sorted(replicas))
+    if len(ranks) < 2:
+        return None
+    first = replicas[ranks[0]]
+    numbers = np.array([fingerprint_residue(name) for name, _ in first.tensors])
+    reference = table_of(ranks[0])
+    moments = _moments(reference["first"], reference["period"], numbers)
+    values = reference["values"]
+    compared = values != 0
+    pairs = []
+    for rank in ranks[1:]:
+        pair = _Pair.of(moments, values, _values_at(table_of(rank), moments, numbers))
+        compared &= pair.is_common
+        if pair.differs.any():
+            pairs.append(pair)
+    kinds = np.array([kind for _, kind in first.tensors])
+    is_parameter = kinds != "buffer"
+    at = np.unique(moments[compared & is_parameter])
+    latest = compared & is_parameter & (moments == (at[-1] if len(at) else -1))
+
+    def found(of: npt.NDArray[np.bool_]) -> ReplicaDifference | None:
+        where = _locate_difference(first, reference, pairs, moments, of)
+        if where is None:
+            return None
+        difference, tensor = where
+        indices = np.flatnonzero(compared[:, tensor] & (moments[:, tensor] >= difference.differs_at))
+        if not len(indices):  # ranks took its fingerprint at different times
+            indices = np.flatnonzero(moments[:, tensor] == difference.differs_at)
+        sides: dict[int, list[int]] = {}
+        for rank in ranks:
+            value = int(_values_at(table_of(rank), moments[indices[:1]], numbers)[0, tensor])
+            if value:
+                sides.setdefault(value, []).append(rank)
+        ordered = sorted(map(tuple, sides.values()), key=lambda side: (-len(side), side))
+        return replace(difference, sides=tuple(ordered))
+
+    trained = found(kinds == "trained")
+    frozen = found(kinds == "frozen") if trained is None else None
+    return ComparedReplicas(
+        model=first.model,
+        class_name=first.class_name,
+        ranks=ranks,
+        tensors=int((compared & is_parameter).any(axis=0).sum()),
+        moments=len(at),
+        latest_step=int(reference["steps"][latest][0]) if latest.any() else None,
+        difference=trained or frozen,
+        buffers=found(kinds == "buffer"),
+        was_different=None if trained or frozen else _find_repaired_steps(reference, pairs, is_parameter),
+        buckets=first.buckets,
+        left_out=first.left_out,
+        processors=_by_processor(replicas),
+        comm_hook=next((one.comm_hook for one in replicas.values() if one.comm_hook), None),
+        init_sync=all(one.init_sync for one in replicas.values()),
+        at_end=None
+        if last_of is None
+        else at_end(
+            first.tensors, {rank: last_of(rank) for rank in ranks}, last_equal_steps(reference, compared, moments)
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The comparison of another rank with the reference rank, by tensor."""
+
+    is_common: npt.NDArray[np.bool_]
+    """True where both have a fingerprint, by pass and tensor."""
+    differs: npt.NDArray[np.bool_]
+    """True where the fingerprints differ, by pass and tensor."""
+    differs_at_end: npt.NDArray[np.bool_]
+    """True where the latest fingerprints differ, by tensor."""
+
+    @classmethod
+    def of(cls, moments: npt.NDArray[np.int64], a: npt.NDArray[Any], b: npt.NDArray[Any]) -> _Pair:
+        is_common = (a != 0) & (b != 0)
+        differs = is_common & (a != b)
+        latest = np.where(is_common, moments, -1).argmax(axis=0) if len(moments) else np.zeros(moments.shape[1], int)
+        indices = np.arange(moments.shape[1])
+        return cls(is_common, differs, differs[latest, indices] if len(moments) else np.zeros(moments.shape[1], bool))
+
+
+def _locate_difference(
+    replica: Replica,
+    reference: FingerprintPasses,
+    pairs: Sequence[_Pair],
+    moments: npt.NDArray[np.int64],
+    of: npt.NDArray[np.bool_],
+) -> tuple[ReplicaDifference, int] | None:
+    """Return how and since when some tensors differ, without the sides, and the index of the first that does."""
+    begin = np.full(moments.shape[1], _NEVER)
+    equal = np.full(moments.shape[1], -1)
+    was_made_equal = False
+    for pair in pairs:
+        equal_at = np.where(pair.is_common & ~pair.differs, moments, -1).max(axis=0, initial=-1)
+        since = np.where(pair.differs & (moments > equal_at), moments, _NEVER).min(axis=0, initial=_NEVER)
+        since = np.where(of & pair.differs_at_end, since, _NEVER)
+        was_made_equal |= bool((of & pair.differs_at_end & (pair.differs & (moments < equal_at)).any(axis=0)).any())
+        equal = np.where(since < begin, equal_at, equal)
+        begin = np.minimum(begin, since)
+    differing = np.flatnonzero(begin < _NEVER)
+    if not len(differing):
+        return None
+    earliest = int(begin.min())
+    at_once = bool((equal[differing] < earliest).all())
+    one = int(differing[np.lexsort((-equal[differing], begin[differing]))[0]])
+    last = int(differing[equal[differing].argmax()]) if at_once else one
+    equal_at = int(equal[last])
+    difference = ReplicaDifference(
+        names=tuple(replica.tensors[index][0] for index in differing),
+        kind=replica.tensors[one][1],  # type: ignore[arg-type] # one of them
+        equal_at=None if equal_at < 0 else equal_at,
+        equal_step=None if equal_at < 0 else _step_of(reference, moments, equal_at, last),
+        differs_at=earliest,
+        differs_step=_step_of(reference, moments, earliest, one),
+        is_at_once=at_once,
+        was_made_equal=was_made_equal,
+    )
+    return difference, one
+
+
+def _step_of(reference: FingerprintPasses, moments: npt.NDArray[np.int64], moment: int, tensor: int) -> int:
+    """Return the step that began when a tensor's fingerprint was taken."""
+    return int(reference["steps"][np.flatnonzero(moments[:, tensor] == moment)[-1], tensor])
+
+
+def _find_repaired_steps(
+    reference: FingerprintPasses, pairs: Sequence[_Pair], of: npt.NDArray[np.bool_]
+) -> tuple[int, int] | None:
+    """Return the first and the last step at which parameters differed."""
+    steps = [reference["steps"][pair.differs & of] for pair in pairs]
+    found = np.concatenate(steps) if steps else np.empty(0, np.int64)
+    return (int(found.min()), int(found.max())) if len(found) else None
+
+
+def _by_processor(replicas: Mapping[int, Replica]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, list[int]] = {}
+    for rank, one in sorted(replicas.items()):
+        found.setdefault(one.processor, []).append(rank)
+    return {name: tuple(ranks) for name, ranks in found.items()}
+
+
+def _moments(
+    first: npt.NDArray[np.int64], period: npt.NDArray[Any], numbers: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return the moments at which each tensor is taken in some passes, by pass and tensor.
+
+    A pass that begins at reduction ``first`` takes tensor ``number`` at the first reduction from there on that equals
+    ``number`` modulo ``period``. Example: first 10, period 4, numbers 0, 1, 2 and 3 give 12, 13, 10 and 11.
+    """
+    first, period = first.astype(np.int64)[:, None], period.astype(np.int64)[:, None]
+    return first + (numbers - first) % period
+
+
+def _values_at(
+    table: FingerprintPasses, moments: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return the fingerprints taken at some moments, 0 where there is none: by pass and tensor, like ``moments``.
+
+    Example: of passes that begin at 10 and 14 with period 4, moment 13 is in the first (10 to 13), at which a tensor of
+    number 1 is taken, since (13 - 1) % 4 == 0; moment 18 is in neither (14 to 17).
+    """
+    if not len(table):
+        return np.zeros(moments.shape, dtype=np.int64)
+    pass_index = np.searchsorted(table["first"], moments, side="right") - 1
+    first, period = table["first"][pass_index], table["period"][pass_index].astype(np.int64)
+    is_there = (pass_index >= 0) & (moments < first + period) & ((moments - numbers) % period == 0)
+    return np.where(is_there, table["values"][pass_index, np.arange(moments.shape[1])], 0)

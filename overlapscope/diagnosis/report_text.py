@@ -1,0 +1,193 @@
+"""Text reports of a verdict and its evidence, for the stderr of a training and for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from overlapscope.diagnosis.evidence import UNKNOWN_STEP, CallSite, Entry, Evidence, GroupOrder, RankEvidence
+from overlapscope.diagnosis.text import (
+    at_line,
+    collective_text,
+    format_device_progress,
+    format_position,
+    format_recorded_until,
+    group_into_ranges,
+    group_text,
+)
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.trace.schema import NO_BUCKET
+
+_MAX_SINGLE_RANKS: Final = 8
+_MAX_LINES: Final = 24
+_MAX_PARAMETERS: Final = 12
+_MAX_SIDES: Final = 4
+_MAX_CELL_WIDTH: Final = 62
+_NEVER_LAUNCHED: Final = "never launched"
+_NOT_YET_LAUNCHED: Final = "not launched yet"
+_NOT_SHOWN: Final = "..."
+"""The entry is not among those that were read, or its signature is lost."""
+_NOTHING: Final = (_NEVER_LAUNCHED, _NOT_YET_LAUNCHED, _NOT_SHOWN)
+_PATH_PARTS: Final = 2
+_MARKS: Final = {"announced": "not launched", "launched": "not completed", "failed": "failed", "completed": ""}
+
+
+def format_report(verdict: Verdict, evidence: Evidence) -> str:
+    """Format the report: what happened, then the position of each rank, what differs, and what to try.
+
+    A healthy job gets one line.
+    """
+    if verdict.kind == "healthy":
+        return "\n".join([verdict.sentence, *verdict.evidence])
+    parts = [[verdict.sentence]]
+    if verdict.alternative:
+        parts[0].append(f"This is likely, not certain: {verdict.alternative}.")
+    if evidence.ranks:
+        parts.append(["Where the ranks stand:", *_position_lines(evidence)])
+    if verdict.windows:
+        parts.append(_sequences(verdict, evidence))
+    if unready := _unready(verdict, evidence):
+        parts.append(unready)
+    for title, sentences in (
+        ("Evidence:", verdict.evidence),
+        ("Also found, probably consequences:", verdict.also),
+        ("What to try:", verdict.advice),
+    ):
+        if sentences:
+            parts.append([title, *(f"  - {sentence}" for sentence in sentences)])
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _position_lines(evidence: Evidence) -> list[str]:
+    """Return one line per rank; with many ranks, one line for all with the same position."""
+    rows: dict[tuple[str, ...], list[int]] = {}
+    for rank, one in sorted(evidence.ranks.items()):
+        row = (one.liveness, _where(one), _newest(evidence, rank))
+        key = row if len(evidence.ranks) > _MAX_SINGLE_RANKS else (*row, str(rank))
+        rows.setdefault(key, []).append(rank)
+    missing = [rank for rank in evidence.expected_ranks if rank not in evidence.ranks]
+    if missing:
+        rows[("no log", "", "")] = missing
+    table: list[tuple[str, ...]] = [("rank", "process", "where", "newest collective")]
+    table += [(", ".join(group_into_ranges(ranks)), *key[:3]) for key, ranks in rows.items()]
+    lines = _table(table)
+    if len(lines) > _MAX_LINES:
+        lines = [*lines[:_MAX_LINES], f"  ... and {len(lines) - _MAX_LINES} more groups of ranks"]
+    return lines
+
+
+def _where(one: RankEvidence) -> str:
+    if one.unrecorded_because is not None:
+        return format_recorded_until(one)
+    if one.liveness == "ended":
+        return f"{one.steps_done} steps done" if one.steps_done else ""
+    if one.failure:
+        return f"{one.failure.type}{at_line(_shortened(one.failure.call_site))}"
+    position = one.position
+    return format_position(replace(position, call_site=_shortened(position.call_site))) if position else ""
+
+
+def _shortened(site: CallSite | None) -> CallSite | None:
+    """Shorten the path of a call site to its end, for a table."""
+    if site is None:
+        return None
+    parts = site.file.split("/")
+    return site if len(parts) <= _PATH_PARTS else replace(site, file="/".join(["...", *parts[-_PATH_PARTS:]]))
+
+
+def _newest(evidence: Evidence, rank: int) -> str:
+    latest = [
+        (window[-1].announced_ns, group, window[-1])
+        for group in evidence.groups
+        if (window := group.windows.get(rank)) and window[-1].number == group.latest.get(rank)
+    ]
+    if not latest:
+        numbers = [f"{group.latest[rank]} of {group_text(group)}" for group in evidence.groups if rank in group.latest]
+        return ", ".join(numbers[:2])
+    _, group, entry = max(latest, key=lambda one: one[0])
+    return f"{entry.number} of {group_text(group)}: {_short(entry)}"
+
+
+def _sequences(verdict: Verdict, evidence: Evidence) -> list[str]:
+    """Return what the ranks did around the first difference, side by side; ranks that did the same share a column."""
+    assert verdict.windows is not None
+    # A group and the messages between its ranks have the same name; entries may also be of several groups.
+    groups = [
+        one
+        for one in (*evidence.groups, *evidence.point_to_point_orders)
+        if one.name == verdict.group
+        and all(one.windows.get(rank, ())[-1:] == own[-1:] for rank, own in verdict.windows.items())
+    ]
+    group = groups[0] if groups else GroupOrder(name=verdict.group or "", ranks=())
+    columns: dict[tuple[object, ...], list[int]] = {}
+    for rank, window in sorted(verdict.windows.items()):
+        key = tuple(_what(entry) for entry in window)
+        columns.setdefault(key, []).append(rank)
+    sides = list(columns.values())[:_MAX_SIDES]
+    entries = [{entry.number: entry for entry in verdict.windows[ranks[0]]} for ranks in sides]
+    missing = _NOT_YET_LAUNCHED if evidence.is_live else _NEVER_LAUNCHED
+    numbers = sorted({number for side in entries for number in side})
+    show_batch = verdict.kind == "batch skipped"
+    table: list[tuple[str, ...]] = [("", "#", *(f"rank {', '.join(group_into_ranges(ranks))}" for ranks in sides))]
+    for number in numbers:
+        mark = ">" if number == verdict.number else ""
+        cells = [
+            _cell(
+                side.get(number),
+                show_batch,
+                _NOT_SHOWN if not groups or number <= group.latest.get(ranks[0], 0) else missing,
+            )
+            for ranks, side in zip(sides, entries, strict=True)
+        ]
+        cells[1:] = ["=" if cell == cells[0] and cell not in _NOTHING else cell for cell in cells[1:]]
+        table.append((mark, str(number), *cells))
+        if number == verdict.number:
+            sites = [at_line(_shortened(e.call_site)) if (e := side.get(number)) else "" for side in entries]
+            if any(sites):
+                table.append(("", "", *(f" {site}" for site in sites)))
+    return [f"Collectives of {group_text(group)}:", *_table(table)]
+
+
+def _what(entry: Entry) -> tuple[object, ...]:
+    """Return what has to be equal on ranks that share a column."""
+    signature = entry.signature
+    called = signature.hash, signature.names, entry.call_site
+    return entry.number, *called, entry.step, entry.batch, format_device_progress(entry)
+
+
+def _cell(entry: Entry | None, show_batch: bool, missing: str) -> str:
+    if entry is None:
+        return missing
+    batch = f", batch {entry.batch}" if show_batch and entry.batch is not None else ""
+    state = "".join(f", {text}" for text in (_MARKS[entry.state], format_device_progress(entry)) if text)
+    step = "" if entry.step == UNKNOWN_STEP else f"step {entry.loop_step}{batch}: "
+    return f"{step}{_short(entry)}{state}"
+
+
+def _short(entry: Entry) -> str:
+    text = collective_text(entry, with_names=entry.signature.bucket == NO_BUCKET)
+    return text if len(text) <= _MAX_CELL_WIDTH else text[: _MAX_CELL_WIDTH - 3] + "..."
+
+
+def _unready(verdict: Verdict, evidence: Evidence) -> list[str]:
+    if verdict.kind != "gradients never ready":
+        return []
+    lines = [
+        f"  rank {rank}: {parameter.name}, bucket {parameter.bucket}, in {parameter.module}"
+        for rank in verdict.named or verdict.concerned
+        for parameter in (evidence.ranks[rank].unready if rank in evidence.ranks else ())
+    ]
+    if not lines:
+        return []
+    if len(lines) > _MAX_PARAMETERS:
+        lines = [*lines[:_MAX_PARAMETERS], f"  ... and {len(lines) - _MAX_PARAMETERS} more"]
+    return ["Parameters that got no gradient:", *lines]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table whose columns are as wide as their content."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip() for row in rows
+    ]

@@ -1,0 +1,213 @@
+"""Text of ranks, collectives, positions and durations in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from overlapscope.diagnosis.evidence import (
+    JOINING,
+    UNKNOWN_STEP,
+    CallSite,
+    Entry,
+    GroupOrder,
+    RankEvidence,
+    RankPosition,
+)
+from overlapscope.trace.schema import NO_BUCKET, Signature
+
+_MOST_NAMES: Final = 3
+_MAX_POSITIONS: Final = 4
+_PHASES: Final = {
+    "forward": "in forward",
+    "backward": "in backward",
+    "finalize": "waiting for buckets",
+    "optimizer": "in the optimizer",
+}
+
+_ROLES: Final = {
+    "construction": "DDP's check at construction",
+    "plan": "the bucket plan",
+    "bitmap": "the bitmap of used parameters",
+}
+
+_NO_DESCRIPTIONS: Final = ("", "undefined")
+"""Descriptions that torch gives to a group without one."""
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """Format ranks: ``rank 1``, ``ranks 0-5 and 7``."""
+    numbers = sorted(set(ranks))
+    return ("rank " if len(numbers) == 1 else "ranks ") + join_and(group_into_ranges(numbers))
+
+
+def group_into_ranges(numbers: Sequence[int]) -> list[str]:
+    """Format sorted numbers, with three or more in a row as a range.
+
+    Example: 0, 1, 2, 3, 5, 6 give ``0-3``, ``5`` and ``6``.
+    """
+    texts: list[str] = []
+    start = 0
+    for end in range(1, len(numbers) + 1):
+        if end < len(numbers) and numbers[end] == numbers[end - 1] + 1:
+            continue
+        run = numbers[start:end]
+        texts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run]
+        start = end
+    return texts
+
+
+def join_and(texts: Sequence[str]) -> str:
+    """Join texts as in a sentence: ``a, b and c``."""
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+
+
+def first_few(names: Sequence[str]) -> str:
+    """Join the first few of many names."""
+    shown = ", ".join(names[:_MOST_NAMES])
+    return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"
+
+
+def plural(ranks: Iterable[int], one: str, several: str) -> str:
+    """Return the singular or plural form of a verb for some ranks: ``has`` or ``have``."""
+    return one if len(set(ranks)) == 1 else several
+
+
+def capitalize(sentence: str) -> str:
+    """Capitalize the first letter only."""
+    return sentence[:1].upper() + sentence[1:]
+
+
+def collective_text(entry: Entry, *, with_names: bool = True) -> str:
+    """Format a collective: ``all_reduce(sum) of bucket 2, 1000 float32 (head.weight, head.bias)``."""
+    signature = entry.signature
+    text = signature.op + (f"({signature.reduce_op})" if signature.reduce_op else "")
+    if signature.strategy and signature.role == "bucket":
+        text += f" by {signature.strategy}"
+    what = []
+    if signature.bucket != NO_BUCKET:
+        what.append(f"bucket {signature.bucket}" + (f" of model {signature.model}" if signature.model else ""))
+    elif signature.role not in ("user", ""):
+        what.append(_ROLES.get(signature.role, f"DDP's {signature.role}"))
+    if signature.round:
+        what.append(format_round(signature))
+    if signature.elements:
+        what.append(f"{signature.elements:,} {signature.dtype}".strip())
+    if what:
+        text += " of " + ", ".join(what)
+    if signature.peer is not None:
+        direction = {"send": "to", "reduce": "to", "gather": "to"}.get(signature.op, "from")
+        text += f" {direction} rank {signature.peer}"
+    return text + (f" ({first_few(signature.names)})" if signature.names and with_names else "")
+
+
+def format_device_progress(entry: Entry) -> str:
+    """Format the progress of the rank's device in a collective that has not ended; empty if unknown."""
+    if entry.state == "completed" or entry.is_reached is None:
+        return ""
+    return "device in it" if entry.is_reached else "device not there"
+
+
+def format_round(signature: Signature) -> str:
+    """Format a round: ``round 2 of 3 (reduce-scatter)``; the phase alone if ranks number rounds differently."""
+    if signature.rounds > 1:
+        return f"round {signature.round} of {signature.rounds} ({signature.phase})"
+    return signature.phase or f"round {signature.round}"
+
+
+def at_line(site: CallSite | None) -> str:
+    """Format a call site: `` at_line train.py:42 (main)``, or an empty text if the line is unknown."""
+    return f" at {site}" if site else ""
+
+
+def group_text(group: GroupOrder) -> str:
+    """Format a group: ``the default group``, ``group 'pipeline' of ranks 0-3``."""
+    if is_recreated(group):
+        return f"the default group{group.name[group.name.index(' ') :]}"
+    if group.name in ("default", "0") or group.description in ("default", "default_pg"):
+        return "the default group"
+    name = group.name if group.description in _NO_DESCRIPTIONS else group.description
+    return f"group '{name}' of {rank_list(group.ranks)}"
+
+
+def is_recreated(group: GroupOrder) -> bool:
+    """Return True for a later default group of the same process, see ``Collectives``."""
+    return group.name.startswith(("default (", "0 ("))
+
+
+def in_step(where: Entry | RankPosition) -> str:
+    """Format the step: `` in step 12``, `` after the update of step 12``, or an empty text if steps are not counted."""
+    if where.step == UNKNOWN_STEP or (isinstance(where, RankPosition) and _has_no_steps(where)):
+        return ""
+    return f" in step {where.step}" if where.loop_step == where.step else f" after the update of step {where.loop_step}"
+
+
+def loop_step(where: Entry | RankPosition) -> int | None:
+    """Return the iteration of the user's loop, or None if steps are not counted."""
+    return None if where.step == UNKNOWN_STEP else where.loop_step
+
+
+def format_recorded_until(one: RankEvidence) -> str:
+    """Format until when a rank is known whose recording ended before it did."""
+    return f"not recorded since step {one.position.step}" if one.position else "not recorded"
+
+
+def format_position(position: RankPosition) -> str:
+    """Format a position: ``in backward of step 12, before bucket 2, at_line train.py:42 (main)``."""
+    if position.step == UNKNOWN_STEP:
+        return f"last seen{at_line(position.call_site)}" if position.call_site else ""
+    if position.phase == JOINING:
+        return f"in init_process_group{at_line(position.call_site)}"
+    if _has_no_steps(position) and position.call_site:
+        return f"at {position.call_site}"
+    if position.is_after_update or position.phase in ("loop", "evaluation"):
+        text = _between_steps(position)
+    else:
+        phase = _PHASES.get(position.phase or "")
+        text = f"in step {position.step}" if phase is None else f"{phase} of step {position.step}"
+    if position.bucket is not None and position.phase in ("backward", "finalize"):
+        text += f", before bucket {position.bucket}"
+    return text + (f",{at_line(position.call_site)}" if position.call_site else "")
+
+
+def _has_no_steps(position: RankPosition) -> bool:
+    """Return True if no model or optimizer has indicated by now that the script is in a step."""
+    return position.step == 0 and position.phase is None and not position.is_after_update
+
+
+def _between_steps(position: RankPosition) -> str:
+    step, has_begun_next_iteration = position.step, position.has_begun_next_iteration
+    if not position.is_after_update and step > 0:
+        where = f"after the backward of step {step}"
+    elif has_begun_next_iteration or step == 0:
+        where = f"before the forward of step {step}"
+    else:
+        where = (
+            f"between steps {step - 1} and {step}"
+            if has_begun_next_iteration is None
+            else f"after the update of step {step - 1}"
+        )
+    return f"in an evaluation {where}" if position.phase == "evaluation" else where
+
+
+def format_positions(standings: Mapping[int, RankPosition]) -> str:
+    """Format positions: ``, in forward of step 12`` if all are the same; else each position with its ranks."""
+    ranks_at: dict[str, list[int]] = {}
+    for rank, position in standings.items():
+        if text := format_position(position):
+            ranks_at.setdefault(text, []).append(rank)
+    if len(ranks_at) == 1:
+        return f", {next(iter(ranks_at))}"
+    shown = [f"{rank_list(ranks)} {text}" for text, ranks in list(ranks_at.items())[:_MAX_POSITIONS]]
+    rest = [f"{len(ranks_at) - _MAX_POSITIONS} more elsewhere"] if len(ranks_at) > _MAX_POSITIONS else []
+    return (": " + "; ".join([*shown, *rest])) if shown else ""
+
+
+def truncate_words(text: str, most: int) -> str:
+    """Truncate a text at a word boundary."""
+    return text if len(text) <= most else text[:most].rpartition(" ")[0] + " …"
+
+
+def format_seconds(ns: int) -> str:
+    """Format a duration: ``1.5 s``, ``12 s``."""
+    return f"{ns / 1e9:.1f} s" if ns < 10e9 else f"{ns / 1e9:.0f} s"

@@ -1,1 +1,0 @@
-"""Exporters of a recording to the formats of other tools: trace viewers, monitoring, tables."""

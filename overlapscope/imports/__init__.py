@@ -1,1 +1,0 @@
-"""Importers that convert traces of other tools to recordings."""

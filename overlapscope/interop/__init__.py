@@ -1,0 +1,1 @@
+"""Recordings in the formats of other tools, and traces of other tools as recordings."""

@@ -1,0 +1,303 @@
+"""Reader of torch.profiler (Kineto) traces: one rank's trace as a ``Profile``.
+
+Only the events we need are kept: annotations and operators that identify phases, buckets and collectives, launches, and
+kernels. The field names are those of libkineto's ``output_json.cpp`` and ``MetadataFieldCatalog.h``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.breakdown.spans import Int64Array, merge_spans
+from overlapscope.errors import OverlapScopeError
+from overlapscope.interop.event_stream import Event, EventStream
+
+ProgressCallback = Callable[[int, int], None]
+"""Callback that is called with (bytes read so far, bytes in total)."""
+
+_COLLECTIVE: Final = "record_param_comms"
+OPERATOR_PREFIX: Final = "c10d::"
+"""Prefix of the names of torch.distributed's operators."""
+_HANDLER_FILE_NAME: Final = re.compile(r"^(?P<host>.+)_\d+\.\d+\.pt\.trace\.json(\.gz)?$")
+"""File names that ``tensorboard_trace_handler`` gives."""
+_RANK_IN_NAME: Final = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
+SPAN_PREFIXES: Final = (
+    ("ProfilerStep#", "step"),
+    ("DistributedDataParallel.forward", "forward"),
+    ("Optimizer.step#", "optimizer"),
+    ("enumerate(DataLoader)#", "fetch"),
+    ("autograd::engine::evaluate_function", "autograd"),
+    ("torch::distributed::reducer::mul_out", "copy_in"),
+    ("torch.distributed.ddp.reducer::copy_bucket_to_grad", "copy_out"),
+    ("nccl:", "backend"),
+    ("gloo:", "backend"),
+)
+"""Prefixes of names of annotations and operators, and the kind of span of each."""
+_DEVICE_CATEGORIES: Final = {"kernel": "kernel", "Kernel": "kernel", "gpu_memcpy": "copy", "Memcpy": "copy"} | {
+    "gpu_memset": "set",
+    "Memset": "set",
+}
+"""Categories of events on the device, as written today and in 2021, and our kind of each."""
+_LAUNCH_CATEGORIES: Final = ("cuda_runtime", "cuda_driver", "Runtime", "hip_runtime")
+WORK_LAUNCH_PATTERN: Final = re.compile(r"LaunchKernel|LaunchCooperative|Memcpy|Memset|GraphLaunch")
+"""Calls of the runtime that launch work; others have a correlation id too, but run nothing on the device."""
+_BACKEND_KERNEL: Final = re.compile(r"^(nccl|rccl|void nccl|void rccl|msccl)", re.IGNORECASE)
+"""Names of NCCL's kernels: ``ncclKernel_AllReduce_...`` until 2.18, ``ncclDevKernel_...`` since; RCCL has the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """The trace of one rank. Times are nanoseconds since ``source.base_ns``; all tables are sorted by start_ns."""
+
+    source: TraceMetadata
+    spans: pd.DataFrame
+    """Annotations and operators: kind (of ``SPAN_PREFIXES``), name, thread, start_ns, end_ns."""
+    collectives: pd.DataFrame
+    """Launches of collectives: id, op, elements (0 if unknown), dtype, group, thread, start_ns, end_ns."""
+    trained: pd.DataFrame
+    """start_ns of operators whose gradient is computed later, as flow events show; empty in old traces."""
+    launches: pd.DataFrame
+    """Launches of work on the device: correlation, thread, start_ns."""
+    kernels: pd.DataFrame
+    """Work on the device: kind (kernel, copy, set), stream, correlation, id, op, start_ns, end_ns.
+
+    ``op`` is that of a collective, empty for other work; ``id`` is that of the launch in ``collectives``.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceMetadata:
+    """Metadata of a trace."""
+
+    path: Path
+    tool: str
+    """Name of the tool that wrote it."""
+    rank: int | None
+    """Rank; None if neither the trace nor its file name has it."""
+    host: str | None
+    world_size: int | None
+    backend: str | None
+    device: str
+    """Name of the device, or ``cpu``."""
+    base_ns: int
+    """Unix time at which the profile's times begin; 0 if they are Unix times themselves."""
+    problem: str | None = None
+    """Why the end of the file is missing, if it is. Any event may be missing, as they are not in order of time."""
+    notes: tuple[str, ...] = ()
+    """Sentences in which the tool reports other missing data."""
+
+
+def read_profile(path: Path, progress: ProgressCallback | None = None) -> Profile:
+    """Read the trace of one rank.
+
+    Args:
+        progress: called after each batch of events.
+
+    Raises:
+        OverlapScopeError: the file is not such a trace.
+    """
+    stream = EventStream(path)
+    rows = _ProfileBuilder()
+    for batch in stream.batches():
+        try:
+            rows.take(batch)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise OverlapScopeError(f"{path}: an event is not as torch.profiler writes it ({what})") from None
+        if progress is not None:
+            progress(stream.read_bytes, stream.size_bytes)
+    header = stream.header
+    info = header.get("distributedInfo") or {}
+    devices = header.get("deviceProperties") or []
+    kernels, collectives = rows.kernels.table(), rows.collectives.table()
+    device = str(devices[0].get("name", "device")) if devices else "device"
+    return Profile(
+        source=TraceMetadata(
+            path=path,
+            tool="torch.profiler",
+            rank=_first_int(info.get("rank"), parse_rank_in_name(path)),
+            host=header.get("host_name") or (named["host"] if (named := _HANDLER_FILE_NAME.match(path.name)) else None),
+            world_size=_first_int(info.get("world_size")),
+            backend=info.get("backend"),
+            device=device if len(kernels) else "cpu",
+            base_ns=_first_int(header.get("baseTimeNanoseconds")) or 0,
+            problem=stream.problem,
+        ),
+        spans=rows.spans.table(),
+        collectives=collectives if len(collectives) else rows.calls.table(),
+        trained=rows.trained.table(),
+        launches=rows.launches.table(),
+        kernels=kernels,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelOverlap:
+    """Communication on the device and how much of it was hidden under compute kernels."""
+
+    communication_ns: int
+    """Time in which any kernel of the backend ran."""
+    hidden_ns: int
+    """The part of ``communication_ns`` in which other kernels ran as well."""
+
+    @property
+    def exposed_ns(self) -> int:
+        """Return the time in which only communication ran on the device."""
+        return self.communication_ns - self.hidden_ns
+
+
+def compute_kernel_overlap(profile: Profile) -> KernelOverlap:
+    """Compute overlap as HolisticTraceAnalysis does: from unions of all kernels of a trace, without copies and memsets.
+
+    The step-time breakdown counts a backward as compute from its beginning to its end, even while the device is idle
+    because the host is late; this does not.
+
+    Example: communication from 0 to 10 and other kernels from 4 to 20, whose union is 20 long: 10 + 16 - 20 = 6 are
+    hidden.
+    """
+    kernels = profile.kernels[profile.kernels["kind"] == "kernel"]
+    is_backend = kernels["op"] != ""
+    edges = kernels[["start_ns", "end_ns"]].to_numpy(dtype=np.int64).T
+    backend, others = merge_spans(edges[:, is_backend]), merge_spans(edges[:, ~is_backend])
+    both = merge_spans(np.concatenate([backend, others], axis=1))
+    communication_ns = _total_duration_ns(backend)
+    return KernelOverlap(
+        communication_ns=communication_ns,
+        hidden_ns=communication_ns + _total_duration_ns(others) - _total_duration_ns(both),
+    )
+
+
+def _total_duration_ns(spans_ns: Int64Array) -> int:
+    return int((spans_ns[1] - spans_ns[0]).sum())
+
+
+def parse_rank_in_name(path: Path) -> int | None:
+    """Return the rank in a file name such as ``rank3.json`` or ``trace_rank-3.json.gz``; None if it has none."""
+    found = _RANK_IN_NAME.findall(path.name)
+    return int(found[-1]) if found else None
+
+
+class _TableBuilder:
+    """A growing table: rows are appended as tuples and packed after each batch, as tuples take ten times the memory."""
+
+    def __init__(self, *columns: str) -> None:
+        self._columns = pd.Index(columns)
+        self._parts: list[pd.DataFrame] = []
+        self.rows: list[tuple[Any, ...]] = []
+
+    def pack(self) -> None:
+        if self.rows or not self._parts:
+            self._parts.append(pd.DataFrame(self.rows, columns=self._columns))
+            self.rows = []
+
+    def table(self) -> pd.DataFrame:
+        self.pack()
+        filled = [part for part in self._parts if len(part)]
+        whole = pd.concat(filled or self._parts[:1], ignore_index=True)
+        return whole.sort_values("start_ns", kind="stable", ignore_index=True)
+
+
+class _ProfileBuilder:
+    """The tables of a profile while events are read."""
+
+    def __init__(self) -> None:
+        launched = ("id", "op", "elements", "dtype", "group", "thread", "start_ns", "end_ns")
+        self.spans = _TableBuilder("kind", "name", "thread", "start_ns", "end_ns")
+        self.collectives = _TableBuilder(*launched)
+        self.calls = _TableBuilder(*launched)
+        """Launches of collectives by their operators: all that there is with gloo, which emits no metadata."""
+        self.trained = _TableBuilder("start_ns")
+        self.launches = _TableBuilder("correlation", "thread", "start_ns")
+        self.kernels = _TableBuilder("kind", "stream", "correlation", "id", "op", "start_ns", "end_ns")
+
+    def take(self, events: Iterable[Event]) -> None:
+        self._add(events)
+        for table in (self.spans, self.collectives, self.calls, self.trained, self.launches, self.kernels):
+            table.pack()
+
+    def _add(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if event.get("ph") != "X":
+                if event.get("ph") == "s" and event.get("cat") == "fwdbwd":
+                    self.trained.rows.append((_ns(event["ts"]),))
+                continue
+            category, name = event.get("cat"), event.get("name", "")
+            if category in ("cpu_op", "user_annotation", "Operator"):
+                self._add_host_event(event, name)
+            elif category in _LAUNCH_CATEGORIES:
+                args = event.get("args", {})
+                if "correlation" in args and WORK_LAUNCH_PATTERN.search(name):
+                    self.launches.rows.append((args["correlation"], event["tid"], _ns(event["ts"])))
+            elif category in _DEVICE_CATEGORIES:
+                args = event.get("args", {})
+                op = parse_kernel_op(name) if category in ("kernel", "Kernel") else ""
+                identity = args.get("External id", args.get("external id", -1))
+                stream = args.get("stream", event["tid"])
+                place = stream, args.get("correlation", -1), identity, op
+                self.kernels.rows.append((_DEVICE_CATEGORIES[category], *place, *_event_span(event)))
+
+    def _add_host_event(self, event: Event, name: str) -> None:
+        if name == _COLLECTIVE:
+            args = event.get("args", {})
+            what = args.get("Collective name", ""), args.get("In msg nelems", 0), args.get("dtype", "")
+            group = args.get("Process Group Name", "")
+            self.collectives.rows.append((args.get("External id", -1), *what, group, event["tid"], *_event_span(event)))
+            return
+        if name.startswith(OPERATOR_PREFIX):
+            args = event.get("args", {})
+            what = name.removeprefix(OPERATOR_PREFIX).strip("_"), *_first_input(args)
+            self.calls.rows.append((args.get("External id", -1), *what, "", event["tid"], *_event_span(event)))
+            return
+        kind = classify_span(name)
+        if kind is not None:
+            self.spans.rows.append((kind, name, event["tid"], *_event_span(event)))
+
+
+@lru_cache(maxsize=4096)  # there are few distinct names
+def classify_span(name: str) -> str | None:
+    """Classify an annotation or operator by its name as a kind of ``SPAN_PREFIXES``; None if it is none of them."""
+    return next((kind for beginning, kind in SPAN_PREFIXES if name.startswith(beginning)), None)
+
+
+def _first_input(args: dict[str, Any]) -> tuple[int, str]:
+    """Return number of elements and element type of an operator's first input; (0, "") without ``record_shapes``."""
+    dims, types = args.get("Input Dims") or [[]], args.get("Input type") or [""]
+    shape = dims[0]
+    while shape and isinstance(shape[0], list):  # a list of tensors
+        shape = shape[0]
+    name = str(types[0])
+    return (math.prod(shape) if shape else 0), name.removeprefix("TensorList").strip("()[] ")
+
+
+@lru_cache(maxsize=4096)
+def parse_kernel_op(name: str) -> str:
+    """Return the operation in the name of a kernel of the backend; empty for other kernels."""
+    if not _BACKEND_KERNEL.match(name):
+        return ""
+    lower = name.lower()
+    for op in ("allreduce", "broadcast", "reducescatter", "allgather", "sendrecv", "reduce"):
+        if op in lower:
+            return op
+    return "generic"  # RCCL gives all its kernels the same name
+
+
+def _ns(microseconds: float) -> int:
+    return round(microseconds * 1000)
+
+
+def _event_span(event: Event) -> tuple[int, int]:
+    start_ns = _ns(event["ts"])
+    return start_ns, start_ns + _ns(event.get("dur", 0))
+
+
+def _first_int(*values: Any) -> int | None:
+    return next((int(value) for value in values if value is not None), None)

@@ -1,0 +1,92 @@
+"""The tables of a recording as CSV or Parquet files, one each."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import IO, Final, Literal
+
+import pandas as pd
+
+from overlapscope.analysis import Analysis
+from overlapscope.breakdown.breakdown import BLOCKS
+from overlapscope.breakdown.summary import Summary
+
+# The step-time breakdown of each step as scalars for experiment trackers: TensorBoard, MLflow, W&B.
+
+PREFIX: Final = "overlapscope/"
+
+
+LogScalars = Callable[..., object]
+"""Callback with a step's scalars by name and the step as ``step=``, like ``mlflow.log_metrics`` and ``wandb.log``."""
+
+
+def compute_step_scalars(summary: Summary) -> pd.DataFrame:
+    """Compute the breakdown of each step that all ranks have finished, as means over the ranks.
+
+    Returns:
+        A row per step, indexed by it; columns ``overlapscope/step_ms``, one for each block that takes any time, which
+        sum to it, ``overlapscope/hidden_ms``, and ``overlapscope/overlap_ratio`` (NaN in a step without communication).
+    """
+    blocks = [f"{name}_ns" for name in BLOCKS]
+    finished = summary.figures[summary.figures["step"].isin(summary.alike.finished)]
+    means = finished.groupby("step")[["step_time_ns", *blocks, "hidden_ns", "communication_ns"]].mean()
+    kept = ["step_time_ns", *(name for name in blocks if means[name].any()), "hidden_ns"]
+    ms = (means[kept] / 1e6).rename(columns={"step_time_ns": "step_ns"}).rename(columns=lambda name: f"{name[:-3]}_ms")
+    return ms.assign(overlap_ratio=means["hidden_ns"] / means["communication_ns"]).add_prefix(PREFIX)
+
+
+def log_steps(summary: Summary, log: LogScalars, after_step: int = -1) -> int:
+    """Log the scalars of each step, in order of steps.
+
+    Args:
+        after_step: log only later steps, for a live recording that has been logged before.
+
+    Returns:
+        The last step logged so far.
+    """
+    scalars = compute_step_scalars(summary)
+    scalars = scalars[scalars.index > after_step]
+    for step, row in zip(scalars.index, scalars.to_dict("records"), strict=True):
+        log({str(name): value for name, value in row.items() if value == value}, step=int(step))  # not NaN
+    return max([after_step, *scalars.index.tolist()])
+
+
+TableFormat = Literal["csv", "parquet"]
+
+_ROWS: Final = 20_000
+"""Number of rows converted to CSV at a time, so that a table of millions is not in memory as text too."""
+
+
+def collect_tables(analysis: Analysis) -> dict[str, pd.DataFrame]:
+    """Return the non-empty tables of a recording by name: ``account`` (breakdown of each step) and those recorded."""
+    trace = analysis.trace
+    tables = {
+        "account": analysis.summary.figures.assign(is_counted=analysis.summary.is_steady),
+        **{name: getattr(trace, name) for name in ("ranks", "steps", "phases", "gradients", "copies", "collectives")},
+        **{name: getattr(trace, name) for name in ("segments", "user_collectives", "pauses", "incidents", "links")},
+        **{name: getattr(trace, name) for name in ("plans", "call_sites")},
+    }
+    return {name: table for name, table in tables.items() if len(table)}
+
+
+def write_table(table: pd.DataFrame, file: IO[bytes], kind: TableFormat) -> None:
+    """Write a table to a file opened in binary mode."""
+    if kind == "parquet":
+        file.write(encode_parquet(table))
+    else:
+        file.writelines(generate_csv(table))
+
+
+def generate_csv(table: pd.DataFrame) -> Iterator[bytes]:
+    """Generate a table as CSV, some rows at a time."""
+    for begin in range(0, max(1, len(table)), _ROWS):
+        rows = table.iloc[begin : begin + _ROWS]
+        yield rows.to_csv(index=False, header=not begin, lineterminator="\n").encode()
+
+
+def encode_parquet(table: pd.DataFrame) -> bytes:
+    """Return a table as the content of a Parquet file."""
+    buffer = io.BytesIO()
+    table.to_parquet(buffer, index=False)
+    return buffer.getvalue()

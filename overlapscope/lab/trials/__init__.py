@@ -1,1 +1,0 @@
-"""Measured trainings: trials, what was measured in them, and how the results are stored."""

@@ -1,0 +1,1 @@
+"""Which ranks, hosts and links the others wait for, since when, and what fixing it would save."""

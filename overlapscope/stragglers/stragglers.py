@@ -1,0 +1,230 @@
+"""Stragglers: which ranks make the others wait, why, in which steps, and at what cost.
+
+A significant pattern that costs enough is a ``Finding``; its cost comes from a replay of the recording with that
+finding as the only problem. What all findings together leave over is the same kind of difference of two breakdowns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from overlapscope.breakdown.critical_path import JobBreakdown
+from overlapscope.breakdown.means import MeanStep
+from overlapscope.breakdown.spans import Float64Array
+from overlapscope.breakdown.summary import Summary
+from overlapscope.interval import Interval
+from overlapscope.stragglers.cycles import CAUSES, Cycles, lower_median
+from overlapscope.stragglers.delays import MIN_COST_SHARE, MIN_PAUSE_STEPS, find_delays
+from overlapscope.stragglers.finding import Finding, SlowLink, compute_saving
+from overlapscope.stragglers.replay import Replay
+from overlapscope.stragglers.transfers import (
+    find_slow_links,
+    find_slow_transfers,
+    is_limiting,
+    make_link_finding,
+    measure_link_rates,
+)
+from overlapscope.trace.recording import Trace
+
+# Tables of the cost and slowdown of each rank, host, cause and bucket, by replay, also of those too small to report.
+#
+# A cost is what something adds to the ideal step time with everything else ideal; a slowdown is that over the ideal.
+
+
+def by_rank(replay: Replay, hosts: dict[int, str], job: JobBreakdown | None) -> pd.DataFrame:
+    """Return a table with one row per rank.
+
+    Args:
+        hosts: Host of each rank.
+        job: The critical path, if it is known.
+
+    Returns:
+        rank, host, cost_ns, saving_ns (if only this rank were like the median rank), slowdown, lateness_ns (of its last
+        arrival, against the median rank), critical_share (share of these cycles' step time for which the critical path
+        is on it; NaN if unknown).
+    """
+    cycles = replay.cycles
+    last_ns = cycles.arrival_ns[:, :, -1]
+    lateness_ns = last_ns - lower_median(last_ns, axis=1)[:, None]
+    cost_ns = replay.costs_by_rank_ns().mean(axis=0)
+    return pd.DataFrame(
+        {
+            "rank": cycles.ranks,
+            "host": [hosts.get(rank, "unknown") for rank in cycles.ranks.tolist()],
+            "cost_ns": cost_ns,
+            "saving_ns": replay.savings_by_rank_ns().mean(axis=0),
+            "slowdown": cost_ns / replay.ideal_ns.mean(),
+            "lateness_ns": lateness_ns.mean(axis=0),
+            "critical_share": _critical_shares(cycles, job),
+        }
+    )
+
+
+def by_host(replay: Replay, hosts: dict[int, str]) -> pd.DataFrame:
+    """Return a table with one row per host: host, ranks (number), and cost_ns and slowdown of all of them together."""
+    ranks = replay.cycles.ranks
+    names = np.array([hosts.get(rank, "unknown") for rank in ranks.tolist()])
+    rows = []
+    for name in pd.unique(names):
+        indices = np.flatnonzero(names == name)
+        cost_ns = float((replay.ideal_except_ns(indices, replay.excess_of(indices)) - replay.ideal_ns).mean())
+        rows.append((str(name), len(indices), cost_ns, cost_ns / float(replay.ideal_ns.mean())))
+    return pd.DataFrame(rows, columns=["host", "ranks", "cost_ns", "slowdown"])
+
+
+def by_cause(replay: Replay) -> pd.DataFrame:
+    """Return a table with one row per cause: cause, cost_ns and slowdown, on all ranks together."""
+    cost_ns = np.array([replay.cost_of_cause_ns(cause).mean() for cause in range(len(CAUSES))])
+    return pd.DataFrame({"cause": CAUSES, "cost_ns": cost_ns, "slowdown": cost_ns / replay.ideal_ns.mean()})
+
+
+def by_bucket(replay: Replay) -> pd.DataFrame:
+    """Return a table with one row per all-reduce.
+
+    Here the ideal also has the best observed transfers.
+
+    Returns:
+        bucket, bytes, transfer_ns, best_ns, cost_ns, slowdown, busbw_bytes_per_s.
+    """
+    cycles, best_ns = replay.cycles, replay.best_transfer_ns
+    ideal_ns = replay.ideal_with_transfers_ns(best_ns)
+    cost_ns = np.zeros(len(cycles.buckets))
+    for number in range(len(cycles.buckets)):
+        transfer_ns = best_ns.copy()
+        transfer_ns[:, number] = replay.transfer_ns[:, number]
+        cost_ns[number] = (replay.ideal_with_transfers_ns(transfer_ns) - ideal_ns).mean()
+    usual_ns = replay.transfer_ns.mean(axis=0)
+    ranks = len(cycles.ranks)
+    busbw = np.divide(
+        cycles.bytes * 2e9 * (ranks - 1) / ranks, usual_ns, out=np.full(len(usual_ns), np.nan), where=usual_ns > 0
+    )
+    return pd.DataFrame(
+        {
+            "bucket": cycles.buckets,
+            "bytes": cycles.bytes,
+            "transfer_ns": usual_ns,
+            "best_ns": best_ns.min(axis=0),
+            "cost_ns": cost_ns,
+            "slowdown": cost_ns / ideal_ns.mean(),
+            "busbw_bytes_per_s": busbw,
+        }
+    )
+
+
+def _critical_shares(cycles: Cycles, job: JobBreakdown | None) -> Float64Array:
+    """Return the share of the critical path on each rank (R,)."""
+    shares = np.full(len(cycles.ranks), np.nan)
+    if job is not None:
+        counted = np.isin(job.steps, cycles.steps)
+        total_ns = (job.end_ns - job.start_ns)[counted].sum()
+        shares = job.rank_ns[counted].sum(axis=0)[np.searchsorted(job.ranks, cycles.ranks)] / max(1, total_ns)
+    return shares
+
+
+LONG_PAUSE_STEPS: Final = 5.0
+"""A delay that takes as long as this many steps is a finding however long the run is."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Stragglers:
+    """Result of the straggler analysis. The tables are those of ``slowdowns``, of the steady steps."""
+
+    cycles: Cycles
+    usual: Replay
+    """Replay of the cycles of steady steps; of all cycles if there are none."""
+    findings: tuple[Finding, ...]
+    """Findings, the most expensive first."""
+    step_time_ns: float
+    """Mean step time."""
+    waiting: Interval
+    """Part of the mean step for which ranks wait for a straggler."""
+    saved_if_ranks_equal: MeanStep
+    """Saving if all ranks were like the median rank."""
+    saved_by_best_transfers: MeanStep
+    """Saving if every all-reduce had the best transfer observed for its bucket."""
+    by_rank: pd.DataFrame
+    by_host: pd.DataFrame
+    by_cause: pd.DataFrame
+    by_bucket: pd.DataFrame
+
+
+def find_stragglers(trace: Trace, cycles: Cycles, summary: Summary) -> Stragglers:
+    """Find the stragglers in the cycles of a recording."""
+    hosts = get_hosts(trace)
+    is_steady = np.isin(cycles.steps, summary.alike.steps)
+    usual = Replay(cycles.of(is_steady) if is_steady.any() else cycles)
+    step_time_ns = summary.mean.step.value if summary.steps else float(usual.recorded_ns.mean())
+    return Stragglers(
+        cycles=cycles,
+        usual=usual,
+        findings=find_all_findings(cycles, hosts, _read_slow_links(trace), step_time_ns),
+        step_time_ns=step_time_ns,
+        waiting=summary.exposed_for["straggler"],
+        saved_if_ranks_equal=_cap_saving(compute_saving(usual, usual.ideal, usual.ideal_ns), summary),
+        saved_by_best_transfers=_cap_saving(
+            compute_saving(usual, usual.recorded, usual.with_transfers_ns(usual.best_transfer_ns)), summary
+        ),
+        by_rank=by_rank(usual, hosts, summary.job_breakdown),
+        by_host=by_host(usual, hosts),
+        by_cause=by_cause(usual),
+        by_bucket=by_bucket(usual),
+    )
+
+
+def _cap_saving(saving: MeanStep, summary: Summary) -> MeanStep:
+    """Limit a saving to the recorded times of a step.
+
+    A replay ends cycles with their last all-reduce, also where backward continues after it: no more can be saved than
+    was exposed.
+    """
+    return saving.capped_at(summary.mean) if summary.steps else saving
+
+
+def get_hosts(trace: Trace) -> dict[int, str]:
+    """Return the host of each rank."""
+    return dict(zip(trace.ranks["rank"].tolist(), trace.ranks["host"].tolist(), strict=True))
+
+
+def find_all_findings(
+    cycles: Cycles, hosts: dict[int, str], links: Sequence[SlowLink], step_time_ns: float
+) -> tuple[Finding, ...]:
+    """Return the findings that are worth reporting, the most expensive first.
+
+    Args:
+        hosts: Host of each rank.
+        links: Links that are slower than the others.
+        step_time_ns: Mean step time.
+    """
+    replay = Replay(cycles)
+    findings = find_delays(replay, hosts, step_time_ns)
+    if not cycles.missing_ranks:
+        findings += find_slow_transfers(replay, step_time_ns)
+    findings += [make_link_finding(replay, link, step_time_ns) for link in links if is_limiting(replay, link)]
+    worth_it = [finding for finding in findings if _is_worth_reporting(finding, step_time_ns)]
+    if any(finding.link for finding in worth_it):
+        # A ring ends rank by rank behind its slow link: that is the same finding again.
+        worth_it = [finding for finding in worth_it if finding.cause != "release_skew"]
+    return tuple(sorted(worth_it, key=lambda finding: -finding.cost.value))
+
+
+def _read_slow_links(trace: Trace) -> list[SlowLink]:
+    slow = find_slow_links(measure_link_rates(trace))[["rank", "peer_rank", "rate_bytes_per_s", "usual_bytes_per_s"]]
+    return [
+        SlowLink(rank=rank, peer_rank=peer_rank, bytes_per_s=rate, usual_bytes_per_s=usual)
+        for rank, peer_rank, rate, usual in slow.itertuples(index=False, name=None)
+    ]
+
+
+def _is_worth_reporting(finding: Finding, step_time_ns: float) -> bool:
+    is_costly = finding.cost_share >= MIN_COST_SHARE
+    if finding.pattern.kind != "transient":
+        return is_costly
+    if finding.delay_ns >= MIN_PAUSE_STEPS * step_time_ns:
+        return is_costly or finding.delay_ns >= LONG_PAUSE_STEPS * step_time_ns
+    return is_costly and bool(finding.ranks) and not math.isnan(finding.pattern.p_value)

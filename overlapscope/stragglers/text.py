@@ -1,0 +1,202 @@
+"""Sentences that describe straggler findings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from overlapscope.breakdown.labels import BLOCK_LABELS
+from overlapscope.stragglers.cycles import CAUSES, Cycles
+from overlapscope.stragglers.delays import get_significance_level
+from overlapscope.stragglers.finding import Finding, SlowLink
+from overlapscope.stragglers.patterns import count_runs
+from overlapscope.stragglers.stragglers import Stragglers
+from overlapscope.text import format_bytes, format_ns, format_share
+from overlapscope.trace.recording import Trace
+
+CAUSE_LABELS: Final = {
+    "compute": "Compute",
+    "data_wait": "Data wait",
+    "loop": "Loop's own code",
+    "evaluation": "Evaluation",
+    "gc": "Garbage collection",
+    "release_skew": "Carried-over communication",
+    "transfer": "Transfer",
+    "link": "Link",
+}
+"""Labels of causes of findings, for tables."""
+
+PART_LABELS: Final = {
+    cause: "carried-over communication" if cause == "release_skew" else BLOCK_LABELS[cause] for cause in CAUSES
+}
+"""Labels of causes of local time, for sentences."""
+
+_DOES_LONGER: Final = {
+    "compute": "computes {} longer than {}",
+    "data_wait": "waits {} longer for data than {}",
+    "loop": "takes {} longer between an update and the next forward than {}",
+    "evaluation": "evaluates {} longer than {}",
+    "gc": "collects garbage for {}",
+    "release_skew": "is released {} late by the previous step's communication",
+    "transfer": "take {} longer after all ranks have arrived",
+}
+_MIN_PART_SHARE: Final = 0.1
+"""Minimum share of a delay for a phase to be mentioned."""
+
+
+def describe(finding: Finding) -> str:
+    """Describe a finding in one sentence: who, what, when, where in the step, and its cost."""
+    if finding.link is not None:
+        longer = f"all-reduces take {format_ns(finding.delay_ns)} longer {describe_when(finding)}"
+        return f"{capitalize(name_culprit(finding))} {_describe_rate(finding.link)}, so {longer}: {describe_cost(finding)}."
+    does = _DOES_LONGER[finding.cause].format(format_ns(finding.delay_ns), finding.compared_with)
+    return f"{capitalize(name_culprit(finding))} {does} {describe_when(finding)}{_describe_parts(finding)}: {describe_cost(finding)}."
+
+
+def name_culprit(finding: Finding) -> str:
+    """Name what a finding blames.
+
+    That is ``rank 3``, ``host node1 (ranks 8 to 15)``, ``the link from rank 2 to rank 3``, or else ``all-reduces``.
+    """
+    if finding.link is not None:
+        return f"the link from rank {finding.link.rank} to rank {finding.link.peer_rank}"
+    if not finding.ranks:
+        return "all-reduces"
+    if finding.host is not None:
+        return f"host {finding.host} ({rank_names(finding.ranks)})"
+    return rank_names(finding.ranks)
+
+
+def rank_names(ranks: Sequence[int]) -> str:
+    """Name ranks: ``rank 3``, ``ranks 8 to 15``, ``ranks 1, 4 and 9``."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def describe_when(finding: Finding) -> str:
+    """Describe the steps in which a finding occurs."""
+    pattern, steps = finding.pattern, finding.steps
+    if pattern.kind == "persistent":
+        return "in every step"
+    if pattern.kind == "periodic":
+        return f"every {pattern.period} steps"
+    if pattern.kind == "shift":
+        return f"from step {steps[0]} on" if not pattern.where[0] else f"until step {steps[-1]}"
+    if pattern.kind == "episode":
+        stretches = count_runs(pattern.where)
+        between = f"{steps[0]} to {steps[-1]}"
+        return (
+            f"in steps {between}" if stretches == 1 else f"in {len(steps)} of steps {between}, in {stretches} stretches"
+        )
+    return f"in step {steps[0]}" if len(steps) == 1 else f"in {len(steps)} steps, peak in step {finding.worst_step}"
+
+
+def describe_cost(finding: Finding) -> str:
+    """Describe the cost of a finding, with half of its 90 % interval; for a single occurrence, the total."""
+    if finding.pattern.kind == "transient" and len(finding.steps) == 1:
+        total_ns = finding.cost.value * len(finding.pattern.where)
+        return f"{format_ns(total_ns)} once"
+    error_ns = (finding.cost.high - finding.cost.low) / 2
+    interval = f" ± {format_ns(error_ns)}" if error_ns < finding.cost.value else ""
+    return f"{format_ns(finding.cost.value)}{interval} a step ({format_share(finding.cost_share)})"
+
+
+def describe_verdict(stragglers: Stragglers) -> str:
+    """Return the headline of the whole analysis."""
+    if stragglers.findings:
+        return describe(stragglers.findings[0])
+    waiting_ns, step_ns = stragglers.waiting.value, stragglers.step_time_ns
+    if math.isnan(waiting_ns):
+        return "No rank stands out."
+    step = f"each {format_ns(step_ns)} step ({format_share(waiting_ns / step_ns)})"
+    waiting = f"{format_ns(waiting_ns)} of {step} is spent waiting for whichever rank is later."
+    if waiting_ns < 1:
+        waiting = "Nobody waits for a later rank."
+    # A delay in that many consecutive steps is as unlikely by chance as the significance level asks for.
+    least = math.ceil(-math.log2(get_significance_level(stragglers.cycles)))
+    few = len(stragglers.cycles.steps) < least
+    return f"No rank stands out. {waiting}{f' It takes {least} steps to name a rank that is late in each.' * few}"
+
+
+def describe_equal_ranks(cycles: Cycles) -> str:
+    """Name the case that all ranks are equal; two ranks have no median."""
+    return "both like the quicker one" if len(cycles.ranks) == 2 else "all ranks like the median"
+
+
+def describe_equalized_rank(rank: int, cycles: Cycles) -> str:
+    """Name the case that one rank is like the others in everything; it may be faster than they in some of it."""
+    (*others,) = (other for other in cycles.ranks.tolist() if other != rank)
+    return f"rank {rank} in all like {f'rank {others[0]}' if len(others) == 1 else 'the median rank'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingStragglersReason:
+    """Reason why a recording can't show which rank is late."""
+
+    headline: str
+    message: str
+    advice: str
+
+
+def explain_missing_stragglers(trace: Trace) -> MissingStragglersReason:
+    """Explain why ``Analysis.stragglers`` has nothing to compare, and what to do about it."""
+    ranks, steps = len(trace.ranks), trace.steps["step"].nunique()
+    if ranks < 2:
+        return MissingStragglersReason(
+            headline="Only one rank was recorded",
+            message="A straggler is a rank that the others wait for, and this recording has only one rank.",
+            advice="If the run had more, copy the rank folders of its other hosts next to this one.",
+        )
+    if len(trace.aligned_ranks) < 2:
+        return MissingStragglersReason(
+            headline="The clocks of these ranks can't be compared",
+            message=f"No two of the {ranks:,} ranks have a common clock, so it is unknown which arrived last.",
+            advice="Ranks on one host share a clock, and ranks on several hosts compare theirs while they train: "
+            "record the run again with all of its ranks, rank 0 among them.",
+        )
+    if (trace.collectives["op"] == "all_gather").any():
+        return MissingStragglersReason(
+            headline="This is not known of sharded parameters",
+            message="A straggler is found by the all-reduces of gradients. Here ranks exchange shards of gradients and "
+            "of parameters, and wait for each other more than once in a step.",
+            advice="The timeline and the account of a step show who waits for whom.",
+        )
+    are_all = trace.extent == "all"
+    return MissingStragglersReason(
+        headline="There are too few steps to compare",
+        message="This needs two steps in a row with the same all-reduces on all ranks, after the warm-up. "
+        f"{'This recording has' if are_all else 'What was read has'} {steps:,} finished step{'s' * (steps != 1)}.",
+        advice="Record more steps, or wait until the run has got further." if are_all else "Choose more steps.",
+    )
+
+
+def describe_missing_ranks(cycles: Cycles) -> str:
+    """Return a note on ranks that could not be compared; empty if there are none."""
+    count = cycles.missing_ranks
+    if not count:
+        return ""
+    them = "it" if count == 1 else "them"
+    return f"{count:,} rank{'s' * (count > 1)} could not be compared; waiting for {them} looks like transfer."
+
+
+def _describe_rate(link: SlowLink) -> str:
+    return (
+        f"delivers {format_bytes(link.bytes_per_s)}/s where the others deliver {format_bytes(link.usual_bytes_per_s)}/s"
+    )
+
+
+def _describe_parts(finding: Finding) -> str:
+    parts = {name: ns for name, ns in finding.parts_ns.items() if ns >= _MIN_PART_SHARE * finding.delay_ns}
+    if len(finding.parts_ns) < 2 or not parts:
+        return ""
+    return f" ({', '.join(f'{PART_LABELS[name]} {format_ns(ns)}' for name, ns in parts.items())})"
+
+
+def capitalize(text: str) -> str:
+    """Capitalize the first letter of a sentence."""
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,352 @@
+"""Collective log of one process group on one rank: every collective, in launch order.
+
+There is one file per group, memory-mapped like the event log, so that it survives SIGKILL and SIGABRT: an entry is on
+disk *before* its collective is launched. Entry ``n`` (from 1) is in slot ``(n - 1) % capacity``; times are filled in
+later, so the state of an entry follows from which of its times are set. Example: with 1000 slots, entries 1 and 1001
+share slot 0, and the latest 1000 entries are available.
+
+Each entry holds two running sums over all entries so far, ``hash`` and ``names_hash``. Ranks agree up to an entry if
+and only if their sums there are equal, so the first difference is found by bisection, in a number of requests that is
+logarithmic in the length of the log. They are sums, not chained hashes, so that what two ranks have done *between* two
+entries can be compared as well.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+from zlib import adler32
+
+import numpy as np
+import numpy.typing as npt
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.checksum import add_page_checksum, is_page_intact
+from overlapscope.trace.ring_log import RingLog
+from overlapscope.trace.schema import FIRST_VERSION_WITH_CHECKSUMS, HEADER_BYTES, NO_BUCKET, Signature
+
+GROUP_VERSION: Final = 2
+GROUP_MAGIC: Final = b"OVLGROUP"
+ENTRY_BYTES: Final = 64
+
+UNKNOWN: Final = 0xFFFFFFFF
+"""``batch`` if it is unknown which batch of its data a rank is at."""
+UNKNOWN_PHASE: Final = 0xFF
+
+UNEVEN_INPUTS: Final = 1
+"""Flag: launched inside ``join()``, or after one, where ranks may be at different steps."""
+SHADOW: Final = 2
+"""Flag: launched by a rank that has joined, to match another rank's collective."""
+FAILED: Final = 4
+"""Flag: completed with an error."""
+AWAITED: Final = 8
+"""Flag: launched by user code, on the host, and waited for at the line that launched it."""
+AFTER_UPDATE: Final = 16
+"""Flag: launched after the update of the previous step, while the user's loop was still in that iteration."""
+REACHED: Final = 32
+"""Flag: it took long to complete, and its device was seen to have reached it."""
+UNREACHED: Final = 64
+"""Flag: its device was seen to be still at earlier work; ``REACHED`` may be set later."""
+
+GROUP_LIMIT_BYTES: Final = 8 * 1024**2
+
+ENTRY_FIELDS: Final = (
+    ("number", "<u4"),
+    ("signature", "<u4"),
+    ("call_site", "<u4"),
+    ("step", "<u4"),
+    ("batch", "<u4"),
+    ("phase", "u1"),
+    ("flags", "u1"),
+    ("check", "<u2"),
+    ("hash", "<u8"),
+    ("names_hash", "<u8"),
+    ("announced_ns", "<i8"),
+    ("launched_ns", "<i8"),
+    ("completed_ns", "<i8"),
+)
+ENTRY_DTYPE: Final = np.dtype([(name, kind) for name, kind in ENTRY_FIELDS])
+"""Numpy type of an entry. Times are host nanoseconds, 0 for events that have not happened.
+
+``check`` is the upper half of the Adler-32 of the entry with ``check`` = 0; in logs of version 1 it is 0.
+"""
+
+Entries = npt.NDArray[Any]
+"""A structured array of ``ENTRY_DTYPE``."""
+
+_ENTRY: Final = struct.Struct("<IIIIIBBHQQqqq")
+_NUMBER: Final = struct.Struct("<I")
+_TIME: Final = struct.Struct("<q")
+_HEADER: Final = struct.Struct("<8sIIIIQ")
+_CHECK: Final = struct.Struct("<H")
+_CHECK_AT: Final = 22
+_LAUNCHED_AT: Final = 48
+_COMPLETED_AT: Final = 56
+_FLAGS_AT: Final = 21
+_ADLER: Final = 65521
+_MASK: Final = 2**64 - 1
+_SMALLEST_CAPACITY: Final = 16
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+_BLOCK_ENTRIES: Final = 64
+
+
+def group_file(number: int, *, point_to_point: bool = False) -> str:
+    """Return the name of a rank's log file; numbers count from 0 in the order of the groups' first collectives."""
+    return f"{'p2p' if point_to_point else 'group'}_{number}.log"
+
+
+def entry_digest(signature_hash: int, number: int, step: int) -> int:
+    """Return the summand of one entry in the running sum: splitmix64 of its content, number and step."""
+    x = (signature_hash + _GOLDEN * number + 0xD6E8FEB86659FD93 * (step + 1)) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def hashed_step(signature: Signature, step: int, flags: int) -> int:
+    """Return the step that goes into ``hash``: a bucket's step, and -1 for all other collectives.
+
+    User collectives and collectives of buffers may be launched before or after what this process considers the end of a
+    step. Inside ``join()`` ranks may be at different steps.
+    """
+    return step if signature.bucket != NO_BUCKET and not flags & UNEVEN_INPUTS else -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveLogHeader:
+    """Header of a log: the group that it belongs to."""
+
+    name: str
+    """Name of the group, the same on all of its ranks."""
+    ranks: tuple[int, ...]
+    """Members of the group, as ranks of the job."""
+    rank: int
+    """Rank that writes this log."""
+    description: str = ""
+    backend: str = ""
+    point_to_point: bool = False
+    capacity: int = 0
+    """Number of slots of the ring."""
+    closed: bool = False
+    written: int | None = None
+    """Number of entries ever announced, if the log is closed; None in logs of version 1."""
+    version: int = GROUP_VERSION
+
+    @property
+    def full_bytes(self) -> int:
+        """Return the size of the file until it is closed."""
+        return HEADER_BYTES + self.capacity * ENTRY_BYTES
+
+    def pack(self) -> bytes:
+        """Serialize the header page."""
+        text = json.dumps(
+            {
+                "name": self.name,
+                "ranks": self.ranks if len(self.ranks) <= 512 else None,
+                "world": len(self.ranks),
+                "rank": self.rank,
+                "description": self.description[:200],
+                "backend": self.backend,
+                "point_to_point": self.point_to_point,
+                "written": self.written,
+                "entry": ENTRY_FIELDS,
+            },
+            separators=(",", ":"),
+        ).encode()
+        head = _HEADER.pack(
+            GROUP_MAGIC, self.version, HEADER_BYTES, ENTRY_BYTES, int(self.closed), self.capacity
+        ) + len(text).to_bytes(4, "little")
+        page = head + text
+        if len(page) > HEADER_BYTES - 4:
+            raise ValueError("the header of a group log no longer fits its page")
+        return add_page_checksum(page.ljust(HEADER_BYTES, b"\0"))
+
+    @classmethod
+    def unpack(cls, page: bytes, path: Path) -> CollectiveLogHeader:
+        """Parse a header page.
+
+        Raises:
+            OverlapScopeError: not a collective log, truncated, damaged, or of a version that this code can't read.
+        """
+        if page[: len(GROUP_MAGIC)] != GROUP_MAGIC:
+            raise OverlapScopeError(f"{path}: not a collective log (offset 0: no {GROUP_MAGIC.decode()} mark)")
+        if len(page) < HEADER_BYTES:
+            raise OverlapScopeError(f"{path}: cut short at offset {len(page)}, inside the header; no entry is left")
+        _, version, header_bytes, entry_bytes, closed, capacity = _HEADER.unpack_from(page)
+        if version > GROUP_VERSION:
+            raise OverlapScopeError(
+                f"{path}: written in version {version}; this overlapscope reads up to {GROUP_VERSION}; "
+                "upgrade overlapscope to read it"
+            )
+        if (header_bytes, entry_bytes) != (HEADER_BYTES, ENTRY_BYTES):
+            raise OverlapScopeError(f"{path}: corrupt header (offset 12)")
+        if not is_page_intact(page, has_checksum=version >= FIRST_VERSION_WITH_CHECKSUMS):
+            raise OverlapScopeError(f"{path}: damaged header (its checksum is wrong); nothing of the file is used")
+        end = _HEADER.size + 4 + int.from_bytes(page[_HEADER.size : _HEADER.size + 4], "little")
+        try:
+            content = json.loads(page[_HEADER.size + 4 : end])
+            world = int(content["world"])
+            ranks = range(world) if content["ranks"] is None else map(int, content["ranks"])
+            return cls(
+                name=str(content["name"]),
+                ranks=tuple(ranks),
+                rank=int(content["rank"]),
+                description=str(content["description"]),
+                backend=str(content["backend"]),
+                point_to_point=bool(content["point_to_point"]),
+                capacity=capacity,
+                closed=bool(closed),
+                written=content.get("written"),
+                version=version,
+            )
+        except (ValueError, KeyError, TypeError):
+            raise OverlapScopeError(f"{path}: corrupt header (offset {_HEADER.size})") from None
+
+
+class ReadableLog(Protocol):
+    """Collective log that can be read: one that is being written, or a file."""
+
+    @property
+    def latest(self) -> int:
+        """Return the number of the latest entry; 0 if there is none."""
+
+    def read(self, first: int, last: int) -> Entries:
+        """Return the entries ``first`` to ``last`` that the log still has."""
+
+
+def oldest_incomplete(log: ReadableLog) -> Entries:
+    """Return the first entry of the incomplete ones at the end of the log; none if the latest entry is complete.
+
+    The log is read backwards in blocks of ``_BLOCK_ENTRIES`` entries up to a block without incomplete ones, because hosts run
+    ahead of their devices, by a thousand collectives and more. Where a whole block is complete, so is everything before
+    it, or nothing waits for it.
+
+    Example: of 300 entries, 200 to 300 are incomplete. Blocks 237 to 300 and 173 to 236 have incomplete entries, block
+    109 to 172 has none, so the result is entry 200.
+    """
+    found = np.empty(0, dtype=ENTRY_DTYPE)
+    last = log.latest
+    while last > 0:
+        entries = log.read(max(1, last - _BLOCK_ENTRIES + 1), last)
+        is_open = (entries["completed_ns"] == 0) | ((entries["flags"] & FAILED) != 0)
+        if not is_open.any() or (not len(found) and not is_open[-1]):
+            break
+        found, last = entries[is_open][:1], last - _BLOCK_ENTRIES
+    return found
+
+
+class CollectiveLogWriter(RingLog):
+    """Writer of the collective log of one group. Thread-safe.
+
+    Args:
+        path: the file to create; it must not exist.
+        header: header with the group's name and members.
+        limit_bytes: maximum size of the file; the latest entries are kept.
+
+    Raises:
+        OverlapScopeError: the file exists, or can't be created or written.
+    """
+
+    slot_bytes = ENTRY_BYTES
+    chunk_slots = 4096
+
+    def __init__(self, path: Path, header: CollectiveLogHeader, limit_bytes: int = GROUP_LIMIT_BYTES) -> None:
+        self.header = header
+        self.hash = 0
+        self.names_hash = 0
+        super().__init__(path, max(_SMALLEST_CAPACITY, (limit_bytes - HEADER_BYTES) // ENTRY_BYTES))
+
+    def announce(
+        self,
+        number_of_signature: int,
+        signature: Signature,
+        *,
+        now_ns: int,
+        step: int,
+        call_site: int = 0,
+        batch: int = UNKNOWN,
+        phase: int = UNKNOWN_PHASE,
+        flags: int = 0,
+    ) -> int:
+        """Store an entry. It is on disk when this returns.
+
+        Returns:
+            Its number, from 1; 0 if the log is closed.
+        """
+        with self._lock:
+            if self._buffer.closed:
+                return 0
+            number = self.latest + 1
+            agreed_step = hashed_step(signature, step, flags)
+            self.hash = (self.hash + entry_digest(signature.hash, number, agreed_step)) & _MASK
+            if signature.names_hash:
+                self.names_hash = (self.names_hash + entry_digest(signature.names_hash, number, -1)) & _MASK
+            at = self._offset(number) if number <= self._allocated else self._make_room(number)
+            entry = _ENTRY.pack(
+                number,
+                number_of_signature,
+                call_site,
+                step,
+                batch,
+                phase,
+                flags,
+                0,
+                self.hash,
+                self.names_hash,
+                now_ns,
+                0,
+                0,
+            )
+            # The number is written last: until then no reader takes this for an entry.
+            _NUMBER.pack_into(self._buffer, at, 0)
+            self._buffer[at + _NUMBER.size : at + ENTRY_BYTES] = entry[_NUMBER.size :]
+            _CHECK.pack_into(self._buffer, at + _CHECK_AT, adler32(entry) >> 16)
+            _NUMBER.pack_into(self._buffer, at, number)
+            self.latest = number
+            return number
+
+    def launched(self, number: int, now_ns: int) -> None:
+        """Record that the backend has accepted a collective."""
+        self._add(number, _LAUNCHED_AT, now_ns)
+
+    def completed(self, number: int, now_ns: int, *, failed: bool = False) -> None:
+        """Record that a collective was seen to be complete at ``now_ns``."""
+        self._add(number, _COMPLETED_AT, now_ns, FAILED if failed else 0)
+
+    def seen(self, number: int, flags: int) -> None:
+        """Add ``REACHED`` or ``UNREACHED`` to an entry."""
+        self._add(number, None, flags=flags)
+
+    def read(self, first: int, last: int) -> Entries:
+        """Return the entries ``first`` to ``last`` that the ring still has."""
+        with self._lock:
+            if self._buffer.closed:
+                return np.empty(0, dtype=ENTRY_DTYPE)
+            first = max(first, 1, self.latest - self.capacity + 1)
+            parts = [
+                self._buffer[self._offset(number) : self._offset(number) + ENTRY_BYTES]
+                for number in range(first, min(last, self.latest) + 1)
+            ]
+        return np.frombuffer(b"".join(parts), dtype=ENTRY_DTYPE)
+
+    def _add(self, number: int, field_offset: int | None, now_ns: int = 0, flags: int = 0) -> None:
+        with self._lock:
+            # The slot may hold a later entry by now, or the log may be closed.
+            if not 0 < number <= self.latest or number <= self.latest - self.capacity or self._buffer.closed:
+                return
+            at = self._offset(number)
+            if field_offset is not None:
+                _TIME.pack_into(self._buffer, at + field_offset, now_ns)
+            if flags:
+                self._buffer[at + _FLAGS_AT] |= flags
+            entry = self._buffer[at : at + ENTRY_BYTES]
+            # The weight of a byte is its distance from the end: 42 and 41 for the old check, which must not count.
+            check = ((adler32(entry) >> 16) - 42 * entry[_CHECK_AT] - 41 * entry[_CHECK_AT + 1]) % _ADLER
+            _CHECK.pack_into(self._buffer, at + _CHECK_AT, check)
+
+    def _header(self, *, closed: bool) -> bytes:
+        written = self.latest if closed else None
+        return replace(self.header, capacity=self.capacity, closed=closed, written=written).pack()

@@ -1,0 +1,71 @@
+"""Precision with which times of different ranks can be compared, in a few words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from math import ceil
+from typing import TYPE_CHECKING, Any, Final
+
+from overlapscope.trace.recording import Trace
+
+if TYPE_CHECKING:
+    from overlapscope.trace.recording import Trace
+
+
+# Short descriptions of the trained models, of how their gradients are reduced, and of the steps that were read.
+
+DEFAULT_STRATEGY: Final = "overlapped"
+"""Strategy of stock DDP."""
+FULLY_SHARD: Final = "fully_shard"
+"""Strategy that models sharded by torch's FSDP2 are recorded with."""
+
+
+def describe_models(run: Mapping[str, Any]) -> str:
+    """Name the classes of the wrapped modules, each once: ``Generator, Discriminator`` or ``Sequential ×13``.
+
+    Args:
+        run: Content of ``run.json``.
+
+    Returns:
+        Empty if none is known.
+    """
+    classes = Counter(str(model.get("class", "?")) for model in run.get("models") or ())
+    return ", ".join(f"{name} ×{count}" if count > 1 else name for name, count in classes.items())
+
+
+def describe_strategies(run: Mapping[str, Any]) -> str:
+    """Say how gradients are reduced, if not as in stock DDP: ``ring``, ``decoupled with deferred updates``.
+
+    Args:
+        run: Content of ``run.json``.
+    """
+    given = [
+        str((model.get("ddp_arguments") or {}).get("strategy", DEFAULT_STRATEGY))
+        + (" with deferred updates" if model.get("updates") == "deferred" else "")
+        for model in run.get("models") or ()
+    ]
+    return ", ".join(dict.fromkeys(strategy for strategy in given if strategy != DEFAULT_STRATEGY))
+
+
+def describe_chosen_steps(trace: Trace) -> str:
+    """Return a note on the range of steps, to follow their number; empty if all steps were read."""
+    if trace.extent == "all":
+        return ""
+    return f" (only {trace.steps['step'].min()} to {trace.steps['step'].max()} were read)"
+
+
+def describe_clocks(trace: Trace) -> str:
+    """Say whether the ranks are on one clock, and with what error."""
+    unaligned = len(trace.ranks) - len(trace.aligned_ranks)
+    if unaligned:
+        return f"{unaligned} of {len(trace.ranks)} ranks not aligned"
+    if trace.clock_error_ns:
+        return f"aligned to ±{ceil(trace.clock_error_ns / 1000)} µs"
+    return "one clock (same boot)"
+
+
+def clock_offsets(trace: Trace) -> dict[int, float]:
+    """Return the nanoseconds to add to the times of each rank to compare them, for ranks whose clocks are known."""
+    known = trace.ranks[trace.ranks["clock"] != "none"]
+    return dict(zip(known["rank"].tolist(), known["offset_ns"].astype(float).tolist(), strict=True))

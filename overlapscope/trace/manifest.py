@@ -1,0 +1,126 @@
+"""Manifest of a rank's files, ``sealed.json``: written last, so all listed files must exist with the listed content.
+
+It holds the size and CRC-32 of each file; logs have checksums of their own entries instead. There is none if the rank
+was killed, or if the recording is older.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from fnmatch import fnmatch
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any, Final
+from zlib import crc32
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.collective_log import CollectiveLogHeader
+from overlapscope.trace.event_log import Problem
+from overlapscope.trace.schema import (
+    EVENTS_FILE,
+    GROUP_PATTERN,
+    HEADER_BYTES,
+    MANIFEST_FILE,
+    POINT_TO_POINT_PATTERN,
+    LogHeader,
+    write_json,
+)
+from overlapscope.trace.small_files import read_json
+
+_LOG: Final = ".log"
+_DRAFT: Final = ".part"
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the manifest of a rank's files."""
+    with suppress(OSError):  # a full disk, or the folder was deleted
+        files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix != _DRAFT]
+        # A log that could not be closed is not listed.
+        listed_size = [path for path in files if not _is_ring(path.name) or _is_closed(path)]
+        marks = {path.name: _describe_file(path) for path in listed_size if path.name != MANIFEST_FILE}
+        write_json(folder / MANIFEST_FILE, {"files": marks})
+
+
+class Manifest:
+    """Manifest of a rank; empty if there is none, so that nothing is verified.
+
+    Args:
+        folder: folder of the rank.
+        problems: receives problems with the manifest.
+    """
+
+    def __init__(self, folder: Path, problems: list[Problem]) -> None:
+        self._folder = folder
+        content = read_json(folder / MANIFEST_FILE, problems) if (folder / MANIFEST_FILE).exists() else {}
+        files = content.get("files")
+        listed: dict[str, Any] = files if isinstance(files, dict) else {}
+        self._files = {name: mark for name, mark in listed.items() if _is_in_a_folder(name)}
+        if len(self._files) < len(listed):
+            problems.append(
+                Problem("error", f"{folder / MANIFEST_FILE}: damaged; it lists what can't be in its folder")
+            )
+
+    def is_damaged(self, name: str) -> bool:
+        """Return whether a listed file is missing, truncated or changed."""
+        return name in self._files and self._damage(name) is not None
+
+    def report(self, problems: list[Problem]) -> None:
+        """Report listed files that are missing or changed, unless they already have a problem."""
+        reported_paths = {problem.message.partition(": ")[0] for problem in problems}
+        for name in self._files:
+            path = self._folder / name
+            if str(path) not in reported_paths and (damage := self._damage(name)) is not None:
+                problems.append(Problem("error", f"{path}: {damage}"))
+
+    def _damage(self, name: str) -> str | None:
+        path, mark = self._folder / name, self._files[name]
+        try:
+            found, listed_size = path.stat(), mark["bytes"]
+            size = found.st_size
+            if not S_ISREG(found.st_mode):  # reading a pipe would block
+                return "not a file"
+            if size < listed_size:
+                return f"cut short at offset {size}; it had {listed_size} bytes"
+            if _is_ring(name) and (size > listed_size or not _is_closed(path)):
+                return "from before the recording was complete; the log was closed later"
+            # Data appended later, such as the stacks of a process that crashes at the end, is no damage.
+            if "crc32_of_bytes" in mark and _crc32(path, listed_size) != mark["crc32_of_bytes"]:
+                return "damaged since it was written (its checksum is wrong)"
+        except FileNotFoundError:
+            return "missing; it was there when the recording was complete"
+        except OSError as error:
+            return f"can't be read ({error.strerror})"
+        except (KeyError, TypeError, ValueError):
+            return f"what {MANIFEST_FILE} says of it makes no sense"
+        return None
+
+
+def _is_in_a_folder(name: str) -> bool:
+    """Return whether this is a plain file name, and not a path that leads elsewhere."""
+    return name not in ("", "..") and Path(name).name == name and "\0" not in name
+
+
+def _is_ring(name: str) -> bool:
+    return name == EVENTS_FILE or fnmatch(name, GROUP_PATTERN) or fnmatch(name, POINT_TO_POINT_PATTERN)
+
+
+def _is_closed(path: Path) -> bool:
+    """Return whether a log is complete according to its header; a damaged header is reported by its readers."""
+    unpack = LogHeader.unpack if path.name == EVENTS_FILE else CollectiveLogHeader.unpack
+    try:
+        with path.open("rb") as file:
+            return unpack(file.read(HEADER_BYTES), path).closed
+    except OverlapScopeError:
+        return True
+
+
+def _describe_file(path: Path) -> dict[str, int]:
+    mark = {"bytes": path.stat().st_size}
+    return mark if path.suffix == _LOG else mark | {"crc32_of_bytes": _crc32(path, mark["bytes"])}
+
+
+def _crc32(path: Path, size: int) -> int:
+    if size < 0:
+        raise ValueError(size)
+    with path.open("rb") as file:
+        return crc32(file.read(size))

@@ -1,0 +1,289 @@
+"""Exit records ``exits_*.jsonl``: how processes ended, according to their parent process.
+
+A launcher knows what a rank can't record itself: the signal that killed it, its exit status, and whether the launcher
+had signaled it to end before.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from overlapscope.trace import clocks
+from overlapscope.trace.checksum import dump_json_line
+from overlapscope.trace.event_log import Problem
+from overlapscope.trace.schema import RANK_FILE, REPORTS_FILE, STALL_FILE, write_json
+from overlapscope.trace.small_files import read_json, read_lines
+
+# Watchdog reports, written while a job runs: ``reports.jsonl``, and the Python stacks at that time.
+#
+# A rank's file is rewritten with each report, because a report may be retracted.
+
+_MOST_STACK_BYTES: Final = 200_000
+"""Maximum number of bytes read of a stacks file: nobody reads more, and a damaged file may have any size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchdogReport:
+    """One line of ``reports.jsonl``."""
+
+    rank: int
+    """Rank whose watchdog reports."""
+    number: int
+    time_ns: int
+    unix_ns: int | None
+    """Unix time of the report; None if the clock difference was not recorded."""
+    step: int | None
+    kind: str
+    """Kind of the verdict."""
+    sentence: str
+    """One-sentence summary of what happened."""
+    text: str
+    """Full printed report: the summary, the ranks' last known positions, the collectives around them."""
+    retracted_ns: int | None
+    """Time when the watchdog saw that the job had continued after all; None if it did not."""
+    verdict: Mapping[str, Any]
+    """Complete verdict as ``overlapscope.diagnosis.verdict`` has written it; empty if it is lost."""
+    stacks_path: Path
+
+    @property
+    def stacks(self) -> str:
+        """Return the stacks of the rank's Python threads at that time; empty if they were not written."""
+        try:
+            with self.stacks_path.open("rb") as file:
+                return file.read(_MOST_STACK_BYTES).decode(errors="replace")
+        except OSError:
+            return ""
+
+
+class ReportLog:
+    """Writer of the reports of one rank.
+
+    Args:
+        folder: folder of the rank; reports that are already there are kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lines: list[dict[str, Any]] = read_lines(folder / REPORTS_FILE, [], lambda line: [dict(line)])
+
+    def add(self, verdict: Mapping[str, Any], message: str, *, step: int, process_state: str) -> int:
+        """Write a report, and the Python stacks of all threads.
+
+        Returns:
+            The number of the report, from 1.
+        """
+        number = len(self._lines) + 1
+        self._lines.append(
+            {
+                "report": number,
+                "time_ns": time.monotonic_ns(),
+                "step": step,
+                "process_state": process_state,
+                "verdict": verdict,
+                "message": message,
+                "retracted_ns": None,
+            }
+        )
+        self._write()
+        with suppress(OSError, RuntimeError), (self._folder / _stacks_file(number)).open("w") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+        return number
+
+    def retract(self, number: int) -> None:
+        """Mark a report as retracted: the job continues, so it was slow and not stuck."""
+        self._lines[number - 1]["retracted_ns"] = time.monotonic_ns()
+        self._write()
+
+    def _write(self) -> None:
+        """Replace the file atomically, so that a reader sees the old or the new reports."""
+        path = self._folder / REPORTS_FILE
+        part = path.with_suffix(".part")
+        with suppress(OSError):
+            part.write_text("".join(map(dump_json_line, self._lines)), encoding="utf-8")
+            part.replace(path)
+
+
+def read_reports(folders: Mapping[int, Path]) -> tuple[WatchdogReport, ...]:
+    """Read the reports of all ranks, sorted by time, without damaged lines.
+
+    Args:
+        folders: rank folders by rank.
+    """
+    found = [report for rank, folder in folders.items() for report in read_rank_reports(rank, folder, [])]
+    return tuple(sorted(found, key=lambda report: (report.time_ns, report.rank)))
+
+
+def read_rank_reports(rank: int, folder: Path, problems: list[Problem]) -> list[WatchdogReport]:
+    """Read the reports of one rank, in order."""
+    if not (folder / REPORTS_FILE).exists():
+        return []
+    to_unix_ns = _to_unix_ns(folder)
+    return read_lines(folder / REPORTS_FILE, problems, lambda line: [_parse_report(rank, folder, line, to_unix_ns)])
+
+
+def _parse_report(rank: int, folder: Path, line: dict[str, Any], to_unix_ns: int | None) -> WatchdogReport:
+    number, time_ns = int(line["report"]), int(line["time_ns"])
+    retracted_ns, step = line.get("retracted_ns"), line.get("step")
+    verdict = dict(line.get("verdict") or {})
+    return WatchdogReport(
+        rank=rank,
+        number=number,
+        time_ns=time_ns,
+        unix_ns=None if to_unix_ns is None else time_ns + to_unix_ns,
+        step=None if step is None else int(step),
+        kind=str(verdict.get("kind", "")),
+        sentence=str(verdict.get("sentence") or line.get("message", "")),
+        text=str(line.get("message", "")),
+        retracted_ns=None if retracted_ns is None else int(retracted_ns),
+        verdict=verdict,
+        stacks_path=folder / _stacks_file(number),
+    )
+
+
+def _stacks_file(number: int) -> str:
+    return f"stacks_{number}.txt"
+
+
+def _to_unix_ns(folder: Path) -> int | None:
+    try:
+        sample = read_json(folder / RANK_FILE, [])["clock_samples"][0]
+        return int(sample["unix_ns"]) - int(sample["monotonic_ns"])
+    except (ValueError, KeyError, IndexError, TypeError):
+        return None
+
+
+# Stall snapshot of a rank, ``standstill.json``: its state when the watchdog last examined it during a stall.
+#
+# With it, a reader who examines a running job from outside, or a job that was aborted because it hung, knows what the
+# rank's watchdog knew.
+
+
+@dataclass(frozen=True, kw_only=True)
+class StallSnapshot:
+    """State of a rank during a stall."""
+
+    time_ns: int
+    """Time of the snapshot in host nanoseconds."""
+    longest_recovered_stall_ns: int
+    """Longest earlier time without progress that was followed by progress."""
+    cpu_share: float | None
+    """CPU use as a share of one core, over about the last second; None without two samples."""
+    is_working: bool | None
+    """True if the process moved through its Python code, or read or wrote; None if unknown."""
+    has_begun_next_iteration: bool | None
+    """True if the user's loop was in its next iteration, for a rank between two steps; None if unknown."""
+    stacks: str
+    """Stacks of its Python threads, from faulthandler."""
+
+
+def write_stall_snapshot(folder: Path, seen: StallSnapshot) -> None:
+    """Write a snapshot, replacing the previous one.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    write_json(folder / STALL_FILE, asdict(seen))
+
+
+def read_stall_snapshot(folder: Path, problems: list[Problem]) -> StallSnapshot | None:
+    """Read the last snapshot; None if the rank never stalled, or if the file is damaged.
+
+    Args:
+        problems: receives problems with the file.
+    """
+    path = folder / STALL_FILE
+    content = read_json(path, problems) if path.exists() else {}
+    if not content:
+        return None
+    try:
+        share, is_working, begun = content["cpu_share"], content["is_working"], content["has_begun_next_iteration"]
+        return StallSnapshot(
+            time_ns=int(content["time_ns"]),
+            longest_recovered_stall_ns=int(content["longest_recovered_stall_ns"]),
+            cpu_share=None if share is None else float(share),
+            is_working=None if is_working is None else bool(is_working),
+            has_begun_next_iteration=None if begun is None else bool(begun),
+            stacks=str(content["stacks"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        problems.append(Problem("error", f"{path}: damaged; what this rank did while it stood still is not known"))
+        return None
+
+
+WATCHDOG_ABORT_STATUS: Final = 70
+"""Exit status of a process that its watchdog ended because it did not react."""
+EXITS_PATTERN: Final = "exits_*.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessExit:
+    """End of a process."""
+
+    pid: int
+    boot_id: str | None
+    """Boot id of the host that it ran on."""
+    status: int
+    """Exit status; -N if signal N killed it."""
+    time_ns: int
+    """Time when the exit was noticed, on the host's clock."""
+    signaled_at_ns: int | None = None
+    """Time of the first signal from the parent process; None if it ended without one. For the recorded command: time of
+    the first Ctrl-C or SIGTERM meant for it."""
+    signal_received: int | None = None
+    """Number of that signal; None also if it is unknown, as in older recordings."""
+    is_command: bool = False
+    """True if the process is the recorded command and not a rank."""
+
+
+def write_exit(
+    folder: Path,
+    pid: int,
+    status: int,
+    *,
+    signaled_at_ns: int | None = None,
+    signal_received: int | None = None,
+    is_command: bool = False,
+) -> None:
+    """Append a record to the file of this process.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    line = {
+        "pid": pid,
+        "boot_id": clocks.get_boot_id(),
+        "status": status,
+        "time_ns": clocks.host_now_ns(),
+        "signaled_at_ns": signaled_at_ns,
+        "signal_received": signal_received,
+        "is_command": is_command,
+    }
+    with (folder / f"exits_{socket.gethostname()}_{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
+        file.write(dump_json_line(line))
+
+
+def read_exits(folder: Path, problems: list[Problem]) -> list[ProcessExit]:
+    """Read the exit records of all processes, in no particular order."""
+    paths = sorted(folder.glob(EXITS_PATTERN))
+    return [found for path in paths for found in read_lines(path, problems, lambda line: [_exit_of(line)])]
+
+
+def _exit_of(line: dict[str, Any]) -> ProcessExit:
+    signaled_at_ns, signal_received, boot_id = line["signaled_at_ns"], line.get("signal_received"), line["boot_id"]
+    return ProcessExit(
+        pid=int(line["pid"]),
+        boot_id=None if boot_id is None else str(boot_id),
+        status=int(line["status"]),
+        time_ns=int(line["time_ns"]),
+        signaled_at_ns=None if signaled_at_ns is None else int(signaled_at_ns),
+        signal_received=None if signal_received is None else int(signal_received),
+        is_command=bool(line["is_command"]),
+    )

@@ -1,0 +1,483 @@
+"""Layout of a recording on disk: the contract between the recorder and every reader.
+
+A recording is a folder per run with a folder per rank; writers share no files::
+
+    traces/
+      rank_0/
+        run.json           what ran: world size, backend, versions, DDP arguments, command line
+        rank.json          where it ran: host, pid, boot id, device, clock samples
+        clock.jsonl        one line per burst of pings: this rank's clock and that of rank 0
+        events.log         the event log: a header page, then fixed-size records
+        plans.jsonl        one line per bucket plan: model, epoch, hash, buckets with parameters
+        call_sites.jsonl   one line per call site: number, file, line, function
+        links.jsonl        one line per sample of the kernel's counters of TCP connections
+        gradients_0.board  since when the gradients of model 0 are ready in the latest backward: one i64 per parameter
+        incident_1.log     the latest records at the time of an incident, saved from being overwritten by the ring
+        group_0.log        the collective log of a process group (``group_log.py``); p2p_0.log: its sends and receives
+        segments.jsonl     one line per kind of round of an all-reduce that consists of sends and receives
+        signatures.jsonl   one line per kind of collective: what the numbers in collective logs stand for
+        parameters.jsonl   one line per model: its parameters, written before ranks compare them
+        replicas.jsonl     one line per model: what fingerprints are taken of, and what may make its replicas differ
+        fingerprints_0.board  fingerprints of model 0's parameters, by the number of reductions (``sweep_file.py``)
+        hyperparameters.json  the settings of optimizers, and when they last changed
+        joining.json       the process's settings before it waited for the others in init_process_group
+        unreduced.json     the first update with gradients that were never reduced, if there was one
+        left_backwards.json  backward passes interrupted by an exception, if the training continued
+        alive.board        when the watchdog last ran, the memory use then, and a checksum: four i64
+        reports.jsonl      one line per report of the watchdog; stacks_1.txt: the Python stacks at that time
+        ended.json         how the process ended; missing if it was killed
+        sealed.json        manifest: names, sizes and checksums of these files; written last
+      rank_1/ ...
+      watchdog/            messages between ranks while the job's store is out of reach
+      tables/              Parquet tables, made from the above on first read
+
+A record is ``RECORD_BYTES`` long. It starts with the CRC-32 of the rest: a record is *complete* if that is correct, so
+one that was truncated by SIGKILL, that is being overwritten in the ring, or that was damaged later, is recognized
+without a lock. It ends with its sequence number. These count from 1, so a slot of zeros was never written, and sorting
+by them puts a wrapped ring in order.
+
+What an event *is* (kind, bucket, dtype, element count, plan ...) is known long before it happens, so it is packed once
+into a constant ``body``; on the hot path only the times, the step and the sequence number are added.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import asdict, dataclass
+from enum import IntEnum, IntFlag
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.checksum import add_page_checksum, dump_json_line, dump_json_text, is_page_intact
+
+# Signature of a collective: the part that must be equal on all ranks of its group, and the part that may differ.
+#
+# Collectives are matched by their order alone. Two ranks whose n-th collectives have different ``hash``es reduce
+# different tensors together, abort or hang. Names of tensors have a separate hash: ``if rank == 0: broadcast(a) else:
+# broadcast(b)`` is correct, so different names alone are no error, while *swapped* names are.
+
+NO_BUCKET: Final = -1
+
+POINT_TO_POINT: Final = ("send", "recv")
+"""Operations of two ranks. They have their own log, because the other ranks of the group take no part in them."""
+
+_SIZES_MAY_DIFFER: Final = ("all_to_all", "gather", "scatter", "barrier", "monitored_barrier")
+"""Operations whose element count may differ between ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """Properties of a collective that are the same each time its line runs. One line of ``signatures.jsonl``."""
+
+    op: str
+    """Name in ``torch.distributed``: all_reduce, broadcast, all_gather, reduce_scatter, reduce, gather, scatter,
+    all_to_all, barrier, monitored_barrier, send, recv."""
+    reduce_op: str = ""
+    """sum, avg, max ...; empty if nothing is reduced."""
+    dtype: str = ""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """Shapes of the input tensors of this rank (for scatter and recv: of the output tensors)."""
+    elements: int = 0
+    """Number of elements of all tensors."""
+    bytes: int = 0
+    peer: int | None = None
+    """Rank in the job: the root, or the other rank of a send or recv; None: any, or none."""
+    tag: int = 0
+    names: tuple[str, ...] = ()
+    """Names of the tensors: parameters and buffers as in the module, others as the user's variables."""
+    role: str = "user"
+    """Purpose: bucket, buffers, bitmap (of used parameters), construction (what DDP compares and broadcasts when it is
+    created), plan (rank 0's plan, at a rebuild), join, hook (launched by a communication hook), segment (part of a
+    bucket's all-reduce, for strategies that split it), user."""
+    model: int = 0
+    """Number of the DDP instance in its process, if DDP launches it."""
+    plan_epoch: int = 0
+    plan_hash: str = ""
+    """Hash of a bucket's plan: names, shapes, dtypes and order of all parameters, and their assignment to buckets."""
+    bucket: int = NO_BUCKET
+    strategy: str = ""
+    """Strategy that splits a bucket's all-reduce into segments; empty if the backend performs it."""
+    phase: str = ""
+    """For a segment: phase of the all-reduce, as named by the strategy."""
+    round: int = 0
+    """For a segment: number of the round within the phase, from 1."""
+    rounds: int = 0
+    """Number of rounds of the phase, equal on all ranks; 0: unknown, and ``round`` is the rank's own count."""
+
+    @cached_property
+    def hash(self) -> int:
+        """Return a 64-bit hash of what all ranks must have in common."""
+        size = 0 if self.op in _SIZES_MAY_DIFFER else self.elements
+        what = [self.op, self.reduce_op, self.dtype if size else "", size, self.peer]
+        if self.bucket != NO_BUCKET:
+            what += [self.model, self.plan_hash, self.bucket, *filter(None, [self.strategy])]
+        return _hash64(what)
+
+    @property
+    def is_gradient_reduction(self) -> bool:
+        """Return whether it reduces the gradients of a bucket, and doesn't gather its parameters."""
+        return self.bucket != NO_BUCKET and self.op != "all_gather"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Return the names of a bucket's parameters, reduced or gathered; empty for other collectives."""
+        return self.names if self.bucket != NO_BUCKET else ()
+
+    @cached_property
+    def names_hash(self) -> int:
+        """Return a 64-bit hash of the tensors' names; 0 if unknown."""
+        return _hash64(self.names) if self.names else 0
+
+    def to_json(self, number: int) -> str:
+        """Serialize a line of ``signatures.jsonl``, with its line end."""
+        return dump_json_line({"signature": number, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, line: dict[str, Any]) -> tuple[int, Signature]:
+        """Parse a line; return the number and the signature.
+
+        Raises:
+            KeyError, TypeError, ValueError: the line is damaged.
+        """
+        number = int(line["signature"])
+        known = {name: line[name] for name in cls.__dataclass_fields__ if name in line}
+        known["shapes"] = tuple(tuple(int(n) for n in shape) for shape in known.get("shapes", ()))
+        known["names"] = tuple(str(name) for name in known.get("names", ()))
+        return number, cls(**known)
+
+
+def _hash64(what: Any) -> int:
+    return int.from_bytes(blake2b(json.dumps(what).encode(), digest_size=8).digest(), "little")
+
+
+# Segments: the rounds of a bucket's all-reduce, for strategies that implement it with sends and receives.
+#
+# A round recurs in every step, so its description is a line in ``segments.jsonl``, and a record has only its number
+# and its times.
+
+SEGMENTS_FILE: Final = "segments.jsonl"
+
+Message = tuple[int, int]
+"""Peer (rank of the job) and size in bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Round of one rank: messages that are in flight at the same time."""
+
+    bucket: int
+    lane: int = 0
+    """Number that tells apart all-reduces that run in parallel."""
+    phase: str = ""
+    """Name that the strategy gives to this part of the all-reduce, such as ``reduce-scatter``."""
+    round: int = 1
+    """Number of the round within the phase, from 1."""
+    rounds: int = 0
+    """Number of rounds of the phase, equal on all ranks; 0: unknown, and ``round`` is the rank's own count."""
+    sends: tuple[Message, ...] = ()
+    receives: tuple[Message, ...] = ()
+
+    def to_json(self, number: int) -> str:
+        """Serialize a line of ``segments.jsonl``, with its line end."""
+        return dump_json_line({"segment": number, **asdict(self)})
+
+
+FORMAT_VERSION: Final = 2
+FIRST_VERSION_WITH_CHECKSUMS: Final = 2
+"""First version of the event log, and of the collective log, with checksums."""
+MAGIC: Final = b"OVLSCOPE"
+HEADER_BYTES: Final = 4096
+RECORD_BYTES: Final = 64
+PINNED_SHARE: Final = 8
+"""One in this many slots of a full log holds the first steps and is never overwritten."""
+
+RUN_FILE: Final = "run.json"
+RANK_FILE: Final = "rank.json"
+EVENTS_FILE: Final = "events.log"
+PLANS_FILE: Final = "plans.jsonl"
+CALL_SITES_FILE: Final = "call_sites.jsonl"
+CLOCK_FILE: Final = "clock.jsonl"
+LINKS_FILE: Final = "links.jsonl"
+SIGNATURES_FILE: Final = "signatures.jsonl"
+GROUP_PATTERN: Final = "group_*.log"
+POINT_TO_POINT_PATTERN: Final = "p2p_*.log"
+PARAMETERS_FILE: Final = "parameters.jsonl"
+LEGACY_READY_PATTERN: Final = "ready_*.board"
+JOINING_FILE: Final = "joining.json"
+UNREDUCED_FILE: Final = "unreduced.json"
+INTERRUPTED_BACKWARDS_FILE: Final = "interrupted_backwards.json"
+FROZEN_FILE: Final = "frozen.json"
+ENDED_FILE: Final = "ended.json"
+MANIFEST_FILE: Final = "sealed.json"
+LIVENESS_FILE: Final = "alive.board"
+REPORTS_FILE: Final = "reports.jsonl"
+STALL_FILE: Final = "standstill.json"
+STACKS_PATTERN: Final = "stacks_*.txt"
+INCIDENT_PATTERN: Final = "incident_*.log"
+GRADIENT_READY_PATTERN: Final = "gradients_*.board"
+REPLICAS_FILE: Final = "replicas.jsonl"
+HYPERPARAMETERS_FILE: Final = "hyperparameters.json"
+FINGERPRINTS_PATTERN: Final = "fingerprints_*.board"
+TABLES_FOLDER: Final = "tables"
+WATCHDOG_FOLDER: Final = "watchdog"
+
+NO_INDEX: Final = 0xFFFFFFFF
+"""``index`` of a collective that belongs to no bucket, such as a broadcast of buffers."""
+
+NO_CALL_SITE: Final = 0
+"""``call_site`` of an event whose source line is unknown; call sites are numbered from 1."""
+
+
+class Kind(IntEnum):
+    """Kind of a record. Times are host nanoseconds; for events without a duration, ``start_ns == end_ns``."""
+
+    STEP = 1
+    """One optimizer step, from the end of the step before to the end of its last optimizer."""
+    PHASE_BEGIN = 2
+    """A phase begins (``index``: a ``Phase``). Written at once, so that a dead rank shows where it was."""
+    PHASE = 3
+    """A phase has ended (``index``: a ``Phase``)."""
+    GRADIENT_READY = 4
+    """A parameter's gradient is accumulated (``index``: the parameter)."""
+    BUCKET_READY = 5
+    """The last gradient of a bucket is ready."""
+    COPY_IN = 6
+    """Gradients are copied into a bucket."""
+    LAUNCH = 7
+    """The host is about to enqueue a collective: on disk before the collective is."""
+    COLLECTIVE = 8
+    """A collective has completed."""
+    COPY_OUT = 9
+    """A reduced bucket is copied back to the gradients."""
+    PLAN = 10
+    """A bucket plan becomes active (``elements``: number of elements of all buckets)."""
+    INCIDENT = 11
+    """An incident occurred (``index``: the number of the ``incident_*.log`` that holds the records that led to it)."""
+    PAUSE = 12
+    """Garbage collection paused the process, in host time on any device (``index``: the generation collected)."""
+    SEGMENT = 13
+    """A round of a bucket's all-reduce has ended (``index``: its line in ``segments.jsonl``)."""
+
+
+class Phase(IntEnum):
+    """Activity of a rank. Phases of one rank do not overlap."""
+
+    DATA_WAIT = 0
+    """Wait for a batch of torch's DataLoader."""
+    FORWARD = 1
+    BACKWARD = 2
+    """From the first gradient of the module's output until autograd has finished, without the wait for buckets."""
+    FINALIZE = 3
+    """Wait for buckets that are still being reduced, and the copies back; in a forward, wait for sharded parameters."""
+    OPTIMIZER = 4
+    EVALUATION = 5
+    """Forward pass without gradients."""
+    LOOP = 6
+    """Rest of the time from an update to the next forward: other data loading, logging, zero_grad, other models."""
+
+
+class Flag(IntFlag):
+    """How a record's times were obtained, and what kind of pass it belongs to."""
+
+    NONE = 0
+    DEVICE_CLOCK = 1
+    """Times are from device events, mapped to host nanoseconds."""
+    START_IS_LOWER_BOUND = 2
+    """The start is when the work was enqueued; it may have begun later."""
+    END_IS_UPPER_BOUND = 4
+    """The end is when completion was noticed; the true end is at most ``end_uncertainty_ns`` earlier."""
+    NO_SYNC = 8
+    """A pass under ``no_sync()``: gradients are accumulated and not reduced."""
+
+
+OPS: Final = ("none", "all_reduce", "broadcast", "reduce_scatter", "all_gather")
+"""Collective operations, by their number in a record."""
+
+DTYPE_BYTES: Final = {
+    "unknown": 0,
+    "float32": 4,
+    "float64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "complex64": 8,
+    "complex128": 16,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+"""Element types in the order of their numbers in a record, with the bytes per element."""
+
+DTYPES: Final = tuple(DTYPE_BYTES)
+
+RECORD_FIELDS: Final = (
+    ("crc32", "<u4"),
+    ("start_ns", "<i8"),
+    ("end_ns", "<i8"),
+    ("step", "<u4"),
+    ("end_uncertainty_ns", "<u4"),
+    # the body, constant for one kind of event of one bucket or parameter
+    ("kind", "u1"),
+    ("op", "u1"),
+    ("dtype", "u1"),
+    ("flags", "u1"),
+    ("index", "<u4"),
+    ("model", "<u2"),
+    ("group", "<u2"),
+    ("elements", "<u8"),
+    ("plan_epoch", "<u2"),
+    ("call_site", "<u2"),
+    ("plan_hash", "<u4"),
+    ("sequence", "<u8"),
+)
+"""Name and numpy type of each field, packed without padding; also stored in every header."""
+
+RECORD: Final = struct.Struct("<qqII28sQ")
+"""A record as the writer packs it, without the checksum: start, end, step, uncertainty, body, sequence."""
+
+CHECKED_RECORD: Final = struct.Struct(f"<I{RECORD.size}s")
+"""The checksum and the record that it covers."""
+
+_BODY: Final = struct.Struct("<BBBBIHHQHHI")
+_HEADER: Final = struct.Struct("<8sIIIIQQQ")
+
+
+def pack_body(
+    kind: Kind,
+    *,
+    op: str = "none",
+    dtype: str = "unknown",
+    flags: Flag = Flag.NONE,
+    index: int = 0,
+    model: int = 0,
+    group: int = 0,
+    elements: int = 0,
+    plan_epoch: int = 0,
+    call_site: int = NO_CALL_SITE,
+    plan_hash: int = 0,
+) -> bytes:
+    """Pack the constant part of a record (28 bytes).
+
+    Args:
+        index: bucket, parameter, phase, incident, generation or segment number, depending on ``kind``.
+        model: number of the DDP instance in its process.
+        group: number of the process group in its process; 0 is the group of the first model.
+        plan_hash: first 32 bits of the plan's hash.
+    """
+    dtype_number = DTYPES.index(dtype) if dtype in DTYPE_BYTES else 0
+    return _BODY.pack(
+        kind, OPS.index(op), dtype_number, flags, index, model, group, elements, plan_epoch, call_site, plan_hash
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogHeader:
+    """Header page of an event log.
+
+    The page also holds the record layout and the names of all numbers as JSON, so that a log can be read by a program
+    that knows only where this JSON is.
+    """
+
+    capacity_records: int
+    """Number of slots in the file when it is full."""
+    pinned_records: int
+    """Number of slots at the beginning that the ring never overwrites."""
+    written_records: int = 0
+    """Number of records ever written; set when the log is closed, 0 before."""
+    closed: bool = False
+    version: int = FORMAT_VERSION
+
+    @property
+    def full_bytes(self) -> int:
+        """Return the size of the file until it is closed."""
+        return HEADER_BYTES + self.capacity_records * RECORD_BYTES
+
+    def pack(self) -> bytes:
+        """Serialize the header page, ``HEADER_BYTES`` long."""
+        layout = {
+            "record": RECORD_FIELDS,
+            "kinds": {k.value: k.name.lower() for k in Kind},
+            "phases": {p.value: p.name.lower() for p in Phase},
+            "flags": {f.value: f.name.lower() for f in Flag if f.name},
+            "ops": OPS,
+            "dtypes": DTYPES,
+            "clock": "CLOCK_MONOTONIC nanoseconds",
+        }
+        text = json.dumps(layout, separators=(",", ":")).encode()
+        page = (
+            _HEADER.pack(
+                MAGIC,
+                self.version,
+                HEADER_BYTES,
+                RECORD_BYTES,
+                int(self.closed),
+                self.capacity_records,
+                self.pinned_records,
+                self.written_records,
+            )
+            + len(text).to_bytes(4, "little")
+            + text
+        )
+        assert len(page) <= HEADER_BYTES - 4, "the layout no longer fits the header page"
+        return add_page_checksum(page.ljust(HEADER_BYTES, b"\0"))
+
+    @classmethod
+    def unpack(cls, page: bytes, path: Path) -> LogHeader:
+        """Parse a header page.
+
+        Raises:
+            OverlapScopeError: not an event log, truncated, damaged, or of a version that this code can't read.
+        """
+        if page[: len(MAGIC)] != MAGIC[: len(page)] or not page:
+            raise OverlapScopeError(f"{path}: not an OverlapScope event log (offset 0: no {MAGIC.decode()} mark)")
+        if len(page) < _HEADER.size:
+            raise OverlapScopeError(f"{path}: cut short at offset {len(page)}, inside the header; no record is left")
+        _, version, header_bytes, record_bytes, closed, capacity, pinned, written = _HEADER.unpack_from(page)
+        if version > FORMAT_VERSION:
+            raise OverlapScopeError(
+                f"{path}: written in trace format {version}; this overlapscope reads up to {FORMAT_VERSION}; "
+                "upgrade overlapscope to read it"
+            )
+        if (header_bytes, record_bytes) != (HEADER_BYTES, RECORD_BYTES):
+            raise OverlapScopeError(
+                f"{path}: corrupt header (offset 12: {header_bytes}-byte header and {record_bytes}-byte records, "
+                f"expected {HEADER_BYTES} and {RECORD_BYTES})"
+            )
+        has_checksum = version >= FIRST_VERSION_WITH_CHECKSUMS
+        if len(page) == HEADER_BYTES and not is_page_intact(page, has_checksum=has_checksum):
+            raise OverlapScopeError(f"{path}: damaged header (its checksum is wrong); nothing of the file is used")
+        return cls(
+            capacity_records=capacity,
+            pinned_records=pinned,
+            written_records=written,
+            closed=bool(closed),
+            version=version,
+        )
+
+
+def gradient_ready_file(model: int) -> str:
+    """Return the name of the gradient-ready file of one model."""
+    return f"gradients_{model}.board"
+
+
+def legacy_ready_file(model: int) -> str:
+    """Return the name of the file that tells in older recordings which gradients of one model are ready."""
+    return f"ready_{model}.board"
+
+
+def rank_folder(trace_folder: Path, rank: int) -> Path:
+    """Return the folder of a rank's files."""
+    return trace_folder / f"rank_{rank}"
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a small JSON file atomically: a reader sees the old one or the new one, never half of it."""
+    draft = path.with_suffix(".json.part")
+    draft.write_text(dump_json_text(content), encoding="utf-8")
+    draft.replace(path)

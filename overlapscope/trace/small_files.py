@@ -1,0 +1,266 @@
+"""Rank folders of a recording, and readers of the small JSON files in them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.checksum import has_checksum, parse_json_text
+from overlapscope.trace.event_log import Problem
+from overlapscope.trace.schema import (
+    ENDED_FILE,
+    EVENTS_FILE,
+    GROUP_PATTERN,
+    JOINING_FILE,
+    MANIFEST_FILE,
+    POINT_TO_POINT_PATTERN,
+    SIGNATURES_FILE,
+    TABLES_FOLDER,
+)
+
+# Removal of files that OverlapScope has written into a folder, without touching the user's files beside them.
+
+STAGING_PREFIX: Final = f".{TABLES_FOLDER}-"
+"""Prefix of the names of staging directories."""
+
+_TABLE_FILES: Final = ("*.parquet", "contents.json")
+_PART_FILES: Final = ("[0-9][0-9][0-9][0-9].parquet",)
+
+
+def remove_files(folder: Path, patterns: Sequence[str]) -> None:
+    """Remove matching files from a folder, and the folder if nothing else is in it.
+
+    Raises:
+        OSError: one can't be removed.
+    """
+    for pattern in patterns:
+        for file in list(folder.glob(pattern)):
+            file.unlink()
+    remove_if_empty(folder)
+
+
+def remove_tables(path: Path) -> None:
+    """Remove the tables of a recording.
+
+    Raises:
+        OSError: one can't be removed.
+    """
+    for part in list((path / TABLES_FOLDER).glob("*/")):
+        remove_files(part, _PART_FILES)
+    remove_files(path / TABLES_FOLDER, _TABLE_FILES)
+
+
+def remove_stale_staging_dirs(path: Path, *, except_name: str | None = None) -> None:
+    """Remove abandoned staging directories of a recording, except the one with the given name."""
+    for staging in path.glob(f"{STAGING_PREFIX}*"):
+        if staging.name != except_name and (lock := try_lock(staging)) is not None:
+            shutil.rmtree(staging, ignore_errors=True)
+            os.close(lock)
+
+
+def try_lock(folder: Path) -> int | None:
+    """Lock a folder; return the lock's file descriptor, to be closed by the caller, or None if it is already locked.
+
+    The lock is held until the descriptor is closed or the process ends.
+    """
+    descriptor = None
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return descriptor
+    if descriptor is not None:
+        os.close(descriptor)
+    return None
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a folder if it is empty."""
+    with suppress(OSError):
+        folder.rmdir()
+
+
+# Attempts of a restarted job: the first is in the folder of the run, each later one in a folder inside it.
+#
+# A launcher such as ``torchrun --max-restarts`` restarts all ranks when one has failed. Each attempt is a separate
+# recording: ``traces/restart_1`` is next to ``traces/rank_0``, ``traces/rank_1`` ...
+
+_PREFIX: Final = "restart_"
+_LOGS: Final = (EVENTS_FILE, SIGNATURES_FILE, JOINING_FILE)
+"""Files of which the folder of every recorded rank has at least one: without DDP there is no event log, and a rank that
+is still waiting for the others has only the last."""
+
+
+def restart_folder(first: Path, number: int) -> Path:
+    """Return the folder of a later attempt.
+
+    Args:
+        first: folder of the first attempt, which is the run's folder.
+        number: number of the attempt, from 1.
+    """
+    return first / f"{_PREFIX}{number}"
+
+
+def attempt_number(path: Path) -> int:
+    """Return the number of an attempt from the name of its folder; 0 is the first attempt."""
+    number = path.resolve().name.removeprefix(_PREFIX)
+    return int(number) if number.isdecimal() and path.resolve().name.startswith(_PREFIX) else 0
+
+
+def find_attempts(first: Path) -> list[Path]:
+    """Return the attempts of a job that have left files, in order.
+
+    Args:
+        first: folder of the run.
+    """
+    later = sorted((path for path in first.glob(f"{_PREFIX}*") if attempt_number(path)), key=attempt_number)
+    return [path for path in (first, *later) if find_recorded_ranks(path)]
+
+
+def find_sibling_attempts(path: Path) -> list[Path]:
+    """Return all attempts of the job to which an attempt belongs, including that attempt.
+
+    Args:
+        path: folder of any attempt.
+    """
+    if not attempt_number(path):
+        return find_attempts(path)
+    parent = path.parent if path.name.startswith(_PREFIX) else path.resolve().parent
+    attempts = find_attempts(parent)
+    return attempts if parent in attempts else [path]
+
+
+def find_latest_attempt(first: Path) -> Path:
+    """Return the last attempt that has left files; the folder of the run if none has."""
+    return [first, *find_attempts(first)][-1]
+
+
+def find_recorded_ranks(folder: Path) -> list[Path]:
+    """Return the folders of ranks that have begun to record directly into this folder, in no particular order."""
+    of_ranks = (path for path in folder.glob("rank_*") if path.name.removeprefix("rank_").isdecimal())
+    return [path for path in of_ranks if any((path / log).exists() for log in _LOGS)]
+
+
+Row = TypeVar("Row")
+
+_MOST_RANKS: Final = 1_000_000
+"""Larger world sizes are treated as damage."""
+
+
+def find_rank_folders(path: Path) -> dict[int, Path]:
+    """Return the rank folders of a recording, by rank.
+
+    Raises:
+        OverlapScopeError: no such folder, or no recording in it.
+    """
+    try:
+        return _rank_folders_in(path)
+    except OSError as error:
+        raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
+
+
+def _rank_folders_in(path: Path) -> dict[int, Path]:
+    if not path.exists():
+        raise OverlapScopeError(
+            f"{path}: no such folder; record one with 'overlapscope record -o {path} -- torchrun ...'"
+        )
+    if not path.is_dir():
+        raise OverlapScopeError(f"{path}: this is a file; give the folder that 'overlapscope record -o' wrote")
+    found = {}
+    for folder in path.glob("rank_*"):
+        number = folder.name.removeprefix("rank_")
+        if number.isdecimal() and folder.is_dir():
+            found[int(number)] = folder
+    if found:
+        return dict(sorted(found.items()))
+    runs = sorted({folder.parent.name for folder in path.glob("*/rank_*") if folder.is_dir()})
+    if runs:
+        raise OverlapScopeError(f"{path}: holds {len(runs)} recordings; give one of them: {', '.join(runs[:5])}")
+    if (path / EVENTS_FILE).exists() or any(path.glob(GROUP_PATTERN)):
+        raise OverlapScopeError(f"{path}: this is the folder of one rank; give its parent, {path.resolve().parent}")
+    what = "not a recording (no rank_0, rank_1 ... in it)" if any(path.iterdir()) else "empty"
+    raise OverlapScopeError(f"{path}: {what}; record a run with 'overlapscope record -o FOLDER -- torchrun ...'")
+
+
+def has_collective_logs(folder: Path) -> bool:
+    """Return whether a rank left a collective log, if only of sends and receives, as a parameter server does."""
+    return any(next(folder.glob(pattern), None) for pattern in (GROUP_PATTERN, POINT_TO_POINT_PATTERN))
+
+
+def has_finished_recording(folder: Path) -> bool:
+    """Return whether a rank has finished recording, so that nothing more will be written."""
+    return (folder / ENDED_FILE).exists() or (folder / MANIFEST_FILE).exists()
+
+
+def parse_expected_ranks(run: dict[str, Any]) -> tuple[int, ...]:
+    """Return the ranks that train together, according to one rank's ``run.json``."""
+    ranks = run.get("ranks")
+    if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
+        return tuple(ranks)
+    return ranks_in_world(run.get("world_size", 0))
+
+
+def read_import_source(run: dict[str, Any]) -> str | None:
+    """Return the tool whose traces were converted to this recording; None if it was recorded."""
+    imported = run.get("imported")
+    return str(imported.get("from", "another tool")) if isinstance(imported, dict) else None
+
+
+def ranks_in_world(size: object) -> tuple[int, ...]:
+    """Return all ranks of a job of this size; none if the size is not plausible."""
+    return tuple(range(size)) if isinstance(size, int) and size <= _MOST_RANKS else ()
+
+
+def read_json(path: Path, problems: list[Problem]) -> dict[str, Any]:
+    """Read the JSON object in a small file; return an empty one and add a problem if it can't be read."""
+    try:
+        content = parse_json_text(path.read_bytes())
+    except (OSError, ValueError) as error:
+        problems.append(_unreadable(path, error))
+        return {}
+    if not isinstance(content, dict):
+        problems.append(Problem("error", f"{path}: damaged; it does not hold a JSON object"))
+        return {}
+    return content
+
+
+def _unreadable(path: Path, error: OSError | ValueError) -> Problem:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return Problem("error", f"{path}: can't be read ({reason})")
+
+
+def read_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any], Iterable[Row]]) -> list[Row]:
+    """Read the rows of a JSON Lines file, skipping damaged lines; a truncated last line is skipped silently.
+
+    Args:
+        rows_of: returns the rows of one line's content.
+    """
+    return read_checked_lines(path, problems, lambda content, _: rows_of(content))
+
+
+def read_checked_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any, bool], Iterable[Row]]) -> list[Row]:
+    """Read rows as ``read_lines`` does, where it matters whether a line has a (verified) checksum.
+
+    Args:
+        rows_of: returns the rows of one line's content, given also whether the line has a checksum.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        problems.append(_unreadable(path, error))
+        return []
+    rows: list[Row] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows += rows_of(parse_json_text(line), has_checksum(line)) if line else ()
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            if number < len(lines):  # after the last line end there is nothing
+                problems.append(Problem("error", f"{path}: line {number} is damaged and skipped"))
+    return rows

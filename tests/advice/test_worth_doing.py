@@ -1,0 +1,83 @@
+"""What is worth doing: named by size, with what it saves, and not at all where chance may have done it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from overlapscope.advice.advice import advise, predict_mean_step
+from overlapscope.advice.worth_doing import find_improvements
+from overlapscope.analysis import Analysis
+from overlapscope.trace.recording import read_trace
+from tests.simulated_job import MS, Job
+from tests.synthetic import write_recording
+
+STEPS = 100
+
+
+def found_in(job: Job) -> list[tuple[str, float]]:
+    return [(each.what, each.saves.value / MS) for each in find_improvements(Analysis(job.run()), None)]
+
+
+def test_in_a_job_that_wastes_nothing_nothing_is_worth_doing() -> None:
+    job = Job(steps=STEPS, noise=0.02)
+    job.own_ns["data_wait"][:] = 0
+    job.own_ns["finalize"][:] = 0
+    assert found_in(job) == []
+
+
+def test_what_all_ranks_wait_for_is_worth_more_than_what_one_does_longer() -> None:
+    job = Job(steps=STEPS, noise=0.02)
+    job.own_ns["data_wait"] += 20 * MS
+    job.slow_down(rank=3, share=0.2)
+    (data, data_ms), (rank, rank_ms) = found_in(job)
+    assert data.startswith("Have data ready")
+    assert data_ms == pytest.approx(22, rel=0.05)
+    assert rank.startswith("Rank 3 computes")
+    assert rank_ms == pytest.approx(6, rel=0.1)
+
+
+def test_what_the_loop_itself_does_between_steps_is_worth_it_if_it_takes_long() -> None:
+    job = Job(steps=STEPS, noise=0.02)
+    job.own_ns["loop"] += 20 * MS
+    (first, saved_ms), *_ = found_in(job)
+    assert first.startswith("Do less in the loop itself")
+    assert saved_ms == pytest.approx(20, rel=0.05)
+
+
+def test_a_rank_that_waits_for_data_is_named_and_not_data_as_such() -> None:
+    job = Job(steps=STEPS, noise=0.02)
+    job.own_ns["data_wait"][:, 1] += 15 * MS
+    first, *others = found_in(job)
+    assert first[0].startswith("Rank 1 waits")
+    assert not any("Have data ready" in what for what, _ in others)
+
+
+def test_buffers_are_worth_it_if_their_broadcast_takes_time() -> None:
+    job = Job(steps=STEPS, noise=0.02)
+    job.broadcast_ns = 5 * MS
+    (first, saved_ms), *_ = found_in(job)
+    assert "broadcast_buffers=False" in first
+    assert saved_ms == pytest.approx(5, rel=0.2)
+
+
+def test_a_prediction_is_an_account_of_the_same_step_and_sums_to_it(tmp_path: Path) -> None:
+    analysis = Analysis(read_trace(write_recording(tmp_path, steps=20)))
+    curve = advise(analysis).recommendation.curve
+    mean = analysis.summary.mean
+    for place in range(len(curve.plans)):
+        predicted = predict_mean_step(mean, curve, place)
+        assert sum(each.value for each in predicted.blocks.values()) == pytest.approx(predicted.step.value)
+        assert {"backward", "copies", "exposed"} >= {
+            name for name, each in predicted.blocks.items() if each != mean.blocks[name]
+        }
+    now = predict_mean_step(mean, curve, curve.special["present"])
+    assert {name: each.value for name, each in now.blocks.items()} == pytest.approx(
+        {name: each.value for name, each in mean.blocks.items()}
+    )
+
+
+def test_without_a_step_or_a_second_rank_nothing_is_said() -> None:
+    assert find_improvements(Analysis(Job(ranks=1, steps=20).run()), None) == ()
+    assert find_improvements(Analysis(Job(steps=1).run()), None) == ()

@@ -1,0 +1,55 @@
+"""Means and their intervals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from overlapscope.breakdown.means import mean_with_ci
+
+RNG = np.random.default_rng(15)
+
+
+def autoregressive(correlation: float, steps: int, count: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """(steps, count) series of mean 0 and standard deviation 1."""
+    noise = RNG.standard_normal((steps, count))
+    series = noise.copy()
+    for step in range(1, steps):
+        series[step] = correlation * series[step - 1] + math.sqrt(1 - correlation**2) * noise[step]
+    return series
+
+
+def test_a_mean_of_what_is_never_negative_is_not_negative_either() -> None:
+    times, differences = mean_with_ci(np.array([[0.0, -1.0], [0.0, 1.0], [9.0, 9.0]]))
+    assert times.low == 0 > differences.low
+
+
+def test_the_mean_of_a_handful_is_students() -> None:
+    (found,) = mean_with_ci(np.array([[11.0], [12.0], [13.0], [14.0], [15.0]]))
+    assert found.value == 13.0
+    # The neighbours of these are alike, so they count for fewer than five.
+    assert found.high - 13.0 > 2.132 * math.sqrt(2.5 / 5)
+    assert found.high - 13.0 == pytest.approx(13.0 - found.low)
+
+
+def test_what_never_varies_is_sure() -> None:
+    (found,) = mean_with_ci(np.full((10, 1), 7.0))
+    assert (found.low, found.value, found.high) == (7.0, 7.0, 7.0)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_one_or_two_steps_tell_nothing_of_how_sure_it_is(steps: int) -> None:
+    (found,) = mean_with_ci(np.ones((steps, 1)))
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+    assert math.isnan(found.value) == (steps == 0)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("steps", [30, 100, 1000])
+def test_nine_of_ten_intervals_hold(correlation: float, steps: int) -> None:
+    found = mean_with_ci(autoregressive(correlation, steps, 2000))
+    held = np.mean([interval.low <= 0 <= interval.high for interval in found])
+    assert 0.82 <= held <= 0.95

@@ -1,0 +1,169 @@
+"""The sentence and its figures: which variant is said when, and what the figures are."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from overlapscope.breakdown.breakdown import compute_breakdown
+from overlapscope.breakdown.summary import Summary, summarize
+from tests.breakdown.recordings import Rows, recording
+
+MS = 1_000_000
+
+
+def summary(
+    *,
+    compute: float = 0,
+    hidden: float = 0,
+    exposed: float = 0,
+    data_wait: float = 0,
+    loop: float = 0,
+    rest: float = 0,
+    steps: int = 10,
+) -> Summary:
+    """So many equal steps of one rank, in milliseconds; an all-reduce ends with the finalise that waits for it."""
+    rows: dict[str, Rows] = {"steps": [], "phases": [], "collectives": []}
+    now_ns = 0
+    for step in range(steps):
+        place = {"rank": 0, "step": step}
+        begin_ns = now_ns
+        lasting = {"data_wait": data_wait, "loop": loop, "backward": compute, "finalize": exposed}
+        for phase, milliseconds in lasting.items():
+            start_ns, now_ns = now_ns, now_ns + round(milliseconds * MS)
+            rows["phases"].append(place | {"phase": phase, "start_ns": start_ns, "end_ns": now_ns})
+        if hidden or exposed:
+            launch_ns = now_ns - round((exposed + hidden) * MS)
+            rows["collectives"].append(place | {"launch_ns": launch_ns, "ready_ns": launch_ns, "end_ns": now_ns})
+        rows["phases"].append(place | {"phase": "optimizer", "start_ns": now_ns, "end_ns": now_ns})  # at once
+        now_ns += round(rest * MS)
+        rows["steps"].append(place | {"start_ns": begin_ns, "end_ns": now_ns})
+    trace = recording(**rows, ranks=1)
+    return summarize(trace, compute_breakdown(trace))
+
+
+def test_the_plain_case_names_what_hides_and_what_waits() -> None:
+    found = summary(compute=44, hidden=8, exposed=3.1, rest=0.9)
+    assert found.sentence == (
+        "72 % of communication is hidden; 3.10 ms of each 48.0 ms step (6 %) is spent waiting for it."
+    )
+    assert (found.mean.step.value, found.mean.blocks["exposed"].value) == (48 * MS, 3_100_000)
+    assert found.overlap_ratio == pytest.approx(8 / 11.1)
+    assert found.share_of(found.mean.blocks["exposed"]) == pytest.approx(3.1 / 48)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "said"),
+    [
+        (
+            {"compute": 44, "rest": 4},
+            "No communication of gradients was recorded in steps of 48.0 ms, so there is no overlap to measure.",
+        ),
+        (
+            {"compute": 49, "rest": 0.97, "hidden": 9.97, "exposed": 0.03},
+            "99 % of communication is hidden; only 30.0 µs of each 50.0 ms step (<1 %) is spent waiting for it, so "
+            "there is little left to gain.",
+        ),
+        (
+            {"compute": 20, "hidden": 10, "exposed": 40},
+            "Communication takes 50.0 ms and compute 20.0 ms, so it can't all hide: 20 % of communication is hidden, "
+            "and 40.0 ms of each 60.0 ms step (67 %) is spent waiting for it.",
+        ),
+        (
+            {"compute": 40, "data_wait": 55, "hidden": 5, "exposed": 5},
+            "55.0 ms of each 100 ms step (55 %) is spent waiting for data, 5.00 ms (5 %) for communication; 50 % of "
+            "communication is hidden.",
+        ),
+        (
+            {"compute": 40, "loop": 55, "hidden": 5, "exposed": 5},
+            "55.0 ms of each 100 ms step (55 %) is spent in the loop's own code between an update and the next "
+            "forward, 5.00 ms (5 %) waiting for communication; 50 % of communication is hidden.",
+        ),
+        (
+            {"compute": 40, "data_wait": 25, "hidden": 20, "exposed": 30, "rest": 5},
+            "Communication takes 50.0 ms and compute 40.0 ms, so it can't all hide: 40 % of communication is hidden, "
+            "and 30.0 ms of each 100 ms step (30 %) is spent waiting for it.",
+        ),
+    ],
+    ids=[
+        "no communication",
+        "little exposed",
+        "bound by communication",
+        "data",
+        "own code",
+        "data and yet more communication",
+    ],
+)
+def test_each_case_has_its_own_sentence(milliseconds: dict[str, float], said: str) -> None:
+    assert summary(**milliseconds).sentence == said  # type: ignore[arg-type]
+
+
+def test_communication_that_waits_for_a_later_rank_is_not_called_long() -> None:
+    phases: Rows = [
+        {"rank": 0, "phase": "backward", "start_ns": 0, "end_ns": 20 * MS},
+        {"rank": 0, "phase": "finalize", "start_ns": 20 * MS, "end_ns": 80 * MS},
+        {"rank": 1, "phase": "backward", "start_ns": 0, "end_ns": 70 * MS},
+        {"rank": 1, "phase": "finalize", "start_ns": 70 * MS, "end_ns": 80 * MS},
+    ]
+    collectives: Rows = [{"rank": rank, "launch_ns": (20, 70)[rank] * MS, "end_ns": 80 * MS} for rank in range(2)]
+    steps: Rows = [{"rank": rank, "end_ns": 100 * MS} for rank in range(2)]
+    trace = recording(steps=steps, phases=phases, collectives=collectives)
+    found = summarize(trace, compute_breakdown(trace))
+    assert found.sentence == (
+        "0 % of communication is hidden; 35.0 ms of each 100 ms step (35 %) is spent waiting for it, 25.0 ms of that "
+        "for whichever rank is later."
+    )
+    assert {reason: mean.value for reason, mean in found.exposed_for.items() if mean.value} == {
+        "straggler": 25 * MS,
+        "transfer": 10 * MS,
+    }
+
+
+def test_without_a_finished_step_it_says_so() -> None:
+    found = summary(steps=0)
+    assert found.sentence == "No step has finished, so there is nothing to measure yet."
+    assert (found.ranks, found.steps) == (0, 0)
+    assert math.isnan(found.mean.step.value)
+    assert math.isnan(found.overlap_ratio)
+    assert found.means_by_rank().empty
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 20])
+def test_everything_that_is_counted_adds_up(steps: int) -> None:
+    found = summary(compute=4, data_wait=1, hidden=2, exposed=3, rest=0.5, steps=steps)
+    assert sum(mean.value for mean in found.mean.blocks.values()) == pytest.approx(found.mean.step.value)
+    assert sum(mean.value for mean in found.exposed_for.values()) == pytest.approx(found.mean.blocks["exposed"].value)
+    assert found.job is not None
+    assert sum(mean.value for mean in found.job.blocks.values()) == pytest.approx(found.mean.step.value)
+    assert found.steps + sum(len(excluded.steps) for excluded in found.alike.excluded) == steps
+    (row,) = found.means_by_rank().to_dict("records")
+    assert row["step_time_ns"] == pytest.approx(found.mean.step.value)
+    assert row["overlap_ratio"] == pytest.approx(found.overlap_ratio)
+
+
+def test_a_step_that_a_rank_never_finished_is_in_no_trend_of_all_ranks() -> None:
+    steps = [
+        {
+            "rank": rank,
+            "step": step,
+            "start_ns": 10 * MS * step,
+            "end_ns": 10 * MS * step + (10 if step < 6 else 1) * MS,
+        }
+        for rank in range(2)
+        for step in range(7)
+        if (rank, step) != (0, 6)
+    ]
+    trace = recording(steps=steps, phases=[], collectives=[], ranks=2)
+    found = summarize(trace, compute_breakdown(trace))
+    assert set(found.figures["step"]) == set(range(7))
+    assert set(found.finished_together["step"]) == set(range(6))
+
+
+def test_steps_of_which_none_was_finished_by_all_ranks_are_in_trends() -> None:
+    steps = [
+        {"rank": rank, "step": rank, "start_ns": 10 * MS * rank, "end_ns": 10 * MS * (rank + 1)} for rank in range(2)
+    ]
+    trace = recording(steps=steps, phases=[], collectives=[], ranks=2)
+    found = summarize(trace, compute_breakdown(trace))
+    assert set(found.finished_together["step"]) == {0, 1}

@@ -1,0 +1,117 @@
+"""``overlapscope export``: what is written, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from overlapscope.trace.recording import read_trace
+from overlapscope.trace.schema import EVENTS_FILE, RANK_FILE, RUN_FILE, rank_folder, write_json
+from tests.cli.command_line import overlapscope
+from tests.synthetic import write_recording
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    return write_recording(tmp_path / "traces", ranks=3)
+
+
+def test_a_trace_of_some_ranks_and_steps(traces: Path, tmp_path: Path) -> None:
+    small = ("--steps", "1:2", "--ranks", "0,2")
+    for format_, name, slices in (("perfetto", "a.pftrace", 42), ("chrome", "a.json", 42)):
+        ran = overlapscope("export", traces, "-o", tmp_path / name, "--format", format_, *small)
+        assert (ran.returncode, ran.stdout) == (0, "")
+        assert ran.stderr == f"overlapscope export: {tmp_path / name}: {slices} slices of 2 ranks\n"
+    events = json.loads((tmp_path / "a.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 2}
+
+
+def test_a_name_in_gz_is_compressed(traces: Path, tmp_path: Path) -> None:
+    for name in ("a.json", "b.json.gz"):
+        assert overlapscope("export", traces, "-o", tmp_path / name, "--format", "chrome").returncode == 0
+    assert gzip.decompress((tmp_path / "b.json.gz").read_bytes()) == (tmp_path / "a.json").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_tables_are_those_of_the_recording(traces: Path, tmp_path: Path, kind: str) -> None:
+    ran = overlapscope("export", traces, "-o", tmp_path / "tables", "--format", kind)
+    assert ran.returncode == 0
+    names = {path.stem for path in (tmp_path / "tables").iterdir()}
+    assert {"account", "collectives", "phases", "plans"} <= names
+    read = pd.read_csv if kind == "csv" else pd.read_parquet
+    collectives = read(tmp_path / "tables" / f"collectives.{kind}")
+    assert collectives["end_ns"].tolist() == read_trace(traces).collectives["end_ns"].tolist()
+    again = overlapscope("export", traces, "-o", tmp_path / "tables", "--format", kind)
+    assert (again.returncode, again.stderr.count("already exists")) == (1, 1)
+
+
+def test_metrics_are_of_the_folders_name(traces: Path, tmp_path: Path) -> None:
+    assert overlapscope("export", traces, "-o", tmp_path / "a.prom", "--format", "openmetrics").returncode == 0
+    assert 'overlapscope_ranks{run="traces"} 3' in (tmp_path / "a.prom").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--ranks", "1,9"), "--ranks 1,9: {traces} has no such rank; it has 0-2"),
+        (("--ranks", ""), "--ranks : {traces} has no such rank; it has 0-2"),
+        (("--steps", "90:"), "{traces}: has no step from 90 on; it has 0 to 4"),
+        (("--format", "csv", "--ranks", "1"), "--steps and --ranks choose from a trace: csv has the whole recording"),
+    ],
+)
+def test_a_choice_of_nothing_is_refused_and_leaves_no_file(
+    traces: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    ran = overlapscope("export", traces, "-o", tmp_path / "a", *arguments)
+    assert (ran.returncode, ran.stderr) == (1, f"overlapscope export: {said.format(traces=traces)}\n")
+    assert not (tmp_path / "a").exists()
+
+
+def test_an_existing_file_stays_as_it_is(traces: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("mine")
+    ran = overlapscope("export", traces, "-o", tmp_path / "a")
+    assert (ran.returncode, ran.stderr) == (
+        1,
+        f"overlapscope export: {tmp_path / 'a'}: already exists: remove it, or give another name with -o\n",
+    )
+    assert (tmp_path / "a").read_text() == "mine"
+
+
+def test_where_nothing_can_be_written_it_is_said_in_a_line(traces: Path, tmp_path: Path) -> None:
+    ran = overlapscope("export", traces, "-o", tmp_path / "nowhere" / "a")
+    said = f"{tmp_path / 'nowhere' / 'a'}: can't be written (No such file or directory)"
+    assert (ran.returncode, ran.stderr) == (1, f"overlapscope export: {said}\n")
+
+
+def edited(path: Path, **changes: object) -> None:
+    write_json(path, json.loads(path.read_text()) | changes)
+
+
+def test_a_rank_whose_clock_is_not_known_says_so_in_the_file(traces: Path, tmp_path: Path) -> None:
+    edited(rank_folder(traces, 2) / RANK_FILE, boot_id="another host's")
+    for rank in range(3):  # or the all-reduces would align it
+        edited(
+            rank_folder(traces, rank) / RUN_FILE, models=[{"model": 0, "class": "GPT", "comm_hook": "of the user's"}]
+        )
+    ran = overlapscope("export", traces, "-o", tmp_path / "a.json", "--format", "chrome")
+    assert "can't be aligned with rank 0" in ran.stderr
+    events = json.loads((tmp_path / "a.json").read_text())["traceEvents"]
+    assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == [
+        "rank 0 (node0, cpu)",
+        "rank 1 (node0, cpu)",
+        "rank 2 (node0, cpu, clock not aligned)",
+    ]
+    arrows = [event for event in events if event["ph"] in "stf"]
+    assert {event["pid"] for event in arrows if event["name"] == "together"} == {0, 1}
+
+
+def test_what_is_missing_is_said_beside_what_is_written(traces: Path, tmp_path: Path) -> None:
+    (rank_folder(traces, 1) / EVENTS_FILE).unlink()
+    ran = overlapscope("export", traces, "-o", tmp_path / "a")
+    assert ran.returncode == 1
+    assert "slices of 2 ranks" in ran.stderr
+    assert "error: " in ran.stderr

@@ -1,0 +1,178 @@
+"""``overlapscope lab run`` and ``lab figures``: an experiment from its trials to its pictures, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from overlapscope.breakdown.breakdown import BLOCKS
+from overlapscope.cli.main import main
+from overlapscope.lab.experiments.registry import EXPERIMENTS
+from overlapscope.lab.experiments.results import RESULTS_FILE, Results, read_results
+from overlapscope.lab.truth import find_experiment_script
+from tests.cli.command_line import COMMAND, REPOSITORY, overlapscope
+from tests.lab.experiments.rows import CONDITIONS, trial
+from tests.lab.warm_ranks import WarmRank
+
+TINY = ["lab", "run", "breakdown", "--model", "small-transformer", "--repetitions", "1", "--steps", "10"]
+"""Two trials."""
+TIME_LIMIT_S = 240
+BLOCK_COLUMNS = [f"{name}_ns" for name in BLOCKS]
+
+
+def test_the_list_has_a_line_for_each_experiment(capsys: pytest.CaptureFixture[str]):
+    assert main(["lab", "experiments"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [experiment.name for experiment in EXPERIMENTS]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["breakdwn"], "breakdwn: no such experiment; did you mean breakdown?"),
+        (["zzz"], "zzz: no such experiment; see 'overlapscope lab experiments'"),
+        (["breakdown", "--ranks", "1"], "--ranks 1: give 2 or more; one has nobody to reduce gradients with"),
+        (["breakdown", "--steps", "5"], "--steps 5: give 10 or more; the first three are a warm-up"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line_before_anything_is_started(arguments, said, tmp_path, capsys):
+    assert main(["lab", "run", *arguments, "-o", str(tmp_path / "new")]) == 1
+    assert capsys.readouterr().err == f"overlapscope lab: {said}\n"
+    assert not (tmp_path / "new").exists()
+
+
+def test_under_a_launcher_the_number_of_ranks_is_the_launchers(monkeypatch, capsys):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["lab", "run", "breakdown", "--ranks", "2"]) == 1
+    assert capsys.readouterr().err == "overlapscope lab: --ranks 2: the launcher has started 4; leave it out\n"
+
+
+def test_figures_of_a_folder_without_results_are_one_line(tmp_path: Path, capsys):
+    assert main(["lab", "figures", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith(f"overlapscope lab: {tmp_path}: no results in it; 'overlapscope lab run")
+
+
+def test_figures_say_what_holds_and_are_drawn_if_a_folder_is_given(tmp_path: Path, capsys):
+    results = Results(tmp_path / "experiments" / "breakdown")
+    for repetition in range(3):
+        for strategy, step_ns in (("bucketed", 100e6), ("overlapped", 80e6)):
+            blocks = dict.fromkeys(BLOCK_COLUMNS, 0.0) | {"backward_ns": step_ns}
+            results.add(trial(repetition, strategy=strategy), CONDITIONS, {**blocks, "step_ns": step_ns})
+    assert main(["lab", "figures", str(tmp_path / "experiments"), "-o", str(tmp_path / "pictures")]) == 0
+    printed = capsys.readouterr().out
+    assert "What a step consists of, with and without overlap (Figure 6)" in printed
+    assert "The paper: On 32 GPUs" in printed
+    assert "Here: convnet, 2 ranks, gloo: a step with overlap takes 20.0 % less than one without" in printed
+    assert {path.name for path in (tmp_path / "pictures").iterdir()} == {"breakdown.svg", "breakdown.png"}
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_what_only_the_ranks_know_is_refused_by_them_in_one_line(tmp_path: Path):
+    ran = subprocess.run(
+        [*COMMAND, "lab", "run", "breakdown", "--backend", "foo", "-o", str(tmp_path)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT_S,
+    )
+    assert ran.returncode == 1
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("overlapscope lab: ranks can't reduce anything together over foo: Unknown backend type foo")
+    assert not [*tmp_path.rglob("*.parquet")]
+
+
+WITH_ARGUMENTS = """
+import runpy, sys
+sys.argv = {argv!r}
+sys.path[0] = {folder!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def run_ranks_alone(arguments: list[str], folder: Path) -> tuple[list[int], list[str]]:
+    """The exit codes of both ranks of an experiment and what they say. They start at once, as nothing starts them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
+    rank = find_experiment_script("rank.py")
+    script = folder / "rank_with_arguments.py"
+    script.write_text(WITH_ARGUMENTS.format(argv=[str(rank), *arguments], folder=str(rank.parent)))
+    ranks = [WarmRank(script, {**os.environ, **meeting, "RANK": str(number)}) for number in range(2)]
+    until = time.monotonic() + TIME_LIMIT_S
+    try:
+        while any(each.poll() is None for each in ranks):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    finally:
+        for each in ranks:
+            each.kill()
+    said = [line for each in ranks if each.stdout for line in each.stdout.read().splitlines()]
+    return [each.wait() for each in ranks], said
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "resnet-9000"], "resnet-9000: no such model; there are convnet, transformer, small-convnet"),
+        (["--strategy", "wishes"], "wishes: no such strategy; there are naive, per_parameter"),
+    ],
+)
+def test_names_that_only_the_ranks_know_are_refused_by_them_in_one_line(arguments, said, tmp_path):
+    codes, (line,) = run_ranks_alone(["breakdown", *arguments, "-o", str(tmp_path)], tmp_path)
+    assert codes == [1, 0]
+    assert line.startswith(f"overlapscope lab: {said}")
+    assert not [*tmp_path.rglob("*.parquet")]
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_an_experiment_that_was_interrupted_goes_on_where_it_was(tmp_path: Path):
+    path = tmp_path / "breakdown" / RESULTS_FILE
+    started = subprocess.Popen(
+        [*COMMAND, *TINY, "-o", str(tmp_path)],
+        cwd=REPOSITORY,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    until = time.monotonic() + TIME_LIMIT_S
+    while not path.exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    os.killpg(started.pid, signal.SIGINT)  # as a terminal does
+    _, errors = started.communicate(timeout=TIME_LIMIT_S)
+    assert started.returncode == 130
+    assert "the same command goes on" in errors
+    assert "Traceback" not in errors
+    kept = read_results(path.parent)
+    assert len(kept) == 1
+
+    again = subprocess.run(
+        [*COMMAND, *TINY, "-o", str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True, timeout=TIME_LIMIT_S
+    )
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count(" of 2: ") == 1
+    rows = read_results(path.parent)
+    assert rows["failure"].tolist() == [""] * 2
+    assert rows["trial"].is_unique
+    pd.testing.assert_frame_equal(rows[: len(kept)][["trial", "step_ns"]], kept[["trial", "step_ns"]])
+    assert rows[BLOCK_COLUMNS].sum(axis=1).to_numpy() == pytest.approx(rows["step_ns"].to_numpy())
+    assert all(len(losses) == 10 for losses in rows["losses"])
+
+    # A number is what every other command says of the same recording.
+    summary = overlapscope("summary", path.parent / rows["recording"][0], "--json")
+    assert str(int(rows["step_ns"][0]))[:6] in summary.stdout
+
+    codes, said = run_ranks_alone([*TINY[2:], "-o", str(tmp_path)], tmp_path)
+    assert (codes, said) == ([0, 0], ["all 2 trials had been done"])

@@ -1,0 +1,40 @@
+"""Figures over steps and over ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from dashboards.plots.trend import MAX_POINTS, trend_by_rank, trend_by_step
+
+
+def per_step(ranks, steps):
+    rank, step = (values.ravel() for values in np.meshgrid(np.arange(ranks), np.arange(steps), indexing="ij"))
+    return pd.DataFrame({"rank": rank, "step": step, "exposed_ns": 100 * step + rank, "overlap_ratio": np.nan})
+
+
+def test_a_step_has_its_mean_and_the_band_of_its_ranks():
+    trend = trend_by_step(per_step(3, 2), "exposed_ns")
+    assert trend.to_dict("list") == {
+        "step": [0, 1],
+        "last_step": [0, 1],
+        "low": [0, 100],
+        "mean": [1.0, 101.0],
+        "high": [2, 102],
+    }
+
+
+def test_steps_without_a_value_are_left_out():
+    assert trend_by_step(per_step(2, 4), "overlap_ratio").empty
+    assert trend_by_rank(per_step(2, 4), "overlap_ratio").empty
+
+
+def test_many_steps_are_taken_together_equally_many_to_a_point():
+    trend = trend_by_step(per_step(1, 3 * MAX_POINTS), "exposed_ns")
+    assert len(trend) == MAX_POINTS
+    assert set(trend["last_step"] - trend["step"]) == {2}
+
+
+def test_each_rank_has_a_line_of_its_own():
+    ranks = trend_by_rank(per_step(2, 3), "exposed_ns")
+    assert ranks[ranks["rank"] == 1]["mean"].tolist() == [1, 101, 201]

@@ -1,0 +1,183 @@
+"""The replay: hand-computed cases, and what must hold for any recording."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlapscope.breakdown.breakdown import compute_breakdown
+from overlapscope.stragglers import replay as replay_module
+from overlapscope.stragglers.cycles import CAUSES, build_cycles
+from overlapscope.stragglers.replay import Replay, finish_ns
+from tests.simulated_job import MS, Job
+
+
+def replay_of(job: Job) -> Replay:
+    trace = job.run()
+    cycles = build_cycles(trace, compute_breakdown(trace))
+    assert cycles is not None
+    return Replay(cycles)
+
+
+jobs = st.builds(
+    Job,
+    ranks=st.integers(2, 6),
+    steps=st.just(7),
+    noise=st.floats(0, 0.4),
+    seed=st.integers(0, 10_000),
+)
+
+
+@settings(max_examples=40)
+@given(job=jobs, broadcast=st.booleans(), carried=st.integers(0, 3))
+def test_with_nothing_replaced_the_replay_is_the_recording(job: Job, broadcast: bool, carried: int) -> None:
+    job.broadcast_ns = 2 * MS if broadcast else None
+    job.carried_over_ns[3, -1] = carried * MS
+    replay = replay_of(job)
+    np.testing.assert_array_equal(replay.recorded_ns, job.cycle_times_ns)
+
+
+@settings(max_examples=40)
+@given(job=jobs, broadcast=st.booleans())
+def test_costs_and_savings_of_each_rank_are_those_of_asking_one_by_one(job: Job, broadcast: bool) -> None:
+    job.broadcast_ns = 2 * MS if broadcast else None
+    replay = replay_of(job)
+    costs_ns, savings_ns = replay.costs_by_rank_ns(), replay.savings_by_rank_ns()
+    for place in range(job.ranks):
+        excess = replay.excess_of([place])
+        one_ns = replay.ideal_except_ns(place, excess) - replay.ideal_ns
+        np.testing.assert_array_equal(costs_ns[:, place], one_ns)
+        np.testing.assert_array_equal(
+            savings_ns[:, place], replay.recorded_ns - replay.length_ns(replay.without([place], excess))
+        )
+
+
+@settings(max_examples=25)
+@given(job=jobs, broadcast=st.booleans(), at_once=st.integers(1, 60))
+def test_it_does_not_matter_how_many_cycles_are_looked_at_at_once(job: Job, broadcast: bool, at_once: int) -> None:
+    job.broadcast_ns = 2 * MS if broadcast else None
+
+    def results() -> list[np.ndarray]:
+        replay = replay_of(job)
+        of_causes = [replay.cost_of_cause_ns(cause) for cause in range(len(CAUSES))]
+        return [replay.recorded_ns, replay.costs_by_rank_ns(), replay.savings_by_rank_ns(), *of_causes]
+
+    of_all = results()
+    with mock.patch.object(replay_module, "_ARRIVALS_AT_ONCE", at_once):
+        of_some = results()
+    for some, all_ in zip(of_some, of_all, strict=True):
+        np.testing.assert_array_equal(some, all_)
+
+
+@settings(max_examples=25)
+@given(job=jobs, broadcast=st.booleans())
+def test_with_all_excess_back_the_ideal_is_the_recording(job: Job, broadcast: bool) -> None:
+    job.broadcast_ns = 2 * MS if broadcast else None
+    replay = replay_of(job)
+    everyone = np.arange(job.ranks)
+    np.testing.assert_array_equal(replay.ideal_except_ns(everyone, replay.excess), replay.recorded_ns)
+    np.testing.assert_array_equal(replay.length_ns(replay.without(everyone, replay.excess)), replay.ideal_ns)
+
+
+@settings(max_examples=25)
+@given(job=jobs)
+def test_quicker_transfers_never_lengthen_a_cycle(job: Job) -> None:
+    replay = replay_of(job)
+    assert (replay.with_transfers_ns(replay.transfer_ns // 2) <= replay.recorded_ns).all()
+    assert (replay.with_transfers_ns(replay.best_transfer_ns) <= replay.recorded_ns).all()
+
+
+def test_all_alike_is_the_ideal() -> None:
+    replay = replay_of(Job(steps=6))
+    np.testing.assert_array_equal(replay.ideal_ns, replay.recorded_ns)
+    assert not replay.costs_by_rank_ns().any()
+
+
+def test_one_late_rank_costs_its_lateness_and_mending_it_saves_as_much() -> None:
+    job = Job(steps=6)
+    job.own_ns["data_wait"][4, 2] += 15 * MS
+    replay = replay_of(job)
+    costs_ns, savings_ns = replay.costs_by_rank_ns(), replay.savings_by_rank_ns()
+    assert costs_ns[3, 2] == savings_ns[3, 2] == 15 * MS
+    assert costs_ns.sum() == savings_ns.sum() == 15 * MS
+
+
+def test_of_two_equally_late_ranks_both_cost_and_neither_alone_saves() -> None:
+    job = Job(ranks=5, steps=6)
+    for rank in (1, 4):
+        job.own_ns["forward"][:, rank] += 8 * MS
+    replay = replay_of(job)
+    assert (replay.costs_by_rank_ns().mean(axis=0) == [0, 8 * MS, 0, 0, 8 * MS]).all()
+    assert not replay.savings_by_rank_ns().any()
+    both = np.array([1, 4])
+    saved_ns = replay.recorded_ns - replay.length_ns(replay.without(both, replay.excess_of(both)))
+    assert (saved_ns == 8 * MS).all()
+
+
+def test_lateness_that_a_busy_link_hides_costs_nothing() -> None:
+    """Transfers take so long that the last bucket waits for the link, and not for its last rank."""
+    job = Job(steps=6)
+    job.transfer_ns[:] = 30 * MS
+    job.own_ns["backward"][:, 1] += 4 * MS
+    costs_ns = replay_of(job).costs_by_rank_ns()
+    # Only the first bucket, ready at a quarter of backward, begins later, by a quarter of the 4 ms.
+    assert (costs_ns.mean(axis=0) == [0, 1 * MS, 0, 0]).all()
+
+
+def test_when_buffers_are_broadcast_all_wait_for_the_first_rank_before_forward() -> None:
+    """Its late data and another rank's slow forward add up; without the broadcast they would not."""
+    job = Job(steps=6)
+    job.own_ns["data_wait"][:, 0] += 10 * MS
+    job.own_ns["forward"][:, 2] += 5 * MS
+    apart = replay_of(job)
+    assert (apart.recorded_ns - apart.ideal_ns == 10 * MS).all()
+    job.broadcast_ns = 1 * MS
+    together = replay_of(job)
+    assert (together.recorded_ns - together.ideal_ns == 15 * MS).all()
+    assert (together.costs_by_rank_ns().mean(axis=0) == [10 * MS, 0, 5 * MS, 0]).all()
+    assert (together.savings_by_rank_ns().mean(axis=0) == [10 * MS, 0, 5 * MS, 0]).all()
+
+
+def test_a_cause_costs_what_the_slowest_rank_has_more_of_it() -> None:
+    job = Job(steps=6)
+    job.own_ns["forward"][:, 1] += 3 * MS
+    job.own_ns["data_wait"][:, 2] += 2 * MS
+    replay = replay_of(job)
+    assert (replay.cost_of_cause_ns(CAUSES.index("forward")) == 3 * MS).all()
+    assert (replay.cost_of_cause_ns(CAUSES.index("data_wait")) == 2 * MS).all()
+    assert not replay.cost_of_cause_ns(CAUSES.index("optimizer")).any()
+
+
+@pytest.mark.parametrize(
+    ("last_arrivals", "transfers", "end"),
+    [
+        ([10], [5], 15),
+        ([10, 20], [5, 5], 25),  # the link is idle between the two
+        ([10, 12], [5, 5], 20),  # the second waits for the first
+        ([10, 12, 30], [5, 5, 1], 31),
+    ],
+)
+def test_the_end_of_a_cycle_by_hand(last_arrivals: list[int], transfers: list[int], end: int) -> None:
+    assert finish_ns(np.array([last_arrivals]), np.array([transfers])).tolist() == [end]
+
+
+def test_who_waits_in_a_collective_of_the_users_own_is_not_late_and_would_not_wait_for_a_mended_rank() -> None:
+    trace = Job(ranks=3, steps=5).run()
+    cycles = build_cycles(trace, compute_breakdown(trace))
+    assert cycles is not None
+    own_ns, late_ns = cycles.own_ns.copy(), 30 * MS
+    own_ns[CAUSES.index("forward"), :, 1] += late_ns
+    own_ns[CAUSES.index("collectives"), :, [0, 2]] += late_ns
+    late = replace(cycles, own_ns=own_ns, arrival_ns=cycles.arrival_ns + late_ns, end_ns=cycles.end_ns + late_ns)
+    replay = Replay(late)
+    assert (replay.recorded_ns == late.cycle_time_ns).all()
+    assert (replay.ideal_ns == cycles.cycle_time_ns).all()
+    assert (replay.costs_by_rank_ns() == [0, late_ns, 0]).all()
+    assert (replay.savings_by_rank_ns() == [0, late_ns, 0]).all()
+    without = replay.without([1], replay.excess_of([1]))
+    assert (replay.length_ns(without) == cycles.cycle_time_ns).all()

@@ -1,0 +1,276 @@
+"""Findings: every injected fault by rank, cause, pattern and cost, and nothing in a healthy job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from overlapscope.analysis import Analysis
+from overlapscope.breakdown.breakdown import compute_breakdown
+from overlapscope.breakdown.summary import summarize
+from overlapscope.stragglers.cycles import Cycles, build_cycles
+from overlapscope.stragglers.finding import Finding
+from overlapscope.stragglers.stragglers import Stragglers, find_all_findings, find_stragglers
+from overlapscope.stragglers.text import describe, describe_verdict
+from overlapscope.trace.recording import Trace
+from tests.simulated_job import BUCKET_BYTES, MS, Job
+
+STEPS = 151
+"""150 cycles."""
+
+
+def noisy_job(**options: object) -> Job:
+    return Job(steps=STEPS, noise=0.02, **options)  # type: ignore[arg-type]
+
+
+def cycles_in(trace: Trace) -> Cycles:
+    cycles = build_cycles(trace, compute_breakdown(trace))
+    assert cycles is not None
+    return cycles
+
+
+def judged(job: Job) -> Stragglers:
+    """With all cycles, also those of the warm-up."""
+    trace = job.run()
+    return find_stragglers(trace, cycles_in(trace), summarize(trace, compute_breakdown(trace)))
+
+
+def only_finding(job: Job) -> Finding:
+    (finding,) = judged(job).findings
+    return finding
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 10_000), ranks=st.integers(2, 16), noise=st.floats(0, 0.05))
+@example(seed=0, ranks=2, noise=0.05)  # the quicker of two, phase by phase, would be quicker than both
+def test_in_a_healthy_job_nothing_is_named(seed: int, ranks: int, noise: float) -> None:
+    stragglers = judged(Job(steps=STEPS, ranks=ranks, noise=noise, seed=seed))
+    assert stragglers.findings == ()
+    assert "No rank stands out" in describe_verdict(stragglers)
+
+
+@settings(max_examples=8)
+@given(seed=st.integers(0, 10_000), rank=st.integers(0, 3), share=st.floats(0.08, 1.0))
+def test_a_rank_that_computes_slowly(seed: int, rank: int, share: float) -> None:
+    job = noisy_job(seed=seed)
+    job.slow_down(rank, share)
+    finding = only_finding(job)
+    assert (finding.ranks, finding.cause, finding.pattern.kind) == ((rank,), "compute", "persistent")
+    assert finding.cost.value == pytest.approx(30 * share * MS, rel=0.1, abs=0.2 * MS)
+    assert finding.parts_ns["backward"] == pytest.approx(20 * share * MS, rel=0.1, abs=0.2 * MS)
+    assert "in every step (forward" in describe(finding)
+
+
+def test_data_that_comes_late_every_tenth_step() -> None:
+    job = noisy_job()
+    job.own_ns["data_wait"][::10, 2] += 15 * MS
+    finding = only_finding(job)
+    assert (finding.ranks, finding.cause) == ((2,), "data_wait")
+    assert (finding.pattern.kind, finding.pattern.period) == ("periodic", 10)
+    assert finding.cost.value == pytest.approx(1.5 * MS, rel=0.1)
+    assert finding.steps.tolist() == list(range(10, STEPS, 10))
+    assert describe(finding).startswith("Rank 2 waits 15.0 ms longer for data than the median rank every 10 steps")
+
+
+def test_what_the_loop_itself_does_is_no_wait_for_data() -> None:
+    """Rank 0 saves a checkpoint, say."""
+    job = noisy_job()
+    job.own_ns["loop"][::10, 0] += 15 * MS
+    finding = only_finding(job)
+    assert (finding.ranks, finding.cause, finding.pattern.period) == ((0,), "loop", 10)
+    assert describe(finding).startswith(
+        "Rank 0 takes 15.0 ms longer between an update and the next forward than the median rank every 10 steps"
+    )
+
+
+def test_garbage_collection_every_seventh_step_is_named_and_not_the_phase_it_interrupts() -> None:
+    job = noisy_job(gc=[(3, step, "forward", 50 * MS) for step in range(7, STEPS, 7)])
+    finding = only_finding(job)
+    assert (finding.ranks, finding.cause, finding.pattern.period) == ((3,), "gc", 7)
+    assert finding.cost.value == pytest.approx(50 * MS * 21 / 150, rel=0.1)
+
+
+def test_one_pause_of_two_seconds() -> None:
+    job = noisy_job()
+    job.own_ns["forward"][77, 1] += 2000 * MS
+    finding = only_finding(job)
+    assert (finding.ranks, finding.cause, finding.pattern.kind) == ((1,), "compute", "transient")
+    assert (finding.steps.tolist(), finding.worst_step) == ([77], 77)
+    assert finding.delay_ns == pytest.approx(2000 * MS, rel=0.01)
+    assert describe(finding) == (
+        "Rank 1 computes 2.00 s longer than the median rank in step 77 (forward 2.00 s): 2.00 s once."
+    )
+
+
+def test_a_rank_that_is_slow_from_one_step_on() -> None:
+    job = noisy_job()
+    job.slow_down(2, 0.3, steps=slice(90, None))
+    finding = only_finding(job)
+    assert (finding.ranks, finding.pattern.kind, int(finding.steps[0])) == ((2,), "shift", 90)
+    assert finding.cost.value == pytest.approx(9 * MS * 61 / 150, rel=0.1)
+    assert "from step 90 on" in describe(finding)
+
+
+def test_a_rank_that_is_slow_for_a_while() -> None:
+    job = noisy_job()
+    job.slow_down(2, 0.3, steps=slice(60, 90))
+    finding = only_finding(job)
+    assert (finding.ranks, finding.pattern.kind, finding.steps.tolist()) == ((2,), "episode", list(range(60, 90)))
+    assert finding.cost.value == pytest.approx(9 * MS * 30 / 150, rel=0.1)
+    assert " in steps 60 to 89 " in describe(finding)
+
+
+@pytest.mark.parametrize("steps", [slice(0, 50), slice(60, 90)])
+def test_of_two_ranks_the_quicker_one_is_not_late_whenever_the_other_one_is_not(steps: slice) -> None:
+    job = Job(steps=STEPS, ranks=2, noise=0.05)
+    job.slow_down(1, 1.0, steps=steps)
+    assert only_finding(job).ranks == (1,)
+
+
+def test_a_rank_that_is_slow_now_and_again_for_a_while() -> None:
+    job = noisy_job()
+    job.slow_down(2, 0.3, steps=slice(40, 60))
+    job.slow_down(2, 0.3, steps=slice(100, 120))
+    finding = only_finding(job)
+    assert (finding.ranks, finding.pattern.kind) == ((2,), "episode")
+    assert " in 40 of steps 40 to 119, in 2 stretches " in describe(finding)
+
+
+def test_transfers_that_take_longer_from_one_step_on_are_no_ranks_doing() -> None:
+    job = noisy_job()
+    job.transfer_ns[60:, 3] += 6 * MS
+    finding = only_finding(job)
+    assert (finding.ranks, finding.cause, finding.pattern.kind) == ((), "transfer", "shift")
+    assert finding.cost.value == pytest.approx(6 * MS * 91 / 150, rel=0.1)
+    assert describe(finding).startswith("All-reduces take 6.00 ms longer after all ranks have arrived from step 60 on")
+
+
+def test_a_link_that_is_slower_than_the_others() -> None:
+    """Every all-reduce sends one and a half times its bytes over each link of a ring of four: 16.5 MiB a step."""
+    job = noisy_job()
+    job.transfer_ns[:] = [round(1.5 * bytes_ / 0.4) for bytes_ in BUCKET_BYTES]  # at 0.4 GB/s
+    usual = job.run()
+    job.measure_links({0: 4e9, 1: 4e9, 2: 0.4e9, 3: 4e9})
+    stragglers = Analysis(job.run()).stragglers
+    assert stragglers is not None
+    (finding,) = stragglers.findings
+    link = finding.link
+    assert link is not None
+    assert (link.rank, link.peer_rank) == (2, 3)
+    assert (link.bytes_per_s, link.usual_bytes_per_s) == (pytest.approx(0.4e9, rel=1e-3), pytest.approx(4e9, rel=1e-3))
+    job.transfer_ns //= 10
+    fast, slow = (build_cycles(trace, compute_breakdown(trace)) for trace in (job.run(), usual))
+    assert fast is not None
+    assert slow is not None
+    truth_ns = slow.cycle_time_ns.mean() - fast.cycle_time_ns.mean()
+    assert finding.cost.value == pytest.approx(truth_ns, rel=0.05)
+    assert describe(finding).startswith(
+        "The link from rank 2 to rank 3 delivers 381 MB/s where the others deliver 3.73 GB/s"
+    )
+
+
+def test_a_link_that_seems_slow_while_all_reduces_are_quick_is_not_named() -> None:
+    """The kernel counts the wait for acknowledgements as busy, and a loaded machine is late with them."""
+    job = noisy_job()
+    job.transfer_ns[:] = [round(1.5 * bytes_ / 4) for bytes_ in BUCKET_BYTES]
+    job.measure_links({0: 4e9, 1: 4e9, 2: 0.4e9, 3: 4e9})
+    stragglers = Analysis(job.run()).stragglers
+    assert stragglers is not None
+    assert stragglers.findings == ()
+
+
+def test_two_faults_at_once_are_both_named_each_with_its_own_cost() -> None:
+    job = noisy_job()
+    job.slow_down(1, 0.2)
+    job.own_ns["data_wait"][::10, 2] += 15 * MS
+    slow, data = judged(job).findings
+    assert (slow.ranks, slow.cause, data.ranks, data.cause) == ((1,), "compute", (2,), "data_wait")
+    assert slow.cost.value == pytest.approx(6 * MS, rel=0.1)
+    assert data.cost.value == pytest.approx(1.5 * MS, rel=0.1)
+    # In every tenth step the other one is late as well, so mending one of them gains less than it costs.
+    assert slow.saving.step.value == pytest.approx(6 * MS * 0.9, rel=0.1)
+    assert data.saving.step.value == pytest.approx((15 - 6) * MS / 10, rel=0.15)
+
+
+def test_two_faults_of_one_rank_are_both_named() -> None:
+    job = noisy_job()
+    job.slow_down(1, 0.2)
+    job.own_ns["data_wait"][::10, 1] += 15 * MS
+    assert {(finding.ranks, finding.cause) for finding in judged(job).findings} == {
+        ((1,), "compute"),
+        ((1,), "data_wait"),
+    }
+
+
+def test_of_two_ranks_the_slower_one_is_named() -> None:
+    job = noisy_job(ranks=2)
+    job.slow_down(0, 0.25)
+    assert only_finding(job).ranks == (0,)
+
+
+def test_ranks_of_one_host_that_are_late_alike_are_named_as_the_host() -> None:
+    job = noisy_job(ranks=16, ranks_per_host=4)
+    for rank in (8, 9, 10, 11):
+        job.slow_down(rank, 0.2)
+    finding = only_finding(job)
+    assert (finding.ranks, finding.host) == ((8, 9, 10, 11), "node2")
+    assert describe(finding).startswith("Host node2 (ranks 8 to 11) computes")
+    assert judged(job).by_host.set_index("host")["cost_ns"].idxmax() == "node2"
+
+
+def test_pauses_of_one_host_in_different_steps_are_not_the_hosts() -> None:
+    job = noisy_job(ranks=8, ranks_per_host=2)
+    for rank, step in ((2, 30), (3, 90)):
+        job.own_ns["forward"][step, rank] += 900 * MS
+    found = sorted((finding.ranks, finding.steps.tolist()) for finding in judged(job).findings)
+    assert found == [((2,), [30]), ((3,), [90])]
+
+
+def test_lateness_that_communication_hides_is_not_named() -> None:
+    """It is there in every step and costs nothing, as the links are what the step waits for."""
+    job = noisy_job()
+    job.transfer_ns[:] = 40 * MS
+    job.own_ns["backward"][:, 1] += 2 * MS
+    assert judged(job).findings == ()
+
+
+def test_carried_over_communication_within_the_error_of_the_clocks_is_not_named() -> None:
+    job = noisy_job()
+    job.carried_over_ns[:, 2] = 3 * MS
+    cycles = cycles_in(job.run())
+    assert [found.cause for found in find_all_findings(cycles, {}, [], 40 * MS)] == ["release_skew"]
+    uncertain = replace(cycles, clock_error_ns=2.0 * MS)
+    assert find_all_findings(uncertain, {}, [], 40 * MS) == ()
+
+
+def test_what_if() -> None:
+    job = noisy_job(seed=3)
+    job.slow_down(1, 0.2)
+    job.transfer_ns[::2, 3] += 4 * MS
+    stragglers = judged(job)
+    by_rank = stragglers.by_rank.set_index("rank")
+    assert by_rank["cost_ns"].idxmax() == by_rank["saving_ns"].idxmax() == by_rank["critical_share"].idxmax() == 1
+    assert stragglers.saved_if_ranks_equal.step.low > 5 * MS
+    assert stragglers.saved_by_best_transfers.step.value == pytest.approx(2 * MS, rel=0.1)
+    by_cause = stragglers.by_cause.set_index("cause")["cost_ns"]
+    assert by_cause["backward"] == pytest.approx(4 * MS, rel=0.2)
+    by_bucket = stragglers.by_bucket.set_index("bucket")
+    assert by_bucket["cost_ns"].idxmax() == 3
+    assert by_bucket.loc[0, "busbw_bytes_per_s"] == pytest.approx(1024**2 / 1e-3 * 1.5)
+
+
+def test_a_recording_of_one_rank_has_no_stragglers() -> None:
+    assert Analysis(Job(ranks=1).run()).stragglers is None
+
+
+def test_warm_up_is_not_judged() -> None:
+    job = Job(steps=30)
+    job.own_ns["forward"][:3, 2] += 900 * MS
+    stragglers = Analysis(job.run()).stragglers
+    assert stragglers is not None
+    assert stragglers.findings == ()
+    np.testing.assert_array_equal(stragglers.cycles.steps, np.arange(4, 30))
