@@ -31,23 +31,23 @@ from pathlib import Path
 from random import SystemRandom
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.chaos.judging import Judgement, judge_run
+from tests.chaos.judging import Judgment, judge_run
 from tests.chaos.program import EVENTS, Program, compose
 from tests.chaos.running import run
 from tests.chaos.scoring import GRADES
 
 
-def judged(program: Program, folder: Path, *, keeps: bool) -> Judgement:
+def judged(program: Program, folder: Path, *, keeps: bool) -> Judgment:
     """Run a program; its folder stays if anything about it is not right."""
-    judgement = judge_run(program, run(program, folder))
-    if not keeps and is_all_right(judgement):
+    judgment = judge_run(program, run(program, folder))
+    if not keeps and is_all_right(judgment):
         shutil.rmtree(folder, ignore_errors=True)
-    return judgement
+    return judgment
 
 
-def is_all_right(judgement: Judgement) -> bool:
-    has_harm = judgement.accused or judgement.suspected or judgement.was_ended or judgement.final_knows_less
-    return judgement.score.grade == "right" and not has_harm
+def is_all_right(judgment: Judgment) -> bool:
+    has_harm = judgment.accused or judgment.suspected or judgment.was_ended or judgment.final_knows_less
+    return judgment.score.grade == "right" and not has_harm
 
 
 def fresh_seeds(seconds: float, without: Sequence[str]) -> Iterator[int]:
@@ -60,35 +60,35 @@ def fresh_seeds(seconds: float, without: Sequence[str]) -> Iterator[int]:
             yield seed
 
 
-def say(judgement: Judgement, folder: Path, seconds: float) -> None:
+def say(judgment: Judgment, folder: Path, seconds: float) -> None:
     """What was true, and what was said."""
-    program, score = judgement.program, judgement.score
+    program, score = judgment.program, judgment.score
     whose = "ours" if program.setting.is_ours else "stock"
     lines = [f"{score.grade:<7}{program.event.name}, {whose}, seed {program.seed}, {seconds:.0f} s"]
     where = f"rank {' '.join(map(str, program.blamed))}, step {program.steps}, line {program.lines[:1]}"
     lines.append(f"truth: {where if program.blamed else 'healthy'}; {program.setting.ranks} ranks; {folder}")
-    lines.append(f"{judgement.said}: {judgement.verdict.sentence}")
+    lines.append(f"{judgment.said}: {judgment.verdict.sentence}")
     if score.why:
         lines.append(f"not right: {score.why}")
-    for title, sentences in (("accused", judgement.accused), ("suspected", judgement.suspected)):
+    for title, sentences in (("accused", judgment.accused), ("suspected", judgment.suspected)):
         lines += [f"{title}: {sentence}" for sentence in sentences[:1]]
-    if judgement.was_ended:
+    if judgment.was_ended:
         lines.append("a healthy job did not end well")
-    if judgement.final_knows_less:
+    if judgment.final_knows_less:
         lines.append("the diagnosis afterwards knows less")
     print("\n       ".join(lines), flush=True)
 
 
-def print_table(judgements: Sequence[Judgement]) -> None:
+def print_table(judgments: Sequence[Judgment]) -> None:
     """Grades by event, for ours and stock."""
     print(f"\n| event | {' | '.join(f'{whose}: {grade}' for whose in ('ours', 'stock') for grade in GRADES)} |")
     print(f"|{' --- |' * (1 + 2 * len(GRADES))}")
-    counts = Counter((one.program.event.name, one.program.setting.is_ours, one.score.grade) for one in judgements)
+    counts = Counter((one.program.event.name, one.program.setting.is_ours, one.score.grade) for one in judgments)
     for name in [event.name for event in EVENTS if any(name == event.name for name, *_ in counts)]:
         cells = [str(counts[name, is_ours, grade] or "") for is_ours in (True, False) for grade in GRADES]
         print(f"| {name} | {' | '.join(cells)} |")
     for is_ours in (True, False):
-        own = [one for one in judgements if one.program.setting.is_ours == is_ours]
+        own = [one for one in judgments if one.program.setting.is_ours == is_ours]
         if not own:
             continue
         grades = Counter(one.score.grade for one in own)
@@ -118,25 +118,25 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.folder or Path(tempfile.mkdtemp(prefix="overlapscope-chaos-"))
 
-    def one(seed: int) -> Judgement:
+    def one(seed: int) -> Judgment:
         program = compose(seed, is_ours=args.ours if args.ours or args.stock else None)
         started_s = time.monotonic()
         own = folder / str(seed)
-        judgement = judged(program, own, keeps=args.seed is not None)
-        say(judgement, own, time.monotonic() - started_s)
-        return judgement
+        judgment = judged(program, own, keeps=args.seed is not None)
+        say(judgment, own, time.monotonic() - started_s)
+        return judgment
 
-    def one_after_another(_job: int) -> list[Judgement]:
+    def one_after_another(_job: int) -> list[Judgment]:
         return [one(seed) for seed in fresh_seeds(args.seconds, args.without)]
 
     with ThreadPoolExecutor(args.jobs) as pool:
-        judgements = (
+        judgments = (
             [one(args.seed)]
             if args.seed is not None
-            else [judgement for own in pool.map(one_after_another, range(args.jobs)) for judgement in own]
+            else [judgment for own in pool.map(one_after_another, range(args.jobs)) for judgment in own]
         )
-    print_table(judgements)
-    bad = [one for one in judgements if one.score.grade == "wrong" or one.accused or one.was_ended]
+    print_table(judgments)
+    bad = [one for one in judgments if one.score.grade == "wrong" or one.accused or one.was_ended]
     print(f"\nnot right, or of a healthy program accused or ended: {len(bad)}; kept in {folder}" if bad else "")
     sys.exit(1 if bad else 0)
 

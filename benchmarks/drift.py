@@ -30,7 +30,7 @@ from instrumented_ddp.replicas.replica import FingerprintedReplica
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.lab import jobs
-from overlapscope.lab.catalogue import FAULT_STEP, FAULTS, Fault
+from overlapscope.lab.catalog import FAULT_STEP, FAULTS, Fault
 from overlapscope.lab.truth import find_fault_script
 from overlapscope.trace.process_files import read_reports
 from overlapscope.trace.small_files import find_rank_folders

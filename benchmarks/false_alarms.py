@@ -34,7 +34,7 @@ TRANSFER_NOISE = 0.20
 
 
 def shared_core(rng: np.random.Generator, steps: int, ranks: int) -> Floats:
-    """What one of two neighbours gets of their core the other one lacks, for some steps on end."""
+    """What one of two neighbors gets of their core the other one lacks, for some steps on end."""
     series = autoregressive(0.9)(rng, steps, ranks)
     series[:, 1::2] = -series[:, : ranks - ranks % 2 : 2]
     return series

@@ -32,7 +32,7 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.lab import jobs
-from overlapscope.lab.catalogue import FAULTS, Fault
+from overlapscope.lab.catalog import FAULTS, Fault
 from overlapscope.lab.jobs import diagnose, load_reports
 from overlapscope.lab.truth import VerdictCheck, check_verdict, find_fault_script
 from tests.lab.outcome import Outcome, run_fault

@@ -131,7 +131,7 @@ def summary(nanoseconds: np.ndarray) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Judgment:
     """A fault, or one of the findings that no fault explains, and what was said of it."""
 
     fault: str
@@ -144,35 +144,35 @@ class Judgement:
         return self.finding.cost.value / self.truth_ns - 1 if self.finding and self.truth_ns else math.nan
 
 
-def judge(faults: Sequence[Fault], folder: Path) -> list[Judgement]:
+def judge(faults: Sequence[Fault], folder: Path) -> list[Judgment]:
     """Compare the findings in a recording with the faults that were injected into it."""
     stragglers = Analysis(read_trace(folder)).stragglers
     findings = list(stragglers.findings) if stragglers else []
     truths = json.loads((folder / "truth.json").read_text())["faults"] if faults else []
-    judgements = []
+    judgments = []
     for fault, truth in zip(faults, truths, strict=True):
         right = next((finding for finding in findings if names(finding, fault)), None)
         if right is not None:
             findings.remove(right)
         what = f"rank {fault.rank}: {fault.cause}, {fault.pattern}"
-        judgements.append(Judgement(what, truth["extra_ns_per_step"], right))
-    return judgements + [Judgement("nothing", 0.0, finding) for finding in findings]
+        judgments.append(Judgment(what, truth["extra_ns_per_step"], right))
+    return judgments + [Judgment("nothing", 0.0, finding) for finding in findings]
 
 
 def rows_of(case: str, faults: Sequence[Fault], folder: Path) -> Iterator[tuple[str, ...]]:
     """A row for each fault and each finding, of a recording."""
-    judgements = judge(faults, folder)
-    if not judgements:
+    judgments = judge(faults, folder)
+    if not judgments:
         yield case, "nothing", "", "nothing", "", ""
-    for judgement in judgements:
-        finding = judgement.finding
+    for judgment in judgments:
+        finding = judgment.finding
         said, cost, error = "NOT FOUND", "", ""
         if finding is not None:
             said = f"{name_culprit(finding)}: {finding.cause}, {finding.pattern.kind}"
             cost = f"{finding.cost.value / 1e6:.2f}"
             cost += f" ({finding.cost.low / 1e6:.2f} to {finding.cost.high / 1e6:.2f})"
-            error = f"{100 * judgement.error:+.1f} %" if judgement.truth_ns else "not injected"
-        yield case, judgement.fault, f"{judgement.truth_ns / 1e6:.2f}", said, cost, error
+            error = f"{100 * judgment.error:+.1f} %" if judgment.truth_ns else "not injected"
+        yield case, judgment.fault, f"{judgment.truth_ns / 1e6:.2f}", said, cost, error
 
 
 def main() -> None:

@@ -63,7 +63,7 @@ def make_deep_transformer() -> Workload:
     return Workload(module, {"text": torch.randint(0, 256, (2, 64))}, _mean_square)
 
 
-def make_normalised_convnet() -> Workload:
+def make_normalized_convnet() -> Workload:
     """16 convolutions, each with a BatchNorm, whose buffers rank 0 broadcasts before each forward."""
     modules: list[nn.Module] = [nn.Conv2d(3, 32, 3, padding=1, bias=False)]
     for _ in range(15):
@@ -122,7 +122,7 @@ SMALL_MODELS: Final = {
     "mlp-400": make_mlp,
     "mlp-600": make_deep_mlp,
     "convnet": make_convnet,
-    "convnet-16": make_normalised_convnet,
+    "convnet-16": make_normalized_convnet,
     "transformer": make_transformer,
     "transformer-100": make_deep_transformer,
 }
@@ -163,7 +163,7 @@ def _mlp(*, layers: int, width: int, batch: int) -> Workload:
     modules: list[nn.Module] = []
     for _ in range(layers):
         linear = nn.Linear(width, width)
-        # With torch's own initialisation gradients vanish on the way through many layers, and are slow denormals.
+        # With torch's own initialization gradients vanish on the way through many layers, and are slow denormals.
         nn.init.kaiming_normal_(linear.weight)
         modules += [linear, nn.ReLU()]
     return Workload(nn.Sequential(*modules), {"input": torch.randn(batch, width)}, _mean_square)

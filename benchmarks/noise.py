@@ -13,7 +13,7 @@ Noise = Callable[[np.random.Generator, int, int], Floats]
 
 
 def autoregressive(correlation: float) -> Noise:
-    """Normal, and neighbouring steps are alike."""
+    """Normal, and neighboring steps are alike."""
 
     def noise(rng: np.random.Generator, steps: int, count: int) -> Floats:
         shocks = rng.standard_normal((steps, count))

@@ -4,7 +4,7 @@
     python -m benchmarks.scale --ranks 10000 --steps 100 --buckets 10
     python -m benchmarks.scale --ranks 256 --dask
 
-Recordings are made up by `overlapscope lab synth`: hosts of eight ranks with clocks of their own. Each is summarised
+Recordings are made up by `overlapscope lab synth`: hosts of eight ranks with clocks of their own. Each is summarized
 twice, first from its logs and then from the tables that this has left, and its stragglers are looked for. Memory is
 that of the command and all its processes together, sampled.
 

@@ -227,7 +227,7 @@ class RunIndex:
         return tuple(sorted(rows, key=_sort_key))
 
     def close(self) -> None:
-        """Cancel scans and analyses that have not begun."""
+        """Cancel scans and analyzes that have not begun."""
         for pool in (self._scan_executor, self._summary_executor):
             pool.shutdown(cancel_futures=True)
         self.comparisons.close()

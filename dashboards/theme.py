@@ -74,7 +74,7 @@ _SPANS: Final[Mapping[ThemeName, tuple[str, ...]]] = {
         "#7b8594",
     ),
 }
-assert all(len(colours) == len(CATEGORIES) for colours in _SPANS.values())
+assert all(len(colors) == len(CATEGORIES) for colors in _SPANS.values())
 
 _PHASE_BLOCKS: Final = ("data_wait", "loop", "forward", "backward", "optimizer", "evaluation")
 _OTHER_BLOCKS: Final[Mapping[ThemeName, Mapping[str, str]]] = {
@@ -135,9 +135,9 @@ def collective_colors(theme: ThemeName) -> tuple[str, ...]:
     return (*_SPANS[theme][_FIRST_BUCKET : _FIRST_BUCKET + BUCKET_SLOTS], *_OTHER_COLLECTIVES[theme])
 
 
-def text_color_on(colour: str) -> str:
+def text_color_on(color: str) -> str:
     """Return black or white, whichever has more contrast with a color: at least 4.58 for any color."""
-    channels = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    channels = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
     linear = (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in channels)
     luminance = sum(weight * each for weight, each in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
     return "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"
@@ -166,9 +166,9 @@ def shade_palette(theme: ThemeName) -> list[str]:
     """
     surface = _INK[theme]["surface"]
     palette = []
-    for colour in _SPANS[theme]:
+    for color in _SPANS[theme]:
         palette.append("#00000000")
-        palette += [_mix_colors(surface, colour, 0.22 + 0.78 * shade / (SHADES - 1)) for shade in range(1, SHADES)]
+        palette += [_mix_colors(surface, color, 0.22 + 0.78 * shade / (SHADES - 1)) for shade in range(1, SHADES)]
     return palette
 
 
@@ -209,17 +209,17 @@ def css_variables(theme: ThemeName) -> dict[str, str]:
     each is ``--on-block-exposed`` ... ``--late-scale`` is a gradient from on time to late.
     """
     late = ", ".join([_INK[theme]["surface"], *lateness_palette(theme)[1 :: LATENESS_SHADES // 16]])
-    colours = {
-        **{f"span-{name}": colour for name, colour in zip(CATEGORIES, _SPANS[theme], strict=True)},
-        **{f"block-{name}": colour for name, colour in block_colors(theme).items()},
+    colors = {
+        **{f"span-{name}": color for name, color in zip(CATEGORIES, _SPANS[theme], strict=True)},
+        **{f"block-{name}": color for name, color in block_colors(theme).items()},
         **{
-            f"collective-{name}": colour
-            for name, colour in zip(order_view.CATEGORIES, collective_colors(theme), strict=True)
+            f"collective-{name}": color
+            for name, color in zip(order_view.CATEGORIES, collective_colors(theme), strict=True)
         },
     }
-    named = {**_INK[theme], **colours, **{f"on-{name}": text_color_on(colour) for name, colour in colours.items()}}
+    named = {**_INK[theme], **colors, **{f"on-{name}": text_color_on(color) for name, color in colors.items()}}
     return {
-        **{f"--{name.replace('_', '-')}": colour for name, colour in named.items()},
+        **{f"--{name.replace('_', '-')}": color for name, color in named.items()},
         "--late-scale": f"linear-gradient(to right, {late})",
     }
 
@@ -236,7 +236,7 @@ def paint(model: Model, **roles: str) -> None:
     model.tags = [*model.tags, {"paint": roles}]
 
 
-def _mix_colors(background: str, colour: str, amount: float) -> str:
-    under, over = (int(text[1:], 16) for text in (background, colour))
+def _mix_colors(background: str, color: str, amount: float) -> str:
+    under, over = (int(text[1:], 16) for text in (background, color))
     channels = [round((under >> shift & 255) * (1 - amount) + (over >> shift & 255) * amount) for shift in (16, 8, 0)]
     return "#" + "".join(f"{channel:02x}" for channel in channels)

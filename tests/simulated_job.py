@@ -89,12 +89,12 @@ class Job:
         columns: dict[str, list[Any]] = {name: [] for name in ("steps", "phases", "collectives")}
         self.last_arrivals_ns: list[npt.NDArray[np.int64]] = []
         self.ends_ns: list[int] = []
-        finalise_begin_ns: npt.NDArray[np.int64] | None = None
+        finalize_begin_ns: npt.NDArray[np.int64] | None = None
         for step in range(self.steps):
             now_ns = release_ns.copy()
-            if finalise_begin_ns is not None:
+            if finalize_begin_ns is not None:
                 now_ns += self.own_ns["finalize"][step]
-                columns["phases"].append(("finalize", step - 1, finalise_begin_ns, now_ns.copy()))
+                columns["phases"].append(("finalize", step - 1, finalize_begin_ns, now_ns.copy()))
                 now_ns = self._do("optimizer", step, now_ns, columns, of_step=step - 1)
                 columns["steps"].append((step - 1, step_begin_ns, now_ns))
                 step_begin_ns = now_ns
@@ -109,7 +109,7 @@ class Job:
             now_ns = now_ns + self.own_ns["between"][step]
             backward_ns = self.own_ns["backward"][step]
             arrivals_ns = now_ns[:, None] + (backward_ns[:, None] * self.ready_at).astype(np.int64)
-            finalise_begin_ns = self._do("backward", step, now_ns, columns)
+            finalize_begin_ns = self._do("backward", step, now_ns, columns)
             end_ns = 0
             for bucket, bytes_ in enumerate(BUCKET_BYTES):
                 begin_ns = max(end_ns, int(arrivals_ns[:, bucket].max()))

@@ -119,7 +119,7 @@ def write_step(
 ) -> None:
     """One step of 10 ms.
 
-    In microseconds from its begin: data wait 0-500, forward 500-2500, backward 3000-7000, finalise 7000-8500,
+    In microseconds from its begin: data wait 0-500, forward 500-2500, backward 3000-7000, finalize 7000-8500,
     optimizer 8500-10000. All-reduces: bucket 0 4000-4800, bucket 1 5000-6500, bucket 2 6900-8300.
     The three copies out take 20 us each, 8320-8380. Compute is forward, backward, optimizer and the copies out:
     2000 + 4000 + 1500 + 60 = 7560 us. Communication is 800 + 1500 + 1400 = 3700 us, of it 800 + 1500 + 100 = 2400

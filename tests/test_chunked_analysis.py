@@ -1,4 +1,4 @@
-"""A recording that is analysed range by range says what it says as a whole, to the nanosecond."""
+"""A recording that is analyzed range by range says what it says as a whole, to the nanosecond."""
 
 from __future__ import annotations
 

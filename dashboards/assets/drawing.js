@@ -19,9 +19,9 @@ window.overlapscope.drawing = (() => {
   }
 
   // For colors that CSS has mixed; SVG and its editors know only rgba.
-  function plain(colour) {
-    const [red, green, blue, alpha = 1] = colour.match(/[\d.e-]+/g).map(Number)
-    return colour.startsWith("color(srgb") ? `rgba(${[red, green, blue].map((each) => Math.round(each * 255))}, ${alpha})` : colour
+  function plain(color) {
+    const [red, green, blue, alpha = 1] = color.match(/[\d.e-]+/g).map(Number)
+    return color.startsWith("color(srgb") ? `rgba(${[red, green, blue].map((each) => Math.round(each * 255))}, ${alpha})` : color
   }
 
   // --- boxes ----------------------------------------------------------------------------------------------------
@@ -33,24 +33,24 @@ window.overlapscope.drawing = (() => {
 
   function fill(ctx, style, box) {
     const image = style.backgroundImage
-    const colours = image.match(/rgba?\([^)]*\)/g) ?? []
+    const colors = image.match(/rgba?\([^)]*\)/g) ?? []
     ctx.fillStyle = plain(style.backgroundColor)
     if (image.startsWith("linear-gradient(to right")) {
       ctx.fillStyle = ctx.createLinearGradient(box.left, 0, box.right, 0)
-      colours.forEach((colour, place) => ctx.fillStyle.addColorStop(place / (colours.length - 1), colour))
+      colors.forEach((color, place) => ctx.fillStyle.addColorStop(place / (colors.length - 1), color))
     }
     if (ctx.fillStyle !== NOTHING) {
       outline(ctx, style, box, 0)
       ctx.fill()
     }
-    for (const [, angle] of image.matchAll(/repeating-linear-gradient\((\d+)deg/g)) hatch(ctx, angle, colours[0], box)
+    for (const [, angle] of image.matchAll(/repeating-linear-gradient\((\d+)deg/g)) hatch(ctx, angle, colors[0], box)
   }
 
-  function hatch(ctx, angle, colour, box) {
+  function hatch(ctx, angle, color, box) {
     const [begin, end] = angle === "135" ? [box.bottom, box.top] : [box.top, box.bottom]
     ctx.save()
     clip(ctx, box)
-    ctx.strokeStyle = colour
+    ctx.strokeStyle = color
     ctx.lineWidth = 1.5
     ctx.beginPath()
     for (let x = box.left - box.height; x < box.right; x += 4 * Math.SQRT2) {
@@ -66,9 +66,9 @@ window.overlapscope.drawing = (() => {
     const inwards = [[0, 1], [-1, 0], [0, -1], [1, 0]]
     const isRound = style.borderTopLeftRadius === "50%"
     SIDES.forEach((side, at) => {
-      const [width, colour] = [parseFloat(style[`border${side}Width`]), plain(style[`border${side}Color`])]
-      if (!width || colour === NOTHING) return
-      ctx.strokeStyle = colour
+      const [width, color] = [parseFloat(style[`border${side}Width`]), plain(style[`border${side}Color`])]
+      if (!width || color === NOTHING) return
+      ctx.strokeStyle = color
       ctx.lineWidth = width
       ctx.setLineDash(style[`border${side}Style`] === "dashed" ? [3, 2] : [])
       if (isRound) outline(ctx, style, box, width / 2)

@@ -19,7 +19,7 @@ window.overlapscope.startOrder = (plot, facts) => {
   const {show, move} = view
   const zoom = (factor) => view.zoom(factor, pointer)
 
-  function centre(number) {
+  function center(number) {
     const half = (range.end - range.start) / 2
     show(number - half, number + half)
   }
@@ -103,7 +103,7 @@ window.overlapscope.startOrder = (plot, facts) => {
   }
 
   function goTo(number) {
-    if (number < range.start + 1 || number > range.end - 1) centre(number)
+    if (number < range.start + 1 || number > range.end - 1) center(number)
     select(selected.lane, number)
   }
 
@@ -191,7 +191,7 @@ window.overlapscope.startOrder = (plot, facts) => {
   element("next")?.addEventListener("click", keys.n)
   element("previous")?.addEventListener("click", keys.p)
   element("first")?.addEventListener("click", toFirst)
-  element("place")?.addEventListener("input", (event) => centre(Number(event.target.value)))
+  element("place")?.addEventListener("input", (event) => center(Number(event.target.value)))
   const goes = {number: (value) => goTo(clamp(value, facts.oldest, facts.latest)), step: (value) => jump("step", value)}
   for (const [id, go] of Object.entries(goes)) {
     element(id)?.addEventListener("change", ({target}) => {

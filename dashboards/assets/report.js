@@ -2,15 +2,15 @@
 
 // The heatmap of ranks and steps: a pixel per cell, in the shades of the theme.
 window.overlapscope.paintMap = (canvas) => {
-  const palettes = JSON.parse(document.getElementById("colours").textContent)
+  const palettes = JSON.parse(document.getElementById("colors").textContent)
   const shades = Uint8Array.from(atob(canvas.dataset.shades), (letter) => letter.charCodeAt(0))
   const context = canvas.getContext("2d")
-  const channel = (colour, at) => Number.parseInt(colour.slice(at, at + 2) || "ff", 16)
+  const channel = (color, at) => Number.parseInt(color.slice(at, at + 2) || "ff", 16)
   return () => {
     const palette = palettes[document.documentElement.dataset.theme].lateness_palette
-    const colours = palette.map((colour) => [1, 3, 5, 7].map((at) => channel(colour, at)))
+    const colors = palette.map((color) => [1, 3, 5, 7].map((at) => channel(color, at)))
     const picture = context.createImageData(canvas.width, canvas.height)
-    shades.forEach((shade, cell) => picture.data.set(colours[shade], 4 * cell))
+    shades.forEach((shade, cell) => picture.data.set(colors[shade], 4 * cell))
     context.putImageData(picture, 0, 0)
   }
 }

@@ -1,7 +1,7 @@
 // Theme of the page and of every plot in it. A choice is kept in the browser; until there is one the page
 // follows the system. Colors come from dashboards/theme.py.
 window.overlapscope = (() => {
-  const colours = JSON.parse(document.getElementById("colours").textContent)
+  const colors = JSON.parse(document.getElementById("colors").textContent)
   const system = window.matchMedia("(prefers-color-scheme: dark)")
   const known = (name) => (name === "light" || name === "dark" ? name : null)
 
@@ -23,7 +23,7 @@ window.overlapscope = (() => {
         for (const tag of model.tags) {
           if (!tag.paint) continue
           const roles = Object.entries(tag.paint)
-          const painted = Object.fromEntries(roles.map(([property, role]) => [property, colours[current()][role]]))
+          const painted = Object.fromEntries(roles.map(([property, role]) => [property, colors[current()][role]]))
           // The theme is local to this browser: the server is not notified.
           model.setv(painted, {sync: false})
         }

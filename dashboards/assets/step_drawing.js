@@ -6,7 +6,7 @@ window.overlapscope.drawSteps = (canvases) => {
   const first = Math.min(...all.map((data) => data.view[0]))
   const last = Math.max(...all.map((data) => data.view[1]))
   let [from, to] = [first, last]
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name)
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name)
 
   // --- zoom and pan ---------------------------------------------------------------------------------------------
   function show(start, end) {
@@ -57,8 +57,8 @@ window.overlapscope.drawSteps = (canvases) => {
       context.font = "11px system-ui, sans-serif"
       context.textBaseline = "middle"
       drawAxis(height)
-      const fills = data.categories.map((name) => colour(`--span-${name}`))
-      const inks = data.categories.map((name) => colour(`--on-span-${name}`))
+      const fills = data.categories.map((name) => color(`--span-${name}`))
+      const inks = data.categories.map((name) => color(`--on-span-${name}`))
       const hatches = ["M0,0L9,9", "M3.5,4.5h2", "M0,0L9,9M9,0L0,9"].map((path) => hatch(context, path))
       for (let i = 0; i < data.left.length; i++) {
         const left = x(data.left[i])
@@ -81,7 +81,7 @@ window.overlapscope.drawSteps = (canvases) => {
           context.fillText(data.label[i], visible + 5, top + tall / 2)
         }
       }
-      context.strokeStyle = colour("--exposed")
+      context.strokeStyle = color("--exposed")
       context.setLineDash([3, 2])
       for (const [left, right, top, bottom] of data.unfinished) {
         context.strokeRect(x(left), AXIS_PX + top, x(right) - x(left), bottom - top)
@@ -98,13 +98,13 @@ window.overlapscope.drawSteps = (canvases) => {
       const digits = Math.max(0, Math.ceil(Math.log10(size / step) - 1e-9))
       for (let tick = Math.ceil(from / step); tick * step <= to; tick++) {
         const at = Math.round(x(tick * step)) + 0.5
-        context.fillStyle = colour("--grid")
+        context.fillStyle = color("--grid")
         context.fillRect(at - 0.5, AXIS_PX, 1, height)
-        context.fillStyle = colour("--muted")
+        context.fillStyle = color("--muted")
         const text = ((tick * step) / size || 0).toLocaleString("en-US", {minimumFractionDigits: digits, maximumFractionDigits: digits})
         context.fillText(`${text} ${unit}`, at + 4, AXIS_PX / 2)
       }
-      context.fillStyle = colour("--line")
+      context.fillStyle = color("--line")
       context.fillRect(0, AXIS_PX - 1, width, 1)
       for (let top = data.rank_height; top < data.height; top += data.rank_height) {
         context.fillRect(0, AXIS_PX + top, width, 1)

@@ -33,7 +33,7 @@ def area_of(*, has_legend: bool = False) -> Frame:
 
 def scene_of(title: str, shapes: Sequence[Shape], height: float = HEIGHT_PX) -> Scene:
     """A chart with its title."""
-    head = Text(x=0, y=14, text=title, colour="ink", size=13, is_bold=True)
+    head = Text(x=0, y=14, text=title, color="ink", size=13, is_bold=True)
     return Scene(title=title, width=WIDTH_PX, height=height, shapes=(head, *shapes))
 
 
@@ -43,7 +43,7 @@ def horizontal_grid(area: Frame, scale: Scale, high: float, label: str, unit: Un
     shapes: list[Shape] = []
     for tick, text in zip(ticks, labels_of(ticks, unit), strict=True):
         y = float(scale(tick))
-        shapes.append(Path(points=((area.left, y), (area.right, y)), colour="grid"))
+        shapes.append(Path(points=((area.left, y), (area.right, y)), color="grid"))
         shapes.append(Text(x=area.left - 8, y=y + 4, text=text, anchor="end"))
     middle = (area.top + area.bottom) / 2
     shapes.append(Text(x=12, y=middle, text=label, anchor="middle", is_upright=True))

@@ -27,7 +27,7 @@ def draw_bars(chart: StackedBarChart) -> Scene:
     ticks = nice_ticks(0.0, longest_ns, 5)
     for tick, text in zip(ticks, time_labels(ticks), strict=True):
         x = left + tick * px
-        shapes.append(Path(points=((x, TITLE_PX), (x, bottom)), colour="grid"))
+        shapes.append(Path(points=((x, TITLE_PX), (x, bottom)), color="grid"))
         shapes.append(Text(x=x, y=bottom + 16, text=text, anchor="middle"))
     for place, bar in enumerate(chart.bars):
         shapes += _bar(bar, TITLE_PX + _EVERY_PX * place + (_EVERY_PX - _BAR_PX) / 2, left, px)
@@ -37,7 +37,7 @@ def draw_bars(chart: StackedBarChart) -> Scene:
 
 
 def _bar(bar: StackedBar, y: float, left: float, px: float) -> list[Shape]:
-    shapes: list[Shape] = [Text(x=left - 10, y=y + 13, text=bar.label, colour="ink", anchor="end")]
+    shapes: list[Shape] = [Text(x=left - 10, y=y + 13, text=bar.label, color="ink", anchor="end")]
     x, middle = left, y + _BAR_PX / 2
     for name in BLOCKS:
         ns = bar.parts_ns.get(name, 0.0)
@@ -48,10 +48,10 @@ def _bar(bar: StackedBar, y: float, left: float, px: float) -> list[Shape]:
             x += ns * px
     if has_interval(bar.step_ns):
         low, high = left + bar.step_ns.low * px, left + bar.step_ns.high * px
-        shapes.append(Path(points=((low, middle), (high, middle)), colour="ink", width=1.5))
-        shapes += [Path(points=((end, middle - 4), (end, middle + 4)), colour="ink", width=1.5) for end in (low, high)]
+        shapes.append(Path(points=((low, middle), (high, middle)), color="ink", width=1.5))
+        shapes += [Path(points=((end, middle - 4), (end, middle + 4)), color="ink", width=1.5) for end in (low, high)]
     text = format_ns(bar.step_ns.value)
-    shapes.append(Text(x=left + _end_of(bar) * px + 8, y=y + 13, text=text, colour="ink"))
+    shapes.append(Text(x=left + _end_of(bar) * px + 8, y=y + 13, text=text, color="ink"))
     hint = (
         f"{bar.label}: {text}, {format_interval_ns(bar.step_ns)}"
         if has_interval(bar.step_ns)

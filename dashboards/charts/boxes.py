@@ -36,9 +36,9 @@ def _box(box: Box, middle: float, width: float, places: tuple[float, float, floa
     )
     height = max(1.0, bottom - top)
     return [
-        Path(points=((middle, low), (middle, bottom)), colour="muted"),
-        Path(points=((middle, top), (middle, high)), colour="muted"),
-        *(Path(points=((left + width / 4, y), (right - width / 4, y)), colour="muted") for y in (low, high)),
+        Path(points=((middle, low), (middle, bottom)), color="muted"),
+        Path(points=((middle, top), (middle, high)), color="muted"),
+        *(Path(points=((left + width / 4, y), (right - width / 4, y)), color="muted") for y in (low, high)),
         Rectangle(x=left, y=top, width=width, height=height, fill="block-forward", edge="accent", tip=tip),
-        Path(points=((left, median), (right, median)), colour="ink", width=2.0),
+        Path(points=((left, median), (right, median)), color="ink", width=2.0),
     ]

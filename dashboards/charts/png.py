@@ -49,44 +49,42 @@ class _Canvas:
         if isinstance(shape, Rectangle):
             if shape.fill:
                 corners = [self._at(shape.x, shape.y), self._at(shape.x + shape.width, shape.y + shape.height)]
-                edge = self._colour(shape.edge) if shape.edge else None
-                self._draw.rectangle(corners, fill=self._colour(shape.fill), outline=edge, width=self._factor)
+                edge = self._color(shape.edge) if shape.edge else None
+                self._draw.rectangle(corners, fill=self._color(shape.fill), outline=edge, width=self._factor)
         elif isinstance(shape, Dot):
-            self._draw.circle(self._at(shape.x, shape.y), shape.radius * self._factor, fill=self._colour(shape.fill))
+            self._draw.circle(self._at(shape.x, shape.y), shape.radius * self._factor, fill=self._color(shape.fill))
         elif isinstance(shape, Path):
-            colour = self._mixed(shape.colour, shape.opacity)
+            color = self._mixed(shape.color, shape.opacity)
             for points in dashes(shape.points) if shape.is_dashed else [shape.points]:
                 line = [self._at(x, y) for x, y in points]
-                self._draw.line(line, fill=colour, width=round(shape.width * self._factor), joint="curve")
+                self._draw.line(line, fill=color, width=round(shape.width * self._factor), joint="curve")
         else:
             self._text(shape)
 
     def _text(self, shape: Text) -> None:
         font = _font(shape.size * self._factor)
-        colour, bold = self._colour(shape.colour), self._factor // 3 if shape.is_bold else 0
+        color, bold = self._color(shape.color), self._factor // 3 if shape.is_bold else 0
         if not shape.is_upright:
             anchor = _ANCHORS[shape.anchor]
-            self._draw.text(self._at(shape.x, shape.y), shape.text, colour, font, anchor, stroke_width=bold)
+            self._draw.text(self._at(shape.x, shape.y), shape.text, color, font, anchor, stroke_width=bold)
             return
         _left, _top, right, bottom = (round(edge) for edge in font.getbbox(shape.text))
         strip = Image.new("L", (right + 2, bottom + 2), 0)
         ImageDraw.Draw(strip).text((0, 0), shape.text, 255, font)
         turned = strip.rotate(90, expand=True)
         x, y = self._at(shape.x, shape.y)
-        self.image.paste(colour, (round(x - turned.width), round(y - turned.height / 2)), turned)
+        self.image.paste(color, (round(x - turned.width), round(y - turned.height / 2)), turned)
 
     def _at(self, x: float, y: float) -> Point:
         return (x + MARGIN_PX) * self._factor, (y + MARGIN_PX) * self._factor
 
-    def _colour(self, name: str) -> str:
+    def _color(self, name: str) -> str:
         return self._variables[f"--{name}"]
 
     def _mixed(self, name: str, opacity: float) -> str | tuple[int, ...]:
         if opacity >= 1:
-            return self._colour(name)
-        over, under = (
-            tuple(int(self._colour(each)[at : at + 2], 16) for at in (1, 3, 5)) for each in (name, "surface")
-        )
+            return self._color(name)
+        over, under = (tuple(int(self._color(each)[at : at + 2], 16) for at in (1, 3, 5)) for each in (name, "surface"))
         return tuple(round(opacity * a + (1 - opacity) * b) for a, b in zip(over, under, strict=True))
 
 

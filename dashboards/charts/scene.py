@@ -12,7 +12,7 @@ Anchor = Literal["start", "middle", "end"]
 
 @dataclass(frozen=True, kw_only=True)
 class Rectangle:
-    """A filled area. Colours are names of the custom properties of ``theme.css_variables``."""
+    """A filled area. Colors are names of the custom properties of ``theme.css_variables``."""
 
     x: float
     y: float
@@ -29,7 +29,7 @@ class Path:
     """Straight lines from point to point."""
 
     points: tuple[Point, ...]
-    colour: str
+    color: str
     width: float = 1.0
     is_dashed: bool = False
     opacity: float = 1.0
@@ -53,7 +53,7 @@ class Text:
     x: float
     y: float
     text: str
-    colour: str = "muted"
+    color: str = "muted"
     anchor: Anchor = "start"
     size: float = 12.0
     is_bold: bool = False

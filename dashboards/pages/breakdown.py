@@ -22,7 +22,7 @@ class Headline:
     label: str
     value: str
     note: str
-    colour: str
+    color: str
     """Role in ``dashboards.theme`` that gives the color."""
 
 

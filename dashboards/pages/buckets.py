@@ -168,20 +168,20 @@ def _render_figures(forecast: Forecast, chosen: ChosenPlan, step: DrawnStep) -> 
                 label="Measured step time" if is_measured else "Predicted step time",
                 value=format_ns(curve.predicted_ns[index]),
                 note=f"{format_ns(low)} to {format_ns(high)}",
-                colour="accent",
+                color="accent",
             ),
             _build_gain_headline(curve.compute_gain(index, forecast.reference)),
             Headline(
                 label="Exposed",
                 value=format_ns(curve.predicted.exposed_ns[index]),
                 note=f"{format_share(curve.predicted.exposed_ns[index] / curve.predicted_ns[index])} of the step",
-                colour="exposed",
+                color="exposed",
             ),
             Headline(
                 label="Buckets",
                 value=f"{len(step.plan):,}",
                 note=_format_size_range(int(step.bytes.min()), int(step.bytes.max())),
-                colour="span-bucket-0",
+                color="span-bucket-0",
             ),
         ],
         code=code,
@@ -198,7 +198,7 @@ def _build_gain_headline(gain: Interval) -> Headline:
         label="Versus now",
         value=value,
         note=f"{low} to {high}" if low != high else "as it is set now",
-        colour="hidden",
+        color="hidden",
     )
 
 

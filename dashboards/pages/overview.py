@@ -187,21 +187,21 @@ def build_headlines(summary: Summary) -> list[Headline]:
             label="Step time",
             value=format_ns(summary.mean.step.value),
             note=f"90 %: {format_interval_ns(summary.mean.step)}" if summary.steps else "",
-            colour="accent",
+            color="accent",
         ),
         Headline(
             label="Compute",
             value=format_ns(summary.compute_ns),
             note=of_step(summary.compute_ns),
-            colour="span-backward",
+            color="span-backward",
         ),
         Headline(
             label="Exposed communication",
             value=format_ns(exposed.value),
             note=of_step(exposed.value),
-            colour="exposed",
+            color="exposed",
         ),
-        Headline(label="Overlap ratio", value=format_share(summary.overlap_ratio), note=hidden, colour="hidden"),
+        Headline(label="Overlap ratio", value=format_share(summary.overlap_ratio), note=hidden, color="hidden"),
     ]
 
 

@@ -131,7 +131,7 @@ def build_shell_context(title: str, trace: Trace | None, further_problems: Seque
         "problems": problems,
         "has_errors": any(problem.severity == "error" for problem in problems),
         "problems_summary": _summarize_problems(problems),
-        "colours": theme.browser_colors(),
+        "colors": theme.browser_colors(),
         "css_themes": {name: theme.css_variables(name) for name in ("light", "dark")},
     }
 

@@ -229,9 +229,9 @@ def build_headlines(found: Stragglers) -> list[Headline]:
     """Return the step time as recorded, and as it could be."""
     step_ns = found.step_time_ns
 
-    def what_if(label: str, gain_ns: float, colour: str) -> Headline:
+    def what_if(label: str, gain_ns: float, color: str) -> Headline:
         note = f"saves {format_ns(gain_ns)} ({format_share(gain_ns / step_ns)})" if gain_ns >= 1 else "saves nothing"
-        return Headline(label=text.capitalize(label), value=format_ns(step_ns - gain_ns), note=note, colour=colour)
+        return Headline(label=text.capitalize(label), value=format_ns(step_ns - gain_ns), note=note, color=color)
 
     best = found.by_rank.iloc[int(found.by_rank["saving_ns"].to_numpy().argmax())]
     fixed = what_if(text.describe_equalized_rank(int(best["rank"]), found.cycles), best["saving_ns"], "exposed")
@@ -239,7 +239,7 @@ def build_headlines(found: Stragglers) -> list[Headline]:
         worst = found.findings[0]
         fixed = what_if(f"{_format_culprit(worst)} like the others", worst.saving.step.value, "exposed")
     return [
-        Headline(label="Step time", value=format_ns(step_ns), note="as recorded", colour="accent"),
+        Headline(label="Step time", value=format_ns(step_ns), note="as recorded", color="accent"),
         fixed,
         what_if(text.describe_equal_ranks(found.cycles), found.saved_if_ranks_equal.step.value, "hidden"),
         what_if("Transfers at their best", found.saved_by_best_transfers.step.value, "span-bucket-0"),

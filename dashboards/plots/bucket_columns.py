@@ -290,8 +290,8 @@ def build_span_columns(step: DrawnStep, shown: list[int], layout: BucketLayout, 
 def build_ready_columns(step: DrawnStep, shown: list[int], layout: BucketLayout, index: int) -> Columns:
     """Return when the last gradient of each bucket was ready."""
     rows: list[tuple[Any, ...]] = []
-    colours, _ = colors_and_patterns(bucket_categories(np.arange(len(step.plan))))
-    categories = colours.tolist()
+    colors, _ = colors_and_patterns(bucket_categories(np.arange(len(step.plan))))
+    categories = colors.tolist()
     for row, rank in enumerate(shown):
         top, bottom = layout.lane_px(index, row, "ready")
         moments = step.ready_ns[rank].tolist()
@@ -341,13 +341,13 @@ def build_strip_columns(gradients: Gradients, plan: Buckets) -> Columns:
         bucket_of[list(bucket)] = number
     sizes = gradients.bytes[gradients.order]
     right: Float64Array = np.cumsum(sizes).astype(np.float64)
-    colour, pattern = colors_and_patterns(bucket_categories(bucket_of[gradients.order]))
+    color, pattern = colors_and_patterns(bucket_categories(bucket_of[gradients.order]))
     return {
         "left": right - sizes,
         "right": right,
         "top": np.ones(len(right)),
         "bottom": np.zeros(len(right)),
-        "category": colour,
+        "category": color,
         "pattern": pattern,
         "bucket": bucket_of[gradients.order],
     }
@@ -379,8 +379,8 @@ def _lay_out_transfers(step: DrawnStep, rank: int, row: int, layout: BucketLayou
     spans = index_spans(starts, ends, bucket_categories(numbers), numbers)
     height = (bottom - top - 2) / spans.stack_heights
     tops = top + 1 + spans.stack * height
-    colours, patterns = colors_and_patterns(spans.categories)
-    columns = (spans.starts_ns, spans.ends_ns, tops, tops + height, colours, patterns, spans.rows)
+    colors, patterns = colors_and_patterns(spans.categories)
+    columns = (spans.starts_ns, spans.ends_ns, tops, tops + height, colors, patterns, spans.rows)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 

@@ -138,13 +138,13 @@ def draw_steps(
     """Draw the recorded step and below it the predicted one; y is pixels from the top."""
     plot = make_wide_figure(time_range, Range1d(start=layout.height_px, end=0), layout.height_px, "steps")
     plot.xaxis.visible = False
-    colour = {"field": "category", "transform": make_span_mapper()}
+    color = {"field": "category", "transform": make_span_mapper()}
     for source in spans:
-        plot.quad(**_EDGES, source=source, fill_color=colour, line_color=None)
+        plot.quad(**_EDGES, source=source, fill_color=color, line_color=None)
     for each in hatches:
         each.draw(plot)
     for source in ready:
-        plot.segment(x0="x", x1="x", y0="top", y1="bottom", source=source, line_color=colour, line_width=3)
+        plot.segment(x0="x", x1="x", y0="top", y1="bottom", source=source, line_color=color, line_width=3)
     for source in ends:
         line = plot.segment(x0="x", x1="x", y0="top", y1="bottom", source=source, line_width=1.5, line_dash=[4, 3])
         paint(line.glyph, line_color="ink")
@@ -174,8 +174,8 @@ def draw_strip(total_bytes: int, strip: ColumnDataSource, hatches: BucketHatches
     )
     plot.xaxis.visible = False
     plot.toolbar.tools = []
-    colour = {"field": "category", "transform": make_span_mapper()}
-    parts = plot.quad(**_EDGES, source=strip, fill_color=colour, line_width=1)
+    color = {"field": "category", "transform": make_span_mapper()}
+    parts = plot.quad(**_EDGES, source=strip, fill_color=color, line_width=1)
     paint(parts.glyph, line_color="surface")
     hatches.draw(plot)
     draw_span_text(plot, labels, text_align="center")

@@ -74,15 +74,15 @@ def draw_order(
 
     mapper = LinearColorMapper(low=-0.5, high=len(CATEGORIES) - 0.5)
     paint(mapper, palette="collective_colors")
-    colour = {"field": "category", "transform": mapper}
+    color = {"field": "category", "transform": mapper}
     plot.quad(
         **_EDGES,
         source=cells,
-        fill_color=colour,
+        fill_color=color,
         fill_alpha="alpha",
-        line_color=colour,
+        line_color=color,
         hatch_pattern="hatch",
-        hatch_color=colour,
+        hatch_color=color,
         hatch_alpha=0.35,
         hatch_scale=8,
         hatch_weight=1.5,

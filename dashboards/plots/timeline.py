@@ -97,14 +97,14 @@ def draw_lanes(
     gaps = [layout.lane_px(lane)[edge] for lane in range(layout.ranks * 4) for edge in (0, 1)]
     paint(plot.hspan(y=gaps, line_width=2, level="glyph").glyph, line_color="surface")
 
-    colour = {"field": "category", "transform": make_span_mapper()}
+    color = {"field": "category", "transform": make_span_mapper()}
     plot.quad(
         left="left",
         right="right",
         top="top",
         bottom="bottom",
         source=spans,
-        fill_color=colour,
+        fill_color=color,
         fill_alpha="alpha",
         line_color=None,
     )

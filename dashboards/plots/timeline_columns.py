@@ -129,7 +129,7 @@ def build_shade_columns(
     picture = np.zeros((layout.units, len(edges_ns) - 1), dtype=np.uint8)
     for number, lane in enumerate(timeline.lanes):
         busy_ns, category = lane.spans.pixels(edges_ns)
-        colour, _ = colors_and_patterns(category)
+        color, _ = colors_and_patterns(category)
         share = busy_ns / np.diff(edges_ns)
         if lane.is_instants:
             begun = lane.spans.begun(edges_ns)
@@ -137,7 +137,7 @@ def build_shade_columns(
         # Rounded up: the shortest span leaves a mark.
         shade = np.ceil(share * (SHADES - 1)).astype(np.uint8)
         first, after = layout.lane_units(number)
-        picture[first:after] = np.where(category == NO_CATEGORY, 0, colour * np.uint8(SHADES) + shade)
+        picture[first:after] = np.where(category == NO_CATEGORY, 0, color * np.uint8(SHADES) + shade)
     if without is not None:
         picture[:, (edges_ns[1:] > without[0]) & (edges_ns[:-1] < without[1])] = 0
     width_ns = float(edges_ns[-1] - edges_ns[0])
@@ -232,13 +232,13 @@ def _build_lane_spans(lane: Lane, number: int, layout: LaneLayout, view: View, p
     top, bottom = compute_rows_px(layout, number, lane.spans.stack[found], lane.spans.stack_heights[found])
     rows = lane.spans.rows[found]
     left = lane.spans.starts_ns[found].astype(np.float64)
-    colour, pattern = colors_and_patterns(lane.spans.categories[found])
+    color, pattern = colors_and_patterns(lane.spans.categories[found])
     return {
         "left": left,
         "right": np.maximum(lane.spans.ends_ns[found], left + pixel_ns),
         "top": top,
         "bottom": bottom,
-        "category": colour,
+        "category": color,
         "pattern": pattern,
         "alpha": np.where(lane.is_wait(rows), 0.45, 1.0).astype(np.float32),
         "lane": np.full(len(found), number, dtype=np.int32),

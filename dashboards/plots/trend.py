@@ -122,7 +122,7 @@ class TrendFigure:
     column: str
     """Column of ``figures_of``."""
     title: str
-    colour: str
+    color: str
     """Role in ``dashboards.theme`` that gives the color."""
     is_share: bool = False
 
@@ -133,9 +133,9 @@ class TrendFigure:
 
 
 FIGURES: Final = (
-    TrendFigure(column="step_time_ns", title="Step time", colour="accent"),
-    TrendFigure(column="exposed_ns", title="Exposed communication", colour="exposed"),
-    TrendFigure(column="overlap_ratio", title="Overlap ratio", colour="hidden", is_share=True),
+    TrendFigure(column="step_time_ns", title="Step time", color="accent"),
+    TrendFigure(column="exposed_ns", title="Exposed communication", color="exposed"),
+    TrendFigure(column="overlap_ratio", title="Overlap ratio", color="hidden", is_share=True),
 )
 
 
@@ -222,11 +222,11 @@ class TrendPlot:
             paint(axis, major_label_text_color="muted")
         paint(self.warm_up, fill_color="grid")
         plot.add_layout(self.warm_up)
-        colour = self.shown.colour
+        color = self.shown.color
         band = plot.varea(x="step", y1="low", y2="high", source=self.source, fill_alpha=0.16)
-        paint(band.glyph, fill_color=colour)
+        paint(band.glyph, fill_color=color)
         ranks = plot.multi_line(xs="xs", ys="ys", source=self.rank_lines, line_width=1, line_alpha=0.35)
-        paint(ranks.glyph, line_color=colour)
+        paint(ranks.glyph, line_color=color)
         mean = plot.line(x="step", y="mean", source=self.source, line_width=2, line_join="round")
-        paint(mean.glyph, line_color=colour)
+        paint(mean.glyph, line_color=color)
         return plot

@@ -32,7 +32,7 @@ class TrendChart:
     """One figure over the steps."""
 
     title: str
-    colour: str
+    color: str
     """Role in ``dashboards.theme`` that gives the color."""
     frame: Frame
     x_ticks: tuple[Tick, ...]
@@ -104,7 +104,7 @@ def _trend(plot: TrendPlot) -> TrendChart:
     in_view = np.array([tick for tick in nice_ticks(first, last, 6) if tick == int(tick)])
     return TrendChart(
         title=plot.shown.title,
-        colour=plot.shown.colour,
+        color=plot.shown.color,
         frame=frame,
         x_ticks=tuple((float(px), f"{tick:,.0f}") for px, tick in zip(x(in_view), in_view, strict=True)),
         y_ticks=_build_ticks(y, 0.0, end, _share_labels if plot.shown.is_share else time_labels),

@@ -71,7 +71,7 @@ def agree_on_probe(
         OverlapScopeError: on every rank, with the reason why nothing can be probed.
     """
     if not all_ranks_agree:
-        raise OverlapScopeError("not all ranks were asked to, or ranks don't synchronise (init_sync=False)")
+        raise OverlapScopeError("not all ranks were asked to, or ranks don't synchronize (init_sync=False)")
     if group.size() == 1:
         raise OverlapScopeError("all-reduce needs at least 2 ranks")
     device = own.parameters[0].device

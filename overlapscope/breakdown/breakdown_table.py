@@ -17,9 +17,9 @@ def tabulate_breakdown(account: Breakdown) -> pd.DataFrame:
 
     Returns:
         rank, step, step_time_ns, a column for each of ``BLOCKS`` (these sum to the step time), one for each of
-        ``REASONS`` (exposed_<reason>_ns; these sum to exposed_ns), compute_ns (sum of ``COMPUTE_BLOCKS``), hidden_ns (time for
-        which gradients are communicated while other work runs), communication_ns (hidden plus exposed), overlap_ratio
-        (hidden over communication; NaN without communication).
+        ``REASONS`` (exposed_<reason>_ns; these sum to exposed_ns), compute_ns (sum of ``COMPUTE_BLOCKS``), hidden_ns
+        (time for which gradients are communicated while other work runs), communication_ns (hidden plus exposed),
+        overlap_ratio (hidden over communication; NaN without communication).
     """
     blocks_ns = {f"{name}_ns": account.ns[:, index] for index, name in enumerate(BLOCKS)}
     for_reason_ns = np.zeros(len(REASONS) * len(account.rank), dtype=np.int64)

@@ -365,8 +365,8 @@ def bucket_categories(buckets: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 def colors_and_patterns(categories: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """Return the index in ``CATEGORIES`` of the color of each category, and the number of its pattern."""
-    pattern, colour = np.divmod(categories, np.uint8(len(CATEGORIES)))
-    return colour, pattern
+    pattern, color = np.divmod(categories, np.uint8(len(CATEGORIES)))
+    return color, pattern
 
 
 def _extent_ns(trace: Trace) -> tuple[int, int]:

@@ -126,11 +126,11 @@ def compute_waits(trace: Trace, starts: StartConditions) -> Waits:
     hand_over_ns = _find_hand_over_ns(trace)
     every_phase = _Spans(*(phases[name].to_numpy(np.int64) for name in ("start_ns", "end_ns")))
     reduced_of = RowsByRank(table["rank"].to_numpy(np.int64)[reduced])
-    finalise_of = RowsByRank(phases["rank"].to_numpy(np.int64)[finalize])
+    finalize_of = RowsByRank(phases["rank"].to_numpy(np.int64)[finalize])
     found = [_no_waits()]
     # Rank by rank, so that the arrays of one fit into processor caches.
     for rank in reduced_of.ranks:
-        rows, waiting = reduced[reduced_of[rank]], every_phase.of(finalize[finalise_of[rank]])
+        rows, waiting = reduced[reduced_of[rank]], every_phase.of(finalize[finalize_of[rank]])
         finalize_index = _find_finalize(buckets.end_ns[rows], hand_over_ns[rows], waiting)
         order = np.lexsort((buckets.start_ns[rows], finalize_index))
         order = order[finalize_index[order] >= 0]
@@ -207,7 +207,7 @@ def _find_reason_edges(
         row: (B,) Rows of the buckets, in the order in which they are waited for.
         place: (B,) Index of the finalize that waits for each.
         end_ns: (B,) Ends of the buckets.
-        finalise: (B,) The finalize that waits for each.
+        finalize: (B,) The finalize that waits for each.
     """
     from_ns = finalize.start_ns
     latest_ns = _running_max(np.clip(end_ns, from_ns, finalize.end_ns) - from_ns, finalize_index)

@@ -154,7 +154,8 @@ class FittedModel:
         """Draw step times of plans from many equally likely models.
 
         All plans of a draw share its model, so that the difference of two plans is more certain than either; the error
-        of the model (``estimate_model_errors``) is independent for each plan. Variation between runs shifts all plans alike.
+        of the model (``estimate_model_errors``) is independent for each plan. Variation between runs shifts all plans
+        alike.
 
         Args:
             plans: Q plans.

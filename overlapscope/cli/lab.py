@@ -26,7 +26,7 @@ from typing import Final
 from overlapscope.cli import lab_cluster, lab_figures, lab_run, lab_synth, recording_folder
 from overlapscope.cli.arguments import parse_positive_int
 from overlapscope.errors import OverlapScopeError
-from overlapscope.lab.catalogue import DEFAULT_WORLD_SIZE, FAULTS, Fault
+from overlapscope.lab.catalog import DEFAULT_WORLD_SIZE, FAULTS, Fault
 
 _WIDTH: Final = 110
 

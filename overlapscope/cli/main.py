@@ -1,7 +1,7 @@
 """The command line: one module per subcommand, in ``overlapscope.cli``.
 
-A module's docstring is the help text of its subcommand; it defines ``prepare_parser(build_parser)`` and ``run(args) -> int``.
-Modules import heavy packages (pandas, torch, panel) inside ``run``, so that ``overlapscope --help`` is fast.
+A module's docstring is the help text of its subcommand; it defines ``prepare_parser(build_parser)`` and ``run(args) ->
+int``. Modules import heavy packages (pandas, torch, panel) inside ``run``, so that ``overlapscope --help`` is fast.
 """
 
 from __future__ import annotations

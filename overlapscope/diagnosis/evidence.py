@@ -147,7 +147,7 @@ class RankPosition:
 
     step: int
     phase: str | None = None
-    """loop, forward, backward, finalise, optimizer, evaluation; ``JOINING``; None outside a training step."""
+    """loop, forward, backward, finalize, optimizer, evaluation; ``JOINING``; None outside a training step."""
     bucket: int | None = None
     """Next bucket to be launched in a backward."""
     call_site: CallSite | None = None

@@ -75,7 +75,8 @@ def is_in_transit(messages: Iterable[SegmentMessage]) -> bool:
     """Return True if a rank waits for data of a message that both sides have posted, rather than for the other rank.
 
     Args:
-        messages: messages of the rank, from ``find_open_messages``. They are waited for in order, so the state of the later
+        messages: messages of the rank, from ``find_open_messages``. They are waited for in order, so the state of the
+        later
             ones is unknown.
     """
     first: dict[int, SegmentMessage] = {}

@@ -65,8 +65,8 @@ class ClusterJob:
     def wait(self, signals: Sequence[int], on_failure: Callable[[int, int], None]) -> int:
         """Wait until the commands on all hosts have ended.
 
-        After a failure or a signal, the others have ``GRACE_PERIOD_S`` to exit on their own. A second signal ends them at
-        once.
+        After a failure or a signal, the others have ``GRACE_PERIOD_S`` to exit on their own. A second signal ends them
+        at once.
 
         Args:
             signals: Signals received so far that are meant for the job; polled.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.lab.catalogue import Fault
+from overlapscope.lab.catalog import Fault
 
 # The scripts of the laboratory: their paths, and the explanations in their docstrings.
 

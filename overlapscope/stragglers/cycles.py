@@ -142,7 +142,8 @@ def build_cycles(trace: Trace, account: Breakdown, first_step: int = 0, usual: S
     Args:
         account: Breakdown of the recording.
         first_step: Earlier steps are left out as warm-up.
-        usual: What the steps of a cycle reduce, from ``find_most_common_kind``. Needed if this is only a part of a recording.
+        usual: What the steps of a cycle reduce, from ``find_most_common_kind``. Needed if this is only a part of a
+        recording.
 
     Returns:
         None if there are fewer than two ranks on one clock, or no two consecutive steps with the same all-reduces.

@@ -86,8 +86,8 @@ class Times:
     def middle(self) -> Times:
         """Return one rank that stands for all: the median of each group of causes and each cycle.
 
-        See ``cycles.find_median_ranks``. In collectives issued by user code ranks wait for the last one, which waits least:
-        equal ranks would wait for that time.
+        See ``cycles.find_median_ranks``. In collectives issued by user code ranks wait for the last one, which waits
+        least: equal ranks would wait for that time.
         """
         all_cycles = np.arange(self.own_ns.shape[1])
         own_ns = np.zeros_like(self.own_ns[:, :, 0])

@@ -220,9 +220,9 @@ class ReadableLog(Protocol):
 def oldest_incomplete(log: ReadableLog) -> Entries:
     """Return the first entry of the incomplete ones at the end of the log; none if the latest entry is complete.
 
-    The log is read backwards in blocks of ``_BLOCK_ENTRIES`` entries up to a block without incomplete ones, because hosts run
-    ahead of their devices, by a thousand collectives and more. Where a whole block is complete, so is everything before
-    it, or nothing waits for it.
+    The log is read backwards in blocks of ``_BLOCK_ENTRIES`` entries up to a block without incomplete ones, because
+    hosts run ahead of their devices, by a thousand collectives and more. Where a whole block is complete, so is
+    everything before it, or nothing waits for it.
 
     Example: of 300 entries, 200 to 300 are incomplete. Blocks 237 to 300 and 173 to 236 have incomplete entries, block
     109 to 172 has none, so the result is entry 200.

@@ -160,7 +160,7 @@ def read_trace(
         only_newest: number of the latest records to read of each rank; of these, the steps that are complete on all
             ranks are kept. Takes the same time however long the recording is.
         steps: range of steps to read, as if the recording consisted of them.
-        neighbours: number of steps to read before and after that range.
+        neighbors: number of steps to read before and after that range.
 
     Raises:
         OverlapScopeError: there is nothing to show, or it doesn't fit into memory; lesser problems are in

@@ -69,15 +69,15 @@ class Oracle:
         )
 
     def awaited(self, finalize: Any, moment: int) -> Any:
-        """The first of the buckets that this finalise waits for, and that has not ended."""
+        """The first of the buckets that this finalize waits for, and that has not ended."""
         waiting = [
             each
             for each in self.ended
-            if each.bucket >= 0 and self.finalise_of(each) is finalize and each.end_ns > moment
+            if each.bucket >= 0 and self.finalize_of(each) is finalize and each.end_ns > moment
         ]
         return min(waiting, key=lambda each: (each.launch_ns, each.Index), default=None)
 
-    def finalise_of(self, bucket: Any) -> Any:
+    def finalize_of(self, bucket: Any) -> Any:
         """The first that ends after it was entered, or one that follows it without a gap, if the bucket ends there.
 
         Of those that are gathered, which a forward waits for in several places: the first after the end.

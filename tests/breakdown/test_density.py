@@ -56,7 +56,7 @@ def test_spans_share_the_height_of_a_lane_only_while_others_run():
 
 
 @given(spans, views, st.integers(1, 20))
-def test_the_colour_of_a_pixel_is_that_of_a_span_in_it(given_spans, view, pixels):
+def test_the_color_of_a_pixel_is_that_of_a_span_in_it(given_spans, view, pixels):
     edges = pixel_edges(*view, pixels)
     spans_index = index(given_spans)
     _, sampled = spans_index.pixels(edges)

@@ -50,7 +50,7 @@ def test_the_synthetic_step_by_hand(tmp_path: Path) -> None:
         "between_ns": 500,
         "backward_ns": 4000 - 3 * 40,  # without the copies in
         "exposed_ns": 1300,
-        "copies_ns": 3 * 40 + 200,  # and what of finalise comes after the wait
+        "copies_ns": 3 * 40 + 200,  # and what of finalize comes after the wait
         "optimizer_ns": 1500,
         "evaluation_ns": 0,
         "compute_ns": 2000 + 3880 + 1500,
@@ -83,7 +83,7 @@ def test_collectives_that_run_at_the_same_time_count_once(tmp_path: Path) -> Non
     assert (row["communication_ns"], row["hidden_ns"], row["exposed_ns"]) == (8 * US, 8 * US, 0)
 
 
-def test_only_what_finalise_waits_for_is_exposed(tmp_path: Path) -> None:
+def test_only_what_finalize_waits_for_is_exposed(tmp_path: Path) -> None:
     trace = record(
         tmp_path,
         (LAUNCH, 0, 0, 0),

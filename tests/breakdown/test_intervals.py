@@ -1,4 +1,4 @@
-"""The vectorised unions against an oracle that counts nanoseconds one by one."""
+"""The vectorized unions against an oracle that counts nanoseconds one by one."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_a_step_lasts_from_the_first_rank_that_begins_it_to_the_last_that_ends_i
     assert (step["start_ns"], step["end_ns"]) == (10_000 * US, 20_050 * US)
 
 
-def test_phases_are_coloured_by_name_and_gradients_by_bucket(trace):
+def test_phases_are_colored_by_name_and_gradients_by_bucket(trace):
     phases, gradients = build_timeline(trace).lanes[:2]
     assert [CATEGORIES[category] for category in phases.spans.categories[:3]] == ["data_wait", "forward", "backward"]
     assert [CATEGORIES[category] for category in gradients.spans.categories[:3]] == ["bucket_0", "bucket_1", "bucket_2"]
@@ -188,10 +188,10 @@ def test_a_rank_without_a_common_clock_does_not_stretch_the_timeline():
     assert {lane.rank for lane in timeline.lanes} == {0, 1, 2}
 
 
-def test_32_buckets_differ_by_colour_or_pattern_and_what_has_none_is_plain() -> None:
+def test_32_buckets_differ_by_color_or_pattern_and_what_has_none_is_plain() -> None:
     categories = bucket_categories(np.arange(-1, 33))
-    colour, pattern = colors_and_patterns(categories)
-    looks = list(zip([CATEGORIES[place] for place in colour], pattern.tolist(), strict=True))
+    color, pattern = colors_and_patterns(categories)
+    looks = list(zip([CATEGORIES[place] for place in color], pattern.tolist(), strict=True))
     assert looks[0] == ("no_bucket", 0)
     assert looks[1:4] == [("bucket_0", 0), ("bucket_1", 0), ("bucket_2", 0)]
     assert looks[9] == ("bucket_0", 1)

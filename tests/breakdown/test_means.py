@@ -29,7 +29,7 @@ def test_a_mean_of_what_is_never_negative_is_not_negative_either() -> None:
 def test_the_mean_of_a_handful_is_students() -> None:
     (found,) = mean_with_ci(np.array([[11.0], [12.0], [13.0], [14.0], [15.0]]))
     assert found.value == 13.0
-    # The neighbours of these are alike, so they count for fewer than five.
+    # The neighbors of these are alike, so they count for fewer than five.
     assert found.high - 13.0 > 2.132 * math.sqrt(2.5 / 5)
     assert found.high - 13.0 == pytest.approx(13.0 - found.low)
 

@@ -23,7 +23,7 @@ def summary(
     rest: float = 0,
     steps: int = 10,
 ) -> Summary:
-    """So many equal steps of one rank, in milliseconds; an all-reduce ends with the finalise that waits for it."""
+    """So many equal steps of one rank, in milliseconds; an all-reduce ends with the finalize that waits for it."""
     rows: dict[str, Rows] = {"steps": [], "phases": [], "collectives": []}
     now_ns = 0
     for step in range(steps):

@@ -40,7 +40,7 @@ def test_each_nanosecond_belongs_to_the_first_who_claims_it(claims: list[Spans],
 
 
 @given(st.lists(spans, max_size=5))
-def test_neighbouring_pieces_have_different_owners(claims: list[Spans]) -> None:
+def test_neighboring_pieces_have_different_owners(claims: list[Spans]) -> None:
     timeline = painted(claims)
     assert (np.diff(timeline.edges_ns) > 0).all()
     assert (timeline.owner[1:] != timeline.owner[:-1]).all()

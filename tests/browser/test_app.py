@@ -162,7 +162,7 @@ def test_what_is_known_of_a_span_covers_no_span(open_page, address):
     assert tip["y"] >= lanes["y"] + lanes["height"] or tip["y"] + tip["height"] <= lanes["y"]
 
 
-def test_the_step_picker_goes_to_a_step_and_to_its_neighbours(open_page, address):
+def test_the_step_picker_goes_to_a_step_and_to_its_neighbors(open_page, address):
     page = open_timeline(open_page, f"{address}timeline")
     page.locator("#step").fill("12")
     page.keyboard.press("Enter")

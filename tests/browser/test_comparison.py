@@ -16,11 +16,11 @@ from tests.cli.test_compare import recorded
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-COLOURS = """(canvas) => {
+COLORS = """(canvas) => {
   const pixels = new Uint32Array(canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.buffer)
   return new Set(pixels).size
 }"""
-"""How many colours are on a canvas: one if nothing is drawn."""
+"""How many colors are on a canvas: one if nothing is drawn."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def compared(page: Page) -> Page:
 
 def is_drawn(page: Page) -> bool:
     """Whether there are steps of both sides."""
-    return all(page.locator(f"#step-{side}").evaluate(COLOURS) > 20 for side in ("base", "new"))
+    return all(page.locator(f"#step-{side}").evaluate(COLORS) > 20 for side in ("base", "new"))
 
 
 def test_two_runs_are_chosen_by_keys_swapped_compared_and_found_again(

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_chart_is_drawn_in_the_colours_of_the_theme(tmp_path: Path, open_page: OpenPage, theme: str):
+def test_a_chart_is_drawn_in_the_colors_of_the_theme(tmp_path: Path, open_page: OpenPage, theme: str):
     write_breakdown(tmp_path / "lab" / "breakdown")
     with served(tmp_path / "lab", tmp_path / "server.log") as url:
         page = open_page(f"{url}experiments", theme)

@@ -21,7 +21,7 @@ from playwright.sync_api import Page, expect
 
 from overlapscope import open as open_run
 from tests.browser.conftest import START_LIMIT_S, OpenPage
-from tests.browser.test_comparison import COLOURS
+from tests.browser.test_comparison import COLORS
 from tests.synthetic import write_straggling_recording
 
 pytestmark = [
@@ -108,7 +108,7 @@ def test_every_cell_runs_and_what_it_draws_is_to_be_seen(open_page: OpenPage, fo
         expect(account.locator("tbody tr").first).to_contain_text("data wait")
         step = page.frame_locator("iframe[title=timeline]").locator("#step")
         expect(step).to_be_visible()
-        assert step.evaluate(COLOURS) > 20
+        assert step.evaluate(COLORS) > 20
         curve = page.frame_locator("iframe[title=buckets]").locator("svg path.line").first
         expect(curve).to_be_visible()
         box = curve.bounding_box()

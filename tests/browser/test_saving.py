@@ -83,8 +83,8 @@ def size_of(page: Page, figure: str) -> tuple[int, int]:
     )
 
 
-def rgb(colour: str) -> tuple[int, ...]:
-    return tuple(int(colour[at : at + 2], 16) for at in (1, 3, 5))
+def rgb(color: str) -> tuple[int, ...]:
+    return tuple(int(color[at : at + 2], 16) for at in (1, 3, 5))
 
 
 @pytest.mark.parametrize(("path", "theme"), [*((path, "light") for path in TEXTS), ("timeline", "dark"), ("", "dark")])
@@ -107,9 +107,9 @@ def test_every_figure_is_saved_as_it_is_seen(
         assert image.size == size_of(page, figure)
         assert image.getpixel((2, 2)) == rgb(ink(theme)["page"])
         inside = image.crop((MARGIN_PX + 2, MARGIN_PX + 2, image.width - MARGIN_PX, image.height - MARGIN_PX))
-        colours = inside.getcolors(inside.width * inside.height)
-        assert len(colours) > 20, "spans, and letters with soft edges"
-        assert {rgb(ink(theme)["page"]), rgb(ink(theme)["surface"])} & {colour for _, colour in colours}
+        colors = inside.getcolors(inside.width * inside.height)
+        assert len(colors) > 20, "spans, and letters with soft edges"
+        assert {rgb(ink(theme)["page"]), rgb(ink(theme)["surface"])} & {color for _, color in colors}
 
         drawing = ElementTree.parse(saved(page, f"[data-save=svg][data-name={figure}]", tmp_path)).getroot()
         assert (int(drawing.attrib["width"]), int(drawing.attrib["height"])) == image.size

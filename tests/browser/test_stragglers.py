@@ -131,7 +131,7 @@ def test_the_wheel_and_keys_zoom_and_everything_can_be_shown_again(open_page, st
     assert steps_shown(page) == whole
 
 
-def test_dark_mode_paints_the_map_in_its_own_colours(open_page, straggling):
+def test_dark_mode_paints_the_map_in_its_own_colors(open_page, straggling):
     palettes = []
     for theme in ("light", "dark"):
         page = open_stragglers(open_page, f"{straggling}stragglers", theme=theme)

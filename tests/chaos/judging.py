@@ -11,7 +11,7 @@ from tests.chaos.scoring import GRADES, Score, score
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
+class Judgment:
     """Of one run."""
 
     program: Program
@@ -29,7 +29,7 @@ class Judgement:
     """Whether a healthy job came to no good end."""
 
 
-def judge_run(program: Program, outcome: Outcome) -> Judgement:
+def judge_run(program: Program, outcome: Outcome) -> Judgment:
     """Score all that was said of a run; the worst of it counts."""
     verdicts = {"final": outcome.final}
     if outcome.live is not None:
@@ -43,7 +43,7 @@ def judge_run(program: Program, outcome: Outcome) -> Judgement:
                 verdicts["report"], scores["report"] = report.verdict, found
     worst = max(scores, key=lambda said: GRADES.index(scores[said].grade))
     reported = [report.verdict for report in outcome.reports] if program.event.is_harmless else []
-    return Judgement(
+    return Judgment(
         program=program,
         said=worst,
         score=scores[worst],

@@ -126,8 +126,8 @@ def test_the_worst_of_all_that_was_said_counts() -> None:
     assert judge_run(program, outcome(right)).score.grade == "right"
     forgotten = judge_run(program, outcome(vague, right))
     assert (forgotten.score.grade, forgotten.said, forgotten.final_knows_less) == ("partly", "final", True)
-    learnt = judge_run(program, outcome(right, vague))
-    assert (learnt.score.grade, learnt.said, learnt.final_knows_less) == ("partly", "live", False)
+    learned = judge_run(program, outcome(right, vague))
+    assert (learned.score.grade, learned.said, learned.final_knows_less) == ("partly", "live", False)
     assert judge_run(program, outcome(right, right, replace(right, kind="killed"))).said == "report"
     assert judge_run(program, outcome(right, right, vague)).score.grade == "right"
 

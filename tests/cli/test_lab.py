@@ -8,7 +8,7 @@ import pytest
 
 from overlapscope.cli import lab
 from overlapscope.cli.main import main
-from overlapscope.lab.catalogue import FAULTS
+from overlapscope.lab.catalog import FAULTS
 from tests.cli.command_line import overlapscope_process
 
 

@@ -77,7 +77,7 @@ def test_of_many_ranks_the_means_are_shown_and_the_steps_of_some(tmp_path: Path)
 
 
 @pytest.mark.parametrize("columns", ["20", "300"])
-def test_in_a_pipe_nothing_is_coloured_or_cut_off(tmp_path: Path, columns: str) -> None:
+def test_in_a_pipe_nothing_is_colored_or_cut_off(tmp_path: Path, columns: str) -> None:
     write_recording(tmp_path, ranks=1, steps=2)
     ran = overlapscope("summary", tmp_path, COLUMNS=columns, FORCE_COLOR="", TERM="xterm-256color")
     assert "\x1b" not in ran.stdout

@@ -23,7 +23,7 @@ EPOCHS = 3
 
 
 class Network(nn.Module):
-    """Batch normalisation gives it buffers."""
+    """Batch normalization gives it buffers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -157,7 +157,7 @@ def wrap(trace: str, options: dict[str, Any]) -> None:
         (1, {}, "all-reduce needs at least 2 ranks"),
         (2, {"tiny": True}, "the model is so small that every bucket size gives the same plan"),
         (2, {"rank 0 alone": True}, "not all ranks were asked to"),
-        (2, {"find_unused_parameters": True, "init_sync": False}, "ranks don't synchronise (init_sync=False)"),
+        (2, {"find_unused_parameters": True, "init_sync": False}, "ranks don't synchronize (init_sync=False)"),
     ],
 )
 def test_why_it_is_not_possible_is_said(tmp_path, world_size, options, said):

@@ -121,7 +121,7 @@ def test_groups_are_gathered_before_forward_and_backward_and_reduced_once(tmp_pa
 def test_on_the_host_nothing_is_hidden_as_who_launches_waits(tmp_path: Path) -> None:
     run_ranks(plain, 2, str(tmp_path))
     trace = read_trace(tmp_path)
-    waits = trace.phases.query("rank == 0 and step == 2 and phase == 'finalise'")
+    waits = trace.phases.query("rank == 0 and step == 2 and phase == 'finalize'")
     launched = of_step(trace, 2)
     for start_ns, end_ns in zip(launched["launch_ns"], launched["end_ns"], strict=True):
         overlap = waits["end_ns"].clip(upper=end_ns) - waits["start_ns"].clip(lower=start_ns)

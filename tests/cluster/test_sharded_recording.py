@@ -102,7 +102,7 @@ def test_a_healthy_recording_is_healthy_and_its_waits_are_exposed_communication(
     account = Analysis(trace).account
     waited_for = trace.collectives["op"].iloc[account.waits.collective]
     assert set(waited_for) == {"reduce_scatter", "all_gather"}
-    inside = trace.phases.query("phase in ('forward', 'finalise')").sort_values(["rank", "start_ns"])
+    inside = trace.phases.query("phase in ('forward', 'finalize')").sort_values(["rank", "start_ns"])
     for _, own in inside.groupby("rank"):
         assert (own["start_ns"].to_numpy()[1:] >= own["end_ns"].to_numpy()[:-1]).all()
 

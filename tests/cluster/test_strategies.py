@@ -99,7 +99,7 @@ def test_on_two_ranks_whatever_stocks_ddp_can_do_comes_to_the_same_bits(
 
 
 def learn(strategy: str) -> tuple[list[float], list[bytes]]:
-    """Losses of a task that can be learnt, and the weights in the end."""
+    """Losses of a task that can be learned, and the weights in the end."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
     ddp = make(strategy, net)
@@ -117,7 +117,7 @@ def learn(strategy: str) -> tuple[list[float], list[bytes]]:
 
 
 @pytest.mark.parametrize("strategy", sorted(LOSSY))
-def test_with_fewer_bytes_replicas_stay_the_same_and_a_task_is_learnt(
+def test_with_fewer_bytes_replicas_stay_the_same_and_a_task_is_learned(
     ranks_of_module: Callable[[int], Ranks], strategy: str
 ) -> None:
     call = ranks_of_module(2).call

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 def _ring(rank: int, ranks: int, parts: list[int]) -> int:
-    """A rank leaves out one part in each half: that of its right neighbour, and that which its neighbour ends with."""
+    """A rank leaves out one part in each half: that of its right neighbor, and that which its neighbor ends with."""
     total = sum(parts)
     return (total - parts[rank]) + (total - parts[(rank + 1) % ranks])
 
@@ -103,14 +103,14 @@ def test_as_many_bytes_are_sent_as_the_formula_says(
         assert sum(sent.values()) == 2 * (world_size - 1) * 4 * buckets.sum()
 
 
-def test_a_ring_only_talks_to_its_neighbours(ranks_of_module: Callable[[int], Ranks], tmp_path: Path) -> None:
+def test_a_ring_only_talks_to_its_neighbors(ranks_of_module: Callable[[int], Ranks], tmp_path: Path) -> None:
     ranks_of_module(4).call(train_recorded, "ring", str(tmp_path))
     for rank in range(4):
         peers = {(what.op, what.peer) for what, _ in logged(tmp_path, rank) if what.op in ("send", "recv")}
         assert peers == {("send", (rank + 1) % 4), ("recv", (rank - 1) % 4)}
 
 
-def test_each_round_of_a_ring_is_with_its_neighbours_and_has_its_number(
+def test_each_round_of_a_ring_is_with_its_neighbors_and_has_its_number(
     ranks_of_module: Callable[[int], Ranks], tmp_path: Path
 ) -> None:
     ranks_of_module(4).call(train_recorded, "ring", str(tmp_path))

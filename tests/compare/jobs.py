@@ -31,7 +31,7 @@ def trace_of(
     seed: int = 0,
     path: str = "made-up",
 ) -> Trace:
-    """Steps of data wait 1 ms, forward, backward 3 ms, and finalise, in which buckets are reduced one after the other.
+    """Steps of data wait 1 ms, forward, backward 3 ms, and finalize, in which buckets are reduced one after the other.
 
     Args:
         forward_ms: by step, 4 if a step is not in it; or of all.

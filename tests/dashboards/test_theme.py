@@ -1,4 +1,4 @@
-"""Colours that mean different things can be told apart, on either theme and with any common colour vision."""
+"""Colors that mean different things can be told apart, on either theme and with any common color vision."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ VISION = {
 }
 
 
-def linear(colour: str) -> np.ndarray:
-    srgb = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+def linear(color: str) -> np.ndarray:
+    srgb = np.array([int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)])
     return np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
 
 
@@ -64,29 +64,29 @@ def contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("vision", VISION)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_buckets_that_follow_each_other_differ_clearly(theme, vision):
-    colours = [c for name, c in zip(CATEGORIES, span_colors(theme), strict=True) if name.startswith("bucket_")]
-    for one, other in itertools.pairwise([*colours, colours[0]]):
+    colors = [c for name, c in zip(CATEGORIES, span_colors(theme), strict=True) if name.startswith("bucket_")]
+    for one, other in itertools.pairwise([*colors, colors[0]]):
         assert distance(one, other, vision) > 18
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_wait_for_communication_stands_out_from_the_phases_beside_it(theme):
-    colours = dict(zip(CATEGORIES, span_colors(theme), strict=True))
-    for vision, neighbour in itertools.product(VISION, ("backward", "optimizer")):
-        assert distance(colours["finalize"], colours[neighbour], vision) > 18
+    colors = dict(zip(CATEGORIES, span_colors(theme), strict=True))
+    for vision, neighbor in itertools.product(VISION, ("backward", "optimizer")):
+        assert distance(colors["finalize"], colors[neighbor], vision) > 18
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_wait_for_communication_stands_out_in_grey(theme):
+def test_the_wait_for_communication_stands_out_in_gray(theme):
     spans, blocks = dict(zip(CATEGORIES, span_colors(theme), strict=True)), block_colors(theme)
 
     def apart(one: str, other: str) -> float:
         return abs(lab(linear(one))[0] - lab(linear(other))[0])
 
-    for neighbour in ("forward", "backward", "optimizer"):
-        assert apart(spans["finalize"], spans[neighbour]) > 12, neighbour
-    for neighbour in ("forward", "between", "backward", "copies", "optimizer"):
-        assert apart(blocks["exposed"], blocks[neighbour]) > 12, neighbour
+    for neighbor in ("forward", "backward", "optimizer"):
+        assert apart(spans["finalize"], spans[neighbor]) > 12, neighbor
+    for neighbor in ("forward", "between", "backward", "copies", "optimizer"):
+        assert apart(blocks["exposed"], blocks[neighbor]) > 12, neighbor
 
 
 ROLES_OF_TEXT = {
@@ -96,35 +96,35 @@ ROLES_OF_TEXT = {
     if ":disabled" not in rule[0] and "background: var(--accent)" not in rule[1]
     for role in re.findall(r"(?<![\w-])color: var\(--(\w+)\)", rule[1])
 }
-"""Roles of colours that styles give to text, but for buttons that can't be pressed, and those on the accent."""
+"""Roles of colors that styles give to text, but for buttons that can't be pressed, and those on the accent."""
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_can_be_read(theme):
-    colours = ink(theme)
+    colors = ink(theme)
     assert {"ink", "muted", "exposed"} <= ROLES_OF_TEXT
-    for background, role in itertools.product(("page", "surface"), ROLES_OF_TEXT & colours.keys()):
-        assert contrast(colours[role], colours[background]) > (7 if role == "ink" else 4.5), (role, background)
-    assert contrast(colours["surface"], colours["accent"]) > 4.5
+    for background, role in itertools.product(("page", "surface"), ROLES_OF_TEXT & colors.keys()):
+        assert contrast(colors[role], colors[background]) > (7 if role == "ink" else 4.5), (role, background)
+    assert contrast(colors["surface"], colors["accent"]) > 4.5
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_names_can_be_read_on_every_span_block_and_collective(theme):
-    """Text on a canvas is invisible to whoever checks a page, so its colours are."""
+    """Text on a canvas is invisible to whoever checks a page, so its colors are."""
     painted, css = browser_colors()[theme], css_variables(theme)
     for inks, grounds in (("span_text_colors", "span_colors"), ("collective_text_colors", "collective_backgrounds")):
         assert len(painted[inks]) == len(painted[grounds]) >= len(CATEGORIES) - 3
         for text, ground in zip(painted[inks], painted[grounds], strict=True):
             assert contrast(text, ground) >= 4.5, (inks, text, ground)
-    named = {name: colour for name, colour in css.items() if name.startswith(("--span-", "--block-", "--collective-"))}
+    named = {name: color for name, color in css.items() if name.startswith(("--span-", "--block-", "--collective-"))}
     assert len(named) == len(CATEGORIES) + len(BLOCKS) + len(order_view.CATEGORIES)
-    for name, colour in named.items():
-        assert contrast(css[name.replace("--", "--on-", 1)], colour) >= 4.5, name
+    for name, color in named.items():
+        assert contrast(css[name.replace("--", "--on-", 1)], color) >= 4.5, name
 
 
 @given(st.integers(0, 0xFFFFFF))
-def test_one_of_black_and_white_can_be_read_on_any_colour(colour):
-    ground = f"#{colour:06x}"
+def test_one_of_black_and_white_can_be_read_on_any_color(color):
+    ground = f"#{color:06x}"
     assert contrast(text_color_on(ground), ground) >= 4.58
     assert contrast(text_color_on(ground), ground) == max(contrast(text, ground) for text in ("#000000", "#ffffff"))
 
@@ -143,7 +143,7 @@ def test_the_later_the_further_from_the_surface_in_even_steps(theme, vision):
     palette = lateness_palette(theme)
     assert len(palette) == LATENESS_SHADES + 1 <= 256
     assert palette[0] == "#00000000"
-    shades = [lab(VISION[vision] @ linear(colour)) for colour in palette[1::32]]
+    shades = [lab(VISION[vision] @ linear(color)) for color in palette[1::32]]
     lightness = np.diff([shade[0] for shade in shades])
     assert np.all(lightness < -4 if theme == "light" else lightness > 4)
     distances = [np.linalg.norm(one - other) for one, other in itertools.pairwise(shades)]
@@ -159,11 +159,11 @@ def test_the_least_lateness_can_be_seen(theme):
 @pytest.mark.parametrize("vision", VISION)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_collectives_of_the_user_stand_out_from_those_of_ddp(theme, vision):
-    colours = dict(zip(order_view.CATEGORIES, collective_colors(theme), strict=True))
+    colors = dict(zip(order_view.CATEGORIES, collective_colors(theme), strict=True))
     users = list(order_view.CATEGORIES[order_view.CATEGORIES.index("all_reduce") :])
     for user in users:
-        for ddp in colours.keys() - set(users):
-            assert distance(colours[user], colours[ddp], vision) > 10, (user, ddp)
+        for ddp in colors.keys() - set(users):
+            assert distance(colors[user], colors[ddp], vision) > 10, (user, ddp)
 
 
 @pytest.mark.parametrize("vision", VISION)

@@ -9,7 +9,7 @@ from overlapscope.trace.schema import Signature
 from tests.ordered import all_reduce, bucket
 
 
-def test_buckets_share_their_colours_in_turn():
+def test_buckets_share_their_colors_in_turn():
     assert collective_category(bucket(0)) == collective_category(bucket(BUCKET_SLOTS))
     assert len({collective_category(bucket(number)) for number in range(BUCKET_SLOTS)}) == BUCKET_SLOTS
 

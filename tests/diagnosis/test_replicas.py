@@ -162,7 +162,7 @@ def test_nothing_is_compared_where_ranks_took_nothing_at_the_same_time() -> None
 
 
 @pytest.mark.parametrize("period", [1, 2, 8])
-def test_neighbours_agree_in_short_at_the_longer_period(period: int) -> None:
+def test_neighbors_agree_in_short_at_the_longer_period(period: int) -> None:
     own, theirs = sweeps(equal, 64, period), sweeps(equal, 64, 8)
     other = sweeps(differs_from(30), 64, 8)
     latest = summarize_latest_pass(theirs, NUMBERS, EVERY)

@@ -95,7 +95,7 @@ def test_the_device_that_others_waited_for_until_nccl_gave_up_is_named(tmp_path)
     assert (verdict.kind, verdict.named, verdict.step) == ("stuck", (1,), HEALTHY_STEPS), verdict
 
 
-def never_synchronising(folder: str) -> None:
+def never_synchronizing(folder: str) -> None:
     """Rank 1 leaves out a synchronous all-reduce, which has no work since torch 2.8."""
     model = DistributedDataParallel(make_mlp(), device_ids=[0], bucket_cap_mb=4, trace=folder)
     for step in train(model, HEALTHY_STEPS + 1):
@@ -110,7 +110,7 @@ def never_synchronising(folder: str) -> None:
 
 def test_a_synchronous_collective_that_one_rank_left_out_is_named(tmp_path):
     with suppress(RuntimeError):  # NCCL may notice that sizes differ, and end the processes
-        run_on_device(never_synchronising, "nccl", 2, str(tmp_path))
+        run_on_device(never_synchronizing, "nccl", 2, str(tmp_path))
     verdict = judge(read_evidence(tmp_path)[0])
     assert verdict.kind in ("missing collective", "different collectives")  # that of rank 0 may be its last
     assert (verdict.step, verdict.concerned) == (HEALTHY_STEPS - 1, (0, 1))

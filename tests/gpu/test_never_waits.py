@@ -1,4 +1,4 @@
-"""A recorded step never synchronises the device, and says when things happened on it although the host is ahead."""
+"""A recorded step never synchronizes the device, and says when things happened on it although the host is ahead."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def train_where_waiting_is_an_error(folder: str, wrapper: str, options: dict[str
 
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}], ids=str)
 @pytest.mark.parametrize("wrapper", ["ours", "stock"])
-def test_no_step_synchronises_the_device(tmp_path, wrapper, options):
+def test_no_step_synchronizes_the_device(tmp_path, wrapper, options):
     results_of(run_on_device(train_where_waiting_is_an_error, "nccl", 1, str(tmp_path), wrapper, options))
     assert read_trace(tmp_path).errors == []
 

@@ -76,8 +76,8 @@ def test_buckets_are_copied_back_after_their_all_reduce_and_before_the_optimizer
     )
     assert len(out) == 15
     assert (out["start_ns"] >= out["end_ns_of_sum"]).all()
-    finalised = resnet.phases[resnet.phases["phase"] == "finalize"].set_index("step")["end_ns"]
-    assert (out["end_ns"] <= out["step"].map(finalised)).all()
+    finalized = resnet.phases[resnet.phases["phase"] == "finalize"].set_index("step")["end_ns"]
+    assert (out["end_ns"] <= out["step"].map(finalized)).all()
 
 
 def test_work_that_waits_on_the_device_makes_phases_end_later(tmp_path):

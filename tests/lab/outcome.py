@@ -9,7 +9,7 @@ from pathlib import Path
 
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.lab import jobs
-from overlapscope.lab.catalogue import Fault
+from overlapscope.lab.catalog import Fault
 from overlapscope.lab.jobs import WatchdogReport, diagnose, load_reports
 from overlapscope.lab.truth import check_verdict, find_fault_script
 from tests.lab.warm_ranks import WarmRank

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlapscope.lab.catalogue import DEFAULT_WORLD_SIZE, FAULTS, Fault
+from overlapscope.lab.catalog import DEFAULT_WORLD_SIZE, FAULTS, Fault
 from tests.lab.outcome import run_fault
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

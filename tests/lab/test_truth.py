@@ -8,7 +8,7 @@ import pytest
 
 from overlapscope.diagnosis.evidence import CallSite
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.lab.catalogue import FAULTS
+from overlapscope.lab.catalog import FAULTS
 from overlapscope.lab.truth import check_verdict, find_faulty_lines
 
 BY_NAME = {fault.name: fault for fault in FAULTS}

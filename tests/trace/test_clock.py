@@ -99,7 +99,7 @@ def a_fix(second: float, offset_ns: int, error_ns: int = 10_000) -> Fix:
     return Fix(own_ns=round(second * SECOND), low_ns=offset_ns - error_ns, high_ns=offset_ns + error_ns)
 
 
-def test_a_burst_in_a_busy_moment_is_left_to_its_neighbours() -> None:
+def test_a_burst_in_a_busy_moment_is_left_to_its_neighbors() -> None:
     good, poor = [a_fix(0, 0), a_fix(60, 0), a_fix(120, 0)], a_fix(90, 400_000, error_ns=500_000)
     assert drop_poor_fixes([*good, poor]) == good
     assert drop_poor_fixes([good[0], poor]) == [good[0], poor], "of two, both are needed to know the drift"

@@ -173,7 +173,7 @@ class TestRefusal:
 
 
 class TestFiles:
-    def test_are_recognised(self, tmp_path: Path) -> None:
+    def test_are_recognized(self, tmp_path: Path) -> None:
         assert holds_dumps(DUMPS / "healthy_gloo" / "pickle")
         assert holds_dumps(DUMPS / "healthy_gloo" / "json")
         assert holds_dumps(DUMPS / "healthy_gloo" / "json" / "trace_0.json")

@@ -292,11 +292,11 @@ def test_some_steps_are_read_as_they_are_among_all(tmp_path: Path, from_tables: 
         read_trace(folder)
     some = read_trace(folder, steps=(20, 30))
     assert some.extent == "chosen"
-    with_neighbours = read_trace(folder, steps=(22, 28), neighbors=2)
+    with_neighbors = read_trace(folder, steps=(22, 28), neighbors=2)
     whole = read_trace(folder)
     for name in ("steps", "phases", "gradients", "copies", "collectives"):
         among_all = getattr(whole, name).query("20 <= step < 30").reset_index(drop=True)
-        for read in (some, with_neighbours):
+        for read in (some, with_neighbors):
             pd.testing.assert_frame_equal(getattr(read, name), among_all, obj=name)
 
 

@@ -46,7 +46,7 @@ def test_a_full_ring_keeps_the_first_steps_and_the_newest(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("count", [79, 80, 81, 150, 151])
-def test_the_ring_wraps_without_losing_its_neighbours(tmp_path: Path, count: int) -> None:
+def test_the_ring_wraps_without_losing_its_neighbors(tmp_path: Path, count: int) -> None:
     make_log(tmp_path / "log", count, capacity=80)
     expected = range(1, count + 1) if count <= 80 else [*range(1, 11), *range(count - 69, count + 1)]
     assert sequences(tmp_path / "log") == list(expected)

@@ -65,7 +65,7 @@ class LineSeries:
     """Lower end of the interval of each point, NaN where unknown; empty if there are no intervals."""
     high: tuple[float, ...] = ()
     style: Literal["measured", "predicted", "smooth"] = "measured"
-    colour: int = 0
+    color: int = 0
     """Index of the color: lines that belong together share it."""
     unsmoothed_y: tuple[float, ...] = ()
     """Values before smoothing."""
@@ -119,7 +119,7 @@ def compute_box(label: str, steps_ns: Sequence[float]) -> Box:
     )
 
 
-def make_line_series(label: str, x: Sequence[float], y: Sequence[Interval], colour: int = 0) -> LineSeries:
+def make_line_series(label: str, x: Sequence[float], y: Sequence[Interval], color: int = 0) -> LineSeries:
     """Make a measured line with its intervals, sorted by x."""
     order = np.argsort(x, kind="stable").tolist()
     values = [y[index] for index in order]
@@ -129,7 +129,7 @@ def make_line_series(label: str, x: Sequence[float], y: Sequence[Interval], colo
         y=tuple(each.value for each in values),
         low=tuple(each.low for each in values),
         high=tuple(each.high for each in values),
-        colour=colour,
+        color=color,
     )
 
 

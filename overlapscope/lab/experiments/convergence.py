@@ -140,14 +140,14 @@ def _format_conclusion(by_every: dict[int, pd.DataFrame]) -> str:
     return "; ".join(said)
 
 
-def _line(every: int, rows: pd.DataFrame, colour: int) -> LineSeries:
+def _line(every: int, rows: pd.DataFrame, color: int) -> LineSeries:
     losses = np.mean(np.stack(rows["losses"].tolist()), axis=0)
     return LineSeries(
         label=f"every {every}" if every > 1 else "each pass",
         x=tuple(range(len(losses))),
         y=tuple(smooth(losses, CUTOFF).tolist()),
         style="smooth",
-        colour=colour,
+        color=color,
         unsmoothed_y=tuple(losses.tolist()),
     )
 

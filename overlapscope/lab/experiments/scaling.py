@@ -72,7 +72,7 @@ def draw(rows: pd.DataFrame) -> FigureContent:
                     x=tuple(map(float, beyond)),
                     y=tuple(beyond.values()),
                     style="predicted",
-                    colour=1,
+                    color=1,
                 )
             )
         charts.append(LineChart(title=title, x_label="ranks", y_label="step", lines=tuple(lines), is_log=True))

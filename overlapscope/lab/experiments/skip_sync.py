@@ -49,7 +49,7 @@ def draw(rows: pd.DataFrame) -> FigureContent:
                 int(every): select_rows(group, sync_every=every) for every in sorted(group["sync_every"].unique())
             }
             passes = [estimate_mean(own["pass_ns"].tolist()) for own in by_every.values()]
-            lines.append(make_line_series(f"{of_ranks['ranks']} ranks", list(by_every), passes, colour=color_index))
+            lines.append(make_line_series(f"{of_ranks['ranks']} ranks", list(by_every), passes, color=color_index))
             most = max(by_every)
             if 1 in by_every and most > 1:
                 said = format_difference(

@@ -147,6 +147,6 @@ def ignored_buffers_are_left_alone(make_ddp: MakeDdp, seen: Seen) -> None:
 
 
 @scenarios.add()
-def synchronised_batch_norm_is_refused_on_a_cpu(make_ddp: MakeDdp, seen: Seen) -> None:
+def synchronized_batch_norm_is_refused_on_a_cpu(make_ddp: MakeDdp, seen: Seen) -> None:
     module = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
     seen.error("construction", lambda: make_ddp(module))

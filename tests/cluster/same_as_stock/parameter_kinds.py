@@ -320,7 +320,7 @@ def a_recurrent_module(make_ddp: MakeDdp, seen: Seen) -> None:
 
 @scenarios.add()
 def lazy_parameters(make_ddp: MakeDdp, seen: Seen) -> None:
-    seen.error("not initialised", lambda: make_ddp(nn.LazyLinear(WIDTH)))
+    seen.error("not initialized", lambda: make_ddp(nn.LazyLinear(WIDTH)))
     module = nn.LazyLinear(WIDTH)
     module(batch(0))
     train(make_ddp(module), seen)

@@ -1,4 +1,4 @@
-"""Construction: arguments, their errors, what is synchronised and what is left alone."""
+"""Construction: arguments, their errors, what is synchronized and what is left alone."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ LINES = LineChart(
         LineSeries(
             label="measured", x=(1, 2, 4), y=(1 * MS, 2 * MS, 3 * MS), low=(1, 2, math.nan), high=(1, 2, math.nan)
         ),
-        LineSeries(label="predicted", x=(4, 8), y=(3 * MS, 4 * MS), style="predicted", colour=1),
+        LineSeries(label="predicted", x=(4, 8), y=(3 * MS, 4 * MS), style="predicted", color=1),
     ),
 )
 FIGURE = FigureContent(charts=(BARS, BOXES, LINES), here=())
@@ -75,7 +75,7 @@ def test_the_parts_of_a_bar_follow_each_other_and_are_as_long_as_their_times():
 
 
 def test_an_interval_is_drawn_if_it_is_known():
-    lines = [each for each in of_kind(draw_chart(BARS), Path) if each.colour == "ink"]
+    lines = [each for each in of_kind(draw_chart(BARS), Path) if each.color == "ink"]
     assert len(lines) == 3  # of one bar: the line and its two ends
 
 
@@ -101,10 +101,10 @@ def test_predictions_are_dashed_and_hollow():
     assert hollow == list(line.points)
 
 
-def test_all_colours_are_the_themes():
+def test_all_colors_are_the_themes():
     known = theme.css_variables("light")
     for shape in draw_figure("all", FIGURE).shapes:
-        names = [getattr(shape, name, "") for name in ("fill", "edge", "colour")]
+        names = [getattr(shape, name, "") for name in ("fill", "edge", "color")]
         assert all(f"--{name}" in known for name in names if name)
 
 
@@ -115,13 +115,13 @@ def test_the_svg_file_is_one_and_escapes_what_it_is_given():
     assert texts.count("<tree>") == 1
 
 
-def test_in_a_page_colours_are_those_of_its_theme():
+def test_in_a_page_colors_are_those_of_its_theme():
     markup = svg_for_page(draw_chart(BARS))
     assert "var(--block-exposed)" in markup
     assert "#" not in markup
 
 
-def test_the_png_file_shows_the_same_colours_at_the_same_places():
+def test_the_png_file_shows_the_same_colors_at_the_same_places():
     scene = draw_chart(BARS)
     image = Image.open(io.BytesIO(png_file(scene))).convert("RGB")
     assert image.size == (2 * (scene.width + 2 * MARGIN_PX), 2 * (scene.height + 2 * MARGIN_PX))

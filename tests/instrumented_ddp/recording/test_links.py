@@ -54,7 +54,7 @@ def test_ipv6_is_written_in_brackets():
 
 
 def test_ipv4_over_a_socket_of_ipv6_is_written_as_ipv4():
-    """One end may use such a socket and the other not; they would not be recognised as one connection."""
+    """One end may use such a socket and the other not; they would not be recognized as one connection."""
     if not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
     with connected("::ffff:127.0.0.1") as (sender, _):

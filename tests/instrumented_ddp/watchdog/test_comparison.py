@@ -1,4 +1,4 @@
-"""What two neighbours find out by comparing a few numbers now and then, against what really differs."""
+"""What two neighbors find out by comparing a few numbers now and then, against what really differs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalogue, its scripts and its page in the documentation belong together."""
+"""The catalog, its scripts and its page in the documentation belong together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.lab.catalogue import FAULT_STEP, FAULTS, Fault
+from overlapscope.lab.catalog import FAULT_STEP, FAULTS, Fault
 from overlapscope.lab.truth import find_fault_script, find_faulty_lines, read_explanation, read_title
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ def test_names_are_unique_and_all_known_cases_are_there() -> None:
     assert sum(not fault.letter for fault in FAULTS) >= 6
 
 
-def test_every_script_is_in_the_catalogue() -> None:
+def test_every_script_is_in_the_catalog() -> None:
     scripts = {path.name for path in (ROOT / "examples" / "faults").glob("*.py")}
     assert scripts - {"job.py"} == {fault.script for fault in FAULTS}
 
