@@ -236,13 +236,21 @@ class DistributedDataParallel(DeferredUpdatesDDP):
         return None
 
     def __getstate__(self) -> dict[str, Any]:
-        of_this_process = {"recorder", "_bypass", "_replica", "_reducer", "_plans", "_parameter_averaging", "shards"}
+        of_this_process = {
+            "recorder",
+            "_bypass_detector",
+            "_replica",
+            "_reducer",
+            "_plans",
+            "_parameter_averaging",
+            "shards",
+        }
         state = {name: value for name, value in super().__getstate__().items() if name not in of_this_process}
         state["_session"] = None
         return state
 
     def __getattr__(self, name: str) -> Any:
-        if name == "module" and (bypass := self.__dict__.get("_bypass")) is not None:
+        if name == "module" and (bypass := self.__dict__.get("_bypass_detector")) is not None:
             with suppress(Exception):  # an error in the call site file must not break access to the module
                 bypass.on_module_access(sys._getframe(1))
         return super().__getattr__(name)

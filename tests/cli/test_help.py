@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope import __version__, commands
+from overlapscope import __version__, cli
 from tests.cli.command_line import REPOSITORY, overlapscope, overlapscope_process
 
 HEAVY = ("torch", "pandas", "pyarrow", "panel", "bokeh", "rich")
@@ -18,7 +18,7 @@ HEAVY = ("torch", "pandas", "pyarrow", "panel", "bokeh", "rich")
 
 VERBS = sorted(
     module.name
-    for module in pkgutil.iter_modules(commands.__path__, f"{commands.__name__}.")
+    for module in pkgutil.iter_modules(cli.__path__, f"{cli.__name__}.")
     if hasattr(importlib.import_module(module.name), "prepare_parser")
 )
 """Whatever module can be a verb."""

@@ -12,8 +12,8 @@ from overlapscope.cli.main import main
 
 @pytest.fixture(autouse=True)
 def _nothing_is_missing_and_nothing_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab_cluster, "what_is_missing_for", lambda _: None)
-    monkeypatch.delattr(lab_cluster, "hosts_over")
+    monkeypatch.setattr(lab_cluster, "find_missing_requirement", lambda _: None)
+    monkeypatch.delattr(lab_cluster, "make_linked_hosts")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_what_makes_no_sense_is_one_line(arguments, said, capsys):
 
 
 def test_what_the_machine_lacks_is_one_line(monkeypatch, capsys):
-    monkeypatch.setattr(lab_cluster, "what_is_missing_for", lambda _: "there is no program tc")
+    monkeypatch.setattr(lab_cluster, "find_missing_requirement", lambda _: "there is no program tc")
     assert main(["lab", "cluster", "--", "true"]) == 1
     assert capsys.readouterr().err == "overlapscope lab: there is no program tc\n"
 

@@ -175,7 +175,7 @@ def test_in_trouble_the_step_heads_the_page_unless_it_had_to_be_waited_for(tmp_p
     traces = faulty(write_recording(tmp_path / "traces", ranks=3))
     _, page = build(Recording(traces).latest())
     assert page.index("launched all_reduce") < page.index("Mean of all ranks")
-    monkeypatch.setattr(order, "_MOST_STEPS_IN_TROUBLE", 5)
+    monkeypatch.setattr(order, "_MAX_INCIDENT_STEPS", 5)
     assert "Mean of all ranks" not in build(Recording(traces).latest())[1]
 
 

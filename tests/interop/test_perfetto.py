@@ -79,7 +79,7 @@ def exported(trace: Trace) -> bytes:
     file, tracks = io.BytesIO(), Tracks(Analysis(trace))
     written = PerfettoFile(file, "run")
     for rank, host in zip(trace.ranks["rank"], trace.ranks["host"], strict=True):
-        written.add_rank(rank, host, "cpu", tracks.of_rank(rank))
+        written.add_rank(rank, host, "cpu", tracks.tracks_of_rank(rank))
     written.close()
     return file.getvalue()
 
@@ -88,7 +88,7 @@ def test_what_is_drawn_is_what_the_tracks_are(trace: Trace) -> None:
     found = drawn(exported(trace))
     tracks = Tracks(Analysis(trace))
     for rank, host in ((0, "node0"), (3, "node1")):
-        for one in tracks.of_rank(rank):
+        for one in tracks.tracks_of_rank(rank):
             path = f"host {host}/rank {rank} (cpu)/{one.name}"
             if isinstance(one, Track):
                 expected = [(each.start_ns, each.end_ns, each.name, each.facts) for each in one]
@@ -107,7 +107,7 @@ def test_an_arrow_leads_through_all_ranks_of_a_collective(trace: Trace) -> None:
 def test_files_of_two_recordings_have_no_track_in_common(trace: Trace) -> None:
     file, other = io.BytesIO(), io.BytesIO()
     for where, name in ((file, "run"), (other, "another")):
-        PerfettoFile(where, name).add_rank(0, "node0", "cpu", Tracks(Analysis(trace)).of_rank(0))
+        PerfettoFile(where, name).add_rank(0, "node0", "cpu", Tracks(Analysis(trace)).tracks_of_rank(0))
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace as Packets
 
     one, two = (

@@ -71,7 +71,7 @@ def shells() -> Iterator[Shells]:
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(cluster, "GRACE_PERIOD_S", 0.3)
 
 
 def test_a_job_whose_commands_all_succeed_has_succeeded(shells):
@@ -109,7 +109,7 @@ def test_a_signal_goes_to_all_commands_and_is_how_the_job_ended(shells, number):
 
 
 def test_a_second_signal_ends_at_once_what_the_first_does_not(shells, monkeypatch):
-    monkeypatch.setattr(cluster, "PATIENCE_S", 3600.0)
+    monkeypatch.setattr(cluster, "GRACE_PERIOD_S", 3600.0)
     job = shells(STUBBORN, STUBBORN)
     signals: list[int] = []
     for delay_s in (0.1, 0.4):

@@ -54,13 +54,11 @@ time.sleep(600)
 
 
 def test_ranks_end_with_the_lab_that_is_killed(tmp_path: Path) -> None:
-    text = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import job; job.limit_this_process(); print('up'); time.sleep(60)"
-    )
+    text = "import sys; sys.path.insert(0, sys.argv[1]); import job; job.limit_process(); print('up'); time.sleep(60)"
     path = script(tmp_path, text.replace("sys.argv[1]", repr(str(REPOSITORY / "examples" / "faults"))))
     program = (
         "import sys; from pathlib import Path; from overlapscope.lab import jobs\n"
-        "with jobs.running(Path(sys.argv[1]), 1, on_line=lambda _, line: print(line, flush=True)) as job:\n"
+        "with jobs.run_fault_job(Path(sys.argv[1]), 1, on_line=lambda _, line: print(line, flush=True)) as job:\n"
         "    print(job.processes[0].pid, flush=True)\n"
         "    job.wait()\n"
     )

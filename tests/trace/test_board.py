@@ -26,8 +26,8 @@ S = 1_000_000_000
 DIE_AFTER_STORING = """
 import os, signal, sys
 from pathlib import Path
-from overlapscope.trace.live_files import ReadinessBoard
-board = ReadinessBoard(Path(sys.argv[1]), model=0, parameters=3)
+from overlapscope.trace.live_files import GradientReadyFile
+board = GradientReadyFile(Path(sys.argv[1]), model=0, parameters=3)
 board.ready_ns[1] = 123456789012345
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -26,12 +26,12 @@ from tests.trace.test_reader_clocks import edit_json, on_another_host
 UNTIL_KILLED = """
 import os, signal, sys
 from pathlib import Path
-from overlapscope.trace import conversion
+from overlapscope.trace import load
 from overlapscope.trace.recording import open_recording
 
-conversion._RECORDS_OF_PART, conversion._RECORDS_OF_RANGE = 1, 600
-convert = conversion._convert
-conversion._convert = lambda task: os.kill(os.getpid(), signal.SIGKILL) if task.number == 1 else convert(task)
+load._RECORDS_PER_SHARD, load._RECORDS_PER_RANGE = 1, 600
+convert = load._convert
+load._convert = lambda task: os.kill(os.getpid(), signal.SIGKILL) if task.number == 1 else convert(task)
 open_recording(Path(sys.argv[1]))
 """
 ALL = [0, 1, 2]

@@ -14,13 +14,13 @@ WRITE = """
 import json, sys
 from pathlib import Path
 from overlapscope.trace.event_log import read_log
-from overlapscope.trace.event_log import EventLog
+from overlapscope.trace.event_log import EventLogWriter
 from tests.trace.logs import append_numbered
 
-log = EventLog(Path(sys.argv[1]) / "events.log")
+log = EventLogWriter(Path(sys.argv[1]) / "events.log")
 append_numbered(log, 90_000)
 log.preserve()
-full = log.disk_is_full
+full = log.is_disk_full
 log.close()
 header, records, problems = read_log(log.path)
 print(json.dumps({

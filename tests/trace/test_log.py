@@ -178,7 +178,7 @@ def test_the_newest_step_of_a_ring_is_found_without_the_checksums_of_all(
         checked.append(len(records))
         return compute_record_checksums(records)
 
-    monkeypatch.setattr("overlapscope.trace.event_log.record_checksums", counted)
+    monkeypatch.setattr("overlapscope.trace.event_log.compute_record_checksums", counted)
     assert read_latest_step(path) == 5000
     assert sum(checked) < 100
     content = bytearray(path.read_bytes())

@@ -11,7 +11,7 @@ import pytest
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace import cache, table_file
 from overlapscope.trace import table_file as memory
-from overlapscope.trace.load import draft_beside
+from overlapscope.trace.load import staging_dir
 from overlapscope.trace.recording import open_recording, read_trace
 from overlapscope.trace.schema import EVENTS_FILE
 from overlapscope.trace.small_files import find_rank_folders
@@ -75,7 +75,7 @@ def test_tables_that_grow_beyond_the_memory_are_not_read(tmp_path: Path, monkeyp
     fingerprint = cache.compute_fingerprint(find_rank_folders(folder))
     stored = cache.load_tables(folder, fingerprint)
     assert stored is not None
-    with draft_beside(folder) as draft:
+    with staging_dir(folder) as draft:
         files = cache.write_shard(draft, 0, bomb, [])
         cache.publish_tables(draft, folder, fingerprint, stored.read_unsplit(), {}, [], [], [files])
     with_free(monkeypatch, 100 * MB)

@@ -49,7 +49,7 @@ def test_it_does_not_matter_how_many_ranks_are_read_at_once(tmp_path: Path, monk
     folder = write_recording(tmp_path, ranks=5, steps=4)
     at_once = read_trace(folder, latest_records=1_000)
     for records in (1, 60, 130):
-        monkeypatch.setattr(tables, "_RECORDS_AT_ONCE", records)
+        monkeypatch.setattr(tables, "_RECORDS_PER_BATCH", records)
         one_by_one = read_trace(folder, latest_records=1_000)
         for name, table in vars(at_once).items():
             if isinstance(table, pd.DataFrame):

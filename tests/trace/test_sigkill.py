@@ -24,18 +24,18 @@ KILLS = 20
 WRITE_UNTIL_KILLED = """
 import mmap, struct, sys
 from pathlib import Path
-from overlapscope.trace.event_log import EventLog
-from tests.trace.logs import ENTER
+from overlapscope.trace.event_log import EventLogWriter
+from tests.trace.logs import PHASE_BEGIN
 
 log_path, counts_path, limit_bytes = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 with open(counts_path, "r+b") as file:
     counts = mmap.mmap(file.fileno(), 16)
-log = EventLog(log_path, limit_bytes)
+log = EventLogWriter(log_path, limit_bytes)
 number = 0
 while True:
     number += 1
     counts[0:8] = number.to_bytes(8, "little")
-    log.append(ENTER, number & 0xFFFFFFFF, number, number + 5)
+    log.append(PHASE_BEGIN, number & 0xFFFFFFFF, number, number + 5)
     counts[8:16] = number.to_bytes(8, "little")
 """
 

@@ -106,7 +106,9 @@ def test_a_frame_of_torch_that_has_the_place_of_an_earlier_one_in_memory_says_no
     place = LoopTracker(TrainingPosition(has_updated=True))
     namespace = {"place": place, "sys": sys}
     exec(
-        compile("def call():\n    place.forward_begins()\n    return sys._getframe()", "/x/torch/nn/module.py", "exec"),
+        compile(
+            "def call():\n    place.on_forward_start()\n    return sys._getframe()", "/x/torch/nn/module.py", "exec"
+        ),
         namespace,
     )
     frame = namespace["call"]()

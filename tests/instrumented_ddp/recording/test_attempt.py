@@ -39,17 +39,17 @@ def joins(attempt: Path, rank: int, pid: int, *, time_ns: int, **where: Any) -> 
     return folder
 
 
-def this_began_ns() -> int:
+def this_read_process_start_ns() -> int:
     began = read_process_start_ns()
     assert began is not None
     return began
 
 
 def test_when_a_process_began_is_known() -> None:
-    assert 0 <= clocks.host_now_ns() - this_began_ns() < 24 * 3600 * SECOND_NS
+    assert 0 <= clocks.host_now_ns() - this_read_process_start_ns() < 24 * 3600 * SECOND_NS
     code = (
-        "import time; from overlapscope.diagnosis.process_state import began_ns; "
-        "age_ns = time.monotonic_ns() - began_ns(); assert 0 <= age_ns < 60e9, age_ns"
+        "import time; from overlapscope.diagnosis.process_state import read_process_start_ns; "
+        "age_ns = time.monotonic_ns() - read_process_start_ns(); assert 0 <= age_ns < 60e9, age_ns"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

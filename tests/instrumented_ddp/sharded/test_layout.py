@@ -28,7 +28,7 @@ def test_a_small_model_is_laid_out_as_by_hand() -> None:
     assert (layout.starts(0), layout.elements(0)) == ((0,), 384)
     assert (layout.starts(1), layout.elements(1)) == ((0, 64, 128), 384)  # 128 + 100, up to a multiple of 3 and of 128
     assert layout.buffers == ((0, 1),)
-    owned = {rank: [(f.parameter, f.begin, f.end, f.place) for f in layout.fragments(rank)] for rank in range(3)}
+    owned = {rank: [(f.parameter, f.begin, f.end, f.location) for f in layout.fragments(rank)] for rank in range(3)}
     assert owned == {
         0: [(3, 0, 128, 0), (2, 0, 64, 0), (1, 0, 10, 64)],
         1: [(3, 128, 256, 128), (0, 0, 100, 128)],
@@ -81,7 +81,7 @@ def test_each_element_belongs_to_one_rank_and_nothing_overlaps(drawn: tuple[Layo
             for offset in range(fragment.end - fragment.begin):
                 element, cell = (
                     (fragment.parameter, fragment.begin + offset),
-                    (fragment.bucket, fragment.place + offset),
+                    (fragment.bucket, fragment.location + offset),
                 )
                 assert element not in owners
                 assert cell not in cells
