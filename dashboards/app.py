@@ -124,7 +124,7 @@ def live_status_routes(runs: RunIndex) -> list[tuple[str, type[RequestHandler], 
     """Return the routes of the live status, beside the pages of each run, for Bokeh's server."""
     statuses = lru_cache(maxsize=_MOST_RECORDINGS)(LiveStatus)
     of_run = RUN_ROUTE.replace("{run:path}", "(?P<run>.+)")
-    return [(f"{route}/news", _LiveStatusHandler, {"runs": runs, "rooms": statuses}) for route in ("", of_run)]
+    return [(f"{route}/news", _LiveStatusHandler, {"runs": runs, "statuses": statuses}) for route in ("", of_run)]
 
 
 class _LiveStatusHandler(AuthRequestHandler):
