@@ -57,6 +57,7 @@ from overlapscope.diagnosis.rules import (
     waiting as segments,
 )
 from overlapscope.diagnosis.text import capitalize, plural, rank_list
+from overlapscope.diagnosis.texts import processes as process_texts
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wait_graph import Facts
 
@@ -144,7 +145,7 @@ def judge(evidence: Evidence) -> Verdict:
             f"{capitalize(rank_list(missing))} left no log: what {plural(missing, 'it', 'they')} did is unknown."
         )
     if evidence.job_signal is not None and verdict.kind != "interrupted":
-        unknown.append(f"The command was sent {interrupted.signal_text(evidence.job_signal)} while it ran.")
+        unknown.append(f"The command was sent {process_texts.signal_text(evidence.job_signal)} while it ran.")
     for rank in facts.unrecorded[:_MOST_UNRECORDED]:
         one = facts.ranks[rank]
         where = f" in step {one.position.step}" if one.position is not None else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Required, TypedDict
 
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, CallSite, Entry
 
@@ -38,6 +38,15 @@ FaultKind = Literal[
 
 Certainty = Literal["certain", "likely", "can't tell"]
 """Certainty of a verdict: no other explanation is left, a less probable one is, or evidence is insufficient."""
+
+
+class VerdictText(TypedDict, total=False):
+    """Fields of a verdict that people read, as the functions of ``overlapscope.diagnosis.texts`` return them."""
+
+    sentence: Required[str]
+    alternative: str
+    evidence: tuple[str, ...]
+    advice: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

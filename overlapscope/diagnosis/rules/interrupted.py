@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from signal import SIGHUP, SIGINT, SIGTERM, Signals
+from signal import SIGHUP, SIGINT, SIGTERM
 from typing import Final
 
 from overlapscope.diagnosis.evidence import Failure, RankEvidence
 from overlapscope.diagnosis.rules import unreduced_gradients
 from overlapscope.diagnosis.rules.fallback import format_compared, format_gaps, gap_advice
 from overlapscope.diagnosis.stall_timeout import STUCK_AFTER_NS, stall_timeout_ns
-from overlapscope.diagnosis.text import capitalize, format_seconds, plural, rank_list
-from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.texts import processes as text
+from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.diagnosis.wait_graph import Facts, Wait
 
 _FROM_OUTSIDE: Final = (-SIGINT, -SIGTERM, -SIGHUP)
@@ -31,24 +30,17 @@ def find_interruption(facts: Facts) -> Verdict | None:
     if not all(_is_explained(one, since_ns) for one in ranks.values()) or _was_faulty_before(facts, since_ns):
         return None
     steps = [one.position.step for one in ranks.values() if one.position is not None]
-    step = max(steps, default=None)
-    what = _what(facts) + ("" if step is None else f" in step {step}")
-    unknown = _unknown(facts, since_ns)
-    return Verdict(
-        kind="cannot tell" if unknown else "interrupted",
-        sentence=what + (unknown or f"; nothing was found wrong until then: {format_compared(facts)}."),
-        concerned=tuple(sorted(ranks)),
-        step=step,
-        advice=gap_advice(facts),
-    )
-
-
-def signal_text(number: int) -> str:
-    """Format a signal: ``SIGTERM``; for Ctrl-C both names."""
-    name = f"signal {number}"
-    with suppress(ValueError):
-        name = Signals(number).name
-    return f"Ctrl-C, {name}" if number == SIGINT else name
+    step, what, quiet_ns = max(steps, default=None), _who_ended_it(facts), _quiet_ns(facts, since_ns)
+    kind: FaultKind = "cannot tell"
+    if facts.evidence.gaps:
+        words = text.interrupted_with_gaps(what, step, gaps=format_gaps(facts), advice=gap_advice(facts))
+    elif facts.unrecorded:
+        words = text.interrupted_unrecorded(what, step, facts.unrecorded)
+    elif quiet_ns >= max([STUCK_AFTER_NS, *map(stall_timeout_ns, ranks.values())]):
+        words = text.interrupted_in_silence(what, step, quiet_ns)
+    else:
+        kind, words = "interrupted", text.interrupted(what, step, compared=format_compared(facts))
+    return Verdict(kind=kind, **words, concerned=tuple(sorted(ranks)), step=step)
 
 
 def _has_finished(facts: Facts) -> bool:
@@ -99,39 +91,26 @@ def _has_waited_for_long(facts: Facts, wait: Wait, since_ns: int | None) -> bool
     return waited_ns is None or waited_ns > stall_timeout_ns(one)
 
 
-def _unknown(facts: Facts, since_ns: int | None) -> str:
-    """Return why it is unknown whether something was wrong; empty if nothing was."""
-    if facts.evidence.gaps:
-        return f". Whether anything was wrong before can't be told, because {format_gaps(facts)}"
-    if facts.unrecorded:
-        who = f"{rank_list(facts.unrecorded)} {plural(facts.unrecorded, 'was', 'were')}"
-        return f". Whether anything was wrong before can't be told, because {who} not recorded to the end."
+def _quiet_ns(facts: Facts, since_ns: int | None) -> int:
+    """Return how long nothing had been recorded when the job was signaled; 0 if that is unknown."""
     if since_ns is None:
-        return ""
+        return 0
     times = [one.position.since_ns for one in facts.ranks.values() if one.position is not None]
     for group in facts.evidence.groups:
         times += [max(e.announced_ns, e.completed_ns or 0) for w in group.windows.values() for e in w[-1:]]
-    quiet_ns = since_ns - max(times, default=since_ns)
-    if quiet_ns < max([STUCK_AFTER_NS, *map(stall_timeout_ns, facts.ranks.values())]):
-        return ""
-    return f", when nothing had been recorded for {format_seconds(quiet_ns)}: whether it hung can't be told."
+    return since_ns - max(times, default=since_ns)
 
 
-def _what(facts: Facts) -> str:
-    """Format who ended what, by which signal, as far as known."""
-    ranks = list(facts.ranks.values())
-    number = facts.evidence.job_signal
-    if number is None and any(_is_interrupt(one.failure) for one in ranks):
-        return "The job was interrupted (KeyboardInterrupt, as by Ctrl-C)"
-    if number == SIGINT:
-        return f"The job was interrupted ({signal_text(number)})"
+def _who_ended_it(facts: Facts) -> str:
+    """Return who ended what, by which signal, as far as known."""
+    ranks, number = facts.ranks.values(), facts.evidence.job_signal
     if number is not None:
-        return f"The job was ended from outside ({signal_text(number)})"
-    signals = {one.signal_received for one in ranks if one.was_signaled}
-    if not signals:
-        died_of = sorted({-one.exit_status for one in ranks if one.exit_status in _FROM_OUTSIDE and one.exit_status})
-        return f"The job was ended from outside ({', '.join(map(signal_text, died_of))})"
-    by = " and ".join(signal_text(one) for one in sorted(each for each in signals if each is not None))
-    who = tuple(sorted(facts.ranks))
-    which = f"{capitalize(rank_list(who))} {plural(who, 'was', 'were')} ended by the process that had started"
-    return f"{which} {plural(who, 'it', 'them')}{f' ({by})' if by else ''}"
+        return text.ended_by_signal([number])
+    if any(_is_interrupt(one.failure) for one in ranks):
+        return text.keyboard_interrupt()
+    if any(one.was_signaled for one in ranks):
+        signals = {one.signal_received for one in ranks if one.was_signaled and one.signal_received is not None}
+        return text.ended_by_launcher(facts.ranks.keys(), signals)
+    return text.ended_by_signal(
+        sorted({-one.exit_status for one in ranks if one.exit_status in _FROM_OUTSIDE and one.exit_status})
+    )

@@ -3,67 +3,48 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
-from dataclasses import replace
-from signal import Signals
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 from overlapscope.diagnosis.evidence import CallSite, Failure, RankEvidence
 from overlapscope.diagnosis.failures import has_own_failure, is_consequence, is_interrupted, is_timeout
-from overlapscope.diagnosis.text import (
-    at_line,
-    capitalize,
-    format_position,
-    format_positions,
-    format_seconds,
-    in_step,
-    plural,
-    rank_list,
-    truncate_words,
-)
-from overlapscope.diagnosis.verdict import FaultKind, Verdict
+from overlapscope.diagnosis.texts import processes as text
+from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wait_graph import Facts
 
 _MEMORY_ERRORS: Final = ("MemoryError", "OutOfMemoryError")
 _OUT_OF_MEMORY: Final = re.compile(r"out of memory|can'?t allocate memory|cannot allocate memory", re.IGNORECASE)
-_TORCH_SOURCE_PREFIX: Final = re.compile(r"^\[[^\]]+\.(cc|cpp|h|hpp):\d+\]\s*")
-"""Prefix of messages, such as ``[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553]``, that is of no use."""
-_LESS_MEMORY: Final = "Use a smaller batch, accumulate gradients, or checkpoint activations."
 _NEARLY_ALL_MEMORY: Final = 0.9
 _SAME_TIME_NS: Final = 1_000_000_000
 
 
 def find_failure(facts: Facts) -> Verdict | None:
     """Find an exception that is not the consequence of another rank's end."""
-    own = [
-        rank
+    own = {
+        rank: one.failure
         for rank, one in sorted(facts.ranks.items())
         if one.failure and has_own_failure(one) and one.failure.type != "SystemExit"
-    ]
+    }
     if not own:
         return None
-    first = min(own, key=lambda rank: facts.ranks[rank].failure.time_ns)  # type: ignore[union-attr]
-    one = facts.ranks[first]
-    failure = one.failure
-    assert failure is not None
+    first = min(own, key=lambda rank: own[rank].time_ns)
+    one, failure = facts.ranks[first], own[first]
     is_memory = _is_of_memory(failure)
-    message = failure.message.strip().splitlines()[0] if failure.message.strip() else ""
-    what = f"{failure.type}: {message}" if message else failure.type
-    how = "ran out of memory" if is_memory else "failed"
-    alike = [rank for rank in own if facts.ranks[rank].failure.type == failure.type]  # type: ignore[union-attr]
-    explanation = truncate_words(what, 300)
-    sentence = f"{capitalize(rank_list(alike))} {how}{_in_step(one, failure.call_site)}{at_line(failure.call_site)}: {explanation}"
     rest = [rank for rank, other in sorted(facts.ranks.items()) if is_consequence(other.failure)]
-    evidence = [f"{capitalize(rank_list(rest))} failed as a result: {_first_line(facts, rest)}"] if rest else []
     return Verdict(
         kind="out of memory" if is_memory else "failed",
-        sentence=sentence if explanation.endswith((".", "…")) else f"{sentence}.",
-        blamed=() if len(own) == len(facts.world) > 1 else tuple(own),
+        **text.failed(
+            [rank for rank in own if own[rank].type == failure.type],
+            one,
+            failure,
+            consequences=[facts.ranks[rank] for rank in rest],
+            is_memory=is_memory,
+            memory=[facts.ranks[rank] for rank in own] if is_memory else [],
+        ),
+        blamed=_unless_all(facts, own),
         concerned=(*own, *rest),
-        step=one.position.loop_step if one.position else None,
-        call_sites={rank: f.call_site for rank in own if (f := facts.ranks[rank].failure) and f.call_site} or None,
-        evidence=(*evidence, *_memory(facts, own)) if is_memory else tuple(evidence),
-        advice=(_LESS_MEMORY if is_memory else "Fix this exception; the other ranks' errors are consequences.",),
+        step=_step_of(one),
+        call_sites=_known({rank: failed.call_site for rank, failed in own.items()}),
     )
 
 
@@ -73,32 +54,23 @@ def find_error_exit(facts: Facts) -> Verdict | None:
     if not own:
         return None
     first = min(own, key=lambda rank: facts.ranks[rank].ended_ns or 0)
-    alike = [rank for rank in own if facts.ranks[rank].exit_status == facts.ranks[first].exit_status]
     one = facts.ranks[first]
-    call = one.exit_call
-    is_memory = call is not None and call.caught is not None and _is_of_memory(call.caught)
-    site = call.call_site if call is not None else None
-    sentence = (
-        f"{capitalize(rank_list(alike))} exited with status {one.exit_status}{_in_step(one, site)}{at_line(site)}"
-    )
-    if call is not None and call.caught is not None:
-        caught = call.caught
-        explanation = truncate_words(f"{caught.type}: {caught.message.strip().partition(chr(10))[0]}".rstrip(": "), 300)
-        sentence += f", after catching {explanation.removesuffix('.')}{at_line(caught.call_site)}"
-    elif call is not None and (text := call.text.strip()):
-        sentence += f": {truncate_words(text.partition(chr(10))[0], 300).removesuffix('.')}"
+    is_memory = one.exit_call is not None and _is_of_memory(one.exit_call.caught)
     rest = [rank for rank, other in sorted(facts.ranks.items()) if _ended_as_consequence(other)]
+    signaled = [rank for rank in rest if _was_only_signaled(facts.ranks[rank])]
     return Verdict(
         kind="out of memory" if is_memory else "failed",
-        sentence=sentence if sentence.endswith("…") else f"{sentence}.",
-        blamed=() if len(own) == len(facts.world) > 1 else tuple(own),
+        **text.exited(
+            [rank for rank in own if facts.ranks[rank].exit_status == one.exit_status],
+            one,
+            failed=[rank for rank in rest if rank not in signaled],
+            signaled=signaled,
+            is_memory=is_memory,
+        ),
+        blamed=_unless_all(facts, own),
         concerned=tuple(sorted({*own, *rest})),
-        step=one.position.loop_step if one.position else None,
-        call_sites={first: site} if site else None,
-        evidence=_describe_consequences(facts, rest),
-        advice=(_LESS_MEMORY,)
-        if is_memory
-        else ("Look at what the script prints before it exits; the other ranks' errors are consequences.",),
+        step=_step_of(one),
+        call_sites=_known({first: _exit_line(one)}),
     )
 
 
@@ -109,16 +81,12 @@ def _has_exited_with_an_error(one: RankEvidence) -> bool:
     return is_status and one.failure is None and not one.was_signaled and not is_consequence(caught)
 
 
-def _describe_consequences(facts: Facts, rest: list[int]) -> tuple[str, ...]:
-    """Format what happened to ranks that ended because another one had."""
-    signaled = [rank for rank in rest if facts.ranks[rank].was_signaled and facts.ranks[rank].failure is None]
-    failed = [rank for rank in rest if rank not in signaled]
-    explanation = [f"{capitalize(rank_list(failed))} failed as a result."] if failed else []
-    if signaled:
-        explanation.append(
-            f"{capitalize(rank_list(signaled))} {plural(signaled, 'was', 'were')} ended by the launcher after that."
-        )
-    return tuple(explanation)
+def _exit_line(one: RankEvidence) -> CallSite | None:
+    return one.exit_call.call_site if one.exit_call is not None else None
+
+
+def _was_only_signaled(one: RankEvidence) -> bool:
+    return one.was_signaled and one.failure is None
 
 
 def _ended_as_consequence(one: RankEvidence) -> bool:
@@ -133,13 +101,11 @@ def find_stopped_process(facts: Facts, ranks: tuple[int, ...] | None = None) -> 
     Args:
         ranks: ranks for which this is known; by default determined from their liveness.
     """
-    return _not_running(
-        facts,
-        facts.ranks_with_liveness("stopped") if ranks is None else ranks,
-        "stopped",
-        "stopped (SIGSTOP, Ctrl-Z or a debugger)",
-        "Resume it with kill -CONT, or end it.",
-    )
+    stopped = facts.ranks_with_liveness("stopped") if ranks is None else ranks
+    if not stopped:
+        return None
+    words = text.stopped(stopped, facts.ranks[stopped[0]], facts.waiting)
+    return Verdict(kind="stopped", **words, **_state_fields(facts, stopped))
 
 
 def find_gil_holder(facts: Facts, ranks: tuple[int, ...] | None = None) -> Verdict | None:
@@ -151,67 +117,63 @@ def find_gil_holder(facts: Facts, ranks: tuple[int, ...] | None = None) -> Verdi
     holding = ranks or tuple(
         rank for rank, one in sorted(facts.ranks.items()) if one.holds_gil and one.liveness in ("running", "sleeping")
     )
-    found = _not_running(
-        facts,
-        holding,
-        "holds the GIL",
-        "in native code that holds Python's global interpreter lock, so that none of its Python code can run",
-        "Look at the native frames with py-spy dump --native or gdb.",
-    )
-    if found is None or not facts.evidence.is_live:
-        return found
-    return replace(found, alternative="native code that computes for this long once looks the same from here")
+    if not holding:
+        return None
+    words = text.holds_gil(holding, facts.ranks[holding[0]], facts.waiting, is_live=facts.evidence.is_live)
+    return Verdict(kind="holds the GIL", **words, **_state_fields(facts, holding))
+
+
+def _state_fields(facts: Facts, ranks: tuple[int, ...]) -> dict[str, Any]:
+    """Return the fields of a verdict on processes that don't run Python code, located by the first."""
+    return {
+        "blamed": ranks,
+        "concerned": tuple(sorted({*ranks, *facts.waiting})),
+        **_location(facts.ranks[ranks[0]]),
+    }
 
 
 def find_killed_process(facts: Facts) -> Verdict | None:
     """Find ranks that are gone without logging an error, while others are alive or failed because of that."""
+    gone = _find_gone(facts)
+    others = [rank for rank in facts.ranks if rank not in gone]
+    if not gone or _died_of_something_else(facts, gone, others):
+        return None
+    first = _first_to_die(facts, gone)
+    died = [facts.ranks[rank] for rank in first]
+    consequences = [rank for rank in others if is_consequence(facts.ranks[rank].failure)]
+    return Verdict(
+        kind="killed",
+        **text.killed(
+            died,
+            out_of_memory=[one.rank for one in died if _memory_share(one) >= _NEARLY_ALL_MEMORY],
+            consequences=[facts.ranks[rank] for rank in consequences],
+            later=[rank for rank in gone if rank not in first],
+            has_survivors=bool(others),
+        ),
+        blamed=first if len(first) < len(facts.world) else (),
+        concerned=tuple(sorted({*gone, *consequences})),
+        **_location(*died),
+    )
+
+
+def _died_of_something_else(facts: Facts, gone: tuple[int, ...], others: list[int]) -> bool:
+    """Return True if ranks were still there when others gave up, or someone ended a job that hung."""
+    if any(is_timeout(facts.ranks[rank].failure) for rank in others):
+        return True  # a rank that dies closes its connections: a timeout means waiting for one that was still there
+    hung = [rank for rank in gone if facts.had_hung(rank)]
+    is_harmless = all(facts.ranks[rank].liveness == "ended" for rank in others)
+    # If nobody was harmed, the watchdogs' reports say more than the end of a rank.
+    return len(hung) == len(gone) or (is_harmless and bool(hung or facts.evidence.reports))
+
+
+def _find_gone(facts: Facts) -> tuple[int, ...]:
+    """Return the ranks that are gone and may have been killed."""
     gone = tuple(rank for rank in facts.ranks_with_liveness("gone") if _may_have_been_killed(facts.ranks[rank]))
     if any(_reports_dead_peer(one) for one in facts.ranks.values()):
         # Nobody can check the ranks of which nothing is known, but a connection was closed.
         gone = gone or facts.ranks_with_liveness("unknown", "silent")
     # A parent process that saw an exit status knows more than peers that lost the connection.
-    gone = tuple(rank for rank in gone if facts.ranks[rank].exit_status) or gone
-    others = [rank for rank in facts.ranks if rank not in gone]
-    if not gone or any(is_timeout(facts.ranks[rank].failure) for rank in others):
-        # A rank that dies closes its connections: a timeout means waiting for one that was still there.
-        return None
-    hung = [rank for rank in gone if facts.had_hung(rank)]
-    harmed = [rank for rank in others if facts.ranks[rank].liveness != "ended"]
-    if len(hung) == len(gone) or (not harmed and (hung or facts.evidence.reports)):
-        return None  # someone ended a job that hung, or its watchdogs' reports say more than its end
-    first = _first_to_die(facts, gone)
-    one = facts.ranks[first[0]]
-    how = _how_it_died(one)
-    standings = {rank: position for rank in first if (position := facts.ranks[rank].position)}
-    sentence = (
-        f"{capitalize(rank_list(first))} {plural(first, 'was', 'were')} {how} without logging an error"
-        f"{format_positions(standings)}."
-    )
-    likely = [rank for rank in first if _memory_share(facts.ranks[rank]) >= _NEARLY_ALL_MEMORY]
-    if likely:
-        sentence += f" {capitalize(rank_list(likely))} had used nearly all memory: the kernel's OOM killer is likely."
-    evidence = [*_memory(facts, first)]
-    consequences = [rank for rank in others if is_consequence(facts.ranks[rank].failure)]
-    if consequences:
-        evidence.append(f"{capitalize(rank_list(consequences))} failed as a result: {_first_line(facts, consequences)}")
-    later = tuple(rank for rank in gone if rank not in first)
-    if later:
-        evidence.append(f"{capitalize(rank_list(later))} died later.")
-    if len(first) > 1:
-        evidence.append("Their logs don't say which of them died first.")
-    if not others:
-        evidence.append("No rank survived to see the others die.")
-    return Verdict(
-        kind="killed",
-        sentence=sentence,
-        blamed=first if len(first) < len(facts.world) else (),
-        concerned=tuple(sorted({*gone, *consequences})),
-        step=one.position.loop_step if one.position else None,
-        bucket=one.position.bucket if one.position else None,
-        call_sites={rank: position.call_site for rank, position in standings.items() if position.call_site} or None,
-        evidence=tuple(evidence),
-        advice=("Look for its signal in the launcher's output, and for the OOM killer in its host's dmesg.",),
-    )
+    return tuple(rank for rank in gone if facts.ranks[rank].exit_status) or gone
 
 
 def find_killed_at_shutdown(facts: Facts) -> Verdict | None:
@@ -223,21 +185,12 @@ def find_killed_at_shutdown(facts: Facts) -> Verdict | None:
     ]
     if not own:
         return None
-    how = _how_it_died(facts.ranks[own[0]])
-    rest = tuple(rank for rank, one in sorted(facts.ranks.items()) if one.was_signaled)
+    rest = [rank for rank, one in sorted(facts.ranks.items()) if one.was_signaled]
     return Verdict(
         kind="killed",
-        sentence=f"{capitalize(rank_list(own))} came to the end of {plural(own, 'its', 'their')} script and "
-        f"{plural(own, 'was', 'were')} then {how}, while Python shut down.",
+        **text.killed_at_shutdown(own, facts.ranks[own[0]], rest),
         blamed=tuple(own) if len(own) < len(facts.world) else (),
         concerned=tuple(sorted({*own, *rest})),
-        evidence=(f"{capitalize(rank_list(rest))} {plural(rest, 'was', 'were')} ended because of that.",)
-        if rest
-        else (),
-        advice=(
-            "Call torch.distributed.destroy_process_group() at the end of the script: threads of a backend that still "
-            "run abort the process.",
-        ),
     )
 
 
@@ -259,68 +212,35 @@ def _first_to_die(facts: Facts, gone: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(rank for rank in gone if (ages[rank] or 0) >= max(known) - _SAME_TIME_NS)
 
 
-def _how_it_died(one: RankEvidence) -> str:
-    if one.exit_status is not None and one.exit_status < 0:
-        with suppress(ValueError):
-            return f"killed by signal {-one.exit_status} ({Signals(-one.exit_status).name})"
-    for text, how in (
-        ("Fatal Python error: Aborted", "aborted (SIGABRT)"),
-        ("Segmentation fault", "killed by a segmentation fault (SIGSEGV)"),
-    ):
-        if text in one.stacks:
-            return how
-    return "killed, or ended by os._exit,"
-
-
-def _not_running(facts: Facts, ranks: tuple[int, ...], kind: FaultKind, what: str, advice: str) -> Verdict | None:
-    if not ranks:
-        return None
-    one = facts.ranks[ranks[0]]
-    is_now = one.liveness in ("running", "sleeping", "stopped")
-    where = f": {format_position(one.position)}" if one.position else ""
-    since = (
-        f" for {format_seconds(one.silent_for_ns)}" if one.silent_for_ns and one.silent_for_ns > _SAME_TIME_NS else ""
-    )
-    be = plural(ranks, "is", "are") if is_now else plural(ranks, "was", "were")
-    return Verdict(
-        kind=kind,
-        sentence=f"{capitalize(rank_list(ranks))} {be} {what}{since}{where}.",
-        blamed=ranks,
-        concerned=tuple(sorted({*ranks, *facts.waiting})),
-        step=one.position.loop_step if one.position else None,
-        bucket=one.position.bucket if one.position else None,
-        call_sites={ranks[0]: one.position.call_site} if one.position and one.position.call_site else None,
-        evidence=(f"{capitalize(rank_list(facts.waiting))} {plural(facts.waiting, 'waits', 'wait')}.",)
-        if facts.waiting
-        else (),
-        advice=(advice,),
-    )
-
-
 def _memory_share(one: RankEvidence) -> float:
     return one.rss_bytes / one.memory_limit_bytes if one.rss_bytes and one.memory_limit_bytes else 0.0
 
 
-def _memory(facts: Facts, ranks: tuple[int, ...] | list[int]) -> list[str]:
-    return [
-        f"Rank {rank} had {one.rss_bytes / 1024**3:.1f} GiB of {one.memory_limit_bytes / 1024**3:.1f} GiB in use."
-        for rank in ranks
-        if (one := facts.ranks[rank]).rss_bytes and one.memory_limit_bytes
-    ]
-
-
-def _is_of_memory(failure: Failure) -> bool:
+def _is_of_memory(failure: Failure | None) -> bool:
+    if failure is None:
+        return False
     return failure.type.rpartition(".")[2] in _MEMORY_ERRORS or _OUT_OF_MEMORY.search(failure.message) is not None
 
 
-def _in_step(one: RankEvidence, site: CallSite | None) -> str:
-    """Format where a rank was; no phase if the line is known, which is more precise: the phase may be over."""
-    if one.position is None:
-        return ""
-    return in_step(one.position) if site is not None else f" {format_position(one.position).partition(',')[0]}"
+def _unless_all(facts: Facts, ranks: Iterable[int]) -> tuple[int, ...]:
+    """Return the ranks to blame: none if the same happened to all."""
+    blamed = tuple(ranks)
+    return () if len(blamed) == len(facts.world) > 1 else blamed
 
 
-def _first_line(facts: Facts, ranks: list[int]) -> str:
-    failure = facts.ranks[ranks[0]].failure
-    text = failure.message.strip().splitlines()[0] if failure and failure.message.strip() else ""
-    return truncate_words(_TORCH_SOURCE_PREFIX.sub("", text), 200)
+def _location(*ranks: RankEvidence) -> dict[str, Any]:
+    """Return the fields of a verdict that locate ranks: the step and bucket of the first, and the line of each."""
+    positions = {one.rank: one.position for one in ranks if one.position}
+    return {
+        "step": _step_of(ranks[0]),
+        "bucket": ranks[0].position.bucket if ranks[0].position else None,
+        "call_sites": _known({rank: position.call_site for rank, position in positions.items()}),
+    }
+
+
+def _step_of(one: RankEvidence) -> int | None:
+    return one.position.loop_step if one.position else None
+
+
+def _known(sites: dict[int, CallSite | None]) -> dict[int, CallSite] | None:
+    return {rank: site for rank, site in sites.items() if site} or None
