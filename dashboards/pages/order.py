@@ -334,10 +334,10 @@ def build_unavailable_context(trace: Trace | None, verdict: Verdict | None) -> d
         "headline": "No order of collectives was recorded",
         "message": verdict.sentence
         if verdict
-        else "This recording has no collective logs: an older version made it, or nothing has been launched yet.",
+        else "This recording has no collective logs: nothing has been launched yet.",
         "advice": " ".join(verdict.advice)
         if verdict
-        else "Record it again with this version: 'overlapscope record -o FOLDER -- torchrun ...' logs every "
+        else "Record a run: 'overlapscope record -o FOLDER -- torchrun ...' logs every "
         "collective of each rank, also with stock DDP and plain torch.distributed.",
     }
 

@@ -126,7 +126,6 @@ _DEVICE_CLAIMS: Final = ("copies", "buffers", "exposed", *_PHASES, "collectives"
 """The same where times are those of a device: what stops the host matters only where the device is idle."""
 _BLOCK_OF: Final = {"finalize": "copies"}
 _OPTIMIZER: Final = PHASE_NAMES.index("optimizer")
-_LOOP: Final = PHASE_NAMES.index("loop")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -260,8 +259,7 @@ def _timelines(trace: Trace, waits: Waits) -> Iterator[tuple[int, RankTimeline]]
         timeline = assign_owners(np.concatenate(number), edges_ns, len(claims))
         block_of = _BLOCK_OF
         if not (own_phase == _OPTIMIZER).any():  # the end of a user-defined update is unknown
-            has_loop = (own_phase == _LOOP).any()  # before version 0.2 its time counted as waiting for data
-            block_of = _BLOCK_OF | {"loop" if has_loop else "data_wait": "between"}
+            block_of = _BLOCK_OF | {"loop": "between"}
         block = np.array([BLOCKS.index(block_of.get(name, name)) for name in claims] + [len(BLOCKS) - 1], np.int8)
         yield rank, replace(timeline, owner=block[timeline.owner], claimants=len(BLOCKS) - 1)
 

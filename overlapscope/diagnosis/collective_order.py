@@ -102,7 +102,7 @@ UNKNOWN_SIGNATURE: Final = Signature(op="unknown")
 """Signature of an entry whose line in ``signatures.jsonl`` is lost."""
 
 _PHASES: Final = {phase.value: phase.name.lower() for phase in Phase} | {Phase.DATA_WAIT.value: "loop"}
-"""Names of the phases, by number; version 0.1 recorded all of the loop's own code as a wait for data."""
+"""Names of the phases, by number; a wait for data is part of the loop between steps."""
 
 
 def decode_entries(

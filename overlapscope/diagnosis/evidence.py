@@ -189,8 +189,6 @@ class ModelParameters:
     parameters: Parameters
     """Trained parameters."""
     frozen: tuple[str, ...] = ()
-    has_checksum: bool = field(default=False, compare=False)
-    """True if the line was verified by a checksum; older recordings have none."""
 
 
 @dataclass(frozen=True, kw_only=True)

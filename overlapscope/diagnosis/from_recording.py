@@ -13,7 +13,6 @@ from overlapscope.diagnosis.collective_order import RecordedOrder, compare_order
 from overlapscope.diagnosis.evidence import (
     Evidence,
     GroupOrder,
-    Parameters,
     RankEvidence,
     RecordingGap,
     ReportedVerdict,
@@ -26,7 +25,7 @@ from overlapscope.trace.collective_log_reader import CollectiveLogs, open_collec
 from overlapscope.trace.event_log import Problem, is_closed
 from overlapscope.trace.live_files import read_final_pass, read_fingerprint_passes
 from overlapscope.trace.process_files import read_exits
-from overlapscope.trace.schema import EVENTS_FILE, MANIFEST_FILE, NO_BUCKET, PARAMETERS_FILE, SIGNATURES_FILE
+from overlapscope.trace.schema import EVENTS_FILE, MANIFEST_FILE, SIGNATURES_FILE
 from overlapscope.trace.small_files import find_rank_folders, parse_expected_ranks, ranks_in_world, read_import_source
 
 # Missing or damaged parts of a recording: with any of them, a job can't be called healthy.
@@ -127,58 +126,6 @@ def _find_truncated_logs(group: GroupOrder, files: Mapping[int, RankFiles]) -> d
     return lost
 
 
-# Repair of recorded model descriptions that contradict the buckets reduced: older files have no checksums.
-
-
-def repair_models(
-    ranks: Mapping[int, RankEvidence], folders: Mapping[int, Path], source: RecordedOrder, problems: list[Problem]
-) -> dict[int, RankEvidence]:
-    """Replace a rank's parameters by the majority's where they differ although both reduced the same buckets.
-
-    The hash of a bucket plan covers names, shapes, dtypes and order of all trained parameters, but neither frozen
-    parameters nor the class. A line with a checksum is always believed.
-
-    Args:
-        folders: folder of each rank.
-        source: the collectives that ranks launched.
-        problems: receives the contradictions found.
-    """
-    majority: dict[int, Parameters] = {}
-    for number in sorted({model.model for one in ranks.values() for model in one.models}):
-        counts = Counter(model.parameters for one in ranks.values() for model in one.models if model.model == number)
-        majority[number], most = counts.most_common(1)[0]
-        if most == counts.total():
-            del majority[number]  # identical on all ranks
-    found = dict(ranks)
-    for rank, one in ranks.items():
-        for index, model in enumerate(one.models):
-            same = majority.get(model.model, model.parameters)
-            if same == model.parameters or model.has_checksum:
-                continue
-            plans = _plan_hashes(source, rank, model.model)
-            if any(
-                _has_parameters(other, model.model, same) and plans & _plan_hashes(source, r, model.model)
-                for r, other in ranks.items()
-            ):
-                models = found[rank].models
-                corrected = (*models[:index], replace(model, parameters=same), *models[index + 1 :])
-                found[rank] = replace(found[rank], models=corrected)
-                path = folders[rank] / PARAMETERS_FILE
-                text = f"{path}: model {model.model} differs from other ranks', but they reduced the same buckets"
-                problems.append(Problem("error", f"{text}; this file or theirs is damaged"))
-    return found
-
-
-def _has_parameters(one: RankEvidence, model: int, parameters: Parameters) -> bool:
-    return any(other.model == model and other.parameters == parameters for other in one.models)
-
-
-def _plan_hashes(source: RecordedOrder, rank: int, model: int) -> set[str]:
-    """Return the hashes of the bucket plans with which a rank reduced a model."""
-    signatures = source.signatures(rank).values()
-    return {one.plan_hash for one in signatures if one.bucket != NO_BUCKET and one.model == model and one.plan_hash}
-
-
 Progress = Callable[[int, int], None]
 """Called with (number of ranks read so far, number of ranks)."""
 
@@ -211,7 +158,6 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     reports = tuple(report for one in files.values() for report in one.reports)
     orders, point_to_point_orders = compare_orders(source), read_point_to_point_orders(source)
     ranks = _add_reported_call_sites(_add_silence(files), reports)
-    ranks = repair_models(ranks, folders, source, logs.problems)
     problems = [*logs.problems, *(problem for one in files.values() for problem in one.problems)]
     for one in files.values():  # last, because it does not report files for which another problem was reported
         one.seal.report(problems)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,18 +21,12 @@ from overlapscope.trace.schema import (
     RUN_FILE,
     gradient_ready_file,
 )
-from overlapscope.trace.small_files import read_checked_lines, read_json, read_lines
+from overlapscope.trace.small_files import read_json, read_lines
 
 
 def read_models(folder: Path, problems: list[Problem]) -> tuple[ModelParameters, ...]:
     """Read the models that a rank passed to DistributedDataParallel."""
-    return tuple(
-        read_checked_lines(
-            folder / PARAMETERS_FILE,
-            problems,
-            lambda line, has_checksum: [replace(_model(json.dumps(line)), has_checksum=has_checksum)],
-        )
-    )
+    return tuple(read_lines(folder / PARAMETERS_FILE, problems, lambda line: [_model(json.dumps(line))]))
 
 
 def read_unready_parameters(folder: Path, seal: Manifest, problems: list[Problem]) -> tuple[UnreadyParameter, ...]:

@@ -51,7 +51,9 @@ def read_rank_settings(folder: Path, run: Mapping[str, Any], problems: list[Prob
         run: content of its ``run.json``; of ``joining.json`` if it has not got further.
     """
     process: list[RankSettings] = []
-    if isinstance(run.get("environment"), dict) and isinstance(run.get("versions"), dict):  # not an older recording
+    if isinstance(run.get("environment"), dict) and isinstance(
+        run.get("versions"), dict
+    ):  # an imported recording has neither
         recorded = {name: run[name] for name in ("backend", "timeout_s") if run.get(name) is not None}
         recorded |= run["versions"] | run["environment"]
         process = [RankSettings(values={str(name): str(value) for name, value in recorded.items()})]
@@ -63,8 +65,6 @@ def read_rank_settings(folder: Path, run: Mapping[str, Any], problems: list[Prob
     }
 
     def model_of(line: Any) -> list[RankSettings]:
-        if "settings" not in line:  # an older recording
-            return []
         number = int(line["model"])
         hook = hooks.get(number, {})
         values = {str(name): str(value) for name, value in line["settings"].items()}

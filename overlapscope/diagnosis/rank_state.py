@@ -78,7 +78,7 @@ _FATAL: Final = "Fatal Python error"
 _AFTER: Final = dict.fromkeys((Phase.BACKWARD, Phase.FINALIZE, Phase.EVALUATION), "loop")
 """Phase of a rank after a phase has ended and before another begins."""
 _BETWEEN_STEPS: Final = (Phase.DATA_WAIT, Phase.LOOP)
-"""Phases between steps; version 0.1 recorded only the first, whatever the loop did."""
+"""Phases between steps."""
 _MAX_STACKS_BYTES: Final = 64 * 1024
 
 

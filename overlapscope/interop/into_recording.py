@@ -18,6 +18,7 @@ from overlapscope.trace.schema import (
     CALL_SITES_FILE,
     DTYPE_BYTES,
     EVENTS_FILE,
+    FORMAT_VERSION,
     PLANS_FILE,
     RANK_FILE,
     RUN_FILE,
@@ -79,7 +80,7 @@ def _write_rank(folder: Path, one: ImportedRank, count: int) -> None:
     write_json(
         folder / RUN_FILE,
         {
-            "format_version": 1,
+            "format_version": FORMAT_VERSION,
             "world_size": world_size,
             "ranks": list(range(world_size)),
             "backend": source.backend or "unknown",

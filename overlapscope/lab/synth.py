@@ -27,6 +27,7 @@ from overlapscope.trace.schema import (
     CLOCK_FILE,
     DTYPES,
     EVENTS_FILE,
+    FORMAT_VERSION,
     OPS,
     PLANS_FILE,
     RANK_FILE,
@@ -150,7 +151,7 @@ def _write_rank(folder: Path, job: _SyntheticJob, rank: int) -> None:
     shift_ns = host * _CLOCK_OFFSET_NS
     folder.mkdir(parents=True)
     run = {
-        "format_version": 1,
+        "format_version": FORMAT_VERSION,
         "world_size": ranks,
         "ranks": list(range(ranks)),
         "backend": "nccl",

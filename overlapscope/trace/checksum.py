@@ -2,7 +2,7 @@
 
 A JSON text has its checksum as its last key, ``"crc32": "1a2b3c4d"``: the CRC-32 of the text without the line end, with
 zeros in place of the eight digits. The last four bytes of a header page hold the CRC-32 of all bytes before them. A
-text or page without a checksum was written by an older version.
+text without a checksum, such as one written by hand, is taken as it is.
 """
 
 from __future__ import annotations
@@ -46,25 +46,15 @@ def parse_json_text(data: bytes) -> Any:
     return _without_checksum(content) if isinstance(content, dict) else content
 
 
-def has_checksum(data: bytes) -> bool:
-    """Return whether a text has a checksum; older texts have none."""
-    return _CHECKSUM.search(data) is not None
-
-
 def add_page_checksum(page: bytes) -> bytes:
     """Return a header page with its checksum in the last bytes, which must be unused."""
     content = page[:-_PAGE_CHECKSUM_BYTES]
     return content + crc32(content).to_bytes(_PAGE_CHECKSUM_BYTES, "little")
 
 
-def is_page_intact(page: bytes, *, has_checksum: bool) -> bool:
-    """Return whether a header page is unchanged since it was written.
-
-    Args:
-        has_checksum: true if the page's version has a checksum; older versions have zeros in its place.
-    """
-    is_without = not has_checksum and not any(page[-_PAGE_CHECKSUM_BYTES:])
-    return is_without or add_page_checksum(page) == page
+def is_page_intact(page: bytes) -> bool:
+    """Return whether a header page is unchanged since it was written."""
+    return add_page_checksum(page) == page
 
 
 def _without_checksum(content: Mapping[str, Any]) -> dict[str, Any]:

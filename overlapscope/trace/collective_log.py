@@ -26,9 +26,9 @@ import numpy.typing as npt
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.checksum import add_page_checksum, is_page_intact
 from overlapscope.trace.ring_log import RingLog
-from overlapscope.trace.schema import FIRST_VERSION_WITH_CHECKSUMS, HEADER_BYTES, NO_BUCKET, Signature
+from overlapscope.trace.schema import HEADER_BYTES, NO_BUCKET, Signature
 
-GROUP_VERSION: Final = 2
+GROUP_VERSION: Final = 1
 GROUP_MAGIC: Final = b"OVLGROUP"
 ENTRY_BYTES: Final = 64
 
@@ -71,7 +71,7 @@ ENTRY_FIELDS: Final = (
 ENTRY_DTYPE: Final = np.dtype([(name, kind) for name, kind in ENTRY_FIELDS])
 """Numpy type of an entry. Times are host nanoseconds, 0 for events that have not happened.
 
-``check`` is the upper half of the Adler-32 of the entry with ``check`` = 0; in logs of version 1 it is 0.
+``check`` is the upper half of the Adler-32 of the entry with ``check`` = 0.
 """
 
 Entries = npt.NDArray[Any]
@@ -132,7 +132,7 @@ class CollectiveLogHeader:
     """Number of slots of the ring."""
     closed: bool = False
     written: int | None = None
-    """Number of entries ever announced, if the log is closed; None in logs of version 1."""
+    """Number of entries ever announced, if the log is closed; None before."""
     version: int = GROUP_VERSION
 
     @property
@@ -183,7 +183,7 @@ class CollectiveLogHeader:
             )
         if (header_bytes, entry_bytes) != (HEADER_BYTES, ENTRY_BYTES):
             raise OverlapScopeError(f"{path}: corrupt header (offset 12)")
-        if not is_page_intact(page, has_checksum=version >= FIRST_VERSION_WITH_CHECKSUMS):
+        if not is_page_intact(page):
             raise OverlapScopeError(f"{path}: damaged header (its checksum is wrong); nothing of the file is used")
         end = _HEADER.size + 4 + int.from_bytes(page[_HEADER.size : _HEADER.size + 4], "little")
         try:
@@ -199,7 +199,7 @@ class CollectiveLogHeader:
                 point_to_point=bool(content["point_to_point"]),
                 capacity=capacity,
                 closed=bool(closed),
-                written=content.get("written"),
+                written=content["written"],
                 version=version,
             )
         except (ValueError, KeyError, TypeError):

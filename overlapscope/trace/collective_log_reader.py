@@ -29,7 +29,6 @@ from overlapscope.trace.event_log import Problem
 from overlapscope.trace.ring_log import read_header_and_size
 from overlapscope.trace.schema import (
     CALL_SITES_FILE,
-    FIRST_VERSION_WITH_CHECKSUMS,
     GROUP_PATTERN,
     HEADER_BYTES,
     NO_BUCKET,
@@ -156,8 +155,6 @@ class CollectiveLogFile:
         entries = self._read_slots(fd, slot, slot + count)
         is_in_place = entries["number"] == np.arange(first, first + len(entries))
         entries = entries if is_in_place.all() else entries[is_in_place]
-        if self.header.version < FIRST_VERSION_WITH_CHECKSUMS:
-            return entries
         entries, is_intact = verify_entries(entries)
         if is_intact.all():
             return entries

@@ -20,7 +20,6 @@ from overlapscope.trace.ring_log import RingLog, read_header_and_size
 from overlapscope.trace.schema import (
     CHECKED_RECORD,
     DTYPES,
-    FIRST_VERSION_WITH_CHECKSUMS,
     HEADER_BYTES,
     OPS,
     PINNED_SHARE,
@@ -198,12 +197,11 @@ def _tables() -> npt.NDArray[np.uint32]:
 
 
 RECORD_DTYPE: Final = np.dtype([(name, kind) for name, kind in RECORD_FIELDS])
-"""Numpy type of a record; logs of version 1 have the low half of the sequence number in place of ``crc32``."""
+"""Numpy type of a record."""
 
 Records = npt.NDArray[Any]
 """A structured array of ``RECORD_DTYPE``."""
 
-_VERSION_AT: Final = 8
 _HIGHEST_SEQUENCE: Final = 2**40
 """Higher sequence numbers are treated as damage: at 1,000 records a second they take 35 years."""
 
@@ -251,7 +249,7 @@ def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:
         raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
 
     problems: list[Problem] = []
-    is_complete = _is_complete(slots, header.version)
+    is_complete = _is_complete(slots)
     known = is_complete & _is_known(slots)
     records = _sort_by_sequence(slots, known)
 
@@ -361,7 +359,7 @@ def read_latest_records(
         text = str(error) if isinstance(error, OverlapScopeError) else f"{path}: can't be read ({error.strerror})"
         problems.append(Problem("error", text))
         return np.empty(0, dtype=RECORD_DTYPE)
-    known = _is_complete(slots, header.version) & _is_known(slots)
+    known = _is_complete(slots) & _is_known(slots)
     damaged = int((_is_used(slots) & ~known).sum())
     if damaged > (0 if header.closed else 1):  # one may be half written at the moment of death, or just now
         what = f"{_counted(damaged)} damaged, among the newest; what is damaged is skipped"
@@ -421,12 +419,9 @@ def _is_used(slots: Records) -> npt.NDArray[np.bool_]:
     return (slots["sequence"] != 0) | (slots["crc32"] != 0)
 
 
-def _is_complete(slots: Records, version: int) -> npt.NDArray[np.bool_]:
+def _is_complete(slots: Records) -> npt.NDArray[np.bool_]:
     is_written = (slots["sequence"] != 0) & (slots["sequence"] <= _HIGHEST_SEQUENCE)
-    if version >= FIRST_VERSION_WITH_CHECKSUMS:
-        return is_written & (slots["crc32"] == compute_record_checksums(slots))
-    low = (slots["sequence"] & np.uint64(0xFFFFFFFF)).astype(np.uint32)
-    return is_written & (slots["crc32"] == low)
+    return is_written & (slots["crc32"] == compute_record_checksums(slots))
 
 
 def _is_known(slots: Records) -> npt.NDArray[np.bool_]:

@@ -4,9 +4,6 @@ It is memory-mapped and has eight bytes per parameter. A gradient hook runs once
 that have just emptied the processor's caches. Packing a record there costs several microseconds, storing one number a
 fraction of that. So hooks store the time here, and the records are written together when the bucket is ready. If the
 process dies or hangs in between, this file tells which gradients were ready and which were not.
-
-Some recordings have two files instead: ``ready_*.board`` tells which gradients are ready, one byte per parameter, and
-this one, which is never cleared in that case, when they last became ready, if times were recorded.
 """
 
 from __future__ import annotations
@@ -29,10 +26,8 @@ from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.event_log import Problem
 from overlapscope.trace.schema import (
     GRADIENT_READY_PATTERN,
-    LEGACY_READY_PATTERN,
     LIVENESS_FILE,
     gradient_ready_file,
-    legacy_ready_file,
 )
 
 # Liveness file ``alive.board``: when a rank's watchdog last ran, and the memory use at that time.
@@ -83,9 +78,9 @@ def read_alive_file(path: Path, problems: list[Problem]) -> tuple[int | None, in
     except OSError:
         return None, None, None
     content, checksum = data[: _ALIVE.size], data[_ALIVE.size :]
-    if len(content) < _ALIVE.size:  # the process has just created it
+    if not data:  # the process has just created it
         return None, None, None
-    if len(checksum) == _ALIVE_CHECKSUM.size and checksum != _ALIVE_CHECKSUM.pack(crc32(content)):
+    if checksum != _ALIVE_CHECKSUM.pack(crc32(content)):
         problems.append(Problem("error", f"{path}: damaged; when this rank was last heard of is not known"))
         return None, None, None
     alive_ns, rss_bytes, limit_bytes = _ALIVE.unpack(content)
@@ -254,9 +249,6 @@ def _whole_slots(folder: Path, model: int, tensors: int) -> FingerprintPasses:
 READY: Final = 0x0101010101010101
 """Value for a ready gradient whose time is not recorded: changing one byte can't turn it into 0, or 0 into it."""
 
-_LEGACY_READY: Final = 1
-"""Value with the same meaning in older recordings."""
-
 _MIN_UPTIME_NS: Final = 1_000_000
 """Lower limit of a plausible time: no training runs within a millisecond after its machine was started."""
 
@@ -293,7 +285,7 @@ def read_ready_times_ns(folder: Path, model: int, problems: list[Problem]) -> ar
         problems: receives problems with the file.
     """
     board = _read_ready_file(folder, model, problems)
-    return array("q", (0 if ready_ns in (READY, _LEGACY_READY) else ready_ns for ready_ns in board))
+    return array("q", (0 if ready_ns == READY else ready_ns for ready_ns in board))
 
 
 def read_is_ready(folder: Path, model: int, problems: list[Problem]) -> tuple[bool, ...]:
@@ -302,22 +294,12 @@ def read_is_ready(folder: Path, model: int, problems: list[Problem]) -> tuple[bo
     Args:
         problems: receives problems with the file.
     """
-    path = folder / legacy_ready_file(model)
-    try:
-        board: bytes | array[int] = path.read_bytes()
-    except OSError:
-        board = _read_ready_file(folder, model, problems)
-    else:
-        if set(board) - {0, 1}:
-            problems.append(_damaged(path))
-            return ()
-    return tuple(map(bool, board))
+    return tuple(map(bool, _read_ready_file(folder, model, problems)))
 
 
 def find_models_with_ready_file(folder: Path) -> list[int]:
-    """Return the numbers of a rank's models that have such a file, in either form."""
-    files = [*folder.glob(LEGACY_READY_PATTERN), *folder.glob(GRADIENT_READY_PATTERN)]
-    numbers = {file.stem.rpartition("_")[2] for file in files}
+    """Return the numbers of a rank's models that have such a file."""
+    numbers = [file.stem.rpartition("_")[2] for file in folder.glob(GRADIENT_READY_PATTERN)]
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 
@@ -330,19 +312,15 @@ def _read_ready_file(folder: Path, model: int, problems: list[Problem]) -> array
         return times_ns
     times_ns.frombytes(data[: len(data) // 8 * 8])
     if any(map(_is_invalid_time, times_ns)):
-        problems.append(_damaged(path))
+        problems.append(Problem("error", f"{path}: damaged; which gradients had come is not known"))
         return array("q")
     return times_ns
 
 
 def _is_invalid_time(ready_ns: int) -> bool:
     """Return whether no gradient hook stores this value: a changed 0 or ``READY``, or an implausible time."""
-    if ready_ns in (0, READY, _LEGACY_READY):
+    if ready_ns in (0, READY):
         return False
     if ready_ns < _MIN_UPTIME_NS:
         return True
     return any(n.to_bytes(8, "little").count(0) == 7 for n in (ready_ns, ready_ns ^ READY))
-
-
-def _damaged(path: Path) -> Problem:
-    return Problem("error", f"{path}: damaged; which gradients had come is not known")

@@ -238,7 +238,7 @@ class ProcessExit:
     """Time of the first signal from the parent process; None if it ended without one. For the recorded command: time of
     the first Ctrl-C or SIGTERM meant for it."""
     signal_received: int | None = None
-    """Number of that signal; None also if it is unknown, as in older recordings."""
+    """Number of that signal; None if it ended without one."""
     is_command: bool = False
     """True if the process is the recorded command and not a rank."""
 
@@ -277,7 +277,7 @@ def read_exits(folder: Path, problems: list[Problem]) -> list[ProcessExit]:
 
 
 def _exit_of(line: dict[str, Any]) -> ProcessExit:
-    signaled_at_ns, signal_received, boot_id = line["signaled_at_ns"], line.get("signal_received"), line["boot_id"]
+    signaled_at_ns, signal_received, boot_id = line["signaled_at_ns"], line["signal_received"], line["boot_id"]
     return ProcessExit(
         pid=int(line["pid"]),
         boot_id=None if boot_id is None else str(boot_id),

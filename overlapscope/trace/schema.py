@@ -186,9 +186,7 @@ class Segment:
         return dump_json_line({"segment": number, **asdict(self)})
 
 
-FORMAT_VERSION: Final = 2
-FIRST_VERSION_WITH_CHECKSUMS: Final = 2
-"""First version of the event log, and of the collective log, with checksums."""
+FORMAT_VERSION: Final = 1
 MAGIC: Final = b"OVLSCOPE"
 HEADER_BYTES: Final = 4096
 RECORD_BYTES: Final = 64
@@ -206,7 +204,6 @@ SIGNATURES_FILE: Final = "signatures.jsonl"
 GROUP_PATTERN: Final = "group_*.log"
 POINT_TO_POINT_PATTERN: Final = "p2p_*.log"
 PARAMETERS_FILE: Final = "parameters.jsonl"
-LEGACY_READY_PATTERN: Final = "ready_*.board"
 JOINING_FILE: Final = "joining.json"
 UNREDUCED_FILE: Final = "unreduced.json"
 INTERRUPTED_BACKWARDS_FILE: Final = "interrupted_backwards.json"
@@ -449,8 +446,7 @@ class LogHeader:
                 f"{path}: corrupt header (offset 12: {header_bytes}-byte header and {record_bytes}-byte records, "
                 f"expected {HEADER_BYTES} and {RECORD_BYTES})"
             )
-        has_checksum = version >= FIRST_VERSION_WITH_CHECKSUMS
-        if len(page) == HEADER_BYTES and not is_page_intact(page, has_checksum=has_checksum):
+        if len(page) == HEADER_BYTES and not is_page_intact(page):
             raise OverlapScopeError(f"{path}: damaged header (its checksum is wrong); nothing of the file is used")
         return cls(
             capacity_records=capacity,
@@ -464,11 +460,6 @@ class LogHeader:
 def gradient_ready_file(model: int) -> str:
     """Return the name of the gradient-ready file of one model."""
     return f"gradients_{model}.board"
-
-
-def legacy_ready_file(model: int) -> str:
-    """Return the name of the file that tells in older recordings which gradients of one model are ready."""
-    return f"ready_{model}.board"
 
 
 def rank_folder(trace_folder: Path, rank: int) -> Path:

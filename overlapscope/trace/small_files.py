@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.checksum import has_checksum, parse_json_text
+from overlapscope.trace.checksum import parse_json_text
 from overlapscope.trace.event_log import Problem
 from overlapscope.trace.schema import (
     ENDED_FILE,
@@ -240,15 +240,6 @@ def read_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any], Ite
     Args:
         rows_of: returns the rows of one line's content.
     """
-    return read_checked_lines(path, problems, lambda content, _: rows_of(content))
-
-
-def read_checked_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any, bool], Iterable[Row]]) -> list[Row]:
-    """Read rows as ``read_lines`` does, where it matters whether a line has a (verified) checksum.
-
-    Args:
-        rows_of: returns the rows of one line's content, given also whether the line has a checksum.
-    """
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -259,7 +250,7 @@ def read_checked_lines(path: Path, problems: list[Problem], rows_of: Callable[[A
     rows: list[Row] = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows += rows_of(parse_json_text(line), has_checksum(line)) if line else ()
+            rows += rows_of(parse_json_text(line)) if line else ()
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             if number < len(lines):  # after the last line end there is nothing
                 problems.append(Problem("error", f"{path}: line {number} is damaged and skipped"))

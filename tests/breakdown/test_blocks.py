@@ -51,8 +51,7 @@ class Oracle:
         if phase is not None and phase.phase == "finalize":
             return "copies"
         kinds = {each.phase for each in self.phases}
-        gap = "loop" if "loop" in kinds else "data_wait"  # the second in recordings of earlier versions
-        if phase is not None and phase.phase == gap and "optimizer" not in kinds:
+        if phase is not None and phase.phase == "loop" and "optimizer" not in kinds:
             return "between"
         if phase is not None:
             return str(phase.phase)

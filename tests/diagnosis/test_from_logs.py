@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 import subprocess
 import sys
 from array import array
@@ -15,7 +14,7 @@ from overlapscope.diagnosis.evidence import Evidence
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.event_log import EventLogWriter
-from overlapscope.trace.live_files import GradientReadyFile
+from overlapscope.trace.live_files import READY, GradientReadyFile, pack_liveness
 from overlapscope.trace.process_files import StallSnapshot, write_stall_snapshot
 from overlapscope.trace.schema import (
     EVENTS_FILE,
@@ -26,7 +25,6 @@ from overlapscope.trace.schema import (
     UNREDUCED_FILE,
     Kind,
     Phase,
-    legacy_ready_file,
     pack_body,
     rank_folder,
     write_json,
@@ -71,7 +69,7 @@ def test_without_an_event_log_the_newest_collective_says_where_a_rank_stood(tmp_
 def test_memory_and_silence_come_from_the_watchdogs_board(tmp_path: Path) -> None:
     write_order(tmp_path, {0: steps(1), 1: steps(1)}, close=False)
     for rank, alive_ns in ((0, 9 * BEGIN_NS), (1, 6 * BEGIN_NS)):
-        (rank_folder(tmp_path, rank) / LIVENESS_FILE).write_bytes(struct.pack("<qqq", alive_ns, 5, 100))
+        (rank_folder(tmp_path, rank) / LIVENESS_FILE).write_bytes(pack_liveness(alive_ns, 5, 100))
     ranks = evidence_of(tmp_path).ranks
     assert [(one.rss_bytes, one.memory_limit_bytes, one.silent_for_ns) for one in ranks.values()] == [
         (5, 100, 0),
@@ -96,23 +94,20 @@ def test_what_a_watchdog_saw_counts_until_something_happens(tmp_path: Path, seen
     assert (one.cpu_share, one.is_working, one.stacks) == ((0.5, True, stacks) if is_known else (None, None, ""))
 
 
-def write_model(folder: Path, rank: int, ready: bytes, *, in_two_files: bool = False) -> None:
+def write_model(folder: Path, rank: int, ready: bytes) -> None:
     rank_dir = rank_folder(folder, rank)
     parameters = [["a.weight", [3, 4], "float32"], ["b.weight", [4], "float32"], ["b.bias", [4], "float32"]]
     line = {"model": 0, "class": "Net", "parameters": parameters, "frozen": [], "modules": {"a": "Linear", "b": "Norm"}}
+    line |= {"settings": {}}
     (rank_dir / PARAMETERS_FILE).write_text(json.dumps(line) + "\n")
     buckets = [{"parameters": [{"name": "b.weight"}, {"name": "b.bias"}]}, {"parameters": [{"name": "a.weight"}]}]
     (rank_dir / PLANS_FILE).write_text(json.dumps({"model": 0, "epoch": 0, "hash": "x", "buckets": buckets}) + "\n")
-    if in_two_files:
-        (rank_dir / legacy_ready_file(0)).write_bytes(ready)
-    else:
-        GradientReadyFile(rank_dir, 0, len(ready)).ready_ns[:] = memoryview(array("q", list(ready)))
+    GradientReadyFile(rank_dir, 0, len(ready)).ready_ns[:] = memoryview(array("q", [READY * one for one in ready]))
 
 
-@pytest.mark.parametrize("in_two_files", [False, True])
-def test_unready_parameters_are_named_with_module_and_bucket(tmp_path: Path, in_two_files: bool) -> None:
+def test_unready_parameters_are_named_with_module_and_bucket(tmp_path: Path) -> None:
     write_order(tmp_path, {0: steps(1)}, close=False)
-    write_model(tmp_path, 0, bytes([0, 1, 0]), in_two_files=in_two_files)
+    write_model(tmp_path, 0, bytes([0, 1, 0]))
     rank = evidence_of(tmp_path).ranks[0]
     assert [(one.name, one.module, one.bucket) for one in rank.unready] == [
         ("a.weight", "a (Linear)", 1),

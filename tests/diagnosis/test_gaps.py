@@ -17,7 +17,7 @@ from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.trace.checksum import dump_json_line
-from overlapscope.trace.collective_log import ENTRY_BYTES, CollectiveLogHeader, group_file
+from overlapscope.trace.collective_log import ENTRY_BYTES, group_file
 from overlapscope.trace.collective_log_reader import CollectiveLogs, open_collective_logs
 from overlapscope.trace.manifest import write_manifest
 from overlapscope.trace.schema import (
@@ -28,7 +28,6 @@ from overlapscope.trace.schema import (
     PARAMETERS_FILE,
     RUN_FILE,
     SIGNATURES_FILE,
-    legacy_ready_file,
     rank_folder,
     write_json,
 )
@@ -45,15 +44,6 @@ def verdict_on(folder: Path) -> Verdict:
 def ended(folder: Path, ranks: int = 3) -> Path:
     end(write_order(folder, {number: steps(5) for number in range(ranks)}), range(ranks))
     return folder
-
-
-def of_version_1(path: Path) -> None:
-    """As an older version has written it: without checks, and without the number of its entries."""
-    page, entries = path.read_bytes()[:HEADER_BYTES], bytearray(path.read_bytes()[HEADER_BYTES:])
-    header = replace(CollectiveLogHeader.unpack(page, path), version=1, written=None)
-    for at in range(0, len(entries), ENTRY_BYTES):
-        entries[at + 22 : at + 24] = bytes(2)
-    path.write_bytes(header.pack()[:-4] + bytes(4) + entries)
 
 
 def test_a_rank_that_left_no_folder_is_named_with_what_to_do(
@@ -75,20 +65,13 @@ def test_of_a_single_rank_that_is_left_nothing_is_compared(tmp_path: Path) -> No
     assert (verdict.kind, verdict.sentence.endswith("rank 1 left no folder here.")) == ("cannot tell", True)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_log_that_was_cut_short_is_named(tmp_path: Path, version: int) -> None:
+def test_a_log_that_was_cut_short_is_named(tmp_path: Path) -> None:
     ended(tmp_path)
     path = rank_folder(tmp_path, 1) / group_file(0)
-    if version == 1:
-        of_version_1(path)
-        assert verdict_on(tmp_path).kind == "healthy"
     os.truncate(path, HEADER_BYTES + 5 * ENTRY_BYTES)
     verdict = verdict_on(tmp_path)
     assert (verdict.kind, verdict.blamed) == ("cannot tell", ())
-    assert {
-        1: "the log of rank 1 ends with collective 5, and others completed collective 15 with it in the default group",
-        2: f"{path}: 15 entries were written, and only those up to 5 are left",
-    }[version] in verdict.sentence
+    assert f"{path}: 15 entries were written, and only those up to 5 are left" in verdict.sentence
     assert "5 collectives in 1 group are the same on ranks 0-2" in verdict.sentence
 
 
@@ -255,19 +238,6 @@ def test_lines_that_are_lost_are_no_difference(tmp_path: Path) -> None:
     assert f"{path}: line 1 is damaged and skipped" in verdict.sentence
 
 
-def test_models_that_reduced_the_same_buckets_are_the_same(tmp_path: Path) -> None:
-    """One byte of an old file, which has no checksum, is another."""
-    ended(tmp_path)
-    for number in range(3):
-        write_model(tmp_path, number, bytes(3))
-    assert verdict_on(tmp_path).kind == "healthy"
-    path = rank_folder(tmp_path, 1) / PARAMETERS_FILE
-    path.write_text(path.read_text().replace("b.bias", "b.bigs"))
-    verdict = verdict_on(tmp_path)
-    assert (verdict.kind, verdict.blamed) == ("cannot tell", ())
-    assert f"{path}: model 0 differs from other ranks', but they reduced the same buckets" in verdict.sentence
-
-
 def test_what_the_buckets_say_nothing_of_is_believed_of_a_model(tmp_path: Path) -> None:
     ended(tmp_path)
     for number in range(3):
@@ -281,7 +251,7 @@ def test_what_the_buckets_say_nothing_of_is_believed_of_a_model(tmp_path: Path) 
     assert (verdict.kind, verdict.blamed) == ("models differ", (1,))
 
 
-def test_a_line_with_a_checksum_is_believed_whatever_was_reduced(tmp_path: Path) -> None:
+def test_recorded_parameters_are_believed_whatever_was_reduced(tmp_path: Path) -> None:
     ended(tmp_path)
     for number in range(3):
         write_model(tmp_path, number, bytes(3))
@@ -289,16 +259,6 @@ def test_a_line_with_a_checksum_is_believed_whatever_was_reduced(tmp_path: Path)
     path.write_text(dump_json_line(json.loads(path.read_text().replace("b.bias", "b.bigs"))))
     verdict = verdict_on(tmp_path)
     assert (verdict.kind, verdict.blamed) == ("models differ", (1,))
-
-
-@pytest.mark.parametrize("damage", [0x41, 0x03, 0xFF])
-def test_an_old_board_with_a_damaged_byte_says_nothing(tmp_path: Path, damage: int) -> None:
-    ended(tmp_path)
-    write_model(tmp_path, 1, bytes([1, damage, 1]), in_two_files=True)
-    evidence, problems = read_evidence(tmp_path)
-    assert evidence.ranks[1].unready == ()
-    path = rank_folder(tmp_path, 1) / legacy_ready_file(0)
-    assert [str(problem) for problem in problems] == [f"{path}: damaged; which gradients had come is not known"]
 
 
 def test_what_agrees_is_said_of_each_group_on_its_ranks() -> None:

@@ -170,8 +170,3 @@ def test_what_a_rank_has_written_is_read_again(tmp_path: Path) -> None:
         "comm_hook": "compress",
     }
     assert (str(model.call_site), str(model.hook_call_site), problems) == ("a.py:3 (f)", "a.py:9 (f)", [])
-
-
-def test_an_older_recording_says_nothing_of_settings(tmp_path: Path) -> None:
-    (tmp_path / PARAMETERS_FILE).write_text(dump_json_line({"model": 0, "class": "Net", "parameters": []}))
-    assert read_rank_settings(tmp_path, {"versions": {"torch": "2.7"}}, []) == ()

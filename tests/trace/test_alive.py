@@ -16,11 +16,6 @@ def test_what_was_written_is_read_and_zeros_are_unknown(tmp_path: Path) -> None:
     assert problems == []
 
 
-def test_older_boards_have_no_checksum(tmp_path: Path) -> None:
-    (tmp_path / "alive.board").write_bytes(pack_liveness(5, 6, 7)[:24])
-    assert read_alive_file(tmp_path / "alive.board", []) == (5, 6, 7)
-
-
 def test_a_damaged_board_says_nothing_and_is_noted(tmp_path: Path) -> None:
     path = tmp_path / "alive.board"
     for place in range(32):

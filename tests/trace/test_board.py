@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from array import array
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from overlapscope.trace.live_files import (
     read_is_ready,
     read_ready_times_ns,
 )
-from overlapscope.trace.schema import legacy_ready_file
 
 S = 1_000_000_000
 
@@ -71,18 +69,6 @@ def test_it_tells_what_has_come_with_a_time_or_without(tmp_path):
     assert read_is_ready(tmp_path, 3, []) == ()
 
 
-def test_of_two_files_the_bytes_say_what_has_come(tmp_path):
-    """The times are then of any backward."""
-    GradientReadyFile(tmp_path, 0, 3).ready_ns[:] = memoryview(array("q", [10 * S, 20 * S, 30 * S]))
-    (tmp_path / legacy_ready_file(0)).write_bytes(bytes([1, 0, 1]))
-    (tmp_path / legacy_ready_file(1)).write_bytes(bytes([0, 1]))
-    assert find_models_with_ready_file(tmp_path) == [0, 1]
-    assert read_is_ready(tmp_path, 0, []) == (True, False, True)
-    assert list(read_ready_times_ns(tmp_path, 0, [])) == [10 * S, 20 * S, 30 * S]
-    assert read_is_ready(tmp_path, 1, []) == (False, True)
-    assert list(read_ready_times_ns(tmp_path, 1, [])) == []
-
-
 def test_a_number_that_no_hook_stores_is_damage(tmp_path):
     """One damaged byte makes neither "has come" of "has not", nor the reverse."""
     GradientReadyFile(tmp_path, 0, 2).ready_ns[0] = READY
@@ -95,12 +81,5 @@ def test_a_number_that_no_hook_stores_is_damage(tmp_path):
             path.write_bytes(damaged)
             problems = []
             has_come = read_is_ready(tmp_path, 0, problems)
-            assert has_come in ((), (True, True)), "1 stands for HAS_COME in older recordings"
-            assert [str(problem).partition(";")[0] for problem in problems] == [f"{path}: damaged"] * (not has_come)
-
-
-def test_an_old_board_holds_zeros_and_ones(tmp_path):
-    (tmp_path / legacy_ready_file(0)).write_bytes(bytes([1, 0, 0x81]))
-    problems = []
-    assert read_is_ready(tmp_path, 0, problems) == ()
-    assert len(problems) == 1
+            assert has_come == ()
+            assert [problem.severity for problem in problems] == ["error"]

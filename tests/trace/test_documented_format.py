@@ -44,7 +44,7 @@ def test_the_header_is_laid_out_as_documented() -> None:
     offsets = [int(row[0]) for row in rows("offset", "type", "header field")]
     assert offsets == [0, 8, 12, 16, 20, 24, 32, 40, 48, 52]
     page = LogHeader(capacity_records=5, pinned_records=6, written_records=7, closed=True).pack()
-    assert [struct.unpack_from("<I", page, at)[0] for at in offsets[1:5]] == [2, HEADER_BYTES, RECORD_BYTES, 1]
+    assert [struct.unpack_from("<I", page, at)[0] for at in offsets[1:5]] == [1, HEADER_BYTES, RECORD_BYTES, 1]
     assert [struct.unpack_from("<Q", page, at)[0] for at in offsets[5:8]] == [5, 6, 7]
     (length,) = struct.unpack_from("<I", page, 48)
     assert page[52:53] == b"{"
@@ -63,7 +63,7 @@ def test_the_header_of_a_collective_log_is_laid_out_as_documented() -> None:
     offsets = [int(row[0]) for row in rows("offset", "type", "group header field")]
     page = CollectiveLogHeader(name="0", ranks=(0, 3), rank=3, capacity=9, closed=True).pack()
     assert page[: offsets[1]] == b"OVLGROUP"
-    assert [struct.unpack_from("<I", page, at)[0] for at in offsets[1:5]] == [2, 4096, ENTRY_DTYPE.itemsize, 1]
+    assert [struct.unpack_from("<I", page, at)[0] for at in offsets[1:5]] == [1, 4096, ENTRY_DTYPE.itemsize, 1]
     assert struct.unpack_from("<Q", page, offsets[5]) == (9,)
     (length,) = struct.unpack_from("<I", page, offsets[6])
     assert json.loads(page[offsets[7] : offsets[7] + length])["ranks"] == [0, 3]

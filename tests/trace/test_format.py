@@ -97,8 +97,8 @@ def test_the_header_page_explains_itself() -> None:
 
 
 def test_a_newer_format_is_refused_with_both_versions_and_what_to_do() -> None:
-    with pytest.raises(OverlapScopeError, match=r"rank_0/events.log: written in trace format 3.* up to 2; upgrade"):
-        LogHeader.unpack(replace(HEADER, version=3).pack(), PATH)
+    with pytest.raises(OverlapScopeError, match=r"rank_0/events.log: written in trace format 2.* up to 1; upgrade"):
+        LogHeader.unpack(replace(HEADER, version=2).pack(), PATH)
 
 
 @pytest.mark.parametrize("page", [b"", b"PK\x03\x04" + bytes(5000), bytes(HEADER_BYTES), b"OVLSCOPX" + bytes(100)])

@@ -217,7 +217,6 @@ def test_entries_survive_the_death_of_the_process(tmp_path):
         (lambda page: b"x" + page[1:], "not a collective log"),
         (lambda page: page[:8] + b"\x09" + page[9:], "upgrade overlapscope"),
         (lambda page: page[:40] + b"\xff" + page[41:], "damaged header"),
-        (lambda page: page[:8] + b"\x01" + page[9:], "damaged header"),
         (lambda page: page[:12] + b"\0\0\0\0" + page[16:], "corrupt header"),
     ],
 )

@@ -209,24 +209,6 @@ def test_a_damaged_header_is_one_clear_line(tmp_path: Path) -> None:
         read_log(path)
 
 
-@pytest.mark.parametrize("name", IMAGES)
-def test_a_log_of_version_1_is_read_as_ever(tmp_path: Path, name: str) -> None:
-    """It has no checksums, and the low half of its number at the beginning of each record."""
-    content = bytearray(IMAGES[name])
-    expected = read_log(put(tmp_path, bytes(content)))[1]
-    content[8] = 1
-    content[HEADER_BYTES - 4 : HEADER_BYTES] = bytes(4)
-    for begin in range(HEADER_BYTES, len(content), RECORD_BYTES):
-        content[begin : begin + 4] = content[begin + RECORD_BYTES - 8 : begin + RECORD_BYTES - 4]
-    path = put(tmp_path, bytes(content))
-    header, records, problems = read_log(path)
-    assert header.version == 1
-    assert records["sequence"].tolist() == expected["sequence"].tolist()
-    assert [problem for problem in problems if problem.severity == "error"] == []
-    assert len(read_latest_records(path, 20)) == 20
-    assert read_latest_step(path) is not None
-
-
 def test_the_newest_step_of_a_log_that_is_not_there_yet(tmp_path: Path) -> None:
     assert read_latest_step(tmp_path / "log") is None
     assert read_log_position(tmp_path / "log") == (0, 0)

@@ -155,7 +155,7 @@ def test_a_newer_rank_says_so_and_the_others_are_shown(tmp_path: Path) -> None:
     log.write_bytes(content)
     trace = read_trace(tmp_path)
     assert [str(problem) for problem in trace.errors] == [
-        f"{log}: written in trace format 9; this overlapscope reads up to 2; upgrade overlapscope to read it"
+        f"{log}: written in trace format 9; this overlapscope reads up to 1; upgrade overlapscope to read it"
     ]
     assert trace.ranks["rank"].tolist() == [1]
     assert trace.run["world_size"] == 2
