@@ -26,6 +26,7 @@ from instrumented_ddp.collectives.position import TrainingPosition
 from instrumented_ddp.collectives.roles import CollectiveRole
 from instrumented_ddp.recording.bucket_sum import BucketSumRecorder
 from instrumented_ddp.recording.records import BucketRecords, SegmentTable
+from instrumented_ddp.recording.steps import Steps
 from instrumented_ddp.recording.timing import HostTimer
 from instrumented_ddp.strategies.wire import Message, Wire
 from overlapscope.trace.event_log import EventLogWriter
@@ -45,7 +46,7 @@ class Silent(Wire):
 class Recording:
     """What ``BucketSumRecorder`` needs of a recorder."""
 
-    step = 0
+    steps = Steps()
 
     def __init__(self, folder: Path) -> None:
         self.collectives = CollectiveLog(folder, 0, TrainingPosition(), on_error=self.disable_recording)

@@ -119,7 +119,7 @@ def plan_buckets(parameters: Sequence[ParameterSpec], order: Sequence[int], limi
 
 
 def number_kinds(parameters: Sequence[ParameterSpec]) -> list[int]:
-    """Return a number for each parameter: those with equal ones can share a bucket, sparse ones have ``SPARSE_KIND``."""
+    """Return the kind of each parameter: equal kinds can share a bucket; sparse ones are ``SPARSE_KIND``."""
     numbers: dict[_Kind, int] = {}
     return [
         SPARSE_KIND if spec.is_sparse else numbers.setdefault((spec.dtype, spec.device), len(numbers))

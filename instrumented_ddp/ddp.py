@@ -259,44 +259,35 @@ class DistributedDataParallel(DeferredUpdatesDDP):
 
     @_disable_dynamo
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        recorder = self.recorder
         if self.shards is not None:
             self.shards.on_forward_start(
                 no_sync=not self.require_backward_grad_sync, is_joined=self._join_config.enable
             )
-        if recorder is None or self._session is None:
-            self._follow_schedule()
-            return super()._pre_forward(*inputs, **kwargs)
-        if (backwards := self._reducer.events.backwards) is not None:
-            backwards.on_forward_start()
-        recorder.on_forward_call()
+        self._reducer.events.on_forward_call()
         self._follow_schedule()
         if self._deferral is None:
-            self._take_fingerprints(recorder)
-        recorder.update_call_site()
-        if torch.is_grad_enabled():
+            self._take_fingerprints()
+        if torch.is_grad_enabled() and self.recorder is not None and self._session is not None:
             self._session.on_training_forward(has_uneven_inputs=self._join_config.enable)
         moved = super()._pre_forward(*inputs, **kwargs)
-        phase = Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION
-        recorder.enter(phase, no_sync=not self.require_backward_grad_sync)
+        no_sync = not self.require_backward_grad_sync
+        self._reducer.events.on_forward_start(_phase_of_forward(), no_sync=no_sync)  # the schedule may change listeners
         return moved
 
     @_disable_dynamo
     def _post_forward(self, output: Any) -> Any:
-        events, is_training = self._reducer.events, torch.is_grad_enabled()
-        if events.observer is not None:
-            events.observer.leave(Phase.FORWARD if is_training else Phase.EVALUATION)
+        events = self._reducer.events
+        events.on_forward_end(_phase_of_forward())
         output = super()._post_forward(output)
-        if self._deferral is not None and self.recorder is not None:  # all updates are complete only now
-            self._take_fingerprints(self.recorder)
-        is_compiled = is_reduced_in_python(self)  # then hooks on the output can't be called
-        if events.backwards is not None and is_training and not is_compiled:
-            events.backwards.expect(output, no_sync=not self.require_backward_grad_sync)
+        if self._deferral is not None:  # all updates are complete only now
+            self._take_fingerprints()
+        if torch.is_grad_enabled() and not is_reduced_in_python(self):  # hooks on a compiled output can't be called
+            events.expect_backward(output, no_sync=not self.require_backward_grad_sync)
         return output
 
-    def _take_fingerprints(self, recorder: Recorder) -> None:
-        if self._replica is not None and self._will_be_reduced():
-            self._replica.on_forward_start(self._reducer.reductions, recorder.step)
+    def _take_fingerprints(self) -> None:
+        if self._replica is not None and self.recorder is not None and self._will_be_reduced():
+            self._replica.on_forward_start(self._reducer.reductions, self.recorder.steps.step)
 
     def _will_be_reduced(self) -> bool:
         """Return whether the forward that begins will be reduced, on all ranks."""
@@ -355,6 +346,10 @@ class DistributedDataParallel(DeferredUpdatesDDP):
             return
         with recorder.broadcasts(self._model_number, self.modules_buffers if bufs is None else bufs):
             super()._default_broadcast_coalesced(bufs, bucket_size, authoritative_rank)
+
+
+def _phase_of_forward() -> Phase:
+    return Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION
 
 
 DistributedDataParallel.__init__.__signature__ = SIGNATURE  # type: ignore[attr-defined]

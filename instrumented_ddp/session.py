@@ -28,7 +28,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 from instrumented_ddp.bucket_plan import ParameterSpec
 from instrumented_ddp.collectives.log import CollectiveLog
 from instrumented_ddp.collectives.position import TrainingPosition
-from instrumented_ddp.recording.background import BackgroundScheduler, log_to_stderr
+from instrumented_ddp.recording.background import BackgroundScheduler, log_to_stderr, suppress_recorder_errors
 from instrumented_ddp.recording.batch_tracker import DataPositionTracker
 from instrumented_ddp.recording.exit_recorder import ExitRecorder, call_at_exit
 from instrumented_ddp.recording.metadata import ModelRegistry, find_attempt_folder, get_global_rank
@@ -348,4 +348,5 @@ def step() -> None:
     """
     session = get_current_session()
     if session is not None and session.recorder is not None:
-        session.recorder.mark_step()
+        with suppress_recorder_errors(session.disable_recording):
+            session.recorder.steps.mark_step()

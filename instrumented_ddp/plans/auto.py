@@ -286,7 +286,7 @@ class AutoBuckets:
         trials = trials_of(candidates, measured_ns)
         decision = Decision(
             after_reductions=self._reductions,
-            step=self._recorder.step if self._recorder is not None else None,
+            step=self._recorder.steps.step if self._recorder is not None else None,
             measured_steps=measured_steps,
             trials=trials,
             chosen=chosen,

@@ -14,16 +14,14 @@ from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[
 
 from instrumented_ddp.bucket_plan import BucketPlan
 from instrumented_ddp.collectives.completion import NO_TIMEOUT, CompletionWatch
-from instrumented_ddp.recording.background import never_raise
-from instrumented_ddp.recording.events import ModelEvents, make_private_ready_times
+from instrumented_ddp.recording.events import EventSink, RecordedReduction
 from instrumented_ddp.recording.recorder import Recorder
-from instrumented_ddp.recording.records import BucketRecords, PlanRecords, make_phase_records
-from instrumented_ddp.recording.timing import DeviceTimer, Mark, make_bucket_timer, make_timer
+from instrumented_ddp.recording.records import make_phase_records
+from instrumented_ddp.recording.steps import Steps
+from instrumented_ddp.recording.timing import DeviceTimer, Mark
 from instrumented_ddp.reduction.reducer import Reducer
 from overlapscope.bucket_model.observation import BucketCycles, compute_bucket_cycles
 from overlapscope.bucket_model.partition import Int64Array
-from overlapscope.trace.clocks import host_now_ns
-from overlapscope.trace.environment import Detail
 from overlapscope.trace.event_log import RECORD_DTYPE, Records, read_latest_records
 from overlapscope.trace.schema import CHECKED_RECORD, RECORD, Phase
 
@@ -86,32 +84,47 @@ class MemoryLog:
         return np.frombuffer(packed, dtype=RECORD_DTYPE)
 
 
-class Meter:
-    """Recorder of one model's timings in memory; an ``Observer``.
+class MeterSteps(Steps):
+    """Steps of a meter, of which each is a reduced pass. Backwards that are reduced are timed, and nothing else."""
+
+    def __init__(self, timer: DeviceTimer) -> None:
+        self._timer = timer
+        self._backward = make_phase_records(timer.flags, no_sync=False)[Phase.BACKWARD]
+        self._backward_start: Mark | None = None
+
+    def enter(self, phase: Phase, *, no_sync: bool = False) -> None:
+        """Begin a phase of the backward, and end the one that is open."""
+        if no_sync or phase not in (Phase.BACKWARD, Phase.FINALIZE):
+            return
+        now = self._timer.mark()
+        if self.phase is Phase.BACKWARD:
+            self._timer.write(self._backward, self.step, self._backward_start, now)
+        self.phase, self._backward_start = phase, now
+
+    def leave(self, phase: Phase) -> None:
+        """End a phase, if it is the open one."""
+        if self.phase is phase:
+            if phase is Phase.BACKWARD:
+                self._timer.write(self._backward, self.step, self._backward_start, self._timer.mark())
+            self.phase = None
+
+
+class Meter(EventSink):
+    """Recorder of one model's timings in memory.
 
     Args:
         device: where the module computes. On CUDA this waits for the device once, to tie its clock to the host's.
     """
 
-    detail: Detail = "parameters"
-    collectives = None
-    segments = None
-
     def __init__(self, device: torch.device) -> None:
-        self.log = MemoryLog()
-        self.completions = CompletionWatch(self.disable_recording)
-        self._timer = make_timer(device, self.log)
-        self._timers = {device: make_bucket_timer(device, self._timer)}
-        self._backward = make_phase_records(self._timer.flags, no_sync=False)[Phase.BACKWARD]
-        self._backward_start: Mark | None = None
-        self.phase: Phase | None = None
+        self.log: MemoryLog
+        super().__init__(MemoryLog(), device, CompletionWatch(self.disable_recording))
+        self.steps = MeterSteps(self.timer)
         self._has_failed = False
-        self.step = 0
-        """Number of passes that were reduced so far."""
 
     def records(self) -> Records:
         """Return what was recorded so far, except for what the device has not reached yet."""
-        for timer in self._timers.values():
+        for timer in self.timers.values():
             timer.on_step_start()
         return self.log.records()
 
@@ -119,62 +132,11 @@ class Meter:
         """Stop recording."""
         self.completions.close()
 
-    # -- called by the reducer -----------------------------------------------------------------------------------
-
-    def get_timer(self, device: torch.device) -> DeviceTimer:
-        """Return the timer of one of the devices that the module spans."""
-        timer = self._timers.get(device)
-        if timer is None:
-            timer = self._timers[device] = make_bucket_timer(device, make_timer(device, self.log))
-        return timer
-
-    def activate_plan(self, model: int, epoch: int, plan: BucketPlan, reason: str) -> PlanRecords:  # noqa: ARG002
-        """Pack the records of a plan."""
-        return PlanRecords(self._timer.flags, model, epoch, plan)
-
-    def board(self, model: int, parameters: int) -> memoryview[int]:  # noqa: ARG002
-        """Return a board that nobody else sees."""
-        return make_private_ready_times(parameters)
-
-    def on_unreduced_gradient(self, model: int) -> None:
-        """Do nothing: the user's lines and other gradients are not measured."""
-
     def on_gradients_reduced(self, model: int) -> None:  # noqa: ARG002
         """Note that a pass is over, and with it a step of the meter."""
-        self.step += 1
-        for timer in self._timers.values():
+        self.steps.step += 1
+        for timer in self.timers.values():
             timer.on_step_start()
-
-    @never_raise
-    def enter(self, phase: Phase, *, no_sync: bool = False) -> None:
-        """Time a backward that is reduced, and nothing else."""
-        if no_sync:
-            return
-        now = self._timer.mark()
-        if self.phase is Phase.BACKWARD:
-            self._timer.write(self._backward, self.step, self._backward_start, now)
-        self.phase, self._backward_start = phase, now
-
-    @never_raise
-    def leave(self, phase: Phase) -> None:
-        """End a phase, if it is the current one."""
-        if self.phase is phase:
-            if phase is Phase.BACKWARD:
-                self._timer.write(self._backward, self.step, self._backward_start, self._timer.mark())
-            self.phase = None
-
-    def on_interrupted_backward(self, step: int) -> None:
-        """Do nothing: the previous pass is not reduced, and so it is not measured."""
-
-    def update_call_site(self) -> None:
-        """Do nothing: the user's lines and other gradients are not measured."""
-
-    def launches(self, records: BucketRecords) -> int:  # noqa: ARG002
-        """Return the launch time; the record is written when the collective ends."""
-        return host_now_ns()
-
-    def incident(self) -> None:
-        """Do nothing: nobody reads the records after an incident."""
 
     def disable_recording(self, error: Exception) -> None:
         """Log an error once. What was not recorded is missing in the cycles, which say so."""
@@ -202,13 +164,13 @@ class Measurement:
         if self._meter is not None:
             self._events_before = reducer.events
             stats, parameters = reducer.events.stats, len(reducer.parameters)
-            reducer.set_listener(ModelEvents(self._meter, model, device, stats, parameters))
+            reducer.set_listener(RecordedReduction(self._meter, model, device, stats, parameters))
 
     def on_step_start(self) -> bool:
         """Note that a step begins that is to be measured. Return True."""
-        observer = self._reducer.events.observer
-        assert observer is not None
-        self._steps.append(observer.step)
+        sink = self._reducer.events.sink
+        assert sink is not None
+        self._steps.append(sink.steps.step)
         return True
 
     def cycles(self, plans: Sequence[BucketPlan], latest: int) -> BucketCycles:

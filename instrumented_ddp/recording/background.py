@@ -28,7 +28,7 @@ T = TypeVar("T", bound=Guarded)
 
 
 def never_raise(method: Callable[Concatenate[T, P], None]) -> Callable[Concatenate[T, P], None]:
-    """Decorate a method called from the training so that it never raises; an error is passed to its ``disable_recording``."""
+    """Decorate a method called from the training so that it never raises: errors go to its ``disable_recording``."""
 
     @functools.wraps(method)
     def guarded(self: T, *args: P.args, **kwargs: P.kwargs) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from instrumented_ddp.collectives.dispatch import Call
 from instrumented_ddp.collectives.log import AnnouncedCollective
 from instrumented_ddp.collectives.roles import CollectiveRole, collective_context
-from instrumented_ddp.recording.events import ReductionObserver
+from instrumented_ddp.recording.events import EventSink
 from instrumented_ddp.recording.records import BucketRecords
 from instrumented_ddp.recording.timing import DeviceTimer, Mark
 from overlapscope.trace.clocks import host_now_ns
@@ -29,18 +29,18 @@ class BucketSumRecorder:
     Args:
         strategy: name of the strategy.
         records: packed records of the bucket; None writes nothing.
-        observer: receives the records; None writes nothing.
+        sink: receives the records; None writes nothing.
         op: operation, if the sum takes several.
     """
 
     def __init__(
-        self, strategy: str, records: BucketRecords | None, observer: ReductionObserver | None, op: str = "all_reduce"
+        self, strategy: str, records: BucketRecords | None, sink: EventSink | None, op: str = "all_reduce"
     ) -> None:
         self._strategy = strategy
         self._op = op
         self._records = records
-        self._observer = observer
-        self._step = 0 if observer is None else observer.step
+        self._sink = sink
+        self._step = 0 if sink is None else sink.steps.step
         self._timer: DeviceTimer | None = None
         self._announced: AnnouncedCollective | None = None
         self._ranks: Sequence[int] | None = None
@@ -55,11 +55,11 @@ class BucketSumRecorder:
 
     def launched(self, group: dist.ProcessGroup, buffer: torch.Tensor) -> None:
         """Announce the sum before it starts or queues behind earlier ones; entries are in launch order."""
-        observer, records = self._observer, self._records
-        if observer is None or records is None or observer.collectives is None:  # a meter has no log
+        sink, records = self._sink, self._records
+        if sink is None or records is None or sink.collectives is None:  # a meter has no log
             return
         try:
-            self._timer = observer.get_timer(buffer.device)
+            self._timer = sink.get_timer(buffer.device)
             call = Call(
                 op=self._op,
                 group=group,
@@ -70,11 +70,11 @@ class BucketSumRecorder:
                 is_awaited=False,
             )
             with collective_context(replace(records.purpose, strategy=self._strategy)):
-                self._announced = observer.collectives.announce(call)
+                self._announced = sink.collectives.announce(call)
             if self._announced is not None:
                 self._announced.log.launched(self._announced.number, host_now_ns())
         except Exception as error:
-            observer.disable_recording(error)
+            sink.disable_recording(error)
 
     @contextmanager
     def on_device(self, device: torch.device) -> Iterator[None]:
@@ -84,12 +84,12 @@ class BucketSumRecorder:
         self.marks = begin, self._mark_on(device)
 
     def _mark_on(self, device: torch.device) -> Mark:
-        if self._observer is None or self._records is None:
+        if self._sink is None or self._records is None:
             return None
         try:
-            return self._observer.get_timer(device).mark()
+            return self._sink.get_timer(device).mark()
         except Exception as error:
-            self._observer.disable_recording(error)
+            self._sink.disable_recording(error)
             return None
 
     @contextmanager
@@ -115,8 +115,8 @@ class BucketSumRecorder:
         self._end_round(body, start)
 
     def _begin_round(self, segment: Segment) -> tuple[CollectiveRole | None, bytes, Mark]:
-        observer, records = self._observer, self._records
-        if observer is None or records is None or self._announced is None:
+        sink, records = self._sink, self._records
+        if sink is None or records is None or self._announced is None:
             return None, b"", None
         try:
             ranks = self._ranks or self._announced.log.header.ranks
@@ -125,7 +125,7 @@ class BucketSumRecorder:
                 known = records.segments[segment] = self._make_segment_records(segment, records, ranks)
             return *known, None if self._timer is None else self._timer.mark()
         except Exception as error:
-            observer.disable_recording(error)
+            sink.disable_recording(error)
             return None, b"", None
 
     def _make_segment_records(
@@ -139,32 +139,32 @@ class BucketSumRecorder:
             round=segment.round,
             rounds=segment.rounds,
         )
-        if self._observer is None or self._observer.segments is None:
+        if self._sink is None or self._sink.segments is None:
             return purpose, b""
         sends, receives = (
             tuple([(ranks[peer], size) for peer, size in messages]) for messages in (segment.sends, segment.receives)
         )
-        number = self._observer.segments.number_of(replace(segment, sends=sends, receives=receives))
+        number = self._sink.segments.number_of(replace(segment, sends=sends, receives=receives))
         return purpose, records.segment(number)
 
     def _end_round(self, body: bytes, start: Mark) -> None:
-        observer, timer = self._observer, self._timer
-        if observer is None or timer is None or not body:
+        sink, timer = self._sink, self._timer
+        if sink is None or timer is None or not body:
             return
         try:
             timer.write(body, self._step, start, timer.mark())
         except Exception as error:
-            observer.disable_recording(error)
+            sink.disable_recording(error)
 
     def _end_sum(self, *, failed: bool) -> None:
-        announced, observer = self._announced, self._observer
-        if announced is None or observer is None:
+        announced, sink = self._announced, self._sink
+        if announced is None or sink is None:
             return
         try:
             if announced.device.type == "cpu" or failed:
                 announced.ended(host_now_ns(), failed)
             else:
-                observer.completions.add_on_device(
+                sink.completions.add_on_device(
                     None,
                     announced.device,
                     announced.ended,
@@ -172,4 +172,4 @@ class BucketSumRecorder:
                     on_reached_change=announced.record_reached,
                 )
         except Exception as error:
-            observer.disable_recording(error)
+            sink.disable_recording(error)

@@ -18,15 +18,20 @@ from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
 from instrumented_ddp.collectives.call_sites import describe_frame
 from instrumented_ddp.collectives.log import CollectiveLog
 from instrumented_ddp.collectives.roles import CollectiveRole, collective_context
-from instrumented_ddp.recording.background import BackgroundScheduler, never_raise, never_raising
+from instrumented_ddp.recording.background import (
+    BackgroundScheduler,
+    never_raise,
+    never_raising,
+    suppress_recorder_errors,
+)
 from instrumented_ddp.recording.clock_sync import ClockSync
-from instrumented_ddp.recording.events import make_private_ready_times
+from instrumented_ddp.recording.events import EventSink, make_private_ready_times
 from instrumented_ddp.recording.metadata import ModelRegistry, append_plan, describe_rank, describe_run
 from instrumented_ddp.recording.records import BucketRecords, PlanRecords, SegmentTable, make_buffer_records
 from instrumented_ddp.recording.runtime_stats import GcPauses
 from instrumented_ddp.recording.steps import OptimizerHooks, StepTracker
 from instrumented_ddp.recording.tcp_stats import LinkSampler
-from instrumented_ddp.recording.timing import DeviceTimer, Mark, make_bucket_timer, make_timer, should_mark_phases_only
+from instrumented_ddp.recording.timing import Mark, should_mark_phases_only
 from instrumented_ddp.recording.unreduced_gradients import UnreducedGradientDetector
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.clocks import host_now_ns
@@ -38,8 +43,8 @@ from overlapscope.trace.schema import EVENTS_FILE, NO_CALL_SITE, RANK_FILE, RUN_
 _log = logging.getLogger(__name__)
 
 
-class Recorder:
-    """Writer of this process's trace; an ``Observer``.
+class Recorder(EventSink):
+    """Writer of this process's trace.
 
     Args:
         collectives: the collective log of this process, in whose folder the recording is made.
@@ -69,17 +74,14 @@ class Recorder:
         on_update_start: Callable[[torch.optim.Optimizer, int], None],
         on_error: Callable[[Exception], None],
     ) -> None:
-        self.disable_recording = on_error
-        """Callback for internal errors: training continues, and the recording of this rank ends."""
-        self.collectives = collectives
         self.folder = collectives.folder
+        self.log: EventLogWriter
+        super().__init__(EventLogWriter(self.folder / EVENTS_FILE, limit_bytes), device, collectives.completions)
+        self._on_error = on_error
+        self.collectives: CollectiveLog = collectives
         self.detail = detail
         self._models = models
-        self.log = EventLogWriter(self.folder / EVENTS_FILE, limit_bytes)
-        self.timer = make_timer(device, self.log)
-        self._timers = {device: make_bucket_timer(device, self.timer)}
-        self.completions = collectives.completions
-        self.segments = SegmentTable(self.folder)
+        self.segments: SegmentTable = SegmentTable(self.folder)
         self._call_site = NO_CALL_SITE
         self._run = describe_run(group, device, detail)
         if should_mark_phases_only(device):
@@ -88,8 +90,8 @@ class Recorder:
         self._buffers: dict[tuple[int, int, str], BucketRecords] = {}
         self._has_warned = False
         self._on_update_start = on_update_start
-        self._optimizers = OptimizerHooks(self._update_begins, self._update_ends, on_error)
-        self._steps = StepTracker(
+        self._optimizers = OptimizerHooks(self._update_begins, lambda: self.steps.on_update_end(), on_error)
+        self.steps: StepTracker = StepTracker(
             self.timer,
             self.log,
             collectives.position,
@@ -97,8 +99,8 @@ class Recorder:
             on_step_start=self._step_begins,
         )
         self.on_fetch = (
-            never_raising(self._steps.on_fetch_start, on_error),
-            never_raising(self._steps.on_fetch_end, on_error),
+            never_raising(self.steps.on_fetch_start, on_error),
+            never_raising(self.steps.on_fetch_end, on_error),
         )
         """Callbacks for before and after the training waits for a batch."""
         self._gc_pauses = GcPauses(self.log, collectives.position)
@@ -108,22 +110,9 @@ class Recorder:
         self._clock = ClockSync(self.folder, collectives.rank)
         collectives.before_collective = lambda: None  # from now on steps are known
 
-    @property
-    def step(self) -> int:
-        """Return the optimizer step that records belong to."""
-        return self._steps.step
-
-    @property
-    def phase(self) -> Phase | None:
-        """Return the open phase."""
-        return self._steps.phase
-
-    def get_timer(self, device: torch.device) -> DeviceTimer:
-        """Return the timer of one of the module's devices. Phases and steps are timed on the first device."""
-        timer = self._timers.get(device)
-        if timer is None:
-            timer = self._timers[device] = make_bucket_timer(device, make_timer(device, self.log))
-        return timer
+    def disable_recording(self, error: Exception) -> None:
+        """End the recording of this rank after an internal error; training continues."""
+        self._on_error(error)
 
     # -- models and plans ----------------------------------------------------------------------------------------
 
@@ -176,65 +165,41 @@ class Recorder:
             self._clock.on_plan_rebuilt()
         records = PlanRecords(self.timer.flags, model, epoch, plan)
         now_ns = host_now_ns()
-        self.log.append(records.plan, self.step, now_ns, now_ns)
+        self.log.append(records.plan, self.steps.step, now_ns, now_ns)
         self._links.sample_soon()
         return records
 
-    def board(self, model: int, parameters: int) -> memoryview[int]:
-        """Return the board of ready times by parameter, on disk if possible: the file outlives the process."""
+    def map_ready_times(self, model: int, parameters: int) -> memoryview[int]:
+        """Return a model's ready times by parameter, mapped to a file if possible, which outlives the process."""
         try:
             return GradientReadyFile(self.folder, model, parameters).ready_ns
         except OverlapScopeError as error:
             self._warn_once(str(error))
             return make_private_ready_times(parameters)
 
-    # -- steps and phases, reported by the wrapper ---------------------------------------------------------------
+    # -- passes --------------------------------------------------------------------------------------------------
 
-    @never_raise
-    def on_forward_call(self) -> None:
-        """Note that the wrapper was called."""
-        self._steps.on_forward_call()
-
-    @never_raise
-    def enter(self, phase: Phase, *, no_sync: bool = False) -> None:
-        """Begin a phase, and end the one that is open."""
-        self._steps.enter(phase, no_sync=no_sync)
-
-    @never_raise
-    def leave(self, phase: Phase) -> None:
-        """End a phase, if it is the open one."""
-        self._steps.leave(phase)
-
-    @never_raise
     def on_interrupted_backward(self, step: int) -> None:
         """Note that an exception came out of the latest backward and was caught: gradients may be missing."""
         self._models.on_interrupted_backward(step)
 
-    @never_raise
     def on_unreduced_gradient(self, model: int) -> None:
         """Note that a gradient has arrived that no reduction waits for, as under ``no_sync()``."""
-        if self._steps.phase is not Phase.BACKWARD:  # the output of the wrapper is not involved
+        if self.steps.phase is not Phase.BACKWARD:  # the output of the wrapper is not involved
             self._bypass_detectors[model].on_local_gradient()
 
-    @never_raise
     def on_gradients_reduced(self, model: int) -> None:
         """Note that the gradients of a pass are final."""
         self._bypass_detectors[model].on_gradients_reduced()
-        self._steps.on_gradients_reduced()
-
-    @never_raise
-    def mark_step(self) -> None:
-        """Mark the end of a step on behalf of the user. From now on steps end nowhere else."""
-        self._steps.mark_step()
+        self.steps.on_gradients_reduced()
 
     @never_raise
     def incident(self) -> None:
         """Record an incident, and preserve the latest records from being overwritten in the ring buffer."""
         now_ns = host_now_ns()
-        self.log.append(pack_body(Kind.INCIDENT, index=self.log.incidents + 1), self.step, now_ns, now_ns)
+        self.log.append(pack_body(Kind.INCIDENT, index=self.log.incidents + 1), self.steps.step, now_ns, now_ns)
         self.log.preserve()
 
-    @never_raise
     def update_call_site(self) -> None:
         """Use the running line of user code as the call site of the following collectives.
 
@@ -243,7 +208,7 @@ class Recorder:
         call_site = self.collectives.call_sites.get_caller_number() or self._call_site
         self._call_site = self.collectives.position.backward_call_site = call_site
 
-    def launches(self, records: BucketRecords) -> int:
+    def record_launch(self, records: BucketRecords) -> int:
         """Record that a collective is about to be enqueued. Its announcement is on disk when this returns.
 
         Returns:
@@ -251,7 +216,7 @@ class Recorder:
         """
         now_ns = host_now_ns()
         try:
-            self.log.append(records.launch(self._call_site), self.step, now_ns, now_ns)
+            self.log.append(records.launch(self._call_site), self.steps.step, now_ns, now_ns)
         except Exception as error:
             self.disable_recording(error)
         return now_ns
@@ -273,7 +238,7 @@ class Recorder:
             records = self._buffers.get(what)
             if records is None:
                 records = self._buffers[what] = make_buffer_records(self.timer.flags, *what)
-            self.launches(records)
+            self.record_launch(records)
             return records, self.timer.mark()
         except Exception as error:
             self.disable_recording(error)
@@ -281,7 +246,7 @@ class Recorder:
 
     @never_raise
     def _broadcast_ended(self, records: BucketRecords, start: Mark) -> None:
-        self.timer.write(records.collective, self.step, start, self.timer.mark())
+        self.timer.write(records.collective, self.steps.step, start, self.timer.mark())
 
     # -- closing -------------------------------------------------------------------------------------------------
 
@@ -291,9 +256,10 @@ class Recorder:
         self._gc_pauses.close()
         if self.log.closed:
             return
-        self._close_steps()
+        with suppress_recorder_errors(self.disable_recording):
+            self.steps.close()
         self.completions.close()
-        for timer in self._timers.values():
+        for timer in self.timers.values():
             timer.close()
         self.segments.close()
         self.log.close()
@@ -302,20 +268,15 @@ class Recorder:
         """Run the last burst of clock pings. Blocks, so call it last."""
         self._clock.close()
 
-    @never_raise
-    def _close_steps(self) -> None:
-        self._steps.close()
-
     # -- helpers -------------------------------------------------------------------------------------------------
 
     def _step_begins(self) -> None:
-        for timer in self._timers.values():
+        for timer in self.timers.values():
             timer.on_step_start()
         self.log.reserve()
         if self.log.is_disk_full:
             self._warn_once("the disk is full; the newest steps are kept")
 
-    @never_raise
     def _update_begins(self, optimizer: torch.optim.Optimizer) -> None:
         if self.log.closed:
             return
@@ -323,12 +284,8 @@ class Recorder:
             call_site = bypass.take_unreduced_call_site(optimizer)
             if call_site != NO_CALL_SITE:
                 self._models.record_unreduced_gradients(model, call_site)
-        self._steps.on_update_start()
-        self._on_update_start(optimizer, self.step)
-
-    @never_raise
-    def _update_ends(self) -> None:
-        self._steps.on_update_end()
+        self.steps.on_update_start()
+        self._on_update_start(optimizer, self.steps.step)
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         with self._suppressing_disk_errors():

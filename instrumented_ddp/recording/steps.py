@@ -96,7 +96,27 @@ _MAX_FETCHES: Final = 8
 """Maximum number of fetches recorded in one gap: if a loop skips thousands of batches, the rest counts as one."""
 
 
-class StepTracker:
+class Steps:
+    """Step and phase that records belong to. What is reported is ignored unless it is overridden."""
+
+    step = 0
+    phase: Phase | None = None
+    """The open phase."""
+
+    def on_forward_call(self) -> None:
+        """Note that the wrapper is called."""
+
+    def enter(self, phase: Phase, *, no_sync: bool = False) -> None:
+        """Begin a phase, and end the one that is open."""
+
+    def leave(self, phase: Phase) -> None:
+        """End a phase, if it is the open one."""
+
+    def on_gradients_reduced(self) -> None:
+        """Note that the gradients of a pass are final."""
+
+
+class StepTracker(Steps):
     """Writes a record for every step and phase, and updates the rank's position.
 
     Args:
@@ -124,9 +144,6 @@ class StepTracker:
         self._reduced_phases = make_phase_records(timer.flags, no_sync=False)
         self._no_sync_phases = make_phase_records(timer.flags, no_sync=True)
         self._step_record = pack_body(Kind.STEP, flags=timer.flags)
-        self.step = 0
-        self.phase: Phase | None = None
-        """The open phase."""
         self._step_start: Mark | None = None
         self._phase_start: Mark | None = None
         self._phase_is_no_sync = False

@@ -198,7 +198,7 @@ class Averaging:
 
     def _run_part(self, part: int, seen: GradBucket, records: BucketRecords | None, op: str) -> BucketCollective:
         assert self._sums is not None
-        recorded_sum = BucketSumRecorder(self._strategy.name, records, self._events.observer, op)
+        recorded_sum = BucketSumRecorder(self._strategy.name, records, self._events.sink, op)
         launch = partial(self._sums.launch, seen, recorded_sum, part)
         collective = self._communicator_of(seen.bucket).run_hook(launch, records)
         if recorded_sum.marks[1] is not None:  # time span of the sum, rather than of the launch and the wait
@@ -258,5 +258,5 @@ class Averaging:
         return in_turn[bucket.number % len(in_turn)]
 
     def _communicators_on(self, devices: Iterable[torch.device]) -> dict[torch.device, list[Communicator]]:
-        observer = self._events.observer
-        return {device: [communicator_of(device, group, observer) for group in self._groups] for device in devices}
+        sink = self._events.sink
+        return {device: [communicator_of(device, group, sink) for group in self._groups] for device in devices}

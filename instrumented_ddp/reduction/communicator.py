@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from instrumented_ddp.collectives.device_completion import OnEnd
 from instrumented_ddp.collectives.roles import CollectiveRole, Launch, collective_context
-from instrumented_ddp.recording.events import ReductionObserver
+from instrumented_ddp.recording.events import EventSink
 from instrumented_ddp.recording.records import BucketCollective, BucketRecords
 from instrumented_ddp.recording.timing import DeviceTimer, NullTimer
 from overlapscope.trace.clocks import host_now_ns
@@ -67,9 +67,9 @@ class Communicator(Protocol):
 class HostCommunicator:
     """Communicator for CPU tensors over gloo, whose collectives run on gloo's threads."""
 
-    def __init__(self, group: dist.ProcessGroup, observer: ReductionObserver | None) -> None:
+    def __init__(self, group: dist.ProcessGroup, sink: EventSink | None) -> None:
         self._group = group
-        self._observer = observer
+        self._sink = sink
         self._sum = dist.AllreduceOptions()
         self._latest: BucketCollective | None = None
 
@@ -102,7 +102,7 @@ class HostCommunicator:
 
     def wait(self, collective: BucketCollective) -> None:
         """Block the host, at the end of a backward or in place of one under ``join()``."""
-        if self._observer is None:
+        if self._sink is None:
             collective.wait()
             return
         _note_if_running(collective)
@@ -111,25 +111,25 @@ class HostCommunicator:
 
     def waited(self, collective: BucketCollective) -> None:
         """Record the end, if the thread that waits for the collective has not done that yet."""
-        if self._observer is None:
+        if self._sink is None:
             return
         if self._latest is collective:
             self._latest = None
         try:
             collective.ended(host_now_ns(), failed=False)
         except Exception as error:
-            self._observer.disable_recording(error)
+            self._sink.disable_recording(error)
 
     def announce(self, records: BucketRecords | None) -> BucketCollective:
         """Write the launch record."""
-        observer = self._observer
-        if observer is None:
+        sink = self._sink
+        if sink is None:
             return BucketCollective(records, step=0)
         if self._latest is not None:
             _note_if_running(self._latest)
-        collective = self._latest = BucketCollective(records, observer.step, observer.log)
+        collective = self._latest = BucketCollective(records, sink.steps.step, sink.log)
         if records is not None:
-            collective.launch_ns = collective.running_ns = observer.launches(records)
+            collective.launch_ns = collective.running_ns = sink.record_launch(records)
         return collective
 
     def launched(self, collective: BucketCollective, work: dist.Work) -> OnEnd | None:
@@ -143,12 +143,12 @@ class HostCommunicator:
         return collective.ended
 
     def _watch(self, collective: BucketCollective) -> None:
-        if self._observer is None or collective.work is None:
+        if self._sink is None or collective.work is None:
             return
         try:
-            self._observer.completions.add(collective.work, collective.ended, is_bucket=True)
+            self._sink.completions.add(collective.work, collective.ended, is_bucket=True)
         except Exception as error:
-            self._observer.disable_recording(error)
+            self._sink.disable_recording(error)
 
 
 def _note_if_running(collective: BucketCollective) -> None:
@@ -161,11 +161,11 @@ def _note_if_running(collective: BucketCollective) -> None:
 class StreamCommunicator:
     """Communicator for CUDA tensors, on a separate stream between two timing events."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, observer: ReductionObserver | None) -> None:
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, sink: EventSink | None) -> None:
         self._group = group
         self._device = device
-        self._observer = observer
-        self._timer = _timer_of_buckets(device, observer)
+        self._sink = sink
+        self._timer = _timer_of_buckets(device, sink)
         self._sum = dist.AllreduceOptions()
         self._stream = torch.cuda.Stream(device)
         self._work_blocks_streams = hasattr(dist.Work, "block_current_stream") and _is_nccl(group, device)  # torch 2.8
@@ -231,21 +231,21 @@ class StreamCommunicator:
         return collective
 
     def _announce(self, records: BucketRecords | None) -> BucketCollective:
-        if self._observer is None:
+        if self._sink is None:
             return BucketCollective(records, step=0)
         if records is not None:
-            self._observer.launches(records)
-        return BucketCollective(records, self._observer.step)
+            self._sink.record_launch(records)
+        return BucketCollective(records, self._sink.steps.step)
 
 
-def _timer_of_buckets(device: torch.device, observer: ReductionObserver | None) -> DeviceTimer | None:
+def _timer_of_buckets(device: torch.device, sink: EventSink | None) -> DeviceTimer | None:
     """Return the timer for buckets; None if buckets are not timed on this device."""
-    if observer is None:
+    if sink is None:
         return None
     try:
-        timer = observer.get_timer(device)
+        timer = sink.get_timer(device)
     except Exception as error:
-        observer.disable_recording(error)
+        sink.disable_recording(error)
         return None
     return None if isinstance(timer, NullTimer) else timer
 
@@ -263,8 +263,8 @@ def _is_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
         return False
 
 
-def communicator_of(device: torch.device, group: dist.ProcessGroup, observer: ReductionObserver | None) -> Communicator:
+def communicator_of(device: torch.device, group: dist.ProcessGroup, sink: EventSink | None) -> Communicator:
     """Return a communicator for the tensors of a device."""
     if device.type == "cuda":
-        return StreamCommunicator(group, device, observer)
-    return HostCommunicator(group, observer)
+        return StreamCommunicator(group, device, sink)
+    return HostCommunicator(group, sink)

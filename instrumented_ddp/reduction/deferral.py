@@ -180,7 +180,7 @@ class Deferral:
             self._check_local(index for bucket in buckets for index in bucket.indices)
         parameters = [parameter for bucket in buckets for parameter in bucket.parameters]
         kept = [parameter.grad for parameter in parameters]
-        with self._interrupted() as enter:
+        with self._reducer.events.interrupting_phase(no_sync=self._is_no_sync) as enter:
             enter(Phase.FINALIZE)
             for bucket in buckets:
                 if self._settings is not None:
@@ -217,20 +217,6 @@ class Deferral:
                     "is deferred. Call synchronize() of the DistributedDataParallel before you clip, unscale or "
                     "change gradients."
                 )
-
-    @contextmanager
-    def _interrupted(self) -> Iterator[Callable[[Phase], None]]:
-        """Interrupt the recorded phase, usually a forward, which continues after the phases that are entered inside."""
-        observer = self._reducer.events.observer
-        if observer is None:
-            yield lambda _: None
-            return
-        before = observer.phase
-        yield observer.enter
-        for phase in (Phase.FINALIZE, Phase.OPTIMIZER):
-            observer.leave(phase)
-        if before is not None:
-            observer.enter(before, no_sync=self._is_no_sync)
 
 
 def _copy_settings(group: dict[str, Any]) -> dict[str, Any]:

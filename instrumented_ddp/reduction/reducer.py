@@ -8,7 +8,7 @@ the plan, never in the order of readiness: a ready bucket waits for those before
 collectives by order alone. When the last one has been launched, autograd is asked to call ``_finalize`` at the
 end of this backward, where the host or the stream waits for what is still in flight.
 
-Listeners are notified of what happens (``recording.reduction_events``). The methods that torch's wrapper calls are in
+Listeners are notified of what happens (``recording.events``). The methods that torch's wrapper calls are in
 ``c10d_reducer.py``, one bucket's memory in ``bucket.py``, and the choice of the next plan in ``plans.controller``.
 """
 
@@ -183,8 +183,11 @@ class Reducer:
         self._skip_all_reduce_unused_params, self._batched_grad_copy = skip_all_reduce_unused_params, batched_grad_copy
         self.on_error: Callable[[str], None] = lambda _: None
         """Called with the message of an error that is about to be raised."""
-        self._names, self._board = [parameter.name for parameter in plan.parameters], events.board
-        self._empty_board, self._hooks = make_private_ready_times(len(parameters)), GradientHooks(parameters)
+        self._names, self._ready_ns = (
+            [parameter.name for parameter in plan.parameters],
+            events.allocate_ready_times(len(parameters)),
+        )
+        self._no_ready_times, self._hooks = make_private_ready_times(len(parameters)), GradientHooks(parameters)
         self.averaging = Averaging(group, {p.device for p in parameters}, events, strategy)
         self._overlaps, self._leaves_gradients = strategy.overlaps, strategy.averages_parameters
         self.usage = Usage(self._hooks.accumulators, self._usage_map()) if find_unused_parameters else None
@@ -239,12 +242,12 @@ class Reducer:
             for number, indices in enumerate(plan.buckets)
         ]
         self.bucket_of = {index: bucket for bucket in self.buckets for index in bucket.indices}
-        self._board[:] = self._empty_board
+        self._ready_ns[:] = self._no_ready_times
         self._next_bucket = 0
 
     def set_listener(self, events: ReductionEvents) -> None:
         """Notify another listener from now on. Not during a backward; ``adopt`` a plan afterwards."""
-        self.events, self._board = events, events.board
+        self.events = events
         self.averaging.set_listener(events)
         if self._hooks.are_registered:  # they are bound to the previous listener
             self.remove_hooks()
@@ -285,7 +288,7 @@ class Reducer:
         self.events.on_gradients_expected()
         for bucket in self.buckets:
             bucket.reset()
-        self._board[:] = self._empty_board
+        self._ready_ns[:] = self._no_ready_times
         self._next_bucket, self.buckets_reduced, self._expects_gradients = 0, 0, True
         self.ready_order = []
         if self.usage is not None:
@@ -295,25 +298,28 @@ class Reducer:
 
     def register_hooks(self) -> None:
         """Register a hook for every gradient."""
-        self._hooks.register(self._notify_gradient if self.events.needs_gradient_events else self.on_gradient)
+        self._hooks.register(self._on_timed_gradient if self.events.needs_gradient_events else self.on_gradient)
 
     def remove_hooks(self) -> None:
         """Remove all hooks from the parameters. May be called twice."""
         self._hooks.remove()
 
-    def _notify_gradient(self, index: int) -> None:
-        self.events.gradient_ready(index, is_expected=self._expects_gradients)
-        self.on_gradient(index)
+    def _on_timed_gradient(self, index: int) -> None:
+        self.on_gradient(index, self.events.on_gradient(index, is_expected=self._expects_gradients))
 
-    def on_gradient(self, index: int) -> None:
-        """Count a gradient that was accumulated."""
+    def on_gradient(self, index: int, ready_ns: int = READY) -> None:
+        """Count a gradient that was accumulated.
+
+        Args:
+            ready_ns: its time, or only the fact that it has arrived.
+        """
         if not self._expects_gradients:
             self.events.on_unexpected_gradient()
         if self.usage is not None and not self._is_complete(index, self.usage):
             return
         if self._expects_gradients:
             self.ready_order.append(index)
-            self._mark_parameter_as_ready(index, self.events.stamp)
+            self._mark_parameter_as_ready(index, ready_ns)
 
     def _is_complete(self, index: int, usage: Usage) -> bool:
         """Return whether autograd will add nothing more to a gradient."""
@@ -326,10 +332,10 @@ class Reducer:
         except GraphHasChangedError:
             self.fail(unused_parameters.graph_has_changed(self._names[index]))
 
-    def _mark_parameter_as_ready(self, index: int, stamp: int) -> None:
-        if self._board[index]:
+    def _mark_parameter_as_ready(self, index: int, ready_ns: int) -> None:
+        if self._ready_ns[index]:
             self.fail(unused_parameters.marked_twice(self._names[index], index))
-        self._board[index] = stamp
+        self._ready_ns[index] = ready_ns
         self._must_finalize = True
         bucket = self.bucket_of[index]
         if bucket.is_large(index):
@@ -342,7 +348,7 @@ class Reducer:
         self._copy_in_small(bucket)
         bucket.is_ready = True
         self._launch_ready_buckets()
-        self.events.on_gradients_launched(bucket.indices)
+        self.events.on_gradients_launched(bucket.indices, self._ready_ns)
 
     def _copy_in_small(self, bucket: Bucket) -> None:
         self.events.on_bucket_ready(bucket.device)
@@ -449,7 +455,7 @@ class Reducer:
         """
         if not self._must_finalize:
             return
-        missing = [index for index, ready in enumerate(self._board) if not ready]
+        missing = [index for index, ready in enumerate(self._ready_ns) if not ready]
         settings = {"find_unused_parameters": self.find_unused_parameters, "static_graph": self.graph_is_static}
         rank = self.averaging.group.rank()
         self.fail(unused_parameters.unfinished_reduction(self._names, missing, rank, **settings))

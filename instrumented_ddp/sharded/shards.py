@@ -9,8 +9,7 @@ precision.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,14 +19,12 @@ from torch import nn
 
 from instrumented_ddp.before_forward import PreForwardWait
 from instrumented_ddp.bucket_plan import BucketPlan
-from instrumented_ddp.recording.events import ReductionObserver
 from instrumented_ddp.recording.records import BucketCollective
 from instrumented_ddp.reduction.bucket import Bucket, as_real, views_like
 from instrumented_ddp.reduction.reducer import Reducer
 from instrumented_ddp.replicas.replica import FingerprintedReplica
 from instrumented_ddp.sharded.layout import Fragment, Layout, gradient_dtype
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.schema import Phase
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -165,23 +162,9 @@ class ParameterShards:
             return
         reducer = self._reducer
         assert reducer is not None
-        with self._waiting(reducer.events.observer):
+        with reducer.events.waiting_for_parameters(no_sync=self._is_no_sync):
             reducer.averaging.wait(reducer.buckets[number], collective)
         del self._gathering[number]  # not if the wait has failed: nobody must continue with half of an update
-
-    @contextmanager
-    def _waiting(self, observer: ReductionObserver | None) -> Iterator[None]:
-        """Mark the wait as a phase within a forward. Elsewhere, as for a checkpoint, only watchdogs are informed."""
-        phase = None if observer is None else observer.phase
-        if observer is not None and phase in (Phase.FORWARD, Phase.EVALUATION):
-            observer.enter(Phase.FINALIZE, no_sync=self._is_no_sync)
-            yield
-            observer.enter(phase, no_sync=self._is_no_sync)
-        elif observer is not None and observer.collectives is not None:
-            with observer.collectives.position.waiting_for_parameters():
-                yield
-        else:
-            yield
 
     def have_arrived(self) -> bool:
         """Return whether all parameters have arrived."""

@@ -74,8 +74,8 @@ class StockModelObserver:
         self._index_of = {id(parameter): index for index, parameter in enumerate(parameters)}
         self._launched: list[tuple[Communicator, BucketCollective]] = []
         self._communicators = {p.device: communicator_of(p.device, ddp.process_group, recorder) for p in parameters}
-        self._board = recorder.board(number, len(parameters))
-        self._empty_board = make_private_ready_times(len(parameters))
+        self._ready_ns = recorder.map_ready_times(number, len(parameters))
+        self._no_ready_times = make_private_ready_times(len(parameters))
         flags = recorder.get_timer(parameters[0].device).flags
         self._bitmap = make_bitmap_records(flags, number, len(parameters), "int32")
         self._bitmap_device = parameters[0].device
@@ -131,7 +131,7 @@ class StockModelObserver:
 
     def expect_gradients(self) -> None:
         """Expect gradients after a forward whose backward will be reduced."""
-        self._board[:] = self._empty_board
+        self._ready_ns[:] = self._no_ready_times
         self.expect_buckets()
 
     def expect_buckets(self) -> None:
@@ -143,13 +143,13 @@ class StockModelObserver:
     def _on_autograd_done(self, no_sync: bool) -> None:
         if no_sync:
             return
-        self._recorder.enter(Phase.FINALIZE)
+        self._recorder.steps.enter(Phase.FINALIZE)
         # The reducer's own callback, which waits for the buckets, comes after this one: queue another after it.
         is_over = never_raising(self._on_backward_over, self._recorder.disable_recording)
         torch.autograd.Variable._execution_engine.queue_callback(is_over)
 
     def _on_backward_over(self) -> None:
-        self._recorder.leave(Phase.FINALIZE)
+        self._recorder.steps.leave(Phase.FINALIZE)
         for communicator, collective in self._launched:  # the reducer has waited for them
             communicator.waited(collective)
         self._launched.clear()
@@ -157,16 +157,16 @@ class StockModelObserver:
             return  # gradients are missing: the reducer still waits for them, and will raise at the next forward
         self.is_reduced = False
         self.reductions += 1
-        for index in range(len(self._board)):
-            self._board[index] = READY
+        for index in range(len(self._ready_ns)):
+            self._ready_ns[index] = READY
         self._recorder.on_gradients_reduced(self.number)
 
     def _gradient_hook(self, index: int, device: torch.device) -> Callable[[torch.Tensor], None]:
-        board, recorder = self._board, self._recorder
+        ready_ns, recorder = self._ready_ns, self._recorder
 
         def hook(_: torch.Tensor) -> None:
             try:  # in place, and not ``never_raising``: once per parameter and step, another call has a noticeable cost
-                board[index] = READY
+                ready_ns[index] = READY
                 if not self.is_reduced:
                     recorder.on_unreduced_gradient(self.number)
             except Exception as error:
@@ -179,7 +179,7 @@ class StockModelObserver:
         def recording_hook(gradient: torch.Tensor) -> None:
             now = timer.mark()
             if records:
-                timer.write(records[index], recorder.step, now, now)
+                timer.write(records[index], recorder.steps.step, now, now)
             hook(gradient)
 
         return never_raising(recording_hook, recorder.disable_recording)
@@ -196,7 +196,7 @@ class StockModelObserver:
         """
         for number in range(self._next_bucket, len(self._elements)):  # buckets without a used parameter may be skipped
             if self._elements[number] == elements:
-                return all(self._board[index] for index in self._plan.buckets[number]), -number
+                return all(self._ready_ns[index] for index in self._plan.buckets[number]), -number
         return None
 
     def is_bitmap(self, tensor: torch.Tensor) -> bool:
@@ -231,10 +231,10 @@ class StockModelObserver:
         assert self._records is not None
         self.backwards.begin(no_sync=False)  # unless a gradient of the module's output has begun it
         for index in self._plan.buckets[number]:  # also those without a gradient in this pass
-            self._board[index] = READY
+            self._ready_ns[index] = READY
         timer = self._recorder.get_timer(self._device_of(number))
         now = timer.mark()
-        timer.write(self._records.buckets[number].ready, self._recorder.step, now, now)
+        timer.write(self._records.buckets[number].ready, self._recorder.steps.step, now, now)
 
     def _launch(self, records: BucketRecords, device: torch.device) -> Launch:
         communicator = self._communicators[device]
@@ -350,7 +350,7 @@ class StockDDPObserver:
             return original(ddp, *inputs, **kwargs)
         with self._suppress_errors():
             model.backwards.on_forward_start()
-            recorder.on_forward_call()
+            recorder.steps.on_forward_call()
             self._compare(ddp, model, recorder)
             recorder.update_call_site()
             if torch.is_grad_enabled():
@@ -360,14 +360,14 @@ class StockDDPObserver:
         with self._suppress_errors():
             model.check_for_rebuild(ddp)
             phase = Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION
-            recorder.enter(phase, no_sync=not ddp.require_backward_grad_sync)
+            recorder.steps.enter(phase, no_sync=not ddp.require_backward_grad_sync)
         return moved
 
     def _compare(self, ddp: TorchDDP, model: StockModelObserver, recorder: Recorder) -> None:
         """Take fingerprints, if the forward that begins will be reduced on all ranks."""
         is_reduced = torch.is_grad_enabled() and ddp.require_backward_grad_sync and not ddp._join_config.enable
         if is_reduced and (replica := self._replicas.get(ddp)) is not None:
-            replica.on_forward_start(model.reductions, recorder.step)
+            replica.on_forward_start(model.reductions, recorder.steps.step)
 
     def end_forward(self, original: Method, ddp: TorchDDP, output: Any) -> Any:
         """Wrap ``_post_forward`` to record the end of a forward."""
@@ -376,7 +376,7 @@ class StockDDPObserver:
             return original(ddp, output)
         is_training = torch.is_grad_enabled()
         with self._suppress_errors():
-            recorder.leave(Phase.FORWARD if is_training else Phase.EVALUATION)
+            recorder.steps.leave(Phase.FORWARD if is_training else Phase.EVALUATION)
         output = original(ddp, output)
         with self._suppress_errors():
             if is_training:

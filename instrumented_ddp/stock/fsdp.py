@@ -80,8 +80,8 @@ class ShardedModelObserver:
         self._plan = plan
         self._device = device
         self._records = recorder.activate_plan(number, 0, plan, "construction")
-        self._board = recorder.board(number, len(plan.parameters))
-        self._empty_board = make_private_ready_times(len(plan.parameters))
+        self._ready_ns = recorder.map_ready_times(number, len(plan.parameters))
+        self._no_ready_times = make_private_ready_times(len(plan.parameters))
         self._communicators: dict[dist.ProcessGroup, Communicator] = {}
         self._under_way: list[tuple[int, Communicator, BucketCollective]] = []
         self._interrupted: Phase | None = None
@@ -96,18 +96,18 @@ class ShardedModelObserver:
     def on_forward_start(self, *, no_sync: bool) -> None:
         """Record that the root is called."""
         self._backwards.on_forward_start()
-        self._recorder.on_forward_call()
+        self._recorder.steps.on_forward_call()
         self._recorder.update_call_site()
         self.is_no_sync = no_sync
         gathers = self._records.gathers  # all-gathers may be prefetched; the rest is of a pass that has failed
         self._under_way = [one for one in self._under_way if one[2].records is gathers[one[0]]]
         if torch.is_grad_enabled() and not no_sync:
-            self._board[:] = self._empty_board
-        self._recorder.enter(self._phase_of_forward, no_sync=no_sync)
+            self._ready_ns[:] = self._no_ready_times
+        self._recorder.steps.enter(self._phase_of_forward, no_sync=no_sync)
 
     def forward_ends(self, output: Any) -> None:
         """Record that the root is about to return."""
-        self._recorder.leave(self._phase_of_forward)
+        self._recorder.steps.leave(self._phase_of_forward)
         if torch.is_grad_enabled():
             self._backwards.expect(output, no_sync=self.is_no_sync)
 
@@ -116,13 +116,13 @@ class ShardedModelObserver:
         return Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION
 
     def _on_autograd_done(self, no_sync: bool) -> None:
-        self._recorder.enter(Phase.FINALIZE, no_sync=no_sync)
+        self._recorder.steps.enter(Phase.FINALIZE, no_sync=no_sync)
         # FSDP's own callback, which waits for the gradients, comes after this one: queue another after it.
         is_over = never_raising(partial(self._on_backward_over, no_sync), self._recorder.disable_recording)
         torch.autograd.Variable._execution_engine.queue_callback(is_over)
 
     def _on_backward_over(self, no_sync: bool) -> None:
-        self._recorder.leave(Phase.FINALIZE)
+        self._recorder.steps.leave(Phase.FINALIZE)
         self._finish_collectives(range(len(self._plan.buckets)))
         if not no_sync:
             self._recorder.on_gradients_reduced(self.number)
@@ -159,25 +159,25 @@ class ShardedModelObserver:
 
     def _on_bucket_ready(self, number: int, records: BucketRecords) -> None:
         for index in self._plan.buckets[number]:
-            self._board[index] = READY
+            self._ready_ns[index] = READY
         timer = self._recorder.get_timer(self._device)
         now = timer.mark()
-        timer.write(records.ready, self._recorder.step, now, now)
+        timer.write(records.ready, self._recorder.steps.step, now, now)
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
     def on_wait_start(self) -> None:
         """Enter the waiting phase until ``on_wait_end``, since nothing is computed meanwhile."""
-        phase = self._recorder.phase
+        phase = self._recorder.steps.phase
         if phase in _RESUMED_PHASES:
             self._interrupted = phase
-            self._recorder.enter(Phase.FINALIZE, no_sync=self.is_no_sync)
+            self._recorder.steps.enter(Phase.FINALIZE, no_sync=self.is_no_sync)
 
     def on_wait_end(self, number: int) -> None:
         """Record that a group's collectives have ended and were waited for, and resume the interrupted phase."""
         self._finish_collectives([number])
         if self._interrupted is not None:
-            self._recorder.enter(self._interrupted, no_sync=self.is_no_sync)
+            self._recorder.steps.enter(self._interrupted, no_sync=self.is_no_sync)
             self._interrupted = None
 
     def _finish_collectives(self, numbers: Sequence[int]) -> None:

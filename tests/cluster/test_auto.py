@@ -59,7 +59,7 @@ def plan_after_deciding(trace: str | None) -> tuple[Buckets, str, bool]:
     make_one_bucket_faster()
     model = DistributedDataParallel(make_model(), bucket_cap_mb="auto", trace=trace)
     train(model, STEPS_TO_DECIDE)
-    return model.bucket_plan.buckets, model._reducer.plan_reason, model._reducer.events.observer is None
+    return model.bucket_plan.buckets, model._reducer.plan_reason, model._reducer.events.sink is None
 
 
 def test_what_was_measured_to_be_faster_stays():

@@ -58,7 +58,7 @@ def train_profiled(folder: str, wrapper: str) -> dict[str, Any]:
         step()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        before = get_current_session().recorder.step
+        before = get_current_session().recorder.steps.step
         for _ in range(STEPS):
             step()
         torch.cuda.synchronize()

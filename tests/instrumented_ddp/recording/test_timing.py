@@ -262,8 +262,8 @@ def test_a_failure_that_is_first_met_at_the_end_keeps_nothing_from_being_closed(
 def test_after_the_device_has_failed_both_logs_are_closed(device, traces):
     session = open_session(traces, 0, "off")
     recorder = session.record(dist.group.WORLD, torch.device("cuda", 0))
-    recorder.on_forward_call()
-    recorder.enter(Phase.FORWARD)
+    recorder.steps.on_forward_call()
+    recorder.steps.enter(Phase.FORWARD)
     dist.all_reduce(torch.ones(1))
     device.has_failed = True
     session.close()

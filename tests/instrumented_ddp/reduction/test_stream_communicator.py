@@ -54,13 +54,13 @@ class FakeTimer:
             self.written.append((body, start, end))
 
 
-class FakeObserver:
-    step = 0
+class FakeSink:
+    steps = SimpleNamespace(step=0)
     collectives = None
 
     def __init__(self, timer: FakeTimer) -> None:
         self._timer = timer
-        self.launches = lambda _: 0
+        self.record_launch = lambda _: 0
 
     def get_timer(self, _: torch.device) -> FakeTimer:
         return self._timer
@@ -119,7 +119,7 @@ RECORDS = make_bitmap_records(Flag.DEVICE_CLOCK, 0, 8, "float32")
 
 
 def communicator(group: FakeNccl, timer: FakeTimer) -> Any:
-    return StreamCommunicator(group, DEVICE, FakeObserver(timer))  # type: ignore[arg-type]
+    return StreamCommunicator(group, DEVICE, FakeSink(timer))  # type: ignore[arg-type]
 
 
 needs_torch_28 = pytest.mark.skipif(
@@ -234,7 +234,7 @@ def test_each_part_of_a_sum_is_timed_on_the_stream_where_it_runs(timer, monkeypa
     compute(3)
     parts = []
     for number in range(2):
-        told = BucketSumRecorder("in two parts", RECORDS, FakeObserver(timer))  # type: ignore[arg-type]
+        told = BucketSumRecorder("in two parts", RECORDS, FakeSink(timer))  # type: ignore[arg-type]
         collective = lane.run_hook(partial(sums.launch, FakeBucket(), told, number), RECORDS)
         collective.start, collective.end = told.marks
         parts.append(collective)
