@@ -25,9 +25,7 @@ from tornado.ioloop import PeriodicCallback
 from tornado.web import HTTPError, RequestHandler, authenticated
 
 from dashboards.access import Access, is_loopback
-from dashboards.charts.drawing import draw_figure
-from dashboards.charts.png import png_file
-from dashboards.charts.svg import svg_file
+from dashboards.experiment_figures import draw_picture
 from dashboards.gate import SERVER_OPTIONS, install_access_rules, login_options
 from dashboards.pages import buckets, compare, experiments, order, overview, shell, stragglers, timeline
 from dashboards.pages import runs as runs_page
@@ -186,8 +184,7 @@ def _content(found: FoundExperiment, kind: str) -> bytes:
         return b"".join(generate_csv(found.rows))
     if kind == "parquet":
         return encode_parquet(found.rows)
-    scene = draw_figure(found.experiment.title, found.figure)
-    return svg_file(scene).encode() if kind == "svg" else png_file(scene)
+    return draw_picture(found.experiment.title, found.figure, "svg" if kind == "svg" else "png")
 
 
 ROUTES: Final[dict[str, PageBuilder]] = {

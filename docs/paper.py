@@ -19,7 +19,7 @@ from typing import Final
 
 import pandas as pd
 
-from dashboards.charts.files import write_pictures
+from dashboards.experiment_figures import write_pictures
 from overlapscope.lab.experiments import strategies
 from overlapscope.lab.experiments.charts import has_interval
 from overlapscope.lab.experiments.registry import EXPERIMENTS, draw_figure, read_experiment

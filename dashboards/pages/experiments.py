@@ -11,8 +11,7 @@ from urllib.parse import quote
 import pandas as pd
 from bokeh.document import Document
 
-from dashboards.charts.drawing import draw_chart
-from dashboards.charts.svg import svg_for_page
+from dashboards.experiment_figures import svg_for_page
 from dashboards.pages.shell import render
 from dashboards.runs import RunIndex
 from dashboards.urls import RunUrl, run_pages_url
@@ -91,7 +90,7 @@ class ExperimentSection:
     figure: str
     address: str
     problem: str
-    """Why the results can't be shown; empty if they can."""
+    """Why the results can't be shown, or not drawn; empty if they can."""
     paper: str = ""
     here: tuple[str, ...] = ()
     note: str = ""
@@ -125,17 +124,23 @@ def build_experiment_section(found: FoundExperiment, names: Mapping[Path, str]) 
         return ExperimentSection(
             name=found.name, title=found.name, figure="", address=found.address, problem=str(error)
         )
+    charts: tuple[str, ...] = ()
+    problem = ""
+    try:
+        charts = tuple(map(svg_for_page, figure.charts))
+    except OverlapScopeError as error:
+        problem = str(error)
     return ExperimentSection(
         name=found.name,
         title=experiment.title,
         figure=experiment.figure,
         address=found.address,
-        problem="",
+        problem=problem,
         paper=experiment.paper,
         here=figure.here,
         note=figure.note,
         left_out=figure.left_out,
-        charts=tuple(svg_for_page(draw_chart(chart)) for chart in figure.charts),
+        charts=charts,
         conditions=describe_conditions(rows),
         command=" ".join(rows["argv"].iloc[-1]),
         trials=tuple(_build_trial_row(row, found.folder, names) for row in rows.to_dict("records")),  # type: ignore[arg-type]

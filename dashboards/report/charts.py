@@ -9,7 +9,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dashboards.charts.frame import Frame, Scale, Tick, nice_ticks, time_labels
 from dashboards.plots.bucket_columns import (
     build_best_plan_columns,
     build_curve_columns,
@@ -19,6 +18,7 @@ from dashboards.plots.bucket_columns import (
     compute_time_range_ns,
 )
 from dashboards.plots.trend import FIGURES, TrendPlot
+from dashboards.report.frame import Frame, Scale, Tick, nice_ticks, time_labels
 from overlapscope.breakdown.summary import Summary
 from overlapscope.bucket_model.curve import Curve
 from overlapscope.text import format_share

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         for reason in figure.left_out:
             print(f"  Left out: {reason}")
         if args.output is not None and figure.charts:
-            from dashboards.charts.files import write_pictures
+            from dashboards.experiment_figures import write_pictures
 
             for path in write_pictures(args.output, experiment.name, experiment.title, figure):
                 print(f"  Written: {path}")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dashboards.charts.frame import nice_ticks
 from dashboards.recording import Recording
 from dashboards.report.charts import build_curve_chart, build_trend_charts
+from dashboards.report.frame import nice_ticks
 from overlapscope.advice.advice import advise
 from tests.synthetic import write_recording
 
