@@ -97,7 +97,7 @@ def test_what_is_swept_can_be_judged_and_shown(tmp_path: Path) -> None:
 
 
 def test_none_is_left_out() -> None:
-    programs = {
-        path.stem for path in (ROOT / "benchmarks").glob("*.py") if 'if __name__ == "__main__":' in path.read_text()
-    }
+    benchmarks = ROOT / "benchmarks"
+    modules = {path.stem for path in benchmarks.glob("*.py") if 'if __name__ == "__main__":' in path.read_text()}
+    programs = modules | {path.parent.name for path in benchmarks.glob("*/__main__.py")}
     assert programs == ALONE.keys() | ON_A_DEVICE.keys() | SWEPT.keys() | STARTED_BY_OTHERS

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, Literal
 
+from benchmarks.chaos.setting import Setting
 from overlapscope.diagnosis.verdict import FaultKind
-from tests.chaos.setting import Setting
 
 FAULT: Final = "  # <- fault"
 """Marks the line that is wrong."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from string import Template
 from typing import Final
 
-from tests.chaos.habits import after_step_text, functions_text, setup_text
-from tests.chaos.networks import data_text, loader_text, model_text
-from tests.chaos.setting import Setting
+from benchmarks.chaos.habits import after_step_text, functions_text, setup_text
+from benchmarks.chaos.networks import data_text, loader_text, model_text
+from benchmarks.chaos.setting import Setting
 
 SEEN: Final = "  # <- seen"
 """Marks a line at which a process may notice the fault that another line has made."""

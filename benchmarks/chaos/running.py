@@ -13,12 +13,12 @@ from typing import Final
 
 import psutil
 
+from benchmarks.chaos.program import SCRIPT, Program
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab.jobs import WatchdogReport, diagnose, load_reports
 from overlapscope.trace.collective_log_reader import open_collective_logs
 from overlapscope.trace.small_files import find_rank_folders
-from tests.chaos.program import SCRIPT, Program
 
 RECORDING: Final = "traces"
 OUTPUT: Final = "output.txt"

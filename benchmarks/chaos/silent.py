@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tests.chaos.event import FAULT, Event, one_line
+from benchmarks.chaos.event import FAULT, Event, one_line
 
 _DRIFT: Final[dict[str, Any]] = {"kinds": ("replicas differ",), "is_disagreement": True, "has_line": False}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.chaos.setting import Setting
+from benchmarks.chaos.setting import Setting
 
 _EVALUATE: Final = """def evaluate(network, batches):
     network.eval()

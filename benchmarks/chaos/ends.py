@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import Any, Final
 
-from tests.chaos.event import FAULT, Event, Write, one_line
-from tests.chaos.setting import Setting
+from benchmarks.chaos.event import FAULT, Event, Write, one_line
+from benchmarks.chaos.setting import Setting
 
 _CATCHERS: Final = ("none", "none", "exit", "raise", "finally")
 _NOT_FLAT: Final[dict[str, Any]] = {"style": ("main", "trainer"), "launcher": "torchrun"}

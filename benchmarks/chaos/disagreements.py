@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import Any, Final
 
-from tests.chaos.event import FAULT, Event, instead, one_line
-from tests.chaos.setting import Setting
+from benchmarks.chaos.event import FAULT, Event, instead, one_line
+from benchmarks.chaos.setting import Setting
 
 _USUAL_DDP: Final[dict[str, Any]] = {"ddp_options": ((), ("bucket_cap_mb=0.2",), ("gradient_as_bucket_view=True",))}
 _ONE_MODEL: Final = {"model": ("mlp", "mlp", "batchnorm", "conv", "embedding", "transformer")}

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-from tests.chaos.disagreements import DISAGREEMENTS
-from tests.chaos.ends import ENDS
-from tests.chaos.event import FAULT, Event
-from tests.chaos.harmless import HARMLESS
-from tests.chaos.loops import SEEN, script_of
-from tests.chaos.setting import Setting, draw
-from tests.chaos.silent import SILENT
+from benchmarks.chaos.disagreements import DISAGREEMENTS
+from benchmarks.chaos.ends import ENDS
+from benchmarks.chaos.event import FAULT, Event
+from benchmarks.chaos.harmless import HARMLESS
+from benchmarks.chaos.loops import SEEN, script_of
+from benchmarks.chaos.setting import Setting, draw
+from benchmarks.chaos.silent import SILENT
 
 EVENTS: Final = (*HARMLESS, *DISAGREEMENTS, *ENDS, *SILENT)
 SCRIPT: Final = "train.py"

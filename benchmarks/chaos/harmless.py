@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import Any, Final
 
-from tests.chaos.ends import at_a_place
-from tests.chaos.event import Event, Write
-from tests.chaos.setting import Setting
+from benchmarks.chaos.ends import at_a_place
+from benchmarks.chaos.event import Event, Write
+from benchmarks.chaos.setting import Setting
 
 _HEALTHY: Final[dict[str, Any]] = {
     "kinds": ("healthy", "slow"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.chaos.setting import Setting
+from benchmarks.chaos.setting import Setting
 
 _BRANCH_LAYER: Final = """
         self.branch = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))"""

@@ -30,11 +30,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import SystemRandom
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.chaos.judging import Judgment, judge_run
-from tests.chaos.program import EVENTS, Program, compose
-from tests.chaos.running import run
-from tests.chaos.scoring import GRADES
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from benchmarks.chaos.program import EVENTS, Program, compose
+from benchmarks.chaos.running import run
+from benchmarks.chaos.scoring import GRADES, Judgment, judge_run
 
 
 def judged(program: Program, folder: Path, *, keeps: bool) -> Judgment:

@@ -1,0 +1,1 @@
+"""Random trainings with random faults, as strangers would write them: what ``python -m benchmarks.chaos`` runs."""
