@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from overlapscope.trace.rank_folder import SEGMENT_COLUMNS
 from overlapscope.trace.recording import Trace
 from overlapscope.trace.schema import DTYPES, EVENTS_FILE, NO_INDEX, OPS, RECORD_FIELDS, Kind, LogHeader, rank_folder
-from overlapscope.trace.tables import PHASE_NAMES
+from overlapscope.trace.tables import PHASE_NAMES, SEGMENT_COLUMNS
 from tests.synthetic import make_rank
 
 MS = 1_000_000

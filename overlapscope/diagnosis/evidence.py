@@ -19,6 +19,9 @@ end; failed: ended with an exception; silent: no reply, and nobody can check; du
 of another tool, and only its launches are known.
 """
 
+LIVE_STATES: Final[tuple[Liveness, ...]] = ("running", "sleeping", "stopped")
+"""States of a process that exists."""
+
 Divergence = Literal["signature", "step", "batch", "names"]
 """Kind of the first difference between entries.
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from overlapscope.diagnosis.collective_order import RecordedOrder, compare_orders, read_point_to_point_orders
 from overlapscope.diagnosis.evidence import (
+    LIVE_STATES,
     Evidence,
     GroupOrder,
     RankEvidence,
@@ -18,7 +19,7 @@ from overlapscope.diagnosis.evidence import (
     ReportedVerdict,
 )
 from overlapscope.diagnosis.rank_models import compare_replicas
-from overlapscope.diagnosis.rank_state import RankFiles, read_process_state, read_rank
+from overlapscope.diagnosis.rank_state import RankState, read_process_state, read_rank
 from overlapscope.diagnosis.text import group_text, rank_list
 from overlapscope.trace import clocks
 from overlapscope.trace.collective_log_reader import CollectiveLogs, open_collective_logs
@@ -41,7 +42,7 @@ _LOOK_AGAIN: Final = "The job still runs: diagnose again in a moment, when what 
 
 def find_gaps(
     folders: Mapping[int, Path],
-    files: Mapping[int, RankFiles],
+    files: Mapping[int, RankState],
     groups: Iterable[GroupOrder],
     problems: Iterable[Problem],
     *,
@@ -71,7 +72,7 @@ def find_gaps(
     return tuple(gaps)
 
 
-def make_no_collectives_gap(files: Iterable[RankFiles]) -> RecordingGap:
+def make_no_collectives_gap(files: Iterable[RankState]) -> RecordingGap:
     """Return the gap that nothing was compared because there are no collective logs."""
     if source := next(filter(None, (read_import_source(one.run) for one in files)), None):
         what = f"it was imported from {source}, whose traces don't hold what each rank launched and how it ended"
@@ -82,7 +83,7 @@ def make_no_collectives_gap(files: Iterable[RankFiles]) -> RecordingGap:
     )
 
 
-def has_no_launches(folders: Mapping[int, Path], files: Mapping[int, RankFiles], gaps: Iterable[RecordingGap]) -> bool:
+def has_no_launches(folders: Mapping[int, Path], files: Mapping[int, RankState], gaps: Iterable[RecordingGap]) -> bool:
     """Return True if no logs mean that nothing was launched: nothing is missing, and no file indicates launches."""
     traces = [folder / SIGNATURES_FILE for folder in folders.values()]
     # The file list of a rank shows what is missing; without one, it may have trained and its logs be lost.
@@ -93,7 +94,7 @@ def has_no_launches(folders: Mapping[int, Path], files: Mapping[int, RankFiles],
     return have_ended and not any(gaps) and not any(path.exists() and path.stat().st_size for path in traces)
 
 
-def _ranks_of_job(files: Iterable[RankFiles]) -> set[int]:
+def _ranks_of_job(files: Iterable[RankState]) -> set[int]:
     """Return the ranks that must exist according to the world size or rank list of any rank."""
     worlds: set[object] = set()
     lists: set[tuple[int, ...]] = set()
@@ -105,7 +106,7 @@ def _ranks_of_job(files: Iterable[RankFiles]) -> set[int]:
     return set().union(*map(ranks_in_world, worlds), *lists)
 
 
-def _find_truncated_logs(group: GroupOrder, files: Mapping[int, RankFiles]) -> dict[int, str]:
+def _find_truncated_logs(group: GroupOrder, files: Mapping[int, RankState]) -> dict[int, str]:
     """Find ranks whose log ends before collectives that others completed with them."""
     done = [
         entry.number
@@ -146,7 +147,7 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     logs = open_collective_logs(folders)
     source = RecordedOrder(logs)
     exits = read_exits(path, logs.problems)
-    files: dict[int, RankFiles] = {}
+    files: dict[int, RankState] = {}
     closed = _closed_logs(logs)
     for done, (rank, folder) in enumerate(folders.items()):
         if progress:
@@ -160,10 +161,10 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     ranks = _add_reported_call_sites(_add_silence(files), reports)
     problems = [*logs.problems, *(problem for one in files.values() for problem in one.problems)]
     for one in files.values():  # last, because it does not report files for which another problem was reported
-        one.seal.report(problems)
+        one.manifest.report(problems)
     # An open log, because its process was killed or still runs, is a matter for the verdict.
     problems = list(dict.fromkeys(problem for problem in problems if problem.severity == "error"))
-    is_live = any(one.evidence.liveness in ("running", "sleeping", "stopped") for one in files.values())
+    is_live = any(one.evidence.liveness in LIVE_STATES for one in files.values())
     gaps = find_gaps(folders, files, orders, problems, is_live=is_live)
     if not (orders or point_to_point_orders or is_live or has_no_launches(folders, files, gaps)):
         gaps = (*gaps, make_no_collectives_gap(files.values()))
@@ -229,19 +230,19 @@ def _closed_logs(logs: CollectiveLogs) -> dict[int, bool]:
     return {rank: bool(closed) and all(closed) for rank, closed in states.items()}
 
 
-def _expected_ranks(files: dict[int, RankFiles]) -> tuple[int, ...]:
+def _expected_ranks(files: dict[int, RankState]) -> tuple[int, ...]:
     """Return the ranks of the world size that was passed to most ranks."""
     world_sizes = Counter(ranks for one in files.values() if (ranks := parse_expected_ranks(one.run)))
     return world_sizes.most_common(1)[0][0] if world_sizes else tuple(files)
 
 
-def _add_silence(files: dict[int, RankFiles]) -> dict[int, RankEvidence]:
+def _add_silence(files: dict[int, RankState]) -> dict[int, RankEvidence]:
     """Add how long each watchdog has been silent: until now, or until the last sign of life from its host."""
     here, now_ns = clocks.get_boot_id(), time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     last_ns: dict[str | None, int] = {}
     for one in files.values():
         heard_ns = one.alive_ns or 0
-        if one.boot is not None and one.boot == here and one.evidence.liveness in ("running", "sleeping", "stopped"):
+        if one.boot is not None and one.boot == here and one.evidence.liveness in LIVE_STATES:
             heard_ns = now_ns
         last_ns[one.boot] = max(last_ns.get(one.boot, 0), heard_ns)
     return {

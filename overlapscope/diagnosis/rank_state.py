@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,9 +13,13 @@ import numpy as np
 from overlapscope.diagnosis.collective_order import phase_name
 from overlapscope.diagnosis.evidence import (
     JOINING,
+    LIVE_STATES,
     Entry,
+    ExitCall,
+    Failure,
     InterruptedBackward,
     Liveness,
+    ModelParameters,
     RankEvidence,
     RankPosition,
     ReportedVerdict,
@@ -38,18 +42,17 @@ from overlapscope.diagnosis.process_state import (
 )
 from overlapscope.diagnosis.rank_models import read_models, read_replicas, read_unready_parameters
 from overlapscope.diagnosis.rank_settings import read_rank_settings
-from overlapscope.diagnosis.replica_drift import read_hyperparameters
+from overlapscope.diagnosis.replica_drift import OptimizerHyperparameters, Replica, read_hyperparameters
 from overlapscope.diagnosis.stall_timeout import ENOUGH_STEPS
-from overlapscope.trace.event_log import Problem, Records, read_latest_records
+from overlapscope.trace.event_log import Problem, Records
 from overlapscope.trace.live_files import read_alive_file
 from overlapscope.trace.manifest import Manifest
 from overlapscope.trace.process_files import (
     WATCHDOG_ABORT_STATUS,
     ProcessExit,
     StallSnapshot,
-    read_rank_reports,
-    read_stall_snapshot,
 )
+from overlapscope.trace.rank_folder import RankFolder
 from overlapscope.trace.schema import (
     ENDED_FILE,
     EVENTS_FILE,
@@ -60,16 +63,13 @@ from overlapscope.trace.schema import (
     NO_INDEX,
     RANK_FILE,
     REPORTS_FILE,
-    RUN_FILE,
     STACKS_PATTERN,
     UNREDUCED_FILE,
     Flag,
     Kind,
     Phase,
 )
-from overlapscope.trace.small_files import find_recorded_ranks, has_finished_recording, read_json
-
-# Last known position of a rank, for how long it was there, and what its watchdog saw, from its files.
+from overlapscope.trace.small_files import find_recorded_ranks
 
 _NON_PROGRESS_KINDS: Final = (Kind.PAUSE, Kind.INCIDENT)
 """Kinds of records that don't indicate progress: garbage collection and watchdog reports also occur during a stall."""
@@ -134,18 +134,10 @@ def add_call_site(
     return position if site is None else replace(position, call_site=site)
 
 
-def read_current_stall(
-    folder: Path, records: Records, latest: Entry | None, problems: list[Problem]
-) -> StallSnapshot | None:
-    """Return the last stall snapshot of the watchdog, if there was no activity afterwards."""
-    seen = read_stall_snapshot(folder, problems)
-    return seen if seen is not None and seen.time_ns >= _newest_ns(records, latest) else None
-
-
 def compute_idle_ns(records: Records, latest: Entry | None, now_ns: int) -> int:
     """Return how long there has been no activity, or had been when the rank was last heard from."""
-    newest_ns = _newest_ns(records, latest)
-    return max(0, now_ns - newest_ns) if newest_ns else 0
+    latest_ns = _latest_ns(records, latest)
+    return max(0, now_ns - latest_ns) if latest_ns else 0
 
 
 def read_stacks(folder: Path, seen: str | None) -> str:
@@ -181,7 +173,7 @@ def _next_bucket(records: Records, backward: Any) -> int | None:
     return int(launched.max()) + 1 if len(launched) else 0
 
 
-def _newest_ns(records: Records, latest: Entry | None) -> int:
+def _latest_ns(records: Records, latest: Entry | None) -> int:
     """Return the time of the last activity of the training; 0 if there was none."""
     own = records[~np.isin(records["kind"], _NON_PROGRESS_KINDS)]
     times = [int(own["end_ns"].max())] if len(own) else [0]
@@ -190,13 +182,13 @@ def _newest_ns(records: Records, latest: Entry | None) -> int:
     return max(times)
 
 
-_NEWEST_RECORDS: Final = 2048
+_LATEST_RECORDS: Final = 2048
 """Maximum number of records read from the end of the event log: several steps, even with one record per gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankFiles:
-    """Contents of one rank's files."""
+class RankState:
+    """State of one rank, as its files show it."""
 
     evidence: RankEvidence
     run: dict[str, Any]
@@ -208,190 +200,159 @@ class RankFiles:
     waited_for_all: bool = False
     """True if it waited for all ranks of the job before it began, so that all of them record."""
     problems: list[Problem] = field(default_factory=list)
-    seal: Manifest
+    manifest: Manifest
     """File list and checksums written when its recording was complete."""
 
 
-def read_process_state(folder: Path) -> Liveness | None:
+def read_process_state(path: Path) -> Liveness | None:
     """Return the state of a rank's process until it has recorded how it ended; None if it has.
 
     Logs that are read afterwards go at least as far as the process had got when its state was read.
     """
-    if (folder / ENDED_FILE).exists():
+    folder = RankFolder(path)
+    if folder.has(ENDED_FILE):
         return None
-    name = RANK_FILE if (folder / RANK_FILE).exists() else JOINING_FILE
-    where = read_json(folder / name, []) if (folder / name).exists() else {}
+    where = folder.read_json(RANK_FILE if folder.has(RANK_FILE) else JOINING_FILE)
     return read_liveness(where) if is_on_this_host(where) else "unknown"
 
 
 def is_running(path: Path) -> bool:
     """Return True if a process of a recording exists on this host, without reading its logs."""
-    return any(read_process_state(folder) in ("running", "sleeping", "stopped") for folder in find_recorded_ranks(path))
+    return any(read_process_state(folder) in LIVE_STATES for folder in find_recorded_ranks(path))
 
 
 def read_rank(
     rank: int,
-    folder: Path,
+    path: Path,
     latest: Entry | None,
     *,
     is_closed: bool,
     state_before: Liveness | None = None,
     exits: Sequence[ProcessExit] = (),
-) -> RankFiles:
+) -> RankState:
     """Read the files that one rank left.
 
     Args:
         exits: exits of processes of the run, as observed by their parents.
-        newest: latest collective of the rank.
+        latest: latest collective of the rank.
         is_closed: True if its collective logs are complete, if there are any.
-        state_before: ``read_process_state`` it before its logs were read: if it has ended since, they don't show it.
+        state_before: ``read_process_state`` from before its logs were read: if it has ended since, they don't show it.
     """
-    problems: list[Problem] = []
-    joining = read_json(folder / JOINING_FILE, problems) if (folder / JOINING_FILE).exists() else {}
-    has_joined = not joining or latest is not None or (folder / RANK_FILE).exists()
-    run, where = (
-        (read_json(folder / RUN_FILE, problems), read_json(folder / RANK_FILE, problems))
-        if has_joined
-        else ({"world_size": joining.get("world_size")}, joining)
-    )
-    ended = read_json(folder / ENDED_FILE, problems) if (folder / ENDED_FILE).exists() else {}
+    folder = RankFolder(path)
+    begun = _read_begun(folder, has_launched=latest is not None)
+    ended = folder.ended()
     has_gone_on = state_before is not None and not is_closed and ended.get("how") != "exception"
     if has_gone_on:
         ended = {}
-    unrecorded_because = ended.get("unrecorded_because")
-    seal = Manifest(folder, problems)
-    unready = read_unready_parameters(
-        folder, seal, problems
-    )  # before the phase is read: the rank may continue meanwhile
-    if unrecorded_because is not None:
-        unready = ()  # the gradient-ready file is from a step long ago
-    records = read_latest_records(
-        folder / EVENTS_FILE, _NEWEST_RECORDS, problems, is_over=has_finished_recording(folder)
-    )
-    reports = _reported_verdicts(rank, folder, problems)
-    seen = read_current_stall(folder, records, latest, problems)
-    stacks = read_stacks(folder, None if seen is None else seen.stacks)
-    unready = tuple(parameter for parameter in unready if not _was_launched(parameter, records))
-    is_current = seen is not None or not reports
-    position = add_call_site(
-        find_position(records, latest, find_job_signal_ns(where, exits)), stacks, reports, is_current=is_current
-    )
-    if position is not None:
-        end_record = parse_failure(ended) or parse_exit_call(ended) or seen
-        of_backward = latest.call_site if latest is not None and latest.signature.bucket != NO_BUCKET else None
-        begun = (
-            has_begun_next_iteration(stacks, of_backward) if end_record is None else end_record.has_begun_next_iteration
+    left = _LeftFiles(**{name: read(folder) for name, read in _READ_ORDER})
+    seen = _current_stall(left, latest)
+    stacks = read_stacks(path, None if seen is None else seen.stacks)
+    alive_ns = _alive_ns(left)
+    end = _find_end(ended, find_exit(begun.where, exits), has_report=bool(left.reports), alive_ns=alive_ns)
+    if has_gone_on and state_before is not None:
+        end = replace(end, liveness=_combine(state_before, end))
+    else:
+        has_record = folder.has(ENDED_FILE)
+        recorded = _recorded_liveness(ended, begun.where, is_closed=is_closed, has_record=has_record)
+        end = replace(end, liveness=_combine(recorded, end), is_unreadable=has_record and not ended)
+    position = _find_position(begun, ended, left, latest, exits, seen=seen, stacks=stacks)
+    settings = read_rank_settings(path, begun.run if begun.has_joined else begun.joining, folder.problems)
+    evidence = _build_evidence(rank, begun, left, end, position)
+    evidence = replace(evidence, settings=settings, stacks=stacks)
+    if seen is not None:
+        evidence = replace(
+            evidence,
+            longest_recovered_stall_ns=seen.longest_recovered_stall_ns,
+            cpu_share=seen.cpu_share,
+            is_working=seen.is_working,
         )
-        position = replace(position, has_begun_next_iteration=begun)
-    if not has_joined:
-        position = RankPosition(
-            step=0, phase=JOINING, call_site=parse_call_site(joining), since_ns=_int(joining.get("time_ns"), 0)
-        )
-    if unrecorded_because is not None and position is not None:
-        position = RankPosition(step=position.step)
-    if not unrecorded_because and not len(records) and run.get("models") and not (folder / EVENTS_FILE).exists():
-        problems.append(Problem("error", f"{folder / EVENTS_FILE}: missing; this rank trained with a model"))
-    steps = records[records["kind"] == Kind.STEP]
-    alive_ns, rss_bytes, limit_bytes = read_alive_file(folder / LIVENESS_FILE, problems)
-    if alive_ns is not None:
-        alive_ns = max([alive_ns, *(report.time_ns for report in reports)])
-    has_ended = (folder / ENDED_FILE).exists()
-    own_exit, exit_call = find_exit(where, exits), parse_exit_call(ended)
-    exit_status = own_exit.status if own_exit is not None else exit_call.status if exit_call is not None else None
-    ended_ns, signaled_at_ns = parse_written_ns(ended), None if own_exit is None else own_exit.signaled_at_ns
-    if signaled_at_ns is not None and ended_ns is not None and ended_ns < signaled_at_ns:  # it was about to exit
-        signaled_at_ns = None
-        if exit_status is not None and exit_status < 0:
-            exit_status = None if exit_call is None else exit_call.status
-    is_ended_by_watchdog = bool(reports) and exit_status == WATCHDOG_ABORT_STATUS
-    # A process of torch.multiprocessing.spawn is sent SIGINT when its parent ends, and ignores it.
-    if signaled_at_ns is None and (is_ended_by_watchdog or ended.get("has_lost_parent") is True):
-        signaled_at_ns = ended_ns or alive_ns or 0
-    liveness = _liveness(ended, where, is_closed=is_closed, has_ended=has_ended)
-    if state_before is not None and has_gone_on:
-        liveness = state_before
-    liveness = combine_liveness_and_status(liveness, exit_status)
-    if signaled_at_ns is not None and liveness == "ended":
-        liveness = "gone"  # its signal handler, or spawn, turned it into a normal exit
-    world_size = run.get("world_size")
-    evidence = RankEvidence(
+    _report_missing_log(folder, begun, left, end)
+    boot = begun.where.get("boot_id")
+    return RankState(
+        evidence=_with_idle_time(evidence, begun, left.records, latest, alive_ns),
+        run=begun.run,
+        reports=left.reports,
+        boot=str(boot) if boot else None,
+        alive_ns=alive_ns,
+        waited_for_all=bool(begun.joining),
+        problems=folder.problems,
+        manifest=folder.manifest,
+    )
+
+
+def _build_evidence(
+    rank: int, begun: _BegunFiles, left: _LeftFiles, end: _ProcessEnd, position: RankPosition | None
+) -> RankEvidence:
+    """Return the evidence about a rank, without what depends on the time at which it was read."""
+    steps = left.records[left.records["kind"] == Kind.STEP]
+    world_size = begun.run.get("world_size")
+    return RankEvidence(
         rank=rank,
-        host=str(where.get("host", "")),
-        pid=_int(where.get("pid"), -1),
-        liveness=liveness,
-        unrecorded_because=None if unrecorded_because is None else str(unrecorded_because),
-        failure=parse_failure(ended),
-        exit_status=exit_status,
-        exit_call=exit_call,
-        signaled_at_ns=signaled_at_ns,
-        signal_received=own_exit.signal_received if own_exit is not None and signaled_at_ns is not None else None,
-        ended_ns=ended_ns,
-        is_end_unreadable=has_ended and not ended and not has_gone_on,
+        host=str(begun.where.get("host", "")),
+        pid=_int(begun.where.get("pid"), -1),
+        liveness=end.liveness,
+        unrecorded_because=end.unrecorded_because,
+        failure=end.failure,
+        exit_status=end.status,
+        exit_call=end.call,
+        signaled_at_ns=end.signaled_at_ns,
+        signal_received=end.signal_received,
+        ended_ns=end.ended_ns,
+        is_end_unreadable=end.is_unreadable,
         position=position,
         steps_done=max(int(steps["step"][-1]) + 1 if len(steps) else 0, position.step if position else 0),
         step_time_ns=int(np.median(steps["end_ns"] - steps["start_ns"])) if len(steps) else None,
-        longest_recovered_stall_ns=None if seen is None else seen.longest_recovered_stall_ns,
-        cpu_share=None if seen is None else seen.cpu_share,
-        is_working=None if seen is None else seen.is_working,
-        rss_bytes=rss_bytes,
-        memory_limit_bytes=limit_bytes,
-        unready=unready,
-        models=read_models(folder, problems),
-        settings=read_rank_settings(folder, run if has_joined else joining, problems),
-        replicas=read_replicas(folder, problems),
-        hyperparameters=read_hyperparameters(folder, problems),
-        unreduced=_unreduced(folder / UNREDUCED_FILE, problems),
-        interrupted_backwards=_interrupted_backwards(folder / INTERRUPTED_BACKWARDS_FILE, problems),
-        no_sync_since=_no_sync_since(records),
+        rss_bytes=left.liveness[1],
+        memory_limit_bytes=left.liveness[2],
+        unready=_find_unready(left, end),
+        models=left.models,
+        replicas=left.replicas,
+        hyperparameters=left.hyperparameters,
+        unreduced=left.unreduced,
+        interrupted_backwards=left.interrupted_backwards,
+        no_sync_since=_no_sync_since(left.records),
         world_size=world_size if isinstance(world_size, int) else None,
-        stacks=stacks,
-    )
-    boot = where.get("boot_id")
-    if liveness in ("running", "sleeping", "stopped"):
-        now_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        joins_ns = now_ns - (position or RankPosition(step=0)).since_ns
-        is_starting = evidence.steps_done < ENOUGH_STEPS and bool(run.get("models"))
-        idle = compute_idle_ns(records, latest, now_ns) if has_joined else joins_ns
-        evidence = replace(evidence, idle_ns=idle, is_starting=is_starting)
-    elif liveness in ("gone", "unknown") and alive_ns is not None:
-        evidence = replace(evidence, idle_ns=compute_idle_ns(records, latest, alive_ns))
-    elif evidence.failure is not None and is_interrupted(evidence.failure):
-        evidence = replace(evidence, idle_ns=compute_idle_ns(records, latest, evidence.failure.time_ns))
-    return RankFiles(
-        evidence=evidence,
-        run=run,
-        reports=reports,
-        boot=str(boot) if boot else None,
-        alive_ns=alive_ns,
-        waited_for_all=bool(joining),
-        problems=problems,
-        seal=seal,
     )
 
 
-def _liveness(ended: dict[str, Any], where: dict[str, Any], *, is_closed: bool, has_ended: bool) -> Liveness:
-    how = ended.get("how")
-    if ended and how != "unrecorded":
-        return "failed" if how == "exception" else "ended"
-    if is_closed and not ended:
-        return "ended"
-    if has_ended and not ended:  # it recorded how it ended, but the record is lost
-        return "unknown"
-    return read_liveness(where) if is_on_this_host(where) else "unknown"
+@dataclass(frozen=True, kw_only=True)
+class _BegunFiles:
+    """What a rank wrote when it began."""
+
+    joining: dict[str, Any]
+    has_joined: bool
+    """False while it waits for the other ranks in ``init_process_group``."""
+    run: dict[str, Any]
+    where: dict[str, Any]
+    """``rank.json``; ``joining.json`` if it has not got further."""
 
 
-def _was_launched(parameter: UnreadyParameter, records: Records) -> bool:
-    """Return True if the latest backward launched a parameter's bucket, so its gradient-ready file must be wrong."""
-    entered = records["sequence"][(records["kind"] == Kind.PHASE_BEGIN) & (records["index"] == Phase.BACKWARD)]
-    if not len(entered):
-        return False
-    is_launch = (records["kind"] == Kind.LAUNCH) & (records["sequence"] > entered[-1])
-    is_it = (records["model"] == parameter.model) & (records["index"] == parameter.bucket)
-    return bool((is_launch & is_it).any())
+def _read_begun(folder: RankFolder, *, has_launched: bool) -> _BegunFiles:
+    joining = folder.joining()
+    if joining and not has_launched and not folder.has(RANK_FILE):
+        run = {"world_size": joining.get("world_size")}
+        return _BegunFiles(joining=joining, has_joined=False, run=run, where=joining)
+    return _BegunFiles(joining=joining, has_joined=True, run=folder.run(), where=folder.where())
 
 
-def _unreduced(path: Path, problems: list[Problem]) -> UnreducedStep | None:
-    content = read_json(path, problems) if path.exists() else {}
+@dataclass(frozen=True, kw_only=True)
+class _LeftFiles:
+    """What a rank's files hold about its latest steps."""
+
+    unready: tuple[UnreadyParameter, ...]
+    records: Records
+    reports: tuple[ReportedVerdict, ...]
+    stall: StallSnapshot | None
+    liveness: tuple[int | None, int | None, int | None]
+    models: tuple[ModelParameters, ...]
+    replicas: tuple[Replica, ...]
+    hyperparameters: tuple[OptimizerHyperparameters, ...]
+    unreduced: UnreducedStep | None
+    interrupted_backwards: tuple[InterruptedBackward, ...]
+
+
+def _unreduced(folder: RankFolder) -> UnreducedStep | None:
+    content = folder.read_json(UNREDUCED_FILE)
     if not content:
         return None
     return UnreducedStep(
@@ -399,34 +360,24 @@ def _unreduced(path: Path, problems: list[Problem]) -> UnreducedStep | None:
     )
 
 
-def _interrupted_backwards(path: Path, problems: list[Problem]) -> tuple[InterruptedBackward, ...]:
-    lines = read_json(path, problems).get("backwards") if path.exists() else None
+def _interrupted_backwards(folder: RankFolder) -> tuple[InterruptedBackward, ...]:
+    lines = folder.read_json(INTERRUPTED_BACKWARDS_FILE).get("backwards")
     known = [line for line in lines if isinstance(line, dict)] if isinstance(lines, list) else []
     return tuple(
         InterruptedBackward(step=_int(line.get("step"), -1), call_site=parse_call_site(line)) for line in known
     )
 
 
-def _no_sync_since(records: Records) -> int | None:
-    """Return the value of ``RankEvidence.no_sync_since``."""
-    over = records["step"][records["kind"] == Kind.STEP]
-    is_pass = (records["kind"] == Kind.PHASE) & (records["index"] == Phase.BACKWARD) & np.isin(records["step"], over)
-    passes = records[is_pass]
-    reduced = passes["step"][(passes["flags"] & Flag.NO_SYNC) == 0]
-    later = passes["step"][passes["step"] > reduced.max()] if len(reduced) else passes["step"]
-    return int(later.min()) if len(later) else None
-
-
-def _reported_verdicts(rank: int, folder: Path, problems: list[Problem]) -> tuple[ReportedVerdict, ...]:
+def _reported_verdicts(folder: RankFolder) -> tuple[ReportedVerdict, ...]:
     """Read the verdicts of a rank's watchdog that were not retracted."""
     found = []
-    for report in read_rank_reports(rank, folder, problems):
+    for report in folder.reports():
         if report.retracted_ns is not None:
             continue
         verdict = report.verdict
         try:
             one = ReportedVerdict(
-                rank=rank,
+                rank=report.rank,
                 time_ns=report.time_ns,
                 kind=report.kind,
                 sentence=report.sentence,
@@ -442,11 +393,182 @@ def _reported_verdicts(rank: int, folder: Path, problems: list[Problem]) -> tupl
                 },
             )
         except (KeyError, TypeError, ValueError, AttributeError):
-            text = f"{folder / REPORTS_FILE}: the verdict of report {report.number} is damaged; it is left out"
-            problems.append(Problem("error", text))
+            text = f"{folder.path / REPORTS_FILE}: the verdict of report {report.number} is damaged; it is left out"
+            folder.problems.append(Problem("error", text))
         else:
             found.append(one)
     return tuple(found)
+
+
+_READ_ORDER: Final[tuple[tuple[str, Callable[[RankFolder], Any]], ...]] = (
+    # Before the phase, which is in the records: the rank may continue meanwhile.
+    ("unready", lambda folder: read_unready_parameters(folder.path, folder.manifest, folder.problems)),
+    ("records", lambda folder: folder.latest_events(_LATEST_RECORDS)),
+    ("reports", _reported_verdicts),
+    # After the records, whose last activity decides whether the stall is over.
+    ("stall", RankFolder.stall_snapshot),
+    ("liveness", lambda folder: read_alive_file(folder.path / LIVENESS_FILE, folder.problems)),
+    ("models", lambda folder: read_models(folder.path, folder.problems)),
+    ("replicas", lambda folder: read_replicas(folder.path, folder.problems)),
+    ("hyperparameters", lambda folder: read_hyperparameters(folder.path, folder.problems)),
+    ("unreduced", _unreduced),
+    ("interrupted_backwards", _interrupted_backwards),
+)
+"""Fields of ``_LeftFiles`` with their readers, in the order in which they are read while the rank may still run."""
+
+
+def _find_position(
+    begun: _BegunFiles,
+    ended: dict[str, Any],
+    left: _LeftFiles,
+    latest: Entry | None,
+    exits: Sequence[ProcessExit],
+    *,
+    seen: StallSnapshot | None,
+    stacks: str,
+) -> RankPosition | None:
+    """Return the last known position of a rank, with all that its files show of it."""
+    if not begun.has_joined:
+        since_ns = _int(begun.joining.get("time_ns"), 0)
+        return RankPosition(step=0, phase=JOINING, call_site=parse_call_site(begun.joining), since_ns=since_ns)
+    position = find_position(left.records, latest, find_job_signal_ns(begun.where, exits))
+    if position is None:
+        return None
+    if ended.get("unrecorded_because") is not None:
+        return RankPosition(step=position.step)
+    is_current = seen is not None or not left.reports
+    position = add_call_site(position, stacks, left.reports, is_current=is_current)
+    end_record = parse_failure(ended) or parse_exit_call(ended) or seen
+    if end_record is not None:
+        return replace(position, has_begun_next_iteration=end_record.has_begun_next_iteration)
+    of_backward = latest.call_site if latest is not None and latest.signature.bucket != NO_BUCKET else None
+    return replace(position, has_begun_next_iteration=has_begun_next_iteration(stacks, of_backward))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ProcessEnd:
+    """How a process ended, according to its own record and its parent's; nothing is set while it runs."""
+
+    liveness: Liveness = "unknown"
+    status: int | None
+    call: ExitCall | None
+    failure: Failure | None
+    ended_ns: int | None
+    signaled_at_ns: int | None
+    signal_received: int | None
+    unrecorded_because: str | None
+    """Why the recording ended before the training."""
+    is_unreadable: bool = False
+    """True if it recorded how it ended, but the record is lost."""
+
+
+def _find_end(
+    ended: dict[str, Any], own_exit: ProcessExit | None, *, has_report: bool, alive_ns: int | None
+) -> _ProcessEnd:
+    call, ended_ns = parse_exit_call(ended), parse_written_ns(ended)
+    own_status = None if call is None else call.status
+    status, signaled_at_ns, signal = own_status, None, None
+    if own_exit is not None:
+        status, signaled_at_ns, signal = own_exit.status, own_exit.signaled_at_ns, own_exit.signal_received
+    if signaled_at_ns is not None and ended_ns is not None and ended_ns < signaled_at_ns:  # it was about to exit
+        signaled_at_ns = None
+        status = own_status if (status or 0) < 0 else status
+    is_ended_by_watchdog = has_report and status == WATCHDOG_ABORT_STATUS
+    # A process of torch.multiprocessing.spawn is sent SIGINT when its parent ends, and ignores it.
+    if signaled_at_ns is None and (is_ended_by_watchdog or ended.get("has_lost_parent") is True):
+        signaled_at_ns = ended_ns or alive_ns or 0
+    unrecorded_because = ended.get("unrecorded_because")
+    return _ProcessEnd(
+        status=status,
+        call=call,
+        failure=parse_failure(ended),
+        ended_ns=ended_ns,
+        signaled_at_ns=signaled_at_ns,
+        signal_received=None if signaled_at_ns is None else signal,
+        unrecorded_because=None if unrecorded_because is None else str(unrecorded_because),
+    )
+
+
+def _recorded_liveness(ended: dict[str, Any], where: dict[str, Any], *, is_closed: bool, has_record: bool) -> Liveness:
+    how = ended.get("how")
+    if ended and how != "unrecorded":
+        return "failed" if how == "exception" else "ended"
+    if is_closed and not ended:
+        return "ended"
+    if has_record and not ended:  # the record is lost
+        return "unknown"
+    return read_liveness(where) if is_on_this_host(where) else "unknown"
+
+
+def _combine(liveness: Liveness, end: _ProcessEnd) -> Liveness:
+    """Combine the state of a process with its exit status and signal."""
+    liveness = combine_liveness_and_status(liveness, end.status)
+    # A signal handler, or spawn, may turn the signal into a normal exit.
+    return "gone" if end.signaled_at_ns is not None and liveness == "ended" else liveness
+
+
+def _current_stall(left: _LeftFiles, latest: Entry | None) -> StallSnapshot | None:
+    """Return the last stall snapshot of the watchdog, if there was no activity afterwards."""
+    seen = left.stall
+    return seen if seen is not None and seen.time_ns >= _latest_ns(left.records, latest) else None
+
+
+def _alive_ns(left: _LeftFiles) -> int | None:
+    """Return when the watchdog was last awake: also when it wrote a report."""
+    alive_ns = left.liveness[0]
+    return None if alive_ns is None else max([alive_ns, *(report.time_ns for report in left.reports)])
+
+
+def _find_unready(left: _LeftFiles, end: _ProcessEnd) -> tuple[UnreadyParameter, ...]:
+    """Return the parameters without a gradient, without those that the gradient-ready file must be wrong about."""
+    if end.unrecorded_because is not None:  # the file is from a step long ago
+        return ()
+    return tuple(parameter for parameter in left.unready if not _was_launched(parameter, left.records))
+
+
+def _report_missing_log(folder: RankFolder, begun: _BegunFiles, left: _LeftFiles, end: _ProcessEnd) -> None:
+    if end.unrecorded_because or len(left.records) or not begun.run.get("models") or folder.has(EVENTS_FILE):
+        return
+    text = f"{folder.path / EVENTS_FILE}: missing; this rank trained with a model"
+    folder.problems.append(Problem("error", text))
+
+
+def _with_idle_time(
+    evidence: RankEvidence, begun: _BegunFiles, records: Records, latest: Entry | None, alive_ns: int | None
+) -> RankEvidence:
+    """Add how long there has been no activity, until now or until the rank was last heard from."""
+    if evidence.liveness in LIVE_STATES:
+        now_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        is_starting = evidence.steps_done < ENOUGH_STEPS and bool(begun.run.get("models"))
+        idle_ns = compute_idle_ns(records, latest, now_ns)
+        if not begun.has_joined and evidence.position is not None:
+            idle_ns = now_ns - evidence.position.since_ns
+        return replace(evidence, idle_ns=idle_ns, is_starting=is_starting)
+    if evidence.liveness in ("gone", "unknown") and alive_ns is not None:
+        return replace(evidence, idle_ns=compute_idle_ns(records, latest, alive_ns))
+    if evidence.failure is not None and is_interrupted(evidence.failure):
+        return replace(evidence, idle_ns=compute_idle_ns(records, latest, evidence.failure.time_ns))
+    return evidence
+
+
+def _was_launched(parameter: UnreadyParameter, records: Records) -> bool:
+    """Return True if the latest backward launched a parameter's bucket."""
+    entered = records["sequence"][(records["kind"] == Kind.PHASE_BEGIN) & (records["index"] == Phase.BACKWARD)]
+    if not len(entered):
+        return False
+    is_launch = (records["kind"] == Kind.LAUNCH) & (records["sequence"] > entered[-1])
+    is_it = (records["model"] == parameter.model) & (records["index"] == parameter.bucket)
+    return bool((is_launch & is_it).any())
+
+
+def _no_sync_since(records: Records) -> int | None:
+    """Return the value of ``RankEvidence.no_sync_since``."""
+    over = records["step"][records["kind"] == Kind.STEP]
+    is_pass = (records["kind"] == Kind.PHASE) & (records["index"] == Phase.BACKWARD) & np.isin(records["step"], over)
+    passes = records[is_pass]
+    reduced = passes["step"][(passes["flags"] & Flag.NO_SYNC) == 0]
+    later = passes["step"][passes["step"] > reduced.max()] if len(reduced) else passes["step"]
+    return int(later.min()) if len(later) else None
 
 
 def _int(value: Any, otherwise: int) -> int:

@@ -18,11 +18,11 @@ from overlapscope.trace.cache import ConvertedShards, checkpoint_shard, drop_che
 from overlapscope.trace.clock_alignment import Alignment, RankClock, align_clocks, collect_all_reduces, merge_by_clock
 from overlapscope.trace.clocks import ClockMap
 from overlapscope.trace.event_log import Problem, count_record_bytes, read_step_bounds
-from overlapscope.trace.rank_folder import add_peer_ranks, build_plans_table, has_only_collective_logs
+from overlapscope.trace.rank_folder import RankFolder
 from overlapscope.trace.schema import EVENTS_FILE, PARAMETERS_FILE, RANK_FILE, RECORD_BYTES
 from overlapscope.trace.small_files import parse_expected_ranks, read_json, read_lines
 from overlapscope.trace.table_file import TableFile
-from overlapscope.trace.tables import TABLES, Shard, map_to_clocks, read_shards
+from overlapscope.trace.tables import TABLES, Shard, add_peer_ranks, build_plans_table, map_to_clocks, read_shards
 from overlapscope.workers import Workers
 
 _MOST_NAMES: Final = 8
@@ -131,7 +131,7 @@ def _clock_columns(rank: RankClock, alignment: Alignment) -> dict[str, Any]:
 
 
 def _report_missing_event_logs(path: Path, folders: Mapping[int, Path]) -> list[Problem]:
-    without = [rank for rank, folder in folders.items() if has_only_collective_logs(folder)]
+    without = [rank for rank, folder in folders.items() if RankFolder(folder).has_only_collective_logs()]
     if not without:
         return []
     who = "no rank has" if len(without) == len(folders) else f"{len(without)} of {len(folders)} ranks don't have"

@@ -1,16 +1,18 @@
-"""Files of one rank as read from its folder: records and lines, before tables are built from them."""
+"""Folder of one rank: what its files hold, each with a getter.
+
+Analyses build tables from them (``tables``), and diagnosis the state of the rank (``diagnosis.rank_state``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.clocks import bounds_from_pings
@@ -19,6 +21,7 @@ from overlapscope.trace.collective_log_reader import CollectiveLogFile
 from overlapscope.trace.event_log import RECORD_DTYPE, Problem, Records, is_closed, read_latest_records, read_log
 from overlapscope.trace.live_files import read_ready_times_ns
 from overlapscope.trace.manifest import Manifest
+from overlapscope.trace.process_files import StallSnapshot, WatchdogReport, read_rank_reports, read_stall_snapshot
 from overlapscope.trace.schema import (
     CALL_SITES_FILE,
     CLOCK_FILE,
@@ -26,6 +29,7 @@ from overlapscope.trace.schema import (
     EVENTS_FILE,
     GROUP_PATTERN,
     INCIDENT_PATTERN,
+    JOINING_FILE,
     LINKS_FILE,
     PLANS_FILE,
     RANK_FILE,
@@ -36,221 +40,20 @@ from overlapscope.trace.schema import (
     Message,
     gradient_ready_file,
 )
-from overlapscope.trace.small_files import has_collective_logs, read_json, read_lines
+from overlapscope.trace.small_files import has_collective_logs, has_finished_recording, read_json, read_lines
 
-# Recovery of records that are not in a rank's event log: from incident logs and gradient-ready files.
-
-
-def merge_incident_logs(records: Records, folder: Path, problems: list[Problem]) -> Records:
-    """Merge the records of the event log and those that incident logs saved from being overwritten."""
-    kept = [records]
-    for path in sorted(folder.glob(INCIDENT_PATTERN)):
-        try:
-            _, incident_records, found = read_log(path)
-        except OverlapScopeError as error:
-            problems.append(Problem("error", str(error)))
-            continue
-        problems += found
-        kept.append(incident_records)
-    if len(kept) == 1:
-        return records
-    merged = np.concatenate(kept)
-    _, first = np.unique(merged["sequence"], return_index=True)
-    return merged[first]
-
-
-def recover_from_ready_files(records: Records, folder: Path, seal: Manifest, problems: list[Problem]) -> Records:
-    """Add records of ready gradients in buckets that never became ready: theirs had not been written yet."""
-    if not len(records):
-        return records
-    kept = [records]
-    plans = records[records["kind"] == Kind.PLAN]
-    for model in np.unique(plans["model"]):
-        if seal.is_damaged(gradient_ready_file(model)):
-            continue
-        ready_ns = np.asarray(read_ready_times_ns(folder, int(model), problems), dtype=np.int64)
-        logged = records[(records["kind"] == Kind.GRADIENT_READY) & (records["model"] == model)]
-        logged = logged[logged["index"] < len(ready_ns)]
-        logged_ns = np.zeros(len(ready_ns), dtype=np.int64)
-        np.maximum.at(logged_ns, logged["index"], logged["end_ns"])
-        (parameters,) = np.nonzero(ready_ns > logged_ns)
-        rows = np.zeros(len(parameters), dtype=records.dtype)
-        rows["kind"], rows["index"], rows["model"] = Kind.GRADIENT_READY, parameters, model
-        rows["start_ns"] = rows["end_ns"] = ready_ns[parameters]
-        rows["step"], rows["sequence"] = records["step"].max(), records["sequence"][-1]
-        rows["plan_epoch"] = plans["plan_epoch"][plans["model"] == model].max()
-        kept.append(rows)
-    return np.concatenate(kept) if len(kept) > 1 else records
-
-
-# Table of bucket plans, from ``plans.jsonl``: one row per parameter of a plan.
-#
-# ===== =========================================================================================================
-# plans model, plan_epoch, plan_hash, bucket, position, parameter, name, shape, elements, dtype, bytes =====
-# =========================================================================================================
-
-PLAN_COLUMNS: Final = (
-    *("model", "plan_epoch", "plan_hash", "bucket", "position"),
-    *("parameter", "name", "shape", "elements", "dtype", "bytes"),
-)
+Row = TypeVar("Row")
 
 PlanRows = tuple[tuple[Any, ...], ...]
-
-
-def read_plans(path: Path, problems: list[Problem], known: dict[bytes, PlanRows]) -> PlanRows:
-    """Read the rows of one rank's file.
-
-    Args:
-        known: cache of rows by file content, because the files of all ranks are long and mostly the same.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError:
-        content = b""
-    if content not in known:
-        found: list[Problem] = []
-        rows = tuple(read_lines(path, found, _parse_plan))
-        problems += found
-        if found:  # not cached, so that problems are reported for each file
-            return rows
-        known[content] = rows
-    return known[content]
-
-
-def build_plans_table(plans: Iterable[PlanRows]) -> pd.DataFrame:
-    """Return the plans of some ranks, each once."""
-    rows = [row for distinct in dict.fromkeys(plans) for row in distinct]
-    return pd.DataFrame(rows, columns=list(PLAN_COLUMNS)).drop_duplicates(ignore_index=True)
-
-
-def _parse_plan(plan: Any) -> list[tuple[Any, ...]]:
-    return [
-        (
-            plan["model"],
-            plan["epoch"],
-            plan["hash"],
-            number,
-            position,
-            parameter["index"],
-            parameter["name"],
-            "×".join(map(str, parameter["shape"])) or "scalar",
-            parameter["elements"],
-            bucket["dtype"],
-            parameter["bytes"],
-        )
-        for number, bucket in enumerate(plan["buckets"])
-        for position, parameter in enumerate(bucket["parameters"])
-    ]
-
-
-# Table of segments: rounds of the all-reduces of buckets, with a description of each.
-
-SEGMENT_COLUMNS: Final = (
-    *("rank", "model", "step", "plan_epoch", "bucket", "lane", "phase", "round", "rounds"),
-    *("sent_to", "sent_bytes", "received_from", "received_bytes", "start_ns", "end_ns"),
-)
-
-_UNKNOWN: Final = (-1, 0, "", 0, 0, "", 0, "", 0)
-
+"""Rows of the table of plans: model, plan_epoch, plan_hash, bucket, position, parameter, name, shape, elements, dtype,
+bytes."""
 
 Rounds = dict[int, tuple[Any, ...]]
 """Description of a segment by its number: bucket, lane, phase, round, rounds, sent_to, sent_bytes, received_from,
 bytes."""
 
-
-def read_rounds(folder: Path, problems: list[Problem]) -> Rounds:
-    """Read the description of each segment of a rank.
-
-    Args:
-        folder: folder of the rank.
-        problems: receives problems with its file.
-    """
-    return dict(read_lines(folder / SEGMENTS_FILE, problems, _round_rows))
-
-
-def add_segment_content(segments: pd.DataFrame, rounds: Mapping[int, Rounds]) -> pd.DataFrame:
-    """Add descriptions to segments.
-
-    Args:
-        segments: table from ``event_tables``.
-        rounds: descriptions by rank; a rank without segments may be missing.
-
-    Returns:
-        ``SEGMENT_COLUMNS``: ``sent_to`` and ``received_from`` are ranks as text, ``1, 2``. ``bucket`` is -1 for a
-            segment whose description is lost.
-    """
-    keys = zip(segments["rank"].tolist(), segments["segment"].tolist(), strict=True)
-    found = [rounds[rank].get(number, _UNKNOWN) for rank, number in keys]
-    names = ("bucket", "lane", "phase", "round", "rounds", "sent_to", "sent_bytes", "received_from", "received_bytes")
-    content = {
-        name: pd.Series(values, dtype="str" if name in ("phase", "sent_to", "received_from") else "int64")
-        for name, values in zip(names, zip(*found, strict=True) if found else [()] * len(names), strict=True)
-    }
-    return segments.assign(**content)[list(SEGMENT_COLUMNS)]
-
-
-def _round_rows(line: Any) -> list[tuple[int, tuple[Any, ...]]]:
-    sent, received = ([(int(rank), int(size)) for rank, size in line[side]] for side in ("sends", "receives"))
-    what = (int(line["bucket"]), int(line["lane"]), str(line["phase"]), int(line["round"]), int(line["rounds"]))
-    return [(int(line["segment"]), (*what, *_format_messages(sent), *_format_messages(received)))]
-
-
-def _format_messages(messages: list[Message]) -> tuple[str, int]:
-    """Return the peers of some messages as text, and their total size in bytes."""
-    return ", ".join(str(rank) for rank, _ in messages), sum(size for _, size in messages)
-
-
-# Times in which a rank waited for collectives of user code, from its collective logs.
-#
-# Only collectives on the host are included whose line waited for them to complete: for others, which are waited for
-# later or by a device, the log doesn't show how long the rank waited.
-
-
-def read_user_collectives(folder: Path, problems: list[Problem]) -> npt.NDArray[np.int64]:
-    """Read begin and end of a rank's waits for user collectives, shape (2, n).
-
-    Args:
-        folder: folder of the rank.
-        problems: receives a problem if the log has wrapped around. Other problems with logs are reported by
-            ``group_reader``, when they are read for the order of collectives.
-    """
-    entries = _entries(folder, problems) if _has_user_collectives(folder) else np.empty(0, dtype=ENTRY_DTYPE)
-    entries = entries[((entries["flags"] & AWAITED) != 0) & (entries["completed_ns"] > 0)]
-    return np.stack([entries[name].astype(np.int64) for name in ("announced_ns", "completed_ns")])
-
-
-def _has_user_collectives(folder: Path) -> bool:
-    """Return whether a rank has user collectives, because reading logs takes long, and most trainings have none."""
-    return any(read_lines(folder / SIGNATURES_FILE, [], lambda line: [line["role"] == "user"]))
-
-
-def _entries(folder: Path, problems: list[Problem]) -> Entries:
-    parts = [np.empty(0, dtype=ENTRY_DTYPE)]
-    for path in sorted(folder.glob(GROUP_PATTERN)):
-        try:
-            log = CollectiveLogFile(path)
-        except OverlapScopeError:
-            continue
-        entries = log.read(log.oldest, log.latest)
-        if log.oldest > 1 and ((entries["flags"] & AWAITED) != 0).any():
-            text = f"{path}: came round; waits in collectives of the user's own before entry {log.oldest} are not known"
-            problems.append(Problem("note", text))
-        parts.append(entries)
-    return np.concatenate(parts)
-
-
-# Table of TCP connection samples, with the rank at the other end of each connection.
-#
-# ===== =========================================================================================================
-# links rank, time_ns, local, peer, peer_rank (-1: unknown), bytes_acked, bytes_received, busy_us, rwnd_limited_us,
-# delivery_bytes_per_s, rtt_us, min_rtt_us, retransmits =====
-# =========================================================================================================
-#
-# Counters start with the connection; the delivery rate is the last one that the kernel has measured.
-
-UNKNOWN_RANK: Final = -1
-_ENDPOINTS: Final = ["local", "peer"]
-_COUNTERS: Final = [
+LINK_ENDPOINTS: Final = ["local", "peer"]
+LINK_COUNTERS: Final = [
     "bytes_acked",
     "bytes_received",
     "busy_us",
@@ -260,46 +63,198 @@ _COUNTERS: Final = [
     "min_rtt_us",
     "retransmits",
 ]
+"""Counters start with the connection; the delivery rate is the last one that the kernel has measured."""
 
 LinkRow = tuple[Any, ...]
+"""Time, ``LINK_ENDPOINTS`` and ``LINK_COUNTERS`` of one connection."""
 
 
-def parse_link_sample(sample: Any) -> list[LinkRow]:
-    """Convert a line of ``links.jsonl`` to one row per connection."""
-    return [
-        (
-            int(sample["time_ns"]),
-            *(connection[name] for name in _ENDPOINTS),
-            *(int(connection[name]) for name in _COUNTERS),
-        )
-        for connection in sample["connections"]
-    ]
+class RankFolder:
+    """Folder of a rank.
 
-
-def build_link_samples(rows: Mapping[int, list[LinkRow]]) -> pd.DataFrame:
-    """Return the samples of some ranks as a table, in the time of each rank's host.
+    A file is read each time it is asked for, because those of a running job change: readers choose the order. A file
+    that is missing has no content, which is a problem only for those that every rank has.
 
     Args:
-        rows: rows by rank.
+        path: the folder.
+        problems: receives problems with files when they are read.
     """
-    samples = pd.DataFrame(list(chain.from_iterable(rows.values())), columns=["time_ns", *_ENDPOINTS, *_COUNTERS])
-    samples = samples.astype(dict.fromkeys(["time_ns", *_COUNTERS], "int64") | dict.fromkeys(_ENDPOINTS, "str"))
-    samples.insert(0, "rank", np.repeat(np.array([*rows], dtype=np.int64), [len(own) for own in rows.values()]))
-    return samples
 
+    def __init__(self, path: Path, problems: list[Problem] | None = None) -> None:
+        self.path = path
+        self.problems: list[Problem] = [] if problems is None else problems
 
-def add_peer_ranks(samples: pd.DataFrame) -> pd.DataFrame:
-    """Add the rank at the other end: the one that has the same connection with its endpoints swapped.
+    def has(self, name: str) -> bool:
+        """Return whether there is a file of this name."""
+        return (self.path / name).exists()
 
-    It is unknown where addresses are translated on the way, or if two hosts each have a connection between the same
-    addresses and ports.
-    """
-    ends = samples[["rank", *_ENDPOINTS]].drop_duplicates()
-    ends = ends.drop_duplicates(_ENDPOINTS, keep=False)
-    others = ends.rename(columns={"rank": "peer_rank", "local": "peer", "peer": "local"})
-    found = samples.merge(others, how="left", on=_ENDPOINTS)
-    found.insert(4, "peer_rank", found.pop("peer_rank").fillna(UNKNOWN_RANK).astype("int64"))
-    return found
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Return the content of a small JSON file; empty if it is missing or damaged."""
+        return read_json(self.path / name, self.problems) if self.has(name) else {}
+
+    def read_lines(self, name: str, rows_of: Callable[[Any], Iterable[Row]]) -> list[Row]:
+        """Return the rows of a JSON Lines file; none if it is missing.
+
+        Args:
+            rows_of: returns the rows of one line's content.
+        """
+        return read_lines(self.path / name, self.problems, rows_of)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """Names, sizes and checksums of the files, written once, when the recording was complete."""
+        return Manifest(self.path, self.problems)
+
+    def run(self) -> dict[str, Any]:
+        """Return what ran, ``run.json``, which every rank has that has joined a group."""
+        return read_json(self.path / RUN_FILE, self.problems)
+
+    def where(self) -> dict[str, Any]:
+        """Return where it ran, ``rank.json``, which every rank has that has joined a group."""
+        return read_json(self.path / RANK_FILE, self.problems)
+
+    def joining(self) -> dict[str, Any]:
+        """Return the process's settings before it waited for the others, ``joining.json``."""
+        return self.read_json(JOINING_FILE)
+
+    def ended(self) -> dict[str, Any]:
+        """Return how the process ended, ``ended.json``."""
+        return self.read_json(ENDED_FILE)
+
+    def reports(self) -> list[WatchdogReport]:
+        """Return the reports of the watchdog of the rank, in order."""
+        rank = int(self.path.name.removeprefix("rank_"))
+        return read_rank_reports(rank, self.path, self.problems)
+
+    def stall_snapshot(self) -> StallSnapshot | None:
+        """Return what the watchdog saw last during a stall; None if the rank never stalled."""
+        return read_stall_snapshot(self.path, self.problems)
+
+    def has_only_collective_logs(self) -> bool:
+        """Return whether the rank left collective logs and no event log, as with plain torch.distributed."""
+        return has_collective_logs(self.path) and not self.has(EVENTS_FILE)
+
+    def events(self) -> tuple[bool, Records]:
+        """Return whether the event log is closed, and its records; a log that need not exist counts as empty.
+
+        Raises:
+            OverlapScopeError: the log can't be read.
+        """
+        if self.has_only_collective_logs():
+            return False, np.empty(0, dtype=RECORD_DTYPE)
+        header, records, found = read_log(self.path / EVENTS_FILE)
+        self.problems += found
+        return header.closed, records
+
+    def latest_events(self, count: int) -> Records:
+        """Return the latest records of the event log; none if there is no log."""
+        is_over = has_finished_recording(self.path)
+        return read_latest_records(self.path / EVENTS_FILE, count, self.problems, is_over=is_over)
+
+    def merge_incidents(self, records: Records) -> Records:
+        """Merge the records of the event log and those that incident logs saved from being overwritten."""
+        kept = [records]
+        for path in sorted(self.path.glob(INCIDENT_PATTERN)):
+            try:
+                _, incident_records, found = read_log(path)
+            except OverlapScopeError as error:
+                self.problems.append(Problem("error", str(error)))
+                continue
+            self.problems += found
+            kept.append(incident_records)
+        if len(kept) == 1:
+            return records
+        merged = np.concatenate(kept)
+        _, first = np.unique(merged["sequence"], return_index=True)
+        return merged[first]
+
+    def recover_gradients(self, records: Records) -> Records:
+        """Add records of ready gradients in buckets that never became ready: theirs had not been written yet."""
+        if not len(records):
+            return records
+        kept = [records]
+        plans = records[records["kind"] == Kind.PLAN]
+        for model in np.unique(plans["model"]):
+            if self.manifest.is_damaged(gradient_ready_file(model)):
+                continue
+            ready_ns = np.asarray(read_ready_times_ns(self.path, int(model), self.problems), dtype=np.int64)
+            logged = records[(records["kind"] == Kind.GRADIENT_READY) & (records["model"] == model)]
+            logged = logged[logged["index"] < len(ready_ns)]
+            logged_ns = np.zeros(len(ready_ns), dtype=np.int64)
+            np.maximum.at(logged_ns, logged["index"], logged["end_ns"])
+            (parameters,) = np.nonzero(ready_ns > logged_ns)
+            rows = np.zeros(len(parameters), dtype=records.dtype)
+            rows["kind"], rows["index"], rows["model"] = Kind.GRADIENT_READY, parameters, model
+            rows["start_ns"] = rows["end_ns"] = ready_ns[parameters]
+            rows["step"], rows["sequence"] = records["step"].max(), records["sequence"][-1]
+            rows["plan_epoch"] = plans["plan_epoch"][plans["model"] == model].max()
+            kept.append(rows)
+        return np.concatenate(kept) if len(kept) > 1 else records
+
+    def plans(self, known: dict[bytes, PlanRows]) -> PlanRows:
+        """Return the rows of its bucket plans.
+
+        Args:
+            known: cache of rows by file content, because the files of all ranks are long and mostly the same.
+        """
+        path = self.path / PLANS_FILE
+        try:
+            content = path.read_bytes()
+        except OSError:
+            content = b""
+        if content not in known:
+            found: list[Problem] = []
+            rows = tuple(read_lines(path, found, _parse_plan))
+            self.problems += found
+            if found:  # not cached, so that problems are reported for each file
+                return rows
+            known[content] = rows
+        return known[content]
+
+    def rounds(self) -> Rounds:
+        """Return the description of each segment by its number."""
+        return dict(self.read_lines(SEGMENTS_FILE, _parse_round))
+
+    def links(self) -> list[LinkRow]:
+        """Return the samples of TCP connections, one row per connection."""
+        return self.read_lines(LINKS_FILE, _parse_link_sample)
+
+    def ping_bursts(self) -> list[tuple[str | None, Any]]:
+        """Return the ping bursts, each with the boot id of rank 0, which answered."""
+        return self.read_lines(CLOCK_FILE, _parse_burst)
+
+    def call_sites(self) -> list[tuple[Any, ...]]:
+        """Return the call sites: number, file, line, function."""
+        return self.read_lines(
+            CALL_SITES_FILE, lambda site: [(site["call_site"], site["file"], site["line"], site["function"])]
+        )
+
+    def user_collectives_ns(self) -> npt.NDArray[np.int64]:
+        """Return begin and end of the rank's waits for collectives of user code, shape (2, n).
+
+        Only collectives on the host are included whose line waited for them to complete: for others, which are waited
+        for later or by a device, the log doesn't show how long the rank waited. A log that has wrapped around is a
+        problem; others are reported where logs are read for the order of collectives.
+        """
+        # Reading logs takes long, and most trainings have no collectives of their own.
+        has_any = any(read_lines(self.path / SIGNATURES_FILE, [], lambda line: [line["role"] == "user"]))
+        entries = self._entries() if has_any else np.empty(0, dtype=ENTRY_DTYPE)
+        entries = entries[((entries["flags"] & AWAITED) != 0) & (entries["completed_ns"] > 0)]
+        return np.stack([entries[name].astype(np.int64) for name in ("announced_ns", "completed_ns")])
+
+    def _entries(self) -> Entries:
+        parts = [np.empty(0, dtype=ENTRY_DTYPE)]
+        for path in sorted(self.path.glob(GROUP_PATTERN)):
+            try:
+                log = CollectiveLogFile(path)
+            except OverlapScopeError:
+                continue
+            entries = log.read(log.oldest, log.latest)
+            if log.oldest > 1 and ((entries["flags"] & AWAITED) != 0).any():
+                text = f"{path}: at its size limit; waits for user collectives before entry {log.oldest} are unknown"
+                self.problems.append(Problem("note", text))
+            parts.append(entries)
+        return np.concatenate(parts)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -338,79 +293,97 @@ class RankRecording:
 
 def read_rank_recording(
     rank: int,
-    folder: Path,
+    path: Path,
     problems: list[Problem],
     known_plans: dict[bytes, PlanRows],
     *,
     latest_records: int | None = None,
 ) -> RankRecording:
-    """Read the files of a rank.
+    """Read the files of a rank that tables are built from.
 
     Args:
         problems: receives problems with the files.
-        known_plans: cache of the plans of other ranks, see ``read_plans``.
-        only_newest: number of the latest records to read; None: all.
+        known_plans: cache of the plans of other ranks, see ``RankFolder.plans``.
+        latest_records: number of the latest records to read; None: all.
 
     Raises:
         OverlapScopeError: its event log can't be read.
     """
-    was_closed, records = _events(folder, problems, latest_records)
-    problems += _report_early_end(folder)
-    rank_info, run = read_json(folder / RANK_FILE, problems), read_json(folder / RUN_FILE, problems)
-    seal = Manifest(folder, problems)
+    folder = RankFolder(path, problems)
+    if latest_records is None or folder.has_only_collective_logs():
+        was_closed, records = folder.events()
+    else:
+        was_closed = is_closed(path / EVENTS_FILE)
+        records = read_latest_records(path / EVENTS_FILE, latest_records, problems)
+    if (why := folder.ended().get("unrecorded_because")) is not None:
+        text = f"{path}: the recording ended before the training ({why}); what this rank did afterwards is missing"
+        problems.append(Problem("error", text))
+    rank_info, run = folder.where(), folder.run()
     if latest_records is None:
-        records = merge_incident_logs(records, folder, problems)
-    records = recover_from_ready_files(records, folder, seal, problems)
+        records = folder.merge_incidents(records)
+    records = folder.recover_gradients(records)
     found = RankRecording(
         rank=rank,
-        folder=folder,
+        folder=path,
         was_closed=was_closed,
         records=records,
         rank_info=rank_info,
         run=run,
-        links=read_lines(folder / LINKS_FILE, problems, parse_link_sample),
-        user_collectives_ns=read_user_collectives(folder, problems),
-        rounds=read_rounds(folder, problems) if (records["kind"] == Kind.SEGMENT).any() else {},
-        bursts=read_lines(folder / CLOCK_FILE, problems, _burst),
-        plans=read_plans(folder / PLANS_FILE, problems, known_plans),
-        call_sites=read_lines(folder / CALL_SITES_FILE, problems, _call_site),
+        links=folder.links(),
+        user_collectives_ns=folder.user_collectives_ns(),
+        rounds=folder.rounds() if (records["kind"] == Kind.SEGMENT).any() else {},
+        bursts=folder.ping_bursts(),
+        plans=folder.plans(known_plans),
+        call_sites=folder.call_sites(),
     )
-    seal.report(problems)
+    folder.manifest.report(problems)
     return found
 
 
-def has_only_collective_logs(folder: Path) -> bool:
-    """Return whether a rank left collective logs and no event log, as with plain torch.distributed."""
-    return has_collective_logs(folder) and not (folder / EVENTS_FILE).exists()
+def _parse_plan(plan: Any) -> list[tuple[Any, ...]]:
+    return [
+        (
+            plan["model"],
+            plan["epoch"],
+            plan["hash"],
+            number,
+            position,
+            parameter["index"],
+            parameter["name"],
+            "×".join(map(str, parameter["shape"])) or "scalar",
+            parameter["elements"],
+            bucket["dtype"],
+            parameter["bytes"],
+        )
+        for number, bucket in enumerate(plan["buckets"])
+        for position, parameter in enumerate(bucket["parameters"])
+    ]
 
 
-def _events(folder: Path, problems: list[Problem], latest_records: int | None) -> tuple[bool, Records]:
-    """Return whether the event log is closed, and its records; a log that need not exist counts as empty."""
-    path = folder / EVENTS_FILE
-    if has_only_collective_logs(folder):
-        return False, np.empty(0, dtype=RECORD_DTYPE)
-    if latest_records is not None:
-        return is_closed(path), read_latest_records(path, latest_records, problems)
-    header, records, found = read_log(path)
-    problems += found
-    return header.closed, records
+def _parse_round(line: Any) -> list[tuple[int, tuple[Any, ...]]]:
+    sent, received = ([(int(rank), int(size)) for rank, size in line[side]] for side in ("sends", "receives"))
+    what = (int(line["bucket"]), int(line["lane"]), str(line["phase"]), int(line["round"]), int(line["rounds"]))
+    return [(int(line["segment"]), (*what, *_format_messages(sent), *_format_messages(received)))]
 
 
-def _report_early_end(folder: Path) -> list[Problem]:
-    """Return a problem if the recording of a rank ended before its training."""
-    problems: list[Problem] = []
-    ended = read_json(folder / ENDED_FILE, problems) if (folder / ENDED_FILE).exists() else {}
-    if (why := ended.get("unrecorded_because")) is not None:
-        what = "what this rank did afterwards is missing"
-        problems.append(Problem("error", f"{folder}: the recording ended before the training ({why}); {what}"))
-    return problems
+def _format_messages(messages: list[Message]) -> tuple[str, int]:
+    """Return the peers of some messages as text, and their total size in bytes."""
+    return ", ".join(str(rank) for rank, _ in messages), sum(size for _, size in messages)
 
 
-def _burst(line: Any) -> list[tuple[str | None, Any]]:
+def _parse_link_sample(sample: Any) -> list[LinkRow]:
+    """Convert a line of ``links.jsonl`` to one row per connection."""
+    return [
+        (
+            int(sample["time_ns"]),
+            *(connection[name] for name in LINK_ENDPOINTS),
+            *(int(connection[name]) for name in LINK_COUNTERS),
+        )
+        for connection in sample["connections"]
+    ]
+
+
+def _parse_burst(line: Any) -> list[tuple[str | None, Any]]:
     boot_of_rank_0, pings = line["reference"], line["best"]
     bounds_from_pings(pings)  # raises if the line is damaged
     return [(boot_of_rank_0 and str(boot_of_rank_0), pings)]
-
-
-def _call_site(site: Any) -> list[tuple[Any, ...]]:
-    return [(site["call_site"], site["file"], site["line"], site["function"])]

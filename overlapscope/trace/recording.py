@@ -23,12 +23,18 @@ from overlapscope.trace.load import (
     convert_recording,
     partition_recording,
 )
-from overlapscope.trace.rank_folder import add_peer_ranks, build_plans_table
 from overlapscope.trace.remote import is_remote
 from overlapscope.trace.schema import EVENTS_FILE, TABLES_FOLDER
 from overlapscope.trace.small_files import find_rank_folders, parse_expected_ranks
 from overlapscope.trace.table_file import ALL_STEPS, StepRange, require_memory, with_neighbors
-from overlapscope.trace.tables import TABLES, empty_tables, map_to_clocks, read_shards
+from overlapscope.trace.tables import (
+    TABLES,
+    add_peer_ranks,
+    build_plans_table,
+    empty_tables,
+    map_to_clocks,
+    read_shards,
+)
 from overlapscope.workers import SerialWorkers, Workers
 
 Progress = Callable[[int, int], None]

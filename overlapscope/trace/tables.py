@@ -19,10 +19,10 @@ Times are those of each rank's clock. ``ready_ns`` is missing for collectives wi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,10 +36,12 @@ from overlapscope.trace.clocks import ClockMap
 from overlapscope.trace.collective_arrival import occurrence_index
 from overlapscope.trace.event_log import RECORD_DTYPE, Problem, Records
 from overlapscope.trace.rank_folder import (
+    LINK_COUNTERS,
+    LINK_ENDPOINTS,
+    LinkRow,
     PlanRows,
     RankRecording,
-    add_segment_content,
-    build_link_samples,
+    Rounds,
     read_rank_recording,
 )
 from overlapscope.trace.schema import DTYPE_BYTES, DTYPES, NO_INDEX, OPS, RECORD_BYTES, Flag, Kind, Phase
@@ -285,6 +287,79 @@ def _take_nullable(values: npt.NDArray[Any], positions: npt.NDArray[Any]) -> pd.
     if not len(values):
         return pd.Series(pd.NA, index=range(len(positions)), dtype="Int64")
     return pd.Series(values[positions]).astype("Int64").mask(pd.Series(positions < 0))
+
+
+# Tables besides those of events: bucket plans, descriptions of segments, samples of TCP connections.
+
+PLAN_COLUMNS: Final = (
+    *("model", "plan_epoch", "plan_hash", "bucket", "position"),
+    *("parameter", "name", "shape", "elements", "dtype", "bytes"),
+)
+
+SEGMENT_COLUMNS: Final = (
+    *("rank", "model", "step", "plan_epoch", "bucket", "lane", "phase", "round", "rounds"),
+    *("sent_to", "sent_bytes", "received_from", "received_bytes", "start_ns", "end_ns"),
+)
+
+_UNKNOWN: Final = (-1, 0, "", 0, 0, "", 0, "", 0)
+
+UNKNOWN_RANK: Final = -1
+"""Rank at the other end of a connection if it is unknown."""
+
+
+def build_plans_table(plans: Iterable[PlanRows]) -> pd.DataFrame:
+    """Return the plans of some ranks, each once."""
+    rows = [row for distinct in dict.fromkeys(plans) for row in distinct]
+    return pd.DataFrame(rows, columns=list(PLAN_COLUMNS)).drop_duplicates(ignore_index=True)
+
+
+def add_segment_content(segments: pd.DataFrame, rounds: Mapping[int, Rounds]) -> pd.DataFrame:
+    """Add descriptions to segments.
+
+    Args:
+        segments: table from ``event_tables``.
+        rounds: descriptions by rank; a rank without segments may be missing.
+
+    Returns:
+        ``SEGMENT_COLUMNS``: ``sent_to`` and ``received_from`` are ranks as text, ``1, 2``. ``bucket`` is -1 for a
+            segment whose description is lost.
+    """
+    keys = zip(segments["rank"].tolist(), segments["segment"].tolist(), strict=True)
+    found = [rounds[rank].get(number, _UNKNOWN) for rank, number in keys]
+    names = ("bucket", "lane", "phase", "round", "rounds", "sent_to", "sent_bytes", "received_from", "received_bytes")
+    content = {
+        name: pd.Series(values, dtype="str" if name in ("phase", "sent_to", "received_from") else "int64")
+        for name, values in zip(names, zip(*found, strict=True) if found else [()] * len(names), strict=True)
+    }
+    return segments.assign(**content)[list(SEGMENT_COLUMNS)]
+
+
+def build_link_samples(rows: Mapping[int, list[LinkRow]]) -> pd.DataFrame:
+    """Return the samples of some ranks as a table, in the time of each rank's host.
+
+    Args:
+        rows: rows by rank.
+    """
+    samples = pd.DataFrame(
+        list(chain.from_iterable(rows.values())), columns=["time_ns", *LINK_ENDPOINTS, *LINK_COUNTERS]
+    )
+    samples = samples.astype(dict.fromkeys(["time_ns", *LINK_COUNTERS], "int64") | dict.fromkeys(LINK_ENDPOINTS, "str"))
+    samples.insert(0, "rank", np.repeat(np.array([*rows], dtype=np.int64), [len(own) for own in rows.values()]))
+    return samples
+
+
+def add_peer_ranks(samples: pd.DataFrame) -> pd.DataFrame:
+    """Add the rank at the other end: the one that has the same connection with its endpoints swapped.
+
+    It is unknown where addresses are translated on the way, or if two hosts each have a connection between the same
+    addresses and ports.
+    """
+    ends = samples[["rank", *LINK_ENDPOINTS]].drop_duplicates()
+    ends = ends.drop_duplicates(LINK_ENDPOINTS, keep=False)
+    others = ends.rename(columns={"rank": "peer_rank", "local": "peer", "peer": "local"})
+    found = samples.merge(others, how="left", on=LINK_ENDPOINTS)
+    found.insert(4, "peer_rank", found.pop("peer_rank").fillna(UNKNOWN_RANK).astype("int64"))
+    return found
 
 
 # Shards of a recording: tables of several ranks at a time, because tables cost time per table, not per rank.

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from overlapscope.trace.rank_folder import SEGMENT_COLUMNS
 from overlapscope.trace.recording import read_trace
 from overlapscope.trace.schema import SEGMENTS_FILE, rank_folder
+from overlapscope.trace.tables import SEGMENT_COLUMNS
 from tests.segments import BYTES, ROUNDS, write_ring_recording
 from tests.synthetic import US, write_recording
 
