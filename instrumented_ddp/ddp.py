@@ -31,10 +31,9 @@ from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.recording.unreduced_gradients import UnreducedGradientDetector
 from instrumented_ddp.recording.warnings_to import reattribute_warnings
 from instrumented_ddp.reduction.agreement import PlanRequest, check_same_parameters
-from instrumented_ddp.reduction.bucket import Bucket
 from instrumented_ddp.reduction.c10d_reducer import C10dReducer
 from instrumented_ddp.reduction.logging_data import Logger
-from instrumented_ddp.reduction.reducer import Reducer
+from instrumented_ddp.reduction.reducer import Reducer, ReducerHooks
 from instrumented_ddp.replicas.replica import FingerprintedReplica
 from instrumented_ddp.session import get_or_open_session
 from instrumented_ddp.sharded.layout import sharded_buckets
@@ -149,24 +148,42 @@ class DistributedDataParallel(DeferredUpdatesDDP):
             is_default=self.bucket_bytes_cap_default,
             listed_bytes=tuple(getattr(self, "bucket_bytes_cap_list", ())),  # torch 2.13
         )
-        is_sharded, ranks = self._strategy.pads_to is not None, self.process_group.size()
-        is_final = is_sharded or (self.find_unused_parameters and not static_graph)
+        is_final = self._strategy.pads_to is not None or (self.find_unused_parameters and not static_graph)
+        plan = self._make_first_plan(parameters, caps, is_final=is_final)
+        self._reducer = self._make_reducer(parameters, plan)
+        self._plans = self._make_plan_controller(caps)
+        self.reducer = C10dReducer(self._reducer, self._plans)
+        self.logger = self._make_logger(static_graph=static_graph)
+        if self._strategy.averages_parameters:
+            self._parameter_averaging = ParameterAveraging(parameters, self.process_group)
+        self._register_hooks(parameters)
+        if is_final:
+            in_module_order = range(len(parameters))
+            self._plans.begin_schedule(in_module_order[::-1], all_ranks_agree=self._all_ranks_agree)
+        self._passing_sync_batchnorm_handle(self.module)
+
+    def _make_first_plan(self, parameters: list[nn.Parameter], caps: Caps, *, is_final: bool) -> BucketPlan:
+        """Return the first plan, after parameters have moved into shards if the strategy has any."""
+        pads_to, ranks = self._strategy.pads_to, self.process_group.size()
         plan, self._planned = first_plan(
             self._specs,
             caps,
             self._given_plan,
             self._planned,
-            buckets=sharded_buckets(self.module, parameters, self._specs, caps, ranks) if is_sharded else None,
+            buckets=None if pads_to is None else sharded_buckets(self.module, parameters, self._specs, caps, ranks),
             is_final=is_final,
             has_to_agree=self._needs_agreement,
             group=self.process_group,
             device=self.device,
         )
         self._given_plan = None  # its file may no longer exist where the wrapper is unpickled
-        if self._strategy.pads_to is not None:
-            self.shards = ParameterShards(self.module, parameters, plan, self.process_group, self._strategy.pads_to)
-            plan = self.shards.layout
-        self._reducer = Reducer(
+        if pads_to is None:
+            return plan
+        self.shards = ParameterShards(self.module, parameters, plan, self.process_group, pads_to)
+        return self.shards.layout
+
+    def _make_reducer(self, parameters: list[nn.Parameter], plan: BucketPlan) -> Reducer:
+        return Reducer(
             parameters,
             plan,
             self.process_group,
@@ -176,9 +193,11 @@ class DistributedDataParallel(DeferredUpdatesDDP):
             batched_grad_copy=getattr(self, "batched_grad_copy", False),  # torch 2.13
             events=make_reduction_events(self.recorder, self._model_number, parameters),
             strategy=self._strategy,
-            make_bucket=Bucket if self.shards is None else self.shards.make_bucket,
+            hooks=ReducerHooks() if self.shards is None else ReducerHooks(make_bucket=self.shards.make_bucket),
         )
-        self._plans = PlanController(
+
+    def _make_plan_controller(self, caps: Caps) -> PlanController:
+        plans = PlanController(
             self._reducer,
             self._model_number,
             limits_bytes=caps.rebuilt_bytes,
@@ -186,12 +205,25 @@ class DistributedDataParallel(DeferredUpdatesDDP):
             plan_request=self._plan_request,
             requested_schedule=self._make_requested_schedule(),
             order=self._strategy.order,
+            has_rebuilt=self.shards is not None,
         )
-        if self._strategy.averages_parameters:
-            self._parameter_averaging = ParameterAveraging(parameters, self.process_group)
         if self._strategy.keeps_state:
-            self._plans.keep_plan(f"strategy {self._strategy.name} keeps something of each bucket")
-        self.reducer = C10dReducer(self._reducer, self._plans)
+            plans.keep_plan(f"strategy {self._strategy.name} keeps something of each bucket")
+        return plans
+
+    def _make_logger(self, *, static_graph: bool) -> Logger:
+        logger = Logger(self._reducer, self.bucket_bytes_cap, self._plans)
+        logger.set_construction_data_and_log(
+            type(self.module).__name__,
+            self.device_ids or [],
+            -1 if self.output_device is None else self.output_device,
+            self.broadcast_buffers,
+            any(isinstance(module, nn.SyncBatchNorm) for module in self.module.modules()),
+            static_graph,
+        )
+        return logger
+
+    def _register_hooks(self, parameters: list[nn.Parameter]) -> None:
         if not is_reduced_in_python(self):  # otherwise Python hooks reduce
             self._reducer.register_hooks()
             if self._session is not None and self.recorder is not None:
@@ -203,21 +235,6 @@ class DistributedDataParallel(DeferredUpdatesDDP):
         if self.mixed_precision is not None:  # torch passes these indices to our reducer
             for index, parameter in enumerate(parameters):
                 parameter._idx = index  # type: ignore[attr-defined]
-        self.logger = Logger(self._reducer, self.bucket_bytes_cap, self._plans)
-        self._reducer.on_error = self.logger.set_error_and_log
-        self.logger.set_construction_data_and_log(
-            type(self.module).__name__,
-            self.device_ids or [],
-            -1 if self.output_device is None else self.output_device,
-            self.broadcast_buffers,
-            any(isinstance(module, nn.SyncBatchNorm) for module in self.module.modules()),
-            static_graph,
-        )
-        self._plans.has_rebuilt = is_sharded  # parameters are stored as laid out by the first plan
-        if is_final:
-            in_module_order = range(len(parameters))
-            self._plans.begin_schedule(in_module_order[::-1], all_ranks_agree=self._all_ranks_agree)
-        self._passing_sync_batchnorm_handle(self.module)
 
     def defer(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: D102 - documented in the base class
         super().defer(optimizer)

@@ -40,8 +40,8 @@ class DeferredUpdatesDDP(TorchDDP):
             raise OverlapScopeError(f"defer(): {why_not}")
         step = type(optimizer).step
         deferral = self._deferral = Deferral(self._reducer, optimizer, getattr(step, "__wrapped__", step), self.module)
-        self._reducer.defers_wait = self._defers_wait
-        self._reducer.before_bucket_reuse = deferral.finish
+        self._reducer.hooks.defers_wait = self._defers_wait
+        self._reducer.hooks.before_bucket_reuse = deferral.finish
         optimizer.step = types.MethodType(_make_deferred_step(deferral), optimizer)  # type: ignore[method-assign]
         optimizer.register_state_dict_pre_hook(_CallbackHook(deferral.finish))
         optimizer.register_load_state_dict_pre_hook(_CallbackHook(deferral.finish))
@@ -107,7 +107,7 @@ class DeferredUpdatesDDP(TorchDDP):
             "gradient_as_bucket_view=True is not supported": reducer.gradient_as_bucket_view,
             "mixed_precision is not supported": self.mixed_precision is not None,
             "sparse gradients are not supported": any(spec.is_sparse for spec in reducer.plan.parameters),
-            "an optimizer runs in the backward already": reducer.optimizer_runs_in_backward,
+            "an optimizer runs in the backward already": reducer.hooks.optimizer_runs_in_backward,
         }
         return next((why for why, holds in reasons.items() if holds), "")
 

@@ -88,6 +88,7 @@ class PlanController:
         wish: requested handling of bucket plans.
         wished: the schedule for that request.
         order: see ``Strategy.order``.
+        has_rebuilt: True if the first plan has to stay, as parameters are stored as it lays them out.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class PlanController:
         plan_request: PlanRequest,
         requested_schedule: RequestedSchedule | None,
         order: Callable[[Sequence[int]], Sequence[int]] | None = None,
+        has_rebuilt: bool = False,
     ) -> None:
         self._reducer = reducer
         self._purpose = CollectiveRole(role="plan", model=model)
@@ -112,7 +114,7 @@ class PlanController:
         self.schedule: PlanSchedule | None = None
         """Active schedule; None if there is none, or it is over."""
         self._reductions_when_asked = -1
-        self.has_rebuilt = False
+        self.has_rebuilt = has_rebuilt
 
     @property
     def should_rebuild(self) -> bool:

@@ -106,7 +106,7 @@ class C10dReducer:
         self.reducer.ensure_prior_reduction_finished()
 
     def _install_post_backward_futures(self, futures: list[torch._C.Future[Any]]) -> None:
-        self.reducer.post_backward_futures += futures
+        self.reducer.hooks.post_backward_futures += futures
 
     def _remove_autograd_hooks(self) -> None:
         self.reducer.remove_hooks()
@@ -142,12 +142,12 @@ class C10dReducer:
 
     def _set_mixed_precision_param_dtype(self, dtype: torch.dtype) -> None:
         reducer = self.reducer
-        reducer.buffer_dtype = dtype
+        reducer.hooks.buffer_dtype = dtype
         reducer.gradients_are_views = False  # those in low precision are replaced before the optimizer sees them
         reducer.adopt(reducer.plan, "mixed_precision")
 
     def _set_optimizer_in_backward(self) -> None:
-        self.reducer.optimizer_runs_in_backward = True
+        self.reducer.hooks.optimizer_runs_in_backward = True
 
     def _set_sparse_metadata(self, global_unique_ids: object) -> None:
         raise NotImplementedError(

@@ -159,10 +159,15 @@ class Logger:
 
     def set_error_and_log(self, error: str) -> None:
         """Note an error that is about to be raised."""
+        self._note_error(error, self._reducer.events.stats.iterations)
+
+    def _note_error(self, error: str, iteration: int) -> None:
         self._data.strs_map["error"] = error
-        self._data.ints_map |= {"has_error": 1, "iteration": self._reducer.events.stats.iterations}
+        self._data.ints_map |= {"has_error": 1, "iteration": iteration}
 
     def _get_ddp_logging_data(self) -> LoggingData:
+        if self._reducer.failure is not None:
+            self._note_error(*self._reducer.failure)
         if self._reducer.usage is not None and not self._reducer.usage.is_static:
             self._data.ints_map["can_set_static_graph"] = False
         texts = dict(self._data.strs_map)

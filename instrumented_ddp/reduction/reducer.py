@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
@@ -147,6 +148,24 @@ class StaticUsage(Usage):
             self.is_known = True
 
 
+@dataclass(kw_only=True)
+class ReducerHooks:
+    """What others have a say in, shared by a reducer and its wrapper. Changed between two backwards only."""
+
+    make_bucket: Callable[..., Bucket] = Bucket
+    """Returns a bucket, with the arguments of ``Bucket``."""
+    defers_wait: Callable[[], bool] = lambda: False
+    """Called when everything of a backward is launched: True if ``Reducer.finish`` will be called for the buckets."""
+    before_bucket_reuse: Callable[[], None] = lambda: None
+    """Called before buckets are filled again or replaced, at the latest moment for a deferred ``finish``."""
+    buffer_dtype: torch.dtype | None = None
+    """Dtype of buckets, if it is not that of their parameters."""
+    optimizer_runs_in_backward: bool = False
+    """True if gradients are used before they could be copied to ``parameter.grad``."""
+    post_backward_futures: list[torch._C.Future[Any]] = field(default_factory=list)
+    """Futures to wait for before the backward is over."""
+
+
 class Reducer:
     """Averages the gradients of one module over a process group while autograd computes them.
 
@@ -160,7 +179,7 @@ class Reducer:
         batched_grad_copy: divide a bucket as a whole; gradients are copied a bucket at a time either way.
         events: notified of everything that happens.
         strategy: how buckets are summed, and when.
-        make_bucket: called like ``Bucket``.
+        hooks: what others have a say in; None for nothing.
     """
 
     def __init__(
@@ -175,32 +194,31 @@ class Reducer:
         batched_grad_copy: bool,
         events: ReductionEvents,
         strategy: Strategy,
-        make_bucket: Callable[..., Bucket] = Bucket,
+        hooks: ReducerHooks | None = None,
     ) -> None:
-        self.parameters, self._make_bucket = parameters, make_bucket
-        self.find_unused_parameters, self.events = find_unused_parameters, events
-        self.gradient_as_bucket_view = self.gradients_are_views = gradient_as_bucket_view
-        self._skip_all_reduce_unused_params, self._batched_grad_copy = skip_all_reduce_unused_params, batched_grad_copy
-        self.on_error: Callable[[str], None] = lambda _: None
-        """Called with the message of an error that is about to be raised."""
-        self._names, self._ready_ns = (
-            [parameter.name for parameter in plan.parameters],
-            events.allocate_ready_times(len(parameters)),
-        )
-        self._no_ready_times, self._hooks = make_private_ready_times(len(parameters)), GradientHooks(parameters)
-        self.averaging = Averaging(group, {p.device for p in parameters}, events, strategy)
-        self._overlaps, self._leaves_gradients = strategy.overlaps, strategy.averages_parameters
-        self.usage = Usage(self._hooks.accumulators, self._usage_map()) if find_unused_parameters else None
+        self.parameters = parameters
+        self.events = events
+        self.hooks = hooks or ReducerHooks()
+        self.averaging = Averaging(group, {parameter.device for parameter in parameters}, events, strategy)
+        self.find_unused_parameters = find_unused_parameters
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.gradients_are_views = gradient_as_bucket_view
+        """False if gradients are replaced before the optimizer sees them, as with mixed precision."""
+        self._skip_all_reduce_unused_params = skip_all_reduce_unused_params
+        self._batched_grad_copy = batched_grad_copy
+        self._overlaps = strategy.overlaps
+        self._leaves_gradients = strategy.averages_parameters
+        self._names = [parameter.name for parameter in plan.parameters]
+        self._ready_ns = events.allocate_ready_times(len(parameters))
+        """Time of each gradient in this backward, or the fact that it has arrived; 0 before."""
+        self._no_ready_times = make_private_ready_times(len(parameters))
+        self._gradient_hooks = GradientHooks(parameters)
+        self.usage = Usage(self._gradient_hooks.accumulators, self._usage_map()) if find_unused_parameters else None
         """Usage of parameters, where they need not all be used, or may be used more than once."""
-        self.buffer_dtype: torch.dtype | None = None
-        """Dtype of buckets, if it is not that of their parameters."""
-        self.optimizer_runs_in_backward = False
-        self.post_backward_futures: list[torch._C.Future[Any]] = []
-        """Futures to wait for before a backward is over."""
-        self.defers_wait: Callable[[], bool] = lambda: False
-        self.before_bucket_reuse: Callable[[], None] = lambda: None
-        """If ``defers_wait`` is true after a backward, ``finish`` is called later, in ``before_bucket_reuse`` at last."""
-        self._expects_gradients = self._must_finalize = False
+        self.failure: tuple[str, int] | None = None
+        """Message of the latest error that was raised here, and the iteration; for ``_get_ddp_logging_data()``."""
+        self._expects_gradients = False
+        self._must_finalize = False
         self.plans: list[BucketPlan] = []
         """All plans so far, by epoch."""
         self.reductions = 0
@@ -222,7 +240,7 @@ class Reducer:
             reason: ``construction``, ``rebuild``, ``mixed_precision``, ``probe`` (to measure it), ``return`` (to the
                 previous plan) or ``auto`` (it is the fastest).
         """
-        self.before_bucket_reuse()
+        self.hooks.before_bucket_reuse()
         self.plan, self.plan_reason = plan, reason
         self.events.on_plan_adopted(len(self.plans), plan, reason)
         self.plans.append(plan)
@@ -230,11 +248,11 @@ class Reducer:
         self.bucket_of: dict[int, Bucket] = {}
         """Bucket of each parameter, by the parameter's index."""
         self.buckets = [
-            self._make_bucket(
+            self.hooks.make_bucket(
                 number,
                 indices,
                 [self.parameters[index] for index in indices],
-                dtype=self.buffer_dtype,
+                dtype=self.hooks.buffer_dtype,
                 is_sparse=plan.parameters[indices[0]].is_sparse,
                 gradients_are_views=self.gradients_are_views,
                 is_divided_as_a_whole=self._batched_grad_copy,
@@ -249,7 +267,7 @@ class Reducer:
         """Notify another listener from now on. Not during a backward; ``adopt`` a plan afterwards."""
         self.events = events
         self.averaging.set_listener(events)
-        if self._hooks.are_registered:  # they are bound to the previous listener
+        if self._gradient_hooks.are_registered:  # they are bound to the previous listener
             self.remove_hooks()
             self.register_hooks()
 
@@ -284,7 +302,7 @@ class Reducer:
         Args:
             outputs: outputs of the forward, if unused parameters are to be found.
         """
-        self.before_bucket_reuse()
+        self.hooks.before_bucket_reuse()
         self.events.on_gradients_expected()
         for bucket in self.buckets:
             bucket.reset()
@@ -298,11 +316,13 @@ class Reducer:
 
     def register_hooks(self) -> None:
         """Register a hook for every gradient."""
-        self._hooks.register(self._on_timed_gradient if self.events.needs_gradient_events else self.on_gradient)
+        self._gradient_hooks.register(
+            self._on_timed_gradient if self.events.needs_gradient_events else self.on_gradient
+        )
 
     def remove_hooks(self) -> None:
         """Remove all hooks from the parameters. May be called twice."""
-        self._hooks.remove()
+        self._gradient_hooks.remove()
 
     def _on_timed_gradient(self, index: int) -> None:
         self.on_gradient(index, self.events.on_gradient(index, is_expected=self._expects_gradients))
@@ -394,7 +414,7 @@ class Reducer:
             self.observed_order = self.ready_order + self.usage.unused if self.usage.is_known else []
         self._stop_expecting()
         self.averaging.launch_rest(self.buckets)
-        if not self.defers_wait():
+        if not self.hooks.defers_wait():
             self.finish(self.buckets)
         if self.usage is not None:
             self.usage.finish_reduction()
@@ -405,8 +425,8 @@ class Reducer:
         """Wait for some buckets in order and copy the averages to the parameters' gradients."""
         try:
             used = self.usage.bitmap.is_used_anywhere if self.usage is not None else None
-            self.averaging.copy_to_grads(buckets, used, copies=not self.optimizer_runs_in_backward)
-            for future in self.post_backward_futures:
+            self.averaging.copy_to_grads(buckets, used, copies=not self.hooks.optimizer_runs_in_backward)
+            for future in self.hooks.post_backward_futures:
                 future.wait()
         except Exception:  # of the backend, or of a communication hook
             self.events.failed()
@@ -414,7 +434,7 @@ class Reducer:
         finally:  # no work outlives its process group, which may be gone before the next forward
             for bucket in buckets:
                 bucket.collective = None
-        self.post_backward_futures = []
+        self.hooks.post_backward_futures.clear()
 
     def _stop_expecting(self) -> None:
         self._expects_gradients = self._must_finalize = False
@@ -466,6 +486,6 @@ class Reducer:
         Raises:
             RuntimeError: with this message.
         """
-        self.on_error(message)
+        self.failure = message, self.events.stats.iterations
         self.events.failed()
         raise RuntimeError(message)
