@@ -23,7 +23,7 @@ The rules run in a fixed order. The first that finds something wins, unless the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Final
@@ -44,20 +44,8 @@ from overlapscope.diagnosis.rules import (
     unreduced_gradients,
     waiting,
 )
-from overlapscope.diagnosis.rules import (
-    gradients as left_backward,
-)
-from overlapscope.diagnosis.rules import (
-    groups as new_group,
-)
-from overlapscope.diagnosis.rules import (
-    models as settings,
-)
-from overlapscope.diagnosis.rules import (
-    waiting as segments,
-)
-from overlapscope.diagnosis.text import capitalize, plural, rank_list
-from overlapscope.diagnosis.texts import processes as process_texts
+from overlapscope.diagnosis.texts import processes as process_text
+from overlapscope.diagnosis.texts import waiting as text
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wait_graph import Facts
 
@@ -67,7 +55,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     start.find_wrong_world_size,
     start.find_never_started,
     models.find_model_difference,
-    settings.find_settings_fault,
+    models.find_settings_fault,
     gradients.find_missing_gradients,
     order.find_divergence,
     groups.find_recreated_group,
@@ -79,7 +67,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     processes.find_stopped_process,
     processes.find_gil_holder,
     processes.find_killed_process,
-    new_group.find_missing_new_group_call,
+    groups.find_missing_new_group_call,
     groups.find_interleaved_groups,
     waiting.find_uneven_inputs,
     unreduced_gradients.find_unreduced_gradients,
@@ -107,6 +95,12 @@ _CONSEQUENCES: Final[tuple[Rule, ...]] = (
     unreduced_gradients.find_unreduced_gradients,
 )
 """Rules that also run once the cause is known."""
+_NOTES: Final = (
+    waiting.note_segment_waits,
+    gradients.note_interrupted_backwards,
+    models.note_setting_differences,
+)
+"""Evidence that is shown with any verdict."""
 _EXPLAIN_DRIFT: Final = (
     "replicas differ",
     "models differ",
@@ -132,36 +126,22 @@ def judge(evidence: Evidence) -> Verdict:
         for rule in _CONSEQUENCES
         if verdict.is_fault and (found := rule(facts)) is not None and found.kind != verdict.kind
     ]
-    unknown: list[str] = []
-    if (
-        verdict.is_fault
-        and verdict.kind not in _EXPLAIN_DRIFT
-        and (drifted := replicas.find_replica_drift(facts)) is not None
-    ):
-        unknown.append(drifted.sentence)
-    if facts.missing and verdict.kind != "never started":
-        missing = facts.missing
-        unknown.append(
-            f"{capitalize(rank_list(missing))} left no log: what {plural(missing, 'it', 'they')} did is unknown."
-        )
-    if evidence.job_signal is not None and verdict.kind != "interrupted":
-        unknown.append(f"The command was sent {process_texts.signal_text(evidence.job_signal)} while it ran.")
-    for rank in facts.unrecorded[:_MOST_UNRECORDED]:
-        one = facts.ranks[rank]
-        where = f" in step {one.position.step}" if one.position is not None else ""
-        unknown.append(
-            f"The recording of rank {rank} ended early{where} ({one.unrecorded_because}): what it did next is unknown."
-        )
+    unknown = list(_unknown(facts, verdict))
     if verdict.certainty != "certain":
         verdict = replace(verdict, blamed=(), suspected=verdict.named)
-    noticed = (
-        rule(facts, verdict)
-        for rule in (
-            segments.note_segment_waits,
-            left_backward.note_interrupted_backwards,
-            settings.note_setting_differences,
-        )
-    )
-    return replace(
-        verdict, also=(*verdict.also, *also), evidence=(*verdict.evidence, *chain.from_iterable(noticed), *unknown)
-    )
+    notes = chain.from_iterable(note(facts, verdict) for note in _NOTES)
+    return replace(verdict, also=(*verdict.also, *also), evidence=(*verdict.evidence, *notes, *unknown))
+
+
+def _unknown(facts: Facts, verdict: Verdict) -> Iterator[str]:
+    """Yield what else is wrong, and what is not known."""
+    if verdict.is_fault and verdict.kind not in _EXPLAIN_DRIFT:
+        drifted = replicas.find_replica_drift(facts)
+        if drifted is not None:
+            yield drifted.sentence
+    if facts.missing and verdict.kind != "never started":
+        yield text.no_log(facts.missing)
+    if facts.evidence.job_signal is not None and verdict.kind != "interrupted":
+        yield process_text.command_signaled(facts.evidence.job_signal)
+    for rank in facts.unrecorded[:_MOST_UNRECORDED]:
+        yield text.recording_ended(facts.ranks[rank])

@@ -68,9 +68,9 @@ def first_few(names: Sequence[str]) -> str:
     return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"
 
 
-def plural(ranks: Iterable[int], one: str, several: str) -> str:
-    """Return the singular or plural form of a verb for some ranks: ``has`` or ``have``."""
-    return one if len(set(ranks)) == 1 else several
+def plural(subjects: Iterable[object], one: str, several: str) -> str:
+    """Return the singular or plural form of a verb for some ranks or names: ``has`` or ``have``."""
+    return one if len(set(subjects)) == 1 else several
 
 
 def capitalize(sentence: str) -> str:

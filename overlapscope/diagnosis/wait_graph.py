@@ -276,6 +276,10 @@ class Facts:
             return None
         return next((entry for entry in reversed(window) if not is_segment(entry)), None)
 
+    def latest_numbers(self, group: GroupOrder, without: tuple[int, ...] = ()) -> dict[int, int]:
+        """Return the number of the latest entry of each rank of a group that left something; 0 if it has none."""
+        return {rank: group.latest.get(rank, 0) for rank in group.ranks if rank in self.ranks and rank not in without}
+
     def messages_of(self, rank: int) -> tuple[SegmentMessage, ...]:
         """Return the messages in which a rank may be waiting, of the first incomplete sum of a bucket."""
         entries = ((group, entry) for group in self.evidence.groups for entry in group.windows.get(rank, ()))
@@ -366,13 +370,15 @@ class Facts:
             return None
         if entry.signature.op in POINT_TO_POINT:
             return self._wait_for_peer(rank, group, entry)
+        late = self._late_in(group, rank, entry) or [one.peer for one in self.messages_of(rank) if not one.is_answered]
+        late = [other for other in dict.fromkeys(late) if other not in self.unrecorded]
+        return Wait(rank, group, entry, tuple(late)) if late else None
+
+    def _late_in(self, group: GroupOrder, rank: int, entry: Entry) -> list[int]:
         late = [other for other in group.ranks if other != rank and group.latest.get(other, 0) < entry.number]
         # A rank whose log is lost has entered every collective that others have completed.
         done = self._newest_done(group)
-        late = [other for other in late if other in group.latest or entry.number > done]
-        late = late or [one.peer for one in self.messages_of(rank) if not one.is_answered]
-        late = [other for other in dict.fromkeys(late) if other not in self.unrecorded]
-        return Wait(rank, group, entry, tuple(late)) if late else None
+        return [other for other in late if other in group.latest or entry.number > done]
 
     def _waits_for_the_network(self, rank: int) -> bool:
         """Return True if a rank is alive and in the middle of a message that its peer has posted as well."""

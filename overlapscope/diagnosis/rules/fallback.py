@@ -2,50 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final, get_args
 
-from overlapscope.diagnosis.evidence import GroupOrder, RankEvidence
+from overlapscope.diagnosis.evidence import GroupOrder, RankEvidence, ReportedVerdict
 from overlapscope.diagnosis.refutations import SILENT_FAULTS
 from overlapscope.diagnosis.rules import processes, replicas
 from overlapscope.diagnosis.stall_timeout import is_busy, stall_timeout_ns
-from overlapscope.diagnosis.text import (
-    at_line,
-    capitalize,
-    collective_text,
-    format_position,
-    format_seconds,
-    group_text,
-    in_step,
-    loop_step,
-    plural,
-    rank_list,
-)
-from overlapscope.diagnosis.verdict import FaultKind, Verdict
+from overlapscope.diagnosis.text import loop_step
+from overlapscope.diagnosis.texts import processes as process_text
+from overlapscope.diagnosis.texts import waiting as text
+from overlapscope.diagnosis.verdict import FaultKind, Verdict, VerdictText
 from overlapscope.diagnosis.wait_graph import Facts, find_minority
 
 _SLOW_AFTER_NS: Final = 1_000_000_000
 _SLOW_AFTER_STEPS: Final = 3
-_MAX_GAPS: Final = 3
+_NOT_REPORTABLE: Final = (
+    "healthy",
+    "slow",
+    "interrupted",
+    "cannot tell",
+    "failed",
+    "never started",
+    "wrong world size",
+)
+"""Kinds of reports that are no fault, or that leave a trace in any case."""
 _REPORTABLE_KINDS: Final[dict[str, FaultKind]] = {
-    "stopped": "stopped",
-    "holds the GIL": "holds the GIL",
-    "waits for data": "waits for data",
-    "gradients never ready": "gradients never ready",
-    "stuck": "stuck",
-    "killed": "killed",
-    "out of memory": "out of memory",
-    "uneven inputs": "uneven inputs",
-    "batch skipped": "batch skipped",
-    "step behind": "step behind",
-    "not reduced": "not reduced",
-    "replicas differ": "replicas differ",
-    "swapped collectives": "swapped collectives",
-    "missing collective": "missing collective",
-    "different collectives": "different collectives",
-    "models differ": "models differ",
-    "settings differ": "settings differ",
+    kind: kind for kind in get_args(FaultKind) if kind not in _NOT_REPORTABLE
 }
 
 
@@ -61,25 +44,29 @@ def find_watchdog_report(facts: Facts) -> Verdict | None:
     if not reports:
         return None
     first = min(reports, key=lambda report: report.time_ns)
-    who = f"The watchdog of rank {first.rank} reported this while the job ran."
-    rule = {"stopped": processes.find_stopped_process, "holds the GIL": processes.find_gil_holder}.get(first.kind)
-    named = first.blamed or first.suspected
-    known = tuple(rank for rank in named if rank in facts.ranks and facts.ranks[rank].position)
-    if rule is not None and known and (found := rule(facts, known)) is not None:
-        # Its own log is more precise about where the rank was than what others last heard from it.
-        return replace(found, evidence=(*found.evidence, who))
+    if (found := _located(facts, first)) is not None:
+        return found
     return Verdict(
         kind=_REPORTABLE_KINDS[first.kind],
         sentence=first.sentence,
         alternative=first.alternative,
         blamed=first.blamed,
         suspected=first.suspected,
-        concerned=tuple(sorted({*named, *(report.rank for report in reports)})),
+        concerned=tuple(sorted({*first.blamed, *first.suspected, *(report.rank for report in reports)})),
         step=first.step,
         bucket=first.bucket,
         call_sites=first.call_sites or None,
-        evidence=(who,),
+        evidence=(text.reported_by(first.rank),),
     )
+
+
+def _located(facts: Facts, report: ReportedVerdict) -> Verdict | None:
+    """Return a reported verdict with the position from the rank's own log: it is more precise than what others heard."""
+    rule = {"stopped": processes.find_stopped_process, "holds the GIL": processes.find_gil_holder}.get(report.kind)
+    named = report.blamed or report.suspected
+    known = tuple(rank for rank in named if rank in facts.ranks and facts.ranks[rank].position)
+    found = rule(facts, known) if rule is not None and known else None
+    return None if found is None else replace(found, evidence=(*found.evidence, text.reported_by(report.rank)))
 
 
 def find_uneven_finish(facts: Facts) -> Verdict | None:
@@ -88,33 +75,31 @@ def find_uneven_finish(facts: Facts) -> Verdict | None:
     is_all_known = not facts.evidence.gaps and not facts.unrecorded
     if not (have_ended and is_all_known) or any(one.was_signaled for one in facts.ranks.values()):
         return None
-    for group in facts.evidence.groups:
-        there = {rank: group.latest.get(rank, 0) for rank in group.ranks if rank in facts.ranks}
-        least, most = min(there.values(), default=0), max(there.values(), default=0)
-        if least == most:
-            continue
-        behind = tuple(rank for rank, latest in there.items() if latest == least)  # others have entered some more
-        ahead = next(rank for rank, latest in there.items() if latest == most)
-        further = [entry for entry in group.windows.get(ahead, ()) if entry.number > least]
-        if not further or all(entry.state == "completed" for entry in further):
-            continue  # like the root of a broadcast, which waits for nobody
-        first = further[0]
-        return Verdict(
-            kind="missing collective",
-            sentence=f"{capitalize(rank_list(behind))} finished after collective {least} of {group_text(group)} "
-            f"and never entered the next one, which rank {ahead} launched{in_step(first)}: "
-            f"{collective_text(first)}{at_line(first.call_site)}.",
-            blamed=find_minority([behind, [rank for rank in there if rank not in behind]], len(group.ranks)),
-            concerned=tuple(sorted({*behind, ahead})),
-            step=loop_step(first),
-            group=group.name,
-            number=first.number,
-            call_sites={ahead: first.call_site} if first.call_site else None,
-            windows={rank: group.windows[rank] for rank in (*behind[:4], ahead) if rank in group.windows},
-            evidence=("Their logs don't say why: an exception that the script caught, or a loop that was left.",),
-            advice=("Log exceptions where they are caught, and end the process with an exit status that says so.",),
-        )
-    return None
+    return next((found for group in facts.evidence.groups if (found := _uneven_finish_in(facts, group))), None)
+
+
+def _uneven_finish_in(facts: Facts, group: GroupOrder) -> Verdict | None:
+    there = facts.latest_numbers(group)
+    least, most = min(there.values(), default=0), max(there.values(), default=0)
+    behind = tuple(rank for rank, latest in there.items() if latest == least)  # others have entered some more
+    ahead = next((rank for rank, latest in there.items() if latest == most > least), None)
+    if ahead is None:
+        return None
+    further = [entry for entry in group.windows.get(ahead, ()) if entry.number > least]
+    if all(entry.state == "completed" for entry in further):
+        return None  # like the root of a broadcast, which waits for nobody
+    first = further[0]
+    return Verdict(
+        kind="missing collective",
+        **text.uneven_finish(group, behind, least, ahead, first),
+        blamed=find_minority([behind, there.keys() - behind], len(group.ranks)),
+        concerned=tuple(sorted({*behind, ahead})),
+        step=loop_step(first),
+        group=group.name,
+        number=first.number,
+        call_sites={ahead: first.call_site} if first.call_site else None,
+        windows={rank: group.windows[rank] for rank in (*behind[:4], ahead) if rank in group.windows},
+    )
 
 
 def find_slow_rank(facts: Facts) -> Verdict | None:
@@ -128,40 +113,31 @@ def find_slow_rank(facts: Facts) -> Verdict | None:
         if facts.stalled_ns(one) >= max(_SLOW_AFTER_NS, _SLOW_AFTER_STEPS * (one.step_time_ns or 0)):
             if rank in facts.late_devices:
                 return _slow_device(facts, one, one.idle_ns)
-            where = f" ({format_position(one.position)})" if one.position else ""
-            busy = ", and busy" if is_busy(one) else ""
-            waiting = rank_list(facts.waiting)
-            return Verdict(
-                kind="slow",
-                sentence=f"Rank {rank} is slow{busy}: nothing has come to an end there for {format_seconds(one.idle_ns)}"
-                f"{where}, and {waiting} {plural(facts.waiting, 'waits', 'wait')} for it.",
-                alternative="an endless loop looks the same until it has lasted for long" if busy else "",
-                concerned=(rank,),
-                step=one.position.loop_step if one.position else None,
-                call_sites={rank: one.position.call_site} if one.position and one.position.call_site else None,
-            )
+            words = text.slow(one, one.idle_ns, facts.waiting, is_busy=is_busy(one))
+            return Verdict(kind="slow", **words, concerned=(rank,), **_position_fields(one))
     return _late(facts)
+
+
+def _position_fields(one: RankEvidence) -> dict[str, Any]:
+    """Return the fields of a verdict that locate a rank."""
+    position = one.position
+    return {
+        "step": position.loop_step if position else None,
+        "call_sites": {one.rank: position.call_site} if position and position.call_site else None,
+    }
 
 
 def _late(facts: Facts) -> Verdict | None:
     """Find a rank that waited for long, while those it waits for make progress or wait for ranks they just reached."""
     wait = next((wait for wait in facts.waits if facts.is_stuck(wait.rank)), None)
-    going = () if wait is None else tuple(rank for rank in facts.awaited or wait.late if _goes_on(facts, rank))
+    going = [] if wait is None else [rank for rank in facts.awaited or wait.late if _goes_on(facts, rank)]
     if wait is None or not going:
         return None
-    one = facts.ranks[going[0]]
-    where = f" ({format_position(one.position)})" if one.position else ""
-    is_moving = all((facts.ranks[rank].idle_ns or 0) < stall_timeout_ns(facts.ranks[rank]) for rank in going)
-    goes_on = f", and {plural(going, 'goes', 'go')} on" if is_moving else ""
-    return Verdict(
-        kind="slow",
-        sentence=f"{capitalize(rank_list(going))} {plural(going, 'is', 'are')} slow{goes_on}{where}: rank {wait.rank} "
-        f"has waited for {format_seconds(facts.ranks[wait.rank].idle_ns or 0)} in {collective_text(wait.entry)}"
-        f"{at_line(wait.entry.call_site)}.",
-        concerned=(*going, wait.rank),
-        step=one.position.loop_step if one.position else None,
-        call_sites={one.rank: one.position.call_site} if one.position and one.position.call_site else None,
-    )
+    members = [facts.ranks[rank] for rank in going]
+    is_moving = all((one.idle_ns or 0) < stall_timeout_ns(one) for one in members)
+    waited_ns = facts.ranks[wait.rank].idle_ns or 0
+    words = text.late(going, members[0].position, wait, waited_ns, is_moving=is_moving)
+    return Verdict(kind="slow", **words, concerned=(*going, wait.rank), **_position_fields(members[0]))
 
 
 def _goes_on(facts: Facts, rank: int) -> bool:
@@ -172,16 +148,13 @@ def _goes_on(facts: Facts, rank: int) -> bool:
 
 def _slow_device(facts: Facts, one: RankEvidence, idle_ns: int) -> Verdict:
     wait = next(wait for wait in facts.device_waits if one.rank in wait.late)
-    entry = wait.entry
+    site = wait.entry.call_site
     return Verdict(
         kind="slow",
-        sentence=f"The device of rank {one.rank} is slow: for {format_seconds(idle_ns)} it has not come to collective "
-        f"{entry.number} of {group_text(wait.group)}{in_step(entry)}, in which that of rank {wait.rank} waits: "
-        f"{collective_text(entry)}{at_line(entry.call_site)}.",
-        alternative="a kernel that never ends looks the same until it has lasted for long",
+        **text.slow_device(one.rank, idle_ns, wait),
         concerned=(one.rank,),
-        step=loop_step(entry),
-        call_sites={one.rank: entry.call_site} if entry.call_site else None,
+        step=loop_step(wait.entry),
+        call_sites={one.rank: site} if site else None,
     )
 
 
@@ -194,42 +167,25 @@ def judge_healthy(facts: Facts) -> Verdict | None:
         return None
     if any(facts.is_stuck(rank) and not facts.is_only_slow(rank) for rank in (*facts.waiting, *facts.possibly_waiting)):
         return None
-    compared, groups = _compared(facts), _counted(facts.evidence.groups)
     if facts.evidence.gaps:
-        return _incomplete(facts, going)
+        return Verdict(kind="cannot tell", **_incomplete(facts), concerned=going)
+    compared, groups = _compared(facts), len(facts.evidence.groups)
     if facts.unrecorded:
-        return Verdict(
-            kind="cannot tell",
-            sentence=f"Nothing is wrong in what was recorded, but {rank_list(facts.unrecorded)} "
-            f"{plural(facts.unrecorded, 'was', 'were')} not recorded to the end. "
-            f"The order of collectives is the same on all ranks as far as it is known ({compared:,} in {groups}).",
-            concerned=going,
-        )
+        words = text.not_recorded_to_end(facts.unrecorded, compared, groups)
+        return Verdict(kind="cannot tell", **words, concerned=going)
     is_over = len(facts.ranks_with_liveness("ended")) == len(facts.ranks)
     if is_over and facts.evidence.job_status:
-        return Verdict(
-            kind="cannot tell",
-            sentence=f"All ranks finished without an error that was seen, but the command {_ended_with(facts)}. "
-            f"{compared:,} collectives in {groups} are the same on all ranks.",
-            concerned=going,
-            advice=("Look at the command's output: what failed is not in what its ranks have recorded.",),
-        )
-    what = "All ranks finished" if is_over else "Healthy so far"
-    return Verdict(
-        kind="healthy",
-        sentence=f"{what}: {format_compared(facts)}.",
-        concerned=going,
-        evidence=tuple(replicas.note_replica_comparison(facts)),
-    )
+        words = text.command_failed(facts.evidence.job_status, compared, groups)
+        return Verdict(kind="cannot tell", **words, concerned=going)
+    notes = replicas.note_replica_comparison(facts)
+    return Verdict(kind="healthy", **text.healthy(format_compared(facts), notes, is_over=is_over), concerned=going)
 
 
 def format_compared(facts: Facts) -> str:
     """Format what is the same on all ranks, if nothing differs: part of a sentence."""
     if not facts.evidence.groups:
-        return "no collectives were launched" + (
-            ", only sends and receives" if facts.evidence.point_to_point_orders else ""
-        )
-    return f"{_compared(facts):,} collectives in {_counted(facts.evidence.groups)} are the same on all ranks"
+        return text.nothing_compared(has_messages=bool(facts.evidence.point_to_point_orders))
+    return text.compared_text(_compared(facts), len(facts.evidence.groups))
 
 
 def _compared(facts: Facts) -> int:
@@ -239,87 +195,36 @@ def _compared(facts: Facts) -> int:
     )
 
 
-def _ended_with(facts: Facts) -> str:
-    status = facts.evidence.job_status or 0
-    return f"was ended by signal {-status}" if status < 0 else f"exited with status {status}"
-
-
-def _counted(groups: Sequence[GroupOrder]) -> str:
-    return "1 group" if len(groups) == 1 else f"{len(groups)} groups"
-
-
-def _incomplete(facts: Facts, going: tuple[int, ...]) -> Verdict:
-    """Return the verdict that nothing is wrong in the available parts, but some are missing or damaged."""
+def _incomplete(facts: Facts) -> VerdictText:
+    """Describe that nothing is wrong in the available parts, but some are missing or damaged."""
     compared = [group for group in facts.evidence.groups if len(group.latest) > 1]
-    number = sum(min(group.latest.values()) for group in compared)
     sides = {tuple(sorted(group.latest)) for group in compared}
-    where = rank_list(next(iter(sides))) if len(sides) == 1 else "their ranks"
-    agreed = f" What is there agrees: {number:,} collectives in {_counted(compared)} are the same on {where}."
-    return Verdict(
-        kind="cannot tell",
-        sentence=f"Whether anything is wrong can't be told, because {format_gaps(facts)}{agreed if number else ''}",
-        concerned=going,
-        advice=gap_advice(facts),
-    )
-
-
-def format_gaps(facts: Facts) -> str:
-    """Format what is missing or damaged: the end of a sentence."""
-    gaps = facts.evidence.gaps
-    sentences = "; ".join(gap.what for gap in gaps[:_MAX_GAPS])
-    if len(gaps) > _MAX_GAPS:
-        sentences += f"; and {len(gaps) - _MAX_GAPS} more"
-    return f"part of the recording is missing or damaged: {sentences}."
-
-
-def gap_advice(facts: Facts) -> tuple[str, ...]:
-    """Return advice on what is missing or damaged."""
-    return tuple(dict.fromkeys(gap.advice for gap in facts.evidence.gaps))
+    number = sum(min(group.latest.values()) for group in compared)
+    return text.incomplete(facts.evidence.gaps, number, len(compared), sides.pop() if len(sides) == 1 else None)
 
 
 def judge_undecided(facts: Facts) -> Verdict:
     """Return the verdict that processes did not finish, and nothing that they left says why."""
     if not facts.ranks:
-        return Verdict(kind="cannot tell", sentence="No rank left anything to judge by.")
-    gone, failed = facts.ranks_with_liveness("gone"), facts.ranks_with_liveness("failed")
-    unknown = tuple(
-        rank
-        for rank in facts.ranks_with_liveness("unknown", "silent")
-        if rank not in facts.unrecorded and not facts.ranks[rank].is_end_unreadable
-    )
+        return Verdict(kind="cannot tell", **text.nothing_left())
+    gone = facts.ranks_with_liveness("gone")
     if gone and len(gone) == len(facts.ranks):
-        return Verdict(
-            kind="killed",
-            sentence="All ranks were killed without logging an error; their logs don't say why, or which died first."
-            if len(gone) > 1
-            else f"Rank {gone[0]} was killed without logging an error.",
-            concerned=gone,
-            step=max((one.position.loop_step for one in facts.ranks.values() if one.position), default=None),
-            evidence=("The order of their collectives is the same as far as they got.",),
-            advice=("Look at the launcher's output, and for the OOM killer in dmesg.",),
-        )
-    sentences = [
-        f"{rank_list((wait.rank,))} waits for {rank_list(wait.late)} in {group_text(wait.group)}"
-        for wait in facts.waits[:4]
-    ]
-    if facts.possibly_waiting:
-        waiting = facts.possibly_waiting
-        sentences.append(
-            f"{rank_list(waiting)} {plural(waiting, 'is', 'are')} in a collective, and whether "
-            f"{rank_list(facts.unrecorded)} {plural(facts.unrecorded, 'has', 'have')} reached it is unknown"
-        )
-    if failed:
-        sentences.append(f"{rank_list(failed)} failed as if another rank had died")
-    if gone:
-        sentences.append(f"{rank_list(gone)} {plural(gone, 'is', 'are')} gone")
-    if unknown:
-        what = plural(unknown, "it died or is running", "they died or are running")
-        sentences.append(f"{rank_list(unknown)} left logs that were never closed, so {what} elsewhere")
-    sentence = "; ".join([*sentences, ""]) + "the order of their collectives is the same as far as it is known."
-    lacking = f" {capitalize(format_gaps(facts))}" if facts.evidence.gaps else ""
+        step = max((one.position.loop_step for one in facts.ranks.values() if one.position), default=None)
+        return Verdict(kind="killed", **process_text.all_killed(gone), concerned=gone, step=step)
     return Verdict(
         kind="cannot tell",
-        sentence=capitalize(sentence) + lacking,
+        **text.undecided(
+            facts.waits,
+            possibly_waiting=facts.possibly_waiting,
+            unrecorded=facts.unrecorded,
+            failed=facts.ranks_with_liveness("failed"),
+            gone=gone,
+            unknown=[
+                rank
+                for rank in facts.ranks_with_liveness("unknown", "silent")
+                if rank not in facts.unrecorded and not facts.ranks[rank].is_end_unreadable
+            ],
+            gaps=facts.evidence.gaps,
+        ),
         concerned=tuple(sorted(facts.ranks)),
-        advice=gap_advice(facts),
     )

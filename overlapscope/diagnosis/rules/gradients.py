@@ -15,17 +15,11 @@ from overlapscope.diagnosis.evidence import (
 )
 from overlapscope.diagnosis.failures import is_consequence
 from overlapscope.diagnosis.rules.waiting import wait_fields
-from overlapscope.diagnosis.text import at_line, capitalize, first_few, plural, rank_list
+from overlapscope.diagnosis.texts import waiting as text
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wait_graph import Facts, Wait
 from overlapscope.trace.schema import NO_BUCKET
 
-# Rule for exceptions raised in a backward and caught, so that training continued without some gradients.
-
-INTERRUPTED_BACKWARD_ADVICE: Final = (
-    "Log the exception where it is caught: it is the cause.",
-    "Let it end the process, or have all ranks agree after each backward, with an all_reduce, to skip the batch.",
-)
 _MOST_RANKS: Final = 4
 
 
@@ -45,11 +39,7 @@ def note_interrupted_backwards(facts: Facts, verdict: Verdict) -> tuple[str, ...
         for left in one.interrupted_backwards
         if verdict.step is None or left.step <= verdict.step
     }
-    return tuple(
-        f"An exception came out of the backward of rank {rank} in step {left.step}{at_line(left.call_site)} and was caught: "
-        "the training went on."
-        for rank, left in list(latest.items())[:_MOST_RANKS]
-    )
+    return tuple(text.backward_interrupted(rank, left) for rank, left in list(latest.items())[:_MOST_RANKS])
 
 
 _BACKWARD: Final = "_engine_run_backward"
@@ -117,75 +107,61 @@ def _never_ready(
         ranks: ranks that lack the same parameters.
         is_over: True if their backward has certainly ended.
     """
-    one, everywhere = facts.ranks[ranks[0]], len(ranks) == len(facts.world) > 1
-    bucket = unready[0].bucket
-    inside = [parameter for parameter in unready if parameter.bucket == bucket]
-    names = tuple(parameter.name for parameter in unready)
-    modules = sorted({parameter.module for parameter in unready})
-    where = sorted({parameter.module for parameter in inside})
-    step = _step_of(one)
-    if (
-        launched := wait.first_missed_by(ranks) if wait else _bucket_of_others(facts, ranks[0], unready[0])
-    ) is not None:
+    one = facts.ranks[ranks[0]]
+    bucket, step = unready[0].bucket, _step_of(one)
+    if (launched := _missed_bucket(facts, ranks, unready[0], wait)) is not None:
         step = launched.step
-    who = capitalize(rank_list(ranks))
-    not_launched = f"{who} never launched" if is_over else f"{who} {plural(ranks, 'has', 'have')} not launched"
-    if everywhere:
-        not_launched = f"No rank {'launched' if is_over else 'has launched'}"
-    whom = ""
-    if facts.waiting:
-        waits = plural(facts.waiting, "waits", "wait")
-        whom = f", so {rank_list(facts.waiting)} {waits} for {plural(ranks, 'it', 'them')}"
-    site = one.failure.call_site if one.failure is not None else one.position.call_site if one.position else None
-    location: dict[str, Any] = (wait_fields(facts, wait, ranks) if wait else {"step": step}) | {
-        "bucket": bucket,
-        "parameters": names,
-    }
+    inside = [parameter for parameter in unready if parameter.bucket == bucket]
+    is_everywhere = len(ranks) == len(facts.world) > 1
     left = interrupted_backward_in(one, step)
-    frozen = _frozen_text(inside, ranks, step)
-    have = "got" if is_over else "has" if len(inside) == 1 else "have"
-    backward = left.call_site if left is not None else _line_of_backward(facts, ranks[0]) if is_over else None
-    if left is not None or not _has_complained(one):
-        site = backward or site
-    sites: dict[int, CallSite] = location.get("call_sites") or {}
+    backward = _line_of_backward(facts, one.rank) if is_over else None
+    if left is not None:
+        backward = left.call_site
+    location: dict[str, Any] = wait_fields(facts, wait, ranks) if wait else {"step": step}
+    names = tuple(parameter.name for parameter in unready)
+    site = _line_of_fault(one, backward, is_interrupted=left is not None)
+    sites: dict[int, CallSite] = location.pop("call_sites", None) or {}
     if site is not None and (is_over or not sites):
-        location["call_sites"] = sites | {ranks[0]: site}
+        sites |= {one.rank: site}
     return Verdict(
         kind="gradients never ready",
-        sentence=f"{not_launched} bucket {bucket}"
-        f"{f' of step {step}' if step is not None else ''}{whom}: {_interrupted_text(left)}{len(inside)} of its parameters "
-        f"{have} no gradient ({first_few([p.name for p in inside])}; in {first_few(where)})"
-        f"{frozen}.",
-        alternative="" if is_over else f"the backward of {rank_list(ranks)} may not have been over",
-        blamed=() if everywhere else ranks,
-        concerned=tuple(sorted({*ranks, *facts.waiting})),
-        evidence=(
-            f"The backward of {rank_list(ranks)}{at_line(backward)} {'left' if is_over else plural(ranks, 'has', 'have')} "
-            f"{len(names)} parameters without a gradient: {first_few(names)}.",
+        **text.never_ready(
+            ranks,
+            bucket,
+            step,
+            is_everywhere=is_everywhere,
+            is_over=is_over,
+            waiting=facts.waiting,
+            names=names,
+            in_bucket=[parameter.name for parameter in inside],
+            modules=_modules_of(unready),
+            bucket_modules=_modules_of(inside),
+            frozen=_frozen_in(inside, step),
+            interrupted=left,
+            backward=backward,
         ),
-        advice=_advice(ranks, modules, left, is_frozen=bool(frozen), everywhere=everywhere),
-        **location,
+        blamed=() if is_everywhere else ranks,
+        concerned=tuple(sorted({*ranks, *facts.waiting})),
+        call_sites=sites or None,
+        **location | {"bucket": bucket, "parameters": names},
     )
 
 
-def _advice(
-    ranks: tuple[int, ...],
-    modules: Sequence[str],
-    left: InterruptedBackward | None,
-    *,
-    is_frozen: bool,
-    everywhere: bool,
-) -> tuple[str, ...]:
-    if left is not None:
-        return INTERRUPTED_BACKWARD_ADVICE
-    if is_frozen:
-        return ("Freeze parameters before DistributedDataParallel is given them, or wrap the model in it again.",)
-    if everywhere:
-        return ("Pass find_unused_parameters=True, or leave what forward does not use out of the model.",)
-    return (
-        "Use the same branches of the model on all ranks, or pass find_unused_parameters=True.",
-        f"Look at what forward does with {first_few(modules)} on {rank_list(ranks)}.",
-    )
+def _missed_bucket(facts: Facts, ranks: tuple[int, ...], unready: UnreadyParameter, wait: Wait | None) -> Entry | None:
+    return wait.first_missed_by(ranks) if wait else _bucket_of_others(facts, ranks[0], unready)
+
+
+def _modules_of(parameters: Sequence[UnreadyParameter]) -> list[str]:
+    return sorted({parameter.module for parameter in parameters})
+
+
+def _line_of_fault(one: RankEvidence, backward: CallSite | None, *, is_interrupted: bool) -> CallSite | None:
+    """Return the line of the backward if that is known and DDP has not complained elsewhere; else where the rank is."""
+    if backward is not None and (is_interrupted or not _has_complained(one)):
+        return backward
+    if one.failure is not None:
+        return one.failure.call_site
+    return one.position.call_site if one.position else None
 
 
 def _step_of(one: RankEvidence) -> int | None:
@@ -194,10 +170,6 @@ def _step_of(one: RankEvidence) -> int | None:
     if step and _has_complained(one) and not (one.interrupted_backwards and one.interrupted_backwards[-1].step == step):
         return step - 1  # DDP complains in the forward of the next step, unless that is of the same step
     return step
-
-
-def _interrupted_text(left: InterruptedBackward | None) -> str:
-    return "" if left is None else f"an exception came out of the backward{at_line(left.call_site)} and was caught, so "
 
 
 def _line_of_backward(facts: Facts, rank: int) -> CallSite | None:
@@ -237,9 +209,7 @@ def _bucket_of_others(facts: Facts, rank: int, unready: UnreadyParameter) -> Ent
     return None
 
 
-def _frozen_text(unready: Sequence[UnreadyParameter], ranks: tuple[int, ...], step: int | None) -> str:
-    """Format which were frozen after they had been passed to DDP, as seen in this step or when DDP complained."""
-    frozen = [p.name for p in unready if p.frozen_in is not None and step is not None and 0 <= p.frozen_in - step <= 1]
-    if not frozen:
-        return ""
-    return f": {first_few(frozen)} {'is' if len(frozen) == 1 else 'are'} frozen on {rank_list(ranks)} (requires_grad is False)"
+def _frozen_in(unready: Sequence[UnreadyParameter], step: int | None) -> list[str]:
+    """Return which were frozen after they had been passed to DDP, as seen in this step or when DDP complained."""
+    seen = {parameter.name: parameter.frozen_in for parameter in unready if parameter.frozen_in is not None}
+    return [] if step is None else [name for name, frozen_in in seen.items() if 0 <= frozen_in - step <= 1]

@@ -2,68 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from overlapscope.diagnosis.evidence import CallSite, RankEvidence
+from overlapscope.diagnosis.evidence import GroupOrder, RankEvidence
 from overlapscope.diagnosis.process_state import find_wait_reason
 from overlapscope.diagnosis.stall_timeout import STUCK_AFTER_NS
-from overlapscope.diagnosis.text import (
-    at_line,
-    capitalize,
-    collective_text,
-    group_text,
-    in_step,
-    is_recreated,
-    join_and,
-    loop_step,
-    plural,
-    rank_list,
-)
+from overlapscope.diagnosis.text import is_recreated, loop_step
+from overlapscope.diagnosis.texts import collectives as text
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wait_graph import Facts, Wait, find_minority
 from overlapscope.trace.collective_log import FAILED
 
-# Rule for ``new_group``, which all ranks of a job have to call, called by only some of them.
-
 
 def find_missing_new_group_call(facts: Facts) -> Verdict | None:
-    """Find a rank in ``new_group`` that waits for members that have called it less often, and wait for it elsewhere."""
+    """Find a rank in ``new_group`` that waits for members that have called it less often, and wait for it elsewhere.
+
+    All ranks of a job have to call ``new_group``, also those that are not in the group.
+    """
     for rank, one in sorted(facts.ranks.items()):
         waits = {wait.rank: wait for wait in facts.waits if rank in wait.late}
         late = tuple(other for other in facts.awaited_in_new_group(rank) if other in waits)
         # Activity there does not count, as when it polls a file for the others: it can't leave without them.
         has_waited = (one.idle_ns or 0) >= STUCK_AFTER_NS
-        if not late or not has_waited or not all(_waits_or_stands_still(facts, other) for other in late):
-            continue
-        calls = {other: each.new_group_calls for other, each in facts.ranks.items() if each.new_group_calls is not None}
-        without = tuple(other for other in sorted(calls) if calls[other] < calls[rank])
-        called = tuple(other for other in sorted(calls) if calls[other] >= calls[rank])
-        wait = waits[late[0]]
-        sites: dict[int, CallSite | None] = {rank: one.position.call_site if one.position else None}
-        sites |= {other: waits[other].entry.call_site for other in late}
-        is_inside = all(_is_inside(facts.ranks[other]) for other in late)
-        return Verdict(
-            kind="missing collective",
-            sentence=f"Rank {rank} waits in new_group({list(one.creating_group)}){at_line(sites[rank])} for "
-            f"{rank_list(late)}, which {plural(late, 'has', 'have')} not called it and "
-            f"{plural(late, 'waits', 'wait')} for rank {rank} in "
-            f"{collective_text(wait.entry)}{at_line(wait.entry.call_site)}{in_step(wait.entry)}.",
-            alternative="" if is_inside else f"{rank_list(late)} may still come to it",
-            blamed=find_minority([called, without], len(facts.world)),
-            concerned=tuple(sorted({*called, *without})),
-            step=loop_step(wait.entry),
-            group=wait.group.name,
-            number=wait.entry.number,
-            call_sites={each: site for each, site in sorted(sites.items()) if site} or None,
-            windows={other: wait.group.windows[other] for other in late[:4]},
-            evidence=(
-                f"{capitalize(rank_list(called))} {plural(called, 'has', 'have')} called it, and "
-                f"{rank_list(without)} {plural(without, 'has', 'have')} not: groups are counted on each rank "
-                f"({join_and([f'{calls[each]} on rank {each}' for each in (rank, late[0])])}).",
-            ),
-            advice=("Call new_group on all ranks of the job, also on those that are not in the group, in one order.",),
-        )
+        if late and has_waited and all(_waits_or_stands_still(facts, other) for other in late):
+            return _new_group_verdict(facts, one, [waits[other] for other in late])
     return None
+
+
+def _new_group_verdict(facts: Facts, one: RankEvidence, waits: list[Wait]) -> Verdict:
+    """Return the verdict of a rank in ``new_group``, given what the ranks that have not called it wait in."""
+    counts = {rank: other.new_group_calls for rank, other in sorted(facts.ranks.items())}
+    calls = {rank: count for rank, count in counts.items() if count is not None}
+    without = [rank for rank in calls if calls[rank] < calls[one.rank]]
+    sites = {one.rank: one.position.call_site if one.position else None}
+    sites |= {wait.rank: wait.entry.call_site for wait in waits}
+    late, wait = [wait.rank for wait in waits], waits[0]
+    is_inside = all(_is_inside(facts.ranks[rank]) for rank in late)
+    return Verdict(
+        kind="missing collective",
+        **text.new_group_not_called(one, wait, late, calls, is_inside=is_inside),
+        blamed=find_minority([calls.keys() - without, without], len(facts.world)),
+        concerned=tuple(calls),
+        step=loop_step(wait.entry),
+        group=wait.group.name,
+        number=wait.entry.number,
+        call_sites={rank: site for rank, site in sorted(sites.items()) if site} or None,
+        windows={rank: wait.group.windows[rank] for rank in late[:4]},
+    )
 
 
 def _is_inside(one: RankEvidence) -> bool:
@@ -83,7 +68,6 @@ def _waits_or_stands_still(facts: Facts, rank: int) -> bool:
 
 _STEPS_LEFT_BEHIND: Final = 2
 """Steps of grace: a collective of the previous step may still be about to be launched, as by another thread."""
-MISSING_COLLECTIVE_ADVICE: Final = "Look for a collective inside an `if` that depends on the rank or on the data."
 
 
 def find_interleaved_groups(facts: Facts) -> Verdict | None:
@@ -97,31 +81,37 @@ def find_interleaved_groups(facts: Facts) -> Verdict | None:
         return _left_out_verdict(facts, first, gone_on)
     if len({wait.group.name for wait in waits}) == 1:
         return _unanswered_verdict(waits)
-    sides: dict[str, list[int]] = {}
-    for wait in facts.waits:
-        sides.setdefault(wait.group.name, []).append(wait.rank)
-    sentences = [
-        f"rank {wait.rank} waits in {group_text(wait.group)} ({collective_text(wait.entry)}{at_line(wait.entry.call_site)}) "
-        f"for {rank_list(wait.late)}"
-        for wait in waits
-    ]
-    # A rank that is in only one of the groups has no choice where to wait, so it does not count.
-    common = set.intersection(*(set(wait.group.ranks) for wait in waits))
-    of_both = {name: [rank for rank in ranks if rank in common] for name, ranks in sides.items()}
     return Verdict(
         kind="groups interleaved",
-        sentence=f"Ranks have entered process groups in different orders and wait for each other: {join_and(sentences)}.",
-        alternative=f"{rank_list(first.late)} may have left out the collective that rank {first.rank} waits in",
-        blamed=find_minority(of_both.values(), len(common)),
-        concerned=tuple(sorted(wait.rank for wait in waits)),
-        step=loop_step(first.entry),
-        group=first.group.name,
-        number=first.entry.number,
-        call_sites={wait.rank: wait.entry.call_site for wait in waits if wait.entry.call_site} or None,
-        windows={wait.rank: wait.group.windows[wait.rank] for wait in waits},
-        evidence=("Within each group the order is the same on all ranks, as far as they got.",),
-        advice=("Launch the collectives of different groups in the same order on all ranks.",),
+        **text.groups_interleaved(waits, first),
+        blamed=_minority_of_groups(facts, waits),
+        **_wait_fields(first, waits),
     )
+
+
+def _wait_fields(first: Wait, waits: list[Wait]) -> dict[str, Any]:
+    """Return the fields of a verdict that identify where ranks wait for each other."""
+    return {
+        "concerned": tuple(sorted(wait.rank for wait in waits)),
+        "step": loop_step(first.entry),
+        "group": first.group.name,
+        "number": first.entry.number,
+        "call_sites": {wait.rank: wait.entry.call_site for wait in waits if wait.entry.call_site} or None,
+        "windows": {wait.rank: wait.group.windows[wait.rank] for wait in waits},
+    }
+
+
+def _minority_of_groups(facts: Facts, waits: list[Wait]) -> tuple[int, ...]:
+    """Return the ranks that wait in another group than most.
+
+    A rank that is in only one of the groups has no choice where to wait, so it does not count.
+    """
+    common = set.intersection(*(set(wait.group.ranks) for wait in waits))
+    sides: dict[str, list[int]] = {}
+    for wait in facts.waits:
+        if wait.rank in common:
+            sides.setdefault(wait.group.name, []).append(wait.rank)
+    return find_minority(sides.values(), len(common))
 
 
 def _is_ahead(facts: Facts, wait: Wait, first: Wait) -> bool:
@@ -141,75 +131,55 @@ def _unanswered_verdict(waits: list[Wait]) -> Verdict:
     wait = next(one for one in waits if one.is_point_to_point)
     (peer,) = wait.late
     other = next((one for one in waits if one.rank == peer), None)
-    does = "sent" if wait.entry.signature.op == "recv" else "received"
-    elsewhere = ""
-    if other is not None:
-        elsewhere = (
-            f": it waits for {rank_list(other.late)} in {collective_text(other.entry)}{at_line(other.entry.call_site)}"
-        )
-    return Verdict(
-        kind="missing collective",
-        sentence=f"Rank {wait.rank} waits in {collective_text(wait.entry)}{at_line(wait.entry.call_site)}"
-        f"{in_step(wait.entry)}, and rank {peer} has not {does}{elsewhere}.",
-        concerned=tuple(sorted(one.rank for one in waits)),
-        step=loop_step(wait.entry),
-        group=wait.group.name,
-        number=wait.entry.number,
-        call_sites={one.rank: one.entry.call_site for one in waits if one.entry.call_site} or None,
-        windows={one.rank: one.group.windows[one.rank] for one in waits},
-        advice=("Give every recv a send on the other side, before either of the two enters a collective.",),
-    )
+    return Verdict(kind="missing collective", **text.unanswered(wait, peer, other), **_wait_fields(wait, waits))
 
 
 def find_left_out_collective(facts: Facts) -> Verdict | None:
     """Find a collective that failed or does not complete because a rank of its group never entered it and continued."""
     if facts.is_from_dumps:
         return None
-    known = facts.ranks.keys() - set(facts.unrecorded)
-    for group in facts.evidence.groups:
-        latest = {rank: group.latest.get(rank, 0) for rank in group.ranks if rank in known}
-        number = min(latest.values(), default=0) + 1
-        entries = [(rank, e) for rank, window in group.windows.items() for e in window if e.number == number]
-        if not entries or any(e.state == "completed" for _, e in entries):
-            continue
-        rank, entry = min(entries, key=lambda pair: pair[1].announced_ns)
-        late = tuple(other for other, reached in latest.items() if reached < number)
-        has_failed = any(e.flags & FAILED for _, e in entries)
-        steps = 1 if has_failed else _STEPS_LEFT_BEHIND
-        gone_on = tuple(other for other in late if _newest_step(facts, other) >= entry.step + steps)
-        if gone_on:
-            return _left_out_verdict(facts, Wait(rank, group, entry, late), gone_on)
-    return None
+    return next((found for group in facts.evidence.groups if (found := _left_out_of(facts, group))), None)
+
+
+def _left_out_of(facts: Facts, group: GroupOrder) -> Verdict | None:
+    latest = facts.latest_numbers(group, without=facts.unrecorded)
+    number = min(latest.values(), default=0) + 1
+    entries = {rank: entry for rank, window in group.windows.items() for entry in window if entry.number == number}
+    if not entries or any(entry.state == "completed" for entry in entries.values()):
+        return None
+    first = min(entries, key=lambda rank: entries[rank].announced_ns)
+    late = tuple(rank for rank, reached in latest.items() if reached < number)
+    steps = 1 if any(entry.flags & FAILED for entry in entries.values()) else _STEPS_LEFT_BEHIND
+    gone_on = tuple(rank for rank in late if _newest_step(facts, rank) >= entries[first].step + steps)
+    return _left_out_verdict(facts, Wait(first, group, entries[first], late), gone_on) if gone_on else None
 
 
 def find_recreated_group(facts: Facts) -> Verdict | None:
     """Find ranks that destroyed and recreated the default group, as after an exception, while others did not."""
     for group in facts.evidence.groups:
-        made = tuple(rank for rank in group.ranks if group.latest.get(rank))
-        others = tuple(rank for rank in group.ranks if rank in facts.ranks and not group.latest.get(rank))
-        waits = [wait for wait in facts.waits if wait.group is group and facts.is_stuck(wait.rank)]
-        if not (is_recreated(group) and waits and others) or set(others) & set(facts.unrecorded):
+        others = [rank for rank in group.ranks if rank in facts.ranks and not group.latest.get(rank)]
+        if not is_recreated(group) or not others or set(others) & set(facts.unrecorded):
             continue
-        wait = waits[0]
-        still = [rank for rank in others if facts.evidence.is_live and facts.ranks[rank].liveness != "ended"]
-        return Verdict(
-            kind="missing collective",
-            sentence=f"{capitalize(rank_list(made))} {plural(made, 'has', 'have')} called destroy_process_group() and "
-            f"init_process_group() again, which {rank_list(others)} {plural(others, 'has', 'have')} not, and "
-            f"{plural(made, 'waits', 'wait')}{in_step(wait.entry)} for {plural(others, 'it', 'them')} in "
-            f"{collective_text(wait.entry)}{at_line(wait.entry.call_site)}.",
-            alternative=f"{rank_list(still)} may still be on the way there" if still else "",
-            concerned=tuple(sorted({*made, *others})),
-            step=loop_step(wait.entry),
-            group=group.name,
-            number=wait.entry.number,
-            call_sites={one.rank: one.entry.call_site for one in facts.waits if one.entry.call_site} or None,
-            windows={rank: group.windows[rank] for rank in made if rank in group.windows},
-            advice=(
-                "Recover from an exception on all ranks or on none: end the process, and let torchrun restart all.",
-            ),
-        )
+        waits = (wait for wait in facts.waits if wait.group is group and facts.is_stuck(wait.rank))
+        if (wait := next(waits, None)) is not None:
+            return _recreated_verdict(facts, wait, others)
     return None
+
+
+def _recreated_verdict(facts: Facts, wait: Wait, others: list[int]) -> Verdict:
+    group = wait.group
+    made = [rank for rank in group.ranks if group.latest.get(rank)]
+    still = [rank for rank in others if facts.evidence.is_live and facts.ranks[rank].liveness != "ended"]
+    return Verdict(
+        kind="missing collective",
+        **text.group_recreated(wait, made, others, still),
+        concerned=tuple(sorted({*made, *others})),
+        step=loop_step(wait.entry),
+        group=group.name,
+        number=wait.entry.number,
+        call_sites={one.rank: one.entry.call_site for one in facts.waits if one.entry.call_site} or None,
+        windows={rank: group.windows[rank] for rank in made if rank in group.windows},
+    )
 
 
 def _newest_step(facts: Facts, rank: int) -> int:
@@ -245,19 +215,9 @@ def _was_answered_before(wait: Wait) -> bool:
 def _left_out_verdict(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> Verdict:
     """Return the verdict that ranks are in a later step although others still wait for them in an earlier one."""
     missed = wait.first_missed_by(ranks)
-    whom = f"{rank_list(ranks)}, which {plural(ranks, 'has', 'have')} gone on to the next step without it"
-    fate = (
-        f"which failed because {rank_list(ranks)} never joined it and went on to the next step"
-        if missed.flags & FAILED
-        else f"and waits there for {whom}"
-    )
     return Verdict(
         kind="missing collective",
-        sentence=f"{capitalize(in_step(missed).lstrip())} rank {wait.rank} launched {collective_text(missed)}"
-        f"{at_line(missed.call_site)} in {group_text(wait.group)}{',' if missed.flags & FAILED else ''} {fate}.",
-        alternative=f"the {missed.signature.op} of rank {wait.rank} may be one too many"
-        if wait.is_point_to_point
-        else "",
+        **text.left_out(wait, missed, ranks, has_failed=bool(missed.flags & FAILED)),
         blamed=ranks if len(facts.world) > 2 and (not wait.is_point_to_point or _was_answered_before(wait)) else (),
         concerned=tuple(sorted({wait.rank, *ranks})),
         step=loop_step(missed),
@@ -266,5 +226,4 @@ def _left_out_verdict(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> Verdi
         parameters=missed.signature.parameters,
         call_sites={wait.rank: missed.call_site} if missed.call_site else None,
         windows={rank: wait.group.windows[rank] for rank in sorted({wait.rank, *ranks}) if rank in wait.group.windows},
-        advice=(MISSING_COLLECTIVE_ADVICE,),
     )

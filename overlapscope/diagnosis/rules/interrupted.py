@@ -7,7 +7,7 @@ from typing import Final
 
 from overlapscope.diagnosis.evidence import Failure, RankEvidence
 from overlapscope.diagnosis.rules import unreduced_gradients
-from overlapscope.diagnosis.rules.fallback import format_compared, format_gaps, gap_advice
+from overlapscope.diagnosis.rules.fallback import format_compared
 from overlapscope.diagnosis.stall_timeout import STUCK_AFTER_NS, stall_timeout_ns
 from overlapscope.diagnosis.texts import processes as text
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
@@ -33,7 +33,7 @@ def find_interruption(facts: Facts) -> Verdict | None:
     step, what, quiet_ns = max(steps, default=None), _who_ended_it(facts), _quiet_ns(facts, since_ns)
     kind: FaultKind = "cannot tell"
     if facts.evidence.gaps:
-        words = text.interrupted_with_gaps(what, step, gaps=format_gaps(facts), advice=gap_advice(facts))
+        words = text.interrupted_with_gaps(what, step, facts.evidence.gaps)
     elif facts.unrecorded:
         words = text.interrupted_unrecorded(what, step, facts.unrecorded)
     elif quiet_ns >= max([STUCK_AFTER_NS, *map(stall_timeout_ns, ranks.values())]):

@@ -1,20 +1,23 @@
-"""Rule for ranks that passed different models to DistributedDataParallel."""
+"""Rules for ranks that gave different models or settings to DistributedDataParallel.
+
+Settings count only if they are why ranks launch different collectives.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Final
 
 from overlapscope.diagnosis.evidence import CallSite, Entry, GroupOrder, ModelParameters
 from overlapscope.diagnosis.rank_settings import HOOK, SettingDifference, find_setting_differences, find_setting_line
 from overlapscope.diagnosis.rules.order import find_divergence
-from overlapscope.diagnosis.text import at_line, capitalize, join_and, plural, rank_list
+from overlapscope.diagnosis.text import join_and
+from overlapscope.diagnosis.texts import collectives as text
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wait_graph import Facts, find_minority
 from overlapscope.trace.schema import NO_BUCKET
-
-# Rule for ranks that passed different settings to DDP, if that is why they launch different collectives.
 
 _OTHER_PLAN: Final = "the bucket plan"
 _OTHER_BUCKET: Final = "which bucket"
@@ -53,37 +56,34 @@ def find_settings_fault(facts: Facts) -> Verdict | None:
     if not because:
         return None
     model, is_hook = because[0].model or 0, because[0].name == HOOK
-    sites = {
-        rank: site
-        for rank in sorted(facts.ranks)
-        if rank in group.ranks and (site := find_setting_line(facts.ranks[rank], model, is_hook=is_hook)) is not None
-    }
+    sites = _setting_sites(facts, group, model, is_hook=is_hook)
     is_harmless = is_hook and _looks_the_same(group)
     return replace(
         found,
         kind="settings differ",
-        sentence=f"The ranks gave different settings to DistributedDataParallel (model {model}): "
-        f"{'; '.join(map(str, because))}{_setting_lines(sites)}."
-        + ("" if is_harmless else f" So they launched different collectives in step {found.step or 0}."),
-        alternative="the hooks may compute the same" if is_harmless else "",
+        **text.settings_differ(model, because, sites, found, is_harmless=is_harmless),
         parameters=(),
         call_sites={rank: site for rank, site in sites.items() if rank in (found.windows or ())} or None,
-        evidence=(found.sentence, *found.evidence),
-        advice=(f"Give {join_and([one.name for one in because])} the same value on all ranks.",),
     )
+
+
+def _setting_sites(facts: Facts, group: GroupOrder, model: int, *, is_hook: bool) -> dict[int, CallSite]:
+    members = [one for rank, one in sorted(facts.ranks.items()) if rank in group.ranks]
+    sites = {one.rank: find_setting_line(one, model, is_hook=is_hook) for one in members}
+    return {rank: site for rank, site in sites.items() if site is not None}
 
 
 def note_setting_differences(facts: Facts, verdict: Verdict) -> tuple[str, ...]:
     """Return the settings that differ but are not known to be related to the fault, one sentence each."""
     if verdict.kind == "healthy":
         return ()
-    sentences = [
-        f"Not known to be the cause: {one}" + (f" (DDP instance {one.model})." if one.model is not None else ".")
+    notes = [
+        text.unrelated_setting(one)
         for one in find_setting_differences(facts.ranks)
         if not (verdict.kind == "settings differ" and str(one) in verdict.sentence)
         and not (one.is_variable and verdict.kind not in _STALL_KINDS)
     ]
-    return tuple(sentences[:_MAX_NOTES])
+    return tuple(notes[:_MAX_NOTES])
 
 
 def _explaining_settings(facts: Facts, group: GroupOrder) -> list[SettingDifference]:
@@ -151,18 +151,6 @@ def _looks_the_same(group: GroupOrder) -> bool:
     return is_sum and len({(each.op, each.dtype, each.elements, each.bucket) for each in there}) == 1
 
 
-def _setting_lines(sites: Mapping[int, CallSite]) -> str:
-    """Format lines: `` at_line train.py:20 (main)``, or the line of each rank if there are several."""
-    ranks_at: dict[CallSite, list[int]] = {}
-    for rank, site in sites.items():
-        ranks_at.setdefault(site, []).append(rank)
-    if len(ranks_at) < 2:
-        return "".join(at_line(site) for site in ranks_at)
-    sentences = [f"{rank_list(ranks)}{at_line(site)}" for site, ranks in list(ranks_at.items())[:_MAX_SETTING_LINES]]
-    return f" ({', '.join(sentences)})"
-
-
-_NOTHING: Final = "no parameter"
 _MAX_MODEL_LINES: Final = 16
 
 
@@ -187,50 +175,19 @@ def _verdict(facts: Facts, number: int, sides: dict[ModelParameters, list[int]])
     blamed = find_minority(by_parameters.values(), len(facts.world))
     reference, other = _two_model_sides(sides, blamed)
     ranks, others = sides[reference], sides[other]
-    index, (what, what_of_other), name = _first_difference(reference, other)
-    sentence = (
-        f"The ranks gave different models to DistributedDataParallel (model {number}): "
-        f"{_difference_text(index, (what, ranks), (what_of_other, others))}."
-    )
-    same_shapes = index is not None and sorted(reference.parameters) == sorted(other.parameters)
-    evidence = [
-        f"{capitalize(rank_list(side_ranks))}: {side.class_name}, {len(side.parameters)} parameters"
-        + (f", {len(side.frozen)} frozen" if side.frozen else "")
-        for side, side_ranks in sides.items()
+    difference, name = _first_difference(reference, ranks, other, others)
+    contents = [
+        (side_ranks, side.class_name, len(side.parameters), len(side.frozen)) for side, side_ranks in sides.items()
     ]
-    if same_shapes:
-        evidence.append("They hold the same parameters in a different order.")
-    advice = ["Register parameters and modules in an order that does not depend on the process: no set(), no hash()."]
-    if not same_shapes:
-        advice = ["Build the model from the same configuration on all ranks, and freeze the same parameters on all."]
+    is_order = reference.parameters != other.parameters and sorted(reference.parameters) == sorted(other.parameters)
     return Verdict(
         kind="models differ",
-        sentence=sentence,
+        **text.models_differ(number, difference, contents, is_order=is_order),
         blamed=blamed,
         concerned=tuple(sorted({*ranks, *others})),
         parameters=(name,) if name else (),
         call_sites=_model_lines(facts, (*ranks, *others)) or None,
-        evidence=tuple(evidence),
-        advice=tuple(advice),
     )
-
-
-def _difference_text(index: int | None, *sides: tuple[str, list[int]]) -> str:
-    """Format what each of two sides has.
-
-    Args:
-        place: index of the parameter; None if the difference is not at one index.
-    """
-    (what, ranks), (other, others) = sides
-    for lacking, having in ((sides[0], sides[1]), (sides[1], sides[0])):
-        if lacking[0] == _NOTHING:
-            has, lacks = plural(having[1], "has", "have"), plural(lacking[1], "has", "have")
-            return (
-                f"{rank_list(having[1])} {has} a parameter {index}, {having[0]}, and {rank_list(lacking[1])} {lacks} "
-                f"only {index}"
-            )
-    where = f"parameter {index} is " if index is not None else ""
-    return f"{where}{what} on {rank_list(ranks)} and {other} on {rank_list(others)}"
 
 
 def _model_lines(facts: Facts, ranks: tuple[int, ...]) -> dict[int, CallSite]:
@@ -257,29 +214,39 @@ def _two_model_sides(
     return reference, other
 
 
-def _first_difference(a: ModelParameters, b: ModelParameters) -> tuple[int | None, tuple[str, str], str]:
-    """Return the index of the first difference, what each side has there, and the name of the parameter."""
-    if (frozen := sorted({*a.frozen} ^ {*b.frozen})) and sorted([*_trained(a), *a.frozen]) == sorted(
-        [*_trained(b), *b.frozen]
-    ):
-        order = [name for name in (*_trained(a), *_trained(b)) if name in frozen]
-        name = (order or frozen)[0]
-        state = ("frozen", "trained") if name in a.frozen else ("trained", "frozen")
-        return None, (f"'{name}' is {state[0]}", state[1]), name
-    for index in range(max(len(a.parameters), len(b.parameters))):
-        one, other = (side.parameters[index] if index < len(side.parameters) else None for side in (a, b))
-        if one != other:
-            return index, (_parameter_text(one), _parameter_text(other)), (one or other or ("",))[0]
-    texts = [f"{join_and(side.frozen) if side.frozen else 'nothing'} is frozen" for side in (a, b)]
-    return None, (texts[0], texts[1]), ""
+def _first_difference(
+    a: ModelParameters, ranks: Sequence[int], b: ModelParameters, others: Sequence[int]
+) -> tuple[str, str]:
+    """Return the first difference between the models of two sides as text, and the name of the parameter."""
+    if frozen := _frozen_on_one_side(a, b):
+        states = ("frozen", "trained") if frozen in a.frozen else ("trained", "frozen")
+        return text.frozen_differ(f"'{frozen}' is {states[0]}", ranks, states[1], others), frozen
+    for index, (one, other) in enumerate(zip_longest(a.parameters, b.parameters)):
+        if one == other:
+            continue
+        if one is None:
+            return text.extra_parameter(index, text.parameter_text(*other), others, ranks), other[0]
+        if other is None:
+            return text.extra_parameter(index, text.parameter_text(*one), ranks, others), one[0]
+        difference = text.parameters_differ(
+            index, text.parameter_text(*one), ranks, text.parameter_text(*other), others
+        )
+        return difference, one[0]
+    return text.frozen_differ(_frozen_text(a), ranks, _frozen_text(b), others), ""
+
+
+def _frozen_text(model: ModelParameters) -> str:
+    return f"{join_and(model.frozen) if model.frozen else 'nothing'} is frozen"
+
+
+def _frozen_on_one_side(a: ModelParameters, b: ModelParameters) -> str | None:
+    """Return the first parameter that only one side has frozen, if both have the same parameters."""
+    differing = {*a.frozen} ^ {*b.frozen}
+    if not differing or sorted([*_trained(a), *a.frozen]) != sorted([*_trained(b), *b.frozen]):
+        return None
+    order = [name for name in (*_trained(a), *_trained(b)) if name in differing]
+    return (order or sorted(differing))[0]
 
 
 def _trained(model: ModelParameters) -> list[str]:
     return [name for name, _, _ in model.parameters if name not in model.frozen]
-
-
-def _parameter_text(parameter: tuple[str, tuple[int, ...], str] | None) -> str:
-    if parameter is None:
-        return _NOTHING
-    name, shape, dtype = parameter
-    return f"'{name}' ({'×'.join(map(str, shape)) or 'scalar'} {dtype})"

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final, Literal
 
-from overlapscope.diagnosis.evidence import Entry, GroupOrder
+from overlapscope.diagnosis.evidence import CallSite, Entry, GroupOrder
 from overlapscope.diagnosis.rules import unreduced_gradients
-from overlapscope.diagnosis.rules.groups import MISSING_COLLECTIVE_ADVICE
-from overlapscope.diagnosis.text import (
-    at_line,
-    capitalize,
-    collective_text,
-    group_text,
-    in_step,
-    join_and,
-    loop_step,
-    plural,
-    rank_list,
-)
-from overlapscope.diagnosis.verdict import FaultKind, Verdict
+from overlapscope.diagnosis.text import loop_step
+from overlapscope.diagnosis.texts import collectives as text
+from overlapscope.diagnosis.texts.collectives import Divergence, Side
+from overlapscope.diagnosis.verdict import FaultKind, Verdict, VerdictText
 from overlapscope.diagnosis.wait_graph import Facts, find_minority
 from overlapscope.trace.schema import NO_BUCKET
-
-# Alignment of two sequences of collectives after their first difference: replaced, missing or swapped.
 
 _MOST_MISSING: Final = 4
 
@@ -68,80 +58,74 @@ def _agree(a: Sequence[int], b: Sequence[int]) -> int:
 
 _SEVERITY: Final = ("signature", "step", "batch", "names")
 _MOST_SHOWN: Final = 8
-_ADVICE: Final[dict[str, str]] = {
-    "different collectives": "Make all ranks take the same branch, with tensors of the same size and dtype.",
-    "missing collective": MISSING_COLLECTIVE_ADVICE,
-    "swapped collectives": "Launch collectives in the same order on all ranks, not in that of a set or of completion.",
-    "step behind": "Enter no_sync() and skip steps (NaN checks) on all ranks or on none; let the ranks agree first.",
-    "batch skipped": "Skip or repeat a batch on all ranks or none; DistributedSampler and join() keep them together.",
-}
 
 
 def find_divergence(facts: Facts) -> Verdict | None:
     """Find the first entry of any group that is not the same on all ranks."""
-    found = [group for group in facts.evidence.groups if group.first_divergence is not None]
-    if not found:
+    differing = [group for group in facts.evidence.groups if group.first_divergence is not None]
+    group = min(differing, key=_divergence_sort_key, default=None)
+    if group is None or (number := group.first_divergence) is None:
         return None
-    group = min(found, key=_divergence_sort_key)
-    number = group.first_divergence
-    assert number is not None
-    at_number = {rank: entry for rank, window in group.windows.items() for entry in window if entry.number == number}
+    at_number = _entries_at_divergence(group)
     sides = _sides(group, at_number)
     if len(sides) < 2:
         return None
     blamed = find_minority(sides, len(group.ranks))
-    side, other = _two_sides(sides, blamed)
-    a, b = at_number[side[0]], at_number[other[0]]
-    following = [[entry for entry in group.windows[ranks[0]] if entry.number >= number] for ranks in (side, other)]
+    side, other = (Side(ranks, at_number[ranks[0]]) for ranks in _two_sides(sides, blamed))
+    a, b = side.entry, other.entry
     if (passed_over := _find_update_without_reduction(facts, group, sides, min(a.step, b.step))) is not None:
         return passed_over
-    kind, sentence = _describe_divergence(group, number, side, other, a, b, explain_continuation(*following))
-    sites = {rank: entry.call_site for rank, entry in sorted(at_number.items()) if entry.call_site}
-    concerned = tuple(sorted(rank for ranks in sides for rank in ranks))
-    shown = {*blamed[:_MOST_SHOWN], *side[:1], *other[:1]} | (
-        set(concerned) if len(concerned) <= _MOST_SHOWN else set()
-    )
-    bucket = next((entry.signature.bucket for entry in (a, b) if entry.signature.bucket != NO_BUCKET), None)
-    names = next((e.signature.parameters for e in (a, b) if e.signature.parameters), ())
-    evidence = []
-    if group.predates_log:
-        evidence.append("The first difference is older than what is left of the logs; this is the oldest entry left.")
-    if absent := [rank for rank in group.ranks if rank not in at_number]:
-        evidence.append(f"There is no collective {number} of {rank_list(absent)} to compare with.")
-    unreduced = [rank for rank in at_number if _is_in_no_sync(facts, rank, min(a.step, b.step))]
-    if unreduced:
-        has = plural(unreduced, "has", "have")
-        evidence.append(f"{capitalize(rank_list(unreduced))} {has} run every backward since then under no_sync().")
-    if already := _first_call_site_difference(group, number, side[0], other[0]):
-        evidence.append(
-            f"Already collective {already[0].number} was launched at different lines:{at_line(already[0].call_site)} on "
-            f"rank {side[0]},{at_line(already[1].call_site)} on rank {other[0]}."
-        )
-        sites |= {rank: e.call_site for rank, e in zip((side[0], other[0]), already, strict=True) if e.call_site}
-    if (again := _begins_another_forward(a, b)) is not None:
-        evidence.append(
-            f"A broadcast of DDP's buffers begins a forward: {rank_list(side if again is a else other)} "
-            f"{plural(side if again is a else other, 'has', 'have')} begun another one instead of reducing, as after "
-            "a batch that was skipped, after a backward under no_sync(), or to evaluate."
-        )
-    evidence += _batch_progress_notes(group, sides)
-    if not blamed:
-        evidence.append("No side has a majority, so no rank is blamed.")
+    divergence = Divergence(group, number, side, other)
+    kind, words = _classify_divergence(divergence)
+    words["evidence"] = tuple(_divergence_notes(facts, divergence, sides, has_majority=bool(blamed)))
+    concerned = tuple(sorted(chain.from_iterable(sides)))
+    some = sorted({*blamed[:_MOST_SHOWN], side.ranks[0], other.ranks[0]})
+    shown = concerned if len(concerned) <= _MOST_SHOWN else some
+    sites = {rank: entry.call_site for rank, entry in at_number.items()} | _first_lines(divergence)
     return Verdict(
         kind=kind,
-        sentence=sentence,
+        **words,
         blamed=blamed,
         concerned=concerned,
         step=loop_step(min(a, b, key=lambda entry: entry.step)),
         group=group.name,
         number=number,
-        bucket=bucket,
-        parameters=names,
-        call_sites={rank: sites[rank] for rank in sorted(shown) if rank in sites} or None,
-        windows={rank: group.windows[rank] for rank in sorted(shown)},
-        evidence=tuple(evidence),
-        advice=(_ADVICE[kind],),
+        bucket=_bucket_of(a, b),
+        parameters=a.signature.parameters or b.signature.parameters,
+        call_sites={rank: site for rank in shown if (site := sites.get(rank))} or None,
+        windows={rank: group.windows[rank] for rank in shown},
     )
+
+
+def _bucket_of(*entries: Entry) -> int | None:
+    return next((entry.signature.bucket for entry in entries if entry.signature.bucket != NO_BUCKET), None)
+
+
+def _entries_at_divergence(group: GroupOrder) -> dict[int, Entry]:
+    number = group.first_divergence
+    return {rank: entry for rank, window in sorted(group.windows.items()) for entry in window if entry.number == number}
+
+
+def _divergence_notes(facts: Facts, found: Divergence, sides: list[list[int]], *, has_majority: bool) -> Iterator[str]:
+    """Yield what else is known of a divergence."""
+    group, number, side, other = found.group, found.number, found.side, found.other
+    at_number = _entries_at_divergence(group)
+    if group.predates_log:
+        yield text.oldest_left()
+    if absent := [rank for rank in group.ranks if rank not in at_number]:
+        yield text.not_compared(number, absent)
+    step = min(side.entry.step, other.entry.step)
+    if unreduced := [rank for rank in at_number if _is_in_no_sync(facts, rank, step)]:
+        yield text.under_no_sync(unreduced)
+    if already := _first_call_site_difference(found):
+        yield text.lines_differ(already[0].number, _first_lines(found))
+    for one, opposite in ((side, other), (other, side)):
+        if _begins_another_forward(one.entry, opposite.entry):
+            yield text.began_forward(one.ranks)
+    if _have_batches_diverged(group, sides):
+        yield text.batches_reached(Side(ranks, at_number[ranks[0]]) for ranks in sides)
+    if not has_majority:
+        yield text.NO_MAJORITY
 
 
 def _find_update_without_reduction(
@@ -154,53 +138,46 @@ def _find_update_without_reduction(
     found = unreduced_gradients.find_unreduced_gradients(facts)
     if found is None or found.step != step:
         return None
-    ahead = (
-        f"{capitalize(rank_list(found.concerned))} {plural(found.concerned, 'is', 'are')} at another batch since then."
-    )
     windows = {rank: group.windows[rank] for ranks in sides for rank in ranks[:_MOST_SHOWN]}
     return replace(
         found,
         group=group.name,
         number=group.first_divergence,
         windows=windows,
-        evidence=(*found.evidence, ahead),
+        evidence=(*found.evidence, text.at_another_batch(found.concerned)),
     )
 
 
-def _begins_another_forward(a: Entry, b: Entry) -> Entry | None:
-    """Return the entry that begins a forward while other ranks are in the backward of the same step."""
-    for one, other in ((a, b), (b, a)):
-        if one.signature.role == "buffers" and other.signature.bucket != NO_BUCKET and one.step == other.step:
-            return one
-    return None
+def _begins_another_forward(one: Entry, other: Entry) -> bool:
+    """Return True if an entry begins a forward while another rank is in the backward of the same step."""
+    return one.signature.role == "buffers" and other.signature.bucket != NO_BUCKET and one.step == other.step
 
 
-def _batch_progress_notes(group: GroupOrder, sides: list[list[int]]) -> list[str]:
-    """Return how far the sides are in their data, if they diverged there since a common collective."""
+def _have_batches_diverged(group: GroupOrder, sides: list[list[int]]) -> bool:
+    """Return True if the sides are unequally far in their data since a common collective."""
     if group.divergence == "batch" or len(offsets := _batch_offsets(group)) < sum(map(len, sides)):
-        return []
-    number = group.first_divergence
-    at_batch = {entry.batch for window in group.windows.values() for entry in window if entry.number == number}
+        return False
     ahead = [{offsets[rank] for rank in side} for side in sides]
-    if len(at_batch) < 2 or any(len(one) > 1 for one in ahead) or len(set().union(*ahead)) < len(sides):
-        return []
-    where = [
-        f"{rank_list(side)} to batch {entry.batch}"
-        for side in sides
-        for entry in group.windows[side[0]]
-        if entry.number == number
-    ]
-    return [f"In their data they had gone on unequally by then: {join_and(where)}."]
+    is_alike = all(len(one) == 1 for one in ahead) and len(set().union(*ahead)) == len(sides)
+    return is_alike and len({entry.batch for entry in _entries_at_divergence(group).values()}) > 1
 
 
-def _first_call_site_difference(group: GroupOrder, number: int, a: int, b: int) -> tuple[Entry, Entry] | None:
+def _first_call_site_difference(found: Divergence) -> tuple[Entry, Entry] | None:
     """Return the first common entry that two ranks launched at different lines, if all later ones differ as well."""
-    of_a, of_b = ({e.number: e for e in group.windows[rank] if e.number < number} for rank in (a, b))
+    windows = (found.group.windows[side.ranks[0]] for side in (found.side, found.other))
+    of_a, of_b = ({entry.number: entry for entry in window if entry.number < found.number} for window in windows)
     common = sorted(of_a.keys() & of_b.keys())
     differing = [one for one in common if of_a[one].call_site != of_b[one].call_site]
     if not differing or differing[0] == common[0] or differing != common[common.index(differing[0]) :]:
         return None
     return of_a[differing[0]], of_b[differing[0]]
+
+
+def _first_lines(found: Divergence) -> dict[int, CallSite]:
+    """Return the lines of the first common entry that two ranks launched at different lines, if known."""
+    already = _first_call_site_difference(found) or ()
+    sides = (found.side.ranks[0], found.other.ranks[0])
+    return {rank: entry.call_site for rank, entry in zip(sides, already, strict=False) if entry.call_site}
 
 
 def _is_in_no_sync(facts: Facts, rank: int, step: int) -> bool:
@@ -266,18 +243,21 @@ def _batch_offsets(group: GroupOrder) -> dict[int, int]:
     6: since 5 they advanced by 1 and 2.
     """
     number = group.first_divergence or 0
-    known = {
-        rank: batches
-        for rank, window in group.windows.items()
-        if number in (batches := {entry.number: entry for entry in window if entry.batch is not None})
-    }
-    common = set.intersection(*(set(batches) for batches in known.values())) if known else set()
-    before = {one for one in common if one < number}
-    earlier = {one for one in before if all(batches[one].step < batches[number].step for batches in known.values())}
+    with_batch = {rank: _entries_with_batch(window) for rank, window in group.windows.items()}
+    known = {rank: entries for rank, entries in with_batch.items() if number in entries}
+    before = [one for one in set.intersection(*map(set, known.values())) if one < number] if known else []
     if not before:
         return {}
-    since = max(earlier or before)
-    return {rank: (batches[number].batch or 0) - (batches[since].batch or 0) for rank, batches in known.items()}
+    since = max([one for one in before if _is_in_earlier_step(known.values(), one, number)] or before)
+    return {rank: (entries[number].batch or 0) - (entries[since].batch or 0) for rank, entries in known.items()}
+
+
+def _is_in_earlier_step(ranks: Iterable[dict[int, Entry]], one: int, number: int) -> bool:
+    return all(entries[one].step < entries[number].step for entries in ranks)
+
+
+def _entries_with_batch(window: Sequence[Entry]) -> dict[int, Entry]:
+    return {entry.number: entry for entry in window if entry.batch is not None}
 
 
 def _two_sides(sides: list[list[int]], blamed: tuple[int, ...]) -> tuple[list[int], list[int]]:
@@ -286,60 +266,35 @@ def _two_sides(sides: list[list[int]], blamed: tuple[int, ...]) -> tuple[list[in
     return ordered[0], ordered[1]
 
 
-def _describe_divergence(
-    group: GroupOrder, number: int, side: list[int], other: list[int], a: Entry, b: Entry, continuation: Continuation
-) -> tuple[FaultKind, str]:
-    these, those = rank_list(side), rank_list(other)
-    where = f"as collective {number} of {group_text(group)}"
-    if group.divergence == "step" and a.signature.bucket == NO_BUCKET:
-        ahead, behind = (other, side) if b.step > a.step else (side, other)
-        earlier, later = sorted((a, b), key=lambda entry: entry.step)
-        return "missing collective", (
-            f"{capitalize(in_step(earlier).lstrip())} {rank_list(ahead)} skipped {collective_text(a)}"
-            f"{at_line(b.call_site)}: {where}, {plural(ahead, 'its', 'their')} call of step {later.loop_step} is matched with "
-            f"that of step {earlier.loop_step} of {rank_list(behind)}, and so on."
-        )
+def _classify_divergence(found: Divergence) -> tuple[FaultKind, VerdictText]:
+    group, side, other = found.group, found.side, found.other
     if group.divergence == "step":
-        ahead, behind = (other, side) if b.step > a.step else (side, other)
-        before, after = min(a.step, b.step), max(a.step, b.step)
-        if _has_reduced(group, ahead[0], before, number):
-            return "step behind", (
-                f"From step {before} on, gradients of different steps are averaged: {rank_list(behind)} "
-                f"{plural(behind, 'has', 'have')} reduced again in step {before}, without an update of the optimizer in "
-                f"between, and {rank_list(ahead)} {plural(ahead, 'is', 'are')} in step {after} by then ({where}, "
-                f"{collective_text(a)})."
-            )
-        if not _reaches_back(group, ahead[0], before):  # what it launched in that step is unknown
-            return "step behind", (
-                f"From step {before} on, gradients of different steps are averaged: {rank_list(ahead)} "
-                f"{plural(ahead, 'is', 'are')} in step {after} where {rank_list(behind)} {plural(behind, 'is', 'are')} "
-                f"in step {before} ({where}, {collective_text(a)})."
-            )
-        return "step behind", (
-            f"From step {before} on, gradients of different steps are averaged: {rank_list(ahead)} launched no "
-            f"bucket in step {before}, so {plural(ahead, 'its', 'their')} step {after} is averaged with step "
-            f"{before} of {rank_list(behind)} ({where}, {collective_text(a)})."
-        )
+        return _classify_steps(found)
     if group.divergence == "batch":
-        return "batch skipped", (
-            f"From step {min(a.step, b.step)} on, the ranks average gradients of different batches: "
-            f"{those} {plural(other, 'is', 'are')} at batch {b.batch} where {these} {plural(side, 'is', 'are')} at batch "
-            f"{a.batch}, and until then they advanced together ({where}, {collective_text(a)})."
-        )
-    differ = (
-        f"{in_step(b)} {those} launched {collective_text(b)}{at_line(b.call_site)} {where}, where {these} "
-        f"launched {collective_text(a)}{at_line(a.call_site)}{in_step(a) if a.loop_step != b.loop_step else ''}"
-    ).lstrip()
-    for ranks, own, step in ((side, a, b.step), (other, b, a.step)):
-        if own.step > step and _has_passed_over_reducing(group, ranks[0], other[0] if ranks is side else side[0]):
-            return "step behind", f"{capitalize(rank_list(ranks))} launched no bucket in step {step}: {differ}."
+        return "batch skipped", text.at_different_batches(found)
+    for one, opposite in ((side, other), (other, side)):
+        step = opposite.entry.step
+        if one.entry.step > step and _has_passed_over_reducing(group, one.ranks[0], opposite.ranks[0]):
+            return "step behind", text.launched_no_bucket(found, one.ranks, step)
+    following = (
+        [entry for entry in group.windows[each.ranks[0]] if entry.number >= found.number] for each in (side, other)
+    )
+    continuation = explain_continuation(*following)
     if group.divergence == "names" or continuation.kind == "swapped":
-        return "swapped collectives", capitalize(differ) + ", and the reverse nearby: the results are mixed up."
+        return "swapped collectives", text.swapped(found)
     if continuation.kind == "missing":
-        extra, lacks = (side, other) if continuation.missing_on == "second" else (other, side)
-        count = "one collective" if continuation.count == 1 else f"{continuation.count} collectives"
-        return "missing collective", (
-            f"{capitalize(differ)}: from there on {rank_list(lacks)} {plural(lacks, 'is', 'are')} {count} short, or "
-            f"{rank_list(extra)} {plural(extra, 'has', 'have')} {count} too many."
-        )
-    return "different collectives", capitalize(differ) + "."
+        extra, lacking = (side, other) if continuation.missing_on == "second" else (other, side)
+        return "missing collective", text.missing(found, extra, lacking, continuation.count)
+    return "different collectives", text.different(found)
+
+
+def _classify_steps(found: Divergence) -> tuple[FaultKind, VerdictText]:
+    """Classify the same collective, launched in different steps."""
+    if found.side.entry.signature.bucket == NO_BUCKET:
+        return "missing collective", text.skipped(found)
+    ahead, behind = found.by_step
+    if _has_reduced(found.group, ahead.ranks[0], behind.entry.step, found.number):
+        return "step behind", text.reduced_again(found)
+    if not _reaches_back(found.group, ahead.ranks[0], behind.entry.step):
+        return "step behind", text.in_different_steps(found)
+    return "step behind", text.skipped_step(found)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from signal import SIGINT, Signals
 from typing import Final
 
-from overlapscope.diagnosis.evidence import CallSite, Entry, ExitCall, Failure, RankEvidence, RankPosition
+from overlapscope.diagnosis.evidence import CallSite, Entry, ExitCall, Failure, RankEvidence, RankPosition, RecordingGap
 from overlapscope.diagnosis.text import (
     at_line,
     capitalize,
@@ -22,6 +22,7 @@ from overlapscope.diagnosis.text import (
     rank_list,
     truncate_words,
 )
+from overlapscope.diagnosis.texts.waiting import gap_advice, gaps_text
 from overlapscope.diagnosis.verdict import VerdictText
 
 _LESS_MEMORY: Final = "Use a smaller batch, accumulate gradients, or checkpoint activations."
@@ -307,6 +308,11 @@ def signal_text(number: int) -> str:
     return f"Ctrl-C, {name}" if number == SIGINT else name
 
 
+def command_signaled(number: int) -> str:
+    """Say that the command was signaled."""
+    return f"The command was sent {signal_text(number)} while it ran."
+
+
 def interrupted(what: str, step: int | None, *, compared: str) -> VerdictText:
     """Describe a job without a fault that was ended from outside.
 
@@ -317,11 +323,12 @@ def interrupted(what: str, step: int | None, *, compared: str) -> VerdictText:
     return {"sentence": f"{what}{_in_step_number(step)}; nothing was found wrong until then: {compared}."}
 
 
-def interrupted_with_gaps(what: str, step: int | None, *, gaps: str, advice: tuple[str, ...]) -> VerdictText:
-    """Describe a job that was ended from outside and of which parts are missing; ``gaps`` is from ``format_gaps``."""
+def interrupted_with_gaps(what: str, step: int | None, gaps: Sequence[RecordingGap]) -> VerdictText:
+    """Describe a job that was ended from outside and of which parts are missing."""
     return {
-        "sentence": f"{what}{_in_step_number(step)}. Whether anything was wrong before can't be told, because {gaps}",
-        "advice": advice,
+        "sentence": f"{what}{_in_step_number(step)}. Whether anything was wrong before can't be told, because "
+        f"{gaps_text(gaps)}",
+        "advice": gap_advice(gaps),
     }
 
 

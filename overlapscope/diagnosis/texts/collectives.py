@@ -1,0 +1,404 @@
+"""Texts of verdicts on collectives that differ, or that some ranks never launched, and on what made them differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from overlapscope.diagnosis.evidence import CallSite, Entry, GroupOrder, RankEvidence
+from overlapscope.diagnosis.rank_settings import SettingDifference
+from overlapscope.diagnosis.text import (
+    at_line,
+    capitalize,
+    collective_text,
+    group_text,
+    in_step,
+    join_and,
+    plural,
+    rank_list,
+)
+from overlapscope.diagnosis.verdict import FaultKind, Verdict, VerdictText
+from overlapscope.diagnosis.wait_graph import Wait
+
+NO_MAJORITY: Final = "No side has a majority, so no rank is blamed."
+_FIND_CONDITION: Final = "Look for a collective inside an `if` that depends on the rank or on the data."
+_DIVERGENCE_ADVICE: Final[dict[FaultKind, str]] = {
+    "different collectives": "Make all ranks take the same branch, with tensors of the same size and dtype.",
+    "missing collective": _FIND_CONDITION,
+    "swapped collectives": "Launch collectives in the same order on all ranks, not in that of a set or of completion.",
+    "step behind": "Enter no_sync() and skip steps (NaN checks) on all ranks or on none; let the ranks agree first.",
+    "batch skipped": "Skip or repeat a batch on all ranks or none; DistributedSampler and join() keep them together.",
+}
+_MAX_SETTING_LINES: Final = 4
+
+
+@dataclass(frozen=True)
+class Side:
+    """Ranks that launched the same, and their entry at the first difference."""
+
+    ranks: Sequence[int]
+    entry: Entry
+
+    @property
+    def name(self) -> str:
+        """Return the ranks as text."""
+        return rank_list(self.ranks)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Two sides that differ: the entries with the same number in a group."""
+
+    group: GroupOrder
+    number: int
+    side: Side
+    other: Side
+
+    @property
+    def where(self) -> str:
+        """Return the position of the entries as text."""
+        return f"as collective {self.number} of {group_text(self.group)}"
+
+    @property
+    def by_step(self) -> tuple[Side, Side]:
+        """Return the side that is in a later step, and the one behind."""
+        is_other_ahead = self.other.entry.step > self.side.entry.step
+        return (self.other, self.side) if is_other_ahead else (self.side, self.other)
+
+    @property
+    def launches(self) -> str:
+        """Return what both sides launched as text, without a full stop."""
+        a, b = self.side.entry, self.other.entry
+        step = in_step(a) if a.loop_step != b.loop_step else ""
+        return (
+            f"{in_step(b)} {self.other.name} launched {collective_text(b)}{at_line(b.call_site)} {self.where}, where "
+            f"{self.side.name} launched {collective_text(a)}{at_line(a.call_site)}{step}"
+        ).lstrip()
+
+
+def _diverged(kind: FaultKind, sentence: str) -> VerdictText:
+    return {"sentence": sentence, "advice": (_DIVERGENCE_ADVICE[kind],)}
+
+
+def skipped(found: Divergence) -> VerdictText:
+    """Describe a collective that a side skipped, so that its later calls are matched with earlier ones."""
+    ahead, behind = found.by_step
+    skipped_entry, line = found.side.entry, found.other.entry.call_site
+    return _diverged(
+        "missing collective",
+        f"{capitalize(in_step(behind.entry).lstrip())} {ahead.name} skipped {collective_text(skipped_entry)}"
+        f"{at_line(line)}: {found.where}, {plural(ahead.ranks, 'its', 'their')} call of step {ahead.entry.loop_step} is "
+        f"matched with that of step {behind.entry.loop_step} of {behind.name}, and so on.",
+    )
+
+
+def reduced_again(found: Divergence) -> VerdictText:
+    """Describe a side that reduced twice in a step, so that it is a step behind."""
+    ahead, behind = found.by_step
+    step = behind.entry.step
+    return _diverged(
+        "step behind",
+        f"From step {step} on, gradients of different steps are averaged: {behind.name} "
+        f"{plural(behind.ranks, 'has', 'have')} reduced again in step {step}, without an update of the optimizer in "
+        f"between, and {ahead.name} {plural(ahead.ranks, 'is', 'are')} in step {ahead.entry.step} by then "
+        f"({found.where}, {collective_text(found.side.entry)}).",
+    )
+
+
+def in_different_steps(found: Divergence) -> VerdictText:
+    """Describe sides in different steps, if what the one ahead launched in the earlier step is unknown."""
+    ahead, behind = found.by_step
+    return _diverged(
+        "step behind",
+        f"From step {behind.entry.step} on, gradients of different steps are averaged: {ahead.name} "
+        f"{plural(ahead.ranks, 'is', 'are')} in step {ahead.entry.step} where {behind.name} "
+        f"{plural(behind.ranks, 'is', 'are')} in step {behind.entry.step} "
+        f"({found.where}, {collective_text(found.side.entry)}).",
+    )
+
+
+def skipped_step(found: Divergence) -> VerdictText:
+    """Describe a side that reduced nothing in a step, so that it is a step ahead."""
+    ahead, behind = found.by_step
+    step = behind.entry.step
+    return _diverged(
+        "step behind",
+        f"From step {step} on, gradients of different steps are averaged: {ahead.name} launched no bucket in step "
+        f"{step}, so {plural(ahead.ranks, 'its', 'their')} step {ahead.entry.step} is averaged with step {step} of "
+        f"{behind.name} ({found.where}, {collective_text(found.side.entry)}).",
+    )
+
+
+def at_different_batches(found: Divergence) -> VerdictText:
+    """Describe sides that are at different batches of their data."""
+    a, b = found.side.entry, found.other.entry
+    return _diverged(
+        "batch skipped",
+        f"From step {min(a.step, b.step)} on, the ranks average gradients of different batches: {found.other.name} "
+        f"{plural(found.other.ranks, 'is', 'are')} at batch {b.batch} where {found.side.name} "
+        f"{plural(found.side.ranks, 'is', 'are')} at batch {a.batch}, and until then they advanced together "
+        f"({found.where}, {collective_text(a)}).",
+    )
+
+
+def launched_no_bucket(found: Divergence, ranks: Sequence[int], step: int) -> VerdictText:
+    """Describe ranks that reduced nothing in a step, so that something else meets a bucket of the others."""
+    sentence = f"{capitalize(rank_list(ranks))} launched no bucket in step {step}: {found.launches}."
+    return _diverged("step behind", sentence)
+
+
+def swapped(found: Divergence) -> VerdictText:
+    """Describe two collectives in different orders."""
+    sentence = f"{capitalize(found.launches)}, and the reverse nearby: the results are mixed up."
+    return _diverged("swapped collectives", sentence)
+
+
+def missing(found: Divergence, extra: Side, lacking: Side, count: int) -> VerdictText:
+    """Describe collectives that one side lacks, or that the other has in addition."""
+    number = "one collective" if count == 1 else f"{count} collectives"
+    return _diverged(
+        "missing collective",
+        f"{capitalize(found.launches)}: from there on {lacking.name} {plural(lacking.ranks, 'is', 'are')} {number} "
+        f"short, or {extra.name} {plural(extra.ranks, 'has', 'have')} {number} too many.",
+    )
+
+
+def different(found: Divergence) -> VerdictText:
+    """Describe collectives of different operations, sizes or dtypes."""
+    return _diverged("different collectives", f"{capitalize(found.launches)}.")
+
+
+def oldest_left() -> str:
+    """Say that the log before the first known difference is lost."""
+    return "The first difference is older than what is left of the logs; this is the oldest entry left."
+
+
+def not_compared(number: int, ranks: Sequence[int]) -> str:
+    """Say which ranks have no entry at the first difference."""
+    return f"There is no collective {number} of {rank_list(ranks)} to compare with."
+
+
+def under_no_sync(ranks: Sequence[int]) -> str:
+    """Say which ranks have not reduced since the first difference."""
+    has = plural(ranks, "has", "have")
+    return f"{capitalize(rank_list(ranks))} {has} run every backward since then under no_sync()."
+
+
+def lines_differ(number: int, sites: Mapping[int, CallSite | None]) -> str:
+    """Say which earlier collective two ranks already launched at different lines."""
+    lines = ",".join(f"{at_line(site)} on rank {rank}" for rank, site in sites.items())
+    return f"Already collective {number} was launched at different lines:{lines}."
+
+
+def began_forward(ranks: Sequence[int]) -> str:
+    """Say which ranks began another forward while others reduce."""
+    return (
+        f"A broadcast of DDP's buffers begins a forward: {rank_list(ranks)} {plural(ranks, 'has', 'have')} begun another "
+        "one instead of reducing, as after a batch that was skipped, after a backward under no_sync(), or to evaluate."
+    )
+
+
+def batches_reached(sides: Iterable[Side]) -> str:
+    """Say how far sides are in their data."""
+    where = [f"{side.name} to batch {side.entry.batch}" for side in sides]
+    return f"In their data they had gone on unequally by then: {join_and(where)}."
+
+
+def at_another_batch(ranks: Sequence[int]) -> str:
+    """Say which ranks are at another batch since they updated without reducing."""
+    return f"{capitalize(rank_list(ranks))} {plural(ranks, 'is', 'are')} at another batch since then."
+
+
+def settings_differ(
+    model: int,
+    settings: Sequence[SettingDifference],
+    sites: Mapping[int, CallSite],
+    divergence: Verdict,
+    *,
+    is_harmless: bool,
+) -> VerdictText:
+    """Describe settings of DDP that make ranks launch different collectives.
+
+    Args:
+        sites: where each rank gave the settings.
+        divergence: the verdict on the collectives.
+        is_harmless: True if only hooks differ, and the collectives match.
+    """
+    result = "" if is_harmless else f" So they launched different collectives in step {divergence.step or 0}."
+    return {
+        "sentence": f"The ranks gave different settings to DistributedDataParallel (model {model}): "
+        f"{'; '.join(map(str, settings))}{_setting_lines(sites)}.{result}",
+        "alternative": "the hooks may compute the same" if is_harmless else "",
+        "evidence": (divergence.sentence, *divergence.evidence),
+        "advice": (f"Give {join_and([one.name for one in settings])} the same value on all ranks.",),
+    }
+
+
+def unrelated_setting(one: SettingDifference) -> str:
+    """Say which setting differs without being known to matter."""
+    model = f" (DDP instance {one.model})" if one.model is not None else ""
+    return f"Not known to be the cause: {one}{model}."
+
+
+def _setting_lines(sites: Mapping[int, CallSite]) -> str:
+    """Format lines: `` at train.py:20 (main)``, or the line of each rank if there are several."""
+    ranks_at: dict[CallSite, list[int]] = {}
+    for rank, site in sites.items():
+        ranks_at.setdefault(site, []).append(rank)
+    if len(ranks_at) < 2:
+        return "".join(at_line(site) for site in ranks_at)
+    lines = [f"{rank_list(ranks)}{at_line(site)}" for site, ranks in list(ranks_at.items())[:_MAX_SETTING_LINES]]
+    return f" ({', '.join(lines)})"
+
+
+def models_differ(
+    model: int, difference: str, contents: Sequence[tuple[Sequence[int], str, int, int]], *, is_order: bool
+) -> VerdictText:
+    """Describe models whose parameters differ between ranks.
+
+    Args:
+        difference: the first difference.
+        contents: ranks, class of the model, number of parameters and of frozen parameters of each side.
+        is_order: True if the parameters are the same in a different order.
+    """
+    evidence = [
+        f"{capitalize(rank_list(ranks))}: {class_name}, {count} parameters" + (f", {frozen} frozen" if frozen else "")
+        for ranks, class_name, count, frozen in contents
+    ]
+    if is_order:
+        evidence.append("They hold the same parameters in a different order.")
+        advice = "Register parameters and modules in an order that does not depend on the process: no set(), no hash()."
+    else:
+        advice = "Build the model from the same configuration on all ranks, and freeze the same parameters on all."
+    return {
+        "sentence": f"The ranks gave different models to DistributedDataParallel (model {model}): {difference}.",
+        "evidence": tuple(evidence),
+        "advice": (advice,),
+    }
+
+
+def extra_parameter(index: int, parameter: str, having: Sequence[int], lacking: Sequence[int]) -> str:
+    """Say which ranks have a parameter more."""
+    return (
+        f"{rank_list(having)} {plural(having, 'has', 'have')} a parameter {index}, {parameter}, and {rank_list(lacking)} "
+        f"{plural(lacking, 'has', 'have')} only {index}"
+    )
+
+
+def parameters_differ(index: int, parameter: str, ranks: Sequence[int], other: str, others: Sequence[int]) -> str:
+    """Say which parameter two sides have at one index."""
+    return f"parameter {index} is {parameter} on {rank_list(ranks)} and {other} on {rank_list(others)}"
+
+
+def frozen_differ(state: str, ranks: Sequence[int], other: str, others: Sequence[int]) -> str:
+    """Say what is frozen on two sides."""
+    return f"{state} on {rank_list(ranks)} and {other} on {rank_list(others)}"
+
+
+def parameter_text(name: str, shape: Sequence[int], dtype: str) -> str:
+    """Format a parameter: ``'head.weight' (10×512 float32)``."""
+    return f"'{name}' ({'×'.join(map(str, shape)) or 'scalar'} {dtype})"
+
+
+def new_group_not_called(
+    one: RankEvidence, wait: Wait, late: Sequence[int], calls: Mapping[int, int], *, is_inside: bool
+) -> VerdictText:
+    """Describe ``new_group`` called by only some ranks.
+
+    Args:
+        one: a rank that waits in it.
+        wait: what the first of the late ranks waits in.
+        late: members that have not called it, and wait for the rank.
+        calls: how often each rank has called it.
+        is_inside: True if all late ranks are in a call of torch.distributed.
+    """
+    rank = one.rank
+    called = [other for other in calls if calls[other] >= calls[rank]]
+    without = [other for other in calls if calls[other] < calls[rank]]
+    line = at_line(one.position.call_site) if one.position else ""
+    counts = join_and([f"{calls[each]} on rank {each}" for each in (rank, late[0])])
+    return {
+        "sentence": f"Rank {rank} waits in new_group({list(one.creating_group)}){line} for {rank_list(late)}, which "
+        f"{plural(late, 'has', 'have')} not called it and {plural(late, 'waits', 'wait')} for rank {rank} in "
+        f"{collective_text(wait.entry)}{at_line(wait.entry.call_site)}{in_step(wait.entry)}.",
+        "alternative": "" if is_inside else f"{rank_list(late)} may still come to it",
+        "evidence": (
+            f"{capitalize(rank_list(called))} {plural(called, 'has', 'have')} called it, and {rank_list(without)} "
+            f"{plural(without, 'has', 'have')} not: groups are counted on each rank ({counts}).",
+        ),
+        "advice": ("Call new_group on all ranks of the job, also on those that are not in the group, in one order.",),
+    }
+
+
+def groups_interleaved(waits: Sequence[Wait], first: Wait) -> VerdictText:
+    """Describe ranks that wait for each other in different groups; ``first`` is the earliest of the waits."""
+    parts = [
+        f"rank {wait.rank} waits in {group_text(wait.group)} ({collective_text(wait.entry)}"
+        f"{at_line(wait.entry.call_site)}) for {rank_list(wait.late)}"
+        for wait in waits
+    ]
+    return {
+        "sentence": "Ranks have entered process groups in different orders and wait for each other: "
+        f"{join_and(parts)}.",
+        "alternative": f"{rank_list(first.late)} may have left out the collective that rank {first.rank} waits in",
+        "evidence": ("Within each group the order is the same on all ranks, as far as they got.",),
+        "advice": ("Launch the collectives of different groups in the same order on all ranks.",),
+    }
+
+
+def unanswered(wait: Wait, peer: int, peer_wait: Wait | None) -> VerdictText:
+    """Describe a send or a recv whose peer waits in something else of the same group."""
+    does = "sent" if wait.entry.signature.op == "recv" else "received"
+    elsewhere = ""
+    if peer_wait is not None:
+        entry = peer_wait.entry
+        elsewhere = f": it waits for {rank_list(peer_wait.late)} in {collective_text(entry)}{at_line(entry.call_site)}"
+    return {
+        "sentence": f"Rank {wait.rank} waits in {collective_text(wait.entry)}{at_line(wait.entry.call_site)}"
+        f"{in_step(wait.entry)}, and rank {peer} has not {does}{elsewhere}.",
+        "advice": ("Give every recv a send on the other side, before either of the two enters a collective.",),
+    }
+
+
+def group_recreated(wait: Wait, made: Sequence[int], others: Sequence[int], still: Sequence[int]) -> VerdictText:
+    """Describe ranks that recreated the default group while others did not.
+
+    Args:
+        wait: what one of the ranks waits in.
+        made: ranks that recreated the group.
+        still: ranks of the others that may still do so.
+    """
+    return {
+        "sentence": f"{capitalize(rank_list(made))} {plural(made, 'has', 'have')} called destroy_process_group() and "
+        f"init_process_group() again, which {rank_list(others)} {plural(others, 'has', 'have')} not, and "
+        f"{plural(made, 'waits', 'wait')}{in_step(wait.entry)} for {plural(others, 'it', 'them')} in "
+        f"{collective_text(wait.entry)}{at_line(wait.entry.call_site)}.",
+        "alternative": f"{rank_list(still)} may still be on the way there" if still else "",
+        "advice": (
+            "Recover from an exception on all ranks or on none: end the process, and let torchrun restart all.",
+        ),
+    }
+
+
+def left_out(wait: Wait, missed: Entry, ranks: Sequence[int], *, has_failed: bool) -> VerdictText:
+    """Describe ranks that are in a later step although others still wait for them in an earlier one.
+
+    Args:
+        missed: the collective that they never entered.
+        has_failed: True if it failed because of that.
+    """
+    fate = (
+        f" and waits there for {rank_list(ranks)}, which {plural(ranks, 'has', 'have')} gone on to the next step "
+        "without it"
+    )
+    if has_failed:
+        fate = f", which failed because {rank_list(ranks)} never joined it and went on to the next step"
+    return {
+        "sentence": f"{capitalize(in_step(missed).lstrip())} rank {wait.rank} launched {collective_text(missed)}"
+        f"{at_line(missed.call_site)} in {group_text(wait.group)}{fate}.",
+        "alternative": f"the {missed.signature.op} of rank {wait.rank} may be one too many"
+        if wait.is_point_to_point
+        else "",
+        "advice": (_FIND_CONDITION,),
+    }

@@ -1,0 +1,205 @@
+"""Texts of verdicts on replicas that drifted apart, and on gradients that were never reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from overlapscope.diagnosis.evidence import UnreducedStep
+from overlapscope.diagnosis.replica_drift import ComparedReplicas, HyperparameterDifference, ReplicaDifference
+from overlapscope.diagnosis.text import at_line, capitalize, first_few, group_into_ranges, join_and, plural, rank_list
+from overlapscope.diagnosis.texts.collectives import NO_MAJORITY
+from overlapscope.diagnosis.verdict import VerdictText
+from overlapscope.diagnosis.wait_graph import find_minority
+
+
+def unreduced(ranks: Sequence[int], step: UnreducedStep) -> VerdictText:
+    """Describe an optimizer step with gradients that were never averaged."""
+    backward = f", from a backward{at_line(step.call_site)}" if step.call_site else ""
+    return {
+        "sentence": f"{capitalize(rank_list(ranks))} stepped the optimizer in step {step.step} with gradients that were "
+        f"never reduced{backward}, so the replicas drift apart.",
+        "evidence": (f"Gradients of model {step.model} were accumulated, but none of its buckets was launched.",),
+        "advice": ("Call the DDP object itself, not its .module; run the last backward outside no_sync().",),
+    }
+
+
+def model_text(one: ComparedReplicas, models: int) -> str:
+    """Format a model, by its number if there are several."""
+    return f"the model ({one.class_name})" if models == 1 else f"model {one.model} ({one.class_name})"
+
+
+def differ(
+    compared: ComparedReplicas,
+    difference: ReplicaDifference,
+    model: str,
+    steps: tuple[int | None, int],
+    setting: HyperparameterDifference | None,
+    *,
+    are_settings_equal: bool,
+    has_settings: bool,
+) -> VerdictText:
+    """Describe parameters that differ between ranks.
+
+    Args:
+        model: the model as text.
+        steps: first and last step in which they may have begun to differ; None if unknown.
+        setting: a setting of an optimizer that explains it.
+        are_settings_equal: True if the settings of the optimizers are known to be the same.
+        has_settings: True if the settings are known.
+    """
+    is_since_start = steps[0] is None and difference.differs_at == 0
+    what = _difference_text(compared, difference, model, is_past=is_since_start)
+    if is_since_start and compared.init_sync:
+        sentence = f"Before the first step {what}, although DDP had made the replicas equal when it was built."
+    elif is_since_start:
+        sentence = f"Before the first step {what}, and DDP was told not to make them equal (init_sync=False)."
+    else:
+        since = _since_text(difference, *steps)
+        sentence = f"The replicas differ since {since}: {what}.{f' {_setting_text(setting)}' if setting else ''}"
+    return {
+        "sentence": sentence,
+        "alternative": "; or ".join(_alternatives(compared, difference)),
+        "evidence": tuple(_evidence(compared, difference, are_settings_equal=are_settings_equal)),
+        "advice": (_advice(difference, setting, has_settings=has_settings),),
+    }
+
+
+def _difference_text(compared: ComparedReplicas, difference: ReplicaDifference, model: str, *, is_past: bool) -> str:
+    names = difference.names
+    count = f"{len(names):,} of {compared.tensors:,}"
+    if len(names) == compared.tensors > 1:
+        count = "both" if len(names) == 2 else f"all {len(names):,}"
+    are = plural(names, "was", "were") if is_past else plural(names, "is", "are")
+    kind = "frozen parameters" if difference.kind == "frozen" else "parameters"
+    sides = sides_text(compared.ranks, difference.sides)
+    return f"{count} {kind} of {model} ({first_few(names)}) {are} not the same on {sides}"
+
+
+def _since_text(difference: ReplicaDifference, earliest: int | None, latest: int) -> str:
+    if earliest is None:
+        return f"step {difference.differs_step} or before"
+    return f"step {earliest}" if earliest == latest else f"a step from {earliest} to {latest}"
+
+
+def _setting_text(setting: HyperparameterDifference) -> str:
+    values = join_and([f"{value:g} on {rank_list(ranks)}" for value, ranks in setting.values[::-1]])
+    since = f" since step {setting.step}" if setting.is_since_then else f" in step {setting.step}"
+    return f"The {setting.name} of {setting.class_name} is {values}{since}."
+
+
+def _evidence(compared: ComparedReplicas, difference: ReplicaDifference, *, are_settings_equal: bool) -> list[str]:
+    notes = []
+    if difference.equal_step is not None:
+        them = "They were" if difference.is_at_once else "The first of them was"
+        notes.append(
+            f"{them} the same to the bit at the beginning of step {difference.equal_step}, and not at that of step "
+            f"{difference.differs_step}."
+        )
+    buckets = sorted({compared.buckets[name] for name in difference.names if name in compared.buckets})
+    if buckets:
+        notes.append(f"They are in {plural(buckets, 'bucket', 'buckets')} {join_and(group_into_ranges(buckets))}.")
+    if are_settings_equal and difference.differs_at:
+        notes.append("The settings of the optimizers (learning rate and others) are the same on all ranks.")
+    if unknown := sorted(set(compared.ranks).difference(*difference.sides)):
+        notes.append(f"What {rank_list(unknown)} had at the same time is not known.")
+    if not find_minority(difference.sides, len(compared.ranks)):
+        notes.append(NO_MAJORITY)
+    if compared.left_out:
+        notes.append(f"Not compared: {first_few([f'{name}: {why}' for name, why in compared.left_out])}.")
+    return notes
+
+
+def _advice(difference: ReplicaDifference, setting: HyperparameterDifference | None, *, has_settings: bool) -> str:
+    if setting is not None:
+        return f"Compute the {setting.name} from what all ranks have in common, such as the step or a reduced loss."
+    if difference.equal_step is None and difference.differs_at == 0:
+        return "Load weights before DDP() wraps the model, or the same ones on all ranks."
+    return _advice_on(difference.names if has_settings else ())
+
+
+def _advice_on(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return "Look for code that changes this parameter on one rank; if there is none, test that machine's memory."
+    return (
+        "Load the same weights and optimizer state on all ranks; let no update depend on what one rank alone has seen."
+    )
+
+
+def _alternatives(compared: ComparedReplicas, difference: ReplicaDifference) -> list[str]:
+    found = []
+    if len(compared.processors) > 1 and difference.differs_at > 0:
+        processors = "; ".join(f"{name} on {rank_list(ranks)}" for name, ranks in compared.processors.items())
+        found.append(
+            f"ranks compute on different processors or numbers of threads, which may round differently: {processors}"
+        )
+    if compared.comm_hook is not None and difference.differs_at > 0:
+        found.append(f"the communication hook {compared.comm_hook} may mean replicas to differ")
+    if difference.kind == "frozen":
+        found.append("these parameters are not trained, and the model may keep what is each rank's own in them")
+    return found
+
+
+def differ_at_end(
+    one: ComparedReplicas, names: Sequence[str], sides: Sequence[Sequence[int]], model: str, equal_step: int | None
+) -> VerdictText:
+    """Describe parameters that were equal in all comparisons, but not when the recording ended.
+
+    Args:
+        names: the parameters that differ.
+        sides: ranks with equal parameters.
+        model: the model as text.
+        equal_step: last step at whose beginning they were compared.
+    """
+    when = "" if equal_step is None else f"in step {equal_step} or later "
+    return {
+        "sentence": f"When the recording ended, {len(names):,} of {one.tensors:,} parameters of {model} "
+        f"({first_few(names)}) {plural(names, 'was', 'were')} not the same on {sides_text(one.ranks, sides)}: {when}"
+        f"something changed {plural(names, 'it', 'them')} on some ranks only.",
+        "alternative": f"{plural(names, 'it', 'they')} may rightly have been changed there after the last update",
+        "advice": (_advice_on(names),),
+    }
+
+
+def sides_text(ranks: Sequence[int], sides: Sequence[Sequence[int]]) -> str:
+    """Format sides: ``rank 1 as on ranks 0 and 2``; all sides if none has a majority."""
+    odd = find_minority(sides, len(ranks))
+    others = [rank for rank in ranks if rank not in odd]
+    return f"{rank_list(odd)} as on {rank_list(others)}" if odd else join_and(list(map(rank_list, sides)))
+
+
+def comparison_notes(one: ComparedReplicas, model: str) -> list[str]:
+    """Return the results of the comparison of a model's replicas for a healthy job."""
+    notes = []
+    if one.difference is not None and one.difference.was_made_equal:
+        notes.append(
+            f"Parameters of {model} differ between ranks, and were made equal again before: as by averaging models."
+        )
+    elif one.difference is not None:
+        notes.append(f"Parameters of {model} differ between ranks, as {one.comm_hook} lets them.")
+    elif one.latest_step is not None:
+        notes += _equal_notes(one, model)
+    if one.was_different is not None:
+        first, last = one.was_different
+        notes.append(f"They differed from step {first} to step {last}, and were made equal again.")
+    if one.buffers is not None:
+        names = first_few(one.buffers.names)
+        notes.append(f"Buffers of {model} differ between ranks ({names}), as broadcast_buffers is off.")
+    return notes
+
+
+def _equal_notes(one: ComparedReplicas, model: str) -> list[str]:
+    is_equal_at_end = one.at_end is not None and not one.at_end.differing
+    count = range(one.tensors)
+    notes = [
+        f"{one.tensors:,} {plural(count, 'parameter', 'parameters')} of {model} {plural(count, 'is', 'are')} the same on "
+        f"{rank_list(one.ranks)} in {one.moments:,} comparisons, the newest at the beginning of step "
+        f"{one.latest_step}{', and when the recording ended' if is_equal_at_end else ''}."
+    ]
+    if one.at_end is not None and one.at_end.differing:
+        names = one.at_end.differing
+        notes.append(
+            f"When the recording ended, {len(names):,} of them ({first_few(names)}) {plural(names, 'was', 'were')} not "
+            f"the same on {sides_text(one.ranks, one.at_end.sides)}: either the last updates differ, or what came after "
+            "them is not done on all ranks, such as loading the best checkpoint."
+        )
+    return notes

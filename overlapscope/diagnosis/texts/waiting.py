@@ -1,0 +1,558 @@
+"""Texts of verdicts on ranks that others wait for, on gradients that never were ready, and on jobs without a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from overlapscope.diagnosis.evidence import (
+    CallSite,
+    Entry,
+    ExitCall,
+    GroupOrder,
+    InterruptedBackward,
+    RankEvidence,
+    RankPosition,
+    RecordingGap,
+)
+from overlapscope.diagnosis.process_state import WaitReason
+from overlapscope.diagnosis.text import (
+    at_line,
+    capitalize,
+    collective_text,
+    first_few,
+    format_position,
+    format_round,
+    format_seconds,
+    group_text,
+    in_step,
+    join_and,
+    plural,
+    rank_list,
+)
+from overlapscope.diagnosis.verdict import VerdictText
+from overlapscope.diagnosis.wait_graph import SegmentMessage, Wait
+
+_MAX_GAPS: Final = 3
+_WAITING: Final[dict[WaitReason, str]] = {
+    "data loader": "waiting for data",
+    "thread": "waiting for a lock or another thread",
+    "process": "waiting for another process",
+    "socket": "waiting for a socket",
+    "file": "reading or writing a file",
+    "torch.distributed": "in a call of torch.distributed",
+}
+_LOOK_AT_KERNELS: Final = (
+    "Look for a kernel that is slow there or never ends, such as one that waits for another stream or process: "
+    "cuda-gdb, or a run with CUDA_LAUNCH_BLOCKING=1."
+)
+_LOOK_AT_NETWORK: Final = "Look at the network between the hosts, and at the backend's own log (NCCL_DEBUG=INFO)."
+MAY_RECOVER: Final = "something that takes this long once looks the same from here"
+MIGHT_HAVE_RECOVERED: Final = (
+    "something that takes this long once looks the same, and the job may have been ended too early"
+)
+
+
+def _where(position: RankPosition | None) -> str:
+    return f" ({format_position(position)})" if position else ""
+
+
+def _duration(ns: int | None) -> str:
+    return f" for {format_seconds(ns)}" if ns else ""
+
+
+def _entry_text(entry: Entry) -> str:
+    return f"{collective_text(entry)}{at_line(entry.call_site)}"
+
+
+def waits_for_message(rank: int, round_name: str, parts: Sequence[str]) -> str:
+    """Say in which round a rank waits, and for whom; ``parts`` are from ``unposted``."""
+    return f"Rank {rank} waits in {round_name} for {join_and(parts)}."
+
+
+def unposted(peers: Sequence[int], awaited_by_peer: Sequence[int], op: str) -> str:
+    """Say which peers have not posted their side of a message, and for whom a single one of them waits itself."""
+    waits = f", which waits for {rank_list(awaited_by_peer)}," if awaited_by_peer else ""
+    return f"{rank_list(peers)}{waits} to {'send' if op == 'recv' else 'receive'} its part"
+
+
+def undelivered(rank: int, message: SegmentMessage) -> str:
+    """Say that a message has not arrived although both sides have posted it."""
+    return f"Rank {rank} waits in {round_text(message)} for what rank {message.peer} sends, and it has not arrived."
+
+
+def round_text(message: SegmentMessage) -> str:
+    """Format the round: ``round 2 of 3 (reduce-scatter) of the sum of bucket 1 by ring in step 12``."""
+    signature = message.entry.signature
+    model = f" of model {signature.model}" if signature.model else ""
+    what = f"the sum of bucket {signature.bucket}{model} by {signature.strategy}{in_step(message.entry)}"
+    where = format_round(signature)
+    return f"{where} of {what}" if signature.rounds > 1 else f"{what} ({where})"
+
+
+def in_no_sync(ranks: Sequence[RankEvidence], since: int, waiting: Collection[int], missed: Entry) -> VerdictText:
+    """Describe ranks that went through the step in which others wait for their bucket, under no_sync()."""
+    numbers = [one.rank for one in ranks]
+    return {
+        "sentence": f"{capitalize(rank_list(numbers))} {plural(numbers, 'has', 'have')} run every backward from step "
+        f"{since} on under no_sync(), and {rank_list(waiting)} {plural(waiting, 'waits', 'wait')} for "
+        f"{plural(numbers, 'it', 'them')}{in_step(missed)}: {_entry_text(missed)}.",
+        "evidence": tuple(f"Rank {one.rank} has done {one.steps_done} steps." for one in ranks[:4]),
+        "advice": ("Enter no_sync() on all ranks or on none, for the same batches.",),
+    }
+
+
+def left_loop(
+    ranks: Sequence[RankEvidence],
+    call: ExitCall | None,
+    waiting: Collection[int],
+    missed: Entry,
+    *,
+    ended: Collection[int],
+    alternative: str,
+) -> VerdictText:
+    """Describe ranks that left their training loop while others wait for them.
+
+    Args:
+        call: how the first of them exited, if it was explicit.
+        ended: those whose process has ended.
+        alternative: what else may be the case if none has.
+    """
+    numbers = [one.rank for one in ranks]
+    steps = ", ".join(f"rank {one.rank} after {one.steps_done} steps" for one in ranks[:4] if one.steps_done)
+    how = "left the training loop" if call is None else f"exited with status {call.status}{at_line(call.call_site)}"
+    evidence = f"{capitalize(rank_list(numbers))} {plural(numbers, 'is', 'are')} past the training loop."
+    if ended:
+        evidence = f"{capitalize(rank_list(ended))} ended without an error."
+    return {
+        "sentence": f"{capitalize(rank_list(numbers))} {how}{f' ({steps})' if steps else ''}, and {rank_list(waiting)} "
+        f"{plural(waiting, 'waits', 'wait')} for {plural(numbers, 'it', 'them')}{in_step(missed)}: "
+        f"{_entry_text(missed)}.",
+        "alternative": "" if ended else alternative,
+        "evidence": (evidence,),
+        "advice": (
+            "Give all ranks the same number of batches (drop_last, DistributedSampler), or train inside join().",
+            "If it was a break or an early stop: let the ranks agree on it, with an all_reduce of the decision.",
+        ),
+    }
+
+
+def in_data_loader(
+    ranks: Sequence[int], one: RankEvidence, waiting: Collection[int], wait: Wait, *, alternative: str
+) -> VerdictText:
+    """Describe ranks in their data loader that others wait for; the state shown is that of the first."""
+    advice = "Look at the data loader of that rank: its workers, its storage, a lock; py-spy dump shows where it is."
+    what = f"{plural(ranks, 'has', 'have')} been waiting for data"
+    return _stalled(ranks, one, what, waiting, wait, advice, alternative)
+
+
+def stuck(
+    ranks: Sequence[int],
+    one: RankEvidence,
+    waiting: Collection[int],
+    wait: Wait,
+    *,
+    is_silent: bool,
+    is_busy: bool,
+    reason: WaitReason | None,
+    alternative: str,
+) -> VerdictText:
+    """Describe ranks that make no progress and that others wait for; the state shown is that of the first.
+
+    Args:
+        is_silent: True if nothing is heard of any of them.
+        reason: what the first waits for, if known.
+    """
+    what = "made no progress"
+    if is_silent:
+        what = "been unreachable (process, host or network gone)"
+    elif is_busy:
+        what = "been busy without getting anywhere"
+    elif reason is not None:
+        what = f"been {_WAITING[reason]}"
+    advice = "Look at that rank's stacks, or run py-spy dump on its process."
+    return _stalled(ranks, one, f"{plural(ranks, 'has', 'have')} {what}", waiting, wait, advice, alternative)
+
+
+def _stalled(
+    ranks: Sequence[int],
+    one: RankEvidence,
+    what: str,
+    waiting: Collection[int],
+    wait: Wait,
+    advice: str,
+    alternative: str,
+) -> VerdictText:
+    missed = wait.first_missed_by(ranks)
+    evidence = []
+    if one.liveness == "unknown":
+        evidence.append("Whether the processes still run is unknown from here.")
+    if one.cpu_share is not None:
+        evidence.append(f"Rank {one.rank} uses {100 * one.cpu_share:.0f} % of a core.")
+    return {
+        "sentence": f"{capitalize(rank_list(ranks))} {what}{_duration(one.idle_ns)}{_where(one.position)}, while "
+        f"{rank_list(waiting)} {plural(waiting, 'waits', 'wait')} in collective {missed.number} of "
+        f"{group_text(wait.group)}: {_entry_text(missed)}.",
+        "alternative": alternative,
+        "evidence": tuple(evidence),
+        "advice": (advice,),
+    }
+
+
+def device_behind(
+    ranks: Sequence[int], idle_ns: int | None, waiting: Collection[int], wait: Wait, *, alternative: str
+) -> VerdictText:
+    """Describe devices that have not reached a collective which their hosts have launched."""
+    entry = wait.entry
+    return {
+        "sentence": f"The {plural(ranks, 'device', 'devices')} of {rank_list(ranks)} {plural(ranks, 'has', 'have')} not "
+        f"come to collective {entry.number} of {group_text(wait.group)}{in_step(entry)}{_duration(idle_ns)}, in which "
+        f"{plural(waiting, 'that', 'those')} of {rank_list(waiting)} {plural(waiting, 'waits', 'wait')}: "
+        f"{_entry_text(entry)}.",
+        "alternative": alternative,
+        "evidence": (
+            f"{plural(ranks, 'Its host has', 'Their hosts have')} launched it; what is before it has not ended.",
+        ),
+        "advice": (_LOOK_AT_KERNELS, "Look at that device with nvidia-smi: its clocks, its temperature, its errors."),
+    }
+
+
+def all_inside(
+    group: GroupOrder, entry: Entry, reached: Collection[bool | None], *, on_device: bool, alternative: str
+) -> VerdictText:
+    """Describe a collective that all ranks have launched and that does not complete.
+
+    Args:
+        reached: whether devices have reached it.
+        on_device: True if devices execute it, while hosts run ahead.
+    """
+    evidence = ["They agree on all collectives up to there, so no rank's order is at fault."]
+    is_reached_by_none = set(reached) == {False}
+    if on_device:
+        progress = "A device that is still at what was launched before it looks the same: hosts run ahead."
+        if set(reached) == {True}:
+            progress = "All devices have come to it."
+        elif is_reached_by_none:
+            progress = "No device has come to it: each is still at what was launched before."
+        evidence.append(progress)
+    return {
+        "sentence": f"All ranks that left a log have launched collective {entry.number} of {group_text(group)}"
+        f"{in_step(entry)} ({_entry_text(entry)}); it never completed.",
+        "alternative": alternative,
+        "evidence": tuple(evidence),
+        "advice": (_LOOK_AT_KERNELS if is_reached_by_none else _LOOK_AT_NETWORK,),
+    }
+
+
+def not_launched(
+    ranks: Sequence[int], waiting: Collection[int], wait: Wait, latest: Sequence[tuple[int, int | None, Entry | None]]
+) -> VerdictText:
+    """Describe ranks that have not launched what others wait in, as far as dumps tell.
+
+    Args:
+        latest: the latest launch of ranks in the group: rank, number and entry, as far as known.
+    """
+    missed = wait.first_missed_by(ranks)
+    what, inside = f"collective {missed.number} of {group_text(wait.group)}, in which", ""
+    evidence = [f"Last launches there: {join_and([_latest_launch(*one) for one in latest])}."]
+    if wait.is_point_to_point:
+        what, inside, evidence = "the counterpart of what", " in", []
+    evidence.append(
+        f"The dumps don't say whether {rank_list(ranks)} left it out, {plural(ranks, 'is', 'are')} late or "
+        f"{plural(ranks, 'has', 'have')} ended, or whether the others launched one too many."
+    )
+    return {
+        "sentence": f"{capitalize(rank_list(ranks))} {plural(ranks, 'has', 'have')} not launched {what} "
+        f"{rank_list(waiting)} {plural(waiting, 'waits', 'wait')}{inside}: {_entry_text(missed)}.",
+        "evidence": tuple(evidence),
+        "advice": (
+            "Look for a collective, or a part of the model, inside an `if` that depends on the rank or on the data.",
+            f"Look at what {rank_list(ranks)} {plural(ranks, 'does', 'do')}: py-spy dump, its log, its data loader.",
+        ),
+    }
+
+
+def _latest_launch(rank: int, number: int | None, entry: Entry | None) -> str:
+    if entry is None:
+        return f"rank {rank} number {number}" if number else f"rank {rank} unknown"
+    return f"rank {rank} launched there is number {entry.number}, {_entry_text(entry)}"
+
+
+def no_dump(absent: Sequence[int], waiting: Collection[int], wait: Wait) -> VerdictText:
+    """Describe ranks that wait in a collective with ranks that left no dump."""
+    entry = wait.entry
+    return {
+        "sentence": f"{capitalize(rank_list(waiting))} {plural(waiting, 'waits', 'wait')} in collective {entry.number} of "
+        f"{group_text(wait.group)} ({_entry_text(entry)}): {rank_list(absent)}, which left no dump, "
+        f"{plural(absent, 'takes', 'take')} part in it.",
+        "evidence": ("The existing dumps agree as far as they go.",),
+        "advice": (
+            f"Look at {rank_list(absent)} first: a rank that is dead or hangs in native code can't dump.",
+            _LOOK_AT_NETWORK,
+        ),
+    }
+
+
+def dumps_agree(ranks: Collection[int], missing: Collection[int], *, is_gloo: bool) -> VerdictText:
+    """Describe dumps in which nothing is wrong, while some ranks left none."""
+    return {
+        "sentence": f"The dumps of {rank_list(ranks)} agree, and no rank waits in them; "
+        f"there is no dump of {rank_list(missing)}.",
+        "evidence": ("gloo reports timed-out collectives as completed.",) if is_gloo else (),
+        "advice": (f"Dump on {rank_list(missing)} as well, or copy all dumps into one folder.",),
+    }
+
+
+def never_ready(
+    ranks: Sequence[int],
+    bucket: int,
+    step: int | None,
+    *,
+    is_everywhere: bool,
+    is_over: bool,
+    waiting: Collection[int],
+    names: Sequence[str],
+    in_bucket: Sequence[str],
+    modules: Sequence[str],
+    bucket_modules: Sequence[str],
+    frozen: Sequence[str],
+    interrupted: InterruptedBackward | None,
+    backward: CallSite | None,
+) -> VerdictText:
+    """Describe gradients missing in a backward, so that their bucket was never launched.
+
+    Args:
+        ranks: ranks that lack the same gradients.
+        is_everywhere: True if these are all ranks.
+        is_over: True if their backward has certainly ended.
+        names: parameters without a gradient; ``in_bucket`` are those of the bucket.
+        modules: modules of the parameters; ``bucket_modules`` are those of the bucket.
+        frozen: parameters of the bucket that were frozen after they had been passed to DDP.
+        interrupted: the backward of the first rank, if an exception came out of it.
+        backward: line of the backward, if known.
+    """
+    who = capitalize(rank_list(ranks))
+    subject = f"{who} never launched" if is_over else f"{who} {plural(ranks, 'has', 'have')} not launched"
+    if is_everywhere:
+        subject = f"No rank {'launched' if is_over else 'has launched'}"
+    when = f" of step {step}" if step is not None else ""
+    result = ""
+    if waiting:
+        waits = plural(waiting, "waits", "wait")
+        result = f", so {rank_list(waiting)} {waits} for {plural(ranks, 'it', 'them')}"
+    cause = ""
+    if interrupted is not None:
+        cause = f"an exception came out of the backward{at_line(interrupted.call_site)} and was caught, so "
+    have = "got" if is_over else plural(in_bucket, "has", "have")
+    advice: tuple[str, ...] = (
+        "Use the same branches of the model on all ranks, or pass find_unused_parameters=True.",
+        f"Look at what forward does with {first_few(modules)} on {rank_list(ranks)}.",
+    )
+    if interrupted is not None:
+        advice = (
+            "Log the exception where it is caught: it is the cause.",
+            "Let it end the process, or have all ranks agree after each backward, with an all_reduce, to skip the batch.",
+        )
+    elif frozen:
+        advice = ("Freeze parameters before DistributedDataParallel is given them, or wrap the model in it again.",)
+    elif is_everywhere:
+        advice = ("Pass find_unused_parameters=True, or leave what forward does not use out of the model.",)
+    return {
+        "sentence": f"{subject} bucket {bucket}{when}{result}: {cause}{len(in_bucket)} of its parameters {have} no "
+        f"gradient ({first_few(in_bucket)}; in {first_few(bucket_modules)}){_frozen_text(frozen, ranks)}.",
+        "alternative": "" if is_over else f"the backward of {rank_list(ranks)} may not have been over",
+        "evidence": (
+            f"The backward of {rank_list(ranks)}{at_line(backward)} {'left' if is_over else plural(ranks, 'has', 'have')} "
+            f"{len(names)} parameters without a gradient: {first_few(names)}.",
+        ),
+        "advice": advice,
+    }
+
+
+def _frozen_text(names: Sequence[str], ranks: Sequence[int]) -> str:
+    if not names:
+        return ""
+    return f": {first_few(names)} {plural(names, 'is', 'are')} frozen on {rank_list(ranks)} (requires_grad is False)"
+
+
+def backward_interrupted(rank: int, left: InterruptedBackward) -> str:
+    """Say that an exception came out of a backward and was caught."""
+    return (
+        f"An exception came out of the backward of rank {rank} in step {left.step}{at_line(left.call_site)} and was "
+        "caught: the training went on."
+    )
+
+
+def reported_by(rank: int) -> str:
+    """Say whose watchdog reported the fault."""
+    return f"The watchdog of rank {rank} reported this while the job ran."
+
+
+def uneven_finish(group: GroupOrder, behind: Sequence[int], last: int, ahead: int, first: Entry) -> VerdictText:
+    """Describe ranks that finished without a collective that another one launched.
+
+    Args:
+        behind: ranks that lack it.
+        last: number of their last collective.
+        ahead: the rank that launched it.
+        first: the first collective that they lack.
+    """
+    return {
+        "sentence": f"{capitalize(rank_list(behind))} finished after collective {last} of {group_text(group)} and never "
+        f"entered the next one, which rank {ahead} launched{in_step(first)}: {_entry_text(first)}.",
+        "evidence": ("Their logs don't say why: an exception that the script caught, or a loop that was left.",),
+        "advice": ("Log exceptions where they are caught, and end the process with an exit status that says so.",),
+    }
+
+
+def slow(one: RankEvidence, idle_ns: int, waiting: Collection[int], *, is_busy: bool) -> VerdictText:
+    """Describe a rank that others wait for, but not for long."""
+    return {
+        "sentence": f"Rank {one.rank} is slow{', and busy' if is_busy else ''}: nothing has come to an end there for "
+        f"{format_seconds(idle_ns)}{_where(one.position)}, and {rank_list(waiting)} {plural(waiting, 'waits', 'wait')} "
+        "for it.",
+        "alternative": "an endless loop looks the same until it has lasted for long" if is_busy else "",
+    }
+
+
+def slow_device(rank: int, idle_ns: int, wait: Wait) -> VerdictText:
+    """Describe a rank whose device has not reached a collective for a while, but not for long."""
+    entry = wait.entry
+    return {
+        "sentence": f"The device of rank {rank} is slow: for {format_seconds(idle_ns)} it has not come to collective "
+        f"{entry.number} of {group_text(wait.group)}{in_step(entry)}, in which that of rank {wait.rank} waits: "
+        f"{_entry_text(entry)}.",
+        "alternative": "a kernel that never ends looks the same until it has lasted for long",
+    }
+
+
+def late(
+    ranks: Sequence[int], position: RankPosition | None, wait: Wait, waited_ns: int, *, is_moving: bool
+) -> VerdictText:
+    """Describe ranks that make progress while another one has waited for them for long."""
+    goes_on = f", and {plural(ranks, 'goes', 'go')} on" if is_moving else ""
+    return {
+        "sentence": f"{capitalize(rank_list(ranks))} {plural(ranks, 'is', 'are')} slow{goes_on}{_where(position)}: rank "
+        f"{wait.rank} has waited for {format_seconds(waited_ns)} in {_entry_text(wait.entry)}.",
+    }
+
+
+def compared_text(collectives: int, groups: int) -> str:
+    """Say how many collectives are the same on all ranks: part of a sentence."""
+    return f"{collectives:,} collectives in {_group_count(groups)} are the same on all ranks"
+
+
+def nothing_compared(*, has_messages: bool) -> str:
+    """Say that there are no collectives to compare: part of a sentence."""
+    return f"no collectives were launched{', only sends and receives' if has_messages else ''}"
+
+
+def _group_count(number: int) -> str:
+    return "1 group" if number == 1 else f"{number} groups"
+
+
+def healthy(compared: str, notes: Sequence[str], *, is_over: bool) -> VerdictText:
+    """Describe a job without a fault.
+
+    Args:
+        compared: what is the same on all ranks.
+        notes: results of the comparison of replicas.
+    """
+    what = "All ranks finished" if is_over else "Healthy so far"
+    return {"sentence": f"{what}: {compared}.", "evidence": tuple(notes)}
+
+
+def not_recorded_to_end(ranks: Collection[int], collectives: int, groups: int) -> VerdictText:
+    """Describe a job without a known fault, with ranks whose recording ended before."""
+    return {
+        "sentence": f"Nothing is wrong in what was recorded, but {rank_list(ranks)} {plural(ranks, 'was', 'were')} not "
+        f"recorded to the end. The order of collectives is the same on all ranks as far as it is known ({collectives:,} "
+        f"in {_group_count(groups)}).",
+    }
+
+
+def command_failed(status: int, collectives: int, groups: int) -> VerdictText:
+    """Describe a job without a known fault whose command failed."""
+    how = f"was ended by signal {-status}" if status < 0 else f"exited with status {status}"
+    return {
+        "sentence": f"All ranks finished without an error that was seen, but the command {how}. {collectives:,} "
+        f"collectives in {_group_count(groups)} are the same on all ranks.",
+        "advice": ("Look at the command's output: what failed is not in what its ranks have recorded.",),
+    }
+
+
+def incomplete(
+    gaps: Sequence[RecordingGap], collectives: int, groups: int, ranks: Collection[int] | None
+) -> VerdictText:
+    """Describe a recording without a known fault of which parts are missing; ``ranks`` are those compared, if alike."""
+    where = "their ranks" if ranks is None else rank_list(ranks)
+    agreed = f" What is there agrees: {collectives:,} collectives in {_group_count(groups)} are the same on {where}."
+    return {
+        "sentence": f"Whether anything is wrong can't be told, because {gaps_text(gaps)}{agreed if collectives else ''}",
+        "advice": gap_advice(gaps),
+    }
+
+
+def gaps_text(gaps: Sequence[RecordingGap]) -> str:
+    """Say what is missing or damaged: the end of a sentence."""
+    parts = "; ".join(gap.what for gap in gaps[:_MAX_GAPS])
+    rest = f"; and {len(gaps) - _MAX_GAPS} more" if len(gaps) > _MAX_GAPS else ""
+    return f"part of the recording is missing or damaged: {parts}{rest}."
+
+
+def gap_advice(gaps: Sequence[RecordingGap]) -> tuple[str, ...]:
+    """Return advice on what is missing or damaged."""
+    return tuple(dict.fromkeys(gap.advice for gap in gaps))
+
+
+def nothing_left() -> VerdictText:
+    """Describe a job of which nothing is known."""
+    return {"sentence": "No rank left anything to judge by."}
+
+
+def undecided(
+    waits: Sequence[Wait],
+    *,
+    possibly_waiting: Sequence[int],
+    unrecorded: Sequence[int],
+    failed: Sequence[int],
+    gone: Sequence[int],
+    unknown: Sequence[int],
+    gaps: Sequence[RecordingGap],
+) -> VerdictText:
+    """Describe processes that did not finish, if nothing that they left says why.
+
+    Args:
+        possibly_waiting: ranks in a collective that an unrecorded rank may not have reached.
+        failed: ranks that failed as if another one had died.
+        unknown: ranks of which it is unknown whether they run.
+    """
+    parts = [f"rank {wait.rank} waits for {rank_list(wait.late)} in {group_text(wait.group)}" for wait in waits[:4]]
+    if possibly_waiting:
+        parts.append(
+            f"{rank_list(possibly_waiting)} {plural(possibly_waiting, 'is', 'are')} in a collective, and whether "
+            f"{rank_list(unrecorded)} {plural(unrecorded, 'has', 'have')} reached it is unknown"
+        )
+    if failed:
+        parts.append(f"{rank_list(failed)} failed as if another rank had died")
+    if gone:
+        parts.append(f"{rank_list(gone)} {plural(gone, 'is', 'are')} gone")
+    if unknown:
+        what = plural(unknown, "it died or is running", "they died or are running")
+        parts.append(f"{rank_list(unknown)} left logs that were never closed, so {what} elsewhere")
+    parts.append("the order of their collectives is the same as far as it is known.")
+    lacking = f" {capitalize(gaps_text(gaps))}" if gaps else ""
+    return {"sentence": capitalize("; ".join(parts)) + lacking, "advice": gap_advice(gaps)}
+
+
+def no_log(ranks: Collection[int]) -> str:
+    """Say which ranks left nothing."""
+    return f"{capitalize(rank_list(ranks))} left no log: what {plural(ranks, 'it', 'they')} did is unknown."
+
+
+def recording_ended(one: RankEvidence) -> str:
+    """Say when and why the recording of a rank ended before it did."""
+    where = f" in step {one.position.step}" if one.position is not None else ""
+    return (
+        f"The recording of rank {one.rank} ended early{where} ({one.unrecorded_because}): what it did next is unknown."
+    )
