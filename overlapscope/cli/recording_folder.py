@@ -5,38 +5,15 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.process_files import EXITS_PATTERN
 from overlapscope.trace.schema import (
-    CALL_SITES_FILE,
-    CLOCK_FILE,
-    ENDED_FILE,
     EVENTS_FILE,
-    FINGERPRINTS_PATTERN,
-    FROZEN_FILE,
-    GRADIENT_READY_PATTERN,
     GROUP_PATTERN,
-    HYPERPARAMETERS_FILE,
-    INCIDENT_PATTERN,
-    INTERRUPTED_BACKWARDS_FILE,
-    JOINING_FILE,
-    LINKS_FILE,
-    LIVENESS_FILE,
-    MANIFEST_FILE,
-    PARAMETERS_FILE,
-    PLANS_FILE,
     POINT_TO_POINT_PATTERN,
-    RANK_FILE,
-    REPLICAS_FILE,
-    REPORTS_FILE,
-    RUN_FILE,
-    SEGMENTS_FILE,
-    SIGNATURES_FILE,
-    STACKS_PATTERN,
-    STALL_FILE,
-    UNREDUCED_FILE,
+    RANK_FILES,
+    STAGED_PATTERN,
     WATCHDOG_FOLDER,
 )
 from overlapscope.trace.small_files import (
@@ -46,22 +23,6 @@ from overlapscope.trace.small_files import (
     remove_if_empty,
     remove_stale_staging_dirs,
     remove_tables,
-)
-
-_RANK_FILES: Final = (
-    *(EVENTS_FILE, SIGNATURES_FILE, SEGMENTS_FILE, JOINING_FILE),
-    *(RUN_FILE, RANK_FILE, PLANS_FILE, CALL_SITES_FILE, CLOCK_FILE, LINKS_FILE, PARAMETERS_FILE),
-    *(ENDED_FILE, MANIFEST_FILE, LIVENESS_FILE, REPORTS_FILE, STALL_FILE),
-    *(UNREDUCED_FILE, INTERRUPTED_BACKWARDS_FILE, FROZEN_FILE),
-    *(
-        GRADIENT_READY_PATTERN,
-        INCIDENT_PATTERN,
-        GROUP_PATTERN,
-        POINT_TO_POINT_PATTERN,
-        STACKS_PATTERN,
-    ),
-    *(REPLICAS_FILE, FINGERPRINTS_PATTERN, HYPERPARAMETERS_FILE),
-    "*.json.part",
 )
 
 
@@ -117,7 +78,7 @@ def clear(folder: Path) -> None:
 
 def _clear_attempt(folder: Path) -> None:
     for rank_dir in find_recorded_ranks(folder):
-        remove_files(rank_dir, _RANK_FILES)
+        remove_files(rank_dir, (*(kind.name for kind in RANK_FILES), STAGED_PATTERN))
     remove_tables(folder)
     remove_stale_staging_dirs(folder)
     remove_files(folder / WATCHDOG_FOLDER, ("*",))

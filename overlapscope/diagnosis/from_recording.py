@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -14,6 +14,7 @@ from overlapscope.diagnosis.evidence import (
     LIVE_STATES,
     Evidence,
     GroupOrder,
+    Liveness,
     RankEvidence,
     RecordingGap,
     ReportedVerdict,
@@ -25,11 +26,9 @@ from overlapscope.trace import clocks
 from overlapscope.trace.collective_log_reader import CollectiveLogs, open_collective_logs
 from overlapscope.trace.event_log import Problem, is_closed
 from overlapscope.trace.live_files import read_final_pass, read_fingerprint_passes
-from overlapscope.trace.process_files import read_exits
+from overlapscope.trace.process_files import ProcessExit, read_exits
 from overlapscope.trace.schema import EVENTS_FILE, MANIFEST_FILE, SIGNATURES_FILE
 from overlapscope.trace.small_files import find_rank_folders, parse_expected_ranks, ranks_in_world, read_import_source
-
-# Missing or damaged parts of a recording: with any of them, a job can't be called healthy.
 
 _ENTERED_BY_ALL: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Operations that complete on no rank before all have entered; a broadcast may complete on its root alone."""
@@ -147,33 +146,19 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     logs = open_collective_logs(folders)
     source = RecordedOrder(logs)
     exits = read_exits(path, logs.problems)
-    files: dict[int, RankState] = {}
-    closed = _closed_logs(logs)
-    for done, (rank, folder) in enumerate(folders.items()):
-        if progress:
-            progress(done, len(folders))
-        latest = source.newest_of(rank)
-        files[rank] = read_rank(rank, folder, latest, is_closed=closed[rank], state_before=states[rank], exits=exits)
-    if progress:
-        progress(len(folders), len(folders))
+    files = _read_ranks(folders, states, source, exits, progress or _ignore)
     reports = tuple(report for one in files.values() for report in one.reports)
     orders, point_to_point_orders = compare_orders(source), read_point_to_point_orders(source)
-    ranks = _add_reported_call_sites(_add_silence(files), reports)
-    problems = [*logs.problems, *(problem for one in files.values() for problem in one.problems)]
-    for one in files.values():  # last, because it does not report files for which another problem was reported
-        one.manifest.report(problems)
-    # An open log, because its process was killed or still runs, is a matter for the verdict.
-    problems = list(dict.fromkeys(problem for problem in problems if problem.severity == "error"))
+    problems = _collect_errors(logs.problems, files.values())
     is_live = any(one.evidence.liveness in LIVE_STATES for one in files.values())
     gaps = find_gaps(folders, files, orders, problems, is_live=is_live)
     if not (orders or point_to_point_orders or is_live or has_no_launches(folders, files, gaps)):
         gaps = (*gaps, make_no_collectives_gap(files.values()))
     command = next((each for each in exits if each.is_command), None)
-    job_signaled_ns = (
-        command.signaled_at_ns if command and {command.boot_id} == {one.boot for one in files.values()} else None
-    )
-    if command is not None and command.status and job_signaled_ns is not None:
-        ranks = {rank: _mark_signaled(one, files[rank].alive_ns, job_signaled_ns) for rank, one in ranks.items()}
+    signaled_ns = _find_job_signal(command, files.values())
+    ranks = _add_reported_call_sites(_add_silence(files), reports)
+    if command is not None and command.status and signaled_ns is not None:
+        ranks = {rank: _mark_signaled(one, files[rank].alive_ns, signaled_ns) for rank, one in ranks.items()}
     evidence = Evidence(
         expected_ranks=_expected_ranks(files),
         ranks=ranks,
@@ -188,10 +173,48 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
         reports=reports,
         gaps=gaps,
         job_status=None if command is None else command.status,
-        job_signaled_ns=job_signaled_ns,
+        job_signaled_ns=signaled_ns,
         job_signal=None if command is None else command.signal_received,
     )
     return evidence, problems
+
+
+def _ignore(*_: int) -> None:
+    """Report no progress."""
+
+
+def _read_ranks(
+    folders: Mapping[int, Path],
+    states: Mapping[int, Liveness | None],
+    source: RecordedOrder,
+    exits: Sequence[ProcessExit],
+    progress: Progress,
+) -> dict[int, RankState]:
+    closed = _closed_logs(source.logs)
+    files = {}
+    for done, (rank, folder) in enumerate(folders.items()):
+        progress(done, len(folders))
+        latest = source.newest_of(rank)
+        files[rank] = read_rank(rank, folder, latest, is_closed=closed[rank], state_before=states[rank], exits=exits)
+    progress(len(folders), len(folders))
+    return files
+
+
+def _collect_errors(of_logs: Iterable[Problem], files: Collection[RankState]) -> list[Problem]:
+    """Return the errors with any of the files, each once.
+
+    Notes are left out: an open log, because its process was killed or still runs, is a matter for the verdict.
+    """
+    problems = [*of_logs, *(problem for one in files for problem in one.problems)]
+    for one in files:  # last, because it does not report files for which another problem was reported
+        one.manifest.report(problems)
+    return list(dict.fromkeys(problem for problem in problems if problem.severity == "error"))
+
+
+def _find_job_signal(command: ProcessExit | None, files: Iterable[RankState]) -> int | None:
+    """Return when the recorded command was signaled to end, if all ranks ran on its host."""
+    is_local = command is not None and {command.boot_id} == {one.boot for one in files}
+    return command.signaled_at_ns if command is not None and is_local else None
 
 
 def _mark_signaled(one: RankEvidence, alive_ns: int | None, signaled_at_ns: int) -> RankEvidence:

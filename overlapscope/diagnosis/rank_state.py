@@ -124,10 +124,10 @@ def _is_over(records: Records, enter: Any, until_ns: int | None) -> bool:
 
 
 def add_call_site(
-    position: RankPosition | None, stacks: str, reports: tuple[ReportedVerdict, ...], *, is_current: bool
-) -> RankPosition | None:
+    position: RankPosition, stacks: str, reports: tuple[ReportedVerdict, ...], *, is_current: bool
+) -> RankPosition:
     """Add the line that the stacks show, if they were written since the rank reached this position."""
-    if position is None or position.call_site is not None:
+    if position.call_site is not None:
         return position
     is_since = bool(reports) and reports[-1].time_ns >= position.since_ns
     site = find_user_line(stacks) if is_since or is_current or _FATAL in stacks else None
@@ -467,17 +467,12 @@ def _find_end(
 ) -> _ProcessEnd:
     call, ended_ns = parse_exit_call(ended), parse_written_ns(ended)
     own_status = None if call is None else call.status
-    status, signaled_at_ns, signal = own_status, None, None
-    if own_exit is not None:
-        status, signaled_at_ns, signal = own_exit.status, own_exit.signaled_at_ns, own_exit.signal_received
-    if signaled_at_ns is not None and ended_ns is not None and ended_ns < signaled_at_ns:  # it was about to exit
-        signaled_at_ns = None
-        status = own_status if (status or 0) < 0 else status
+    status, signaled_at_ns, signal = _observed_exit(own_exit, own_status, ended_ns)
     is_ended_by_watchdog = has_report and status == WATCHDOG_ABORT_STATUS
     # A process of torch.multiprocessing.spawn is sent SIGINT when its parent ends, and ignores it.
     if signaled_at_ns is None and (is_ended_by_watchdog or ended.get("has_lost_parent") is True):
         signaled_at_ns = ended_ns or alive_ns or 0
-    unrecorded_because = ended.get("unrecorded_because")
+    why = ended.get("unrecorded_because")
     return _ProcessEnd(
         status=status,
         call=call,
@@ -485,8 +480,20 @@ def _find_end(
         ended_ns=ended_ns,
         signaled_at_ns=signaled_at_ns,
         signal_received=None if signaled_at_ns is None else signal,
-        unrecorded_because=None if unrecorded_because is None else str(unrecorded_because),
+        unrecorded_because=None if why is None else str(why),
     )
+
+
+def _observed_exit(
+    own_exit: ProcessExit | None, own_status: int | None, ended_ns: int | None
+) -> tuple[int | None, int | None, int | None]:
+    """Return the exit status, when the process was signaled, and the signal, as its parent observed them."""
+    if own_exit is None:
+        return own_status, None, None
+    status, signaled_at_ns = own_exit.status, own_exit.signaled_at_ns
+    if signaled_at_ns is not None and ended_ns is not None and ended_ns < signaled_at_ns:  # it was about to exit
+        return own_status if status < 0 else status, None, own_exit.signal_received
+    return status, signaled_at_ns, own_exit.signal_received
 
 
 def _recorded_liveness(ended: dict[str, Any], where: dict[str, Any], *, is_closed: bool, has_record: bool) -> Liveness:

@@ -7,10 +7,9 @@ was killed.
 from __future__ import annotations
 
 from contextlib import suppress
-from fnmatch import fnmatch
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, Final
+from typing import Any
 from zlib import crc32
 
 from overlapscope.errors import OverlapScopeError
@@ -18,26 +17,22 @@ from overlapscope.trace.collective_log import CollectiveLogHeader
 from overlapscope.trace.event_log import Problem
 from overlapscope.trace.schema import (
     EVENTS_FILE,
-    GROUP_PATTERN,
     HEADER_BYTES,
     MANIFEST_FILE,
-    POINT_TO_POINT_PATTERN,
     LogHeader,
+    find_file_kind,
     write_json,
 )
 from overlapscope.trace.small_files import read_json
-
-_LOG: Final = ".log"
-_DRAFT: Final = ".part"
 
 
 def write_manifest(folder: Path) -> None:
     """Write the manifest of a rank's files."""
     with suppress(OSError):  # a full disk, or the folder was deleted
-        files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix != _DRAFT]
+        files = [path for path in sorted(folder.iterdir()) if path.is_file() and find_file_kind(path.name) is not None]
         # A log that could not be closed is not listed.
-        listed_size = [path for path in files if not _is_ring(path.name) or _is_closed(path)]
-        marks = {path.name: _describe_file(path) for path in listed_size if path.name != MANIFEST_FILE}
+        listed = [path for path in files if not _is_ring(path.name) or _is_closed(path)]
+        marks = {path.name: _describe_file(path) for path in listed if path.name != MANIFEST_FILE}
         write_json(folder / MANIFEST_FILE, {"files": marks})
 
 
@@ -101,7 +96,8 @@ def _is_in_a_folder(name: str) -> bool:
 
 
 def _is_ring(name: str) -> bool:
-    return name == EVENTS_FILE or fnmatch(name, GROUP_PATTERN) or fnmatch(name, POINT_TO_POINT_PATTERN)
+    kind = find_file_kind(name)
+    return kind is not None and kind.is_ring
 
 
 def _is_closed(path: Path) -> bool:
@@ -115,8 +111,8 @@ def _is_closed(path: Path) -> bool:
 
 
 def _describe_file(path: Path) -> dict[str, int]:
-    mark = {"bytes": path.stat().st_size}
-    return mark if path.suffix == _LOG else mark | {"crc32_of_bytes": _crc32(path, mark["bytes"])}
+    kind, mark = find_file_kind(path.name), {"bytes": path.stat().st_size}
+    return mark if kind is not None and kind.is_log else mark | {"crc32_of_bytes": _crc32(path, mark["bytes"])}
 
 
 def _crc32(path: Path, size: int) -> int:

@@ -1,35 +1,9 @@
 """Layout of a recording on disk: the contract between the recorder and every reader.
 
-A recording is a folder per run with a folder per rank; writers share no files::
-
-    traces/
-      rank_0/
-        run.json           what ran: world size, backend, versions, DDP arguments, command line
-        rank.json          where it ran: host, pid, boot id, device, clock samples
-        clock.jsonl        one line per burst of pings: this rank's clock and that of rank 0
-        events.log         the event log: a header page, then fixed-size records
-        plans.jsonl        one line per bucket plan: model, epoch, hash, buckets with parameters
-        call_sites.jsonl   one line per call site: number, file, line, function
-        links.jsonl        one line per sample of the kernel's counters of TCP connections
-        gradients_0.board  since when the gradients of model 0 are ready in the latest backward: one i64 per parameter
-        incident_1.log     the latest records at the time of an incident, saved from being overwritten by the ring
-        group_0.log        the collective log of a process group (``group_log.py``); p2p_0.log: its sends and receives
-        segments.jsonl     one line per kind of round of an all-reduce that consists of sends and receives
-        signatures.jsonl   one line per kind of collective: what the numbers in collective logs stand for
-        parameters.jsonl   one line per model: its parameters, written before ranks compare them
-        replicas.jsonl     one line per model: what fingerprints are taken of, and what may make its replicas differ
-        fingerprints_0.board  fingerprints of model 0's parameters, by the number of reductions (``sweep_file.py``)
-        hyperparameters.json  the settings of optimizers, and when they last changed
-        joining.json       the process's settings before it waited for the others in init_process_group
-        unreduced.json     the first update with gradients that were never reduced, if there was one
-        left_backwards.json  backward passes interrupted by an exception, if the training continued
-        alive.board        when the watchdog last ran, the memory use then, and a checksum: four i64
-        reports.jsonl      one line per report of the watchdog; stacks_1.txt: the Python stacks at that time
-        ended.json         how the process ended; missing if it was killed
-        sealed.json        manifest: names, sizes and checksums of these files; written last
-      rank_1/ ...
-      watchdog/            messages between ranks while the job's store is out of reach
-      tables/              Parquet tables, made from the above on first read
+A recording is a folder per run with a folder per rank; writers share no files. ``RANK_FILES`` lists the files of a rank:
+clearing, the manifest and docs/trace-format.md follow it. Beside the rank folders are ``exits_*.jsonl`` (how processes
+ended), ``watchdog/`` (messages between ranks while the job's store is out of reach) and ``tables/`` (Parquet tables, made
+from the files on first read).
 
 A record is ``RECORD_BYTES`` long. It starts with the CRC-32 of the rest: a record is *complete* if that is correct, so
 one that was truncated by SIGKILL, that is being overwritten in the ring, or that was damaged later, is recognized
@@ -46,6 +20,7 @@ import json
 import struct
 from dataclasses import asdict, dataclass
 from enum import IntEnum, IntFlag
+from fnmatch import fnmatchcase
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -53,12 +28,6 @@ from typing import Any, Final
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.checksum import add_page_checksum, dump_json_line, dump_json_text, is_page_intact
-
-# Signature of a collective: the part that must be equal on all ranks of its group, and the part that may differ.
-#
-# Collectives are matched by their order alone. Two ranks whose n-th collectives have different ``hash``es reduce
-# different tensors together, abort or hang. Names of tensors have a separate hash: ``if rank == 0: broadcast(a) else:
-# broadcast(b)`` is correct, so different names alone are no error, while *swapped* names are.
 
 NO_BUCKET: Final = -1
 
@@ -71,7 +40,12 @@ _SIZES_MAY_DIFFER: Final = ("all_to_all", "gather", "scatter", "barrier", "monit
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """Properties of a collective that are the same each time its line runs. One line of ``signatures.jsonl``."""
+    """Properties of a collective that are the same each time its line runs. One line of ``signatures.jsonl``.
+
+    Collectives are matched by their order alone. Two ranks whose n-th collectives have different ``hash``es reduce
+    different tensors together, abort or hang. Names of tensors have a separate hash: ``if rank == 0: broadcast(a) else:
+    broadcast(b)`` is correct, so different names alone are no error, while *swapped* names are.
+    """
 
     op: str
     """Name in ``torch.distributed``: all_reduce, broadcast, all_gather, reduce_scatter, reduce, gather, scatter,
@@ -154,20 +128,17 @@ def _hash64(what: Any) -> int:
     return int.from_bytes(blake2b(json.dumps(what).encode(), digest_size=8).digest(), "little")
 
 
-# Segments: the rounds of a bucket's all-reduce, for strategies that implement it with sends and receives.
-#
-# A round recurs in every step, so its description is a line in ``segments.jsonl``, and a record has only its number
-# and its times.
-
-SEGMENTS_FILE: Final = "segments.jsonl"
-
 Message = tuple[int, int]
 """Peer (rank of the job) and size in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Round of one rank: messages that are in flight at the same time."""
+    """Round of one rank in a bucket's all-reduce by sends and receives: messages that are in flight at the same time.
+
+    A round recurs in every step, so its description is a line in ``segments.jsonl``, and a record has only its number
+    and its times.
+    """
 
     bucket: int
     lane: int = 0
@@ -196,29 +167,217 @@ PINNED_SHARE: Final = 8
 RUN_FILE: Final = "run.json"
 RANK_FILE: Final = "rank.json"
 EVENTS_FILE: Final = "events.log"
+INCIDENT_PATTERN: Final = "incident_*.log"
 PLANS_FILE: Final = "plans.jsonl"
 CALL_SITES_FILE: Final = "call_sites.jsonl"
 CLOCK_FILE: Final = "clock.jsonl"
 LINKS_FILE: Final = "links.jsonl"
-SIGNATURES_FILE: Final = "signatures.jsonl"
 GROUP_PATTERN: Final = "group_*.log"
 POINT_TO_POINT_PATTERN: Final = "p2p_*.log"
+SIGNATURES_FILE: Final = "signatures.jsonl"
+SEGMENTS_FILE: Final = "segments.jsonl"
 PARAMETERS_FILE: Final = "parameters.jsonl"
+GRADIENT_READY_PATTERN: Final = "gradients_*.board"
+REPLICAS_FILE: Final = "replicas.jsonl"
+FINGERPRINTS_PATTERN: Final = "fingerprints_*.board"
+HYPERPARAMETERS_FILE: Final = "hyperparameters.json"
 JOINING_FILE: Final = "joining.json"
 UNREDUCED_FILE: Final = "unreduced.json"
 INTERRUPTED_BACKWARDS_FILE: Final = "interrupted_backwards.json"
 FROZEN_FILE: Final = "frozen.json"
+LIVENESS_FILE: Final = "alive.board"
+STALL_FILE: Final = "standstill.json"
+REPORTS_FILE: Final = "reports.jsonl"
+STACKS_PATTERN: Final = "stacks_*.txt"
 ENDED_FILE: Final = "ended.json"
 MANIFEST_FILE: Final = "sealed.json"
-LIVENESS_FILE: Final = "alive.board"
-REPORTS_FILE: Final = "reports.jsonl"
-STALL_FILE: Final = "standstill.json"
-STACKS_PATTERN: Final = "stacks_*.txt"
-INCIDENT_PATTERN: Final = "incident_*.log"
-GRADIENT_READY_PATTERN: Final = "gradients_*.board"
-REPLICAS_FILE: Final = "replicas.jsonl"
-HYPERPARAMETERS_FILE: Final = "hyperparameters.json"
-FINGERPRINTS_PATTERN: Final = "fingerprints_*.board"
+STAGED_PATTERN: Final = "*.part"
+"""Files that were about to replace one of a rank's files when its process died."""
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """Kind of file in a rank's folder."""
+
+    name: str
+    """Name; a pattern if there may be several."""
+    meaning: str
+    writer: str
+    """Module that writes it, with the name of the writer if that is public: ``module:name``."""
+    reader: str
+    """Reader, as ``module:name``."""
+    since: int = 1
+    """First version of the format that has it."""
+
+    @property
+    def is_log(self) -> bool:
+        """Return whether it consists of entries with checksums of their own."""
+        return self.name.endswith(".log")
+
+    @property
+    def is_ring(self) -> bool:
+        """Return whether it is a memory-mapped log, truncated to its content when it is closed."""
+        return self.is_log and self.name != INCIDENT_PATTERN
+
+
+_RECORDING: Final = "instrumented_ddp.recording"
+_TRACE: Final = "overlapscope.trace"
+_MODELS: Final = "overlapscope.diagnosis.rank_models"
+
+RANK_FILES: Final = (
+    FileKind(RUN_FILE, "what ran", f"{_RECORDING}.metadata:describe_run", f"{_TRACE}.rank_folder:RankFolder.run"),
+    FileKind(
+        RANK_FILE, "where it ran", f"{_RECORDING}.metadata:describe_rank", f"{_TRACE}.rank_folder:RankFolder.where"
+    ),
+    FileKind(
+        JOINING_FILE,
+        "the process's settings before it waited for the other ranks",
+        "instrumented_ddp.watchdog.init_watch",
+        f"{_TRACE}.rank_folder:RankFolder.joining",
+    ),
+    FileKind(
+        CLOCK_FILE,
+        "ping bursts: this rank's clock and rank 0's",
+        f"{_RECORDING}.clock_sync",
+        f"{_TRACE}.rank_folder:RankFolder.ping_bursts",
+    ),
+    FileKind(
+        EVENTS_FILE,
+        "event log: steps, phases, buckets",
+        f"{_TRACE}.event_log:EventLogWriter",
+        f"{_TRACE}.event_log:read_log",
+    ),
+    FileKind(
+        INCIDENT_PATTERN,
+        "records saved from being overwritten at an incident",
+        f"{_TRACE}.event_log:EventLogWriter.preserve",
+        f"{_TRACE}.event_log:read_log",
+    ),
+    FileKind(PLANS_FILE, "bucket plans", f"{_RECORDING}.metadata", f"{_TRACE}.rank_folder:RankFolder.plans"),
+    FileKind(
+        SEGMENTS_FILE,
+        "rounds of all-reduces by sends and receives",
+        f"{_RECORDING}.records",
+        f"{_TRACE}.rank_folder:RankFolder.rounds",
+    ),
+    FileKind(
+        LINKS_FILE,
+        "samples of the kernel's counters of TCP connections",
+        f"{_RECORDING}.tcp_stats",
+        f"{_TRACE}.rank_folder:RankFolder.links",
+    ),
+    FileKind(
+        GROUP_PATTERN,
+        "collective log of a process group",
+        f"{_TRACE}.collective_log:CollectiveLogWriter",
+        f"{_TRACE}.collective_log_reader:CollectiveLogFile",
+    ),
+    FileKind(
+        POINT_TO_POINT_PATTERN,
+        "sends and receives of a process group",
+        f"{_TRACE}.collective_log:CollectiveLogWriter",
+        f"{_TRACE}.collective_log_reader:CollectiveLogFile",
+    ),
+    FileKind(
+        SIGNATURES_FILE,
+        "what the numbers in collective logs stand for",
+        "instrumented_ddp.collectives.signatures",
+        f"{_TRACE}.collective_log_reader:CollectiveLogs.signatures",
+    ),
+    FileKind(
+        CALL_SITES_FILE,
+        "source lines",
+        "instrumented_ddp.collectives.call_sites",
+        f"{_TRACE}.rank_folder:RankFolder.call_sites",
+    ),
+    FileKind(PARAMETERS_FILE, "models and their parameters", f"{_RECORDING}.metadata", f"{_MODELS}:read_models"),
+    FileKind(
+        GRADIENT_READY_PATTERN,
+        "which gradients of a model are ready, and since when",
+        f"{_TRACE}.live_files:GradientReadyFile",
+        f"{_TRACE}.live_files:read_is_ready",
+    ),
+    FileKind(
+        REPLICAS_FILE,
+        "models of which fingerprints are taken",
+        "instrumented_ddp.replicas.replicas",
+        f"{_MODELS}:read_replicas",
+    ),
+    FileKind(
+        FINGERPRINTS_PATTERN,
+        "fingerprints of a model's parameters",
+        f"{_TRACE}.live_files:FingerprintFile",
+        f"{_TRACE}.live_files:read_fingerprint_passes",
+    ),
+    FileKind(
+        HYPERPARAMETERS_FILE,
+        "settings of optimizers, and their changes",
+        "instrumented_ddp.replicas.optimizer_settings",
+        "overlapscope.diagnosis.replica_drift:read_hyperparameters",
+    ),
+    FileKind(
+        UNREDUCED_FILE,
+        "the first update with gradients that were never reduced",
+        f"{_RECORDING}.metadata",
+        "overlapscope.diagnosis.rank_state:read_rank",
+    ),
+    FileKind(
+        INTERRUPTED_BACKWARDS_FILE,
+        "backward passes that an exception interrupted",
+        f"{_RECORDING}.metadata",
+        "overlapscope.diagnosis.rank_state:read_rank",
+    ),
+    FileKind(
+        FROZEN_FILE,
+        "parameters frozen after they were passed to DDP",
+        f"{_RECORDING}.metadata",
+        f"{_MODELS}:read_unready_parameters",
+    ),
+    FileKind(
+        LIVENESS_FILE,
+        "when the watchdog last ran, and the memory use then",
+        f"{_TRACE}.live_files:LivenessFile",
+        f"{_TRACE}.live_files:read_alive_file",
+    ),
+    FileKind(
+        STALL_FILE,
+        "what the watchdog saw during a stall",
+        f"{_TRACE}.process_files:write_stall_snapshot",
+        f"{_TRACE}.process_files:read_stall_snapshot",
+    ),
+    FileKind(
+        REPORTS_FILE,
+        "reports of the watchdog",
+        f"{_TRACE}.process_files:ReportLog",
+        f"{_TRACE}.process_files:read_rank_reports",
+    ),
+    FileKind(
+        STACKS_PATTERN,
+        "Python stacks at a report",
+        f"{_TRACE}.process_files:ReportLog.add",
+        "overlapscope.diagnosis.rank_state:read_stacks",
+    ),
+    FileKind(
+        ENDED_FILE,
+        "how the process ended",
+        f"{_RECORDING}.exit_recorder",
+        f"{_TRACE}.rank_folder:RankFolder.ended",
+    ),
+    FileKind(
+        MANIFEST_FILE,
+        "names, sizes and checksums of the other files",
+        f"{_TRACE}.manifest:write_manifest",
+        f"{_TRACE}.manifest:Manifest",
+    ),
+)
+"""All files of a rank, in the order of their use: what ran, what it did, what it trained, how it ended."""
+
+
+def find_file_kind(name: str) -> FileKind | None:
+    """Return the kind of a file in a rank's folder by its name; None if it is none of a recording's."""
+    return next((kind for kind in RANK_FILES if fnmatchcase(name, kind.name)), None)
+
+
 TABLES_FOLDER: Final = "tables"
 WATCHDOG_FOLDER: Final = "watchdog"
 

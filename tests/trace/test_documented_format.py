@@ -7,15 +7,17 @@ import re
 import struct
 from dataclasses import fields
 from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from overlapscope.trace.collective_log import ENTRY_DTYPE, CollectiveLogHeader
 from overlapscope.trace.event_log import RECORD_DTYPE
 from overlapscope.trace.live_files import fingerprint_pass_dtype
 from overlapscope.trace.recording import Trace, read_trace
-from overlapscope.trace.schema import HEADER_BYTES, OPS, RECORD_BYTES, Kind, LogHeader, Phase
+from overlapscope.trace.schema import HEADER_BYTES, OPS, RANK_FILES, RECORD_BYTES, FileKind, Kind, LogHeader, Phase
 from tests.synthetic import write_recording
 from tests.trace.test_reader_clocks import on_another_host, write_pings
 
@@ -118,3 +120,27 @@ def test_tables_on_disk_are_those_of_read_trace_once_clocks_are_taken_into_accou
         assert np.where(is_of_other_clock, later, own_ns).tolist() == expected["end_ns"].tolist()
     for name in ("ranks", "plans", "call_sites", "links", "user_collectives"):
         pd.testing.assert_frame_equal(pd.read_parquet(tables / f"{name}.parquet"), getattr(trace, name))
+
+
+def test_every_file_of_a_rank_is_documented_as_in_the_registry() -> None:
+    headings = ("file", "what it is", "written by", "read by", "since")
+    registered = [
+        [f"`{kind.name}`", kind.meaning, f"`{kind.writer}`", f"`{kind.reader}`", str(kind.since)] for kind in RANK_FILES
+    ]
+    lines = "\n".join(f"| {' | '.join(row)} |" for row in registered)
+    assert rows(*headings) == registered, f"the table in docs/trace-format.md should be:\n{lines}"
+    described = {re.sub(r"_[A-Z]\.", "_*.", name) for row in rows("file", "content") for name in files_of_rank(row)}
+    assert described == {kind.name for kind in RANK_FILES}
+
+
+def files_of_rank(row: list[str]) -> list[str]:
+    """The names in a row that are those of files in a rank's folder."""
+    named = row[0].removeprefix("`rank_N/").rstrip("`") if row[0].startswith("`rank_N/") else None
+    beside = re.findall(r"; `(p2p_G\.log)`: of its", row[1])
+    return [named, *beside] if named else []
+
+
+@pytest.mark.parametrize("kind", RANK_FILES, ids=lambda kind: kind.name)
+def test_the_registry_names_who_writes_and_reads_a_file(kind: FileKind) -> None:
+    for name in (kind.writer, kind.reader):
+        assert resolve_name(name) is not None
