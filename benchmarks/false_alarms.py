@@ -25,7 +25,7 @@ from overlapscope.stragglers.finding import Finding
 from overlapscope.stragglers.stragglers import find_all_findings
 
 MS = 1_000_000
-USUAL_MS = {"copies": 1, "optimizer": 3, "data_wait": 2, "forward": 10, "between": 1, "backward": 20}
+USUAL_MS = {"bucket_copies": 1, "optimizer": 3, "data_wait": 2, "forward": 10, "inter_phase": 1, "backward": 20}
 TRANSFER_MS = (2, 3)
 STEP_MS = sum(USUAL_MS.values()) + TRANSFER_MS[-1]
 COMPUTE_NOISE = 0.05
@@ -52,13 +52,13 @@ NOISE: dict[str, Noise] = {
 
 def made_up(rng: np.random.Generator, noise: Noise, ranks: int, steps: int, delay: float = 0.0) -> Cycles:
     """The cycles of a recording in which rank 0 computes longer by a share of the step."""
-    own_ns = np.zeros((len(CAUSES), steps, ranks))
+    local_ns = np.zeros((len(CAUSES), steps, ranks))
     for name, usual_ms in USUAL_MS.items():
-        own_ns[CAUSES.index(name)] = usual_ms * MS
-    own_ns[CAUSES.index("backward")] += COMPUTE_NOISE * STEP_MS * MS * noise(rng, steps, ranks)
-    own_ns[CAUSES.index("backward"), :, 0] += delay * STEP_MS * MS
-    own_ns[CAUSES.index("data_wait")] *= 1 + DATA_NOISE * noise(rng, steps, ranks)
-    own = np.maximum(own_ns, 0).astype(np.int64)
+        local_ns[CAUSES.index(name)] = usual_ms * MS
+    local_ns[CAUSES.index("backward")] += COMPUTE_NOISE * STEP_MS * MS * noise(rng, steps, ranks)
+    local_ns[CAUSES.index("backward"), :, 0] += delay * STEP_MS * MS
+    local_ns[CAUSES.index("data_wait")] *= 1 + DATA_NOISE * noise(rng, steps, ranks)
+    own = np.maximum(local_ns, 0).astype(np.int64)
     last_ns = own.sum(axis=0)
     lead_ns = np.stack([own[CAUSES.index("backward")] // 2, np.zeros_like(last_ns)], axis=2)
     arrival_ns = last_ns[:, :, None] - lead_ns
@@ -75,7 +75,7 @@ def made_up(rng: np.random.Generator, noise: Noise, ranks: int, steps: int, dela
         buckets=np.arange(2),
         bytes=np.array([4, 4]) * 1024**2,
         begin_ns=np.arange(steps) * STEP_MS * MS,
-        own_ns=own,
+        local_ns=own,
         lead_ns=lead_ns,
         arrival_ns=arrival_ns,
         end_ns=end_ns,

@@ -74,18 +74,18 @@ def truth_of(faults: Sequence[Fault], folder: Path, healthy: Path, steps: int) -
     cycles_ns, healthy_cycles_ns = cycles(folder), cycles(healthy)
     undisturbed_ns = cycles_ns[sum(delays_ns.values()) == 0] if faults else cycles_ns
     truths = []
-    for fault, own_ns in delays_ns.items():
+    for fault, local_ns in delays_ns.items():
         if isinstance(fault, SlowLink):
             extra_ns = saved_ns = float(np.median(undisturbed_ns) - np.median(healthy_cycles_ns))
         else:
             others = [other for other in faults if other is not fault]
-            extra_ns, saved_ns = own_ns.mean(), held_up(faults, delays_ns) - held_up(others, delays_ns)
+            extra_ns, saved_ns = local_ns.mean(), held_up(faults, delays_ns) - held_up(others, delays_ns)
         struck = [step for step in range(SKIPPED_STEPS, steps) if fault.strikes(step)]
         truths.append(
             asdict(fault)
             | {"kind": fault.kind, "cause": fault.cause, "pattern": fault.pattern}
             | {"extra_ns_per_step": extra_ns, "saved_ns_per_step": saved_ns}
-            | {"steps": struck, "extra_ns": [int(each) for each in own_ns if each]}
+            | {"steps": struck, "extra_ns": [int(each) for each in local_ns if each]}
         )
     return {
         "world_size": WORLD_SIZE,

@@ -160,8 +160,8 @@ def print_recordings(folder: Path) -> None:
     found: dict[str, list[bool]] = defaultdict(list)
     for path in sorted(each for each in folder.iterdir() if each.is_dir()):
         analysis = Analysis(read_trace(path))
-        alike = analysis.summary.alike
-        blocks_ns = analysis.account.ns[alike.rows].mean(axis=1)
+        steady = analysis.summary.steady
+        blocks_ns = analysis.breakdown.ns[steady.rows].mean(axis=1)
         half = len(blocks_ns) // 2
         if half < 3:
             continue

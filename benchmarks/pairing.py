@@ -5,7 +5,7 @@ other, a block of steps each, and only the ratio of the two is looked at. Which 
 equally often each, with a seed that all ranks share. The sides of several comparisons take turns.
 
 The ranks start a block together, behind a barrier. Its wall time is that of the rank that took longest, because that
-is when the job is done with it: one rank's own time would hide whatever holds up another after the last all-reduce.
+is when the job is done with it: one rank's local time would hide whatever holds up another after the last all-reduce.
 Its CPU time is the sum over the ranks' processes with all their threads (gloo's, ours, a profiler's), which also shows
 work that hides in waiting time, and hardly notices other jobs on the machine.
 """

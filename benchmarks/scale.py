@@ -125,7 +125,7 @@ def on_dask(folder: Path) -> None:
             same = found.summary.figures.equals(whole.summary.figures)
             same &= found.summary.sentence == whole.summary.sentence
             if found.cycles is not None and whole.cycles is not None:
-                same &= bool((found.cycles.own_ns == whole.cycles.own_ns).all())
+                same &= bool((found.cycles.local_ns == whole.cycles.local_ns).all())
                 same &= bool((found.cycles.arrival_ns == whole.cycles.arrival_ns).all())
     seconds = time.monotonic() - begin
     print(f"Dask, 2 workers, {killed} killed on the way: {seconds:.1f} s, {'the same' if same else 'NOT THE SAME'}")

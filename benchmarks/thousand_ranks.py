@@ -45,7 +45,7 @@ def write_recording(folder: Path, ranks: int, steps: int) -> None:
     job = Job(ranks=ranks, steps=steps, noise=0.01)
     job.slow_down(ranks // 3, 0.12)
     host = ranks // job.ranks_per_host // 2
-    job.own_ns["forward"][steps // 2 :, host * job.ranks_per_host : (host + 1) * job.ranks_per_host] += 2 * MS
+    job.local_ns["forward"][steps // 2 :, host * job.ranks_per_host : (host + 1) * job.ranks_per_host] += 2 * MS
     write_logs(job.run(), folder)
 
 
@@ -57,12 +57,12 @@ def judge(folder: Path) -> None:
         read_s, begin = time.monotonic() - begin, time.monotonic()
         analysis = Analysis(trace)
         summary = analysis.summary
-        account_s, begin = time.monotonic() - begin, time.monotonic()
+        breakdown_s, begin = time.monotonic() - begin, time.monotonic()
         assert analysis.cycles is not None
         cycles_s, begin = time.monotonic() - begin, time.monotonic()
         assert analysis.stragglers is not None
         judged_s = time.monotonic() - begin
-        print(f"read {what} in {read_s:.1f} s, divided into blocks in {account_s:.1f} s", flush=True)
+        print(f"read {what} in {read_s:.1f} s, divided into blocks in {breakdown_s:.1f} s", flush=True)
         print(f"arranged in cycles in {cycles_s:.1f} s, judged in {judged_s:.1f} s", flush=True)
     print(f"  {summary.sentence}")
     for finding in analysis.stragglers.findings:

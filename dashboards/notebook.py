@@ -72,7 +72,7 @@ class Run:
         import overlapscope as ov
 
         run = ov.open("traces/")
-        run.account()
+        run.breakdown()
         run.timeline()
     """
 
@@ -101,7 +101,7 @@ class Run:
         """Return every collective of gradient buckets, of every rank."""
         return self.trace.collectives
 
-    def account(self) -> Answer:
+    def breakdown(self) -> Answer:
         """Return the breakdown of the mean step: blocks that sum to it, and exposed communication by reason."""
         summary = self._snapshot.summary
         return Answer(summary.sentence, breakdown_table(summary))

@@ -108,7 +108,7 @@ class Heatmap:
         self.step_time_ns = step_time_ns
         self.groupings: tuple[Grouping, ...] = ("ranks", "hosts") if len(set(self.hosts)) > 1 else ("ranks",)
         """Available groupings; hosts only if there are several."""
-        self._own_ns = cycles.own_ns
+        self._local_ns = cycles.local_ns
         self._job = job
 
     def _cells_of(self, figures: pd.DataFrame, column: str) -> Int64Array:
@@ -141,11 +141,11 @@ class Heatmap:
             rank: Index of the rank.
             step: Index of the step.
         """
-        own_ns = self._own_ns[:, [step]]
-        excess_ns = own_ns[:, 0, rank].copy()
+        local_ns = self._local_ns[:, [step]]
+        excess_ns = local_ns[:, 0, rank].copy()
         for group in CAUSE_GROUPS:
             causes = get_cause_indices(group)
-            excess_ns[causes] -= own_ns[causes, 0, find_median_ranks(own_ns, group)[0]]
+            excess_ns[causes] -= local_ns[causes, 0, find_median_ranks(local_ns, group)[0]]
         return {CAUSES[cause]: int(excess_ns[cause]) for cause in np.argsort(-excess_ns, kind="stable")}
 
     def grid(self, grouping: Grouping, max_columns: int = MAX_COLUMNS) -> Grid:

@@ -274,7 +274,7 @@ def _stragglers(snapshot: Snapshot) -> Stragglers:
 
 
 TABLES: Final[dict[str, MakeTable]] = {
-    "account": lambda snapshot, _: breakdown_table(snapshot.summary),
+    "breakdown": lambda snapshot, _: breakdown_table(snapshot.summary),
     "ranks": lambda snapshot, _: ranks_table(snapshot),
     "steps": lambda snapshot, _: steps_table(snapshot.summary),
     "phases": lambda snapshot, _: snapshot.trace.phases,

@@ -76,25 +76,25 @@ _SPANS: Final[Mapping[ThemeName, tuple[str, ...]]] = {
 }
 assert all(len(colors) == len(CATEGORIES) for colors in _SPANS.values())
 
-_PHASE_BLOCKS: Final = ("data_wait", "loop", "forward", "backward", "optimizer", "evaluation")
+_PHASE_BLOCKS: Final = ("data_wait", "forward", "backward", "optimizer", "evaluation")
 _OTHER_BLOCKS: Final[Mapping[ThemeName, Mapping[str, str]]] = {
     "light": {
         "buffers": "#8b95a3",
-        "between": "#ccd2da",
+        "inter_phase": "#ccd2da",
         "exposed": "#d35c52",
-        "copies": "#93a6bd",
+        "bucket_copies": "#93a6bd",
         "collectives": "#d9a05b",
         "gc": "#8a6bc2",
-        "unknown": "#ffffff",
+        "unattributed": "#ffffff",
     },
     "dark": {
         "buffers": "#7b8594",
-        "between": "#66707e",
+        "inter_phase": "#66707e",
         "exposed": "#f7938a",
-        "copies": "#73869e",
+        "bucket_copies": "#73869e",
         "collectives": "#c58f4f",
         "gc": "#a386dd",
-        "unknown": "#161b22",
+        "unattributed": "#161b22",
     },
 }
 """Colors of the blocks that are not phases; exposed communication has that of the wait for it in the timeline."""
@@ -127,7 +127,8 @@ def span_colors(theme: ThemeName) -> tuple[str, ...]:
 def block_colors(theme: ThemeName) -> dict[str, str]:
     """Return the color of each block of ``overlapscope.breakdown.breakdown.BLOCKS``; phases as in the timeline."""
     phases = {name: _SPANS[theme][CATEGORIES.index(name)] for name in _PHASE_BLOCKS}
-    return {**phases, **_OTHER_BLOCKS[theme]}
+    loop = {"host_loop": _SPANS[theme][CATEGORIES.index("loop")]}
+    return phases | loop | _OTHER_BLOCKS[theme]
 
 
 def collective_colors(theme: ThemeName) -> tuple[str, ...]:

@@ -20,14 +20,14 @@ class Analysis:
         self.trace = trace
 
     @cached_property
-    def account(self) -> Breakdown:
+    def breakdown(self) -> Breakdown:
         """Compute the breakdown of every step of every rank."""
         return compute_breakdown(self.trace)
 
     @cached_property
     def summary(self) -> Summary:
         """Summarize that breakdown."""
-        return summarize(self.trace, self.account)
+        return summarize(self.trace, self.breakdown)
 
     @cached_property
     def cycles(self) -> Cycles | None:
@@ -35,7 +35,7 @@ class Analysis:
 
         None if ranks can't be compared; ``sentences.why_none`` gives the reason.
         """
-        return build_cycles(self.trace, self.account, find_first_step_after_warm_up(self.trace.steps))
+        return build_cycles(self.trace, self.breakdown, find_first_step_after_warm_up(self.trace.steps))
 
     @cached_property
     def replay(self) -> Replay | None:

@@ -130,7 +130,7 @@ class ChunkedAnalysis(Analysis):
         workers.rest()
         figures = pd.concat([chunk.figures for chunk in pieces], ignore_index=True)
         figures = figures.sort_values("rank", kind="stable", ignore_index=True)
-        alike = select_steady_rows(
+        steady = select_steady_rows(
             figures["rank"].to_numpy(np.int64),
             figures["step"].to_numpy(np.int64),
             figures[[f"{name}_ns" for name in BLOCKS]].to_numpy(),
@@ -138,13 +138,13 @@ class ChunkedAnalysis(Analysis):
             first_step,
             ranks_with_most,
         )
-        self.summary = summarize_table(figures, alike, _join_jobs([chunk.job for chunk in pieces if chunk.job]))
+        self.summary = summarize_table(figures, steady, _join_jobs([chunk.job for chunk in pieces if chunk.job]))
         cycles = [chunk.cycles for chunk in pieces if chunk.cycles and chunk.usual == usual]
         pieces.clear()
         self.cycles = _join_cycles(cycles, steps)
 
     @property
-    def account(self) -> Breakdown:
+    def breakdown(self) -> Breakdown:
         """Raise an error, as breakdowns of single ranges are not stored.
 
         Raises:
@@ -196,19 +196,21 @@ def _analyze_chunk(task: _ChunkTask) -> _Chunk:
     first, end = task.steps
     for margin in _MARGINS:
         trace = task.recording.trace((max(0, first - margin), end + margin))
-        account = compute_breakdown(trace)
+        breakdown = compute_breakdown(trace)
         plans = hash_active_plans(trace.collectives)
-        alike = select_steady_rows(account.rank, account.step, account.ns, plans, task.first_step, task.ranks_with_most)
-        job = compute_job_breakdown(trace, account, alike, task.ranks)
-        if job is None or _is_path_determined(trace, account, job, task.steps, margin):
+        steady = select_steady_rows(
+            breakdown.rank, breakdown.step, breakdown.ns, plans, task.first_step, task.ranks_with_most
+        )
+        job = compute_job_breakdown(trace, breakdown, steady, task.ranks)
+        if job is None or _is_path_determined(trace, breakdown, job, task.steps, margin):
             break
-    is_own = (account.step >= first) & (account.step < end)
-    figures = tabulate_breakdown(account)
+    is_own = (breakdown.step >= first) & (breakdown.step < end)
+    figures = tabulate_breakdown(breakdown)
     kinds = {
-        kind: int(((steps >= first) & (steps < end)).sum()) for kind, steps in group_steps_by_kind(account).items()
+        kind: int(((steps >= first) & (steps < end)).sum()) for kind, steps in group_steps_by_kind(breakdown).items()
     }
     usual = find_most_common_kind(kinds) if task.usual is None else task.usual
-    cycles = build_cycles(trace, account, task.first_step, usual) if task.with_cycles else None
+    cycles = build_cycles(trace, breakdown, task.first_step, usual) if task.with_cycles else None
     if cycles is not None:
         cycles = cycles.of((cycles.steps >= first) & (cycles.steps < end))
     return _Chunk(
@@ -221,20 +223,20 @@ def _analyze_chunk(task: _ChunkTask) -> _Chunk:
     )
 
 
-def _is_path_determined(trace: Trace, account: Breakdown, job: JobBreakdown, steps: StepRange, margin: int) -> bool:
+def _is_path_determined(trace: Trace, breakdown: Breakdown, job: JobBreakdown, steps: StepRange, margin: int) -> bool:
     """Return True if the known steps determine the critical path during a range of steps."""
     is_own = (job.steps >= steps[0]) & (job.steps < steps[1])
     if not is_own.any():
         return True
     begin_ns, end_ns = int(job.start_ns[is_own][0]), int(job.end_ns[is_own][-1])
     # A rank may be ahead of another one by steps: all ranks are known only between these two moments.
-    earliest, latest = account.step.min(), account.step.max()
-    known_from_ns = int(account.start_ns[account.step == earliest].max())
-    known_until_ns = int(account.end_ns[account.step == latest].min())
+    earliest, latest = breakdown.step.min(), breakdown.step.max()
+    known_from_ns = int(breakdown.start_ns[breakdown.step == earliest].max())
+    known_until_ns = int(breakdown.end_ns[breakdown.step == latest].min())
     begins_there = earliest > max(0, steps[0] - margin)
     ends_there = latest < steps[1] + margin - 1
     return (begins_there or steps[0] == 0 or known_from_ns <= begin_ns) and (
-        ends_there or (known_until_ns > end_ns and paths_converge_before(trace, account, known_until_ns, end_ns))
+        ends_there or (known_until_ns > end_ns and paths_converge_before(trace, breakdown, known_until_ns, end_ns))
     )
 
 
@@ -279,6 +281,6 @@ def _join_cycles(cycles: list[Cycles], steps: pd.DataFrame) -> Cycles | None:
     parts = [{field.name: getattr(each, field.name) for field in fields(Cycles)} for each in cycles]
     cycles.clear()
     joined: dict[str, Any] = {name: np.concatenate([part.pop(name) for part in parts]) for name in _STEP_FIELDS}
-    joined["own_ns"] = np.concatenate([part.pop("own_ns") for part in parts], axis=1)
+    joined["local_ns"] = np.concatenate([part.pop("local_ns") for part in parts], axis=1)
     left_out = max(0, steps["step"].nunique() - len(joined["steps"]))
     return Cycles(**parts[0] | joined | {"left_out": left_out})

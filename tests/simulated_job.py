@@ -22,7 +22,7 @@ from tests.synthetic import make_rank
 
 MS = 1_000_000
 BEGIN_NS = 5_000_000_000
-PHASES = ("finalize", "optimizer", "data_wait", "forward", "between", "backward")
+PHASES = ("finalize", "optimizer", "data_wait", "forward", "inter_phase", "backward")
 LINK_COLUMNS = [
     *("rank", "time_ns", "local", "peer", "peer_rank", "bytes_acked", "bytes_received", "busy_us"),
     *("rwnd_limited_us", "delivery_bytes_per_s", "rtt_us", "min_rtt_us", "retransmits"),
@@ -31,12 +31,12 @@ BUCKET_BYTES = (1024**2, 4 * 1024**2, 4 * 1024**2, 2 * 1024**2)
 
 
 def _usual() -> dict[str, int]:
-    return {"finalize": 1, "optimizer": 3, "data_wait": 2, "forward": 10, "between": 1, "backward": 20}
+    return {"finalize": 1, "optimizer": 3, "data_wait": 2, "forward": 10, "inter_phase": 1, "backward": 20}
 
 
 @dataclass
 class Job:
-    """A job of which every time is known. Change ``own_ns``, ``transfer_ns`` ... and then ``run`` it."""
+    """A job of which every time is known. Change ``local_ns``, ``transfer_ns`` ... and then ``run`` it."""
 
     ranks: int = 4
     steps: int = 60
@@ -50,7 +50,7 @@ class Job:
     def __post_init__(self) -> None:
         random = np.random.default_rng(self.seed)
         shape = (self.steps, self.ranks)
-        self.own_ns: dict[str, npt.NDArray[np.int64]] = {
+        self.local_ns: dict[str, npt.NDArray[np.int64]] = {
             name: np.maximum(0, usual * MS * (1 + self.noise * random.standard_normal(shape))).astype(np.int64)
             for name, usual in _usual().items()
         } | {"loop": np.zeros(shape, dtype=np.int64)}
@@ -67,7 +67,7 @@ class Job:
     def slow_down(self, rank: int, share: float, steps: slice = slice(None)) -> None:
         """More time in forward and backward."""
         for phase in ("forward", "backward"):
-            self.own_ns[phase][steps, rank] += (share * _usual()[phase] * MS).__trunc__()
+            self.local_ns[phase][steps, rank] += (share * _usual()[phase] * MS).__trunc__()
 
     def measure_links(self, rates_bytes_per_s: dict[int, float]) -> None:
         """Have the kernel count what each rank sends to the next one in a ring of gloo's: the rate of each."""
@@ -82,7 +82,7 @@ class Job:
     def run(self, path: str = "simulated") -> Trace:
         """The recording."""
         for rank, step, phase, pause_ns in self.gc:
-            self.own_ns[phase][step, rank] += pause_ns
+            self.local_ns[phase][step, rank] += pause_ns
         release_ns = np.full(self.ranks, BEGIN_NS, dtype=np.int64)
         step_begin_ns = release_ns.copy()
         columns: dict[str, list[Any]] = {name: [] for name in ("steps", "phases", "collectives")}
@@ -92,21 +92,21 @@ class Job:
         for step in range(self.steps):
             now_ns = release_ns.copy()
             if finalize_begin_ns is not None:
-                now_ns += self.own_ns["finalize"][step]
+                now_ns += self.local_ns["finalize"][step]
                 columns["phases"].append(("finalize", step - 1, finalize_begin_ns, now_ns.copy()))
                 now_ns = self._do("optimizer", step, now_ns, columns, of_step=step - 1)
                 columns["steps"].append((step - 1, step_begin_ns, now_ns))
                 step_begin_ns = now_ns
             now_ns = self._do("data_wait", step, now_ns, columns)
-            if self.own_ns["loop"].any():
+            if self.local_ns["loop"].any():
                 now_ns = self._do("loop", step, now_ns, columns)
             if self.broadcast_ns is not None:
                 launch_ns = now_ns
                 now_ns = np.maximum(now_ns, now_ns[0]) + self.broadcast_ns
                 columns["collectives"].append((step, -1, "broadcast", 4096, launch_ns, now_ns))
             now_ns = self._do("forward", step, now_ns, columns)
-            now_ns = now_ns + self.own_ns["between"][step]
-            backward_ns = self.own_ns["backward"][step]
+            now_ns = now_ns + self.local_ns["inter_phase"][step]
+            backward_ns = self.local_ns["backward"][step]
             arrivals_ns = now_ns[:, None] + (backward_ns[:, None] * self.ready_at).astype(np.int64)
             finalize_begin_ns = self._do("backward", step, now_ns, columns)
             end_ns = 0
@@ -135,7 +135,7 @@ class Job:
         columns: dict[str, list[Any]],
         of_step: int | None = None,
     ) -> npt.NDArray[np.int64]:
-        end_ns = begin_ns + self.own_ns[phase][step]
+        end_ns = begin_ns + self.local_ns[phase][step]
         columns["phases"].append((phase, step if of_step is None else of_step, begin_ns, end_ns))
         return end_ns
 

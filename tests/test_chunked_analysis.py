@@ -38,7 +38,7 @@ def assert_same(pieces: Analysis, whole: Analysis) -> None:
     pd.testing.assert_frame_equal(pieces.summary.figures, whole.summary.figures)
     assert pieces.summary.sentence == whole.summary.sentence
     assert pieces.summary.mean.blocks == whole.summary.mean.blocks
-    assert pieces.summary.alike.excluded == whole.summary.alike.excluded
+    assert pieces.summary.steady.excluded == whole.summary.steady.excluded
     ours, theirs = pieces.summary.job_breakdown, whole.summary.job_breakdown
     assert ours is not None
     assert theirs is not None
@@ -106,4 +106,4 @@ def test_what_needs_everything_at_once_says_that_it_is_too_large(
 ) -> None:
     folder = write_logs(job_of(3, 2, broadcasts=False).run(), tmp_path / "job")
     with pytest.raises(OverlapScopeError, match=f"{folder}: is too large for this"):
-        _ = in_pieces(folder, monkeypatch, 500).account
+        _ = in_pieces(folder, monkeypatch, 500).breakdown

@@ -30,14 +30,14 @@ window.overlapscope.startBuckets = (plot) => {
 
   function answered() {
     for (const view of held.splice(0)) view.unpause()
-    const {id, cap_mb, shown_mb, special, first_mb, is_compressed, markup, account} = plot.answer.data
+    const {id, cap_mb, shown_mb, special, first_mb, is_compressed, markup, breakdown} = plot.answer.data
     waiting = false
     element("busy").hidden = true
     Object.assign(chosen, {
       cap_mb: cap_mb[0], special: special[0], first_mb: first_mb[0], is_compressed: is_compressed[0],
     })
     element("chosen").innerHTML = markup[0]
-    if (element("head")) element("head").innerHTML = account[0]
+    if (element("head")) element("head").innerHTML = breakdown[0]
     showChosen(shown_mb[0])
     rememberSoon()
     document.body.dataset.answered = id[0]

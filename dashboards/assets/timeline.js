@@ -23,14 +23,14 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     else show(time - half, time + half)
   })
 
-  let shownAccount
+  let shownBreakdown
   function answered() {
-    const {id, step, spans, is_shaded, ideal_hint, path_hint, account} = plot.answer.data
+    const {id, step, spans, is_shaded, ideal_hint, path_hint, breakdown} = plot.answer.data
     if (!view.answered(id[0])) return
     showStatus(step[0], spans[0], is_shaded[0])
     element("ideal-hint").textContent = ideal_hint[0]
     element("path-hint").textContent = path_hint[0]
-    if (element("head") && account[0] !== shownAccount) element("head").innerHTML = shownAccount = account[0]
+    if (element("head") && breakdown[0] !== shownBreakdown) element("head").innerHTML = shownBreakdown = breakdown[0]
   }
 
   function showStatus(step, spans, isShaded) {

@@ -78,7 +78,7 @@ class BreakdownRow:
 
 
 def build_breakdown_context(summary: Summary, *others: tuple[str, MeanStep]) -> dict[str, Any]:
-    """Return the template variables of ``account.html`` and ``account.css``: the bars to draw.
+    """Return the template variables of ``breakdown.html`` and ``breakdown.css``: the bars to draw.
 
     Args:
         summary: summary of the recording, whose mean step is the first bar.
@@ -91,11 +91,11 @@ def build_breakdown_context(summary: Summary, *others: tuple[str, MeanStep]) -> 
 
 
 def build_breakdown_table_context(summary: Summary) -> dict[str, Any]:
-    """Return the template variables of ``account_table.html``."""
+    """Return the template variables of ``breakdown_table.html``."""
     return {
-        "account": build_breakdown_rows(summary),
-        "account_step": format_ns(summary.mean.step.value),
-        "account_interval": format_interval_ns(summary.mean.step),
+        "breakdown": build_breakdown_rows(summary),
+        "breakdown_step": format_ns(summary.mean.step.value),
+        "breakdown_interval": format_interval_ns(summary.mean.step),
         "has_job": summary.job is not None,
     }
 
@@ -106,8 +106,8 @@ def describe_sample(summary: Summary) -> str:
         return "No step has been finished by all ranks, so there is no mean of them."
     ranks = f"{summary.ranks:,} rank{'s' * (summary.ranks != 1)}"
     steps = f"{summary.steps:,} step{'s' * (summary.steps != 1)}"
-    excluded = f" Kept apart: {describe_excluded(summary.alike.excluded)}." if summary.alike.excluded else ""
-    return f"Means of {steps} of {ranks}; they add up.{excluded} {describe_uncounted_ranks(summary.alike.excluded_ranks)}".rstrip()
+    excluded = f" Kept apart: {describe_excluded(summary.steady.excluded)}." if summary.steady.excluded else ""
+    return f"Means of {steps} of {ranks}; they add up.{excluded} {describe_uncounted_ranks(summary.steady.excluded_ranks)}".rstrip()
 
 
 def build_step_bar(

@@ -89,7 +89,7 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         first_mb=None if first_mb is None else f"{first_mb:g}",
         is_compressed=choice.options.is_compressed,
         chosen=described.figures,
-        account=described.account,
+        breakdown=described.breakdown,
         ranks=[int(plot.step.ranks[index]) for index in plot.shown],
         all_ranks=forecast.fitted.observations.world_size,
         step_number=forecast.step.number,
@@ -146,8 +146,8 @@ def render_choice(summary: Summary, forecast: Forecast, chosen: ChosenPlan, step
     """Return the figures and the setting of the choice, and its step as a bar below the recorded one."""
     return ChoiceMarkup(
         figures=_render_figures(forecast, chosen, step),
-        account=render_fragment(
-            "account.html",
+        breakdown=render_fragment(
+            "breakdown.html",
             **build_breakdown_context(
                 summary, ("Predicted", predict_mean_step(summary.mean, chosen.curve, chosen.index))
             ),

@@ -154,9 +154,9 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
     choice = choose_ranks(snapshot.trace.ranks, arguments, lateness_ns)
     timeline = snapshot.lanes.timeline(choice.shown)
 
-    account = None if is_plain else partial(_render_breakdown, snapshot.summary)
+    breakdown = None if is_plain else partial(_render_breakdown, snapshot.summary)
     describe = None if is_plain else partial(render_selected_span, snapshot.trace, snapshot.rounds, timeline)
-    plot = TimelinePlot(snapshot, timeline, view, account, describe)
+    plot = TimelinePlot(snapshot, timeline, view, breakdown, describe)
     if not is_plain and "span" in arguments:
         plot.selection.select_named(arguments["span"][0].decode(errors="replace"))
     document.js_on_event("document_ready", plot.start_script)
@@ -167,7 +167,7 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         trace=snapshot.trace,
         roots=[plot.root, plot.axis],
         is_plain=is_plain,
-        account=plot.render_breakdown(step),
+        breakdown=plot.render_breakdown(step),
         layout=plot.layout,
         choice=choice,
         sorted_step=step,
@@ -204,7 +204,7 @@ def _render_breakdown(summary: Summary, step: int) -> str:
     """Return the bars of the mean step and of this one."""
     this = summary.step(step)
     others = [(f"Step {step}", this)] if this is not None else []
-    return render_fragment("account.html", **build_breakdown_context(summary, *others))
+    return render_fragment("breakdown.html", **build_breakdown_context(summary, *others))
 
 
 def _build_step_strip(summary: Summary, timeline: Timeline, fit: View) -> list[dict[str, Any]]:

@@ -217,7 +217,7 @@ class ChoiceMarkup:
     """Markup of a choice."""
 
     figures: str
-    account: str
+    breakdown: str
     """The recorded step and the predicted one as bars."""
 
 
@@ -259,7 +259,7 @@ class BucketsPlot:
         self.strip_labels = ColumnDataSource(data=dict.fromkeys(content.LABEL_COLUMNS, ()))
 
         wanted = ("id", "cap_mb", "move", "special", "first_mb", "is_compressed", "width_px")
-        shown = ("id", "cap_mb", "shown_mb", "special", "first_mb", "is_compressed", "markup", "account")
+        shown = ("id", "cap_mb", "shown_mb", "special", "first_mb", "is_compressed", "markup", "breakdown")
         self._rpc = BrowserRpc()
         self.asked = self._rpc.request("asked", wanted, self._on_asked)
         self.response = self._rpc.response("answer", shown)
@@ -386,7 +386,7 @@ class BucketsPlot:
             "first_mb": [choice.options.first_mb],
             "is_compressed": [choice.options.is_compressed],
             "markup": [described.figures],
-            "account": [described.account],
+            "breakdown": [described.breakdown],
         }
 
     def describe(self) -> ChoiceMarkup:

@@ -17,7 +17,7 @@ from overlapscope.breakdown.spans import Int64Array
 from overlapscope.stragglers.cycles import CAUSES
 from overlapscope.stragglers.replay import Replay
 
-IDEAL_PHASES: Final = ("copies", "optimizer", "data_wait", "loop", "evaluation", "forward", "backward")
+IDEAL_PHASES: Final = ("bucket_copies", "optimizer", "data_wait", "host_loop", "evaluation", "forward", "backward")
 """Causes that are drawn as phases."""
 
 _FORWARD: Final = CAUSES.index("forward")
@@ -63,15 +63,15 @@ def compute_ideal(replay: Replay, from_ns: int, to_ns: int) -> IdealCycles:
 
 
 def _phases(replay: Replay, indices: Int64Array) -> pd.DataFrame:
-    own_ns = replay.ideal.own_ns[:, indices, 0]
-    end_ns = replay.cycles.begin_ns[indices] + own_ns.cumsum(axis=0)
+    local_ns = replay.ideal.local_ns[:, indices, 0]
+    end_ns = replay.cycles.begin_ns[indices] + local_ns.cumsum(axis=0)
     end_ns[_FORWARD:] += replay.ideal.broadcast_ns[indices, 0]
     shown = [CAUSES.index(cause) for cause in IDEAL_PHASES]
     table = pd.DataFrame(
         {
             "step": np.tile(replay.cycles.steps[indices], len(shown)),
             "cause": np.repeat(IDEAL_PHASES, len(indices)),
-            "start_ns": (end_ns - own_ns)[shown].ravel(),
+            "start_ns": (end_ns - local_ns)[shown].ravel(),
             "end_ns": end_ns[shown].ravel(),
         }
     )

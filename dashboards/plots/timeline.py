@@ -179,14 +179,14 @@ class TimelineRuler:
 
     Args:
         dialogue: messages of the timeline.
-        account: step-time breakdown of the recording.
+        breakdown: step-time breakdown of the recording.
         timeline: lanes of the ranks shown.
         layout: layout of the lanes.
     """
 
-    def __init__(self, rpc: BrowserRpc, account: Breakdown, timeline: Timeline, layout: LaneLayout) -> None:
+    def __init__(self, rpc: BrowserRpc, breakdown: Breakdown, timeline: Timeline, layout: LaneLayout) -> None:
         """Create the messages of the ruler."""
-        self._account, self._timeline, self._layout = account, timeline, layout
+        self._breakdown, self._timeline, self._layout = breakdown, timeline, layout
         self.asked = rpc.request("measured", ("id", "from_ns", "to_ns", "rank"), self._on_asked)
         """Request to measure; ``rank`` is an index from the top."""
         self.ruler = rpc.response("ruler", RULER_COLUMNS)
@@ -224,7 +224,7 @@ class TimelineRuler:
 
     def _text(self, from_ns: int, to_ns: int, rank: int) -> str:
         begin_ns = self._timeline.begin_ns
-        (ns,) = self._account.timelines[rank].within([from_ns + begin_ns], [to_ns + begin_ns])
+        (ns,) = self._breakdown.timelines[rank].within([from_ns + begin_ns], [to_ns + begin_ns])
         exposed_ns, unknown_ns = (int(ns[BLOCKS.index(name)]) for name in ("exposed", "unknown"))
         exposed = format_ns(exposed_ns) if exposed_ns else "none"
         missing = f", {format_ns(unknown_ns)} not recorded" if unknown_ns else ""
@@ -254,7 +254,7 @@ class TimelinePlot:
         snapshot: the recording.
         timeline: lanes of the ranks to show.
         view: range of time to show first; the whole recording if not given.
-        account: returns the markup of the breakdown of a step, by number.
+        breakdown: returns the markup of the breakdown of a step, by number.
         describe: returns the markup of a selection.
     """
 
@@ -263,18 +263,18 @@ class TimelinePlot:
         snapshot: Snapshot,
         timeline: Timeline,
         view: View | None = None,
-        account: Callable[[int], str] | None = None,
+        breakdown: Callable[[int], str] | None = None,
         describe: RenderSelection | None = None,
     ) -> None:
         """Create the sources and draw the first view."""
         self._snapshot = snapshot
         self._trace = snapshot.trace
         self._timeline = timeline
-        self._render_breakdown = account
+        self._render_breakdown = breakdown
         self.layout = layout_lanes(len(timeline.ranks))
         self._rpc = BrowserRpc()
         self.selection = TimelineSelection(self._rpc, self._trace, timeline, self.layout, self._show_step, describe)
-        self.ruler = TimelineRuler(self._rpc, snapshot.account, timeline, self.layout)
+        self.ruler = TimelineRuler(self._rpc, snapshot.breakdown, timeline, self.layout)
         self.spans = ColumnDataSource(data=make_empty_columns(*SPAN_COLUMNS))
         self.hatches = BucketHatches()
         self.segments = ColumnDataSource(name="segments", data=make_empty_columns(*ROUND_COLUMNS))
@@ -288,7 +288,7 @@ class TimelinePlot:
         self.exposed = ColumnDataSource(name="exposed", data=make_empty_columns(*EXPOSED_COLUMNS))
         self.path = ColumnDataSource(name="path", data=make_empty_columns(*PATH_COLUMNS))
 
-        shown = ("id", "step", "spans", "is_shaded", "ideal_hint", "path_hint", "account")
+        shown = ("id", "step", "spans", "is_shaded", "ideal_hint", "path_hint", "breakdown")
         wanted = ("id", "from_ns", "to_ns", "width_px", "is_ideal", "is_path")
         self.view = self._rpc.request("view", wanted, self._on_view)
         self.response = self._rpc.response("answer", shown)
@@ -351,7 +351,7 @@ class TimelinePlot:
         if spans_view != wide:
             shades = build_shade_columns(self._timeline, self.layout, wide, 3 * width_px, without=spans_view)
         steps = build_step_line_columns(self._timeline.steps, wide, 3 * width_px)
-        exposed = build_exposed_columns(self._snapshot.account, self._timeline, self.layout, wide, MAX_SPANS)
+        exposed = build_exposed_columns(self._snapshot.breakdown, self._timeline, self.layout, wide, MAX_SPANS)
         # The browser stops drawing with the first of these, until it has the response that follows them.
         self.spans.data = spans
         self.hatches.update(spans)
@@ -433,7 +433,7 @@ class TimelinePlot:
             "is_shaded": [in_view > MAX_SPANS],
             "ideal_hint": [ideal_hint],
             "path_hint": [path_hint],
-            "account": [self.render_breakdown(step)],
+            "breakdown": [self.render_breakdown(step)],
         }
 
     def _on_pick(self, args: RequestColumns) -> None:

@@ -263,11 +263,13 @@ EXPOSED_COLUMNS: Final = ("x", "y")
 _MAX_BRACKET_PX: Final = 6
 
 
-def build_exposed_columns(account: Breakdown, timeline: Timeline, layout: LaneLayout, view: View, most: int) -> Columns:
+def build_exposed_columns(
+    breakdown: Breakdown, timeline: Timeline, layout: LaneLayout, view: View, most: int
+) -> Columns:
     """Return the points of a line with gaps, which is a bracket below each span of exposed communication in view.
 
     Args:
-        account: step-time breakdown of the recording.
+        breakdown: step-time breakdown of the recording.
         timeline: lanes of the ranks shown.
         layout: layout of the lanes.
         view: range of time to draw.
@@ -275,7 +277,7 @@ def build_exposed_columns(account: Breakdown, timeline: Timeline, layout: LaneLa
     """
     found = []
     for index, rank in enumerate(timeline.ranks):
-        spans_ns = account.exposed_spans_ns(rank) - timeline.begin_ns
+        spans_ns = breakdown.exposed_spans_ns(rank) - timeline.begin_ns
         first, after = np.searchsorted(spans_ns[1], view[0]), np.searchsorted(spans_ns[0], view[1])
         found.append((index, spans_ns[:, first:after].astype(np.float64)))
     if sum(spans_ns.shape[1] for _, spans_ns in found) > most:

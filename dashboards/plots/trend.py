@@ -29,7 +29,7 @@ def trend_by_step(per_step: pd.DataFrame, column: str) -> pd.DataFrame:
     """Return the trend of one figure over the steps of a recording.
 
     Args:
-        per_step: From ``account.figures.figures_of``.
+        per_step: From ``tabulate_breakdown``.
         column: The figure.
 
     Returns:
@@ -71,7 +71,7 @@ def build_step_strip(figures: pd.DataFrame, timeline: Timeline) -> pd.DataFrame:
     """Return all steps, merged into as many points as a trend has.
 
     Args:
-        figures: From ``account.figures.figures_of``.
+        figures: From ``tabulate_breakdown``.
 
     Returns:
         step, last_step, start_ns, end_ns (on the timeline), exposed_ns and step_time_ns (means), exposed_share.
@@ -179,7 +179,7 @@ class TrendPlot:
             "ys": [line["mean"].to_numpy() for line in lines],
         }
         warm_up = max(
-            (step for excluded in summary.alike.excluded if excluded.why == "warm-up" for step in excluded.steps),
+            (step for excluded in summary.steady.excluded if excluded.why == "warm-up" for step in excluded.steps),
             default=None,
         )
         self.warm_up.visible = warm_up is not None

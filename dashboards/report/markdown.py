@@ -102,13 +102,13 @@ def _overview(context: dict[str, Any]) -> Iterator[str]:
             row.share,
             *([row.job] if on_path else []),
         ]
-        for row in context["account"]
+        for row in context["breakdown"]
     ]
     total = [
-        context["account_step"],
-        context["account_interval"],
+        context["breakdown_step"],
+        context["breakdown_interval"],
         "100 %",
-        *([context["account_step"]] if on_path else []),
+        *([context["breakdown_step"]] if on_path else []),
     ]
     yield from ["", *format_table(["a step", "mean", "90 % interval", "share", *on_path], [*rows, ["step", *total]])]
     if context["worth_doing"]:

@@ -99,7 +99,7 @@ def advise(analysis: Analysis, calibration: Path | None = None) -> Advice:
         recommendation=recommend(
             fitted,
             hosts=trace.ranks["host"].nunique(),
-            measured=summarize_measured_plans(observations, analysis.account, analysis.summary),
+            measured=summarize_measured_plans(observations, analysis.breakdown, analysis.summary),
             gain_if_equal_ranks=math.nan
             if stragglers is None
             else stragglers.saved_if_ranks_equal.step.value / stragglers.step_time_ns,
@@ -121,31 +121,33 @@ def predict_mean_step(mean: MeanStep, curve: Curve, plan_index: int) -> MeanStep
     predicted = curve.predicted
     changed_ns = {
         "backward": mean.blocks["backward"].value + float(predicted.backward_ns[plan_index]),
-        "copies": mean.blocks["copies"].value + float(predicted.copies_ns[plan_index]),
+        "bucket_copies": mean.blocks["bucket_copies"].value + float(predicted.copies_ns[plan_index]),
         "exposed": float(predicted.exposed_ns[plan_index]),
     }
     changed = {name: Interval(value=ns, low=math.nan, high=math.nan) for name, ns in changed_ns.items()}
     return MeanStep(step=curve.step_of(plan_index), blocks={**mean.blocks, **changed})
 
 
-def summarize_measured_plans(observations: Observations, account: Breakdown, summary: Summary) -> MeasuredSteps | None:
+def summarize_measured_plans(
+    observations: Observations, breakdown: Breakdown, summary: Summary
+) -> MeasuredSteps | None:
     """Return the mean step with the plan that most steady steps were reduced with, and mean step times of other plans.
 
     None if no steady step has observations.
     """
     plan_of = dict(zip(observations.steps.tolist(), observations.plan.tolist(), strict=True))
-    alike = summary.alike
-    votes = Counter(plan_of[step] for step in alike.steps.tolist() if step in plan_of)
+    steady = summary.steady
+    votes = Counter(plan_of[step] for step in steady.steps.tolist() if step in plan_of)
     if not votes:
         return None
     usual = votes.most_common(1)[0][0]
-    step_ns = (account.end_ns - account.start_ns)[alike.finished_rows].mean(axis=1)
-    unusual = [step for excluded in alike.excluded if excluded.why != "other buckets" for step in excluded.steps]
+    step_ns = (breakdown.end_ns - breakdown.start_ns)[steady.finished_rows].mean(axis=1)
+    unusual = [step for excluded in steady.excluded if excluded.why != "other buckets" for step in excluded.steps]
     others_ns = {}
     for plan, buckets in enumerate(observations.plans):
         settled = (observations.plan == plan) & (observations.previous_plan == plan)
-        counted = np.isin(alike.finished, observations.steps[settled])
-        counted &= ~np.isin(alike.finished, unusual)
+        counted = np.isin(steady.finished, observations.steps[settled])
+        counted &= ~np.isin(steady.finished, unusual)
         counted &= outlier_sign(step_ns, counted) == 0
         if plan != usual and counted.any():
             (others_ns[buckets],) = mean_with_ci(step_ns[counted, None])

@@ -25,7 +25,7 @@ def predict_step_times(analysis: Analysis, ranks: Sequence[int]) -> list[float]:
         OverlapScopeError: The recording doesn't hold enough.
     """
     observations = extract_observations(analysis.trace)
-    measured = summarize_measured_plans(observations, analysis.account, analysis.summary)
+    measured = summarize_measured_plans(observations, analysis.breakdown, analysis.summary)
     if measured is None:
         raise OverlapScopeError(f"{analysis.trace.path}: no step to predict others from")
     fitted = fit_model(observations, lanes=get_backend_lanes(analysis.trace))

@@ -28,10 +28,10 @@ MAX_IMPROVEMENTS: Final = 3
 
 _BLOCK_ADVICE: Final = {
     "data_wait": "Have data ready when it is needed: more workers of the DataLoader, or more prefetched batches",
-    "loop": "Do less in the loop itself between an update and the next forward: fetch data ahead, log and save seldom",
+    "host_loop": "Do less in the loop itself between an update and the next forward: fetch data ahead, log and save seldom",
     "gc": "Collect garbage between steps alone: gc.freeze() after the warm-up, or gc.disable()",
     "buffers": "Don't broadcast buffers before every forward: broadcast_buffers=False, if ranks may differ in them",
-    "copies": "Don't copy averages out of buckets: gradient_as_bucket_view=True",
+    "bucket_copies": "Don't copy averages out of buckets: gradient_as_bucket_view=True",
 }
 """Recommendation for each block that ranks could do without."""
 
@@ -82,7 +82,7 @@ def _blocks(analysis: Analysis) -> Iterator[Improvement]:
     for block, way in _BLOCK_ADVICE.items():
         if block in named or not analysis.summary.mean.blocks[block].value:
             continue
-        if block == "copies" and not len(analysis.trace.copies):
+        if block == "bucket_copies" and not len(analysis.trace.copies):
             continue  # it is the rest of what ends a step, which bucket views have as well
         times = _times_without(replay, block)
         step, rank, _ = analysis.summary.longest[block]
@@ -98,9 +98,9 @@ def _times_without(replay: Replay, block: str) -> Times:
     """Return the times of ranks without any time in a block."""
     if block == "buffers":
         return replace(replay.recorded, broadcast_ns=np.zeros_like(replay.recorded.broadcast_ns))
-    own_ns = replay.recorded.own_ns.copy()
-    own_ns[CAUSES.index(block)] = 0
-    return replace(replay.recorded, own_ns=own_ns)
+    local_ns = replay.recorded.local_ns.copy()
+    local_ns[CAUSES.index(block)] = 0
+    return replace(replay.recorded, local_ns=local_ns)
 
 
 def _buckets(advice: Advice | None) -> Iterator[Improvement]:

@@ -101,30 +101,30 @@ def assign_owners(number: npt.NDArray[np.int8], edges_ns: Int64Array, claimants:
 
 BLOCKS: Final = (
     "data_wait",
-    "loop",
+    "host_loop",
     "buffers",
     "forward",
-    "between",
+    "inter_phase",
     "backward",
     "exposed",
-    "copies",
+    "bucket_copies",
     "optimizer",
     "evaluation",
     "collectives",
     "gc",
-    "unknown",
+    "unattributed",
 )
-"""Names of the blocks, in the usual order within a step. ``loop``: code of the training loop between an update and the
-next forward. ``buffers``: broadcast of buffers. ``exposed``: communication that no other work hides. ``between``:
+"""Names of the blocks, in the usual order within a step. ``host_loop``: code of the training loop between an update and the
+next forward. ``buffers``: broadcast of buffers. ``exposed``: communication that no other work hides. ``inter_phase``:
 outside all phases, such as the loss, between the first phase of a step and the last. ``collectives``: collectives
-issued by user code. ``unknown``: time without any record."""
+issued by user code. ``unattributed``: time without any record."""
 
 _PHASES: Final = ("finalize", "optimizer", "evaluation", "data_wait", "loop", "forward", "backward")
-_HOST_CLAIMS: Final = ("gc", "copies", "buffers", "exposed", "collectives", *_PHASES, "between")
+_HOST_CLAIMS: Final = ("gc", "bucket_copies", "buffers", "exposed", "collectives", *_PHASES, "inter_phase")
 """Claimants of a moment on the host, by precedence, highest first."""
-_DEVICE_CLAIMS: Final = ("copies", "buffers", "exposed", *_PHASES, "collectives", "gc", "between")
+_DEVICE_CLAIMS: Final = ("bucket_copies", "buffers", "exposed", *_PHASES, "collectives", "gc", "inter_phase")
 """The same where times are those of a device: what stops the host matters only where the device is idle."""
-_BLOCK_OF: Final = {"finalize": "copies"}
+_BLOCK_OF: Final = {"finalize": "bucket_copies", "loop": "host_loop"}
 _OPTIMIZER: Final = PHASE_NAMES.index("optimizer")
 
 
@@ -244,7 +244,7 @@ def _timelines(trace: Trace, waits: Waits) -> Iterator[tuple[int, RankTimeline]]
     buffers = trace.collectives[(trace.collectives["op"] == "broadcast") & trace.collectives["end_ns"].notna()]
     phases, steps = SpansByRank.of(trace.phases), SpansByRank.of(trace.steps)
     phase = trace.phases["phase"].cat.set_categories(PHASE_NAMES).cat.codes.to_numpy()
-    others = {"gc": SpansByRank.of(trace.pauses), "copies": SpansByRank.of(trace.copies)}
+    others = {"gc": SpansByRank.of(trace.pauses), "bucket_copies": SpansByRank.of(trace.copies)}
     others |= {"collectives": SpansByRank.of(trace.user_collectives)}
     others |= {"buffers": SpansByRank.of(buffers.assign(start_ns=compute_arrival_ns(buffers)))}
     others |= {"exposed": SpansByRank(waits.rank, waits.start_ns, waits.end_ns)}
@@ -252,14 +252,14 @@ def _timelines(trace: Trace, waits: Waits) -> Iterator[tuple[int, RankTimeline]]
         claims = _DEVICE_CLAIMS if device.startswith("cuda") else _HOST_CLAIMS
         phases_ns, own_phase = phases[rank], phase[phases.rows[rank]]
         spans_ns = {name: spans[rank] for name, spans in others.items()}
-        spans_ns["between"] = _phase_hulls(phases_ns, steps[rank])
+        spans_ns["inter_phase"] = _phase_hulls(phases_ns, steps[rank])
         number = [np.array([claims.index(name) for name in PHASE_NAMES], np.int8)[own_phase]]
         number += [np.full(own_ns.shape[1], claims.index(name), np.int8) for name, own_ns in spans_ns.items()]
         edges_ns = np.concatenate([phases_ns, *spans_ns.values()], axis=1)
         timeline = assign_owners(np.concatenate(number), edges_ns, len(claims))
         block_of = _BLOCK_OF
         if not (own_phase == _OPTIMIZER).any():  # the end of a user-defined update is unknown
-            block_of = _BLOCK_OF | {"loop": "between"}
+            block_of = _BLOCK_OF | {"loop": "inter_phase"}
         block = np.array([BLOCKS.index(block_of.get(name, name)) for name in claims] + [len(BLOCKS) - 1], np.int8)
         yield rank, replace(timeline, owner=block[timeline.owner], claimants=len(BLOCKS) - 1)
 

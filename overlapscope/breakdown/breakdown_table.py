@@ -12,7 +12,7 @@ COMPUTE_BLOCKS: tuple[str, ...] = ("forward", "backward", "optimizer", "evaluati
 """Blocks that count as compute."""
 
 
-def tabulate_breakdown(account: Breakdown) -> pd.DataFrame:
+def tabulate_breakdown(breakdown: Breakdown) -> pd.DataFrame:
     """Return a table of all steps of all ranks, in the order of ``trace.steps``.
 
     Returns:
@@ -21,17 +21,19 @@ def tabulate_breakdown(account: Breakdown) -> pd.DataFrame:
         (time for which gradients are communicated while other work runs), communication_ns (hidden plus exposed),
         overlap_ratio (hidden over communication; NaN without communication).
     """
-    blocks_ns = {f"{name}_ns": account.ns[:, index] for index, name in enumerate(BLOCKS)}
-    for_reason_ns = np.zeros(len(REASONS) * len(account.rank), dtype=np.int64)
-    np.add.at(for_reason_ns, account.waits.reason * np.int64(len(account.rank)) + account.wait_row, account.wait_ns)
-    hidden_ns = account.hidden_ns.sum(axis=1)
+    blocks_ns = {f"{name}_ns": breakdown.ns[:, index] for index, name in enumerate(BLOCKS)}
+    for_reason_ns = np.zeros(len(REASONS) * len(breakdown.rank), dtype=np.int64)
+    np.add.at(
+        for_reason_ns, breakdown.waits.reason * np.int64(len(breakdown.rank)) + breakdown.wait_row, breakdown.wait_ns
+    )
+    hidden_ns = breakdown.hidden_ns.sum(axis=1)
     communication_ns = hidden_ns + blocks_ns["exposed_ns"]
     nothing = np.full(len(hidden_ns), np.nan)
     return pd.DataFrame(
         {
-            "rank": account.rank,
-            "step": account.step,
-            "step_time_ns": account.end_ns - account.start_ns,
+            "rank": breakdown.rank,
+            "step": breakdown.step,
+            "step_time_ns": breakdown.end_ns - breakdown.start_ns,
             **blocks_ns,
             **{
                 f"exposed_{reason}_ns": ns

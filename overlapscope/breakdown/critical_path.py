@@ -63,7 +63,7 @@ class JobBreakdown:
 
 
 def compute_job_breakdown(
-    trace: Trace, account: Breakdown, alike: SteadySteps, ranks: Int64Array | None = None
+    trace: Trace, breakdown: Breakdown, steady: SteadySteps, ranks: Int64Array | None = None
 ) -> JobBreakdown | None:
     """Follow the critical path and break it down by step.
 
@@ -73,15 +73,15 @@ def compute_job_breakdown(
     Returns:
         None if times of some ranks can't be compared, or if no step was finished by all of them.
     """
-    ranks = np.unique(account.rank) if ranks is None else ranks
+    ranks = np.unique(breakdown.rank) if ranks is None else ranks
     known = set(ranks.tolist())  # without finished steps of a rank, the path on it could not be divided
-    is_comparable = {*trace.expected_ranks, *known} == set(account.matched.ranks.tolist()) == known
-    if not len(alike.finished) or not is_comparable:
+    is_comparable = {*trace.expected_ranks, *known} == set(breakdown.matched.ranks.tolist()) == known
+    if not len(steady.finished) or not is_comparable:
         return None
     start_ns, end_ns = (
-        edge[alike.finished_rows].mean(axis=1).astype(np.int64) for edge in (account.start_ns, account.end_ns)
+        edge[steady.finished_rows].mean(axis=1).astype(np.int64) for edge in (breakdown.start_ns, breakdown.end_ns)
     )
-    path = _follow_path(trace, account, int(start_ns.min()), int(end_ns.max()))
+    path = _follow_path(trace, breakdown, int(start_ns.min()), int(end_ns.max()))
     who, from_ns, until_ns = path.who, path.from_ns, path.until_ns
     # Segments of the path within steps: step boundaries cut it.
     edges_ns = np.unique(np.concatenate([from_ns, until_ns, start_ns, end_ns]))
@@ -98,19 +98,19 @@ def compute_job_breakdown(
     pieces_of = RowsByRank(who[piece])
     for index, rank in enumerate(ranks.tolist()):
         own = pieces_of[rank]
-        np.add.at(ns, step[own], account.timelines[rank].within(from_ns[own], until_ns[own]))
+        np.add.at(ns, step[own], breakdown.timelines[rank].within(from_ns[own], until_ns[own]))
         np.add.at(rank_ns[:, index], step[own], (until_ns - from_ns)[own])
-    steps = alike.finished
+    steps = steady.finished
     return JobBreakdown(steps=steps, start_ns=start_ns, end_ns=end_ns, ns=ns, ranks=ranks, rank_ns=rank_ns, path=path)
 
 
-def _follow_path(trace: Trace, account: Breakdown, begin_ns: int, end_ns: int) -> CriticalPath:
+def _follow_path(trace: Trace, breakdown: Breakdown, begin_ns: int, end_ns: int) -> CriticalPath:
     """Return the path between two moments; transfers have a key of ``_TRANSFERS`` instead of a rank."""
-    starts, waits, ranks = account.starts, _PathExits(trace, account), len(np.unique(account.rank))
+    starts, waits, ranks = breakdown.starts, _PathExits(trace, breakdown), len(np.unique(breakdown.rank))
     transfer = np.where(trace.collectives["bucket"] >= 0, -1, -2)
     pieces: list[tuple[int, int, int]] = []
-    last = np.flatnonzero(account.end_ns == account.end_ns.max())[0]
-    rank, now_ns, moves_left = int(account.rank[last]), max(end_ns, int(account.end_ns[last])), ranks
+    last = np.flatnonzero(breakdown.end_ns == breakdown.end_ns.max())[0]
+    rank, now_ns, moves_left = int(breakdown.rank[last]), max(end_ns, int(breakdown.end_ns[last])), ranks
 
     def extend_back(where: int, to_ns: int) -> None:
         nonlocal now_ns, moves_left
@@ -152,7 +152,7 @@ def _transfer_queue(starts: StartConditions, row: int, now_ns: int) -> Iterator[
         row = int(starts.freed_by_row[row])
 
 
-def paths_converge_before(trace: Trace, account: Breakdown, now_ns: int, then_ns: int) -> bool:
+def paths_converge_before(trace: Trace, breakdown: Breakdown, now_ns: int, then_ns: int) -> bool:
     """Return True if the path is at the same position at an earlier moment, whichever rank it is on at a later one.
 
     Then nothing that happens after the later moment can affect where the path was before the earlier one.
@@ -161,8 +161,8 @@ def paths_converge_before(trace: Trace, account: Breakdown, now_ns: int, then_ns
         now_ns: The later moment.
         then_ns: The earlier moment.
     """
-    starts, waits = account.starts, _PathExits(trace, account)
-    ahead = {(rank, now_ns) for rank in np.unique(account.rank).tolist()}
+    starts, waits = breakdown.starts, _PathExits(trace, breakdown)
+    ahead = {(rank, now_ns) for rank in np.unique(breakdown.rank).tolist()}
     seen, positions = set(ahead), set[tuple[int, ...]]()
     while ahead:
         rank, now_ns = ahead.pop()
@@ -190,13 +190,13 @@ def paths_converge_before(trace: Trace, account: Breakdown, now_ns: int, then_ns
 class _PathExits:
     """By rank, where the path can leave it: start, end and collective of each wait, by time."""
 
-    def __init__(self, trace: Trace, account: Breakdown) -> None:
-        waits, table = account.waits, trace.collectives
-        awaited = np.flatnonzero(waits.reason != REASONS.index("launch"))  # until then this rank is late itself
+    def __init__(self, trace: Trace, breakdown: Breakdown) -> None:
+        waits, table = breakdown.waits, trace.collectives
+        awaited = np.flatnonzero(waits.reason != REASONS.index("launch_delay"))  # until then this rank is late itself
         sent = np.flatnonzero((table["op"] == "broadcast") & table["end_ns"].notna())
         end_ns = table["end_ns"].to_numpy(np.int64, na_value=0)
         self._columns = (
-            np.concatenate([waits.start_ns[awaited], account.starts.local_arrival_ns[sent]]),
+            np.concatenate([waits.start_ns[awaited], breakdown.starts.local_arrival_ns[sent]]),
             np.concatenate([waits.end_ns[awaited], end_ns[sent]]),
             np.concatenate([waits.collective[awaited], sent]),
         )

@@ -10,26 +10,26 @@ from overlapscope.trace.tables import PHASE_NAMES
 
 BLOCK_LABELS: Final = {
     "data_wait": "data wait",
-    "loop": "loop's own code",
+    "host_loop": "training loop",
     "buffers": "broadcast of buffers",
     "forward": "forward",
-    "between": "between phases",
+    "inter_phase": "between phases",
     "backward": "backward",
     "exposed": "exposed communication",
-    "copies": "copies of gradients",
+    "bucket_copies": "copies of gradients",
     "optimizer": "optimizer",
     "evaluation": "evaluation",
     "collectives": "user's own collectives",
     "gc": "garbage collection",
-    "unknown": "nothing known",
+    "unattributed": "unattributed",
 }
-PHASE_LABELS: Final = {name: BLOCK_LABELS.get(name, name) for name in PHASE_NAMES}
+PHASE_LABELS: Final = {name: BLOCK_LABELS.get(name, name) for name in PHASE_NAMES} | {"loop": BLOCK_LABELS["host_loop"]}
 REASON_LABELS: Final = {
-    "launch": "launch",
+    "launch_delay": "not launched yet",
     "straggler": "waiting for a later rank",
-    "behind": "behind another bucket",
+    "queued": "queued behind another bucket",
     "transfer": "transfer",
-    "unknown": "can't be divided",
+    "unattributed": "unattributed",
 }
 _MOST_NUMBERS: Final = 4
 

@@ -47,7 +47,7 @@ class ExcludedSteps:
     why: ExclusionReason
     steps: tuple[int, ...]
     block: str | None
-    """Block of ``BLOCKS`` that accounts for most of the difference from the other steps; None unless the steps are
+    """Block of ``BLOCKS`` that breakdowns for most of the difference from the other steps; None unless the steps are
     outliers."""
 
 
@@ -92,14 +92,16 @@ class SteadySteps:
         return sum(len(excluded.steps) for excluded in self.excluded)
 
 
-def select_steady_steps(trace: Trace, account: Breakdown) -> SteadySteps:
+def select_steady_steps(trace: Trace, breakdown: Breakdown) -> SteadySteps:
     """Select the steady steps of a recording.
 
     Args:
-        account: Breakdown of the recording or of some of its steps, which are then compared with each other only.
+        breakdown: Breakdown of the recording or of some of its steps, which are then compared with each other only.
     """
     plans = hash_active_plans(trace.collectives)
-    return select_steady_rows(account.rank, account.step, account.ns, plans, find_first_step_after_warm_up(trace.steps))
+    return select_steady_rows(
+        breakdown.rank, breakdown.step, breakdown.ns, plans, find_first_step_after_warm_up(trace.steps)
+    )
 
 
 def select_steady_rows(

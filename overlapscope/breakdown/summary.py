@@ -29,7 +29,7 @@ LONG_BEFORE_FORWARD_SHARE: Final = 0.2
 
 _SPENT_BEFORE_FORWARD: Final = {
     "data_wait": ("waiting for data", "for communication"),
-    "loop": ("in the loop's own code between an update and the next forward", "waiting for communication"),
+    "host_loop": ("in the loop's own code between an update and the next forward", "waiting for communication"),
 }
 """By block, its name in a sentence and the name of exposed communication after it."""
 
@@ -43,7 +43,7 @@ class Summary:
 
     sentence: str
     """The summary in one sentence."""
-    alike: SteadySteps
+    steady: SteadySteps
     """The steady steps, over which means are taken."""
     mean: MeanStep
     """The mean step."""
@@ -63,12 +63,12 @@ class Summary:
     @property
     def ranks(self) -> int:
         """Return the number of counted ranks."""
-        return len(self.alike.ranks) if self.steps else 0
+        return len(self.steady.ranks) if self.steps else 0
 
     @property
     def steps(self) -> int:
         """Return the number of counted steps."""
-        return int(self.alike.is_steady.sum())
+        return int(self.steady.is_steady.sum())
 
     @property
     def compute_ns(self) -> float:
@@ -118,7 +118,7 @@ class Summary:
     @property
     def finished_together(self) -> pd.DataFrame:
         """Return ``figures`` without steps that some rank never finished; all rows if there are no other steps."""
-        is_finished = self.figures["step"].isin(self.alike.finished)
+        is_finished = self.figures["step"].isin(self.steady.finished)
         return self.figures[is_finished] if is_finished.any() else self.figures
 
     def means_by_rank(self) -> pd.DataFrame:
@@ -131,34 +131,34 @@ class Summary:
         return means.reset_index()
 
 
-def summarize(trace: Trace, account: Breakdown) -> Summary:
+def summarize(trace: Trace, breakdown: Breakdown) -> Summary:
     """Summarize a recording."""
-    alike = select_steady_steps(trace, account)
-    return summarize_table(tabulate_breakdown(account), alike, compute_job_breakdown(trace, account, alike))
+    steady = select_steady_steps(trace, breakdown)
+    return summarize_table(tabulate_breakdown(breakdown), steady, compute_job_breakdown(trace, breakdown, steady))
 
 
-def summarize_table(figures: pd.DataFrame, alike: SteadySteps, job: JobBreakdown | None) -> Summary:
+def summarize_table(figures: pd.DataFrame, steady: SteadySteps, job: JobBreakdown | None) -> Summary:
     """Summarize a table of all steps of all ranks.
 
     Args:
         figures: From ``tabulate_breakdown``.
-        alike: Which of these steps are counted.
+        steady: Which of these steps are counted.
         job: The critical path, if it is known.
     """
     blocks_ns, for_reason_ns, hidden_ns = (
         figures[[f"{name}_ns" for name in names]].to_numpy()
         for names in (BLOCKS, [f"exposed_{reason}" for reason in REASONS], ["hidden"])
     )
-    (hidden,) = mean_with_ci(alike.mean_over_ranks(hidden_ns))
+    (hidden,) = mean_with_ci(steady.mean_over_ranks(hidden_ns))
     is_steady = np.zeros(len(figures), dtype=bool)
-    is_steady[alike.rows.ravel()] = True
+    is_steady[steady.rows.ravel()] = True
     found = Summary(
         sentence="",
-        alike=alike,
-        mean=compute_mean_step(alike.mean_over_ranks(blocks_ns)),
-        exposed_for=dict(zip(REASONS, mean_with_ci(alike.mean_over_ranks(for_reason_ns)), strict=True)),
+        steady=steady,
+        mean=compute_mean_step(steady.mean_over_ranks(blocks_ns)),
+        exposed_for=dict(zip(REASONS, mean_with_ci(steady.mean_over_ranks(for_reason_ns)), strict=True)),
         hidden=hidden,
-        job=None if job is None else compute_mean_step(job.ns[alike.is_steady].astype(np.float64)),
+        job=None if job is None else compute_mean_step(job.ns[steady.is_steady].astype(np.float64)),
         job_breakdown=job,
         figures=figures,
         is_steady=is_steady,

@@ -8,7 +8,7 @@ launches the bucket, where the last rank arrives, and where earlier collectives 
 Example: finalize begins at 100 ns. Bucket 0 ends at 130 and bucket 1 at 150, so the rank waits for bucket 0 from 100 to
 130 and for bucket 1 from 130 to 150. This rank launched bucket 1 at 90, the last rank arrived at 135, and the
 collectives before it left it a lane at 140. The reasons for bucket 1 are then ``straggler`` from 130 to 135,
-``behind`` from 135 to 140 and ``transfer`` from 140 to 150.
+``queued`` from 135 to 140 and ``transfer`` from 140 to 150.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from overlapscope.trace.collective_arrival import compute_arrival_ns
 from overlapscope.trace.recording import Trace
 from overlapscope.trace.schema import OPS
 
-REASONS: Final = ("launch", "straggler", "behind", "transfer", "unknown")
-"""Why a bucket has not ended. ``launch``: this rank has not launched it, or its device has not got there.
-``straggler``: another rank has not arrived. ``behind``: it is queued behind other collectives of the group.
-``transfer``: it is in progress. ``unknown``: one of the last three, but not all ranks left a log or their clocks can't
+REASONS: Final = ("launch_delay", "straggler", "queued", "transfer", "unattributed")
+"""Why a bucket has not ended. ``launch_delay``: this rank has not launched it, or its device has not got there.
+``straggler``: another rank has not arrived. ``queued``: it is queued behind other collectives of the group.
+``transfer``: it is in progress. ``unattributed``: one of the last three, but not all ranks left a log or their clocks can't
 be compared."""
 
 NOBODY: Final = -1
@@ -222,7 +222,7 @@ def _find_reason_edges(
 def _split_by_reason(rank: int, row: Int64Array, edges_ns: Int64Array, starts: StartConditions) -> Waits:
     """Return the non-empty waits of a rank between the edges (5, B)."""
     reason = np.repeat(np.arange(4, dtype=np.int8)[:, None], len(row), axis=1)
-    reason[2:, ~starts.is_known[row]] = REASONS.index("unknown")
+    reason[2:, ~starts.is_known[row]] = REASONS.index("unattributed")
     part, which = np.nonzero(edges_ns[1:] > edges_ns[:-1])
     collective, reason = row[which], reason[part, which]
     is_late = reason == REASONS.index("straggler")

@@ -116,7 +116,7 @@ def recommend(
         in_force: Present plan; that of the last recorded step if not given.
         hosts: Number of hosts that the ranks run on.
         measured: Mean steps as recorded, if known.
-        if_alike: Share by which the step would be shorter if all ranks were equally fast; NaN if unknown.
+        gain_if_equal_ranks: Share by which the step would be shorter if all ranks were equally fast; NaN if unknown.
     """
     observations, gradients = fitted.observations, fitted.work.gradients
     in_force = in_force or observations.plans[int(observations.plan[-1])]

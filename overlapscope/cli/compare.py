@@ -6,7 +6,7 @@ Examples:
     overlapscope compare before/ after/ --fail-above 3% --format md >> "$GITHUB_STEP_SUMMARY"
     overlapscope compare traces/ traces/ --base-steps 10:50 --new-steps 50:
 
-Takes the difference of the accounts that 'overlapscope summary' shows, with 99 % intervals, so that its parts add up to
+Takes the difference of the breakdowns that 'overlapscope summary' shows, with 99 % intervals, so that its parts add up to
 the difference of the step. Steps that stand far out are kept apart, as there. If no difference is seen, it says how
 large one would have been. One recording can't show how much two runs of the same program differ: between recordings
 intervals are wider by 1 % of a time, which is little for two machines. Record both on one, right after each other.

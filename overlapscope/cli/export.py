@@ -10,7 +10,7 @@ garbage collection, with all that is known of each, arrows along the way of a bu
 collective, and exposed and hidden communication as counters. Times are those of the common clock. Nothing overlaps
 within a track, so viewers draw it as it was.
 
-openmetrics: the account of a step, stragglers and the verdict, as they are now; 'overlapscope serve --metrics' answers
+openmetrics: the breakdown of a step, stragglers and the verdict, as they are now; 'overlapscope serve --metrics' answers
 scrapes with the same.
 
 An existing file is not overwritten, and a file that could not be finished is removed. A name that ends in .gz is

@@ -3,7 +3,7 @@
 Example:
     overlapscope report traces/ -o report.html
 
-The HTML has everything in it: it opens from disk, without a server and without a network. It has the account of a
+The HTML has everything in it: it opens from disk, without a server and without a network. It has the breakdown of a
 step, what is worth doing, the typical step as a timeline to zoom, stragglers, bucket sizes and the order of
 collectives; if something is wrong with the job, that comes first.
 

@@ -1,6 +1,6 @@
 """Print which ranks make the others wait, why, in which steps, and what it costs.
 
-Every rank's own time in a step is compared with the median rank's: copies back, optimizer, data wait, forward,
+Every rank's local time in a step is compared with the median rank's: copies back, optimizer, data wait, forward,
 backward, garbage collection, and communication that ended later for it. A delay in every step, every k steps, from one
 step on, in a stretch of steps or just once is named with the statistic that shows it. Its cost is what it adds to the
 step time when nothing else is wrong, from a replay of the recording; its saving is what fixing it alone would gain.

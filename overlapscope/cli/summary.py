@@ -1,6 +1,6 @@
 """Print where the step time of a recording goes and how much communication is hidden.
 
-Shows the run, the account of a step (blocks that sum to the mean step time, and what the job waited for), the means of
+Shows the run, the breakdown of a step (blocks that sum to the mean step time, and what the job waited for), the means of
 each rank, its first and last steps, and a one-sentence verdict. Steps that stand far out are kept apart. Problems with
 the files go to stderr, one per line; the exit code is 1 if any part of the recording is missing or unreadable.
 

@@ -131,21 +131,22 @@ def _groups(contents: Sequence[dict[Bucket, _Content]]) -> list[_Group]:
 
 def _exposed_ns(side: ComparisonSide) -> dict[Bucket, Float64Array]:
     """Return the exposed time of each bucket (S,), as the mean of all ranks."""
-    account, alike = side.account, side.summary.alike
-    table = side.trace.collectives.iloc[account.waits.collective]
+    breakdown, steady = side.breakdown, side.summary.steady
+    table = side.trace.collectives.iloc[breakdown.waits.collective]
     return _by_bucket(
         side,
-        step=account.step[account.wait_row],
+        step=breakdown.step[breakdown.wait_row],
         model=table["model"],
         bucket=table["bucket"],
-        ns=np.where(np.isin(account.rank[account.wait_row], alike.ranks), account.wait_ns, 0) / len(alike.ranks),
+        ns=np.where(np.isin(breakdown.rank[breakdown.wait_row], steady.ranks), breakdown.wait_ns, 0)
+        / len(steady.ranks),
     )
 
 
 def _transfer_ns(side: ComparisonSide) -> dict[Bucket, Float64Array]:
     """Return the transfer time of each bucket (S,); empty if times of some ranks can't be compared."""
-    matched = side.account.matched
-    if not len(matched.rows) or set(matched.ranks.tolist()) != set(side.summary.alike.ranks.tolist()):
+    matched = side.breakdown.matched
+    if not len(matched.rows) or set(matched.ranks.tolist()) != set(side.summary.steady.ranks.tolist()):
         return {}
     return _by_bucket(
         side,

@@ -101,7 +101,7 @@ class StepPair:
     base_ns: float
     new_ns: float
     block: str
-    """The block of ``BLOCKS`` that accounts for most of the difference."""
+    """The block of ``BLOCKS`` that breakdowns for most of the difference."""
     base_block_ns: float
     new_block_ns: float
     ranks: tuple[int, ...]
@@ -143,7 +143,9 @@ def find_most_different_steps(base: ComparisonSide, new: ComparisonSide, count: 
 
 def _tabulate_by_step(side: ComparisonSide, is_chosen: bool) -> pd.DataFrame:
     """Return the blocks and the number ``step`` of each step, indexed by the key that steps are aligned by."""
-    warm_up = [step for excluded in side.summary.alike.excluded if excluded.why == "warm-up" for step in excluded.steps]
+    warm_up = [
+        step for excluded in side.summary.steady.excluded if excluded.why == "warm-up" for step in excluded.steps
+    ]
     figures = side.summary.figures.set_axis([name.removesuffix("_ns") for name in side.summary.figures.columns], axis=1)
     means = figures[~figures["step"].isin(warm_up)].groupby("step")[list(BLOCKS)].mean()
     means["step"] = means.index

@@ -66,7 +66,7 @@ class ComparisonSide:
     """Display name of the recording."""
     trace: Trace
     choice: StepChoice
-    account: Breakdown
+    breakdown: Breakdown
     """Breakdown of the chosen steps."""
     summary: Summary
     """Summary of the chosen steps."""
@@ -81,17 +81,17 @@ class ComparisonSide:
         Raises:
             OverlapScopeError: There are not enough steps to compare.
         """
-        trace, account, summary = analysis.trace, None, None
+        trace, breakdown, summary = analysis.trace, None, None
         if choice != StepChoice():
-            account = compute_breakdown(
+            breakdown = compute_breakdown(
                 replace(trace, steps=trace.steps[_is_chosen(trace, choice)].reset_index(drop=True))
             )
-            summary = summarize(trace, account)
+            summary = summarize(trace, breakdown)
         side = cls(
             recording=recording or str(trace.path),
             trace=trace,
             choice=choice,
-            account=account or analysis.account,
+            breakdown=breakdown or analysis.breakdown,
             summary=summary or analysis.summary,
         )
         side._check()
@@ -105,17 +105,17 @@ class ComparisonSide:
     @property
     def steps(self) -> Int64Array:
         """Return the numbers of the compared steps, which are the steady ones (S,)."""
-        return self.summary.alike.steps
+        return self.summary.steady.steps
 
     def parts_ns(self) -> dict[str, Float64Array]:
         """Return the time of each of ``PARTS`` in each step (S,), as the mean of all ranks."""
-        alike, figures = self.summary.alike, self.summary.figures
-        blocks_ns = alike.mean_over_ranks(self.account.ns)
-        reasons_ns = alike.mean_over_ranks(figures[[f"{name}_ns" for name in EXPOSED_PARTS]].to_numpy())
+        steady, figures = self.summary.steady, self.summary.figures
+        blocks_ns = steady.mean_over_ranks(self.breakdown.ns)
+        reasons_ns = steady.mean_over_ranks(figures[[f"{name}_ns" for name in EXPOSED_PARTS]].to_numpy())
         found = {STEP: blocks_ns.sum(axis=1)} | dict(zip(BLOCKS, blocks_ns.T, strict=True))
         found |= dict(zip(EXPOSED_PARTS, reasons_ns.T, strict=True))
         found["compute"] = np.sum([found[name] for name in COMPUTE_BLOCKS], axis=0)
-        hidden_ns = alike.mean_over_ranks(self.account.hidden_ns.sum(axis=1))
+        hidden_ns = steady.mean_over_ranks(self.breakdown.hidden_ns.sum(axis=1))
         return found | {"communication": hidden_ns + found["exposed"], "hidden": hidden_ns}
 
     def job_ns(self) -> dict[str, Float64Array] | None:
@@ -123,12 +123,12 @@ class ComparisonSide:
         job = self.summary.job_breakdown
         if job is None:
             return None
-        return dict(zip(BLOCKS, job.ns[self.summary.alike.is_steady].T.astype(np.float64), strict=True))
+        return dict(zip(BLOCKS, job.ns[self.summary.steady.is_steady].T.astype(np.float64), strict=True))
 
     def _check(self) -> None:
         if len(self.steps) >= SEGMENTS:
             return
-        excluded = describe_excluded(self.summary.alike.excluded)
+        excluded = describe_excluded(self.summary.steady.excluded)
         known = ""
         if self.choice.plan is not None:
             known = f"; its bucket plans are {', '.join(map(str, sorted(self.trace.plans['plan_epoch'].unique())))}"

@@ -137,17 +137,17 @@ def describe_sides(found: Comparison) -> Iterator[str]:
 
 
 def _side(side: ComparisonSide) -> str:
-    alike = side.summary.alike
+    steady = side.summary.steady
     facts = [describe_models(side.trace.run) or "unknown model"]
     facts.append(f"means of {len(side.steps)} steps of {side.summary.ranks} rank{'s' * (side.summary.ranks != 1)}")
-    if alike.excluded:
-        facts.append(f"kept apart: {describe_excluded(alike.excluded)}")
+    if steady.excluded:
+        facts.append(f"kept apart: {describe_excluded(steady.excluded)}")
     return ", ".join(facts)
 
 
 def build_tables(found: Comparison) -> Iterator[ComparisonTable]:
     """Yield the non-empty tables: breakdown, buckets, the steps that differ most, and settings that differ."""
-    yield _account(found)
+    yield _breakdown(found)
     if found.buckets:
         yield _buckets(found)
     if found.steps:
@@ -159,7 +159,7 @@ def build_tables(found: Comparison) -> Iterator[ComparisonTable]:
         )
 
 
-def _account(found: Comparison) -> ComparisonTable:
+def _breakdown(found: Comparison) -> ComparisonTable:
     rows: list[tuple[str, ...]] = []
 
     def add(label: str, change: Change, on_path: Change | None) -> None:
@@ -177,7 +177,7 @@ def _account(found: Comparison) -> ComparisonTable:
     middle = _cells(found, found.step.middle)
     rows.append((f"middle {MIDDLE} of steps", *middle, *([""] if found.job else [])))
     headings = ("", "base", "new", "difference", "99 %", "of the step", *(["critical path"] if found.job else []))
-    return ComparisonTable("account", "What a step consists of, in milliseconds", headings, tuple(rows))
+    return ComparisonTable("breakdown", "What a step consists of, in milliseconds", headings, tuple(rows))
 
 
 def _buckets(found: Comparison) -> ComparisonTable:

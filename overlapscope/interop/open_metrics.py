@@ -25,11 +25,11 @@ from overlapscope.trace.small_files import find_latest_attempt, find_recorded_ra
 
 FAMILIES: Final = {
     "overlapscope_step_seconds": "Mean time of a step.",
-    "overlapscope_block_seconds": "Mean time of a block of the account of a step; the blocks sum to the step.",
+    "overlapscope_block_seconds": "Mean time of a block of the breakdown of a step; the blocks sum to the step.",
     "overlapscope_exposed_seconds": "Mean exposed communication of a step, by what is waited for.",
     "overlapscope_hidden_seconds": "Mean communication of a step under which something else goes on.",
     "overlapscope_overlap_ratio": "Hidden over all communication.",
-    "overlapscope_steps_counted": "How many steps the means are of: those that are alike.",
+    "overlapscope_steps_counted": "Number of steady steps, which the means are taken over.",
     "overlapscope_latest_step": "Number of the newest step that a rank has finished.",
     "overlapscope_ranks": "How many ranks left a recording.",
     "overlapscope_ranks_expected": "How many ranks train together.",

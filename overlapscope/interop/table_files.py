@@ -29,7 +29,7 @@ def compute_step_scalars(summary: Summary) -> pd.DataFrame:
         sum to it, ``overlapscope/hidden_ms``, and ``overlapscope/overlap_ratio`` (NaN in a step without communication).
     """
     blocks = [f"{name}_ns" for name in BLOCKS]
-    finished = summary.figures[summary.figures["step"].isin(summary.alike.finished)]
+    finished = summary.figures[summary.figures["step"].isin(summary.steady.finished)]
     means = finished.groupby("step")[["step_time_ns", *blocks, "hidden_ns", "communication_ns"]].mean()
     kept = ["step_time_ns", *(name for name in blocks if means[name].any()), "hidden_ns"]
     ms = (means[kept] / 1e6).rename(columns={"step_time_ns": "step_ns"}).rename(columns=lambda name: f"{name[:-3]}_ms")
@@ -59,10 +59,10 @@ _ROWS: Final = 20_000
 
 
 def collect_tables(analysis: Analysis) -> dict[str, pd.DataFrame]:
-    """Return the non-empty tables of a recording by name: ``account`` (breakdown of each step) and those recorded."""
+    """Return the non-empty tables of a recording by name: ``breakdown`` (breakdown of each step) and those recorded."""
     trace = analysis.trace
     tables = {
-        "account": analysis.summary.figures.assign(is_counted=analysis.summary.is_steady),
+        "breakdown": analysis.summary.figures.assign(is_counted=analysis.summary.is_steady),
         **{name: getattr(trace, name) for name in ("ranks", "steps", "phases", "gradients", "copies", "collectives")},
         **{name: getattr(trace, name) for name in ("segments", "user_collectives", "pauses", "incidents", "links")},
         **{name: getattr(trace, name) for name in ("plans", "call_sites")},

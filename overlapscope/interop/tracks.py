@@ -237,13 +237,13 @@ def _copies(trace: Trace, collectives: pd.DataFrame) -> pd.DataFrame:
     The n-th copy of a bucket in a step belongs to its n-th reduction, in either direction.
     """
     copies = trace.copies
-    occurrence_keys = [*_BUCKET, "turn"]
+    occurrence_keys = [*_BUCKET, "occurrence"]
     reduced = collectives[collectives["way"].notna()]
-    reduced = reduced.assign(turn=reduced.groupby(_BUCKET).cumcount())[[*occurrence_keys, "way"]]
-    turn = copies.groupby([*_BUCKET, "direction"], observed=True).cumcount()
+    reduced = reduced.assign(occurrence=reduced.groupby(_BUCKET).cumcount())[[*occurrence_keys, "way"]]
+    occurrence = copies.groupby([*_BUCKET, "direction"], observed=True).cumcount()
     way = (
         copies[_BUCKET]
-        .assign(turn=turn)
+        .assign(occurrence=occurrence)
         .merge(reduced.astype(dict.fromkeys(occurrence_keys, "int64")), on=occurrence_keys, how="left")
     )
     return copies[["step", "model", "bucket"]].assign(

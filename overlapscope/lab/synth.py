@@ -65,7 +65,7 @@ _CLOCK_OFFSET_NS: Final = 1_234_567_890
 class _SyntheticJob:
     """Times of a synthetic job in nanoseconds; S steps, R ranks, B buckets."""
 
-    own_ns: dict[Phase, npt.NDArray[np.int64]]
+    local_ns: dict[Phase, npt.NDArray[np.int64]]
     """(S, R) duration of each phase."""
     begin_ns: npt.NDArray[np.int64]
     """(S, R) start of each step."""
@@ -110,30 +110,30 @@ def _simulate_job(ranks: int, steps: int, buckets: int) -> _SyntheticJob:
     def about(usual_ns: float, *shape: int) -> npt.NDArray[np.int64]:
         return (usual_ns * np.exp(_NOISE * random.standard_normal(shape))).astype(np.int64)
 
-    own_ns = {phase: about(usual_ns, steps, ranks) for phase, usual_ns in _MEAN_PHASE_NS.items()}
+    local_ns = {phase: about(usual_ns, steps, ranks) for phase, usual_ns in _MEAN_PHASE_NS.items()}
     if ranks > 1:
         for phase in (Phase.FORWARD, Phase.BACKWARD):
-            own_ns[phase][:, ranks // 3] = (own_ns[phase][:, ranks // 3] * _SLOW_RANK_FACTOR).astype(np.int64)
+            local_ns[phase][:, ranks // 3] = (local_ns[phase][:, ranks // 3] * _SLOW_RANK_FACTOR).astype(np.int64)
     transfer_ns = about(_COMMUNICATION_NS / buckets, steps, buckets)
     begin_ns = np.zeros((steps, ranks), dtype=np.int64)
     reduced_ns = np.zeros((steps, buckets), dtype=np.int64)
     now_ns = np.full(ranks, _BEGIN_NS)
     for step in range(steps):
         begin_ns[step] = now_ns
-        own = {phase: of_steps[step] for phase, of_steps in own_ns.items()}
+        own = {phase: of_steps[step] for phase, of_steps in local_ns.items()}
         reduced_ns[step] = _serialized_ends_ns(_ready_ns(now_ns, own, buckets).max(axis=0), transfer_ns[step])
         released_ns = np.maximum(now_ns + sum(own[phase] for phase in _BEFORE_FORWARD), reduced_ns[step, -1])
         now_ns = released_ns + own[Phase.FINALIZE] + own[Phase.OPTIMIZER]
-    return _SyntheticJob(own_ns=own_ns, begin_ns=begin_ns, reduced_ns=reduced_ns)
+    return _SyntheticJob(local_ns=local_ns, begin_ns=begin_ns, reduced_ns=reduced_ns)
 
 
 def _ready_ns(
-    begin_ns: npt.NDArray[np.int64], own_ns: dict[Phase, npt.NDArray[np.int64]], buckets: int
+    begin_ns: npt.NDArray[np.int64], local_ns: dict[Phase, npt.NDArray[np.int64]], buckets: int
 ) -> npt.NDArray[np.int64]:
     """Compute (n, B) the ready times of buckets for steps of all ranks that begin at the times (n,)."""
-    backward_ns = begin_ns + own_ns[Phase.DATA_WAIT] + own_ns[Phase.FORWARD]
+    backward_ns = begin_ns + local_ns[Phase.DATA_WAIT] + local_ns[Phase.FORWARD]
     share = np.arange(1, buckets + 1) / buckets
-    return backward_ns[:, None] + (own_ns[Phase.BACKWARD][:, None] * share).astype(np.int64)
+    return backward_ns[:, None] + (local_ns[Phase.BACKWARD][:, None] * share).astype(np.int64)
 
 
 def _serialized_ends_ns(ready_ns: npt.NDArray[np.int64], takes_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -213,7 +213,7 @@ def _ping_burst(moment_ns: int, shift_ns: int) -> dict[str, Any]:
 def _make_records(job: _SyntheticJob, rank: int, shift_ns: int) -> Records:
     """Return the records of a rank, in the time of its host."""
     steps, buckets = job.reduced_ns.shape
-    own_ns = {phase: job.own_ns[phase][:, rank] for phase in _MEAN_PHASE_NS}
+    local_ns = {phase: job.local_ns[phase][:, rank] for phase in _MEAN_PHASE_NS}
     records = np.zeros((steps, _records_per_step(buckets)), dtype=RECORD_DTYPE)
     records["step"] = np.arange(steps)[:, None]
     now_ns, offset = job.begin_ns[:, rank], 0
@@ -232,11 +232,11 @@ def _make_records(job: _SyntheticJob, rank: int, shift_ns: int) -> Records:
         add_records(Kind.PHASE, now_ns[:, None], end_ns[:, None], index=which)
         now_ns = end_ns
 
-    ready_ns = _ready_ns(now_ns, own_ns, buckets)
+    ready_ns = _ready_ns(now_ns, local_ns, buckets)
     for which in _BEFORE_FORWARD:
-        phase(which, now_ns + own_ns[which])
-    phase(Phase.FINALIZE, np.maximum(now_ns, job.reduced_ns[:, -1]) + own_ns[Phase.FINALIZE])
-    phase(Phase.OPTIMIZER, now_ns + own_ns[Phase.OPTIMIZER])
+        phase(which, now_ns + local_ns[which])
+    phase(Phase.FINALIZE, np.maximum(now_ns, job.reduced_ns[:, -1]) + local_ns[Phase.FINALIZE])
+    phase(Phase.OPTIMIZER, now_ns + local_ns[Phase.OPTIMIZER])
     sent = {
         "op": OPS.index("all_reduce"),
         "dtype": DTYPES.index("float32"),

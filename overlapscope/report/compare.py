@@ -67,7 +67,7 @@ def as_json(comparison: Comparison, parts: Sequence[str], fail_above: float) -> 
                 "choice": side.choice,
                 "steps": len(side.steps),
                 "ranks": side.summary.ranks,
-                "excluded": side.summary.alike.excluded,
+                "excluded": side.summary.steady.excluded,
                 "problems": side.trace.problems,
             }
             for name, side in (("base", comparison.base), ("new", comparison.new))

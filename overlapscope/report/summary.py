@@ -39,10 +39,10 @@ def print_text(trace: Trace, summary: Summary) -> None:
         counted = f"{_count(summary.steps, 'step')} of {_count(summary.ranks, 'rank')}"
         console.print(f"\nWhat a step consists of: means of {counted}, in milliseconds")
         console.print(_breakdown_table(summary))
-        if summary.alike.excluded:
-            console.print(f"Kept apart: {describe_excluded(summary.alike.excluded)}.", markup=False)
-        if summary.alike.excluded_ranks:
-            console.print(describe_uncounted_ranks(summary.alike.excluded_ranks))
+        if summary.steady.excluded:
+            console.print(f"Kept apart: {describe_excluded(summary.steady.excluded)}.", markup=False)
+        if summary.steady.excluded_ranks:
+            console.print(describe_uncounted_ranks(summary.steady.excluded_ranks))
         console.print()
         console.print("Ranks: means of the same steps, in milliseconds")
         console.print(_rank_table(summary))
@@ -59,11 +59,11 @@ def as_json(trace: Trace, summary: Summary) -> str:
         "attempts": attempts_json(read_attempts(trace.path)),
         "run": trace.run,
         "sentence": summary.sentence,
-        "account": {
+        "breakdown": {
             "ranks": summary.ranks,
             "steps": summary.steps,
-            "excluded": summary.alike.excluded,
-            "excluded_ranks": summary.alike.excluded_ranks,
+            "excluded": summary.steady.excluded,
+            "excluded_ranks": summary.steady.excluded_ranks,
             "step_ns": summary.mean.step,
             "blocks_ns": summary.mean.blocks,
             "exposed_for_ns": summary.exposed_for,

@@ -30,25 +30,25 @@ from overlapscope.trace.schema import OPS
 
 CAUSES: Final = (
     "release_skew",
-    "copies",
+    "bucket_copies",
     "optimizer",
     "data_wait",
-    "loop",
+    "host_loop",
     "evaluation",
     "forward",
-    "between",
+    "inter_phase",
     "backward",
     "collectives",
     "gc",
 )
 """Causes that local time is divided into, in the order of a cycle. ``release_skew``: the rank was released later than
-the others, because the previous step's communication ended later for it. ``copies``: averages out of buckets. The
-others are blocks of the breakdown; ``between`` also holds what is in none of them."""
+the others, because the previous step's communication ended later for it. ``bucket_copies``: averages out of buckets. The
+others are blocks of the breakdown; ``inter_phase`` also holds what is in none of them."""
 
 CAUSE_GROUPS: Final = {
-    "compute": ("copies", "optimizer", "forward", "between", "backward"),
+    "compute": ("bucket_copies", "optimizer", "forward", "inter_phase", "backward"),
     "data_wait": ("data_wait",),
-    "loop": ("loop",),
+    "host_loop": ("host_loop",),
     "evaluation": ("evaluation",),
     "gc": ("gc",),
     "release_skew": ("release_skew",),
@@ -60,10 +60,10 @@ a sign."""
 StepKind = tuple[tuple[int, int], ...]
 """What a step reduces: bucket and bytes of each of its all-reduces, in order."""
 
-BLAMABLE_GROUPS: Final = ("compute", "data_wait", "loop", "evaluation", "gc", "release_skew")
+BLAMABLE_GROUPS: Final = ("compute", "data_wait", "host_loop", "evaluation", "gc", "release_skew")
 """Groups that a rank can be blamed for. In a collective issued by user code it waits for others."""
 
-_BLOCK_CAUSES: Final = [index for index, name in enumerate(CAUSES) if name in BLOCKS and name != "between"]
+_BLOCK_CAUSES: Final = [index for index, name in enumerate(CAUSES) if name in BLOCKS and name != "inter_phase"]
 """Indices in ``CAUSES`` of the causes that are blocks."""
 _BLOCKS: Final = [BLOCKS.index(CAUSES[index]) for index in _BLOCK_CAUSES]
 """Indices in ``BLOCKS`` of the same."""
@@ -88,7 +88,7 @@ class Cycles:
     """(K,) Size of each all-reduce in bytes."""
     begin_ns: Int64Array
     """(S,) When the median rank was released by the previous step, on the common clock."""
-    own_ns: Int64Array
+    local_ns: Int64Array
     """(C, S, R) Local time by cause; ``release_skew`` may be negative."""
     lead_ns: Int64Array
     """(S, R, K) How long before its last arrival of the cycle a rank arrives at each all-reduce."""
@@ -107,7 +107,7 @@ class Cycles:
             self,
             steps=self.steps[which],
             begin_ns=self.begin_ns[which],
-            own_ns=self.own_ns[:, which],
+            local_ns=self.local_ns[:, which],
             lead_ns=self.lead_ns[which],
             arrival_ns=self.arrival_ns[which],
             end_ns=self.end_ns[which],
@@ -136,11 +136,13 @@ class Cycles:
         return self.end_ns - np.maximum(self.arrival_ns.max(axis=1), previous_ends(self.end_ns))
 
 
-def build_cycles(trace: Trace, account: Breakdown, first_step: int = 0, usual: StepKind | None = None) -> Cycles | None:
+def build_cycles(
+    trace: Trace, breakdown: Breakdown, first_step: int = 0, usual: StepKind | None = None
+) -> Cycles | None:
     """Arrange a recording in cycles.
 
     Args:
-        account: Breakdown of the recording.
+        breakdown: Breakdown of the recording.
         first_step: Earlier steps are left out as warm-up.
         usual: What the steps of a cycle reduce, from ``find_most_common_kind``. Needed if this is only a part of a
         recording.
@@ -150,7 +152,7 @@ def build_cycles(trace: Trace, account: Breakdown, first_step: int = 0, usual: S
     """
     if len(trace.aligned_ranks) < 2:
         return None
-    matched = account.matched
+    matched = breakdown.matched
     ranks = matched.ranks
     reduced, broadcast = (matched.of(matched.op == OPS.index(op)) for op in ("all_reduce", "broadcast"))
     kinds = _group_by_kind(reduced)
@@ -167,19 +169,19 @@ def build_cycles(trace: Trace, account: Breakdown, first_step: int = 0, usual: S
     begin_ns = lower_median(released_ns, axis=1)
     last_arrival_ns = arrival_ns[:, :, -1]
 
-    own_ns = np.zeros((len(CAUSES), len(steps), len(ranks)), dtype=np.int64)
-    own_ns[CAUSES.index("release_skew")] = released_ns - begin_ns[:, None]
-    steps_of = RowsByRank(account.rank)
+    local_ns = np.zeros((len(CAUSES), len(steps), len(ranks)), dtype=np.int64)
+    local_ns[CAUSES.index("release_skew")] = released_ns - begin_ns[:, None]
+    steps_of = RowsByRank(breakdown.rank)
     for index, rank in enumerate(ranks.tolist()):
-        timeline, from_ns, until_ns = account.timelines[rank], released_ns[:, index], last_arrival_ns[:, index]
-        own_ns[_BLOCK_CAUSES, :, index] = timeline.within(from_ns, until_ns)[:, _BLOCKS].T
+        timeline, from_ns, until_ns = breakdown.timelines[rank], released_ns[:, index], last_arrival_ns[:, index]
+        local_ns[_BLOCK_CAUSES, :, index] = timeline.within(from_ns, until_ns)[:, _BLOCKS].T
         # Copies into buckets count as backward here: that is when they happen.
-        step_begin_ns = np.clip(_step_begins(account, steps_of[rank], steps), from_ns, until_ns)
-        copied_in_ns = timeline.within(step_begin_ns, until_ns)[:, BLOCKS.index("copies")]
-        own_ns[CAUSES.index("copies"), :, index] -= copied_in_ns
-        own_ns[CAUSES.index("backward"), :, index] += copied_in_ns
+        step_begin_ns = np.clip(_step_begins(breakdown, steps_of[rank], steps), from_ns, until_ns)
+        copied_in_ns = timeline.within(step_begin_ns, until_ns)[:, BLOCKS.index("bucket_copies")]
+        local_ns[CAUSES.index("bucket_copies"), :, index] -= copied_in_ns
+        local_ns[CAUSES.index("backward"), :, index] += copied_in_ns
     blocked_ns, broadcast_ns = _broadcasts(broadcast, steps, len(ranks))
-    own_ns[CAUSES.index("between")] += last_arrival_ns - begin_ns[:, None] - blocked_ns - own_ns.sum(axis=0)
+    local_ns[CAUSES.index("inter_phase")] += last_arrival_ns - begin_ns[:, None] - blocked_ns - local_ns.sum(axis=0)
     finished_ns = np.maximum.accumulate(lower_median(end_ns, axis=2), axis=1) - begin_ns[:, None]
     return Cycles(
         ranks=ranks,
@@ -189,7 +191,7 @@ def build_cycles(trace: Trace, account: Breakdown, first_step: int = 0, usual: S
         buckets=latest.bucket[: shape[1]],
         bytes=latest.bytes[: shape[1]],
         begin_ns=begin_ns,
-        own_ns=own_ns,
+        local_ns=local_ns,
         lead_ns=last_arrival_ns[:, :, None] - arrival_ns,
         arrival_ns=arrival_ns - begin_ns[:, None, None],
         end_ns=finished_ns,
@@ -203,14 +205,14 @@ def get_cause_indices(group: str) -> list[int]:
     return [CAUSES.index(name) for name in CAUSE_GROUPS[group]]
 
 
-def find_median_ranks(own_ns: Int64Array, group: str) -> Int64Array:
+def find_median_ranks(local_ns: Int64Array, group: str) -> Int64Array:
     """Return the index of the median rank of each cycle (S,) by the time (C, S, R) that ranks take for a group.
 
     Of an even number of ranks it is the lower of the two in the middle, of two ranks the faster one: a time that one of
     them really took. It is one rank for all causes of the group; the median of each cause separately would be faster
     than any rank.
     """
-    total_ns = own_ns[get_cause_indices(group)].sum(axis=0)
+    total_ns = local_ns[get_cause_indices(group)].sum(axis=0)
     middle = (total_ns.shape[1] - 1) // 2
     return np.argpartition(total_ns, middle, axis=1)[:, middle]
 
@@ -232,21 +234,21 @@ def previous_ends(end_ns: Int64Array) -> Int64Array:
     return np.concatenate([np.zeros_like(end_ns[:, :1]), end_ns[:, :-1]], axis=1)
 
 
-def _step_begins(account: Breakdown, own: Rows, steps: Int64Array) -> Int64Array:
+def _step_begins(breakdown: Breakdown, own: Rows, steps: Int64Array) -> Int64Array:
     """Return when a rank ended the step before each step (S,); 0 if it has not.
 
     Args:
         own: Rows of the rank in the breakdown.
     """
-    index = np.searchsorted(account.step[own], steps - 1)
-    begins_ns = np.append(account.end_ns[own], 0)[index]
-    begins_ns[~np.isin(steps - 1, account.step[own])] = 0
+    index = np.searchsorted(breakdown.step[own], steps - 1)
+    begins_ns = np.append(breakdown.end_ns[own], 0)[index]
+    begins_ns[~np.isin(steps - 1, breakdown.step[own])] = 0
     return begins_ns
 
 
-def group_steps_by_kind(account: Breakdown) -> dict[StepKind, Int64Array]:
+def group_steps_by_kind(breakdown: Breakdown) -> dict[StepKind, Int64Array]:
     """Return the steps of each kind, ascending."""
-    matched = account.matched
+    matched = breakdown.matched
     return _group_by_kind(matched.of(matched.op == OPS.index("all_reduce")))
 
 

@@ -83,21 +83,21 @@ def keep_rank_specific(
         series_ns: (S, R) From ``excess_over_peers``.
         place: Index of the rank.
     """
-    own_ns = series_ns[:, index]
-    if pattern.kind in ("shift", "episode") and float(np.median(own_ns[pattern.where])) < -pattern.usual_ns:
+    local_ns = series_ns[:, index]
+    if pattern.kind in ("shift", "episode") and float(np.median(local_ns[pattern.where])) < -pattern.usual_ns:
         return None
     if pattern.kind != "transient":
         return pattern
     longest_other_ns = int(np.delete(series_ns, index, axis=1).max(initial=0))
-    where = pattern.where & (own_ns > REPEATED_PAUSE_RATIO * longest_other_ns)
+    where = pattern.where & (local_ns > REPEATED_PAUSE_RATIO * longest_other_ns)
     times = count_runs(where)
     p_value = float(len(cycles.ranks)) ** (1 - times)
     if not times or p_value > get_significance_level(cycles):
         longest_other_ns, pause_ns = _find_pause_threshold(series_ns, step_time_ns)
-        where, p_value = pattern.where & (own_ns >= pause_ns), math.nan
+        where, p_value = pattern.where & (local_ns >= pause_ns), math.nan
     if not where.any():
         return None
-    statistic = f"{where.sum()} of {len(where)} steps, {_times_as_long(int(own_ns[where].min()), longest_other_ns)}"
+    statistic = f"{where.sum()} of {len(where)} steps, {_times_as_long(int(local_ns[where].min()), longest_other_ns)}"
     return replace(pattern, where=where, statistic=statistic, p_value=p_value)
 
 
@@ -135,7 +135,7 @@ def find_delays(replay: Replay, hosts: dict[int, str], step_time_ns: float) -> l
     """
     delays = []
     for group in BLAMABLE_GROUPS:
-        series_ns = excess_over_peers(replay.recorded.own_ns[get_cause_indices(group)].sum(axis=0))
+        series_ns = excess_over_peers(replay.recorded.local_ns[get_cause_indices(group)].sum(axis=0))
         for index in _find_candidate_ranks(series_ns, step_time_ns):
             delays += _find_delays_of_rank(replay.cycles, group, series_ns, index, step_time_ns)
     return [_make_finding(replay, delay, hosts, step_time_ns) for delay in _merge_by_host(replay.cycles, delays, hosts)]
@@ -158,7 +158,7 @@ class _Delay:
             return excess
         where, others = self.pattern.where, ~self.pattern.where
         usual = Times(
-            own_ns=median_ns(excess.own_ns[:, others], axis=1),
+            local_ns=median_ns(excess.local_ns[:, others], axis=1),
             lead_ns=median_ns(excess.lead_ns[others], axis=0),
             broadcast_ns=np.zeros_like(excess.broadcast_ns[:1]),
         )
@@ -212,12 +212,12 @@ def _merge_by_host(cycles: Cycles, delays: list[_Delay], hosts: dict[int, str]) 
     places_of_host: dict[str, list[int]] = {}
     for index, rank in enumerate(cycles.ranks.tolist()):
         places_of_host.setdefault(hosts.get(rank, "unknown"), []).append(index)
-    alike: dict[tuple[str, str, str, int | None], list[_Delay]] = {}
+    by_kind: dict[tuple[str, str, str, int | None], list[_Delay]] = {}
     for delay in delays:
         host = hosts.get(int(cycles.ranks[delay.indices[0]]), "unknown")
-        alike.setdefault((host, delay.group, delay.pattern.kind, delay.pattern.period), []).append(delay)
+        by_kind.setdefault((host, delay.group, delay.pattern.kind, delay.pattern.period), []).append(delay)
     merged: list[_Delay] = []
-    for (host, *_), parts in alike.items():
+    for (host, *_), parts in by_kind.items():
         where = np.mean([part.pattern.where for part in parts], axis=0) > 0.5
         in_the_same_steps = all((where & part.pattern.where).sum() * 2 > part.pattern.where.sum() for part in parts)
         if in_the_same_steps and 1 < len(parts) == len(places_of_host[host]) < len(cycles.ranks):
@@ -234,8 +234,8 @@ def _make_finding(replay: Replay, delay: _Delay, hosts: dict[int, str], step_tim
     excess = delay.excess(replay)
     costs_ns = replay.ideal_except_ns(delay.indices, excess) - replay.ideal_ns
     without, where = replay.without(delay.indices, excess), delay.pattern.where
-    by_cause_ns = excess.own_ns[:, where].mean(axis=(1, 2))
-    late_ns = excess.own_ns.sum(axis=0).mean(axis=1)
+    by_cause_ns = excess.local_ns[:, where].mean(axis=(1, 2))
+    late_ns = excess.local_ns.sum(axis=0).mean(axis=1)
     ranks = tuple(int(rank) for rank in replay.cycles.ranks[list(delay.indices)])
     return Finding(
         ranks=ranks,

@@ -51,7 +51,7 @@ def _compute_saved_ns(replay: Replay, times: Times, cycle_ns: Int64Array) -> Flo
     recorded = replay.recorded
     saved_ns = np.zeros((len(cycle_ns), len(BLOCKS)))
     for index, block in _BLOCKS.items():
-        saved_ns[:, block] = recorded.own_ns[index].mean(axis=1) - times.own_ns[index].mean(axis=1)
+        saved_ns[:, block] = recorded.local_ns[index].mean(axis=1) - times.local_ns[index].mean(axis=1)
     saved_ns[:, BLOCKS.index("buffers")] = recorded.buffers_ns.mean(axis=1) - times.buffers_ns.mean(axis=1)
     saved_ns[:, BLOCKS.index("exposed")] = replay.recorded_ns - cycle_ns - saved_ns.sum(axis=1)
     return saved_ns

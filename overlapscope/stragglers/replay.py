@@ -50,7 +50,7 @@ _FORWARD: Final = CAUSES.index("forward")
 class Times:
     """Times of R ranks in S cycles of K all-reduces, in nanoseconds. The first rank broadcasts the buffers."""
 
-    own_ns: Int64Array
+    local_ns: Int64Array
     """(C, S, R) Local time by cause."""
     lead_ns: Int64Array
     """(S, R, K) How long before its last arrival a rank arrives at each all-reduce."""
@@ -63,7 +63,7 @@ class Times:
         Args:
             root_before_ns: (S, 1) When the broadcasting rank calls forward, if it is not the first of these ranks.
         """
-        before_ns, after_ns = self.before_ns, self.own_ns[_FORWARD:].sum(axis=0)
+        before_ns, after_ns = self.before_ns, self.local_ns[_FORWARD:].sum(axis=0)
         root_ns = before_ns[:, :1] if root_before_ns is None else root_before_ns
         ready_ns = np.where(self.broadcast_ns > 0, np.maximum(before_ns, root_ns), before_ns)
         arrivals_ns: Int64Array = (ready_ns + self.broadcast_ns + after_ns)[:, :, None] - self.lead_ns
@@ -80,7 +80,7 @@ class Times:
     @property
     def before_ns(self) -> Int64Array:
         """Return when the ranks call forward (S, R)."""
-        total_ns: Int64Array = self.own_ns[:_FORWARD].sum(axis=0)
+        total_ns: Int64Array = self.local_ns[:_FORWARD].sum(axis=0)
         return total_ns
 
     def middle(self) -> Times:
@@ -89,16 +89,16 @@ class Times:
         See ``cycles.find_median_ranks``. In collectives issued by user code ranks wait for the last one, which waits
         least: equal ranks would wait for that time.
         """
-        all_cycles = np.arange(self.own_ns.shape[1])
-        own_ns = np.zeros_like(self.own_ns[:, :, 0])
+        all_cycles = np.arange(self.local_ns.shape[1])
+        local_ns = np.zeros_like(self.local_ns[:, :, 0])
         for group in CAUSE_GROUPS:
-            middle = find_median_ranks(self.own_ns, group)
+            middle = find_median_ranks(self.local_ns, group)
             for cause in get_cause_indices(group):
-                own_ns[cause] = self.own_ns[cause, all_cycles, middle]
-        own_ns[_COLLECTIVES] = self.own_ns[_COLLECTIVES].min(axis=1)
-        lead_ns = self.lead_ns[all_cycles, find_median_ranks(self.own_ns, "compute")]
+                local_ns[cause] = self.local_ns[cause, all_cycles, middle]
+        local_ns[_COLLECTIVES] = self.local_ns[_COLLECTIVES].min(axis=1)
+        lead_ns = self.lead_ns[all_cycles, find_median_ranks(self.local_ns, "compute")]
         return Times(
-            own_ns=own_ns[:, :, None],
+            local_ns=local_ns[:, :, None],
             lead_ns=lead_ns[:, None, :],
             broadcast_ns=lower_median(self.broadcast_ns, axis=1)[:, None],
         )
@@ -107,7 +107,7 @@ class Times:
         """Return the times of some ranks, by index."""
         indices = np.asarray(indices)
         return Times(
-            own_ns=self.own_ns[:, :, indices],
+            local_ns=self.local_ns[:, :, indices],
             lead_ns=self.lead_ns[:, indices],
             broadcast_ns=self.broadcast_ns[:, indices],
         )
@@ -115,12 +115,14 @@ class Times:
     def split_by_cycles(self) -> Iterator[Times]:
         """Yield all cycles in parts that are small enough for temporary arrays with a value per rank and all-reduce."""
         for part in _split_cycles(self.lead_ns):
-            yield Times(own_ns=self.own_ns[:, part], lead_ns=self.lead_ns[part], broadcast_ns=self.broadcast_ns[part])
+            yield Times(
+                local_ns=self.local_ns[:, part], lead_ns=self.lead_ns[part], broadcast_ns=self.broadcast_ns[part]
+            )
 
     def plus(self, excess: Times) -> Times:
         """Add an excess, which may be negative."""
         return Times(
-            own_ns=self.own_ns + excess.own_ns,
+            local_ns=self.local_ns + excess.local_ns,
             lead_ns=self.lead_ns + excess.lead_ns,
             broadcast_ns=self.broadcast_ns + excess.broadcast_ns,
         )
@@ -128,7 +130,7 @@ class Times:
     def minus(self, excess: Times) -> Times:
         """Subtract an excess; shapes broadcast as in numpy, also in ``plus``."""
         return Times(
-            own_ns=self.own_ns - excess.own_ns,
+            local_ns=self.local_ns - excess.local_ns,
             lead_ns=self.lead_ns - excess.lead_ns,
             broadcast_ns=self.broadcast_ns - excess.broadcast_ns,
         )
@@ -138,13 +140,13 @@ class Times:
 
         Leads are kept with backward, in which they arise.
         """
-        own_ns, lead_ns = np.zeros_like(self.own_ns), np.zeros_like(self.lead_ns)
+        local_ns, lead_ns = np.zeros_like(self.local_ns), np.zeros_like(self.lead_ns)
         causes = np.atleast_1d(causes)
         for cause in causes:
-            own_ns[cause, cycles] = self.own_ns[cause, cycles]
+            local_ns[cause, cycles] = self.local_ns[cause, cycles]
         if CAUSES.index("backward") in causes:
             lead_ns[cycles] = self.lead_ns[cycles]
-        return Times(own_ns=own_ns, lead_ns=lead_ns, broadcast_ns=np.zeros_like(self.broadcast_ns))
+        return Times(local_ns=local_ns, lead_ns=lead_ns, broadcast_ns=np.zeros_like(self.broadcast_ns))
 
 
 def _split_cycles(lead_ns: Int64Array) -> list[slice]:
@@ -185,7 +187,7 @@ class Replay:
 
     def __init__(self, cycles: Cycles) -> None:
         self.cycles = cycles
-        self.recorded = Times(own_ns=cycles.own_ns, lead_ns=cycles.lead_ns, broadcast_ns=cycles.broadcast_ns)
+        self.recorded = Times(local_ns=cycles.local_ns, lead_ns=cycles.lead_ns, broadcast_ns=cycles.broadcast_ns)
         self.ideal = self.recorded.middle()
         self.transfer_ns = cycles.transfer_ns
         best_ns = np.quantile(self.transfer_ns, BEST_TRANSFER_QUANTILE, axis=0, method="lower")
@@ -199,7 +201,7 @@ class Replay:
     def excess_of(self, indices: npt.ArrayLike) -> Times:
         """Return the excess of some of the ranks, by index."""
         excess = self.recorded.of_ranks(indices).minus(self.ideal)
-        excess.own_ns[_COLLECTIVES] = 0
+        excess.local_ns[_COLLECTIVES] = 0
         return excess
 
     @cached_property
@@ -234,17 +236,17 @@ class Replay:
         """Return the times of all ranks if some ranks, by index, were without an excess."""
         indices = list(indices)
         fixed = self.recorded.of_ranks(indices).minus(excess)
-        own_ns, lead_ns, broadcast_ns = (
-            values.copy() for values in (self.recorded.own_ns, self.recorded.lead_ns, self.recorded.broadcast_ns)
+        local_ns, lead_ns, broadcast_ns = (
+            values.copy() for values in (self.recorded.local_ns, self.recorded.lead_ns, self.recorded.broadcast_ns)
         )
         # The others wait for less in collectives issued by user code, but not for less than the one that waits least.
-        waited_ns = own_ns[_COLLECTIVES] - own_ns[_COLLECTIVES].min(axis=1, keepdims=True)
-        saved_ns = np.maximum(excess.own_ns.sum(axis=0).max(axis=1, keepdims=True), 0)
-        own_ns[_COLLECTIVES] -= np.minimum(waited_ns, saved_ns)
-        fixed.own_ns[_COLLECTIVES] = own_ns[_COLLECTIVES][:, indices]
-        own_ns[:, :, indices], lead_ns[:, indices] = fixed.own_ns, fixed.lead_ns
+        waited_ns = local_ns[_COLLECTIVES] - local_ns[_COLLECTIVES].min(axis=1, keepdims=True)
+        saved_ns = np.maximum(excess.local_ns.sum(axis=0).max(axis=1, keepdims=True), 0)
+        local_ns[_COLLECTIVES] -= np.minimum(waited_ns, saved_ns)
+        fixed.local_ns[_COLLECTIVES] = local_ns[_COLLECTIVES][:, indices]
+        local_ns[:, :, indices], lead_ns[:, indices] = fixed.local_ns, fixed.lead_ns
         broadcast_ns[:, indices] = fixed.broadcast_ns
-        return Times(own_ns=own_ns, lead_ns=lead_ns, broadcast_ns=broadcast_ns)
+        return Times(local_ns=local_ns, lead_ns=lead_ns, broadcast_ns=broadcast_ns)
 
     def length_ns(self, times: Times) -> Int64Array:
         """Return the lengths (S,) with other times of all ranks."""
@@ -270,7 +272,7 @@ class Replay:
 
     def _savings_by_rank_ns(self) -> Int64Array:
         savings_ns = self._savings_ns(self.recorded.arrivals_ns())
-        collectives_ns = self.recorded.own_ns[_COLLECTIVES]
+        collectives_ns = self.recorded.local_ns[_COLLECTIVES]
         if collectives_ns.any():  # others wait there for the last rank, and would not if it were fixed
             is_last = collectives_ns == collectives_ns.min(axis=1, keepdims=True)
             savings_ns = np.where(is_last, self._savings_ns(self._minimal_waits.arrivals_ns()), savings_ns)
@@ -308,9 +310,9 @@ class Replay:
     @cached_property
     def _minimal_waits(self) -> Times:
         """Return the recorded times, but with minimal waits of all ranks in collectives issued by user code."""
-        own_ns = self.recorded.own_ns.copy()
-        own_ns[_COLLECTIVES] = own_ns[_COLLECTIVES].min(axis=1, keepdims=True)
-        return replace(self.recorded, own_ns=own_ns)
+        local_ns = self.recorded.local_ns.copy()
+        local_ns[_COLLECTIVES] = local_ns[_COLLECTIVES].min(axis=1, keepdims=True)
+        return replace(self.recorded, local_ns=local_ns)
 
     @cached_property
     def _last_arrivals_ns(self) -> Int64Array:

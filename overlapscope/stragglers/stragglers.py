@@ -157,7 +157,7 @@ class Stragglers:
 def find_stragglers(trace: Trace, cycles: Cycles, summary: Summary) -> Stragglers:
     """Find the stragglers in the cycles of a recording."""
     hosts = get_hosts(trace)
-    is_steady = np.isin(cycles.steps, summary.alike.steps)
+    is_steady = np.isin(cycles.steps, summary.steady.steps)
     usual = Replay(cycles.of(is_steady) if is_steady.any() else cycles)
     step_time_ns = summary.mean.step.value if summary.steps else float(usual.recorded_ns.mean())
     return Stragglers(

@@ -19,7 +19,7 @@ from overlapscope.trace.recording import Trace
 CAUSE_LABELS: Final = {
     "compute": "Compute",
     "data_wait": "Data wait",
-    "loop": "Loop's own code",
+    "host_loop": "Loop's own code",
     "evaluation": "Evaluation",
     "gc": "Garbage collection",
     "release_skew": "Carried-over communication",
@@ -36,7 +36,7 @@ PART_LABELS: Final = {
 _DOES_LONGER: Final = {
     "compute": "computes {} longer than {}",
     "data_wait": "waits {} longer for data than {}",
-    "loop": "takes {} longer between an update and the next forward than {}",
+    "host_loop": "takes {} longer between an update and the next forward than {}",
     "evaluation": "evaluates {} longer than {}",
     "gc": "collects garbage for {}",
     "release_skew": "is released {} late by the previous step's communication",
@@ -164,7 +164,7 @@ def explain_missing_stragglers(trace: Trace) -> MissingStragglersReason:
             headline="This is not known of sharded parameters",
             message="A straggler is found by the all-reduces of gradients. Here ranks exchange shards of gradients and "
             "of parameters, and wait for each other more than once in a step.",
-            advice="The timeline and the account of a step show who waits for whom.",
+            advice="The timeline and the breakdown of a step show who waits for whom.",
         )
     are_all = trace.extent == "all"
     return MissingStragglersReason(

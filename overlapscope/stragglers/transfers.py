@@ -87,8 +87,8 @@ def find_slow_links(rates: pd.DataFrame) -> pd.DataFrame:
     """
     compared = rates[rates["bytes"] >= _MIN_SHARE_OF_BUSIEST * rates["bytes"].max()].copy()
     compared["usual_bytes_per_s"] = np.nan
-    for _, alike in compared.groupby("within_host"):
-        compared.loc[alike.index, "usual_bytes_per_s"] = _median_of_others(alike["rate_bytes_per_s"].to_numpy())
+    for _, similar in compared.groupby("within_host"):
+        compared.loc[similar.index, "usual_bytes_per_s"] = _median_of_others(similar["rate_bytes_per_s"].to_numpy())
     is_slow = compared["rate_bytes_per_s"] < _SLOW_SHARE * compared["usual_bytes_per_s"]
     slow = compared[is_slow & (compared["busy_ns"] >= _MIN_BUSY_NS)]
     slowest_of_peer = slow["peer_rank"].map(slow.groupby("rank")["rate_bytes_per_s"].min())

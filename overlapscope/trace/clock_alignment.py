@@ -48,7 +48,7 @@ from overlapscope.trace.event_log import Problem
 
 _Int64s = npt.NDArray[np.int64]
 
-_MATCH: Final = ["peers", "model", "step", "bucket", "turn"]
+_MATCH: Final = ["peers", "model", "step", "bucket", "occurrence"]
 _NEVER: Final = np.iinfo(np.int64).min
 _MAX_FIXES: Final = 64
 
@@ -84,7 +84,7 @@ def group_all_reduces_by_clock(
     # The members of a rank's other process groups are unknown.
     wanted = ((collectives["op"] == "all_reduce") & (collectives["group"] == 0)).to_numpy()
     columns = {name: collectives[name].to_numpy()[wanted] for name in ("rank", "model", "step", "bucket")}
-    columns["turn"] = _count_occurrences(columns["rank"], columns["step"], columns["model"], columns["bucket"])
+    columns["occurrence"] = _count_occurrences(columns["rank"], columns["step"], columns["model"], columns["bucket"])
     columns["arrival_ns"] = compute_arrival_ns(collectives)[wanted]
     columns["end_ns"] = collectives["end_ns"].to_numpy(np.int64, na_value=_NEVER)[wanted]
     has_ended = columns["end_ns"] != _NEVER

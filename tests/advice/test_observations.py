@@ -59,10 +59,10 @@ def test_everything_that_is_recorded_arrives(seed: int, ranks: int, noise: float
     assert seen.steps.tolist() == list(range(FIRST, 8))
     assert (seen.world_size, seen.ranks.tolist(), seen.has_common_clock) == (ranks, list(range(ranks)), True)
     np.testing.assert_array_equal(seen.cycle_ns, np.repeat(job.cycle_times_ns[1:, None], ranks, axis=1))
-    own_ns = sum(job.own_ns[phase] for phase in ("finalize", "optimizer", "data_wait", "forward", "between"))
-    np.testing.assert_array_equal(seen.backward_start_ns, own_ns[FIRST:])
-    np.testing.assert_array_equal(seen.backward_end_ns, job.own_ns["backward"][FIRST:])
-    at_share = (job.own_ns["backward"][FIRST:, :, None] * job.ready_at).astype(np.int64)
+    local_ns = sum(job.local_ns[phase] for phase in ("finalize", "optimizer", "data_wait", "forward", "inter_phase"))
+    np.testing.assert_array_equal(seen.backward_start_ns, local_ns[FIRST:])
+    np.testing.assert_array_equal(seen.backward_end_ns, job.local_ns["backward"][FIRST:])
+    at_share = (job.local_ns["backward"][FIRST:, :, None] * job.ready_at).astype(np.int64)
     np.testing.assert_array_equal(seen.ready_ns[:, :, [6, 4, 2, 0]], at_share)
     assert seen.gradients.order.tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
     assert seen.gradients.bytes.tolist() == [size // 2 for size in reversed(BUCKET_BYTES) for _ in range(2)]

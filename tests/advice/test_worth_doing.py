@@ -22,14 +22,14 @@ def found_in(job: Job) -> list[tuple[str, float]]:
 
 def test_in_a_job_that_wastes_nothing_nothing_is_worth_doing() -> None:
     job = Job(steps=STEPS, noise=0.02)
-    job.own_ns["data_wait"][:] = 0
-    job.own_ns["finalize"][:] = 0
+    job.local_ns["data_wait"][:] = 0
+    job.local_ns["finalize"][:] = 0
     assert found_in(job) == []
 
 
 def test_what_all_ranks_wait_for_is_worth_more_than_what_one_does_longer() -> None:
     job = Job(steps=STEPS, noise=0.02)
-    job.own_ns["data_wait"] += 20 * MS
+    job.local_ns["data_wait"] += 20 * MS
     job.slow_down(rank=3, share=0.2)
     (data, data_ms), (rank, rank_ms) = found_in(job)
     assert data.startswith("Have data ready")
@@ -40,7 +40,7 @@ def test_what_all_ranks_wait_for_is_worth_more_than_what_one_does_longer() -> No
 
 def test_what_the_loop_itself_does_between_steps_is_worth_it_if_it_takes_long() -> None:
     job = Job(steps=STEPS, noise=0.02)
-    job.own_ns["loop"] += 20 * MS
+    job.local_ns["loop"] += 20 * MS
     (first, saved_ms), *_ = found_in(job)
     assert first.startswith("Do less in the loop itself")
     assert saved_ms == pytest.approx(20, rel=0.05)
@@ -48,7 +48,7 @@ def test_what_the_loop_itself_does_between_steps_is_worth_it_if_it_takes_long() 
 
 def test_a_rank_that_waits_for_data_is_named_and_not_data_as_such() -> None:
     job = Job(steps=STEPS, noise=0.02)
-    job.own_ns["data_wait"][:, 1] += 15 * MS
+    job.local_ns["data_wait"][:, 1] += 15 * MS
     first, *others = found_in(job)
     assert first[0].startswith("Rank 1 waits")
     assert not any("Have data ready" in what for what, _ in others)
@@ -62,14 +62,14 @@ def test_buffers_are_worth_it_if_their_broadcast_takes_time() -> None:
     assert saved_ms == pytest.approx(5, rel=0.2)
 
 
-def test_a_prediction_is_an_account_of_the_same_step_and_sums_to_it(tmp_path: Path) -> None:
+def test_a_prediction_is_a_breakdown_of_the_same_step_and_sums_to_it(tmp_path: Path) -> None:
     analysis = Analysis(read_trace(write_recording(tmp_path, steps=20)))
     curve = advise(analysis).recommendation.curve
     mean = analysis.summary.mean
     for place in range(len(curve.plans)):
         predicted = predict_mean_step(mean, curve, place)
         assert sum(each.value for each in predicted.blocks.values()) == pytest.approx(predicted.step.value)
-        assert {"backward", "copies", "exposed"} >= {
+        assert {"backward", "bucket_copies", "exposed"} >= {
             name for name, each in predicted.blocks.items() if each != mean.blocks[name]
         }
     now = predict_mean_step(mean, curve, curve.special["present"])

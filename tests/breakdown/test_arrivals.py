@@ -20,7 +20,7 @@ def with_collectives(trace: Trace, collectives: pd.DataFrame) -> Trace:
 def test_wait_and_transfer_are_told_apart() -> None:
     """Rank 2 is 5 ms late in step 3, and bucket 1 of step 4 takes 30 ms on the wire."""
     job = Job(steps=6)
-    job.own_ns["forward"][3, 2] += 5 * MS
+    job.local_ns["forward"][3, 2] += 5 * MS
     job.transfer_ns[4, 1] = 30 * MS
     table = compute_arrivals(match_collectives(job.run()))
     late = table[(table["step"] == 3) & (table["bucket"] == 0)]

@@ -1,4 +1,4 @@
-"""The account of any recording adds up, and is what an oracle says that looks at one nanosecond after the other."""
+"""The breakdown of any recording adds up, and is what an oracle says that looks at one nanosecond after the other."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Oracle:
         if within(self.pauses) and not self.is_on_device:
             return "gc"
         if within(self.copies):
-            return "copies"
+            return "bucket_copies"
         if any(arrival_of(each) <= moment < each.end_ns for each in self.ended if each.op == "broadcast"):
             return "buffers"
         if phase is not None and phase.phase == "finalize" and self.awaited(phase, moment) is not None:
@@ -49,12 +49,12 @@ class Oracle:
         if within(self.user_collectives) and not self.is_on_device:
             return "collectives"
         if phase is not None and phase.phase == "finalize":
-            return "copies"
+            return "bucket_copies"
         kinds = {each.phase for each in self.phases}
         if phase is not None and phase.phase == "loop" and "optimizer" not in kinds:
-            return "between"
+            return "inter_phase"
         if phase is not None:
-            return str(phase.phase)
+            return {"loop": "host_loop"}.get(phase.phase, phase.phase)
         if within(self.user_collectives):
             return "collectives"
         if within(self.pauses):
@@ -62,9 +62,9 @@ class Oracle:
         step = next(each for each in self.steps if within([each]))
         inside = [each for each in self.phases if each.step == step.step]
         return (
-            "between"
+            "inter_phase"
             if any(each.end_ns <= moment for each in inside) and any(each.start_ns > moment for each in inside)
-            else "unknown"
+            else "unattributed"
         )
 
     def awaited(self, finalize: Any, moment: int) -> Any:
@@ -98,20 +98,20 @@ class Oracle:
     def reason(self, row: Any, moment: int) -> str:
         """Why a collective has not ended."""
         if moment < arrival_of(row):
-            return "launch"
+            return "launch_delay"
         matched = self.matched(row)
         if matched is not None and moment < max(arrival_of(each) for each in matched):
             return "straggler"
         everyone = set(range(self.trace.run["world_size"]))
         if matched is None or {each.rank for each in matched} != everyone:
-            return "unknown"
+            return "unattributed"
         lanes = 2 if self.trace.run["backend"] == "gloo" else 1
         before = [
             each
             for each in self.ended
             if each.group == row.group and (each.launch_ns, each.Index) < (row.launch_ns, row.Index)
         ]
-        return "behind" if sum(each.end_ns > moment for each in before) >= lanes else "transfer"
+        return "queued" if sum(each.end_ns > moment for each in before) >= lanes else "transfer"
 
     def matched(self, row: Any) -> list[Any] | None:
         """The same collective on all ranks with a clock, if they all have it."""
@@ -138,31 +138,31 @@ def arrival_of(row: Any) -> int:
     return int(max(row.launch_ns, on_device))
 
 
-def blocks_of(account: Breakdown, row: int) -> dict[str, int]:
-    return {name: int(ns) for name, ns in zip(BLOCKS, account.ns[row], strict=True) if ns}
+def blocks_of(breakdown: Breakdown, row: int) -> dict[str, int]:
+    return {name: int(ns) for name, ns in zip(BLOCKS, breakdown.ns[row], strict=True) if ns}
 
 
-def check_sums(trace: Trace, account: Breakdown) -> None:
-    step_ns = account.end_ns - account.start_ns
-    assert (account.ns >= 0).all()
-    assert account.ns.sum(axis=1).tolist() == step_ns.tolist()
+def check_sums(trace: Trace, breakdown: Breakdown) -> None:
+    step_ns = breakdown.end_ns - breakdown.start_ns
+    assert (breakdown.ns >= 0).all()
+    assert breakdown.ns.sum(axis=1).tolist() == step_ns.tolist()
     exposed_ns = np.zeros(len(step_ns), dtype=np.int64)
-    np.add.at(exposed_ns, account.wait_row, account.wait_ns)
-    assert exposed_ns.tolist() == account.ns[:, BLOCKS.index("exposed")].tolist()
-    for row, rank in enumerate(account.rank.tolist()):
-        within_ns = np.clip(account.exposed_spans_ns(rank), account.start_ns[row], account.end_ns[row])
+    np.add.at(exposed_ns, breakdown.wait_row, breakdown.wait_ns)
+    assert exposed_ns.tolist() == breakdown.ns[:, BLOCKS.index("exposed")].tolist()
+    for row, rank in enumerate(breakdown.rank.tolist()):
+        within_ns = np.clip(breakdown.exposed_spans_ns(rank), breakdown.start_ns[row], breakdown.end_ns[row])
         assert np.diff(within_ns, axis=0).sum() == exposed_ns[row]
-    is_late = account.waits.straggler != NOBODY
-    length_ns = (account.waits.end_ns - account.waits.start_ns) * is_late
-    assert account.straggler_ns.sum(axis=1).tolist() == length_ns.tolist()
-    alike = select_steady_steps(trace, account)
-    excluded = [step for each in alike.excluded for step in each.steps]
-    assert sorted([*alike.steps.tolist(), *excluded]) == np.unique(account.step).tolist()
-    job = compute_job_breakdown(trace, account, alike)
+    is_late = breakdown.waits.straggler != NOBODY
+    length_ns = (breakdown.waits.end_ns - breakdown.waits.start_ns) * is_late
+    assert breakdown.straggler_ns.sum(axis=1).tolist() == length_ns.tolist()
+    steady = select_steady_steps(trace, breakdown)
+    excluded = [step for each in steady.excluded for step in each.steps]
+    assert sorted([*steady.steps.tolist(), *excluded]) == np.unique(breakdown.step).tolist()
+    job = compute_job_breakdown(trace, breakdown, steady)
     if job is not None:
         assert (job.ns >= 0).all()
         assert job.ns.sum(axis=1).tolist() == (job.end_ns - job.start_ns).tolist()
-        mean_ns = (account.end_ns - account.start_ns)[alike.finished_rows].mean(axis=1)
+        mean_ns = (breakdown.end_ns - breakdown.start_ns)[steady.finished_rows].mean(axis=1)
         assert np.allclose(job.end_ns - job.start_ns, mean_ns, atol=1.0)
         assert (job.rank_ns.sum(axis=1) <= job.end_ns - job.start_ns).all()
 
@@ -187,14 +187,14 @@ def test_it_does_not_matter_how_far_a_host_is_ahead_of_its_device(trace: Trace, 
 @settings(max_examples=40, deadline=None)
 @given(orderly_recordings())
 def test_each_nanosecond_is_in_the_block_that_the_oracle_says(trace: Trace) -> None:
-    account = compute_breakdown(trace)
-    check_sums(trace, account)
+    breakdown = compute_breakdown(trace)
+    check_sums(trace, breakdown)
     for rank in trace.ranks["rank"].tolist():
         oracle = Oracle(trace, rank)
         for step in oracle.steps:
-            row = int(np.flatnonzero((account.rank == rank) & (account.step == step.step))[0])
+            row = int(np.flatnonzero((breakdown.rank == rank) & (breakdown.step == step.step))[0])
             moments = range(step.start_ns, step.end_ns)
-            assert blocks_of(account, row) == dict(Counter(oracle.block(moment) for moment in moments))
+            assert blocks_of(breakdown, row) == dict(Counter(oracle.block(moment) for moment in moments))
         exposed = [
             (rank, moment, row.Index, oracle.reason(row, moment))
             for phase in oracle.phases
@@ -202,7 +202,7 @@ def test_each_nanosecond_is_in_the_block_that_the_oracle_says(trace: Trace) -> N
             for moment in range(phase.start_ns, phase.end_ns)
             if oracle.block(moment) == "exposed" and (row := oracle.awaited(phase, moment)) is not None
         ]
-        waits = account.waits
+        waits = breakdown.waits
         divided = [
             (rank, moment, int(waits.collective[number]), REASONS[waits.reason[number]])
             for number in np.flatnonzero(waits.rank == rank)

@@ -31,8 +31,8 @@ def steps(*ends_ns: int) -> Rows:
 
 
 def job_of(trace: Trace) -> JobBreakdown:
-    account = compute_breakdown(trace)
-    job = compute_job_breakdown(trace, account, select_steady_steps(trace, account))
+    breakdown = compute_breakdown(trace)
+    job = compute_job_breakdown(trace, breakdown, select_steady_steps(trace, breakdown))
     assert job is not None
     return job
 
@@ -92,14 +92,14 @@ def test_who_waits_for_buffers_waits_for_the_rank_that_sends_them() -> None:
 
 
 @pytest.mark.parametrize("missing", ["clock", "log"])
-def test_what_can_not_be_compared_has_no_account_of_the_job(missing: str) -> None:
+def test_what_can_not_be_compared_has_no_breakdown_of_the_job(missing: str) -> None:
     trace = recording(
         steps=steps(10, 10),
         clocks=("same boot", "none") if missing == "clock" else (),
         world_size=3 if missing == "log" else 2,
     )
-    account = compute_breakdown(trace)
-    assert compute_job_breakdown(trace, account, select_steady_steps(trace, account)) is None
+    breakdown = compute_breakdown(trace)
+    assert compute_job_breakdown(trace, breakdown, select_steady_steps(trace, breakdown)) is None
 
 
 def test_where_all_ranks_waited_it_does_not_matter_where_the_path_comes_from() -> None:
@@ -111,10 +111,12 @@ def test_where_all_ranks_waited_it_does_not_matter_where_the_path_comes_from() -
         ],
         collectives=bucket(0, (40, 90), (80, 90)),
     )
-    account = compute_breakdown(trace)
-    assert paths_converge_before(trace, account, now_ns=100, then_ns=60)  # from both it leads to the arrival of rank 1
-    assert paths_converge_before(trace, account, now_ns=100, then_ns=85)  # and from there through the same transfer
-    assert not paths_converge_before(trace, account, now_ns=100, then_ns=95)  # each rank was on its own then
+    breakdown = compute_breakdown(trace)
+    assert paths_converge_before(
+        trace, breakdown, now_ns=100, then_ns=60
+    )  # from both it leads to the arrival of rank 1
+    assert paths_converge_before(trace, breakdown, now_ns=100, then_ns=85)  # and from there through the same transfer
+    assert not paths_converge_before(trace, breakdown, now_ns=100, then_ns=95)  # each rank was on its own then
 
 
 def test_where_nobody_waited_it_matters() -> None:

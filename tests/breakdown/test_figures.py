@@ -47,10 +47,10 @@ def test_the_synthetic_step_by_hand(tmp_path: Path) -> None:
         "step_time_ns": 10_000,
         "data_wait_ns": 500,
         "forward_ns": 2000,
-        "between_ns": 500,
+        "inter_phase_ns": 500,
         "backward_ns": 4000 - 3 * 40,  # without the copies in
         "exposed_ns": 1300,
-        "copies_ns": 3 * 40 + 200,  # and what of finalize comes after the wait
+        "bucket_copies_ns": 3 * 40 + 200,  # and what of finalize comes after the wait
         "optimizer_ns": 1500,
         "evaluation_ns": 0,
         "compute_ns": 2000 + 3880 + 1500,
@@ -94,7 +94,7 @@ def test_only_what_finalize_waits_for_is_exposed(tmp_path: Path) -> None:
     )
     row = figures_by_step(trace).iloc[0]
     assert (row["compute_ns"], row["hidden_ns"], row["exposed_ns"]) == (0, 10 * US, 15 * US)
-    assert row["copies_ns"] == 5 * US
+    assert row["bucket_copies_ns"] == 5 * US
 
 
 @pytest.mark.parametrize("computing", [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.EVALUATION])

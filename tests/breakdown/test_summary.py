@@ -136,7 +136,7 @@ def test_everything_that_is_counted_adds_up(steps: int) -> None:
     assert sum(mean.value for mean in found.exposed_for.values()) == pytest.approx(found.mean.blocks["exposed"].value)
     assert found.job is not None
     assert sum(mean.value for mean in found.job.blocks.values()) == pytest.approx(found.mean.step.value)
-    assert found.steps + sum(len(excluded.steps) for excluded in found.alike.excluded) == steps
+    assert found.steps + sum(len(excluded.steps) for excluded in found.steady.excluded) == steps
     (row,) = found.means_by_rank().to_dict("records")
     assert row["step_time_ns"] == pytest.approx(found.mean.step.value)
     assert row["overlap_ratio"] == pytest.approx(found.overlap_ratio)

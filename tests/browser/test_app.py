@@ -68,7 +68,7 @@ def test_the_overview_answers_where_the_step_time_goes(open_page, address):
 
 def test_a_block_leads_to_the_step_in_which_it_is_longest(open_page, address):
     page = open_page(address)
-    page.locator(".account-bar a", has_text="backward").first.click()
+    page.locator(".breakdown-bar a", has_text="backward").first.click()
     page.wait_for_url("**/timeline?step=*&rank=*")
     expect(page.locator("#status")).to_contain_text("in view")
 

@@ -103,9 +103,9 @@ def test_every_cell_runs_and_what_it_draws_is_to_be_seen(open_page: OpenPage, fo
         run_all_cells(page, len(cells))
         expect(page.locator("[data-mime-type$='jupyter.error'], [data-mime-type$='jupyter.stderr']")).to_have_count(0)
 
-        account = page.locator(".jp-OutputArea-output", has=page.locator("table")).first
-        expect(account).to_contain_text(open_run(folder / "traces").account().sentence)
-        expect(account.locator("tbody tr").first).to_contain_text("data wait")
+        breakdown = page.locator(".jp-OutputArea-output", has=page.locator("table")).first
+        expect(breakdown).to_contain_text(open_run(folder / "traces").breakdown().sentence)
+        expect(breakdown.locator("tbody tr").first).to_contain_text("data wait")
         step = page.frame_locator("iframe[title=timeline]").locator("#step")
         expect(step).to_be_visible()
         assert step.evaluate(COLORS) > 20

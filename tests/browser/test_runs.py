@@ -114,7 +114,7 @@ def test_an_odd_name_is_opened_and_leads_back(open_page, table):
     page = open_table(open_page, table)
     page.get_by_role("link", name="odd #1 ?<b>&", exact=True).click()
     expect(page.locator(".facts")).to_contain_text("odd #1 ?<b>&")
-    page.locator(".account-bar a", has_text="backward").first.click()
+    page.locator(".breakdown-bar a", has_text="backward").first.click()
     expect(page.locator("#status")).to_contain_text("in view")
     page.get_by_role("link", name="Runs", exact=True).click()
     expect(page.locator("body")).to_have_attribute("data-ready", "yes")

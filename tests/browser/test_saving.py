@@ -25,11 +25,11 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 MARGIN_PX = 12
 TEXTS = {
-    "": {"account": "forward", "step-time": "Step time", "exposed": "mean, and all ranks", "overlap-ratio": "100 %"},
-    "timeline": {"account": "Mean of all ranks", "timeline": "rank 2"},
-    "buckets": {"account": "Predicted", "sizes": "best size", "steps": "A step as it was, and as it would be"},
-    "stragglers": {"account": "Transfers at their best", "ranks-by-step": "Lateness"},
-    "order": {"account": "Mean of all ranks", "order": "bucket 1"},
+    "": {"breakdown": "forward", "step-time": "Step time", "exposed": "mean, and all ranks", "overlap-ratio": "100 %"},
+    "timeline": {"breakdown": "Mean of all ranks", "timeline": "rank 2"},
+    "buckets": {"breakdown": "Predicted", "sizes": "best size", "steps": "A step as it was, and as it would be"},
+    "stragglers": {"breakdown": "Transfers at their best", "ranks-by-step": "Lateness"},
+    "order": {"breakdown": "Mean of all ranks", "order": "bucket 1"},
 }
 """By page, the name of each of its figures, and a text in it."""
 

@@ -106,13 +106,13 @@ def test_the_json_adds_up_and_says_what_became_of_what_counts(recordings: dict[s
     assert ran.returncode == 3
     content = json.loads(ran.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert content["outcomes"] == {"step": "slower", "exposed": "no difference seen"}
-    account = json.loads(overlapscope("summary", recordings["base"], "--json").stdout)["account"]
+    breakdown = json.loads(overlapscope("summary", recordings["base"], "--json").stdout)["breakdown"]
     means = {name: part["mean"] for name, part in content["parts"].items()}
-    assert means["step"]["base_ns"] == account["step_ns"]["value"]
-    assert {name: means[name]["base_ns"] for name in account["blocks_ns"]} == {
-        name: block["value"] for name, block in account["blocks_ns"].items()
+    assert means["step"]["base_ns"] == breakdown["step_ns"]["value"]
+    assert {name: means[name]["base_ns"] for name in breakdown["blocks_ns"]} == {
+        name: block["value"] for name, block in breakdown["blocks_ns"].items()
     }
-    differences = [means[name]["difference_ns"]["value"] for name in account["blocks_ns"]]
+    differences = [means[name]["difference_ns"]["value"] for name in breakdown["blocks_ns"]]
     assert sum(differences) == pytest.approx(means["step"]["difference_ns"]["value"])
 
 

@@ -41,7 +41,7 @@ def test_tables_are_those_of_the_recording(traces: Path, tmp_path: Path, kind: s
     ran = overlapscope("export", traces, "-o", tmp_path / "tables", "--format", kind)
     assert ran.returncode == 0
     names = {path.stem for path in (tmp_path / "tables").iterdir()}
-    assert {"account", "collectives", "phases", "plans"} <= names
+    assert {"breakdown", "collectives", "phases", "plans"} <= names
     read = pd.read_csv if kind == "csv" else pd.read_parquet
     collectives = read(tmp_path / "tables" / f"collectives.{kind}")
     assert collectives["end_ns"].tolist() == read_trace(traces).collectives["end_ns"].tolist()

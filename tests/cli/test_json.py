@@ -26,11 +26,11 @@ def test_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = json.loads(capsys.readouterr().out)
     figures = {"rank", *documented("`overlapscope summary`", 2)}
     assert set(content) == set(documented("`overlapscope summary`", 0))
-    assert set(content["account"]) == set(documented("`overlapscope summary`", 1))
+    assert set(content["breakdown"]) == set(documented("`overlapscope summary`", 1))
     assert set(content["ranks"][0]) == figures | {"steps_counted"}
     assert set(content["steps"][0]) == figures | {"step", "is_counted"}
-    assert set(content["account"]["step_ns"]) == {"value", "low", "high"}
-    assert set(content["account"]["excluded"][0]) == {"why", "steps", "block"}
+    assert set(content["breakdown"]["step_ns"]) == {"value", "low", "high"}
+    assert set(content["breakdown"]["excluded"][0]) == {"why", "steps", "block"}
 
 
 def test_stragglers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +63,7 @@ def test_recommend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for prediction in (content["now"], content["best"], *content["sizes"]):
         assert set(prediction) == set(documented("`overlapscope recommend`", 1))
     summary = json.loads(said_of(tmp_path, "summary", capsys))
-    assert content["now"]["step_ns"] == content["now"]["recorded_ns"] == summary["account"]["step_ns"]
+    assert content["now"]["step_ns"] == content["now"]["recorded_ns"] == summary["breakdown"]["step_ns"]
 
 
 def said_of(folder: Path, command: str, capsys: pytest.CaptureFixture[str]) -> str:

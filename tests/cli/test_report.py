@@ -34,8 +34,8 @@ def test_it_has_the_figures_of_the_summary(folder: Path, tmp_path: Path) -> None
     page = (tmp_path / "report.html").read_text().replace("\N{NO-BREAK SPACE}", " ")
     said = json.loads(overlapscope("summary", folder, "--json").stdout)
     assert said["sentence"] in page
-    assert format_share(said["account"]["overlap_ratio"]) in page
-    for block in said["account"]["blocks_ns"].values():
+    assert format_share(said["breakdown"]["overlap_ratio"]) in page
+    for block in said["breakdown"]["blocks_ns"].values():
         assert not block["value"] or f"<td>{format_ns(block['value'])}</td>" in page
 
 

@@ -39,10 +39,10 @@ def test_some_steps_are_summed_up_without_the_others(tmp_path: Path) -> None:
     assert rows(ran.stdout)[1:] == [f"0 {step} {ROW}" for step in (4, 5)]
 
 
-def test_the_account_adds_up_for_whoever_reads_it(tmp_path: Path) -> None:
+def test_the_breakdown_adds_up_for_whoever_reads_it(tmp_path: Path) -> None:
     ran = overlapscope("summary", write_recording(tmp_path, ranks=2, steps=9))
-    account = re.findall(r"^ (\S.*?|  \S.*?) {2,}([\d.]+) +[\d.]+ to [\d.]+ +[\d.]+ % *([\d.]*) *$", ran.stdout, re.M)
-    means = {label: (float(mean), float(path or 0)) for label, mean, path in account}
+    breakdown = re.findall(r"^ (\S.*?|  \S.*?) {2,}([\d.]+) +[\d.]+ to [\d.]+ +[\d.]+ % *([\d.]*) *$", ran.stdout, re.M)
+    means = {label: (float(mean), float(path or 0)) for label, mean, path in breakdown}
     assert means == {
         "data wait": (0.50, 0.50),
         "forward": (2.00, 2.00),
@@ -94,7 +94,7 @@ def test_json_has_every_step_and_null_for_what_is_not_a_number(tmp_path: Path) -
     silent.close()
     ran = overlapscope("summary", tmp_path, "--json")
     content = json.loads(ran.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert list(content) == ["schema", "path", "attempts", "run", "sentence", "account", "ranks", "steps", "problems"]
+    assert list(content) == ["schema", "path", "attempts", "run", "sentence", "breakdown", "ranks", "steps", "problems"]
     assert content["schema"] == 1
     assert content["path"] == str(tmp_path)
     assert content["run"]["backend"] == "gloo"
@@ -104,23 +104,23 @@ def test_json_has_every_step_and_null_for_what_is_not_a_number(tmp_path: Path) -
         "step": 0,
         "step_time_ns": 10_000_000,
         "data_wait_ns": 500_000,
-        "loop_ns": 0,
+        "host_loop_ns": 0,
         "buffers_ns": 0,
         "forward_ns": 2_000_000,
-        "between_ns": 500_000,
+        "inter_phase_ns": 500_000,
         "backward_ns": 3_880_000,
         "exposed_ns": 1_300_000,
-        "exposed_launch_ns": 0,
+        "exposed_launch_delay_ns": 0,
         "exposed_straggler_ns": 0,
-        "exposed_behind_ns": 0,
+        "exposed_queued_ns": 0,
         "exposed_transfer_ns": 0,
-        "exposed_unknown_ns": 1_300_000,
-        "copies_ns": 320_000,
+        "exposed_unattributed_ns": 1_300_000,
+        "bucket_copies_ns": 320_000,
         "optimizer_ns": 1_500_000,
         "evaluation_ns": 0,
         "collectives_ns": 0,
         "gc_ns": 0,
-        "unknown_ns": 0,
+        "unattributed_ns": 0,
         "compute_ns": 7_380_000,
         "hidden_ns": 2_400_000,
         "communication_ns": 3_700_000,
@@ -132,11 +132,11 @@ def test_json_has_every_step_and_null_for_what_is_not_a_number(tmp_path: Path) -
     assert content["ranks"][0]["steps_counted"] == 47
     assert content["ranks"][0]["exposed_ns"] == 1_300_000
     assert content["sentence"] == VERDICT
-    account = content["account"]
-    assert (account["ranks"], account["steps"], account["excluded_ranks"]) == (2, 47, [2])
-    assert account["excluded"] == [{"why": "warm-up", "steps": [0, 1, 2], "block": None}]
-    assert sum(mean["value"] for mean in account["blocks_ns"].values()) == account["step_ns"]["value"] == 10_000_000
-    assert account["critical_path_ns"] is None
+    breakdown = content["breakdown"]
+    assert (breakdown["ranks"], breakdown["steps"], breakdown["excluded_ranks"]) == (2, 47, [2])
+    assert breakdown["excluded"] == [{"why": "warm-up", "steps": [0, 1, 2], "block": None}]
+    assert sum(mean["value"] for mean in breakdown["blocks_ns"].values()) == breakdown["step_ns"]["value"] == 10_000_000
+    assert breakdown["critical_path_ns"] is None
     assert content["problems"] == []
 
 
@@ -177,7 +177,7 @@ def test_a_recording_without_a_finished_step_says_so(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().out.splitlines()[1:] == ["No step has finished, so there is nothing to measure yet."]
     assert main(["summary", str(tmp_path), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
-    assert (content["ranks"], content["steps"], content["account"]["overlap_ratio"]) == ([], [], None)
+    assert (content["ranks"], content["steps"], content["breakdown"]["overlap_ratio"]) == ([], [], None)
 
 
 def test_facts_that_are_not_known_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,11 +62,11 @@ def test_what_hides_under_the_next_forward_is_not_exposed(tmp_path: Path) -> Non
     run_ranks(partial(train_recorded, looks=False), 2, "slow", str(tmp_path))
     trace = read_trace(tmp_path)
     assert trace.problems == ()
-    account = compute_breakdown(trace)
-    settled = account.step >= 3  # buckets are rebuilt, and the first forward was watched
-    assert (account.hidden_ns[settled, BLOCKS.index("forward")] > 0).all()
-    waited = account.waits.collective
-    assert set(trace.collectives["step"].to_numpy()[waited] + 1 - account.step[account.wait_row]) <= {0, 1}
+    breakdown = compute_breakdown(trace)
+    settled = breakdown.step >= 3  # buckets are rebuilt, and the first forward was watched
+    assert (breakdown.hidden_ns[settled, BLOCKS.index("forward")] > 0).all()
+    waited = breakdown.waits.collective
+    assert set(trace.collectives["step"].to_numpy()[waited] + 1 - breakdown.step[breakdown.wait_row]) <= {0, 1}
     phases = trace.phases.query("rank == 0 and step == 4")["phase"].tolist()
     # From the first module on a bucket is waited for, its parameters are updated, and the forward goes on.
     assert phases.count("finalize") - 1 == phases.count("forward") - 1 > 1

@@ -65,14 +65,14 @@ def test_a_real_run_is_recorded_whole_and_in_order(tmp_path):
 def test_the_parts_of_a_real_step_add_up(tmp_path):
     run_ranks(train_recorded, 2, str(tmp_path))
     trace = read_trace(tmp_path)
-    account = compute_breakdown(trace)
-    figures = tabulate_breakdown(account)
+    breakdown = compute_breakdown(trace)
+    figures = tabulate_breakdown(breakdown)
     assert len(figures) == 2 * STEPS
     assert figures[[f"{name}_ns" for name in BLOCKS]].sum(axis=1).tolist() == figures["step_time_ns"].tolist()
     assert (figures["backward_ns"] > 0).all()
     assert (figures["hidden_ns"] + figures["exposed_ns"] == figures["communication_ns"]).all()
     assert (figures["communication_ns"] > 0).all()
-    job = compute_job_breakdown(trace, account, select_steady_steps(trace, account))
+    job = compute_job_breakdown(trace, breakdown, select_steady_steps(trace, breakdown))
     assert job is not None
     assert job.ns.sum(axis=1).tolist() == (job.end_ns - job.start_ns).tolist()
 

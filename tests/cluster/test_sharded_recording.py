@@ -99,8 +99,8 @@ def test_a_healthy_recording_is_healthy_and_its_waits_are_exposed_communication(
     verdict = judge(read_evidence(tmp_path)[0])
     assert verdict.kind == "healthy"
     trace = read_trace(tmp_path)
-    account = Analysis(trace).account
-    waited_for = trace.collectives["op"].iloc[account.waits.collective]
+    breakdown = Analysis(trace).breakdown
+    waited_for = trace.collectives["op"].iloc[breakdown.waits.collective]
     assert set(waited_for) == {"reduce_scatter", "all_gather"}
     inside = trace.phases.query("phase in ('forward', 'finalize')").sort_values(["rank", "start_ns"])
     for _, own in inside.groupby("rank"):

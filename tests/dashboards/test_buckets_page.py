@@ -69,7 +69,7 @@ def forecast() -> Forecast:
 def plot(forecast: Forecast) -> BucketsPlot:
     def describe(chosen: Any, step: Any) -> ChoiceMarkup:
         return ChoiceMarkup(
-            figures=f"{len(step.plan)} buckets, {buckets._render_figures(forecast, chosen, step)}", account=""
+            figures=f"{len(step.plan)} buckets, {buckets._render_figures(forecast, chosen, step)}", breakdown=""
         )
 
     return BucketsPlot(forecast, BucketChoice(), forecast.reference, describe)

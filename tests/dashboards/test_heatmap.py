@@ -30,7 +30,7 @@ def cycles(steps: list[int], ranks: int, *, seed: int = 0, arrival_ns: np.ndarra
         buckets=np.zeros(1, dtype=np.int64),
         bytes=np.ones(1, dtype=np.int64),
         begin_ns=np.zeros(len(steps), dtype=np.int64),
-        own_ns=rng.integers(0, 100, (len(CAUSES), *shape)),
+        local_ns=rng.integers(0, 100, (len(CAUSES), *shape)),
         lead_ns=np.zeros((*shape, 1), dtype=np.int64),
         arrival_ns=arrival_ns,
         end_ns=arrival_ns.max(axis=1) + 10,
@@ -136,7 +136,7 @@ def test_a_narrow_screen_gets_fewer_columns():
     assert shown.grid("ranks", 700).maxima(shown.figures_ns["wait"]).shape == (2, 450)
 
 
-def test_lateness_is_that_of_the_cycles_and_the_rest_is_from_the_account():
+def test_lateness_is_that_of_the_cycles_and_the_rest_is_from_the_breakdown():
     made_up = cycles([6, 7], 3, arrival_ns=np.array([[0, 0, 0], [10, 40, 20]]))
     figures = pd.DataFrame(
         [(2, 7, 5, 30), (0, 6, 3, 0), (1, 7, 4, 8), (0, 8, 9, 9)],

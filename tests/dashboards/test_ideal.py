@@ -18,11 +18,11 @@ US = 1_000
 EVER = (0, 2**62)
 
 
-def cycles(own_ns, lead_ns, transfer_ns, broadcast_ns=None, begin_ns=(1000,)):
-    """Cycles of which own times (by cause: (S, R)), leads (S, R, K) and transfers (S, K) are given."""
+def cycles(local_ns, lead_ns, transfer_ns, broadcast_ns=None, begin_ns=(1000,)):
+    """Cycles of which local times (by cause: (S, R)), leads (S, R, K) and transfers (S, K) are given."""
     shape = np.shape(lead_ns)[:2]
     own = np.zeros((len(CAUSES), *shape), dtype=np.int64)
-    for cause, values in own_ns.items():
+    for cause, values in local_ns.items():
         own[CAUSES.index(cause)] = values
     broadcast = np.zeros(shape, dtype=np.int64) if broadcast_ns is None else np.array(broadcast_ns)
     arrival = (own.sum(axis=0) + broadcast)[:, :, None] - np.array(lead_ns)
@@ -38,7 +38,7 @@ def cycles(own_ns, lead_ns, transfer_ns, broadcast_ns=None, begin_ns=(1000,)):
         buckets=np.arange(end.shape[1]),
         bytes=np.full(end.shape[1], 4),
         begin_ns=np.array(begin_ns),
-        own_ns=own,
+        local_ns=own,
         lead_ns=np.array(lead_ns),
         arrival_ns=arrival,
         end_ns=end,
@@ -48,11 +48,11 @@ def cycles(own_ns, lead_ns, transfer_ns, broadcast_ns=None, begin_ns=(1000,)):
 
 
 SLOW_BACKWARD = {
-    "copies": 10,
+    "bucket_copies": 10,
     "optimizer": 20,
     "data_wait": 5,
     "forward": 100,
-    "between": 10,
+    "inter_phase": 10,
     "backward": [[200, 200, 260]],
 }
 LEADS = [[[100, 0], [100, 0], [130, 0]]]
@@ -61,7 +61,7 @@ LEADS = [[[100, 0], [100, 0], [130, 0]]]
 def test_a_slow_rank_is_replaced_by_the_middle_one():
     ideal = compute_ideal(Replay(cycles(SLOW_BACKWARD, LEADS, [[50, 70]])), *EVER)
     assert ideal.phases.to_numpy().tolist() == [
-        [5, "copies", 1000, 1010],
+        [5, "bucket_copies", 1000, 1010],
         [5, "optimizer", 1010, 1030],
         [5, "data_wait", 1030, 1035],
         [5, "forward", 1035, 1135],
@@ -101,8 +101,8 @@ lengths = st.integers(0, 10**9)
 )
 def test_the_last_all_reduce_ends_when_the_replay_says(own, leads, transfers):
     lead_ns = np.array([*sorted(leads, reverse=True), (0, 0, 0)]).T[None]
-    own_ns = {cause: [values] for cause, values in zip(CAUSES[1:], own, strict=True)}
-    ideal = compute_ideal(Replay(cycles(own_ns, lead_ns, [transfers[: lead_ns.shape[2]]])), -(2**62), 2**62)
+    local_ns = {cause: [values] for cause, values in zip(CAUSES[1:], own, strict=True)}
+    ideal = compute_ideal(Replay(cycles(local_ns, lead_ns, [transfers[: lead_ns.shape[2]]])), -(2**62), 2**62)
     begin_ns, ideal_ns = ideal.cycles[["begin_ns", "ideal_ns"]].iloc[0]
     assert ideal.collectives["end_ns"].iloc[-1] == begin_ns + ideal_ns
     assert (ideal.collectives["start_ns"] >= ideal.collectives["arrival_ns"]).all()
@@ -127,7 +127,7 @@ def test_were_all_ranks_alike_the_ideal_lies_on_what_was_recorded(alike):
     assert ideal.cycles["ideal_ns"].tolist() == ideal.cycles["recorded_ns"].tolist()
     phases = alike.phases[alike.phases["rank"] == 1]
     for cause, start_ns, end_ns in ideal.phases[["cause", "start_ns", "end_ns"]].itertuples(index=False):
-        phase = "finalize" if cause == "copies" else cause
+        phase = "finalize" if cause == "bucket_copies" else cause
         same = phases[(phases["phase"] == phase) & (phases["start_ns"] <= start_ns) & (phases["end_ns"] >= end_ns)]
         assert len(same) == 1
     recorded = alike.collectives[(alike.collectives["rank"] == 1) & (alike.collectives["step"] > 0)]

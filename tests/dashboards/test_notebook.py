@@ -45,15 +45,15 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "[]\n"
 
 
-def test_the_account_is_that_of_the_summary_and_adds_up(
+def test_the_breakdown_is_that_of_the_summary_and_adds_up(
     run: Run, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    summary, account = said("summary", folder, capsys), run.account()
-    assert account.sentence == summary["sentence"]
-    blocks = account.table[account.table["part_of"] == ""]
-    assert blocks["mean_ns"].sum() == pytest.approx(summary["account"]["step_ns"]["value"])  # type: ignore[index]
+    summary, breakdown = said("summary", folder, capsys), run.breakdown()
+    assert breakdown.sentence == summary["sentence"]
+    blocks = breakdown.table[breakdown.table["part_of"] == ""]
+    assert blocks["mean_ns"].sum() == pytest.approx(summary["breakdown"]["step_ns"]["value"])  # type: ignore[index]
     assert blocks["share"].sum() == pytest.approx(1)
-    parts = account.table[account.table["part_of"] == "exposed communication"]
+    parts = breakdown.table[breakdown.table["part_of"] == "exposed communication"]
     assert parts["mean_ns"].sum() == pytest.approx(blocks.set_index("block")["mean_ns"]["exposed communication"])
     assert len(run.steps) == len(summary["steps"])  # type: ignore[arg-type]
     assert run.steps["is_counted"].tolist() == [row["is_counted"] for row in summary["steps"]]  # type: ignore[attr-defined]
@@ -76,7 +76,7 @@ def test_findings_and_sizes_are_those_of_the_commands(
 
 
 def test_answers_have_their_sentence_as_text_and_as_markup(run: Run) -> None:
-    for answer in (run.account(), run.stragglers(), run.recommend()):
+    for answer in (run.breakdown(), run.stragglers(), run.recommend()):
         assert isinstance(answer.table, pd.DataFrame)
         assert repr(answer).startswith(answer.sentence)
         assert "<table" in answer._repr_html_()

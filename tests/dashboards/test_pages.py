@@ -47,7 +47,7 @@ def test_the_table_of_ranks_has_a_row_for_each(snapshot):
     assert [row.rank for row in rows] == [0, 1]
     assert rows[0].cells == ("10.0 ms", "7.38 ms", "3.70 ms", "2.40 ms", "1.30 ms", "64.9 %")
     assert [name for name, _, _ in rows[0].parts] == [
-        *("data_wait", "forward", "between", "backward", "exposed", "copies", "optimizer")
+        *("data_wait", "forward", "inter_phase", "backward", "exposed", "bucket_copies", "optimizer")
     ]
 
 

@@ -85,7 +85,7 @@ def test_the_wait_for_communication_stands_out_in_gray(theme):
 
     for neighbor in ("forward", "backward", "optimizer"):
         assert apart(spans["finalize"], spans[neighbor]) > 12, neighbor
-    for neighbor in ("forward", "between", "backward", "copies", "optimizer"):
+    for neighbor in ("forward", "inter_phase", "backward", "bucket_copies", "optimizer"):
         assert apart(blocks["exposed"], blocks[neighbor]) > 12, neighbor
 
 

@@ -74,6 +74,6 @@ def test_over_gloo_no_end_is_before_the_copy_back_to_the_device(tmp_path, world_
         assert (
             np.sort(ends_ns.to_numpy(np.int64)) >= np.sort(backs_ns.to_numpy(np.int64)) - SHARED_CLOCK_ERROR_NS
         ).all()
-    account = compute_breakdown(read_trace(tmp_path))
-    assert (account.ns >= 0).all()
-    assert (account.ns.sum(axis=1) == account.end_ns - account.start_ns).all()
+    breakdown = compute_breakdown(read_trace(tmp_path))
+    assert (breakdown.ns >= 0).all()
+    assert (breakdown.ns.sum(axis=1) == breakdown.end_ns - breakdown.start_ns).all()

@@ -53,6 +53,6 @@ def test_recorded_it_comes_to_the_same_and_never_waits(tmp_path, how):
     assert trace.errors == []
     ops = set(trace.collectives.query("bucket >= 0")["op"])
     assert ops == ({"all_gather", "reduce_scatter"} if how == "fully_shard" else {"all_reduce"})
-    account = compute_breakdown(trace)
-    assert (account.ns >= 0).all()
-    assert (account.ns.sum(axis=1) == account.end_ns - account.start_ns).all()
+    breakdown = compute_breakdown(trace)
+    assert (breakdown.ns >= 0).all()
+    assert (breakdown.ns.sum(axis=1) == breakdown.end_ns - breakdown.start_ns).all()

@@ -57,9 +57,9 @@ def kernels_ns(rank: int) -> npt.NDArray[np.int64]:
 
 def steps_ns(trace: Trace, rank: int, first: int, *blocks: str) -> npt.NDArray[np.int64]:
     """(STEPS,) of a rank, what some blocks come to together; without any, the whole."""
-    account = compute_breakdown(trace)
-    which = (account.rank == rank) & (account.step >= first) & (account.step < first + STEPS)
-    return account.ns[which][:, [BLOCKS.index(name) for name in blocks or BLOCKS]].sum(axis=1)
+    breakdown = compute_breakdown(trace)
+    which = (breakdown.rank == rank) & (breakdown.step >= first) & (breakdown.step < first + STEPS)
+    return breakdown.ns[which][:, [BLOCKS.index(name) for name in blocks or BLOCKS]].sum(axis=1)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -79,7 +79,7 @@ def test_what_is_imported_is_what_was_recorded(recorded: Trace, imported: Trace,
     """But for what is where: to a profiler the backward of the loss is in the backward, which we see to begin when the
     module's output gets its gradient; and it sees stock DDP's copies out of buckets, which nobody else does.
     """
-    for blocks in ((), ("forward", "between", "backward"), ("exposed", "copies"), ("optimizer",)):
+    for blocks in ((), ("forward", "inter_phase", "backward"), ("exposed", "bucket_copies"), ("optimizer",)):
         # The profiler's first step begins when it does.
         ours_ns, theirs_ns = steps_ns(recorded, rank, FIRST, *blocks)[1:], steps_ns(imported, rank, 0, *blocks)[1:]
         assert (np.abs(ours_ns - theirs_ns) <= np.maximum(0.03 * ours_ns, 50_000)).all(), blocks

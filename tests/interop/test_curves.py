@@ -1,4 +1,4 @@
-"""Scalars by step are the account's, step by step, and each is handed over once."""
+"""Scalars by step are the breakdown's, step by step, and each is handed over once."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_what_belongs_together_shares_a_link(trace: Trace) -> None:
     ]
 
 
-def test_counters_are_those_of_the_account(trace: Trace) -> None:
+def test_counters_are_those_of_the_breakdown(trace: Trace) -> None:
     counters = {
         one.name: one.samples for one in Tracks(Analysis(trace)).tracks_of_rank(1) if isinstance(one, CounterTrack)
     }

@@ -37,7 +37,7 @@ def test_it_is_as_large_as_was_said(recording: Path) -> None:
 
 
 def test_buckets_are_reduced_one_after_the_other_once_the_last_rank_is_there(recording: Path) -> None:
-    matched = Analysis(read_trace(recording)).account.matched
+    matched = Analysis(read_trace(recording)).breakdown.matched
     ends_ns, last_arrival_ns = matched.end_ns.min(axis=1), matched.arrival_ns.max(axis=1)
     error_ns = matched.clock_error_ns
     assert (ends_ns > last_arrival_ns - error_ns).all()

@@ -22,22 +22,22 @@ def cycles_in(trace: Trace, first_step: int = 0) -> Cycles:
 
 
 def own(cycles: Cycles, cause: str) -> np.ndarray:
-    return cycles.own_ns[CAUSES.index(cause)]
+    return cycles.local_ns[CAUSES.index(cause)]
 
 
 @settings(max_examples=25)
 @given(seed=st.integers(0, 1000), ranks=st.integers(2, 6), noise=st.floats(0, 0.3), broadcast=st.booleans())
-def test_own_times_are_what_the_ranks_did(seed: int, ranks: int, noise: float, broadcast: bool) -> None:
+def test_local_times_are_what_the_ranks_did(seed: int, ranks: int, noise: float, broadcast: bool) -> None:
     job = Job(ranks=ranks, steps=8, noise=noise, seed=seed)
     job.broadcast_ns = 2 * MS if broadcast else None
     cycles = cycles_in(job.run())
     for phase in PHASES:
-        cause = "copies" if phase == "finalize" else phase
-        np.testing.assert_array_equal(own(cycles, cause), job.own_ns[phase][1:], err_msg=phase)
+        cause = "bucket_copies" if phase == "finalize" else phase
+        np.testing.assert_array_equal(own(cycles, cause), job.local_ns[phase][1:], err_msg=phase)
     np.testing.assert_array_equal(cycles.cycle_time_ns, job.cycle_times_ns)
 
 
-def test_own_time_does_not_hold_what_a_rank_waits_for_others() -> None:
+def test_local_time_does_not_hold_what_a_rank_waits_for_others() -> None:
     job = Job(steps=5)
     job.slow_down(rank=1, share=0.5)
     cycles = cycles_in(job.run())

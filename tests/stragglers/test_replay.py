@@ -100,7 +100,7 @@ def test_all_alike_is_the_ideal() -> None:
 
 def test_one_late_rank_costs_its_lateness_and_mending_it_saves_as_much() -> None:
     job = Job(steps=6)
-    job.own_ns["data_wait"][4, 2] += 15 * MS
+    job.local_ns["data_wait"][4, 2] += 15 * MS
     replay = replay_of(job)
     costs_ns, savings_ns = replay.costs_by_rank_ns(), replay.savings_by_rank_ns()
     assert costs_ns[3, 2] == savings_ns[3, 2] == 15 * MS
@@ -110,7 +110,7 @@ def test_one_late_rank_costs_its_lateness_and_mending_it_saves_as_much() -> None
 def test_of_two_equally_late_ranks_both_cost_and_neither_alone_saves() -> None:
     job = Job(ranks=5, steps=6)
     for rank in (1, 4):
-        job.own_ns["forward"][:, rank] += 8 * MS
+        job.local_ns["forward"][:, rank] += 8 * MS
     replay = replay_of(job)
     assert (replay.costs_by_rank_ns().mean(axis=0) == [0, 8 * MS, 0, 0, 8 * MS]).all()
     assert not replay.savings_by_rank_ns().any()
@@ -123,7 +123,7 @@ def test_lateness_that_a_busy_link_hides_costs_nothing() -> None:
     """Transfers take so long that the last bucket waits for the link, and not for its last rank."""
     job = Job(steps=6)
     job.transfer_ns[:] = 30 * MS
-    job.own_ns["backward"][:, 1] += 4 * MS
+    job.local_ns["backward"][:, 1] += 4 * MS
     costs_ns = replay_of(job).costs_by_rank_ns()
     # Only the first bucket, ready at a quarter of backward, begins later, by a quarter of the 4 ms.
     assert (costs_ns.mean(axis=0) == [0, 1 * MS, 0, 0]).all()
@@ -132,8 +132,8 @@ def test_lateness_that_a_busy_link_hides_costs_nothing() -> None:
 def test_when_buffers_are_broadcast_all_wait_for_the_first_rank_before_forward() -> None:
     """Its late data and another rank's slow forward add up; without the broadcast they would not."""
     job = Job(steps=6)
-    job.own_ns["data_wait"][:, 0] += 10 * MS
-    job.own_ns["forward"][:, 2] += 5 * MS
+    job.local_ns["data_wait"][:, 0] += 10 * MS
+    job.local_ns["forward"][:, 2] += 5 * MS
     apart = replay_of(job)
     assert (apart.recorded_ns - apart.ideal_ns == 10 * MS).all()
     job.broadcast_ns = 1 * MS
@@ -145,8 +145,8 @@ def test_when_buffers_are_broadcast_all_wait_for_the_first_rank_before_forward()
 
 def test_a_cause_costs_what_the_slowest_rank_has_more_of_it() -> None:
     job = Job(steps=6)
-    job.own_ns["forward"][:, 1] += 3 * MS
-    job.own_ns["data_wait"][:, 2] += 2 * MS
+    job.local_ns["forward"][:, 1] += 3 * MS
+    job.local_ns["data_wait"][:, 2] += 2 * MS
     replay = replay_of(job)
     assert (replay.cost_of_cause_ns(CAUSES.index("forward")) == 3 * MS).all()
     assert (replay.cost_of_cause_ns(CAUSES.index("data_wait")) == 2 * MS).all()
@@ -170,10 +170,10 @@ def test_who_waits_in_a_collective_of_the_users_own_is_not_late_and_would_not_wa
     trace = Job(ranks=3, steps=5).run()
     cycles = build_cycles(trace, compute_breakdown(trace))
     assert cycles is not None
-    own_ns, late_ns = cycles.own_ns.copy(), 30 * MS
-    own_ns[CAUSES.index("forward"), :, 1] += late_ns
-    own_ns[CAUSES.index("collectives"), :, [0, 2]] += late_ns
-    late = replace(cycles, own_ns=own_ns, arrival_ns=cycles.arrival_ns + late_ns, end_ns=cycles.end_ns + late_ns)
+    local_ns, late_ns = cycles.local_ns.copy(), 30 * MS
+    local_ns[CAUSES.index("forward"), :, 1] += late_ns
+    local_ns[CAUSES.index("collectives"), :, [0, 2]] += late_ns
+    late = replace(cycles, local_ns=local_ns, arrival_ns=cycles.arrival_ns + late_ns, end_ns=cycles.end_ns + late_ns)
     replay = Replay(late)
     assert (replay.recorded_ns == late.cycle_time_ns).all()
     assert (replay.ideal_ns == cycles.cycle_time_ns).all()

@@ -1,4 +1,4 @@
-"""Savings as accounts: hand-computed cases, and that their blocks sum to them."""
+"""Savings as breakdowns: hand-computed cases, and that their blocks sum to them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def values(saving):
 
 def test_what_one_of_four_ranks_computes_less_the_others_wait_less() -> None:
     job = Job(steps=9)
-    job.own_ns["forward"][:, 2] += 8 * MS
+    job.local_ns["forward"][:, 2] += 8 * MS
     replay = replay_of(job)
     saving = compute_saving(replay, replay.ideal, replay.ideal_ns)
     assert saving.step.value == 8 * MS
@@ -43,7 +43,7 @@ def test_quicker_transfers_only_expose_less() -> None:
 def test_buffers_that_come_sooner_are_less_of_their_block() -> None:
     job = Job(steps=9)
     job.broadcast_ns = 2 * MS
-    job.own_ns["data_wait"][:, 0] += 3 * MS  # rank 0 sends, and the others wait for it
+    job.local_ns["data_wait"][:, 0] += 3 * MS  # rank 0 sends, and the others wait for it
     replay = replay_of(job)
     saving = compute_saving(replay, replay.ideal, replay.ideal_ns)
     assert values(saving) == {"data_wait": 0.75 * MS, "buffers": 2.25 * MS}

@@ -67,7 +67,7 @@ def test_a_rank_that_computes_slowly(seed: int, rank: int, share: float) -> None
 
 def test_data_that_comes_late_every_tenth_step() -> None:
     job = noisy_job()
-    job.own_ns["data_wait"][::10, 2] += 15 * MS
+    job.local_ns["data_wait"][::10, 2] += 15 * MS
     finding = only_finding(job)
     assert (finding.ranks, finding.cause) == ((2,), "data_wait")
     assert (finding.pattern.kind, finding.pattern.period) == ("periodic", 10)
@@ -79,9 +79,9 @@ def test_data_that_comes_late_every_tenth_step() -> None:
 def test_what_the_loop_itself_does_is_no_wait_for_data() -> None:
     """Rank 0 saves a checkpoint, say."""
     job = noisy_job()
-    job.own_ns["loop"][::10, 0] += 15 * MS
+    job.local_ns["loop"][::10, 0] += 15 * MS
     finding = only_finding(job)
-    assert (finding.ranks, finding.cause, finding.pattern.period) == ((0,), "loop", 10)
+    assert (finding.ranks, finding.cause, finding.pattern.period) == ((0,), "host_loop", 10)
     assert describe(finding).startswith(
         "Rank 0 takes 15.0 ms longer between an update and the next forward than the median rank every 10 steps"
     )
@@ -96,7 +96,7 @@ def test_garbage_collection_every_seventh_step_is_named_and_not_the_phase_it_int
 
 def test_one_pause_of_two_seconds() -> None:
     job = noisy_job()
-    job.own_ns["forward"][77, 1] += 2000 * MS
+    job.local_ns["forward"][77, 1] += 2000 * MS
     finding = only_finding(job)
     assert (finding.ranks, finding.cause, finding.pattern.kind) == ((1,), "compute", "transient")
     assert (finding.steps.tolist(), finding.worst_step) == ([77], 77)
@@ -186,7 +186,7 @@ def test_a_link_that_seems_slow_while_all_reduces_are_quick_is_not_named() -> No
 def test_two_faults_at_once_are_both_named_each_with_its_own_cost() -> None:
     job = noisy_job()
     job.slow_down(1, 0.2)
-    job.own_ns["data_wait"][::10, 2] += 15 * MS
+    job.local_ns["data_wait"][::10, 2] += 15 * MS
     slow, data = judged(job).findings
     assert (slow.ranks, slow.cause, data.ranks, data.cause) == ((1,), "compute", (2,), "data_wait")
     assert slow.cost.value == pytest.approx(6 * MS, rel=0.1)
@@ -199,7 +199,7 @@ def test_two_faults_at_once_are_both_named_each_with_its_own_cost() -> None:
 def test_two_faults_of_one_rank_are_both_named() -> None:
     job = noisy_job()
     job.slow_down(1, 0.2)
-    job.own_ns["data_wait"][::10, 1] += 15 * MS
+    job.local_ns["data_wait"][::10, 1] += 15 * MS
     assert {(finding.ranks, finding.cause) for finding in judged(job).findings} == {
         ((1,), "compute"),
         ((1,), "data_wait"),
@@ -225,7 +225,7 @@ def test_ranks_of_one_host_that_are_late_alike_are_named_as_the_host() -> None:
 def test_pauses_of_one_host_in_different_steps_are_not_the_hosts() -> None:
     job = noisy_job(ranks=8, ranks_per_host=2)
     for rank, step in ((2, 30), (3, 90)):
-        job.own_ns["forward"][step, rank] += 900 * MS
+        job.local_ns["forward"][step, rank] += 900 * MS
     found = sorted((finding.ranks, finding.steps.tolist()) for finding in judged(job).findings)
     assert found == [((2,), [30]), ((3,), [90])]
 
@@ -234,7 +234,7 @@ def test_lateness_that_communication_hides_is_not_named() -> None:
     """It is there in every step and costs nothing, as the links are what the step waits for."""
     job = noisy_job()
     job.transfer_ns[:] = 40 * MS
-    job.own_ns["backward"][:, 1] += 2 * MS
+    job.local_ns["backward"][:, 1] += 2 * MS
     assert judged(job).findings == ()
 
 
@@ -269,7 +269,7 @@ def test_a_recording_of_one_rank_has_no_stragglers() -> None:
 
 def test_warm_up_is_not_judged() -> None:
     job = Job(steps=30)
-    job.own_ns["forward"][:3, 2] += 900 * MS
+    job.local_ns["forward"][:3, 2] += 900 * MS
     stragglers = Analysis(job.run()).stragglers
     assert stragglers is not None
     assert stragglers.findings == ()

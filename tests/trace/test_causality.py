@@ -49,7 +49,7 @@ def seen_by(*tables: pd.DataFrame, peers: tuple[str, ...] = ()) -> CollectiveBou
     whole = group_all_reduces_by_clock(rows, names, trains_with)
     parts = [group_all_reduces_by_clock(part, names, trains_with) for _, part in rows.groupby("rank")]
     for name, joined in merge_by_clock(parts).items():  # however ranks are read, it is the same
-        keys = ["peers", "model", "step", "bucket", "turn"]
+        keys = ["peers", "model", "step", "bucket", "occurrence"]
         in_order = [each.sort_values(keys, ignore_index=True)[list(joined)] for each in (joined, whole[name])]
         pd.testing.assert_frame_equal(*in_order)
     return compute_offset_bounds(whole, "other", "reference")

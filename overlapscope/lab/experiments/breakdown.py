@@ -55,7 +55,7 @@ def draw(rows: pd.DataFrame) -> FigureContent:
 
 def _backward_ns(rows: pd.DataFrame) -> pd.Series[float]:
     """Sum compute, communication and copies of the backward."""
-    return rows[["backward_ns", "exposed_ns", "copies_ns"]].sum(axis=1)
+    return rows[["backward_ns", "exposed_ns", "bucket_copies_ns"]].sum(axis=1)
 
 
 EXPERIMENT = Experiment(

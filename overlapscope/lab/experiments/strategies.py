@@ -47,7 +47,7 @@ def draw(rows: pd.DataFrame) -> FigureContent:
         charts=tuple(charts),
         here=tuple(here),
         note=(
-            "Steps as the account divides them; the line at the end of a bar is a 90 % interval. Of as many "
+            "Steps as the breakdown divides them; the line at the end of a bar is a 90 % interval. Of as many "
             "differences as there are here, one in ten or so looks like one by chance."
         ),
     )

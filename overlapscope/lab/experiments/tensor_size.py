@@ -39,7 +39,7 @@ def observe(analysis: Analysis) -> Mapping[str, Any]:
     Returns:
         ready_ns, and ready_elements: the number of elements that are ready then. Both are sorted by time.
     """
-    trace, steps = analysis.trace, analysis.summary.alike.steps
+    trace, steps = analysis.trace, analysis.summary.steady.steps
     gradients = trace.gradients[(trace.gradients["rank"] == 0) & trace.gradients["step"].isin(steps)]
     backward = trace.phases[(trace.phases["rank"] == 0) & (trace.phases["phase"] == "backward")]
     since = gradients["step"].map(backward.groupby("step")["start_ns"].min())

@@ -60,7 +60,7 @@ def test_the_mean_of_repetitions_is_in_its_interval():
 
 
 def test_a_block_that_an_earlier_version_did_not_know_is_left_out():
-    assert make_stacked_bar("", rows_of([10, 20, 30]).drop(columns="loop_ns")).parts_ns == {"backward": 20 * MS}
+    assert make_stacked_bar("", rows_of([10, 20, 30]).drop(columns="host_loop_ns")).parts_ns == {"backward": 20 * MS}
 
 
 def test_the_interval_is_students_whatever_the_order_of_repetitions():

@@ -14,7 +14,7 @@ from tests.breakdown.recordings import Rows, recording
 STEPS = 40
 
 
-def alike(step_ns: dict[int, int], *, collectives: Rows = (), ranks: int = 2, **blocks: int) -> SteadySteps:  # type: ignore[assignment]
+def steady(step_ns: dict[int, int], *, collectives: Rows = (), ranks: int = 2, **blocks: int) -> SteadySteps:  # type: ignore[assignment]
     """Steps of 100 to 102 ns, some of another length, which is spent in the phases named."""
     steps: Rows = []
     phases: Rows = []
@@ -36,38 +36,38 @@ def reasons(found: SteadySteps) -> dict[str, tuple[int, ...]]:
 
 
 def test_the_first_steps_are_a_warm_up() -> None:
-    found = alike({})
+    found = steady({})
     assert reasons(found) == {"warm-up": (0, 1, 2)}
     assert found.steps.tolist() == list(range(3, STEPS))
     assert found.excluded_count == 3
 
 
 def test_a_checkpoint_is_far_longer_and_it_is_said_where() -> None:
-    found = alike({20: 5_000}, forward=1)
+    found = steady({20: 5_000}, forward=1)
     assert reasons(found) == {"warm-up": (0, 1, 2), "far longer": (20,)}
     assert found.excluded[-1].block == "forward"
 
 
 def test_a_step_that_leaves_out_most_is_far_shorter() -> None:
-    assert reasons(alike({20: 10}))["far shorter"] == (20,)
+    assert reasons(steady({20: 10}))["far shorter"] == (20,)
 
 
 def test_what_happens_in_every_fifth_step_is_how_steps_are() -> None:
-    assert reasons(alike(dict.fromkeys(range(4, STEPS, 5), 500))) == {"warm-up": (0, 1, 2)}
+    assert reasons(steady(dict.fromkeys(range(4, STEPS, 5), 500))) == {"warm-up": (0, 1, 2)}
 
 
 def test_evaluations_are_kept_apart_however_long_they_are() -> None:
     evaluated = dict.fromkeys(range(4, STEPS, 5), 103)
-    assert reasons(alike(evaluated, evaluation=1))["evaluation"] == tuple(evaluated)
+    assert reasons(steady(evaluated, evaluation=1))["evaluation"] == tuple(evaluated)
 
 
 def test_a_job_that_always_evaluates_is_like_that() -> None:
-    assert "evaluation" not in reasons(alike(dict.fromkeys(range(STEPS), 100), evaluation=1))
+    assert "evaluation" not in reasons(steady(dict.fromkeys(range(STEPS), 100), evaluation=1))
 
 
 def test_steps_with_other_buckets_than_most_are_kept_apart() -> None:
     reduced = [{"rank": r, "step": s, "plan_epoch": 2 if s < 10 else 3} for r in range(2) for s in range(STEPS)]
-    assert reasons(alike({}, collectives=reduced))["other buckets"] == tuple(range(3, 10))
+    assert reasons(steady({}, collectives=reduced))["other buckets"] == tuple(range(3, 10))
 
 
 def of_models(models: dict[int, tuple[int, ...]]) -> Rows:
@@ -82,7 +82,7 @@ def of_models(models: dict[int, tuple[int, ...]]) -> Rows:
 
 def test_of_two_models_that_take_turns_the_newer_half_is_counted() -> None:
     turns = of_models(dict.fromkeys(range(0, STEPS, 2), (0, 1)))
-    assert set(reasons(alike({}, collectives=turns))) == {"warm-up", "other buckets"}
+    assert set(reasons(steady({}, collectives=turns))) == {"warm-up", "other buckets"}
 
 
 def test_plans_of_two_models_are_told_apart() -> None:
@@ -94,11 +94,11 @@ def test_plans_of_two_models_are_told_apart() -> None:
         for step in range(STEPS)
         for model in (0, 1)
     ]
-    assert reasons(alike({}, collectives=rows))["other buckets"] == (20,)
+    assert reasons(steady({}, collectives=rows))["other buckets"] == (20,)
 
 
 def test_a_model_that_is_reduced_in_few_steps_makes_these_other_ones() -> None:
-    assert reasons(alike({}, collectives=of_models({20: (0, 1), 30: (1,)})))["other buckets"] == (20, 30)
+    assert reasons(steady({}, collectives=of_models({20: (0, 1), 30: (1,)})))["other buckets"] == (20, 30)
 
 
 def test_steps_that_a_rank_did_not_finish_are_kept_apart() -> None:

@@ -34,7 +34,7 @@ class Served:
 @pytest.fixture(scope="module")
 def straggling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Rank 1 is 3 ms late in every step, and all of them a little now and then."""
-    folder = tmp_path_factory.mktemp("account")
+    folder = tmp_path_factory.mktemp("breakdown")
     write_straggling_recording(
         folder / "traces",
         late_us=lambda rank, step: 3_000 * (rank == 1) + 70 * ((7 * rank + 3 * step) % 5),
@@ -58,13 +58,13 @@ def say(straggling: Served, capsys: pytest.CaptureFixture[str]) -> Say:
 
 def bars(page: Page) -> dict[str, tuple[str, list[str]]]:
     """By title: how long a step is, and what its blocks say."""
-    expect(page.locator(".account-bar")).not_to_have_count(0)
+    expect(page.locator(".breakdown-bar")).not_to_have_count(0)
     return {
         bar.locator("b").inner_text(): (
             bar.locator("> span").inner_text(),
             [(piece.get_attribute("title") or "").partition(";")[0] for piece in bar.locator("a").all()],
         )
-        for bar in page.locator(".account-bar").all()
+        for bar in page.locator(".breakdown-bar").all()
     }
 
 
@@ -78,32 +78,34 @@ def values(intervals: dict[str, Any]) -> dict[str, float]:
 
 @pytest.mark.parametrize("page", ["", "timeline", "buckets", "stragglers"])
 def test_the_same_step_heads_every_page(open_page: OpenPage, straggling: Served, say: Say, page: str) -> None:
-    account = say("summary")["account"]
+    breakdown = say("summary")["breakdown"]
     step, blocks = bars(open_page(straggling.url + page))["Mean of all ranks"]
-    assert step == format_ns(account["step_ns"]["value"])
-    assert blocks == told(values(account["blocks_ns"]))
+    assert step == format_ns(breakdown["step_ns"]["value"])
+    assert blocks == told(values(breakdown["blocks_ns"]))
 
 
 def test_overview(open_page: OpenPage, straggling: Served, say: Say) -> None:
     page, summary = open_page(straggling.url), say("summary")
-    account = summary["account"]
+    breakdown = summary["breakdown"]
     expect(page.locator(".verdict")).to_have_text(spaced(summary["sentence"]))
     shown = {
         row.locator("td").first.inner_text(): [cell.inner_text() for cell in row.locator("td").all()[1:4]]
-        for row in page.locator(".account tbody tr, .account tfoot tr").all()
+        for row in page.locator(".breakdown tbody tr, .breakdown tfoot tr").all()
     }
-    rows = {BLOCK_LABELS[name]: mean for name, mean in account["blocks_ns"].items() if mean["value"]}
-    rows |= {REASON_LABELS[name]: mean for name, mean in account["exposed_for_ns"].items() if mean["value"]}
-    rows["Step"] = account["step_ns"]
-    step_ns = account["step_ns"]["value"]
+    rows = {BLOCK_LABELS[name]: mean for name, mean in breakdown["blocks_ns"].items() if mean["value"]}
+    rows |= {REASON_LABELS[name]: mean for name, mean in breakdown["exposed_for_ns"].items() if mean["value"]}
+    rows["Step"] = breakdown["step_ns"]
+    step_ns = breakdown["step_ns"]["value"]
     assert shown == {label: cells_of(mean, step_ns) for label, mean in rows.items()}
     step, blocks = bars(page)["Critical path"]
-    assert (step, blocks) == (format_ns(step_ns), told(values(account["critical_path_ns"])))
+    assert (step, blocks) == (format_ns(step_ns), told(values(breakdown["critical_path_ns"])))
     headlines = page.locator(".headlines .value").all_inner_texts()
-    compute_ns = sum(account["blocks_ns"][name]["value"] for name in ("forward", "backward", "optimizer", "evaluation"))
-    exposed_ns = account["blocks_ns"]["exposed"]["value"]
+    compute_ns = sum(
+        breakdown["blocks_ns"][name]["value"] for name in ("forward", "backward", "optimizer", "evaluation")
+    )
+    exposed_ns = breakdown["blocks_ns"]["exposed"]["value"]
     assert headlines[:3] == [format_ns(each) for each in (step_ns, compute_ns, exposed_ns)]
-    assert headlines[3] == format_share(account["overlap_ratio"])
+    assert headlines[3] == format_share(breakdown["overlap_ratio"])
 
 
 def test_what_is_worth_doing_is_what_stragglers_and_recommend_say(
@@ -121,10 +123,10 @@ def test_what_is_worth_doing_is_what_stragglers_and_recommend_say(
 
 
 def test_stragglers(open_page: OpenPage, straggling: Served, say: Say) -> None:
-    page, account, said = open_page(f"{straggling.url}stragglers"), say("summary")["account"], say("stragglers")
+    page, breakdown, said = open_page(f"{straggling.url}stragglers"), say("summary")["breakdown"], say("stragglers")
     expect(page.locator(".verdict")).to_have_text(spaced(said["sentence"]))
-    assert said["step_ns"] == account["step_ns"]
-    assert said["waiting_ns"] == account["exposed_for_ns"]["straggler"]
+    assert said["step_ns"] == breakdown["step_ns"]
+    assert said["waiting_ns"] == breakdown["exposed_for_ns"]["straggler"]
     shown = bars(page)
     for title, name in (
         ("All ranks like the median", "all_ranks_like_the_median"),
@@ -133,9 +135,9 @@ def test_stragglers(open_page: OpenPage, straggling: Served, say: Say) -> None:
         saving = said["what_if"][name]
         left = {
             block: mean["value"] - saving["blocks_ns"].get(block, {"value": 0.0})["value"]
-            for block, mean in account["blocks_ns"].items()
+            for block, mean in breakdown["blocks_ns"].items()
         }
-        assert shown[title] == (format_ns(account["step_ns"]["value"] - saving["step_ns"]["value"]), told(left))
+        assert shown[title] == (format_ns(breakdown["step_ns"]["value"] - saving["step_ns"]["value"]), told(left))
     (finding,) = said["findings"]
     row = page.locator(".blame tbody tr").first
     expect(row).to_contain_text(format_ns(finding["delay_ns"]))
@@ -144,18 +146,18 @@ def test_stragglers(open_page: OpenPage, straggling: Served, say: Say) -> None:
 
 
 def test_buckets(open_page: OpenPage, straggling: Served, say: Say) -> None:
-    page, account, said = open_page(f"{straggling.url}buckets"), say("summary")["account"], say("recommend")
+    page, breakdown, said = open_page(f"{straggling.url}buckets"), say("summary")["breakdown"], say("recommend")
     page.wait_for_function("document.body.dataset.answered > 0", timeout=30_000)
     expect(page.locator(".verdict")).to_have_text(spaced(said["sentences"][0]))
-    assert said["now"]["step_ns"] == said["now"]["recorded_ns"] == account["step_ns"]
-    assert said["now"]["exposed_ns"] == pytest.approx(account["blocks_ns"]["exposed"]["value"])
+    assert said["now"]["step_ns"] == said["now"]["recorded_ns"] == breakdown["step_ns"]
+    assert said["now"]["exposed_ns"] == pytest.approx(breakdown["blocks_ns"]["exposed"]["value"])
     for button, name in (("Best size", "best"), ("Current plan", "now"), ("DDP's default", "default")):
         page.get_by_role("button", name=button, exact=True).click()
         step_ns = said[name]["step_ns"]
         predicted = page.locator("#chosen .headlines div").first
         expect(predicted.locator(".value")).to_have_text(format_ns(step_ns["value"]))
         expect(predicted.locator(".note")).to_have_text(f"{format_ns(step_ns['low'])} to {format_ns(step_ns['high'])}")
-        expect(page.locator("#head .account-bar").nth(1).locator("> span")).to_have_text(format_ns(step_ns["value"]))
+        expect(page.locator("#head .breakdown-bar").nth(1).locator("> span")).to_have_text(format_ns(step_ns["value"]))
         expect(page.locator("#chosen .headlines .value").nth(2)).to_have_text(format_ns(said[name]["exposed_ns"]))
 
 
@@ -166,7 +168,7 @@ def test_this_step_on_the_timeline(open_page: OpenPage, straggling: Served, say:
     for number in (7, 8):
         own = [step for step in steps if step["step"] == number]
         mean = {name: sum(step[f"{name}_ns"] for step in own) / RANKS for name in BLOCK_LABELS}
-        expect(page.locator(".account-bar b", has_text=re.compile(rf"^Step {number}$"))).to_have_count(1)
+        expect(page.locator(".breakdown-bar b", has_text=re.compile(rf"^Step {number}$"))).to_have_count(1)
         assert bars(page)[f"Step {number}"] == (format_ns(sum(mean.values())), told(mean))
         page.locator("#next").click()
 
