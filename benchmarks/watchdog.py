@@ -61,7 +61,7 @@ class PacedWatchdog(Watchdog):
     def looks(self, times_as_often: float) -> Iterator[None]:
         """What is measured inside has it look so often."""
         self.times_as_often = times_as_often
-        self._housekeeper.wake(self)
+        self._scheduler.wake(self)
         yield
 
 

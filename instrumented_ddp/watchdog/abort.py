@@ -7,21 +7,16 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
 import torch.distributed as dist
 
 from instrumented_ddp.recording.tcp_stats import endpoint, iter_tcp_sockets
-from instrumented_ddp.watchdog.investigation import Investigation
-from instrumented_ddp.watchdog.peer_channel import Outcome, Round
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.process_files import WATCHDOG_ABORT_STATUS
 
-_ACKNOWLEDGE_TIMEOUT_S: Final = 1.0
-"""Time in seconds that the judge waits for the others to acknowledge the verdict before the job is aborted."""
-_POLL_INTERVAL_S: Final = 0.04
 _RAISES_WITHIN_S: Final = 2.0
 _ABORTS_WITHIN_S: Final = 1.0
 
@@ -35,32 +30,6 @@ class IncidentError(OverlapScopeError):
     def __init__(self, sentence: str | None = None) -> None:
         super().__init__(_sentence if sentence is None else sentence)
         _is_raised.set()
-
-
-def barrier_before_abort(
-    inquiry: Investigation, outcome: Outcome, exchange: Callable[[Round], Mapping[str, bytes] | None]
-) -> None:
-    """Let the judge wait briefly for the ranks that answered, and them for it, before the job is aborted.
-
-    A rank that exits closes its connections, and perhaps the board: a rank that does not know the verdict yet would
-    report only that.
-
-    Args:
-        exchange: one round over the board, which returns the replies; None if the board can't be reached.
-    """
-    ends, is_judge = f"ends.{inquiry.number}", outcome.judge == inquiry.rank
-    writes = {} if is_judge else {f"{ends}.{inquiry.rank}": "heard"}
-    awaited = {f"{ends}.{rank}" for rank in inquiry.snapshots if rank != inquiry.rank} if is_judge else {ends}
-    until_s = time.monotonic() + (_ACKNOWLEDGE_TIMEOUT_S if is_judge else 1.5 * _ACKNOWLEDGE_TIMEOUT_S)
-    while awaited and time.monotonic() < until_s:
-        replies = exchange(Round(writes=writes, keys_to_poll=sorted(awaited)))
-        if replies is None:
-            return
-        awaited -= replies.keys()
-        writes = {}
-        time.sleep(_POLL_INTERVAL_S)
-    if is_judge:
-        exchange(Round(writes={ends: "now"}, keys_to_poll=()))
 
 
 def raise_in_training(sentence: str) -> None:
@@ -86,7 +55,7 @@ def abort_pending_collectives(listeners: set[str], before_exit: Callable[[], Non
 
     Args:
         listeners: endpoints at which ranks of this job accept connections, see ``listening_endpoints``.
-        last_act: called before the process is ended.
+        before_exit: called before the process is ended.
     """
     _abort(list(dist.distributed_c10d._world.pg_map))
     _shut_down(listeners)

@@ -12,9 +12,9 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -23,7 +23,6 @@ from instrumented_ddp.collectives.call_sites import describe_frame, find_user_fr
 from instrumented_ddp.collectives.log import CollectiveLog
 from instrumented_ddp.recording.metadata import ModelRegistry
 from instrumented_ddp.replicas.replicas import ReplicaComparison
-from instrumented_ddp.watchdog.peer_channel import EntriesRequest, Heartbeat
 from instrumented_ddp.watchdog.peer_comparison import log_head
 from instrumented_ddp.watchdog.process_state import (
     ProcessState,
@@ -34,6 +33,7 @@ from instrumented_ddp.watchdog.process_state import (
     read_process_state,
 )
 from instrumented_ddp.watchdog.progress import ProgressTracker
+from instrumented_ddp.watchdog.protocol import EntriesRequest, Heartbeat
 from overlapscope.diagnosis.collective_order import phase_name
 from overlapscope.diagnosis.evidence import CallSite, ExitCall, Failure, RankEvidence, RankPosition
 from overlapscope.diagnosis.rank_models import read_models, read_replicas, read_unready_parameters
@@ -194,7 +194,8 @@ class LocalRankMonitor:
         self.process: ProcessState = read_process_state(self.pid)
         self.progress_tracker = ProgressTracker()
         self.failure: Failure | None = None
-        self.how: Literal["runs", "ended", "failed"] = "runs"
+        self.has_ended = False
+        """True once the process ends and its watchdog with it."""
         self.exit_call: ExitCall | None = None
         """Last call of ``sys.exit``, set while the process exits."""
         self.unrecorded_because: str | None = None
@@ -275,57 +276,71 @@ class LocalRankMonitor:
             return self.step
         return (self._collectives.entries_of_destroyed_groups + sum(log.latest for log in self._logs)) // 2
 
-    def waits_since_ns(self) -> int | None:
-        """Return since when this rank has been in a collective that has not ended; None if it is in none.
+    def in_collective_s(self) -> float | None:
+        """Return how long this rank has been in a collective that has not ended; None if it is in none.
 
         That need not be the latest one: gloo runs two at a time, and the second may end first.
         """
         entries = (entry for log in self._logs for entry in log.read(max(1, log.latest - _IN_FLIGHT + 1), log.latest))
-        waits = [int(e["announced_ns"]) for e in entries if not e["completed_ns"] and e["announced_ns"]]
-        return min(waits, default=None)
+        begun_ns = [int(e["announced_ns"]) for e in entries if not e["completed_ns"] and e["announced_ns"]]
+        return (host_now_ns() - min(begun_ns)) / 1e9 if begun_ns else None
 
     def heartbeat(self, requests: Mapping[int, EntriesRequest] | None = None) -> Heartbeat:
         """Return the current heartbeat.
 
         Args:
-            questions: requests to neighbors, by rank.
+            requests: requests to neighbors, by rank.
         """
         heads = {
             log.header.name: head
             for log in self._logs
             if not log.header.point_to_point and (head := log_head(log, self._collectives.signatures)) is not None
         }
-        resident_bytes, limit_bytes = self.memory
+        evidence = self._brief_evidence()
+        has_ended = self.has_ended and self.failure is None
         return Heartbeat(
-            rank=self.rank,
-            host=self._host,
+            evidence=replace(evidence, liveness="ended") if has_ended else evidence,
             host_id=self.host_id,
-            pid=self.pid,
             start_ticks=self.process.start_ticks,
             time_ns=host_now_ns(),
-            step=self.step,
-            phase=self._phase_name(),
-            since_ns=self._position.since_ns,
-            step_time_ns=self._step_ns(),
-            how=self.how,
-            unrecorded_because=self.unrecorded_because,
-            failure=self.failure,
-            exit_call=self.exit_call,
-            rss_bytes=resident_bytes,
-            memory_limit_bytes=limit_bytes or None,
             dumps_stacks=self.dumps_stacks,
             heads=heads,
             requests=dict(requests or {}),
             replicas=self._replicas.latest(),
         )
 
-    def standing_text(self) -> str:
+    def _brief_evidence(self) -> RankEvidence:
+        """Return the evidence that costs next to nothing."""
+        return RankEvidence(
+            rank=self.rank,
+            host=self._host,
+            pid=self.pid,
+            liveness="failed" if self.failure is not None else "running" if self.process.state == "R" else "sleeping",
+            unrecorded_because=self.unrecorded_because,
+            failure=self.failure,
+            exit_call=self.exit_call,
+            position=self._brief_position(),
+            steps_done=self.step,
+            step_time_ns=self._step_ns(),
+            rss_bytes=self.memory[0],
+            memory_limit_bytes=self.memory[1] or None,
+        )
+
+    def _brief_position(self) -> RankPosition:
+        return RankPosition(
+            step=self.step,
+            phase=self._phase_name(),
+            since_ns=self._position.since_ns,
+            is_after_update=self._position.has_updated,
+        )
+
+    def position_text(self) -> str:
         """Return the current position as text for people."""
         return format_position(self._rank_position())
 
     # -- full snapshot -------------------------------------------------------------------------------------------
 
-    def card(
+    def snapshot(
         self,
         differences: Mapping[str, int],
         *,
@@ -355,24 +370,15 @@ class LocalRankMonitor:
         """Return the evidence that the diagnosis rules need about this rank."""
         seen, folder = self._stall_snapshot(), self._collectives.folder
         self._models.note_frozen()
-        return RankEvidence(
-            rank=self.rank,
-            host=self._host,
-            pid=self.pid,
-            liveness="failed" if self.failure is not None else "running" if self.process.state == "R" else "sleeping",
-            unrecorded_because=self.unrecorded_because,
-            failure=self.failure,
+        return replace(
+            self._brief_evidence(),
             position=self._rank_position(),
-            steps_done=self.step,
-            step_time_ns=self._step_ns(),
             is_starting=self.progress_tracker.is_starting,
             longest_recovered_stall_ns=seen.longest_recovered_stall_ns,
             idle_ns=round(self.progress_tracker.idle_s(time.monotonic()) * 1e9),
             silent_for_ns=0,
             cpu_share=seen.cpu_share,
             is_working=seen.is_working,
-            rss_bytes=self.memory[0],
-            memory_limit_bytes=self.memory[1] or None,
             unready=()
             if self.unrecorded_because is not None
             else read_unready_parameters(folder, Manifest(folder, []), []),
@@ -399,14 +405,11 @@ class LocalRankMonitor:
     def _rank_position(self) -> RankPosition:
         if self.unrecorded_because is not None:
             return RankPosition(step=self.step, call_site=self._call_site())
-        phase = self._phase_name()
-        return RankPosition(
-            step=self.step,
-            phase=phase,
-            bucket=self._next_bucket() if phase == "backward" else None,
+        brief = self._brief_position()
+        return replace(
+            brief,
+            bucket=self._next_bucket() if brief.phase == "backward" else None,
             call_site=self._call_site(),
-            since_ns=self._position.since_ns,
-            is_after_update=self._position.has_updated,
             has_begun_next_iteration=self._has_begun_next()
             if self.failure is None
             else self.failure.has_begun_next_iteration,

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from instrumented_ddp.replicas.replicas import ReplicaComparison
-from instrumented_ddp.watchdog.peer_channel import DivergenceLocation, EntriesReply, EntriesRequest, Heartbeat, LogHead
+from instrumented_ddp.watchdog.protocol import DivergenceLocation, EntriesReply, EntriesRequest, Heartbeat, LogHead
 from overlapscope.diagnosis.order_difference import (
     COMPARED_DTYPE,
     NO_POSITION,
@@ -337,7 +337,7 @@ class NeighborComparison:
 
 
 def _key(asker: int, asked: int) -> str:
-    return f"answer.{asker}.{asked}"
+    return f"entries.{asker}.{asked}"
 
 
 # Comparison of this rank's model replicas with the neighbors', by fingerprints taken at the same time on both.

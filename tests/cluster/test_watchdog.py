@@ -1,4 +1,7 @@
-"""What the watchdogs of real ranks say while a fault happens, and that they say nothing when none does."""
+"""What the watchdogs of real ranks report while a fault happens, and that they report nothing when none does.
+
+The protocol between them is tested without processes, in ``tests/instrumented_ddp/watchdog/test_protocol.py``.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,6 @@ import torch.distributed as dist
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel, IncidentError
-from instrumented_ddp.watchdog.peer_channel import Outcome
-from instrumented_ddp.watchdog.watchdog import OutcomeReporter
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.environment import STALL_TIMEOUT_VARIABLE
@@ -203,25 +204,6 @@ def test_a_rank_that_sleeps_is_named_and_all_ranks_are_stopped(tmp_path):
     assert f"step {FAULT_AT}" in said[0]
     assert "(sleep)" in said[0]
     assert (rank_folder(tmp_path, 1) / "stacks_1.txt").read_text().count("Thread") > 1
-
-
-def sleep_where_the_judge_is_slow(trace: str) -> str | None:
-    draw = OutcomeReporter.draw
-
-    def draw_slowly(conclusions: OutcomeReporter, outcome: Outcome) -> bool:
-        if dist.get_rank() == outcome.judge:
-            time.sleep(0.8)
-        return draw(conclusions, outcome)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OutcomeReporter, "draw", draw_slowly)
-        return sleep_between_two_steps(trace)
-
-
-def test_no_rank_ends_before_the_others_have_heard_why(tmp_path):
-    said = run_ranks(sleep_where_the_judge_is_slow, 3, str(tmp_path))
-    assert isinstance(said[0], str)
-    assert set(said) == {said[0]}
 
 
 def evaluate_and_pause(trace: str) -> None:

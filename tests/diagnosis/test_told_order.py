@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from instrumented_ddp.watchdog.live_evidence import LiveCollectiveOrder
+from instrumented_ddp.watchdog.investigation import LiveCollectiveOrder
 from overlapscope.diagnosis.collective_order import WINDOW_MARGIN, RecordedOrder, compare_orders
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.order_difference import EntryDifference

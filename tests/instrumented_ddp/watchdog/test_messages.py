@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instrumented_ddp.watchdog.peer_channel import (
+from instrumented_ddp.watchdog.protocol import (
     Alarm,
     DivergenceLocation,
     EntriesReply,
