@@ -23,7 +23,7 @@ window.overlapscope = (() => {
         for (const tag of model.tags) {
           if (!tag.paint) continue
           const roles = Object.entries(tag.paint)
-          const painted = Object.fromEntries(roles.map(([property, role]) => [property, colors[current()][role]]))
+          const painted = Object.fromEntries(roles.map(([property, role]) => [property, colors[document.documentElement.dataset.theme][role]]))
           // The theme is local to this browser: the server is not notified.
           model.setv(painted, {sync: false})
         }

@@ -125,6 +125,20 @@ def draw_curve(
     return plot
 
 
+def draw_fixed_curve(curve: Curve) -> Any:
+    """Draw the predicted step time against bucket size where nothing is chosen."""
+    sizes_mb, times_ns = bucket_columns.compute_size_range_mb(curve), bucket_columns.compute_time_range_ns(curve)
+    return draw_curve(
+        Range1d(start=sizes_mb[0], end=sizes_mb[1]),
+        Range1d(start=times_ns[0], end=times_ns[1]),
+        curve=ColumnDataSource(data=bucket_columns.build_curve_columns(curve, sizes_mb)),
+        free=ColumnDataSource(data=bucket_columns.build_best_plan_columns(curve, sizes_mb)),
+        marks=ColumnDataSource(data=bucket_columns.build_mark_columns(curve, sizes_mb)),
+        measured=ColumnDataSource(data=bucket_columns.build_measured_columns(curve)),
+        chosen=ColumnDataSource(data={"x": [], "y": []}),
+    )
+
+
 def draw_steps(
     layout: BucketLayout,
     time_range: Range1d,

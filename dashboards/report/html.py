@@ -16,10 +16,8 @@ from dashboards.pages.shell import build_shell_context, render_fragment
 from dashboards.plots.step_drawing import draw_step
 from dashboards.recording import Snapshot
 from dashboards.report.about import get_recording_name, list_report_facts, redact_path
-from dashboards.report.charts import build_curve_chart, build_trend_charts
-from dashboards.report.maps import build_heatmap_images
+from dashboards.report.figures import ReportFigures, load_bokeh_js
 from dashboards.report.sections import ReportContent, ReportSection, build_report_content
-from dashboards.report.strip import build_collective_strip
 from overlapscope.advice.advice import Advice, predict_mean_step
 from overlapscope.breakdown.lanes import BUCKET_SLOTS
 from overlapscope.bucket_model.text import (
@@ -64,6 +62,9 @@ def _render_page(
 ) -> str:
     snapshot, diagnosis = content.snapshot, content.snapshot.diagnosis
     name = get_recording_name(snapshot.trace.path)
+    figures = ReportFigures()
+    contexts = [(section, _build_section_context(content, section, figures)) for section in sections]
+    elements, script = figures.embed()
     page = render_fragment(
         "report.html",
         **build_shell_context(f"Report on {name}", snapshot.trace, diagnosis.problems if diagnosis is not None else ()),
@@ -74,36 +75,40 @@ def _render_page(
         sections=[
             (
                 section,
-                Markup(render_fragment(f"report_{section.name}.html", **_build_section_context(content, section))),
+                Markup(render_fragment(f"report_{section.name}.html", figures=elements, **variables)),
             )
-            for section in sections
+            for section, variables in contexts
         ],
+        script=script,
         **about_context,
     )
-    return redact_path(_link_within_page(page, snapshot.summary.typical_step), snapshot.trace.path)
+    page = redact_path(_link_within_page(page, snapshot.summary.typical_step), snapshot.trace.path)
+    return page.replace("<script></script>", load_bokeh_js(), 1) if script else page
 
 
-def _build_section_context(content: ReportContent, section: ReportSection) -> dict[str, Any]:
-    """Return the template variables of a section: those of its page, and drawings instead of its plots."""
+def _build_section_context(content: ReportContent, section: ReportSection, figures: ReportFigures) -> dict[str, Any]:
+    """Return the template variables of a section: those of its page, and those around its plots."""
     if section.reason is not None:
         return {"reason": section.reason}
-    return {"reason": None} | section.variables | _build_drawings(content, section)
+    return {"reason": None} | section.variables | _add_figures(content, section, figures)
 
 
-def _build_drawings(content: ReportContent, section: ReportSection) -> dict[str, Any]:
+def _add_figures(content: ReportContent, section: ReportSection, figures: ReportFigures) -> dict[str, Any]:
+    """Add the plots of a section; return the template variables that only the report has."""
     snapshot, diagnosis, advice = content.snapshot, content.snapshot.diagnosis, content.advice
     if section.name == "overview":
-        return {"charts": build_trend_charts(snapshot.summary) if section.variables["rank_rows"] else []}
+        return figures.add_trends(snapshot.summary) if section.variables["rank_rows"] else {"trends": ()}
     if section.name == "timeline":
         ranks = sorted(snapshot.trace.ranks["rank"].tolist())[:MAX_RANKS]
         return {"drawing": draw_step(snapshot.trace, snapshot.lanes, section.variables["number"], ranks)}
     if section.name == "stragglers":
-        return {"maps": [] if snapshot.heatmap is None else build_heatmap_images(snapshot.heatmap)}
+        return figures.add_heatmaps(snapshot.heatmap)
     if section.name == "buckets" and advice is not None:
+        figures.add_curve(advice.recommendation.curve)
         return _build_buckets_context(content, advice)
     if section.name == "order" and diagnosis is not None:
         return {
-            "strip": build_collective_strip(snapshot, diagnosis) if diagnosis.groups else None,
+            **figures.add_order(snapshot, diagnosis),
             "bucket_slots": BUCKET_SLOTS,
             "other_colors": OTHER_COLORS,
         }
@@ -115,7 +120,6 @@ def _build_buckets_context(content: ReportContent, advice: Advice) -> dict[str, 
     curve = found.curve
     best = curve.plans.index(found.best.buckets)
     return {
-        "chart": build_curve_chart(curve),
         "size_columns": SIZE_COLUMNS,
         "size_rows": make_size_rows(found),
         "what_if_columns": WHAT_IF_COLUMNS,

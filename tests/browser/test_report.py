@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Iterator
@@ -123,17 +122,27 @@ def test_pointing_at_a_span_says_what_it_is_and_the_table_says_the_same(page: Pa
     expect(page.locator("#timeline tbody tr", has_text="Backward").first).to_be_visible()
 
 
-def test_the_map_of_ranks_is_painted_in_the_shades_of_the_theme(page: Page) -> None:
-    """Rank 1, the late one, is in the second row."""
-    canvas = page.locator("#stragglers canvas").nth(1)
-    shades = base64.b64decode(str(canvas.get_attribute("data-shades")))
-    columns = int(str(canvas.get_attribute("width")))
-    palette = browser_colors()[str(page.locator("html").get_attribute("data-theme"))]["lateness_palette"]
-    for column in range(columns):
-        painted = canvas.evaluate("(canvas, x) => [...canvas.getContext('2d').getImageData(x, 1, 1, 1).data]", column)
-        expected = palette[shades[columns + column]].lower()
-        assert "#" + "".join(f"{channel:02x}" for channel in painted[:3]) == expected
-    assert min(shades[columns : 2 * columns]) > max(shades[:columns])
+def test_plots_are_painted_in_the_colors_of_the_theme(page: Page) -> None:
+    """On the map of lateness, rank 1 is in the second row, and the only late one."""
+    expect(page.locator("#stragglers .bk-Figure")).to_have_count(3)
+    found = page.evaluate(
+        """() => {
+          const view = [...Bokeh.index.roots].find((view) => view.el.closest(".map"))
+          const renderer = view.model.renderers[0]
+          return {palette: renderer.glyph.color_mapper.palette, ink: view.model.below[0].major_label_text_color}
+        }"""
+    )
+    colors = browser_colors()[str(page.locator("html").get_attribute("data-theme"))]
+    assert found["palette"] == colors["lateness_palette"]
+    assert found["ink"] == colors["muted"]
+
+
+def test_pointing_at_a_trend_says_the_step_and_its_figure(page: Page) -> None:
+    readout = page.locator("[data-readout=step_time_ns]")
+    idle = readout.text_content()
+    page.locator("#overview .trend .bk-Figure").first.hover(position={"x": 200, "y": 80})
+    expect(readout).not_to_have_text(str(idle))
+    expect(readout).to_have_text(re.compile(r"^step \d+: [\d.]+ ms"))
 
 
 def test_the_theme_can_be_changed_although_there_is_no_server(page: Page) -> None:
