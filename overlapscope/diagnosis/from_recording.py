@@ -21,6 +21,7 @@ from overlapscope.diagnosis.evidence import (
 )
 from overlapscope.diagnosis.rank_models import compare_replicas
 from overlapscope.diagnosis.rank_state import RankState, read_process_state, read_rank
+from overlapscope.diagnosis.replica_drift import ComparedReplicas
 from overlapscope.diagnosis.text import group_text, rank_list
 from overlapscope.trace import clocks
 from overlapscope.trace.collective_log_reader import CollectiveLogs, open_collective_logs
@@ -152,23 +153,19 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     problems = _collect_errors(logs.problems, files.values())
     is_live = any(one.evidence.liveness in LIVE_STATES for one in files.values())
     gaps = find_gaps(folders, files, orders, problems, is_live=is_live)
-    if not (orders or point_to_point_orders or is_live or has_no_launches(folders, files, gaps)):
-        gaps = (*gaps, make_no_collectives_gap(files.values()))
+    if not orders and not point_to_point_orders:
+        gaps += _explain_missing_orders(folders, files, gaps, is_live=is_live)
     command = next((each for each in exits if each.is_command), None)
     signaled_ns = _find_job_signal(command, files.values())
     ranks = _add_reported_call_sites(_add_silence(files), reports)
     if command is not None and command.status and signaled_ns is not None:
-        ranks = {rank: _mark_signaled(one, files[rank].alive_ns, signaled_ns) for rank, one in ranks.items()}
+        ranks = _mark_signaled_ranks(ranks, files, signaled_ns)
     evidence = Evidence(
         expected_ranks=_expected_ranks(files),
         ranks=ranks,
         groups=orders,
         point_to_point_orders=point_to_point_orders,
-        replicas=compare_replicas(
-            ranks,
-            lambda rank, replica: read_fingerprint_passes(folders[rank], replica.model, len(replica.tensors)),
-            lambda rank, replica: read_final_pass(folders[rank], replica.model, len(replica.tensors)),
-        ),
+        replicas=_compare_recorded_replicas(ranks, folders),
         is_live=is_live,
         reports=reports,
         gaps=gaps,
@@ -177,6 +174,14 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
         job_signal=None if command is None else command.signal_received,
     )
     return evidence, problems
+
+
+def _explain_missing_orders(
+    folders: Mapping[int, Path], files: Mapping[int, RankState], gaps: Collection[RecordingGap], *, is_live: bool
+) -> tuple[RecordingGap, ...]:
+    if is_live or has_no_launches(folders, files, gaps):
+        return ()
+    return (make_no_collectives_gap(files.values()),)
 
 
 def _ignore(*_: int) -> None:
@@ -215,6 +220,22 @@ def _find_job_signal(command: ProcessExit | None, files: Iterable[RankState]) ->
     """Return when the recorded command was signaled to end, if all ranks ran on its host."""
     is_local = command is not None and {command.boot_id} == {one.boot for one in files}
     return command.signaled_at_ns if command is not None and is_local else None
+
+
+def _compare_recorded_replicas(
+    ranks: Mapping[int, RankEvidence], folders: Mapping[int, Path]
+) -> tuple[ComparedReplicas, ...]:
+    return compare_replicas(
+        ranks,
+        lambda rank, replica: read_fingerprint_passes(folders[rank], replica.model, len(replica.tensors)),
+        lambda rank, replica: read_final_pass(folders[rank], replica.model, len(replica.tensors)),
+    )
+
+
+def _mark_signaled_ranks(
+    ranks: Mapping[int, RankEvidence], files: Mapping[int, RankState], signaled_at_ns: int
+) -> dict[int, RankEvidence]:
+    return {rank: _mark_signaled(one, files[rank].alive_ns, signaled_at_ns) for rank, one in ranks.items()}
 
 
 def _mark_signaled(one: RankEvidence, alive_ns: int | None, signaled_at_ns: int) -> RankEvidence:

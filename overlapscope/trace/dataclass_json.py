@@ -32,7 +32,7 @@ def from_dict(cls: type[T], plain: dict[str, Any]) -> T:
     """Rebuild a dataclass from the output of ``dataclasses.asdict`` and JSON. Unknown fields are ignored.
 
     Raises:
-        KeyError, TypeError, ValueError: ``plain`` is not a valid ``cls``.
+        KeyError, TypeError, ValueError: ``plain`` is not a valid ``cls``: a field is missing, or of another type.
     """
     hints = _hints_of(cls)  # type: ignore[arg-type] # classes are hashable
     return cls(**{name: _value(hints[name], value) for name, value in plain.items() if name in hints})
@@ -45,11 +45,11 @@ def _hints_of(cls: Any) -> dict[str, Any]:
 
 
 def _value(hint: Any, value: Any) -> Any:
-    if value is None or hint in _PRIMITIVES:
-        return value
+    if hint in _PRIMITIVES:
+        return _primitive(hint, value)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return _value(next(argument for argument in arguments if argument is not type(None)), value)
+        return None if value is None else _value(next(one for one in arguments if one is not type(None)), value)
     if origin is tuple:
         if arguments[0] in _PRIMITIVES and arguments[-1] is Ellipsis:
             return tuple(value)
@@ -60,4 +60,10 @@ def _value(hint: Any, value: Any) -> Any:
         return {of_key(key): _value(of_value, item) for key, item in value.items()}
     if is_dataclass(hint):
         return from_dict(hint, value)  # type: ignore[arg-type] # is_dataclass is true of instances as well
+    return value
+
+
+def _primitive(hint: Any, value: Any) -> Any:
+    if not isinstance(value, (int, float) if hint is float else hint):
+        raise TypeError(f"{value!r} is not of type {hint.__name__}")
     return value

@@ -323,9 +323,7 @@ def read_all_dumps(path: Path) -> tuple[dict[int, Dump], list[Problem]]:
     """
     files = [path] if path.is_file() else _dump_files(path)
     if not files:
-        others = [file.name for file in _numbered_files(path)[:_MOST_NAMED]]
-        but = f"; {', '.join(others)} {'is none' if len(others) == 1 else 'are none'}" if others else ""
-        raise OverlapScopeError(f"{path}: contains no Flight Recorder dump (such as trace_0, or trace_0.json){but}")
+        raise OverlapScopeError(_explain_no_dumps(path))
     dumps: dict[int, Dump] = {}
     problems = [] if path.is_file() else _report_unreadable(path, files)
     for file in sorted(files, key=lambda file: (file.suffix == ".json", file.name)):
@@ -348,6 +346,12 @@ def read_all_dumps(path: Path) -> tuple[dict[int, Dump], list[Problem]]:
         what = f"{left_out} sends and receives are left out: torchcomms does not say between whom they are"
         problems.append(Problem("note", f"{path}: {what}"))
     return dumps, problems
+
+
+def _explain_no_dumps(path: Path) -> str:
+    others = [file.name for file in _numbered_files(path)[:_MOST_NAMED]]
+    but = f"; {', '.join(others)} {'is none' if len(others) == 1 else 'are none'}" if others else ""
+    return f"{path}: contains no Flight Recorder dump (such as trace_0, or trace_0.json){but}"
 
 
 def _require_one_job(path: Path, dumps: dict[int, Dump]) -> None:

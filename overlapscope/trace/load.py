@@ -240,17 +240,7 @@ def convert_recording(
             _ShardTask(number=number, folders=part, draft=draft, between=plan.between, compares_clocks=compares_clocks)
             for number, part in enumerate(plan.parts)
         ]
-        found = {task.number: part for task in tasks if (part := load_checkpoint(draft, task.number)) is not None}
-        left = [task for task in tasks if task.number not in found]
-        done = len(folders) - sum(len(task.folders) for task in left)
-        if progress:
-            progress(done, len(folders))
-        for index, converted in workers.map(_convert, left):
-            found[left[index].number] = converted
-            done += len(left[index].folders)
-            if progress:
-                progress(done, len(folders))
-        in_order = [found[number] for number in range(len(tasks))]
+        in_order = _convert_all(draft, tasks, workers, progress)
         assembled = assemble_shards(
             folders,
             [part for each in in_order for part in each.parts],
@@ -262,6 +252,24 @@ def convert_recording(
         cache.publish_tables(
             draft, path, fingerprint, assembled.unsplit, assembled.run, assembled.problems, plan.between, files
         )
+
+
+def _convert_all(
+    draft: Path, tasks: Sequence[_ShardTask], workers: Workers, progress: Callable[[int, int], None] | None
+) -> list[ConvertedShards]:
+    """Return the converted shards of all tasks, in order, those that were finished before from their checkpoints."""
+    found = {task.number: part for task in tasks if (part := load_checkpoint(draft, task.number)) is not None}
+    left = [task for task in tasks if task.number not in found]
+    ranks = sum(len(task.folders) for task in tasks)
+    done = ranks - sum(len(task.folders) for task in left)
+    if progress:
+        progress(done, ranks)
+    for index, converted in workers.map(_convert, left):
+        found[left[index].number] = converted
+        done += len(left[index].folders)
+        if progress:
+            progress(done, ranks)
+    return [found[number] for number in range(len(tasks))]
 
 
 def _convert(task: _ShardTask) -> ConvertedShards:

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from overlapscope.trace import clocks
 from overlapscope.trace.checksum import dump_json_line
+from overlapscope.trace.dataclass_json import from_dict
 from overlapscope.trace.event_log import Problem
 from overlapscope.trace.schema import RANK_FILE, REPORTS_FILE, STALL_FILE, write_json
 from overlapscope.trace.small_files import read_json, read_lines
@@ -204,17 +205,9 @@ def read_stall_snapshot(folder: Path, problems: list[Problem]) -> StallSnapshot 
     if not content:
         return None
     try:
-        share, is_working, begun = content["cpu_share"], content["is_working"], content["has_begun_next_iteration"]
-        return StallSnapshot(
-            time_ns=int(content["time_ns"]),
-            longest_recovered_stall_ns=int(content["longest_recovered_stall_ns"]),
-            cpu_share=None if share is None else float(share),
-            is_working=None if is_working is None else bool(is_working),
-            has_begun_next_iteration=None if begun is None else bool(begun),
-            stacks=str(content["stacks"]),
-        )
+        return from_dict(StallSnapshot, content)
     except (KeyError, TypeError, ValueError):
-        problems.append(Problem("error", f"{path}: damaged; what this rank did while it stood still is not known"))
+        problems.append(Problem("error", f"{path}: damaged; what this rank did during its stall is unknown"))
         return None
 
 
@@ -234,12 +227,12 @@ class ProcessExit:
     """Exit status; -N if signal N killed it."""
     time_ns: int
     """Time when the exit was noticed, on the host's clock."""
-    signaled_at_ns: int | None = None
+    signaled_at_ns: int | None
     """Time of the first signal from the parent process; None if it ended without one. For the recorded command: time of
     the first Ctrl-C or SIGTERM meant for it."""
-    signal_received: int | None = None
+    signal_received: int | None
     """Number of that signal; None if it ended without one."""
-    is_command: bool = False
+    is_command: bool
     """True if the process is the recorded command and not a rank."""
 
 
@@ -257,33 +250,22 @@ def write_exit(
     Raises:
         OSError: it can't be written.
     """
-    line = {
-        "pid": pid,
-        "boot_id": clocks.get_boot_id(),
-        "status": status,
-        "time_ns": clocks.host_now_ns(),
-        "signaled_at_ns": signaled_at_ns,
-        "signal_received": signal_received,
-        "is_command": is_command,
-    }
+    found = ProcessExit(
+        pid=pid,
+        boot_id=clocks.get_boot_id(),
+        status=status,
+        time_ns=clocks.host_now_ns(),
+        signaled_at_ns=signaled_at_ns,
+        signal_received=signal_received,
+        is_command=is_command,
+    )
     with (folder / f"exits_{socket.gethostname()}_{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
-        file.write(dump_json_line(line))
+        file.write(dump_json_line(asdict(found)))
 
 
 def read_exits(folder: Path, problems: list[Problem]) -> list[ProcessExit]:
     """Read the exit records of all processes, in no particular order."""
     paths = sorted(folder.glob(EXITS_PATTERN))
-    return [found for path in paths for found in read_lines(path, problems, lambda line: [_exit_of(line)])]
-
-
-def _exit_of(line: dict[str, Any]) -> ProcessExit:
-    signaled_at_ns, signal_received, boot_id = line["signaled_at_ns"], line["signal_received"], line["boot_id"]
-    return ProcessExit(
-        pid=int(line["pid"]),
-        boot_id=None if boot_id is None else str(boot_id),
-        status=int(line["status"]),
-        time_ns=int(line["time_ns"]),
-        signaled_at_ns=None if signaled_at_ns is None else int(signaled_at_ns),
-        signal_received=None if signal_received is None else int(signal_received),
-        is_command=bool(line["is_command"]),
-    )
+    return [
+        found for path in paths for found in read_lines(path, problems, lambda line: [from_dict(ProcessExit, line)])
+    ]

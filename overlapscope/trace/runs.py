@@ -200,28 +200,33 @@ def _run_folders(root: Path, left_out: list[str]) -> Iterator[Path]:
         folder, depth = waiting.pop()
         looked_into += 1
         if looked_into > MAX_FOLDERS:
-            left_out.append(f"{root}: holds more than {MAX_FOLDERS:,} folders; the others are not looked into")
+            left_out.append(f"{root}: holds more than {MAX_FOLDERS:,} folders; the others are not searched")
             return
-        try:
-            with os.scandir(folder) as found:
-                entries = [entry for entry in found if entry.is_dir()]
-        except FileNotFoundError:  # not created yet, or deleted
-            continue
-        except OSError as error:
-            left_out.append(f"{folder}: can't be read ({error.strerror})")
-            continue
-        outside = [entry.name for entry in entries if entry.is_symlink() and not _is_in(root, folder / entry.name)]
+        links, folders = _scan(folder, left_out)
+        outside = [name for name in links if not _is_in(root, folder / name)]
         left_out += [f"{folder / name}: a link out of {root}, which is not followed" for name in outside]
-        own = [entry.name for entry in entries if _is_of_a_recording(entry.name)]
+        own = list(filter(_is_of_a_recording, links + folders))
         if not set(own) & set(outside) and (_is_begun(folder, own) or holds_dumps(folder)):
             yield folder
-        inner = [
-            folder / entry.name for entry in entries if not entry.is_symlink() and not _is_internal_folder(entry.name)
-        ]
+        inner = [folder / name for name in folders if not _is_internal_folder(name)]
         if depth < MAX_DEPTH:
             waiting += [(path, depth + 1) for path in inner]
         elif inner:
-            left_out.append(f"{folder}: {MAX_DEPTH} levels deep; folders in it are not looked into")
+            left_out.append(f"{folder}: {MAX_DEPTH} levels deep; folders in it are not searched")
+
+
+def _scan(folder: Path, left_out: list[str]) -> tuple[list[str], list[str]]:
+    """Return the names of the links to folders in a folder, and of the folders."""
+    try:
+        with os.scandir(folder) as found:
+            entries = [entry for entry in found if entry.is_dir()]
+    except FileNotFoundError:  # not created yet, or deleted
+        return [], []
+    except OSError as error:
+        left_out.append(f"{folder}: can't be read ({error.strerror})")
+        return [], []
+    links = {entry.name for entry in entries if entry.is_symlink()}
+    return sorted(links), [entry.name for entry in entries if entry.name not in links]
 
 
 def _is_begun(folder: Path, own: Sequence[str]) -> bool:
