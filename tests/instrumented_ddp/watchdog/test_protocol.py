@@ -18,6 +18,7 @@ from instrumented_ddp.watchdog.protocol import (
     Abort,
     Action,
     DivergenceLocation,
+    Heartbeat,
     Judge,
     LogMayContinue,
     LogSlow,
@@ -154,7 +155,7 @@ class Rank:
 class Job:
     """Ranks that have trained for 20 steps of half a second, so that a stall is worth an alarm after 3 s."""
 
-    def __init__(self, size: int, *, stall_timeout_s: float | None = None) -> None:
+    def __init__(self, size: int, *, stall_timeout_s: float | None = None, steps: int = STEPS) -> None:
         self.now_s = 0.0
         self.store = FakeStore()
         self.unresponsive: set[int] = set()
@@ -163,7 +164,7 @@ class Job:
         self.ranks = [
             Rank(self, Participant(rank=rank, world_size=size, stall_timeout_s=stall_timeout_s)) for rank in range(size)
         ]
-        for step in range(STEPS):
+        for step in range(steps):
             for rank in self.ranks:
                 rank.train(step)
             self.pass_time(STEP_S)
@@ -386,6 +387,66 @@ def test_a_job_that_can_not_continue_is_stopped_at_once_on_all_ranks():
     assert job.states() == {State.IDLE}
 
 
+def test_a_rank_that_has_not_answered_is_not_waited_for_when_the_job_stops():
+    job = Job(3, stall_timeout_s=1000)
+    job.verdict = CERTAIN
+    job.ranks[1].is_alive, job.unresponsive = False, {1}
+    job.stall(0, 2)
+    job.pass_time(5)
+    assert job.ranks[0].did(Abort)[0] - job.ranks[0].did(Judge)[0] < 0.5 < ACKNOWLEDGE_TIMEOUT_S
+
+
+def test_a_report_is_not_withdrawn_while_the_job_stops():
+    job = Job(3, stall_timeout_s=1000)
+    job.verdict = Verdict(kind="stopped", sentence="Rank 1 is stopped.", blamed=(1,))
+    job.stall(0, 1, 2)
+    while job.ranks[0].me.state is not State.STOPPING:
+        job.pass_time(0.02, every_s=0.02)
+    job.ranks[2].is_alive = False  # the judge waits for it
+    job.ranks[0].train(STEPS + 1)
+    job.pass_time(0.2)
+    assert job.ranks[0].me.state is State.STOPPING
+    assert job.ranks[0].did(RetractReport) == []
+
+
+def test_a_fault_that_is_found_again_is_reported_once():
+    job = Job(2, stall_timeout_s=1000)
+    job.verdict = LIKELY
+    job.stall(0)
+    job.pass_time(5)
+    job.ranks[1].has_unreduced_gradients = True
+    job.pass_time(2)
+    assert job.number_of_alarms() == 2
+    assert [len(rank.did(Report)) for rank in job.ranks] == [1, 1]
+    assert len(job.ranks[0].did(LogMayContinue)) == 1
+
+
+def test_at_startup_a_stall_is_noticed_early_and_looked_at_every_few_seconds():
+    job = Job(2, steps=0)
+    job.pass_time(0.1)
+    job.stall(0)
+    job.pass_time(4.5)
+    assert job.number_of_alarms() == 0
+    job.pass_time(19)
+    assert job.number_of_alarms() == 4
+
+
+def test_a_judge_reads_what_is_left_of_a_rank_that_does_not_answer():
+    job = Job(3)
+    job.verdict = LIKELY
+    job.stall(0)
+    job.pass_time(5)
+    job.ranks[2].is_alive = False
+    last = Heartbeat(evidence=RankEvidence(rank=2), host_id="a", start_ticks=1, time_ns=1)
+    job.store.set("heartbeat.2", to_json(last))
+    job.ranks[1].is_failing = True
+    job.pass_time(0.4)
+    case = job.ranks[0].me.investigation
+    assert case is not None
+    assert (case.number, set(case.snapshots), set(case.previous_snapshots)) == (2, {0, 1}, {2})
+    assert case.heartbeats == {2: last}
+
+
 def test_no_rank_stops_before_the_others_know_why():
     job = Job(3, stall_timeout_s=1000)
     job.verdict = CERTAIN
@@ -437,9 +498,10 @@ def test_a_rank_that_fails_in_an_investigation_publishes_its_snapshot_again():
     while job.ranks[1].me.state is not State.INVESTIGATING:
         job.pass_time(0.02, every_s=0.02)
     job.ranks[0].is_alive = False  # the judge is late
-    assert snapshot_key_due(job.ranks[1].me, is_failing=True) == "snapshot.1.1"
+    assert snapshot_key_due(job.ranks[1].me, is_failing=False) == "snapshot.1.1"
     job.pass_time(0.1)
     assert snapshot_key_due(job.ranks[1].me, is_failing=False) is None
+    assert snapshot_key_due(job.ranks[1].me, is_failing=True) == "snapshot.1.1", "it has failed since"
     assert snapshot_key_due(on_no_reply(job.ranks[1].me), is_failing=False) == "snapshot.1.1", "it may be lost"
 
 
