@@ -71,7 +71,8 @@ def test_a_rank_whose_device_is_late_is_named_although_its_host_has_launched_eve
         ranks = thread.submit(run_on_device, train_until, backend, 2, str(tmp_path), "stuck stream")
         verdicts = verdicts_until(ranks, tmp_path)
     results_of(ranks.result())
-    assert {rank for verdict in verdicts for rank in verdict.named} == set()
+    named = {rank for verdict in verdicts for rank in verdict.named}
+    assert named <= {1}, verdicts  # which is true, if the wait has become long enough to say so
     slow = [verdict for verdict in verdicts if verdict.kind == "slow" and "device of rank" in verdict.sentence]
     assert {(verdict.concerned, verdict.step) for verdict in slow} == {((1,), HEALTHY_STEPS)}, verdicts
 

@@ -6,7 +6,6 @@ import io
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,8 +120,3 @@ def test_without_the_package_it_is_said_how_to_get_it(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "perfetto.trace_builder.proto_builder", None)
     with pytest.raises(OverlapScopeError, match=r"pip install 'overlapscope\[perfetto\]', or --format chrome"):
         PerfettoFile(io.BytesIO(), "run")
-
-
-def test_a_real_file_is_small(trace: Trace, tmp_path: Path) -> None:
-    per_slice = len(exported(trace)) / sum(map(len, drawn(exported(trace)).slices.values()))
-    assert per_slice < 300

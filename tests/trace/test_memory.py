@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,7 @@ def test_tables_that_grow_beyond_the_memory_are_not_read(tmp_path: Path, monkeyp
     assert len(read_trace(folder).steps) == len(trace.steps)
 
 
-def test_this_machine_says_how_much_is_free() -> None:
+def test_the_memory_that_is_free_is_a_part_of_this_machines() -> None:
     free = memory.free_bytes()
-    assert free is None or free > 0
+    assert free is not None
+    assert 10 * MB < free <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

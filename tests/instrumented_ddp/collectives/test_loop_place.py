@@ -102,7 +102,7 @@ def test_a_forward_that_has_begun_since_the_update_is_of_the_next_iteration_wher
     assert place.has_begun_next_iteration([here]) is False
 
 
-def test_a_frame_of_torch_that_has_the_place_of_an_earlier_one_in_memory_says_nothing() -> None:
+def test_a_frame_of_torch_says_nothing_because_a_later_one_may_have_its_identity() -> None:
     place = LoopTracker(TrainingPosition(has_updated=True))
     namespace = {"place": place, "sys": sys}
     exec(
