@@ -1,4 +1,4 @@
-"""State of the process that wrote a log, according to /proc."""
+"""State of a rank's process: from /proc, from how it recorded its end, from its parent, and from stack dumps."""
 
 from __future__ import annotations
 
@@ -84,9 +84,6 @@ def parse_written_ns(where: dict[str, Any]) -> int | None:
         return None
 
 
-# How one rank ended: from its own ``ended.json``, and as its parent process observed it.
-
-
 def combine_liveness_and_status(liveness: Liveness, exit_status: int | None) -> Liveness:
     """Combine the state of a process with its exit status: running to the end but exiting with an error is a failure.
 
@@ -159,8 +156,6 @@ def parse_call_site(content: dict[str, Any]) -> CallSite | None:
         return None
     return CallSite(file=file, line=line, function=str(content.get("function") or ""))
 
-
-# Parser of faulthandler's stack dumps: the user's line, and what the process waits for.
 
 WaitReason = Literal["data loader", "thread", "process", "socket", "file", "torch.distributed"]
 

@@ -1,4 +1,4 @@
-"""Models of a rank, and gradients missing in its latest backward, from the files written by the reducer."""
+"""Models of a rank from its files: parameters, gradients missing in its latest backward, and replicas."""
 
 from __future__ import annotations
 
@@ -110,9 +110,6 @@ def _module_of(name: str, modules: dict[str, str]) -> str:
     path = name.rpartition(".")[0]
     kind = modules.get(path)
     return path if kind is None else f"{path} ({kind})".strip()
-
-
-# Replicas of a rank as it recorded them, and the comparison of the replicas of all ranks.
 
 
 def read_replicas(folder: Path, problems: list[Problem]) -> tuple[Replica, ...]:

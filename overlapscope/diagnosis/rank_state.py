@@ -1,4 +1,4 @@
-"""Reader of the files that one rank left besides its collective logs: its position, state and end."""
+"""State of one rank, from the files that it left besides its collective logs: position, process and end."""
 
 from __future__ import annotations
 

@@ -240,8 +240,6 @@ def _in_order(name: str, groups: list[pa.Table], steps: StepRange) -> pd.DataFra
     return pd.DataFrame(found, copy=False)
 
 
-# Staging directory for tables that are being written; finished shards survive an interruption.
-
 _CHECKPOINT_FOLDER: Final = "parts"
 
 

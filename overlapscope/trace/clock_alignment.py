@@ -35,17 +35,6 @@ from overlapscope.trace.clocks import (
 from overlapscope.trace.collective_arrival import compute_arrival_ns, occurrence_index
 from overlapscope.trace.event_log import Problem
 
-# Bounds on clock offsets from all-reduces: no all-reduce ends before its last rank arrives.
-#
-# Seen from two clocks, every all-reduce is a ping that costs nothing. It ends on our clock after the ranks of the
-# other clock have arrived, so at that moment their clock shows more than their arrival; likewise it ends on theirs
-# after we arrive. A rank arrives when the bucket is ready and launched; recorded ends are never earlier than the true
-# ones.
-#
-# Example: ranks of clock B arrive at 100 at the latest and see the end at 180, those of reference clock A arrive at
-# 1150 and see the end at 1190. At 180 (B) the offset A - B is at least 1150 - 180 = 970; at 100 (B) it is at most
-# 1190 - 100 = 1090. A map with an offset of 950 ± 10 is violated by 970 - 960 = 10 ns.
-
 _Int64s = npt.NDArray[np.int64]
 
 _MATCH: Final = ["peers", "model", "step", "bucket", "occurrence"]
@@ -55,7 +44,17 @@ _MAX_FIXES: Final = 64
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CollectiveBounds:
-    """Bounds on the offset between two clocks, one pair per all-reduce."""
+    """Bounds on the offset between two clocks, one pair per all-reduce.
+
+    Seen from two clocks, every all-reduce is a ping that costs nothing. It ends on our clock after the ranks of the
+    other clock have arrived, so at that moment their clock shows more than their arrival; likewise it ends on theirs
+    after we arrive. A rank arrives when the bucket is ready and launched; recorded ends are never earlier than the true
+    ones.
+
+    Example: ranks of clock B arrive at 100 at the latest and see the end at 180, those of reference clock A arrive at
+    1150 and see the end at 1190. At 180 (B) the offset A - B is at least 1150 - 180 = 970; at 100 (B) it is at most
+    1190 - 100 = 1090. A map with an offset of 950 ± 10 is violated by 970 - 960 = 10 ns.
+    """
 
     bounds: OffsetBounds
     all_reduces: pd.DataFrame

@@ -1,4 +1,4 @@
-"""Offsets between two clocks: bounds from single observations, and the piecewise linear map that follows from them.
+"""Host clock, and offsets between two: bounds from observations, and the piecewise linear map that follows from them.
 
 An observation doesn't give the offset (reference clock minus own clock), it bounds it. A ping that is sent at s,
 answered at reference time a, and received at r shows that the offset was at most a - s at s, and at least a - r at r.
@@ -20,8 +20,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-
-# Host clock of all times in a recording, and identifiers of hosts that share a clock or a process table.
 
 host_now_ns = time.monotonic_ns
 """Return nanoseconds of ``CLOCK_MONOTONIC``, which on Linux all processes of one boot share (in one time namespace)."""

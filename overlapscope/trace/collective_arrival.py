@@ -1,4 +1,4 @@
-"""Arrival times of ranks at collectives."""
+"""Arrival times of ranks at collectives, and the occurrence numbers by which events of several ranks are matched."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-
-# Occurrence numbers of equal rows: 0 for the first row of its kind in a table, 1 for the second, and so on.
 
 Int64s = npt.NDArray[np.int64]
 

@@ -39,8 +39,6 @@ from overlapscope.trace.schema import (
 )
 from overlapscope.trace.small_files import has_finished_recording, read_lines
 
-# Vectorized integrity check of the entries of a collective log, because logs are long.
-
 _ADLER: Final = 65521
 _CHECK_AT: Final = int(ENTRY_DTYPE.fields["check"][1])  # type: ignore[index]
 _WEIGHTS: Final = np.arange(ENTRY_BYTES, 0, -1, dtype=np.float32)
@@ -58,7 +56,7 @@ _UNFINISHED_UPDATES: Final = (
 
 
 def verify_entries(entries: Entries) -> tuple[Entries, npt.NDArray[np.bool_]]:
-    """Return the entries in their last consistent state, and a mask of those that are intact.
+    """Return the entries in their last consistent state, and a mask of those that are intact; at once, for long logs.
 
     A process may die, be interrupted, or be read by others between an addition to an entry and the update of its check:
     such an addition is undone.
@@ -86,17 +84,15 @@ def _is_intact(entries: Entries) -> npt.NDArray[np.bool_]:
     return is_intact
 
 
-# Random-access reader of one collective log file.
-#
-# The latest entry is found by bisection, because entry numbers go up by one from slot to slot, except where the ring
-# wraps around. Only a log in which this does not hold, because part of it is lost, is read completely.
-
 _PROBED_ENTRIES: Final = 1024
 """Number of slots checked after the latest entry: entries there mean that some before them are lost."""
 
 
 class CollectiveLogFile:
-    """Collective log of one group on one rank, as a file.
+    """Collective log of one group on one rank, as a file with random access.
+
+    The latest entry is found by bisection, because entry numbers go up by one from slot to slot, except where the ring
+    wraps around. Only a log in which this does not hold, because part of it is lost, is read completely.
 
     Args:
         path: the file; it may be written to at the same time.

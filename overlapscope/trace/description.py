@@ -1,4 +1,4 @@
-"""Precision with which times of different ranks can be compared, in a few words."""
+"""Short descriptions of a recording: its models, how their gradients are reduced, its steps, and its clocks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from overlapscope.trace.recording import Trace
 if TYPE_CHECKING:
     from overlapscope.trace.recording import Trace
 
-
-# Short descriptions of the trained models, of how their gradients are reduced, and of the steps that were read.
 
 DEFAULT_STRATEGY: Final = "overlapped"
 """Strategy of stock DDP."""

@@ -19,13 +19,14 @@ DETAIL_VARIABLE: Final = "OVERLAPSCOPE_DETAIL"
 """One of ``DETAILS``."""
 
 LIMIT_VARIABLE: Final = "OVERLAPSCOPE_LIMIT_MB"
-"""Maximum size of one rank's log, a whole number of MB (1024² bytes). Not set: ``writer.DEFAULT_LIMIT_BYTES``."""
+"""Maximum size of one rank's log, a whole number of MB (1024² bytes). Not set: ``DEFAULT_LIMIT_BYTES``."""
 
 ON_INCIDENT_VARIABLE: Final = "OVERLAPSCOPE_ON_INCIDENT"
 """One of ``ON_INCIDENT``."""
 
 STALL_TIMEOUT_VARIABLE: Final = "OVERLAPSCOPE_STALL_TIMEOUT_S"
-"""Minimum stall in seconds before ``raise`` aborts a job that may only be slow. Not set: ``DEFAULT_STALL_TIMEOUT_S``."""
+"""Minimum stall in seconds before ``raise`` aborts a job that may only be slow; by default
+``DEFAULT_STALL_TIMEOUT_S``."""
 
 DEFAULT_STALL_TIMEOUT_S: Final = 120.0
 

@@ -1,4 +1,7 @@
-"""Reader of event logs: complete records only, in the order they were written."""
+"""Event log of one rank: an append-only file that survives the death of its process, and its readers.
+
+Readers return complete records only, in the order they were written.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,6 @@ from overlapscope.trace.schema import (
     LogHeader,
     Phase,
 )
-
-# Event log of one rank: an append-only file that survives the death of its process.
 
 DEFAULT_LIMIT_BYTES: Final = 64 * 1024**2
 """Default size of one rank's log: about a million records."""
@@ -148,12 +149,6 @@ def _discard(*_: object) -> None:
     """Do nothing, in place of ``CHECKED_RECORD.pack_into`` of a closed log."""
 
 
-# Vectorized CRC-32 of many records at once, which ``zlib`` would compute one by one.
-#
-# For messages of one length, the contribution of a bit to the CRC does not depend on the other bits: ``crc(a ^ b) =
-# crc(a) ^ crc(b) ^ crc(0)``. So the CRC of a record is the XOR of one number per word, from a table by position and
-# value of the word.
-
 _CHECKSUM_BYTES: Final = 4
 """Number of bytes at the beginning of a record that hold the CRC of the rest."""
 _WORD: Final = np.dtype("<u2")
@@ -164,7 +159,12 @@ _BLOCK_RECORDS: Final = 8192
 
 
 def compute_record_checksums(records: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
-    """Compute the CRC-32 of each record of ``RECORD_BYTES`` without its leading checksum, shape (N,)."""
+    """Compute the CRC-32 of each record of ``RECORD_BYTES`` without its leading checksum, shape (N,).
+
+    ``zlib`` would compute them one by one. For messages of one length, the contribution of a bit to the CRC does not
+    depend on the other bits: ``crc(a ^ b) = crc(a) ^ crc(b) ^ crc(0)``. So the CRC of a record is the XOR of one number
+    per word, from a table by position and value of the word.
+    """
     words = np.ascontiguousarray(records).view(_WORD).reshape(-1, _WORDS)
     checksums = np.full(len(words), _crc_of_zeros(), dtype=np.uint32)
     tables = _tables() if len(words) else ()
@@ -460,11 +460,8 @@ def _missing_records(
     return problems
 
 
-# Serialization of a complete event log, for recordings that are made without a training run.
-
-
 def serialize_event_log(records: Records) -> bytes:
-    """Serialize a closed event log that holds these records, with checksums."""
+    """Serialize a closed event log that holds these records, for recordings made without a training run."""
     count = len(records)
     written = records.copy()
     written["crc32"] = compute_record_checksums(written)

@@ -1,4 +1,4 @@
-"""Reader of one PyTorch Flight Recorder dump: the collectives that one rank launched, and their state.
+"""Reader of PyTorch Flight Recorder dumps: the collectives that each rank launched, and their state.
 
 The layout is that of ``torch/csrc/distributed/c10d/FlightRecorder*.hpp``, versions 2.x. Backends fill it differently:
 gloo leaves ``state`` at ``scheduled``, and only ``retired`` tells that an operation is no longer waited for; NCCL
@@ -247,18 +247,16 @@ class _Reader:
         return OverlapScopeError(f"{self._path}: not a Flight Recorder dump, or damaged: {what}")
 
 
-# Conversion of torchcomms' Flight Recorder dumps, which have PyTorch's layout but different sequence numbers.
-#
-# Based on ``comms/torchcomms/hooks/fr/FlightRecorder.cpp`` of meta-pytorch/torchcomms. ``collective_seq_id`` counts
-# what the process has launched in all communicators together, from 0. This includes sends and receives, which are not
-# marked as such and have no peer. A group's description is the backend's name. ``completed`` is rarely seen, as on
-# gloo.
-
 _POINT_TO_POINT: Final = ("send", "recv", "batch_op_issue")
 
 
 def renumber_by_group(dump: Dump) -> Dump:
     """Renumber collectives of a torchcomms dump within their groups, as in dumps of PyTorch; return others unchanged.
+
+    According to ``comms/torchcomms/hooks/fr/FlightRecorder.cpp`` of meta-pytorch/torchcomms, ``collective_seq_id``
+    counts what the process has launched in all communicators together, from 0. This includes sends and receives, which
+    are not marked as such and have no peer. A group's description is the backend's name. ``completed`` is rarely seen,
+    as on gloo.
 
     Raises:
         OverlapScopeError: the numbers are unknown, because some launches are missing from the dump.
@@ -290,8 +288,6 @@ def _is_of_torchcomms(entries: Sequence[DumpEntry]) -> bool:
 def _op(entry: DumpEntry) -> str:
     return entry.name.partition(":")[2]
 
-
-# Discovery of Flight Recorder dumps in a folder, and the ranks that they are from.
 
 _NAME: Final = re.compile(r"(?P<prefix>|.*?[^0-9])(?P<rank>[0-9]{1,9})(\.(json|pickle|pkl))?")
 """Name of a dump, such as ``trace_0``, ``nccl_trace_rank_12``, ``trace_0.json``."""

@@ -1,9 +1,7 @@
-"""Gradient-ready file: which gradients of a model are ready in the current backward, and since when.
+"""Files that a running rank rewrites in place, memory-mapped or small, so that they are right whenever it dies.
 
-It is memory-mapped and has eight bytes per parameter. A gradient hook runs once per parameter and step, between kernels
-that have just emptied the processor's caches. Packing a record there costs several microseconds, storing one number a
-fraction of that. So hooks store the time here, and the records are written together when the bucket is ready. If the
-process dies or hangs in between, this file tells which gradients were ready and which were not.
+``alive.board`` tells when its watchdog last ran, ``gradients_M.board`` which gradients of model M are ready and since
+when, ``fingerprints_M.board`` how the model's parameters changed.
 """
 
 from __future__ import annotations
@@ -29,8 +27,6 @@ from overlapscope.trace.schema import (
     LIVENESS_FILE,
     gradient_ready_file,
 )
-
-# Liveness file ``alive.board``: when a rank's watchdog last ran, and the memory use at that time.
 
 _ALIVE: Final = struct.Struct("<qqq")
 _ALIVE_CHECKSUM: Final = struct.Struct("<q")
@@ -87,21 +83,6 @@ def read_alive_file(path: Path, problems: list[Problem]) -> tuple[int | None, in
     return alive_ns or None, rss_bytes or None, limit_bytes or None
 
 
-# Fingerprint files of a model's parameters on one rank: ``fingerprints_M.board``, and ``replicas.jsonl``.
-#
-# A fingerprint is taken at the beginning of a forward with a reduction, when parameters don't change, and is
-# identified by the number of reductions so far. Not all parameters are fingerprinted every time: in a pass (*sweep*)
-# of ``period`` reductions, a power of two, each is fingerprinted once, at the reduction whose number is congruent to
-# the CRC-32 of its name. So ranks with different periods have all those of the longer one in common. Example: a
-# parameter with CRC-32 = 13 is fingerprinted at reductions 1, 5, 9, 13 ... with period 4, and at 5, 13 ... with
-# period 8.
-#
-# The parameters at the end of the recording are a separate pass, with ``FINAL_PASS`` as its period, because they may
-# have changed a lot since the last forward.
-#
-# The file has a fixed number of slots, one per pass. When they are full, old passes are overwritten such that the
-# passes of a long job are dense at its end, and increasingly sparse towards its beginning.
-
 PASS_FIELDS: Final = (
     ("crc32", "<u4"),
     ("period", "<u4"),
@@ -140,6 +121,19 @@ def fingerprint_residue(name: str) -> int:
 
 class FingerprintFile:
     """Writer of the fingerprint passes of one model, which also gives access to those still in the file.
+
+    A fingerprint is taken at the beginning of a forward with a reduction, when parameters don't change, and is
+    identified by the number of reductions so far. Not all parameters are fingerprinted every time: in a pass of
+    ``period`` reductions, a power of two, each is fingerprinted once, at the reduction whose number is congruent to
+    the CRC-32 of its name. So ranks with different periods have all those of the longer one in common. Example: a
+    parameter with CRC-32 = 13 is fingerprinted at reductions 1, 5, 9, 13 ... with period 4, and at 5, 13 ... with
+    period 8.
+
+    The parameters at the end of the recording are a separate pass, with ``FINAL_PASS`` as its period, because they may
+    have changed a lot since the last forward.
+
+    The file has a fixed number of slots, one per pass. When they are full, old passes are overwritten such that the
+    passes of a long job are dense at its end, and increasingly sparse towards its beginning.
 
     Args:
         folder: folder of the rank.
@@ -255,6 +249,11 @@ _MIN_UPTIME_NS: Final = 1_000_000
 
 class GradientReadyFile:
     """Gradient-ready times of all parameters of one model, in its latest backward.
+
+    It has eight bytes per parameter. A gradient hook runs once per parameter and step, between kernels that have just
+    emptied the processor's caches. Packing a record there costs several microseconds, storing one number a fraction of
+    that. So hooks store the time here, and the records are written together when the bucket is ready. If the process
+    dies or hangs in between, this file tells which gradients were ready and which were not.
 
     Args:
         folder: folder of the rank.

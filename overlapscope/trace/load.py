@@ -1,4 +1,7 @@
-"""Assembly of the shards of a recording: clock alignment, and the tables that are not split by rank."""
+"""From logs to tables: shards of ranks that are read in parallel and fit into memory, and their assembly.
+
+Assembly aligns the clocks, and builds the tables that are not split by rank.
+"""
 
 from __future__ import annotations
 
@@ -163,8 +166,6 @@ def _report_missing_ranks(path: Path, folders: Mapping[int, Path], run: dict[str
     names = ", ".join(map(str, missing[:_MOST_NAMES])) + (" ..." if len(missing) > _MOST_NAMES else "")
     return [Problem("error", f"{path}: {len(missing)} of {len(expected)} ranks left no log: {names}")]
 
-
-# Conversion of event logs to Parquet tables, in shards of ranks that are read in parallel and fit into memory.
 
 _RECORDS_PER_SHARD: Final = 4_000_000
 _RECORDS_PER_RANGE: Final = 8_000_000

@@ -1,8 +1,4 @@
-"""Exit records ``exits_*.jsonl``: how processes ended, according to their parent process.
-
-A launcher knows what a rank can't record itself: the signal that killed it, its exit status, and whether the launcher
-had signaled it to end before.
-"""
+"""What watchdogs and launchers write about a process: reports, stall snapshots, and exit records."""
 
 from __future__ import annotations
 
@@ -22,10 +18,6 @@ from overlapscope.trace.dataclass_json import from_dict
 from overlapscope.trace.event_log import Problem
 from overlapscope.trace.schema import RANK_FILE, REPORTS_FILE, STALL_FILE, write_json
 from overlapscope.trace.small_files import read_json, read_lines
-
-# Watchdog reports, written while a job runs: ``reports.jsonl``, and the Python stacks at that time.
-#
-# A rank's file is rewritten with each report, because a report may be retracted.
 
 _MOST_STACK_BYTES: Final = 200_000
 """Maximum number of bytes read of a stacks file: nobody reads more, and a damaged file may have any size."""
@@ -65,7 +57,9 @@ class WatchdogReport:
 
 
 class ReportLog:
-    """Writer of the reports of one rank.
+    """Writer of the reports of one rank, with the Python stacks at that time.
+
+    The file is rewritten with each report, because a report may be retracted.
 
     Args:
         folder: folder of the rank; reports that are already there are kept.
@@ -161,15 +155,13 @@ def _to_unix_ns(folder: Path) -> int | None:
         return None
 
 
-# Stall snapshot of a rank, ``standstill.json``: its state when the watchdog last examined it during a stall.
-#
-# With it, a reader who examines a running job from outside, or a job that was aborted because it hung, knows what the
-# rank's watchdog knew.
-
-
 @dataclass(frozen=True, kw_only=True)
 class StallSnapshot:
-    """State of a rank during a stall."""
+    """State of a rank when its watchdog last examined it during a stall, ``standstill.json``.
+
+    With it, a reader who examines a running job from outside, or a job that was aborted because it hung, knows what the
+    rank's watchdog knew.
+    """
 
     time_ns: int
     """Time of the snapshot in host nanoseconds."""
@@ -218,7 +210,11 @@ EXITS_PATTERN: Final = "exits_*.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessExit:
-    """End of a process."""
+    """End of a process, as its parent observed it: one line of ``exits_*.jsonl``.
+
+    A launcher knows what a rank can't record itself: the signal that killed it, its exit status, and whether the
+    launcher had signaled it to end before.
+    """
 
     pid: int
     boot_id: str | None

@@ -19,8 +19,6 @@ from typing import ClassVar, Protocol, TypeVar
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.schema import HEADER_BYTES
 
-# Header of a ring log file, read consistently with the file's size while a process may be closing it.
-
 
 class RingHeader(Protocol):
     """Common interface of the headers of event logs and collective logs."""

@@ -1,4 +1,4 @@
-"""Search for runs in folders, at any depth, and their names.
+"""Runs in folders, at any depth: their names, and the tags and notes that users attach to them.
 
 A run is a recording with all its attempts, or a folder of Flight Recorder dumps. Links to folders are not followed, so
 that nothing outside of the given folders is shown.
@@ -19,10 +19,6 @@ from overlapscope.trace.flight_recorder import holds_dumps
 from overlapscope.trace.schema import TABLES_FOLDER, WATCHDOG_FOLDER
 from overlapscope.trace.small_files import find_attempts
 
-# Tags and a note that users attach to a run: ``notes.json`` next to its rank folders.
-#
-# It may be edited by hand, so it has no checksum, which an edit would invalidate.
-
 NOTES_FILE: Final = "notes.json"
 MAX_TAGS: Final = 20
 MAX_TAG_LENGTH: Final = 40
@@ -32,7 +28,10 @@ _MOST_BYTES: Final = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class RunNotes:
-    """Tags and a note of a run."""
+    """Tags and a note that users attach to a run: ``notes.json`` next to its rank folders.
+
+    It may be edited by hand, so it has no checksum, which an edit would invalidate.
+    """
 
     tags: tuple[str, ...] = ()
     note: str = ""

@@ -1,9 +1,9 @@
 """Layout of a recording on disk: the contract between the recorder and every reader.
 
-A recording is a folder per run with a folder per rank; writers share no files. ``RANK_FILES`` lists the files of a rank:
-clearing, the manifest and docs/trace-format.md follow it. Beside the rank folders are ``exits_*.jsonl`` (how processes
-ended), ``watchdog/`` (messages between ranks while the job's store is out of reach) and ``tables/`` (Parquet tables, made
-from the files on first read).
+A recording is a folder per run with a folder per rank; writers share no files. ``RANK_FILES`` lists the files of a
+rank: clearing, the manifest and docs/trace-format.md follow it. Beside the rank folders are ``exits_*.jsonl`` (how
+processes ended), ``watchdog/`` (messages between ranks while the job's store is out of reach) and ``tables/`` (Parquet
+tables, made from the files on first read).
 
 A record is ``RECORD_BYTES`` long. It starts with the CRC-32 of the rest: a record is *complete* if that is correct, so
 one that was truncated by SIGKILL, that is being overwritten in the ring, or that was damaged later, is recognized

@@ -1,4 +1,9 @@
-"""Rank folders of a recording, and readers of the small JSON files in them."""
+"""Folders of a recording: attempts, ranks, the small JSON files in them, and removal without touching a user's files.
+
+A launcher such as ``torchrun --max-restarts`` restarts all ranks when one has failed. Each attempt is a separate
+recording: the first is in the folder of the run, and ``traces/restart_1`` is next to ``traces/rank_0``,
+``traces/rank_1`` ...
+"""
 
 from __future__ import annotations
 
@@ -23,8 +28,6 @@ from overlapscope.trace.schema import (
     SIGNATURES_FILE,
     TABLES_FOLDER,
 )
-
-# Removal of files that OverlapScope has written into a folder, without touching the user's files beside them.
 
 STAGING_PREFIX: Final = f".{TABLES_FOLDER}-"
 """Prefix of the names of staging directories."""
@@ -84,11 +87,6 @@ def remove_if_empty(folder: Path) -> None:
     with suppress(OSError):
         folder.rmdir()
 
-
-# Attempts of a restarted job: the first is in the folder of the run, each later one in a folder inside it.
-#
-# A launcher such as ``torchrun --max-restarts`` restarts all ranks when one has failed. Each attempt is a separate
-# recording: ``traces/restart_1`` is next to ``traces/rank_0``, ``traces/rank_1`` ...
 
 _PREFIX: Final = "restart_"
 _LOGS: Final = (EVENTS_FILE, SIGNATURES_FILE, JOINING_FILE)

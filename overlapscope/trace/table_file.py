@@ -1,4 +1,7 @@
-"""Parquet file of one table of some ranks, with rows grouped by ranges of steps, and a checksum for each group."""
+"""Parquet file of one table of some ranks, with rows grouped by ranges of steps, and a checksum for each group.
+
+Before one is read, ``require_memory`` checks that it fits, so that a server survives whatever is put into its folder.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,6 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.text import format_bytes
 from overlapscope.trace.event_log import count_record_bytes
 from overlapscope.trace.tables import TIMES
-
-# Check that a recording fits into memory, so that a server survives whatever is put into its folder.
 
 _BYTES_PER_LOGGED: Final = 6
 """Bytes of memory per byte of event log: its tables, and what is computed from them (4.4 to 6.0 measured)."""

@@ -1,4 +1,4 @@
-"""Event tables: tidy tables made from the records of ranks, with one row per observation, in nanoseconds.
+"""Tidy tables made from the files of ranks, with one row per observation, in nanoseconds.
 
 ========== ====================================================================================================
 steps      rank, step, start_ns, end_ns
@@ -9,7 +9,8 @@ collectives rank, model, group, step, plan_epoch, plan_hash, bucket (-1: none), 
            call_site, ready_ns, launch_ns, start_ns, end_ns, end_uncertainty_ns, start_is_bound
 incidents  rank, step, incident, time_ns
 pauses     rank, step, generation, start_ns, end_ns
-segments   rank, model, step, plan_epoch, segment (its line in ``segments.jsonl``), start_ns, end_ns
+segments   ``SEGMENT_COLUMNS``; plans: ``PLAN_COLUMNS``
+links      rank, time_ns, local, peer, peer_rank (-1: unknown), ``LINK_COUNTERS``
 ========== ====================================================================================================
 
 Times are those of each rank's clock. ``ready_ns`` is missing for collectives without a bucket, ``start_ns`` and
@@ -289,8 +290,6 @@ def _take_nullable(values: npt.NDArray[Any], positions: npt.NDArray[Any]) -> pd.
     return pd.Series(values[positions]).astype("Int64").mask(pd.Series(positions < 0))
 
 
-# Tables besides those of events: bucket plans, descriptions of segments, samples of TCP connections.
-
 PLAN_COLUMNS: Final = (
     *("model", "plan_epoch", "plan_hash", "bucket", "position"),
     *("parameter", "name", "shape", "elements", "dtype", "bytes"),
@@ -362,8 +361,6 @@ def add_peer_ranks(samples: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-# Shards of a recording: tables of several ranks at a time, because tables cost time per table, not per rank.
-
 _RECORDS_PER_BATCH: Final = 1_000_000
 """Target number of records of a shard: more would not fit into the caches, fewer take longer to convert than to
 read."""
@@ -371,7 +368,7 @@ read."""
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shard:
-    """Some ranks of a recording. Times are those of each rank's clock."""
+    """Tables of some ranks, several at a time, because tables cost time per table. Times are of each rank's clock."""
 
     ranks: pd.DataFrame
     """Columns: rank, host, pid, device, closed."""

@@ -1,6 +1,13 @@
-"""Limits on untrusted files, so that a malicious one costs neither much memory nor much time.
+"""Readers of untrusted pickles and JSON: the result is plain values or a one-sentence error, whatever the file holds.
 
-The limits are far above what a Flight Recorder writes: 2,000 entries by default, at most a few megabytes per rank.
+A pickle is a program, and Python's own unpickler runs it: it calls what the file names, and allocates what the file
+requests. The reader here knows only the instructions that build dictionaries, lists, tuples, strings, bytes, numbers,
+booleans and None, so there is nothing to call. Lengths are compared with the remaining size of the file before anything
+is allocated. PyTorch's writer (``torch/csrc/jit/serialization/pickler.cpp``) uses some of these instructions; the
+others are what Python's own ``pickle.dump`` writes for such values, with protocol 2 and later.
+
+Limits keep a malicious file from costing much memory or time. They are far above what a Flight Recorder writes: 2,000
+entries by default, at most a few megabytes per rank.
 """
 
 from __future__ import annotations
@@ -74,14 +81,6 @@ def check_size_and_depth(value: Any, path: Path) -> None:
     if isinstance(value, _CONTAINERS) and extent(value, 1)[0] > MAX_VALUES:
         raise OverlapScopeError(f"{path}: refused; it expands to more than {MAX_VALUES:,} values")
 
-
-# Safe reader of pickles that consist of dictionaries, lists, tuples, strings, bytes, numbers, booleans and None only.
-#
-# A pickle is a program, and Python's own unpickler runs it: it calls what the file names, and allocates what the file
-# requests. This reader knows only the instructions that build plain values, so there is nothing to call. Lengths are
-# compared with the remaining size of the file before anything is allocated. PyTorch's writer
-# (``torch/csrc/jit/serialization/pickler.cpp``) uses some of these instructions; the others are what Python's own
-# ``pickle.dump`` writes for such values, with protocol 2 and later.
 
 _PROTOCOLS: Final = range(2, 6)
 _LARGEST_INTEGER_BYTES: Final = 8
@@ -308,8 +307,6 @@ _INSTRUCTIONS: Final[dict[int, Callable[[_Machine], None]]] = {
 }
 """Implementation of each allowed opcode of a pickle."""
 
-
-# Parser of untrusted JSON: whatever the text is, the result is a dictionary or a one-sentence error.
 
 _RETRY_HINT = "copy or dump it again"
 
