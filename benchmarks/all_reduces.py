@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.quiet_machine import wait_until_quiet
-from instrumented_ddp.recording.bucket_sum import BucketSumRecorder
+from instrumented_ddp.strategies.bucket_sum import BucketSumRecorder
 from instrumented_ddp.strategies.registry import STRATEGIES, resolve_strategy
 from instrumented_ddp.strategies.wire import Wire
 from overlapscope.lab.network import link as links

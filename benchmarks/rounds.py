@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from instrumented_ddp.collectives.log import CollectiveLog
 from instrumented_ddp.collectives.position import TrainingPosition
 from instrumented_ddp.collectives.roles import CollectiveRole
-from instrumented_ddp.recording.bucket_sum import BucketSumRecorder
 from instrumented_ddp.recording.records import BucketRecords, SegmentTable
 from instrumented_ddp.recording.steps import Steps
 from instrumented_ddp.recording.timing import HostTimer
+from instrumented_ddp.strategies.bucket_sum import BucketSumRecorder
 from instrumented_ddp.strategies.wire import Message, Wire
 from overlapscope.trace.event_log import EventLogWriter
 from overlapscope.trace.schema import EVENTS_FILE, Flag

@@ -13,7 +13,7 @@ Example::
 from instrumented_ddp.attach import attach
 from instrumented_ddp.ddp import DistributedDataParallel
 from instrumented_ddp.session import step
-from instrumented_ddp.sharded.optimizer import ShardedOptimizer
+from instrumented_ddp.strategies.sharded.optimizer import ShardedOptimizer
 from instrumented_ddp.watchdog.abort import IncidentError
 
 __all__ = ["DistributedDataParallel", "IncidentError", "ShardedOptimizer", "attach", "step"]

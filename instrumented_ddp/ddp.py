@@ -20,7 +20,6 @@ from torch.distributed import BuiltinCommHookType  # type: ignore[attr-defined]
 from instrumented_ddp.arguments import SIGNATURE, TORCH_SIGNATURE, DDPArguments
 from instrumented_ddp.bucket_plan import BucketPlan, describe_parameters
 from instrumented_ddp.collectives.roles import CollectiveRole, collective_context
-from instrumented_ddp.deferring import DeferredUpdatesDDP
 from instrumented_ddp.plans.auto import AutoBuckets
 from instrumented_ddp.plans.initial_plan import Caps, first_plan
 from instrumented_ddp.plans.probing import Probing, is_asked_to_probe
@@ -36,9 +35,10 @@ from instrumented_ddp.reduction.logging_data import Logger
 from instrumented_ddp.reduction.reducer import Reducer, ReducerHooks
 from instrumented_ddp.replicas.replica import FingerprintedReplica
 from instrumented_ddp.session import get_or_open_session
-from instrumented_ddp.sharded.layout import sharded_buckets
-from instrumented_ddp.sharded.shards import ParameterShards
+from instrumented_ddp.strategies.deferral import DeferredUpdatesDDP
 from instrumented_ddp.strategies.parameter_averaging import ParameterAveraging
+from instrumented_ddp.strategies.sharded.layout import sharded_buckets
+from instrumented_ddp.strategies.sharded.shards import ParameterShards
 from instrumented_ddp.strategies.strategy import Strategy
 from overlapscope.bucket_model.plan_file import PlanFile
 from overlapscope.trace.environment import OnIncident

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,14 +10,12 @@ import torch.distributed as dist
 from torch.distributed import BuiltinCommHookType  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from instrumented_ddp.recording.bucket_sum import BucketSumRecorder
 from instrumented_ddp.recording.events import ReductionEvents
 from instrumented_ddp.recording.records import BucketCollective, BucketRecords
 from instrumented_ddp.reduction.bucket import Bucket
 from instrumented_ddp.reduction.communicator import Communicator, communicator_of
+from instrumented_ddp.reduction.strategy import PARTS, ReductionStrategy, duplicate_group
 from instrumented_ddp.reduction.unused_parameters import UsageMap
-from instrumented_ddp.strategies.strategy import PARTS, Strategy
-from instrumented_ddp.strategies.sums import SumExecutor, check_can_send, duplicate_group
 
 # Communication hooks, by which users replace a bucket's all-reduce.
 #
@@ -125,14 +122,14 @@ class Averaging:
         group: dist.ProcessGroup,
         devices: Iterable[torch.device],
         events: ReductionEvents,
-        strategy: Strategy,
+        strategy: ReductionStrategy,
     ) -> None:
         self.group = group
         self._events = events
         self._groups = [group, *(duplicate_group(group) for _ in range(1, strategy.groups))]
         self._strategy = strategy
-        check_can_send(strategy, group, devices)
-        self._sums = self._sums_over(group)
+        strategy.check(group, devices)
+        self._sums = strategy.make_sums(group)
         self._communicators = self._communicators_on(devices)
         self.comm_hook: Hook | None = None
         """Communication hook that reduces the buckets, if the user has registered one."""
@@ -144,7 +141,7 @@ class Averaging:
         """Average over another group from now on."""
         self.group = group
         self._groups = [group, *(duplicate_group(group) for _ in self._groups[1:])]
-        self._sums = self._sums_over(group)
+        self._sums = self._strategy.make_sums(group)
         self.count_participants = group.size
         self._communicators = self._communicators_on(self._communicators)
 
@@ -157,7 +154,7 @@ class Averaging:
         """Launch the sum over all ranks of a bucket's buffer, or another one, or call the communication hook."""
         communicator, records = self._communicator_of(bucket), self._events.records_of(bucket.number)
         hook = self.comm_hook
-        uses_backend = self._sums is None or (bucket.is_sparse and self._strategy.hook is None)
+        uses_backend = self._sums is None or (bucket.is_sparse and not self._strategy.sums_sparse)
         if hook is None and uses_backend:
             return communicator.all_reduce(buffer, records)
         seen_by_hook = GradBucket(bucket, buffer, is_last=is_last)
@@ -177,7 +174,7 @@ class Averaging:
         Returns:
             What is to be waited for: the second part, or the first and only one.
         """
-        is_over = self._strategy.then is None or self._strategy.pads_to is not None
+        is_over = not self._strategy.has_two_parts or self._strategy.pads_to is not None
         if is_over or self.comm_hook is not None or bucket.is_sparse:
             return first
         second = self._launch_part(1, GradBucket(bucket, buffer, is_last=False))
@@ -187,22 +184,20 @@ class Averaging:
     def gather(self, bucket: Bucket, parameters: torch.Tensor) -> BucketCollective:
         """Launch the all-gather of a bucket's parameters, where the optimizer is sharded."""
         records = self._events.get_gather_records(bucket.number)
-        return self._run_part(1, GradBucket(bucket, parameters, is_last=False), records, PARTS[1])
+        return self._run_part(1, GradBucket(bucket, parameters, is_last=False), records)
 
     def _launch_part(self, part: int, seen: GradBucket) -> BucketCollective:
         records = self._events.records_of(seen.bucket.number)
-        if self._strategy.then is None:
-            return self._run_part(part, seen, records, "all_reduce")
-        op = PARTS[part]
-        return self._run_part(part, seen, None if records is None else records.for_operation(op), op)
+        if records is not None and self._strategy.has_two_parts:
+            records = records.for_operation(PARTS[part])
+        return self._run_part(part, seen, records)
 
-    def _run_part(self, part: int, seen: GradBucket, records: BucketRecords | None, op: str) -> BucketCollective:
+    def _run_part(self, part: int, seen: GradBucket, records: BucketRecords | None) -> BucketCollective:
         assert self._sums is not None
-        recorded_sum = BucketSumRecorder(self._strategy.name, records, self._events.sink, op)
-        launch = partial(self._sums.launch, seen, recorded_sum, part)
-        collective = self._communicator_of(seen.bucket).run_hook(launch, records)
-        if recorded_sum.marks[1] is not None:  # time span of the sum, rather than of the launch and the wait
-            collective.start, collective.end = recorded_sum.marks
+        bucket_sum = self._sums.prepare(seen, part, records, self._events.sink)
+        collective = self._communicator_of(seen.bucket).run_hook(bucket_sum.launch, records)
+        if bucket_sum.marks[1] is not None:  # time span of the sum, rather than of the launch and the wait
+            collective.start, collective.end = bucket_sum.marks
         return collective
 
     def wait(self, bucket: Bucket, collective: BucketCollective) -> None:
@@ -235,7 +230,7 @@ class Averaging:
 
     def divisor(self) -> int | None:
         """Return the divisor of gradients in this backward; None if a communication hook divides, or nothing does."""
-        if self.comm_hook is not None or self._strategy.hook is not None or self._strategy.averages_parameters:
+        if self.comm_hook is not None or self._strategy.averages_itself:
             return None
         if self._participants is None:
             self._participants = self.count_participants()
@@ -248,10 +243,6 @@ class Averaging:
     def usage_map(self, parameters: int, device: torch.device) -> UsageMap:
         """Return a bitmap of used parameters that is summed over the same ranks."""
         return UsageMap(parameters, device, self._communicators[device][0], self._events.bitmap_records)
-
-    def _sums_over(self, group: dist.ProcessGroup) -> SumExecutor | None:
-        strategy = self._strategy
-        return None if strategy.all_reduce is None and strategy.hook is None else SumExecutor(strategy, group)
 
     def _communicator_of(self, bucket: Bucket) -> Communicator:
         in_turn = self._communicators[bucket.device]

@@ -29,8 +29,8 @@ from instrumented_ddp.recording.events import ReductionEvents, make_private_read
 from instrumented_ddp.reduction import unused_parameters
 from instrumented_ddp.reduction.averaging import Averaging
 from instrumented_ddp.reduction.bucket import Bucket
+from instrumented_ddp.reduction.strategy import ReductionStrategy
 from instrumented_ddp.reduction.unused_parameters import Usage, UsageMap
-from instrumented_ddp.strategies.strategy import Strategy
 from overlapscope.trace.live_files import READY
 
 # Hooks that autograd calls for every gradient, after all hooks that users have registered on the parameter.
@@ -193,7 +193,7 @@ class Reducer:
         skip_all_reduce_unused_params: bool,
         batched_grad_copy: bool,
         events: ReductionEvents,
-        strategy: Strategy,
+        strategy: ReductionStrategy,
         hooks: ReducerHooks | None = None,
     ) -> None:
         self.parameters = parameters

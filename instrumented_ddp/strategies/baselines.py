@@ -24,7 +24,7 @@ FORWARD = Strategy(name="forward_order", order=sorted)
 #
 # Section 5.4 of the DDP paper (figure 12): it helps where one group can't saturate the link. Torch had it until 2.6.
 
-STRATEGY = Strategy(name="round_robin", groups=3)
+ROUND_ROBIN = Strategy(name="round_robin", groups=3)
 """Three groups, the maximum in the paper."""
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.collectives.roles import CollectiveRole, collective_context
-from instrumented_ddp.recording.bucket_sum import BucketSumRecorder
+from instrumented_ddp.strategies.bucket_sum import BucketSumRecorder
 from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.wire import Wire
 from overlapscope.errors import OverlapScopeError

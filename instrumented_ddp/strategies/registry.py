@@ -10,16 +10,12 @@ from typing import Final
 
 from instrumented_ddp.strategies import (
     baselines,
-    decoupled,
     direct,
-    double_tree,
     hierarchical,
     one_bit,
     parameter_averaging,
     parameter_server,
-    priority,
     ring,
-    sharded,
     tree,
 )
 from instrumented_ddp.strategies.strategy import Strategy
@@ -27,9 +23,9 @@ from overlapscope.errors import OverlapScopeError
 
 _ALL: Final = (
     *(baselines.NAIVE, baselines.PER_PARAMETER, baselines.BUCKETED, baselines.OVERLAPPED),
-    *(ring.STRATEGY, tree.STRATEGY, double_tree.STRATEGY, direct.ONE_SHOT, direct.TWO_SHOT),
-    *(parameter_server.STRATEGY, baselines.STRATEGY, baselines.FP16, baselines.BF16, baselines.POWER_SGD),
-    *(decoupled.STRATEGY, priority.STRATEGY, sharded.STRATEGY),
+    *(ring.RING, tree.TREE, tree.DOUBLE_TREE, direct.ONE_SHOT, direct.TWO_SHOT),
+    *(parameter_server.STRATEGY, baselines.ROUND_ROBIN, baselines.FP16, baselines.BF16, baselines.POWER_SGD),
+    *(ring.DECOUPLED, ring.PRIORITY, ring.SHARDED),
     *(baselines.REVERSE, baselines.FORWARD, parameter_averaging.STRATEGY),
 )
 STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = MappingProxyType(

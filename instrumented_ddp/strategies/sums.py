@@ -6,20 +6,22 @@ import atexit
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.collectives.dispatch import get_backend_name
 from instrumented_ddp.collectives.roles import CollectiveRole, set_group_role
-from instrumented_ddp.recording.bucket_sum import BucketSumRecorder
-from instrumented_ddp.strategies.priority import SliceQueue
-from instrumented_ddp.strategies.strategy import Strategy
+from instrumented_ddp.recording.events import EventSink
+from instrumented_ddp.recording.records import BucketRecords
+from instrumented_ddp.recording.timing import Mark
+from instrumented_ddp.reduction.strategy import PARTS, HookBucket, duplicate_group
+from instrumented_ddp.strategies.bucket_sum import BucketSumRecorder
 from instrumented_ddp.strategies.wire import Wire
-from overlapscope.errors import OverlapScopeError
 
 _MAX_TASK_S: Final = 5.0
 """Maximum time in seconds that a task of the worker thread may take at exit, when deferred sums may be left. A thread
@@ -27,33 +29,14 @@ that returns from a wait in C++ while Python shuts down ends the process with SI
 """
 
 
-class HookBucket(Protocol):
-    """A bucket as passed to a communication hook."""
-
-    def index(self) -> int:
-        """Return its index."""
-
-    def buffer(self) -> torch.Tensor:
-        """Return the flat tensor of all its gradients."""
+AllReduce = Callable[[torch.Tensor, Wire], None]
+"""Function that replaces a flat buffer by its sum over the ranks of a wire, with the same bits on all of them:
+otherwise replicas would drift apart.
+"""
 
 
-def check_can_send(strategy: Strategy, group: dist.ProcessGroup, devices: Iterable[torch.device]) -> None:
-    """Check that the backend can send tensors from these devices, if the strategy uses sends and receives.
-
-    gloo accepts tensors on a device for its own collectives, but can't send them: the address is not in host memory,
-    and the process ends with ``writev: Bad address``.
-
-    Raises:
-        OverlapScopeError: the backend can't.
-    """
-    if strategy.all_reduce is None and strategy.then is None:
-        return
-    for device in devices:
-        if device.type != "cpu" and get_backend_name(group, device) == "gloo":
-            raise OverlapScopeError(
-                f"strategy={strategy.name!r} sends parts of buckets from rank to rank, which gloo can't from {device}: "
-                "train over nccl, or with a strategy that leaves sums to the backend, such as 'bucketed'"
-            )
+_LEADER: Final = 0
+"""Rank that chooses the next slice."""
 
 
 class SumExecutor:
@@ -63,29 +46,48 @@ class SumExecutor:
     which waits for what the current one was given.
 
     Args:
-        strategy: the strategy to sum with.
+        name: name of the strategy in the recording.
+        parts: the function that sums a bucket, or the two that scatter and gather it.
         group: the process group to sum over.
+        slice_bytes: size of slices of buckets, the most urgent first; None for no slices.
+        make_hook: returns state and communication hook that sum the buckets instead.
     """
 
-    def __init__(self, strategy: Strategy, group: dist.ProcessGroup) -> None:
-        self._parts = strategy.all_reduce, strategy.then
-        self._slices = None if strategy.slice_bytes is None else SliceQueue(strategy.slice_bytes)
+    def __init__(
+        self,
+        name: str,
+        parts: tuple[AllReduce | None, AllReduce | None],
+        group: dist.ProcessGroup,
+        *,
+        slice_bytes: int | None = None,
+        make_hook: Callable[[dist.ProcessGroup], tuple[object, Callable[..., Any]]] | None = None,
+    ) -> None:
+        self._name = name
+        self._parts = parts
+        self._slices = SliceQueue(slice_bytes, parts[0]) if slice_bytes is not None and parts[0] is not None else None
         self._group = group
         self._hook: Callable[[Any], Any] | None = None
-        if strategy.hook is not None:
+        if make_hook is not None:
             # Collectives are matched by their order in a group: the thread needs one where nobody else launches any.
             self._group = duplicate_group(group)
-            set_group_role(self._group, CollectiveRole(role="segment", strategy=strategy.name))
-            state, hook = strategy.hook(self._group)
+            set_group_role(self._group, CollectiveRole(role="segment", strategy=name))
+            state, hook = make_hook(self._group)
             self._hook = partial(hook, state)
         self._worker: _Worker | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def prepare(
+        self, bucket: HookBucket, part: int, records: BucketRecords | None, sink: EventSink | None
+    ) -> PreparedSum:
+        """Return the sum of a bucket, or one part of it, to be launched."""
+        op = "all_reduce" if self._parts[1] is None else PARTS[part]
+        return PreparedSum(self, bucket, part, BucketSumRecorder(self._name, records, sink, op))
 
     def launch(self, bucket: HookBucket, recorded_sum: BucketSumRecorder, part: int = 0) -> torch.futures.Future[Any]:
         """Launch the sum of a bucket.
 
         Args:
-            told: recorder of the rounds of the sum.
+            recorded_sum: recorder of the rounds of the sum.
             part: index of the strategy's part.
 
         Returns:
@@ -132,9 +134,102 @@ class SumExecutor:
         return future
 
 
-def duplicate_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Create another group of the same ranks. Called on all of them."""
-    return dist.new_group(dist.get_process_group_ranks(group), use_local_synchronization=True)
+class PreparedSum:
+    """A sum that is to be launched once."""
+
+    def __init__(self, sums: SumExecutor, bucket: HookBucket, part: int, recorded_sum: BucketSumRecorder) -> None:
+        self._sums = sums
+        self._bucket = bucket
+        self._part = part
+        self._recorded_sum = recorded_sum
+
+    @property
+    def marks(self) -> tuple[Mark, Mark]:
+        """Return the marks of its start and its end on a device."""
+        return self._recorded_sum.marks
+
+    def launch(self) -> torch.futures.Future[Any]:
+        """Launch it, and return a future of the buffer when that holds the sum."""
+        return self._sums.launch(self._bucket, self._recorded_sum, self._part)
+
+
+class SliceQueue:
+    """Queue of buckets that are not summed yet. Each turn sums a slice of one of them, the same on all ranks.
+
+    Args:
+        slice_bytes: size of slices.
+        all_reduce: sums a slice.
+    """
+
+    def __init__(self, slice_bytes: int, all_reduce: AllReduce) -> None:
+        self._slice_bytes = slice_bytes
+        self._all_reduce = all_reduce
+        self._waiting: dict[int, _PendingSum] = {}
+        self._changed = threading.Condition()
+        self._count = 0
+
+    def put(
+        self, buffer: torch.Tensor, wire: Wire, recorded_sum: BucketSumRecorder
+    ) -> tuple[torch.futures.Future[Any], int]:
+        """Enqueue a bucket to be summed; called on all ranks in the same order.
+
+        Returns:
+            A future of the buffer when it holds the sum, and the number of turns that this takes.
+        """
+        one = _PendingSum(buffer, wire, recorded_sum, max(1, self._slice_bytes // buffer.element_size()))
+        slice_count = len(one.slices)
+        with self._changed:
+            self._waiting[self._count] = one
+            self._count += 1
+            self._changed.notify()
+        return one.future, slice_count
+
+    def sum_one_slice(self) -> None:
+        """Sum one slice. Errors are set on the futures of the buckets."""
+        try:
+            with self._changed:
+                number = min(self._waiting, key=lambda number: (-self._waiting[number].wire.bucket, number))
+                wire = self._waiting[number].wire
+            number = _broadcast_choice(number, wire)
+            with self._changed:
+                self._changed.wait_for(lambda: number in self._waiting)  # this rank may not have enqueued it yet
+                one = self._waiting[number]
+            with one.recorded_sum.running() if len(one.slices) == 1 else nullcontext():
+                self._all_reduce(one.slices.popleft(), one.wire)
+            if not one.slices:
+                with self._changed:
+                    del self._waiting[number]
+                one.future.set_result(one.buffer)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            waiting, self._waiting = self._waiting, {}
+        for one in waiting.values():
+            one.future.set_exception(error)
+
+
+class _PendingSum:
+    """The remaining slices of one bucket."""
+
+    def __init__(self, buffer: torch.Tensor, wire: Wire, recorded_sum: BucketSumRecorder, elements: int) -> None:
+        self.buffer = buffer
+        self.wire = wire
+        self.recorded_sum = recorded_sum
+        self.slices = deque(buffer.split(elements))
+        self.future: torch.futures.Future[Any] = torch.futures.Future()
+
+
+def _broadcast_choice(number: int, wire: Wire) -> int:
+    """Return the leader's choice."""
+    chosen = torch.tensor([number])
+    with wire.phase("choice of the next slice", rounds=1):
+        if wire.rank == _LEADER:
+            wire.exchange(sends=[(chosen, rank) for rank in range(wire.size) if rank != _LEADER])
+        else:
+            wire.exchange(receives=[(chosen, _LEADER)])
+    return int(chosen.item())
 
 
 class _Worker:

@@ -32,4 +32,20 @@ def all_reduce(buffer: torch.Tensor, wire: Wire) -> None:
         wire.exchange(sends=[(buffer, child) for child in children])
 
 
-STRATEGY = Strategy(name="tree", all_reduce=all_reduce)
+def double_all_reduce(buffer: torch.Tensor, wire: Wire) -> None:
+    """Sum a flat buffer over the ranks of a wire, in place."""
+    first, second = buffer.tensor_split(2)
+    ranks = range(wire.size)
+    wire.together(
+        lambda wire: all_reduce(first, wire.among(ranks, "of the first half")),
+        lambda wire: all_reduce(second, wire.among(ranks[::-1], "of the second half")),
+    )
+
+
+TREE = Strategy(name="tree", all_reduce=all_reduce)
+DOUBLE_TREE = Strategy(name="double_tree", all_reduce=double_all_reduce)
+"""Two binary trees, each for half of the buffer: a leaf of one is an inner rank of the other.
+
+So each rank sends and receives about as much, and both directions of its link are in use. Sanders, Speck and Träff,
+"Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009; NCCL's ``src/graph/trees.cc``.
+"""

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.recording.bucket_sum import BucketSumRecorder
+from instrumented_ddp.strategies.bucket_sum import BucketSumRecorder
 from overlapscope.trace.schema import Segment
 
 Message = tuple[torch.Tensor, int]

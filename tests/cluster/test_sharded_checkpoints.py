@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel, ShardedOptimizer
-from instrumented_ddp.sharded import checkpoint
+from instrumented_ddp.strategies.sharded import checkpoint
 from overlapscope.errors import OverlapScopeError
 from tests.cluster.ranks import Ranks, run_ranks
 

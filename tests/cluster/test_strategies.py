@@ -17,7 +17,6 @@ from torch.nn import functional
 from instrumented_ddp import DistributedDataParallel
 from instrumented_ddp.strategies.registry import STRATEGIES, resolve_strategy
 from instrumented_ddp.strategies.strategy import Strategy
-from instrumented_ddp.strategies.sums import check_can_send
 from overlapscope.errors import OverlapScopeError
 from tests.cluster.ranks import Ranks, run_ranks
 from tests.cluster.same_as_stock.values import differences_of_values
@@ -178,7 +177,7 @@ def send_over_gloo_from_a_device() -> list[str]:
     said = []
     for name in STRATEGIES:
         try:
-            check_can_send(resolve_strategy(name), dist.group.WORLD, [torch.device("cuda", 0)])
+            resolve_strategy(name).check(dist.group.WORLD, [torch.device("cuda", 0)])
         except OverlapScopeError as error:
             said.append(str(error).split(" sends ")[0])
     return said

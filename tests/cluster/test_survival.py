@@ -25,7 +25,7 @@ from instrumented_ddp.collectives.call_sites import CallSiteTable
 from instrumented_ddp.collectives.completion import CompletionWatch
 from instrumented_ddp.collectives.log import CollectiveLog
 from instrumented_ddp.collectives.signatures import SignatureTable, TensorNames
-from instrumented_ddp.recording import bucket_sum, events, recorder, tcp_stats
+from instrumented_ddp.recording import events, recorder, tcp_stats
 from instrumented_ddp.recording.batch_tracker import DataPositionTracker
 from instrumented_ddp.recording.clock_sync import ClockSync
 from instrumented_ddp.recording.metadata import ModelRegistry
@@ -36,6 +36,7 @@ from instrumented_ddp.recording.unreduced_gradients import UnreducedGradientDete
 from instrumented_ddp.session import get_current_session
 from instrumented_ddp.stock.ddp import StockDDPObserver, StockModelObserver
 from instrumented_ddp.stock.fsdp import ShardedModelObserver
+from instrumented_ddp.strategies import bucket_sum
 from instrumented_ddp.watchdog.local_rank import LocalRankMonitor
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instrumented_ddp.strategies import direct, double_tree, parameter_server, ring, tree
+from instrumented_ddp.strategies import direct, parameter_server, ring, tree
 from instrumented_ddp.strategies.hierarchical import Hierarchical
 from overlapscope.diagnosis.evidence import Entry, Evidence
 from overlapscope.diagnosis.judge import judge
@@ -96,7 +96,7 @@ def without_phases(buffer: torch.Tensor, wire: Any) -> None:
 ALGORITHMS: dict[str, Callable[[torch.Tensor, Any], None]] = {
     "ring": ring.all_reduce,
     "tree": tree.all_reduce,
-    "double_tree": double_tree.all_reduce,
+    "double_tree": tree.double_all_reduce,
     "direct": direct.one_shot,
     "direct_two_shot": direct.two_shot,
     "parameter_server": parameter_server.ParameterServers(),

@@ -16,10 +16,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.recording.bucket_sum import BucketSumRecorder
 from instrumented_ddp.recording.records import make_bitmap_records
 from instrumented_ddp.reduction.communicator import StreamCommunicator
-from instrumented_ddp.strategies.strategy import Strategy
+from instrumented_ddp.strategies.bucket_sum import BucketSumRecorder
 from instrumented_ddp.strategies.sums import SumExecutor
 from overlapscope.trace.schema import Flag
 
@@ -229,7 +228,7 @@ def test_each_part_of_a_sum_is_timed_on_the_stream_where_it_runs(timer, monkeypa
     def part(*_: object) -> None:
         compute(TRANSFER)
 
-    sums = SumExecutor(Strategy(name="in two parts", all_reduce=part, then=part), FakeGroup())  # type: ignore[arg-type]
+    sums = SumExecutor("in two parts", (part, part), FakeGroup())  # type: ignore[arg-type]
     lane = communicator(FakeGroup(), timer)
     compute(3)
     parts = []

@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from instrumented_ddp.before_forward import PreForwardWait
 from instrumented_ddp.bucket_plan import BucketPlan
 from instrumented_ddp.recording.records import BucketCollective
 from instrumented_ddp.reduction.bucket import Bucket, as_real, views_like
 from instrumented_ddp.reduction.reducer import Reducer
 from instrumented_ddp.replicas.replica import FingerprintedReplica
-from instrumented_ddp.sharded.layout import Fragment, Layout, gradient_dtype
+from instrumented_ddp.strategies.sharded.before_forward import PreForwardWait
+from instrumented_ddp.strategies.sharded.layout import Fragment, Layout, gradient_dtype
 from overlapscope.errors import OverlapScopeError
 
 

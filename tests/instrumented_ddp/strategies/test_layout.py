@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from instrumented_ddp.bucket_plan import ParameterSpec, Traffic
-from instrumented_ddp.sharded.layout import Layout, default_bucket_elements, fill_buckets
+from instrumented_ddp.strategies.sharded.layout import Layout, default_bucket_elements, fill_buckets
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 

@@ -20,8 +20,8 @@ from torch import nn
 
 from instrumented_ddp.bucket_plan import dtype_name
 from instrumented_ddp.reduction.bucket import strides_of
-from instrumented_ddp.sharded.optimizer import ShardedOptimizer
-from instrumented_ddp.sharded.shards import ParameterShards
+from instrumented_ddp.strategies.sharded.optimizer import ShardedOptimizer
+from instrumented_ddp.strategies.sharded.shards import ParameterShards
 from overlapscope.errors import OverlapScopeError
 
 COMPLETE_FILE: Final = "complete.json"

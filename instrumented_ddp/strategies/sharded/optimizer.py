@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import get_total_norm
 
-from instrumented_ddp.sharded.shards import ParameterShards
+from instrumented_ddp.strategies.sharded.shards import ParameterShards
 from overlapscope.errors import OverlapScopeError
 
 _NON_ELEMENTWISE: Final = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
@@ -146,7 +146,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Raises:
             OverlapScopeError: always; it says what to do.
         """
-        raise OverlapScopeError("each rank has a part of the state: use instrumented_ddp.sharded.checkpoint.save")
+        raise OverlapScopeError(
+            "each rank has a part of the state: use instrumented_ddp.strategies.sharded.checkpoint.save"
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: ARG002
         """Refuse, as each rank has a part of the state.
@@ -154,7 +156,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Raises:
             OverlapScopeError: always; it says what to do.
         """
-        raise OverlapScopeError("each rank has a part of the state: use instrumented_ddp.sharded.checkpoint.load")
+        raise OverlapScopeError(
+            "each rank has a part of the state: use instrumented_ddp.strategies.sharded.checkpoint.load"
+        )
 
 
 def _groups_of(params: Iterable[Any]) -> list[dict[str, Any]]:
