@@ -10,7 +10,7 @@ from overlapscope.breakdown.labels import BLOCK_LABELS, REASON_LABELS, describe_
 from overlapscope.breakdown.means import MeanStep
 from overlapscope.breakdown.summary import Summary
 from overlapscope.interval import Interval
-from overlapscope.text import format_interval_ns, format_ns, format_share
+from overlapscope.text import count_of, format_interval_ns, format_ns, format_share
 
 # Headline figures: the big numbers at the top of a page.
 
@@ -104,9 +104,8 @@ def describe_sample(summary: Summary) -> str:
     """Return sentences that name the steps and ranks over which means are taken."""
     if not summary.steps:
         return "No step has been finished by all ranks, so there is no mean of them."
-    ranks = f"{summary.ranks:,} rank{'s' * (summary.ranks != 1)}"
-    steps = f"{summary.steps:,} step{'s' * (summary.steps != 1)}"
-    excluded = f" Kept apart: {describe_excluded(summary.steady.excluded)}." if summary.steady.excluded else ""
+    ranks, steps = count_of(summary.ranks, "rank"), count_of(summary.steps, "step")
+    excluded = f" Excluded: {describe_excluded(summary.steady.excluded)}." if summary.steady.excluded else ""
     return f"Means of {steps} of {ranks}; they add up.{excluded} {describe_uncounted_ranks(summary.steady.excluded_ranks)}".rstrip()
 
 

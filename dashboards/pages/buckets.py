@@ -23,7 +23,7 @@ from overlapscope.bucket_model.text import format_free_plan, format_headline, fo
 from overlapscope.bucket_model.typical_step import DrawnStep
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
-from overlapscope.text import format_bytes, format_ns, format_share
+from overlapscope.text import count_of, format_bytes, format_ns, format_share, format_share_change
 from overlapscope.trace.recording import Trace
 
 _LARGEST_MB: Final = 1e6
@@ -137,8 +137,8 @@ def describe_basis(advice: Advice) -> str:
     steps, plans = len(observations.steps), observations.used_plan_count
     calibrated = ", and a calibration" if advice.is_calibrated else ""
     return (
-        f"Predicted from {steps:,} step{'s' * (steps != 1)} of {observations.world_size:,} ranks, with {plans} bucket "
-        f"plan{'s' * (plans != 1)}{calibrated}. {format_model_error(advice.recommendation)}"
+        f"Predicted from {count_of(steps, 'step')} of {observations.world_size:,} ranks, with "
+        f"{count_of(plans, 'bucket plan')}{calibrated}. {format_model_error(advice.recommendation)}"
     ).rstrip()
 
 
@@ -193,19 +193,13 @@ def _render_figures(forecast: Forecast, chosen: ChosenPlan, step: DrawnStep) -> 
 
 
 def _build_gain_headline(gain: Interval) -> Headline:
-    value, low, high = (_format_signed_share(-share) for share in (gain.value, gain.high, gain.low))
+    value, low, high = (format_share_change(-share) for share in (gain.value, gain.high, gain.low))
     return Headline(
         label="Versus now",
         value=value,
         note=f"{low} to {high}" if low != high else "as it is set now",
         color="hidden",
     )
-
-
-def _format_signed_share(share: float) -> str:
-    text = format_share(abs(share))
-    sign = "+" if share > 0 else "\N{MINUS SIGN}"
-    return "0 %" if text == "0.0 %" else f"{sign}{text}"
 
 
 def _format_size_range(least: int, most: int) -> str:

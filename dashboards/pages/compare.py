@@ -21,9 +21,10 @@ from overlapscope.breakdown.labels import BLOCK_LABELS
 from overlapscope.compare.changes import TimeDifference
 from overlapscope.compare.comparison import Comparison
 from overlapscope.compare.side import STEP, StepChoice, parse_step_bounds
-from overlapscope.compare.text import build_tables, describe_outcomes, describe_sides, signed_ns
-from overlapscope.diagnosis.text import capitalize
+from overlapscope.compare.text import describe_outcomes, describe_sides
 from overlapscope.errors import OverlapScopeError
+from overlapscope.report.compare import build_comparison_tables
+from overlapscope.text import capitalize, format_ns_change
 
 # Sides of a comparison: parsed from the query of the page, and shown in the form at its top.
 
@@ -184,13 +185,15 @@ def build_waterfall(found: Comparison) -> Waterfall:
                 width=to_percent(first_ns + abs(each.ns.value)),
                 low=to_percent(from_ns + each.ns.low),
                 high=to_percent(from_ns + each.ns.high),
-                difference=signed_ns(each.ns.value),
-                interval=f"{signed_ns(each.ns.low)} to {signed_ns(each.ns.high)}",
+                difference=format_ns_change(each.ns.value),
+                interval=f"{format_ns_change(each.ns.low)} to {format_ns_change(each.ns.high)}",
                 is_significant=each.is_significant,
             )
             for name, from_ns, each in rows
         ),
-        ticks=tuple((to_percent(ns), "0" if ns == 0 else signed_ns(ns)) for ns in _compute_ticks(first_ns, last_ns)),
+        ticks=tuple(
+            (to_percent(ns), "0" if ns == 0 else format_ns_change(ns)) for ns in _compute_ticks(first_ns, last_ns)
+        ),
     )
 
 
@@ -291,7 +294,7 @@ def build_comparison_context(
         "facts_of_sides": list(describe_sides(found)),
         "bars": [build_step_bar(label, side.summary.mean, longest_ns, {}) for label, side in sides],
         "waterfall": build_waterfall(found),
-        "tables": list(build_tables(found)),
+        "tables": build_comparison_tables(found),
         "drawings": [
             (label, side.name, drawing) for (label, side), drawing in zip(sides, drawings, strict=bool(drawings))
         ],

@@ -20,7 +20,15 @@ from overlapscope.stragglers.cycles import Cycles
 from overlapscope.stragglers.finding import Finding
 from overlapscope.stragglers.stragglers import Stragglers
 from overlapscope.stragglers.text import PART_LABELS, describe_equal_ranks
-from overlapscope.text import format_bytes, format_interval_ns, format_ns, format_share
+from overlapscope.text import (
+    capitalize,
+    count_of,
+    format_bytes,
+    format_interval_ns,
+    format_ns,
+    format_ns_change,
+    format_share,
+)
 from overlapscope.trace.recording import Trace
 
 # What-if tables: what each rank, host, phase and bucket costs, and what a step would take without that.
@@ -54,7 +62,7 @@ def _build_rank_table(found: Stragglers) -> WhatIfTable:
         (
             str(row["rank"]),
             str(row["host"]),
-            _format_signed_ns(row["lateness_ns"]),
+            format_ns_change(row["lateness_ns"]),
             format_share(row["critical_share"]),
             format_ns(row["cost_ns"]),
             format_share(row["slowdown"]),
@@ -121,11 +129,6 @@ def _sort_by_cost(table: pd.DataFrame) -> list[Any]:
     return table.sort_values("cost_ns", ascending=False, kind="stable").to_dict("records")
 
 
-def _format_signed_ns(time_ns: float) -> str:
-    sign = "+" if time_ns > 0 else "\N{MINUS SIGN}" if time_ns < 0 else ""
-    return f"{sign}{format_ns(abs(time_ns))}"
-
-
 FIGURE_DESCRIPTIONS: Final[dict[HeatmapFigure, tuple[str, str]]] = {
     "compute": ("Compute", "Forward, backward, optimizer and evaluation"),
     "lateness": ("Lateness", "How long after the median rank a rank arrives at the step's last all-reduce"),
@@ -183,7 +186,7 @@ def build_stragglers_context(summary: Summary, found: Stragglers) -> dict[str, A
         **build_breakdown_context(
             summary,
             (
-                text.capitalize(text.describe_equal_ranks(found.cycles)),
+                capitalize(text.describe_equal_ranks(found.cycles)),
                 summary.mean.minus(found.saved_if_ranks_equal),
             ),
             ("Transfers at their best", summary.mean.minus(found.saved_by_best_transfers)),
@@ -213,7 +216,7 @@ def build_heatmap(document: Document, snapshot: Snapshot, arguments: QueryArgume
 def describe_basis(summary: Summary, cycles: Cycles) -> str:
     """Return sentences on the steps that findings are based on, and on how well clocks agree."""
     count, left_out = len(cycles.steps), cycles.left_out
-    compared = f"Findings compare {count:,} step{'s' * (count > 1)}, {cycles.steps[0]} to {cycles.steps[-1]}"
+    compared = f"Findings compare {count_of(count, 'step')}, {cycles.steps[0]} to {cycles.steps[-1]}"
     left = f"; {left_out:,} left out, as warm-up or because all-reduces differ" if left_out else ""
     error_ns = cycles.clock_error_ns
     clock = (
@@ -231,7 +234,7 @@ def build_headlines(found: Stragglers) -> list[Headline]:
 
     def what_if(label: str, gain_ns: float, color: str) -> Headline:
         note = f"saves {format_ns(gain_ns)} ({format_share(gain_ns / step_ns)})" if gain_ns >= 1 else "saves nothing"
-        return Headline(label=text.capitalize(label), value=format_ns(step_ns - gain_ns), note=note, color=color)
+        return Headline(label=capitalize(label), value=format_ns(step_ns - gain_ns), note=note, color=color)
 
     best = found.by_rank.iloc[int(found.by_rank["saving_ns"].to_numpy().argmax())]
     fixed = what_if(text.describe_equalized_rank(int(best["rank"]), found.cycles), best["saving_ns"], "exposed")

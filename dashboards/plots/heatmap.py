@@ -25,8 +25,8 @@ from dashboards.plots.browser_rpc import TOOLTIP_COLUMNS, BrowserRpc, RequestCol
 from dashboards.plots.tooltip import Rows
 from dashboards.rank_map import MAX_COLUMNS, NO_VALUE, Grid, Grouping, Heatmap, HeatmapFigure
 from dashboards.theme import LATENESS_SHADES, paint
-from overlapscope.stragglers.text import PART_LABELS, rank_names
-from overlapscope.text import format_ns
+from overlapscope.stragglers.text import PART_LABELS
+from overlapscope.text import capitalize, format_ns, rank_list
 
 # Bokeh figure of the heatmap of ranks and steps: steps to the right, rank 0 at the top.
 
@@ -112,10 +112,10 @@ def build_cell_tooltip(heatmap: Heatmap, grid: Grid, figure: HeatmapFigure, row:
     first_step = grid.first_step + column * grid.steps_per_column
     last_step = min(first_step + grid.steps_per_column - 1, int(heatmap.steps[-1]))
     when = f"step {first_step}" if first_step == last_step else f"steps {first_step} to {last_step}"
-    who = rank_names(heatmap.ranks[ranks].tolist())
+    who = rank_list(heatmap.ranks[ranks].tolist())
     hosts = tuple(dict.fromkeys(heatmap.hosts[rank] for rank in ranks))
     host_text = hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
-    title = f"{who[:1].upper()}{who[1:]} · {when}"
+    title = f"{capitalize(who)} · {when}"
     peak = grid.peak(heatmap.figures_ns[figure], row, column)
     if peak is None:
         return title, [

@@ -20,14 +20,9 @@ from dashboards.report.figures import ReportFigures, load_bokeh_js
 from dashboards.report.sections import ReportContent, ReportSection, build_report_content
 from overlapscope.advice.advice import Advice, predict_mean_step
 from overlapscope.breakdown.lanes import BUCKET_SLOTS
-from overlapscope.bucket_model.text import (
-    SIZE_COLUMNS,
-    WHAT_IF_COLUMNS,
-    list_assumptions,
-    make_size_rows,
-    make_what_if_rows,
-)
+from overlapscope.bucket_model.text import list_assumptions
 from overlapscope.errors import OverlapScopeError
+from overlapscope.report.buckets import tabulate_sizes, tabulate_what_ifs
 
 
 def render_html_report(snapshot: Snapshot, now: datetime) -> str:
@@ -120,10 +115,10 @@ def _build_buckets_context(content: ReportContent, advice: Advice) -> dict[str, 
     curve = found.curve
     best = curve.plans.index(found.best.buckets)
     return {
-        "size_columns": SIZE_COLUMNS,
-        "size_rows": make_size_rows(found),
-        "what_if_columns": WHAT_IF_COLUMNS,
-        "what_if_rows": make_what_if_rows(found),
+        "tables": (
+            ("By size", "of one limit for all buckets", tabulate_sizes(found)),
+            ("What if", "each with the best size for it", tabulate_what_ifs(found)),
+        ),
         "assumptions": list_assumptions(found),
         **build_breakdown_context(
             content.snapshot.summary, ("With the best size", predict_mean_step(mean, curve, best))

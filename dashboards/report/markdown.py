@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -10,14 +9,11 @@ from typing import Any, Final
 from dashboards.recording import Snapshot
 from dashboards.report.about import get_recording_name, list_report_facts, redact_path
 from dashboards.report.sections import ReportContent, ReportSection, build_report_content
-from overlapscope.bucket_model.text import SIZE_COLUMNS, make_size_rows
+from overlapscope.report.buckets import tabulate_sizes
+from overlapscope.report.render_markdown import escape_markdown, render_markdown_table
 
 _MAX_ROWS: Final = 16
 _MAX_PROBLEMS: Final = 12
-_MARKUP: Final = re.compile(r"[\\`*<\[|~$]|(?<!\w)_|_(?!\w)|&(?=#?\w+;)|^[#>+-](?=\s)")
-_REFERENCE: Final = re.compile(r"(?<!\w)[@#](?=\w)")
-"""Text that GitHub renders as a user or an issue, escaped or not."""
-_QUOTED: Final = re.compile(r"`([^`\n]+)`")
 
 
 def render_markdown_report(snapshot: Snapshot, now: datetime) -> str:
@@ -38,21 +34,6 @@ def render_markdown_report(snapshot: Snapshot, now: datetime) -> str:
     ]
     lines += _problems(snapshot)
     return redact_path("\n".join(lines) + "\n", snapshot.trace.path)
-
-
-def escape_markdown(text: object) -> str:
-    r"""Return text that Markdown shows as it is, on one line: names in a recording may contain anything.
-
-    Text between backticks is code, unless it contains a mark that would break a table.
-    """
-    joined = " ".join(str(text).replace("\N{NO-BREAK SPACE}", " ").split())
-    parts = _QUOTED.split(joined)
-    return "".join(
-        f"`{part}`"
-        if number % 2 and "|" not in part
-        else _REFERENCE.sub("\\g<0>\N{ZERO WIDTH SPACE}", _MARKUP.sub(r"\\\g<0>", part))
-        for number, part in enumerate(parts)
-    )
 
 
 def format_table(columns: Sequence[object], rows: Sequence[Sequence[object]]) -> list[str]:
@@ -79,7 +60,7 @@ def _render_section(content: ReportContent, section: ReportSection) -> Iterator[
     elif section.name == "buckets" and content.advice is not None:
         yield from [f"**{escape_markdown(context['sentence'])}**", ""]
         yield escape_markdown(" ".join([*context["further"], context["basis"], *context["missing"]]))
-        yield from ["", *format_table(SIZE_COLUMNS, make_size_rows(content.advice.recommendation))]
+        yield from ["", *render_markdown_table(tabulate_sizes(content.advice.recommendation))]
     elif section.name == "order":
         yield from _order(context)
 

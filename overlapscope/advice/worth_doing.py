@@ -21,7 +21,8 @@ from overlapscope.interval import Interval
 from overlapscope.stragglers.cycles import CAUSES
 from overlapscope.stragglers.finding import compute_saving
 from overlapscope.stragglers.replay import Replay, Times
-from overlapscope.stragglers.text import capitalize, describe
+from overlapscope.stragglers.text import describe
+from overlapscope.text import capitalize
 
 MAX_IMPROVEMENTS: Final = 3
 """Maximum number of recommendations."""

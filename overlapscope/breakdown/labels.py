@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from overlapscope.breakdown.steady_steps import ExcludedSteps
+from overlapscope.text import count_of, format_ranks, rank_list
 from overlapscope.trace.tables import PHASE_NAMES
 
 BLOCK_LABELS: Final = {
@@ -37,31 +38,30 @@ _MOST_NUMBERS: Final = 4
 def describe_excluded(excluded: Sequence[ExcludedSteps]) -> str:
     """Describe the excluded steps; empty if there are none.
 
-    Example: ``3 to warm up (0 to 2), 1 far longer in data wait (20)``.
+    Example: ``3 warm-up steps (0-2), 1 slow outlier in data wait (20)``.
     """
-    return ", ".join(f"{len(one.steps):,} {_describe_reason(one)} ({_format_steps(one.steps)})" for one in excluded)
+    return ", ".join(f"{_describe_reason(one)} ({_format_few(one.steps)})" for one in excluded)
 
 
 def describe_uncounted_ranks(ranks: Sequence[int]) -> str:
     """Describe the ranks that are not counted in a sentence; empty if there are none."""
-    names = ", ".join(map(str, ranks[:_MOST_NUMBERS])) + (" ..." if len(ranks) > _MOST_NUMBERS else "")
-    return f"Left out because they finished far fewer steps: rank{'s' * (len(ranks) > 1)} {names}." if ranks else ""
+    return f"Left out because of far fewer finished steps: {rank_list(ranks)}." if ranks else ""
 
 
 def _describe_reason(one: ExcludedSteps) -> str:
-    block = f" in {BLOCK_LABELS[one.block]}" if one.block is not None else ""
+    count, block = len(one.steps), f" in {BLOCK_LABELS[one.block]}" if one.block is not None else ""
     return {
-        "warm-up": "to warm up",
-        "unfinished": "not finished by all ranks",
-        "other buckets": "that reduce other buckets",
-        "evaluation": "with an evaluation",
-        "far longer": f"far longer{block}",
-        "far shorter": f"far shorter{block}",
+        "warm-up": count_of(count, "warm-up step"),
+        "unfinished": f"{count_of(count, 'step')} not finished by all ranks",
+        "other buckets": f"{count_of(count, 'step')} with other buckets",
+        "evaluation": f"{count_of(count, 'step')} with an evaluation",
+        "far longer": f"{count_of(count, 'slow outlier')}{block}",
+        "far shorter": f"{count_of(count, 'fast outlier')}{block}",
     }[one.why]
 
 
-def _format_steps(steps: Sequence[int]) -> str:
-    if len(steps) > 2 and steps[-1] - steps[0] == len(steps) - 1:
-        return f"{steps[0]} to {steps[-1]}"
-    shown = ", ".join(map(str, steps[:_MOST_NUMBERS]))
-    return shown if len(steps) <= _MOST_NUMBERS else f"{shown} ..."
+def _format_few(steps: Sequence[int]) -> str:
+    """Format numbers of steps; of many that are not in a row, the first few."""
+    is_range = len(steps) > 2 and steps[-1] - steps[0] == len(steps) - 1
+    shown = steps if is_range else steps[:_MOST_NUMBERS]
+    return format_ranks(shown) + (" ..." if len(shown) < len(steps) else "")

@@ -18,7 +18,7 @@ from overlapscope.breakdown.means import MeanStep, compute_mean_step, mean_with_
 from overlapscope.breakdown.steady_steps import SteadySteps, select_steady_steps
 from overlapscope.breakdown.waits import REASONS
 from overlapscope.interval import Interval
-from overlapscope.text import format_ns
+from overlapscope.text import format_ns, format_share
 from overlapscope.trace.recording import Trace
 
 LITTLE_EXPOSED_SHARE: Final = 0.02
@@ -174,21 +174,21 @@ def _sentence(found: Summary) -> str:
     exposed, exposed_share = found.mean.blocks["exposed"], found.share_of(found.mean.blocks["exposed"])
     spent = max(_SPENT_BEFORE_FORWARD, key=lambda name: found.mean.blocks[name].value)
     before, before_share = found.mean.blocks[spent], found.share_of(found.mean.blocks[spent])
-    step = f"each {format_ns(found.mean.step.value)} step"
-    hidden = f"{_percent(found.overlap_ratio)} of communication is hidden"
-    waiting = f"{format_ns(exposed.value)} of {step} ({_percent(exposed_share)})"
+    step = f"a {format_ns(found.mean.step.value)} step"
+    hidden = f"{format_share(found.overlap_ratio)} of communication is hidden"
+    waiting = f"{format_ns(exposed.value)} of {step} ({format_share(exposed_share)})"
     straggler_ns = found.exposed_for["straggler"].value
     later = ""
     if straggler_ns > exposed.value / 2:
-        later = f", {format_ns(straggler_ns)} of that for whichever rank is later"
+        later = f", {format_ns(straggler_ns)} of that for the rank that arrives last"
     if math.isnan(found.overlap_ratio):
         steps = f"steps of {format_ns(found.mean.step.value)}"
         return f"No communication of gradients was recorded in {steps}, so there is no overlap to measure."
     if before_share >= LONG_BEFORE_FORWARD_SHARE and before.value > exposed.value:
         how, communicating = _SPENT_BEFORE_FORWARD[spent]
         return (
-            f"{format_ns(before.value)} of {step} ({_percent(before_share)}) is spent {how}, "
-            f"{format_ns(exposed.value)} ({_percent(exposed_share)}) {communicating}{later}; {hidden}."
+            f"{format_ns(before.value)} of {step} ({format_share(before_share)}) is spent {how}, "
+            f"{format_ns(exposed.value)} ({format_share(exposed_share)}) {communicating}{later}; {hidden}."
         )
     if exposed_share < LITTLE_EXPOSED_SHARE:
         return f"{hidden}; only {waiting} is spent waiting for it, so there is little left to gain."
@@ -198,12 +198,3 @@ def _sentence(found: Summary) -> str:
             f"can't all hide: {hidden}, and {waiting} is spent waiting for it."
         )
     return f"{hidden}; {waiting} is spent waiting for it{later}."
-
-
-def _percent(share: float) -> str:
-    """Format a share for a sentence; 100 % and 0 % only if exact."""
-    if 0 < share < 0.01:
-        return "<1 %"
-    if 0.99 < share < 1:
-        return "99 %"
-    return f"{100 * share:.0f} %"

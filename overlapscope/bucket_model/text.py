@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Final
 
 from overlapscope.bucket_model.measured import MIN_GAIN
@@ -11,7 +10,14 @@ from overlapscope.bucket_model.plans import format_caps
 from overlapscope.bucket_model.recommend import Prediction, Recommendation
 from overlapscope.bucket_model.what_if import Limits
 from overlapscope.interval import Interval
-from overlapscope.text import format_interval_ns, format_ns, format_share
+from overlapscope.text import (
+    capitalize,
+    count_of,
+    format_ns,
+    format_share,
+    format_share_change,
+    format_share_range,
+)
 
 _MOST_CAPS_SHOWN: Final = 12
 
@@ -50,20 +56,20 @@ def format_free_plan(advice: Recommendation) -> str:
 
 def format_limit(limits: Limits) -> str:
     """Say what limits the step with the best size."""
-    exposed = f"{_percent(limits.exposed)} of it is exposed communication"
+    exposed = f"{format_share(limits.exposed)} of it is exposed communication"
     if limits.limit == "compute":
         return f"The step is limited by compute: {exposed}."
     if limits.limit == "differences":
         return (
             f"The step is limited by differences between ranks: if all were alike, it would be "
-            f"{_percent(limits.differences)} shorter; {exposed}."
+            f"{format_share(limits.differences)} shorter; {exposed}."
         )
     if limits.limit == "latency":
         return (
             f"The step is limited by the latency of its all-reduces: without latency it would be "
-            f"{_percent(limits.latency)} shorter; {exposed}."
+            f"{format_share(limits.latency)} shorter; {exposed}."
         )
-    without = f"if sending bytes took no time, it would be {_percent(limits.bandwidth)} shorter"
+    without = f"if sending bytes took no time, it would be {format_share(limits.bandwidth)} shorter"
     if limits.limit == "last bucket":
         return f"The step is limited by its last bucket, which has nothing left to overlap with: {without}; {exposed}."
     return f"The step is limited by bandwidth: {without}; {exposed}."
@@ -74,9 +80,7 @@ def format_model_error(advice: Recommendation) -> str:
     error = advice.curve.predicted.error
     if math.isnan(error):
         return ""
-    return (
-        f"For the plan that was measured the model alone is off by {_signed(error)} %; predictions are relative to it."
-    )
+    return f"For the plan that was measured the model alone is off by {format_share_change(error)}; predictions are relative to it."
 
 
 def format_setting(prediction: Prediction) -> str:
@@ -90,13 +94,13 @@ def format_setting(prediction: Prediction) -> str:
 
 def format_bucket_count(prediction: Prediction) -> str:
     """Return the number of buckets, in words."""
-    count = len(prediction.buckets)
-    return "1 bucket" if count == 1 else f"{count} buckets"
+    return count_of(len(prediction.buckets), "bucket")
 
 
 def format_change(gain: Interval) -> str:
     """Format the change of the step time, with its interval."""
-    return f"{_signed(-gain.value)} %, 90 % interval {_signed(-gain.high)} to {_signed(-gain.low)} %"
+    change = Interval(value=-gain.value, low=-gain.high, high=-gain.low)
+    return f"{format_share_change(change.value)}, 90 % interval {format_share_range(change)}"
 
 
 def format_cap_range(low_mb: float | None, high_mb: float | None) -> str:
@@ -113,7 +117,7 @@ def format_cap_range(low_mb: float | None, high_mb: float | None) -> str:
 
 def _format_good_range(advice: Recommendation) -> str:
     caps = format_cap_range(advice.good_from_mb, advice.good_to_mb)
-    return f" {caps[0].upper()}{caps[1:]} MB are within 1 %." if caps else ""
+    return f" {capitalize(caps)} MB are within 1 %." if caps else ""
 
 
 def _round_to_two_digits(number: float, to: object) -> float:
@@ -122,51 +126,6 @@ def _round_to_two_digits(number: float, to: object) -> float:
         return number
     unit = 10.0 ** (math.floor(math.log10(number)) - 1)
     return float(f"{to(round(number / unit, 6)) * unit:.6g}")  # type: ignore[operator]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * max(0.0, share):.0f} %"
-
-
-def _signed(share: float) -> str:
-    percent = 100 * share
-    text = f"{percent:.0f}" if abs(percent) >= 9.95 else f"{percent:.1f}"
-    number = float(text)
-    return "0" if number == 0 else f"{'+' if number > 0 else '−'}{text.lstrip('-')}"
-
-
-# The recommendation as table rows, with formatted cells.
-
-Cells = tuple[str, ...]
-
-SIZE_COLUMNS: Final[Cells] = ("bucket_cap_mb", "buckets", "step", "90 % interval", "exposed", "recorded")
-WHAT_IF_COLUMNS: Final[Cells] = ("", "bucket_cap_mb", "step", "gain")
-
-
-def make_size_rows(found: Recommendation) -> list[Cells]:
-    """Return a row for each bucket size worth showing, for DDP's default and for the present setting of the job."""
-    predictions = list(found.sizes)
-    for other in (found.default, found.now):
-        if other.buckets not in {each.buckets for each in predictions}:
-            predictions.append(other)
-    return [
-        (
-            ", ".join([_label(each), *_marks(each, found)]),
-            str(len(each.buckets)),
-            format_ns(each.step_ns.value),
-            format_interval_ns(each.step_ns),
-            format_ns(each.exposed_ns),
-            "" if each.recorded_ns is None else format_ns(each.recorded_ns.value),
-        )
-        for each in predictions
-    ]
-
-
-def make_what_if_rows(found: Recommendation) -> list[Cells]:
-    """Return a row for each change other than the size, with the best size for it."""
-    return [
-        (each.change, _cap(each.cap_mb), format_ns(each.step_ns), format_share(each.gain)) for each in found.what_ifs
-    ]
 
 
 def list_assumptions(found: Recommendation) -> list[str]:
@@ -178,16 +137,8 @@ def list_assumptions(found: Recommendation) -> list[str]:
     ]
 
 
-def _label(each: Prediction) -> str:
-    return format_cap_range(each.low_mb, each.high_mb) or ("DDP's default" if each.is_default else "other")
-
-
-def _marks(each: Prediction, found: Recommendation) -> Iterator[str]:
-    if each.buckets == found.best.buckets:
-        yield "best"
-    if each.buckets == found.now.buckets:
-        yield "now"
-
-
-def _cap(cap_mb: float | None) -> str:
-    return "default" if cap_mb is None else f"{cap_mb:g}"
+def format_size_label(each: Prediction, found: Recommendation) -> str:
+    """Name the sizes that give a plan, and say whether it is the best or the present one."""
+    label = format_cap_range(each.low_mb, each.high_mb) or ("DDP's default" if each.is_default else "other")
+    marks = [mark for mark, other in (("best", found.best), ("now", found.now)) if each.buckets == other.buckets]
+    return ", ".join([label, *marks])

@@ -23,7 +23,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from overlapscope.cli.arguments import parse_folder_or_url, steps
-from overlapscope.cli.reading import report_problems
+from overlapscope.cli.reading import print_report, report_problems
 from overlapscope.console import Progress
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.analysis import Analysis
     from overlapscope.compare.comparison import compare
     from overlapscope.compare.side import ComparisonSide
-    from overlapscope.report import compare as compare_report
+    from overlapscope.report.compare import build_comparison_report
+    from overlapscope.report.render_markdown import render_markdown
     from overlapscope.trace.recording import NEIGHBOR_STEPS, read_trace
     from overlapscope.trace.table_file import step_range_of_slice
 
@@ -101,16 +102,15 @@ def run(args: argparse.Namespace) -> int:
         )
         progress.begin("dividing steps")
         found = compare(ComparisonSide.of(base, choices[0]), ComparisonSide.of(new, choices[1]))
-    if args.json:
-        print(compare_report.as_json(found, args.only, args.fail_above))
-    elif args.format == "md":
-        print(compare_report.as_markdown(found, args.only, args.fail_above))
+        report = build_comparison_report(found, args.only, args.fail_above)
+    if args.format == "md":
+        print(render_markdown(report, "OverlapScope: comparison"))
     elif args.format == "html":
         from dashboards.pages.compare import render_comparison_file
 
         print(render_comparison_file(found, args.only, args.fail_above))
     else:
-        compare_report.print_text(found, args.only, args.fail_above)
+        print_report(report, as_json=args.json)
     codes = [report_problems(side.trace) for side in ((base,) if is_same else (base, new))]
     is_slower = any(found.outcome(part, args.fail_above) == "slower" for part in args.only)
     return EXIT_CODE_REGRESSION if is_slower else max(codes)

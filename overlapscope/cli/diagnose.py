@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import parse_folder
+from overlapscope.cli.reading import print_report
 from overlapscope.console import Progress
 from overlapscope.errors import OverlapScopeError
 
@@ -51,9 +52,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the verdict; return 1 if there is a fault, 2 if nothing can be read."""
-    from overlapscope.diagnosis.attempts import format_attempts, read_attempts
-    from overlapscope.diagnosis.report_text import format_report
-    from overlapscope.report.diagnose import as_json
+    from overlapscope.diagnosis.attempts import read_attempts
+    from overlapscope.report.diagnosis import build_diagnosis_report
 
     try:
         with Progress() as progress:
@@ -65,13 +65,7 @@ def run(args: argparse.Namespace) -> int:
     except OverlapScopeError as error:
         print(f"overlapscope diagnose: {error}", file=sys.stderr)
         return 2
-    if args.json:
-        print(as_json(shown_attempt, attempts))
-    else:
-        lines = format_attempts(attempts)
-        print(
-            "\n".join([*lines, *([""] if lines else []), format_report(shown_attempt.verdict, shown_attempt.evidence)])
-        )
+    print_report(build_diagnosis_report(shown_attempt, attempts), as_json=args.json)
     for problem in shown_attempt.problems:
         print(f"{problem.severity}: {problem}", file=sys.stderr)
     return 1 if shown_attempt.verdict.is_fault else 0

@@ -10,6 +10,7 @@ from overlapscope.console import Progress
 
 if TYPE_CHECKING:
     from overlapscope.analysis import Analysis
+    from overlapscope.report.report import Report
     from overlapscope.trace.recording import Trace
 
 
@@ -40,6 +41,18 @@ def read_analysis(args: argparse.Namespace, progress: Progress, *, with_cycles: 
 
     with dask(args.dask) if args.dask else processes() as workers:
         return analyze_recording(args.traces, workers, progress.count, progress.begin, with_cycles=with_cycles)
+
+
+def print_report(report: Report, *, as_json: bool) -> None:
+    """Print a report to stdout: as text, or as one JSON object."""
+    if as_json:
+        from overlapscope.report.render_json import render_json
+
+        print(render_json(report))
+    else:
+        from overlapscope.report.render_text import print_report as print_text
+
+        print_text(report)
 
 
 def report_problems(trace: Trace) -> int:

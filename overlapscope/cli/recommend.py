@@ -18,7 +18,7 @@ import argparse
 from pathlib import Path
 
 from overlapscope.cli.arguments import RECORDING, add_steps_argument, parse_folder_or_url
-from overlapscope.cli.reading import report_problems
+from overlapscope.cli.reading import print_report, report_problems
 from overlapscope.console import Progress
 from overlapscope.errors import OverlapScopeError
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.advice.advice import advise
     from overlapscope.analysis import Analysis
     from overlapscope.bucket_model.plan_file import write_plan
-    from overlapscope.report import recommend
+    from overlapscope.report.buckets import build_buckets_report
     from overlapscope.trace.recording import read_trace
 
     if args.plan is not None and args.plan.exists():
@@ -53,8 +53,5 @@ def run(args: argparse.Namespace) -> int:
         advice = advise(Analysis(trace), args.calibration)
     if args.plan is not None:
         write_plan(args.plan, advice.plan_file())
-    if args.json:
-        print(recommend.as_json(trace, advice))
-    else:
-        recommend.print_text(trace, advice, args.plan)
+    print_report(build_buckets_report(trace, advice, args.plan), as_json=args.json)
     return report_problems(trace)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 
 from overlapscope.cli.arguments import RECORDING, add_steps_argument, parse_folder_or_url
-from overlapscope.cli.reading import add_workers_argument, read_analysis, report_problems
+from overlapscope.cli.reading import add_workers_argument, print_report, read_analysis, report_problems
 from overlapscope.console import Progress
 
 
@@ -27,14 +27,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; return 1 if a part of the recording could not be read."""
-    from overlapscope.report import stragglers
+    from overlapscope.report.stragglers import build_stragglers_report
 
     with Progress() as progress:
         analysis = read_analysis(args, progress, with_cycles=True)
         progress.begin("looking for stragglers")
-        _ = analysis.summary, analysis.stragglers
-    if args.json:
-        print(stragglers.as_json(analysis))
-    else:
-        stragglers.print_text(analysis)
+        report = build_stragglers_report(analysis)
+    print_report(report, as_json=args.json)
     return report_problems(analysis.trace)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 
 from overlapscope.cli.arguments import RECORDING, add_steps_argument, parse_folder_or_url
-from overlapscope.cli.reading import add_workers_argument, read_analysis, report_problems
+from overlapscope.cli.reading import add_workers_argument, print_report, read_analysis, report_problems
 from overlapscope.console import Progress
 
 
@@ -27,13 +27,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the summary; return 1 if a part of the recording could not be read."""
-    from overlapscope.report import summary as summary_report
+    from overlapscope.report.summary import build_summary_report
 
     with Progress() as progress:
         analysis = read_analysis(args, progress, with_cycles=False)
-        summary = analysis.summary
-    if args.json:
-        print(summary_report.as_json(analysis.trace, summary))
-    else:
-        summary_report.print_text(analysis.trace, summary)
+        report = build_summary_report(analysis)
+    print_report(report, as_json=args.json)
     return report_problems(analysis.trace)

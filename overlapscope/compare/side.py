@@ -133,7 +133,7 @@ class ComparisonSide:
         if self.choice.plan is not None:
             known = f"; its bucket plans are {', '.join(map(str, sorted(self.trace.plans['plan_epoch'].unique())))}"
         raise OverlapScopeError(
-            f"{self.name}: {len(self.steps)} steps to compare{f' ({excluded} kept apart)' if excluded else ''}; "
+            f"{self.name}: {len(self.steps)} steps to compare{f' ({excluded} excluded)' if excluded else ''}; "
             f"a comparison takes {SEGMENTS} or more on each side{known}"
         )
 

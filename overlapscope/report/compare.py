@@ -1,66 +1,175 @@
-"""Output of ``overlapscope compare``: text, Markdown and JSON."""
+"""Build the report of ``overlapscope compare``: is the new recording slower, and where."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
+from overlapscope.breakdown.labels import BLOCK_LABELS, REASON_LABELS
+from overlapscope.compare.buckets import BucketChange
 from overlapscope.compare.changes import Change, TimeDifference
 from overlapscope.compare.comparison import Comparison
-from overlapscope.compare.text import build_tables, describe_outcomes, describe_sides
-from overlapscope.report.json import json_text
-
-_MIN_WIDTH: Final = 120
-"""Width that fits every table of numbers, so that none is cut off on a narrower terminal or in a pipe."""
+from overlapscope.compare.text import MIDDLE, describe_outcomes, describe_sides
+from overlapscope.report.report import INDENT, Column, Report, Row, Section, Table
+from overlapscope.text import Value
 
 
-def print_text(comparison: Comparison, parts: Sequence[str], fail_above: float) -> None:
-    """Print facts, the verdict and the tables as text to stdout."""
-    console = Console(highlight=False, soft_wrap=True)
-    console.width = max(console.width, _MIN_WIDTH)
-    for line in (*describe_sides(comparison), ""):
-        console.print(line, markup=False)
-    for sentence in describe_outcomes(comparison, parts, fail_above):
-        console.print(sentence, style="bold", markup=False)
-    for section in build_tables(comparison):
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for index, heading in enumerate(section.headings):
-            has_numbers = section.words < len(section.headings)
-            table.add_column(
-                heading, justify="left" if index < section.words else "right", no_wrap=has_numbers, overflow="fold"
-            )
-        for row in section.rows:
-            table.add_row(*row)
-        console.print(f"\n{section.title}", markup=False)
-        console.print(table, markup=False)
+def build_comparison_report(found: Comparison, parts: Sequence[str], fail_above: float) -> Report:
+    """Build the report of a comparison.
+
+    Args:
+        parts: Parts of the step that count.
+        fail_above: As in ``Comparison.outcome``.
+    """
+    return Report(
+        path=found.new.trace.path,
+        facts=tuple(describe_sides(found)),
+        sections=(build_comparison_section(found, parts, fail_above),),
+        problems=(*found.base.trace.problems, *found.new.trace.problems),
+        content=_collect_content(found, parts, fail_above),
+    )
 
 
-def as_markdown(comparison: Comparison, parts: Sequence[str], fail_above: float) -> str:
-    """Format the comparison as Markdown, for a CI job summary or a comment."""
-    lines = ["## OverlapScope: comparison", ""]
-    lines += [f"**{_escape_markdown(sentence)}**" for sentence in describe_outcomes(comparison, parts, fail_above)]
-    lines += ["", *(f"- {_escape_markdown(line)}" for line in describe_sides(comparison))]
-    for section in build_tables(comparison):
-        marks = [" :-- " if index < section.words else " --: " for index in range(len(section.headings))]
-        rows = [section.headings, *section.rows]
-        cells = [[f" {_escape_markdown(cell)} " for cell in row] for row in rows]
-        table = [f"|{'|'.join(row)}|" for row in (cells[0], marks, *cells[1:])]
-        lines += ["", f"### {_escape_markdown(section.title)}", "", *table]
-    return "\n".join(lines)
+def build_comparison_section(found: Comparison, parts: Sequence[str], fail_above: float) -> Section:
+    """Build the one section: the outcome of each part, and the tables that show where the difference is."""
+    outcomes = describe_outcomes(found, parts, fail_above)
+    return Section(
+        name="comparison",
+        title="Comparison",
+        headline=" ".join(outcomes),
+        tables=build_comparison_tables(found),
+    )
 
 
-def as_json(comparison: Comparison, parts: Sequence[str], fail_above: float) -> str:
-    """Format the complete comparison as JSON; the keys are documented in ``docs/json.md``."""
-    content = {
+def build_comparison_tables(found: Comparison) -> tuple[Table, ...]:
+    """Build the non-empty tables: breakdown, buckets, the steps that differ most, and settings that differ."""
+    return (
+        _tabulate_blocks(found),
+        *([_tabulate_buckets(found)] if found.buckets else []),
+        *([_tabulate_steps(found)] if found.steps else []),
+        *([_tabulate_settings(found)] if found.settings else []),
+    )
+
+
+def _tabulate_blocks(found: Comparison) -> Table:
+    rows: list[Row] = []
+
+    def add(label: str, change: Change, on_path: Change | None) -> None:
+        mean, path = change.mean, on_path.mean if on_path else None
+        if mean.base or mean.new or (path and (path.base or path.new)):
+            rows.append({"label": label, **_difference_cells(found, mean), "critical_path": path.ns if path else None})
+
+    for name, label in BLOCK_LABELS.items():
+        add(label, found.changes[name], found.job[name] if found.job else None)
+        if name == "exposed":
+            for reason, text in REASON_LABELS.items():
+                add(INDENT + text, found.changes[f"exposed_{reason}"], None)
+    add("step", found.step, found.step)
+    rows.append({"label": f"middle {MIDDLE} of steps", **_difference_cells(found, found.step.middle)})
+    return Table(
+        name="breakdown",
+        title="Step-time breakdown, in milliseconds",
+        columns=(
+            Column("label", "", "text"),
+            Column("base", "base", "ms"),
+            Column("new", "new", "ms"),
+            Column("difference", "difference", "ms change"),
+            Column("difference", "99 % interval", "ms change range"),
+            Column("share", "of the step", "share change"),
+            *([Column("critical_path", "critical path", "ms change")] if found.job else []),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _difference_cells(found: Comparison, change: TimeDifference) -> dict[str, Value]:
+    return {"base": change.base, "new": change.new, "difference": change.ns, "share": found.share(change.ns.value)}
+
+
+def _tabulate_buckets(found: Comparison) -> Table:
+    return Table(
+        name="buckets",
+        title=f"Buckets in the middle {MIDDLE} of steps, in milliseconds",
+        columns=(
+            Column("bucket", "bucket", "text"),
+            Column("bytes", "size", "bytes"),
+            Column("base_transfer", "transfer: base", "ms"),
+            Column("new_transfer", "new", "ms"),
+            Column("transfer", "99 % interval", "ms change range"),
+            Column("base_exposed", "exposed: base", "ms"),
+            Column("new_exposed", "new", "ms"),
+            Column("exposed", "99 % interval", "ms change range"),
+        ),
+        rows=tuple(
+            {
+                "bucket": _label_bucket(found, bucket),
+                "bytes": bucket.new_bytes or bucket.base_bytes,
+                **_middle_cells("transfer", bucket.transfer),
+                **_middle_cells("exposed", bucket.exposed),
+            }
+            for bucket in found.buckets
+        ),
+    )
+
+
+def _middle_cells(name: str, change: Change | None) -> dict[str, Value]:
+    if change is None:
+        return {}
+    return {f"base_{name}": change.middle.base, f"new_{name}": change.middle.new, name: change.middle.ns}
+
+
+def _label_bucket(found: Comparison, bucket: BucketChange) -> str:
+    base, new = (", ".join(map(str, numbers)) or "none" for numbers in (bucket.base, bucket.new))
+    model = f"model {bucket.model}: " if len({each.model for each in found.buckets}) > 1 else ""
+    return model + (base if base == new else f"{base} → {new}")
+
+
+def _tabulate_steps(found: Comparison) -> Table:
+    return Table(
+        name="steps",
+        title="Steps that differ most, in milliseconds",
+        columns=(
+            Column("step", "step", "text"),
+            Column("block", "mostly in", "text"),
+            Column("base_block", "base", "ms"),
+            Column("new_block", "new", "ms"),
+            Column("base", "step: base", "ms"),
+            Column("new", "new", "ms"),
+            Column("difference", "difference", "ms change"),
+        ),
+        rows=tuple(
+            {
+                "step": str(pair.base_step)
+                if pair.base_step == pair.new_step
+                else f"{pair.base_step} → {pair.new_step}",
+                "block": BLOCK_LABELS[pair.block],
+                "base_block": pair.base_block_ns,
+                "new_block": pair.new_block_ns,
+                "base": pair.base_ns,
+                "new": pair.new_ns,
+                "difference": pair.new_ns - pair.base_ns,
+            }
+            for pair in found.steps
+        ),
+    )
+
+
+def _tabulate_settings(found: Comparison) -> Table:
+    return Table(
+        name="settings",
+        title="Settings and environment that differ",
+        columns=(Column("name", "setting", "text"), Column("base", "base", "text"), Column("new", "new", "text")),
+        rows=tuple({"name": each.name, "base": each.base, "new": each.new} for each in found.settings),
+    )
+
+
+def _collect_content(found: Comparison, parts: Sequence[str], fail_above: float) -> dict[str, Any]:
+    return {
         "schema": 1,
-        "sentences": describe_outcomes(comparison, parts, fail_above),
+        "sentences": describe_outcomes(found, parts, fail_above),
         "fail_above": fail_above,
-        "outcomes": {part: comparison.outcome(part, fail_above) for part in parts},
-        "unlike": comparison.unlike,
+        "outcomes": {part: found.outcome(part, fail_above) for part in parts},
+        "unlike": found.unlike,
         **{
             name: {
                 "path": str(side.trace.path),
@@ -70,12 +179,12 @@ def as_json(comparison: Comparison, parts: Sequence[str], fail_above: float) -> 
                 "excluded": side.summary.steady.excluded,
                 "problems": side.trace.problems,
             }
-            for name, side in (("base", comparison.base), ("new", comparison.new))
+            for name, side in (("base", found.base), ("new", found.new))
         },
-        "parts": {name: _change(comparison, change) for name, change in comparison.changes.items()},
+        "parts": {name: _collect_change(found, change) for name, change in found.changes.items()},
         "critical_path": None
-        if comparison.job is None
-        else {name: _change(comparison, change) for name, change in comparison.job.items()},
+        if found.job is None
+        else {name: _collect_change(found, change) for name, change in found.job.items()},
         "buckets": [
             {
                 "model": bucket.model,
@@ -83,33 +192,25 @@ def as_json(comparison: Comparison, parts: Sequence[str], fail_above: float) -> 
                 "new": bucket.new,
                 "base_bytes": bucket.base_bytes,
                 "new_bytes": bucket.new_bytes,
-                "exposed": _change(comparison, bucket.exposed),
-                "transfer": None if bucket.transfer is None else _change(comparison, bucket.transfer),
+                "exposed": _collect_change(found, bucket.exposed),
+                "transfer": None if bucket.transfer is None else _collect_change(found, bucket.transfer),
             }
-            for bucket in comparison.buckets
+            for bucket in found.buckets
         ],
-        "steps": comparison.steps,
-        "settings": comparison.settings,
+        "steps": found.steps,
+        "settings": found.settings,
     }
-    return json_text(content)
 
 
-def _change(comparison: Comparison, change: Change) -> dict[str, object]:
-    mean, middle = (_difference(comparison, each) for each in (change.mean, change.middle))
+def _collect_change(found: Comparison, change: Change) -> dict[str, object]:
+    mean, middle = (_collect_difference(found, each) for each in (change.mean, change.middle))
     return {"mean": mean, "middle": middle, "seen_ns": change.seen_ns}
 
 
-def _difference(comparison: Comparison, change: TimeDifference) -> dict[str, object]:
+def _collect_difference(found: Comparison, change: TimeDifference) -> dict[str, object]:
     return {
         "base_ns": change.base,
         "new_ns": change.new,
         "difference_ns": change.ns,
-        "share": change.ns.times(1 / comparison.step.mean.base),
+        "share": change.ns.times(1 / found.step.mean.base),
     }
-
-
-def _escape_markdown(text: str) -> str:
-    """Escape the characters that have a meaning in Markdown."""
-    for mark in "\\`*_|<>":
-        text = text.replace(mark, f"\\{mark}")
-    return text

@@ -1,62 +1,155 @@
-"""Output of ``overlapscope summary``: text and JSON."""
+"""Build the report of ``overlapscope summary``: where the step time goes, and how much communication is hidden."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Final
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
+from overlapscope.analysis import Analysis
 from overlapscope.breakdown.labels import BLOCK_LABELS, REASON_LABELS, describe_excluded, describe_uncounted_ranks
 from overlapscope.breakdown.summary import Summary
 from overlapscope.diagnosis.attempts import read_attempts
 from overlapscope.interval import Interval
-from overlapscope.report.diagnose import attempts_json
-from overlapscope.report.json import json_text
-from overlapscope.text import format_share
+from overlapscope.report.diagnosis import collect_attempts
+from overlapscope.report.report import INDENT, Column, Report, Row, Section, Table, list_rows
+from overlapscope.text import Value, count_of
 from overlapscope.trace.description import describe_chosen_steps, describe_clocks, describe_models, describe_strategies
 from overlapscope.trace.recording import Trace
 
-_MIN_WIDTH: Final = 80
-"""Width that fits every table, so that lines are not cut off on a narrower terminal or in a pipe."""
 _STEPS_AT_EACH_END: Final = 3
 _MAX_RANKS_WITH_STEPS: Final = 8
-"""Number of ranks whose steps the text shows; of more ranks, it shows only the means."""
-_TIMES: Final = ("step_time_ns", "compute_ns", "communication_ns", "hidden_ns", "exposed_ns")
-_HEADINGS: Final = ("step time", "compute", "comm.", "hidden", "exposed", "ratio")
+"""Number of ranks whose first and last steps are shown; of more ranks, only the means."""
+_MEANS: Final = (
+    Column("step_time_ns", "step time", "ms"),
+    Column("compute_ns", "compute", "ms"),
+    Column("communication_ns", "comm.", "ms"),
+    Column("hidden_ns", "hidden", "ms"),
+    Column("exposed_ns", "exposed", "ms"),
+    Column("overlap_ratio", "ratio", "ratio"),
+)
 
 
-def print_text(trace: Trace, summary: Summary) -> None:
-    """Print facts, tables and the verdict as text to stdout."""
-    console = Console(highlight=False, soft_wrap=True)
-    console.width = max(console.width, _MIN_WIDTH)
-    console.print(_facts(trace), markup=False)
-    if len(summary.figures):
-        counted = f"{_count(summary.steps, 'step')} of {_count(summary.ranks, 'rank')}"
-        console.print(f"\nWhat a step consists of: means of {counted}, in milliseconds")
-        console.print(_breakdown_table(summary))
-        if summary.steady.excluded:
-            console.print(f"Kept apart: {describe_excluded(summary.steady.excluded)}.", markup=False)
-        if summary.steady.excluded_ranks:
-            console.print(describe_uncounted_ranks(summary.steady.excluded_ranks))
-        console.print()
-        console.print("Ranks: means of the same steps, in milliseconds")
-        console.print(_rank_table(summary))
-        console.print("Steps, in milliseconds")
-        console.print(_step_table(summary))
-    console.print(summary.sentence, style="bold", markup=False)
+def build_summary_report(analysis: Analysis) -> Report:
+    """Build the report from the analysis of a recording."""
+    trace, summary = analysis.trace, analysis.summary
+    return Report(
+        path=trace.path,
+        facts=(describe_recording(trace),),
+        sections=(build_breakdown_section(summary),),
+        problems=tuple(trace.problems),
+        content=_collect_content(trace, summary),
+    )
 
 
-def as_json(trace: Trace, summary: Summary) -> str:
-    """Format the complete summary as JSON; the keys are documented in ``docs/json.md``."""
-    content = {
+def build_breakdown_section(summary: Summary) -> Section:
+    """Build the section on the mean step: its blocks, which add up, and the means of each rank."""
+    if not len(summary.figures):
+        return Section(name="breakdown", title="Step-time breakdown", headline=summary.sentence)
+    notes = []
+    if summary.steady.excluded:
+        notes.append(f"Excluded: {describe_excluded(summary.steady.excluded)}.")
+    if summary.steady.excluded_ranks:
+        notes.append(describe_uncounted_ranks(summary.steady.excluded_ranks))
+    return Section(
+        name="breakdown",
+        title="Step-time breakdown",
+        headline=summary.sentence,
+        basis=f"Means of {count_of(summary.steps, 'step')} of {count_of(summary.ranks, 'rank')}.",
+        notes=tuple(notes),
+        tables=(tabulate_blocks(summary), _tabulate_ranks(summary), _tabulate_steps(summary)),
+    )
+
+
+def tabulate_blocks(summary: Summary) -> Table:
+    """Tabulate the blocks of the mean step, exposed communication also by reason, and what the job waited for."""
+    rows = [*_generate_block_rows(summary), _block_row("step", summary, summary.mean.step, summary.mean.step)]
+    return Table(
+        name="breakdown",
+        title="Step-time breakdown, in milliseconds",
+        columns=(
+            Column("label", "", "text"),
+            Column("mean", "mean", "ms"),
+            Column("mean", "90 % interval", "ms range"),
+            Column("share", "share", "share"),
+            *([] if summary.job is None else [Column("critical_path", "critical path", "ms")]),
+        ),
+        rows=tuple(rows),
+        groups=(len(rows) - 2,),
+    )
+
+
+def describe_recording(trace: Trace) -> str:
+    """Describe a recording on one line: model, ranks, clocks, backend, steps, versions and date, as far as known."""
+    run = trace.run
+    facts = [
+        f"{trace.path}: {describe_models(run) or 'unknown model'}",
+        f"{len(trace.ranks)} of {run.get('world_size', '?')} ranks",
+        describe_clocks(trace),
+    ]
+    facts += [f"backend {run['backend']}"] if "backend" in run else []
+    facts += [f"strategy {strategy}"] if (strategy := describe_strategies(run)) else []
+    facts += [count_of(trace.steps["step"].nunique(), "step") + describe_chosen_steps(trace)]
+    facts += [f"{name} {version}" for name, version in run.get("versions", {}).items() if name == "torch"]
+    if "started_unix_ns" in run:
+        facts.append(f"recorded {datetime.fromtimestamp(run['started_unix_ns'] / 1e9):%Y-%m-%d %H:%M}")
+    return ", ".join(facts)
+
+
+def _generate_block_rows(summary: Summary) -> Iterator[Row]:
+    for name, mean in summary.mean.blocks.items():
+        on_path = None if summary.job is None else summary.job.blocks[name]
+        if mean.value or (on_path is not None and on_path.value):
+            yield _block_row(BLOCK_LABELS[name], summary, mean, on_path)
+        if name == "exposed":
+            for reason, part in summary.exposed_for.items():
+                if part.value:
+                    yield _block_row(INDENT + REASON_LABELS[reason], summary, part, None)
+
+
+def _block_row(label: str, summary: Summary, mean: Interval, on_path: Interval | None) -> Row:
+    return {"label": label, "mean": mean, "share": summary.share_of(mean), "critical_path": on_path}
+
+
+def _tabulate_ranks(summary: Summary) -> Table:
+    return Table(
+        name="ranks",
+        title="Ranks: means of the same steps, in milliseconds",
+        columns=(Column("rank", "", "rank"), Column("steps_counted", "steps", "count"), *_MEANS),
+        rows=tuple(list_rows(summary.means_by_rank())),
+    )
+
+
+def _tabulate_steps(summary: Summary) -> Table:
+    """Tabulate the first and last steps of the first ranks."""
+    rows: list[dict[str, Value]] = []
+    groups = []
+    by_rank = list(summary.figures.groupby("rank"))
+    for _, steps in by_rank[:_MAX_RANKS_WITH_STEPS]:
+        elided = len(steps) - 2 * _STEPS_AT_EACH_END
+        if elided <= 1:
+            rows += list_rows(steps)
+        else:
+            rows += list_rows(steps.head(_STEPS_AT_EACH_END))
+            rows.append({"step": "...", "step_time_ns": f"{elided:,} steps"})
+            rows += list_rows(steps.tail(_STEPS_AT_EACH_END))
+        groups.append(len(rows) - 1)
+    more = len(by_rank) - _MAX_RANKS_WITH_STEPS
+    return Table(
+        name="steps",
+        title="Steps, in milliseconds",
+        columns=(Column("rank", "", "rank"), Column("step", "step", "count"), *_MEANS),
+        rows=tuple(rows),
+        groups=tuple(groups),
+        note=f"--json has the steps of {count_of(more, 'more rank')}" if more > 0 else "",
+    )
+
+
+def _collect_content(trace: Trace, summary: Summary) -> dict[str, Any]:
+    return {
         "schema": 1,
         "path": str(trace.path),
-        "attempts": attempts_json(read_attempts(trace.path)),
+        "attempts": collect_attempts(read_attempts(trace.path)),
         "run": trace.run,
         "sentence": summary.sentence,
         "breakdown": {
@@ -75,94 +168,3 @@ def as_json(trace: Trace, summary: Summary) -> str:
         "steps": summary.figures.assign(is_counted=summary.is_steady).to_dict("records"),
         "problems": trace.problems,
     }
-    return json_text(content)
-
-
-def _facts(trace: Trace) -> str:
-    run = trace.run
-    facts = [
-        f"{trace.path}: {describe_models(run) or 'unknown model'}",
-        f"{len(trace.ranks)} of {run.get('world_size', '?')} ranks",
-        describe_clocks(trace),
-    ]
-    facts += [f"backend {run['backend']}"] if "backend" in run else []
-    facts += [f"strategy {strategy}"] if (strategy := describe_strategies(run)) else []
-    facts += [_count(trace.steps["step"].nunique(), "step") + describe_chosen_steps(trace)]
-    facts += [f"{name} {version}" for name, version in run.get("versions", {}).items() if name == "torch"]
-    if "started_unix_ns" in run:
-        started = datetime.fromtimestamp(run["started_unix_ns"] / 1e9)
-        facts.append(f"recorded {started:%Y-%m-%d %H:%M}")
-    return ", ".join(facts)
-
-
-def _breakdown_table(summary: Summary) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for heading in ("mean", "90 %", "share", *(["critical path"] if summary.job is not None else [])):
-        table.add_column(heading, justify="right", no_wrap=True)
-
-    def add(label: str, mean: Interval, on_path: Interval | None) -> None:
-        between = "" if math.isnan(mean.low) else f"{_ms(mean.low)} to {_ms(mean.high)}"
-        cells = [_ms(mean.value), between, format_share(summary.share_of(mean))]
-        table.add_row(label, *cells, *([] if summary.job is None else [_ms(on_path.value) if on_path else ""]))
-
-    for name, mean in summary.mean.blocks.items():
-        on_path = summary.job.blocks[name] if summary.job is not None else None
-        if mean.value or (on_path is not None and on_path.value):
-            add(BLOCK_LABELS[name], mean, on_path)
-        if name == "exposed":
-            for reason, part in summary.exposed_for.items():
-                if part.value:
-                    add(f"  {REASON_LABELS[reason]}", part, None)
-    table.add_section()
-    add("step", summary.mean.step, summary.mean.step)
-    return table
-
-
-def _rank_table(summary: Summary) -> Table:
-    table = _table("rank", "steps")
-    for row in summary.means_by_rank().to_dict("records"):
-        table.add_row(str(row["rank"]), str(row["steps_counted"]), *_cells(row))
-    return table
-
-
-def _step_table(summary: Summary) -> Table:
-    table = _table("rank", "step")
-    by_rank = list(summary.figures.groupby("rank"))
-    for rank, steps in by_rank[:_MAX_RANKS_WITH_STEPS]:
-        rows = steps.to_dict("records")
-        elided = len(rows) - 2 * _STEPS_AT_EACH_END
-        if elided <= 1:
-            head, tail = rows, []
-        else:
-            head, tail = rows[:_STEPS_AT_EACH_END], rows[-_STEPS_AT_EACH_END:]
-        for row in head:
-            table.add_row(str(rank), str(row["step"]), *_cells(row))
-        if tail:
-            table.add_row("", "...", f"{elided} steps")
-        for row in tail:
-            table.add_row(str(rank), str(row["step"]), *_cells(row))
-        table.add_section()
-    if len(by_rank) > _MAX_RANKS_WITH_STEPS:
-        table.caption = f"The steps of {len(by_rank) - _MAX_RANKS_WITH_STEPS} more ranks: --json"
-    return table
-
-
-def _table(*keys: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
-    for heading in (*keys, *_HEADINGS):
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
-
-
-def _cells(row: Mapping[Any, Any]) -> list[str]:
-    ratio = row["overlap_ratio"]
-    return [_ms(row[name]) for name in _TIMES] + ["none" if math.isnan(ratio) else f"{ratio:.2f}"]
-
-
-def _ms(time_ns: float) -> str:
-    return f"{time_ns / 1e6:.2f}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"

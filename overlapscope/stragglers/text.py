@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +12,7 @@ from overlapscope.stragglers.delays import get_significance_level
 from overlapscope.stragglers.finding import Finding, SlowLink
 from overlapscope.stragglers.patterns import count_runs
 from overlapscope.stragglers.stragglers import Stragglers
-from overlapscope.text import format_bytes, format_ns, format_share
+from overlapscope.text import capitalize, count_of, format_bytes, format_ns, format_share, rank_list
 from overlapscope.trace.recording import Trace
 
 CAUSE_LABELS: Final = {
@@ -58,24 +57,15 @@ def describe(finding: Finding) -> str:
 def name_culprit(finding: Finding) -> str:
     """Name what a finding blames.
 
-    That is ``rank 3``, ``host node1 (ranks 8 to 15)``, ``the link from rank 2 to rank 3``, or else ``all-reduces``.
+    That is ``rank 3``, ``host node1 (ranks 8-15)``, ``the link from rank 2 to rank 3``, or else ``all-reduces``.
     """
     if finding.link is not None:
         return f"the link from rank {finding.link.rank} to rank {finding.link.peer_rank}"
     if not finding.ranks:
         return "all-reduces"
     if finding.host is not None:
-        return f"host {finding.host} ({rank_names(finding.ranks)})"
-    return rank_names(finding.ranks)
-
-
-def rank_names(ranks: Sequence[int]) -> str:
-    """Name ranks: ``rank 3``, ``ranks 8 to 15``, ``ranks 1, 4 and 9``."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+        return f"host {finding.host} ({rank_list(finding.ranks)})"
+    return rank_list(finding.ranks)
 
 
 def describe_when(finding: Finding) -> str:
@@ -88,11 +78,9 @@ def describe_when(finding: Finding) -> str:
     if pattern.kind == "shift":
         return f"from step {steps[0]} on" if not pattern.where[0] else f"until step {steps[-1]}"
     if pattern.kind == "episode":
-        stretches = count_runs(pattern.where)
+        episodes = count_runs(pattern.where)
         between = f"{steps[0]} to {steps[-1]}"
-        return (
-            f"in steps {between}" if stretches == 1 else f"in {len(steps)} of steps {between}, in {stretches} stretches"
-        )
+        return f"in steps {between}" if episodes == 1 else f"in {len(steps)} of steps {between}, in {episodes} episodes"
     return f"in step {steps[0]}" if len(steps) == 1 else f"in {len(steps)} steps, peak in step {finding.worst_step}"
 
 
@@ -112,20 +100,20 @@ def describe_verdict(stragglers: Stragglers) -> str:
         return describe(stragglers.findings[0])
     waiting_ns, step_ns = stragglers.waiting.value, stragglers.step_time_ns
     if math.isnan(waiting_ns):
-        return "No rank stands out."
-    step = f"each {format_ns(step_ns)} step ({format_share(waiting_ns / step_ns)})"
-    waiting = f"{format_ns(waiting_ns)} of {step} is spent waiting for whichever rank is later."
+        return "No straggler found."
+    step = f"a {format_ns(step_ns)} step ({format_share(waiting_ns / step_ns)})"
+    waiting = f"{format_ns(waiting_ns)} of {step} is spent waiting for the rank that arrives last."
     if waiting_ns < 1:
-        waiting = "Nobody waits for a later rank."
+        waiting = "No rank waits for another one."
     # A delay in that many consecutive steps is as unlikely by chance as the significance level asks for.
     least = math.ceil(-math.log2(get_significance_level(stragglers.cycles)))
     few = len(stragglers.cycles.steps) < least
-    return f"No rank stands out. {waiting}{f' It takes {least} steps to name a rank that is late in each.' * few}"
+    return f"No straggler found. {waiting}{f' It takes {least} steps to name a rank that is late in each.' * few}"
 
 
 def describe_equal_ranks(cycles: Cycles) -> str:
     """Name the case that all ranks are equal; two ranks have no median."""
-    return "both like the quicker one" if len(cycles.ranks) == 2 else "all ranks like the median"
+    return "both ranks as fast as the faster one" if len(cycles.ranks) == 2 else "all ranks as fast as the median"
 
 
 def describe_equalized_rank(rank: int, cycles: Cycles) -> str:
@@ -170,7 +158,7 @@ def explain_missing_stragglers(trace: Trace) -> MissingStragglersReason:
     return MissingStragglersReason(
         headline="There are too few steps to compare",
         message="This needs two steps in a row with the same all-reduces on all ranks, after the warm-up. "
-        f"{'This recording has' if are_all else 'What was read has'} {steps:,} finished step{'s' * (steps != 1)}.",
+        f"{'This recording has' if are_all else 'What was read has'} {count_of(steps, 'finished step')}.",
         advice="Record more steps, or wait until the run has got further." if are_all else "Choose more steps.",
     )
 
@@ -181,7 +169,7 @@ def describe_missing_ranks(cycles: Cycles) -> str:
     if not count:
         return ""
     them = "it" if count == 1 else "them"
-    return f"{count:,} rank{'s' * (count > 1)} could not be compared; waiting for {them} looks like transfer."
+    return f"{count_of(count, 'rank')} could not be compared; waiting for {them} looks like transfer."
 
 
 def _describe_rate(link: SlowLink) -> str:
@@ -195,8 +183,3 @@ def _describe_parts(finding: Finding) -> str:
     if len(finding.parts_ns) < 2 or not parts:
         return ""
     return f" ({', '.join(f'{PART_LABELS[name]} {format_ns(ns)}' for name, ns in parts.items())})"
-
-
-def capitalize(text: str) -> str:
-    """Capitalize the first letter of a sentence."""
-    return text[:1].upper() + text[1:]

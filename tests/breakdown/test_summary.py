@@ -46,7 +46,7 @@ def summary(
 def test_the_plain_case_names_what_hides_and_what_waits() -> None:
     found = summary(compute=44, hidden=8, exposed=3.1, rest=0.9)
     assert found.sentence == (
-        "72 % of communication is hidden; 3.10 ms of each 48.0 ms step (6 %) is spent waiting for it."
+        "72 % of communication is hidden; 3.10 ms of a 48.0 ms step (6.46 %) is spent waiting for it."
     )
     assert (found.mean.step.value, found.mean.blocks["exposed"].value) == (48 * MS, 3_100_000)
     assert found.overlap_ratio == pytest.approx(8 / 11.1)
@@ -62,28 +62,28 @@ def test_the_plain_case_names_what_hides_and_what_waits() -> None:
         ),
         (
             {"compute": 49, "rest": 0.97, "hidden": 9.97, "exposed": 0.03},
-            "99 % of communication is hidden; only 30.0 µs of each 50.0 ms step (<1 %) is spent waiting for it, so "
+            "99 % of communication is hidden; only 30.0 µs of a 50.0 ms step (0.06 %) is spent waiting for it, so "
             "there is little left to gain.",
         ),
         (
             {"compute": 20, "hidden": 10, "exposed": 40},
             "Communication takes 50.0 ms and compute 20.0 ms, so it can't all hide: 20 % of communication is hidden, "
-            "and 40.0 ms of each 60.0 ms step (67 %) is spent waiting for it.",
+            "and 40.0 ms of a 60.0 ms step (67 %) is spent waiting for it.",
         ),
         (
             {"compute": 40, "data_wait": 55, "hidden": 5, "exposed": 5},
-            "55.0 ms of each 100 ms step (55 %) is spent waiting for data, 5.00 ms (5 %) for communication; 50 % of "
+            "55.0 ms of a 100 ms step (55 %) is spent waiting for data, 5.00 ms (5.00 %) for communication; 50 % of "
             "communication is hidden.",
         ),
         (
             {"compute": 40, "loop": 55, "hidden": 5, "exposed": 5},
-            "55.0 ms of each 100 ms step (55 %) is spent in the loop's own code between an update and the next "
-            "forward, 5.00 ms (5 %) waiting for communication; 50 % of communication is hidden.",
+            "55.0 ms of a 100 ms step (55 %) is spent in the loop's own code between an update and the next "
+            "forward, 5.00 ms (5.00 %) waiting for communication; 50 % of communication is hidden.",
         ),
         (
             {"compute": 40, "data_wait": 25, "hidden": 20, "exposed": 30, "rest": 5},
             "Communication takes 50.0 ms and compute 40.0 ms, so it can't all hide: 40 % of communication is hidden, "
-            "and 30.0 ms of each 100 ms step (30 %) is spent waiting for it.",
+            "and 30.0 ms of a 100 ms step (30 %) is spent waiting for it.",
         ),
     ],
     ids=[
@@ -111,8 +111,8 @@ def test_communication_that_waits_for_a_later_rank_is_not_called_long() -> None:
     trace = recording(steps=steps, phases=phases, collectives=collectives)
     found = summarize(trace, compute_breakdown(trace))
     assert found.sentence == (
-        "0 % of communication is hidden; 35.0 ms of each 100 ms step (35 %) is spent waiting for it, 25.0 ms of that "
-        "for whichever rank is later."
+        "0 % of communication is hidden; 35.0 ms of a 100 ms step (35 %) is spent waiting for it, 25.0 ms of that "
+        "for the rank that arrives last."
     )
     assert {reason: mean.value for reason, mean in found.exposed_for.items() if mean.value} == {
         "straggler": 25 * MS,

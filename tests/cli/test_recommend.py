@@ -117,7 +117,7 @@ def test_a_rank_that_left_no_log_is_said(tmp_path: Path) -> None:
     (tmp_path / "rank_2" / "events.log").unlink()
     ran = overlapscope("recommend", tmp_path)
     assert ran.returncode == 1
-    assert "1 of 3 ranks left no log" in ran.stdout
+    assert "No log found for 1 of 3 ranks" in ran.stdout
     assert "rank_2/events.log" in ran.stderr
 
 

@@ -101,7 +101,7 @@ def test_what_the_mean_and_the_middle_say_of_each_other_is_told() -> None:
     assert found.outcome("step", 0.0) == "slower"
     sentence = describe_outcomes(found, ["step"], 0.0)[0]
     assert sentence.startswith("Slower: ")
-    assert "−15.4 % in the mean of all." in sentence
+    assert "−15 % in the mean of all." in sentence
 
 
 def test_where_nothing_differs_it_says_how_much_would_have_been_seen() -> None:
@@ -148,7 +148,7 @@ def test_plans_of_a_few_steps_are_none_to_compare() -> None:
     ("choice", "said"),
     [
         (StepChoice(first=35), "steps from 35: 5 steps to compare; a comparison takes 8 or more on each side"),
-        (StepChoice(end=3), "steps 0 to 2: 0 steps to compare (3 to warm up (0 to 2) kept apart)"),
+        (StepChoice(end=3), "steps 0 to 2: 0 steps to compare (3 warm-up steps (0-2) excluded)"),
         (
             StepChoice(plan=7),
             "with bucket plan 7: 0 steps to compare; a comparison takes 8 or more on each side; its bucket plans are 0",

@@ -9,7 +9,8 @@ import pytest
 
 from dashboards.pages.compare import build_waterfall, render_comparison_file
 from overlapscope.compare.comparison import Comparison, compare
-from overlapscope.compare.text import build_tables, describe_outcomes
+from overlapscope.compare.text import describe_outcomes
+from overlapscope.report.compare import build_comparison_tables
 from overlapscope.trace.recording import read_trace
 from tests.cli.test_compare import recorded
 from tests.compare.jobs import side_of, trace_of
@@ -59,8 +60,8 @@ def test_the_page_says_what_the_command_says_and_asks_for_nothing_else(tmp_path:
     words = re.sub(r"<[^>]+>", "", page.partition("<body")[2]).replace("\N{NO-BREAK SPACE}", " ")
     for sentence in describe_outcomes(found, ["step", "exposed"], 0.0):
         assert sentence in words
-    for table in build_tables(found):
+    for table in build_comparison_tables(found):
         assert table.title in words
-        for row in table.rows:
+        for row in table.format_rows():
             assert all(cell.replace("\N{NO-BREAK SPACE}", " ") in words for cell in row)
     assert not re.search(r"(?:src|href)=[\"'](?!data:|#)", page)

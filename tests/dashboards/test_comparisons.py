@@ -92,7 +92,7 @@ def test_the_page_says_what_the_command_says(server: Running, folder: Path) -> N
         ("?base=base&new=base&base_steps=:40", "No difference"),
         ("?base=base&new=nobody", "There is no run of the name 'nobody'"),
         ("?base=base&new=../base", "There is no run of the name '../base'"),
-        ("?base=base&new=short", "kept apart); a comparison takes 8 or more on each side."),
+        ("?base=base&new=short", "excluded); a comparison takes 8 or more on each side."),
         ("?base=base&new=nightly/slower&new_steps=3-9", "'3-9' is no range of steps: give one like 10:50"),
         ("?base=base&new=nightly/slower&base_plan=1", "its bucket plans are 0"),
         ("?base=base&new=nightly/slower&base_plan=-1", "'-1' is no bucket plan"),

@@ -77,7 +77,7 @@ def test_headlines_say_what_would_be_gained(straggling):
     assert step.value == "13.0 ms"
     assert rank.label == "Rank 2 in all like the median rank"
     assert ideal.value == "10.0 ms"
-    assert ideal.note == "saves 2.98 ms (22.9 %)"
+    assert ideal.note == "saves 2.98 ms (23 %)"
     assert links.note == "saves nothing"
 
 
@@ -186,7 +186,7 @@ def test_pointing_at_a_cell_reads_all_three_figures(plot):
 def test_pointing_at_a_host_names_its_rank_that_is_shown(plot):
     choose(plot, "lateness", "hosts")
     lines = point(plot, row=0, column=0)
-    assert plot.response.data["title"][0] == "Ranks 0 to 3 · step 4"
+    assert plot.response.data["title"][0] == "Ranks 0-3 · step 4"
     assert lines["arrives latest"] == "rank 2 in step 4"
     choose(plot, "wait", "hosts")
     assert point(plot, row=0, column=0, number=2)["waits longest"] != "rank 2 in step 4"
@@ -224,8 +224,8 @@ def test_when_nobody_stands_out_the_page_says_so_and_what_jitter_costs(tmp_path)
         tmp_path / "traces", late_us=lambda rank, step: 10 * ((rank * 7 + step * 3) % 4), steps=20
     )
     page = page_of(Recording(folder).latest())
-    assert "No rank stands out. " in page
-    assert "Nobody waits for a later rank." in page
+    assert "No straggler found. " in page
+    assert "No rank waits for another one." in page
     assert "Nobody stands out" in page
 
 

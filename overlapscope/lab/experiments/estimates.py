@@ -13,6 +13,7 @@ from overlapscope.breakdown.breakdown import BLOCKS
 from overlapscope.breakdown.means import student_quantile
 from overlapscope.interval import SIGMAS_90, Interval
 from overlapscope.lab.experiments.charts import StackedBar, has_interval
+from overlapscope.text import count_of, format_share_range
 
 MIN_REPETITIONS: Final = 3
 """Minimum number of repetitions for an interval."""
@@ -94,7 +95,7 @@ def format_difference(
     if not has_interval(difference):
         return f"{amount} (of too few repetitions to be sure)"
     if not is_significant(difference):
-        return f"{what} and {than} can't be told apart ({_signed(difference.low)} to {_signed(difference.high)} %)"
+        return f"{what} and {than} can't be told apart ({format_share_range(difference)})"
     low, high = sorted((abs(difference.low), abs(difference.high)))
     return f"{amount} ({100 * low:.1f} to {100 * high:.1f} %)"
 
@@ -115,8 +116,4 @@ def group_rows(rows: pd.DataFrame, *names: str) -> list[tuple[dict[str, Any], pd
 def describe_setting(settings: Mapping[str, Any]) -> str:
     """Return the subject of a chart or sentence: ``convnet, 2 ranks``."""
     ranks = int(settings["ranks"])
-    return f"{settings['model']}, {ranks} rank{'s' * (ranks != 1)}"
-
-
-def _signed(share: float) -> str:
-    return f"{100 * share:+.1f}".replace("-", "\N{MINUS SIGN}")
+    return f"{settings['model']}, {count_of(ranks, 'rank')}"

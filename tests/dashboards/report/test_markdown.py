@@ -14,7 +14,8 @@ from markdown_it import MarkdownIt
 
 from dashboards.pages import overview
 from dashboards.recording import Recording
-from dashboards.report.markdown import escape_markdown, format_table, render_markdown_report
+from dashboards.report.markdown import format_table, render_markdown_report
+from overlapscope.report.render_markdown import escape_markdown
 from overlapscope.trace.schema import RUN_FILE, rank_folder, write_json
 from tests.dashboards.report.test_html import NOW, RECORDINGS
 from tests.dashboards.test_order_page import faulty

@@ -1,4 +1,4 @@
-"""JSON output of ``overlapscope diagnose``."""
+"""Build the report of ``overlapscope diagnose``: what went wrong, where each rank was, and what to try."""
 
 from __future__ import annotations
 
@@ -6,22 +6,48 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from overlapscope.diagnosis.attempts import Attempt
+from overlapscope.diagnosis.attempts import Attempt, format_attempts
 from overlapscope.diagnosis.evidence import RankEvidence
+from overlapscope.diagnosis.report_text import format_report
 from overlapscope.diagnosis.text import loop_step
-from overlapscope.report.json import json_text
+from overlapscope.report.report import Report, Section
 
 
-def as_json(shown: Attempt, attempts: Sequence[Attempt]) -> str:
-    """Format the diagnosis as one JSON object; the help text of the command documents the keys.
+def build_diagnosis_report(shown: Attempt, attempts: Sequence[Attempt]) -> Report:
+    """Build the report of one attempt of a job.
 
     Args:
-        attempts: all attempts of the job, if it was restarted.
+        attempts: All attempts of the job, if it was restarted.
     """
+    # The training prints the same text, without rich.
+    headline, *lines = format_report(shown.verdict, shown.evidence).splitlines()
+    return Report(
+        path=shown.path,
+        facts=tuple(format_attempts(attempts)),
+        sections=(Section(name="diagnosis", title="Diagnosis", headline=headline, notes=tuple(lines)),),
+        problems=shown.problems,
+        content=_collect_content(shown, attempts),
+    )
+
+
+def collect_attempts(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
+    """Return what the JSON says of the attempts of a job."""
+    return [
+        {
+            "number": each.number,
+            "path": str(each.path),
+            "kind": each.verdict.kind,
+            "sentence": each.verdict.sentence,
+        }
+        for each in attempts
+    ]
+
+
+def _collect_content(shown: Attempt, attempts: Sequence[Attempt]) -> dict[str, Any]:
     evidence = shown.evidence
-    content = {
+    return {
         "path": str(shown.path),
-        "attempts": attempts_json(attempts),
+        "attempts": collect_attempts(attempts),
         "verdict": shown.verdict.as_dict(),
         "expected_ranks": evidence.expected_ranks,
         "ranks": [_rank(one) for _, one in sorted(evidence.ranks.items())],
@@ -39,20 +65,6 @@ def as_json(shown: Attempt, attempts: Sequence[Attempt]) -> str:
         "gaps": [asdict(gap) for gap in evidence.gaps],
         "problems": [{"severity": problem.severity, "message": problem.message} for problem in shown.problems],
     }
-    return json_text(content)
-
-
-def attempts_json(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
-    """Return the attempts of a job as JSON objects."""
-    return [
-        {
-            "number": each.number,
-            "path": str(each.path),
-            "kind": each.verdict.kind,
-            "sentence": each.verdict.sentence,
-        }
-        for each in attempts
-    ]
 
 
 def _rank(one: RankEvidence) -> dict[str, Any]:

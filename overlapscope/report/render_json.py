@@ -1,4 +1,4 @@
-"""JSON serialization of reports: unknown values are null."""
+"""Render a report as JSON, for programs: unknown values are null; ``docs/json.md`` documents the keys."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from overlapscope.report.report import Report
 
-def json_text(content: Any) -> str:
-    """Serialize to JSON: NaN and infinite floats become null, a dataclass an object with its fields."""
-    return json.dumps(_plain(content), indent=1, allow_nan=False)
+
+def render_json(report: Report) -> str:
+    """Render everything that the report knows as one JSON object.
+
+    NaN and infinite floats become null, a dataclass an object with its fields.
+    """
+    return json.dumps(_plain(report.content), indent=1, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:

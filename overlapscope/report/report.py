@@ -1,0 +1,99 @@
+"""What is known of a recording as one object, which every surface renders: text, JSON, Markdown, tables, pages.
+
+A builder per subject makes it from analyses and formats nothing: cells and numbers are raw values whose units decide,
+in ``overlapscope.text.format_value``, how they are written. So the same number reads the same on every surface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from overlapscope.text import Unit, Value, format_value
+from overlapscope.trace.event_log import Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Row = Mapping[str, Value]
+"""Cells of a row by the keys of their columns; a cell that does not apply is left out."""
+
+INDENT: Final = "\N{NO-BREAK SPACE} "
+"""Prefix of the label of a row that is a part of the row above."""
+
+
+class Column(NamedTuple):
+    """A column of a table; several may show the same cell, as the mean and the bounds of an interval."""
+
+    key: str
+    label: str
+    unit: Unit
+
+    @property
+    def is_text(self) -> bool:
+        """Return True if the column holds words, which are aligned to the left."""
+        return self.unit in ("text", "rank")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number:
+    """A figure that stands by itself."""
+
+    key: str
+    label: str
+    value: Value
+    unit: Unit
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of raw values."""
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    groups: tuple[int, ...] = ()
+    """Indexes of the rows behind which a line is drawn."""
+    note: str = ""
+
+    def format_rows(self) -> list[tuple[str, ...]]:
+        """Return the cells of each row as they are read."""
+        return [tuple(format_value(row.get(column.key), column.unit) for column in self.columns) for row in self.rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """The answer to one question."""
+
+    name: str
+    title: str
+    headline: str
+    basis: str = ""
+    """What the answer is based on: steps, ranks, clocks."""
+    numbers: tuple[Number, ...] = ()
+    tables: tuple[Table, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Caveats and evidence, a sentence each."""
+    actions: tuple[str, ...] = ()
+    """What to do, a sentence each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Sections about one recording."""
+
+    path: Path
+    facts: tuple[str, ...]
+    sections: tuple[Section, ...]
+    problems: tuple[Problem, ...]
+    content: Mapping[str, Any] = field(default_factory=dict)
+    """Everything there is to know, with the keys that ``docs/json.md`` documents."""
+
+
+def list_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a DataFrame as rows of a table."""
+    return cast("list[dict[str, Any]]", frame.to_dict("records"))
