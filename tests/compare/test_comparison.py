@@ -17,6 +17,7 @@ from overlapscope.compare.side import PARTS, ComparisonSide, StepChoice, plans_t
 from overlapscope.compare.text import describe_outcomes
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
+from overlapscope.text import format_share
 from overlapscope.trace.recording import NEIGHBOR_STEPS, read_trace
 from tests.compare.jobs import MS, side_of, trace_of
 from tests.synthetic import write_straggling_recording
@@ -107,10 +108,10 @@ def test_what_the_mean_and_the_middle_say_of_each_other_is_told() -> None:
 def test_where_nothing_differs_it_says_how_much_would_have_been_seen() -> None:
     found = compared()
     assert found.outcome("step", 0.0) == "no difference seen"
-    seen = f"{100 * found.share(found.step.seen_ns):.1f} %"
+    seen, seen_exposed = (format_share(found.share(found.changes[part].seen_ns)) for part in ("step", "exposed"))
     assert describe_outcomes(found, ["step", "exposed"], 0.0) == [
         f"No difference that this many steps could show: at least {seen} would have been seen.",
-        "Exposed communication: no difference that this many steps could show: at least 0.4 % of the step would have "
+        f"Exposed communication: no difference that this many steps could show: at least {seen_exposed} of the step would have "
         "been seen.",
     ]
 
