@@ -110,7 +110,7 @@ def render(
     with document.models.freeze():  # otherwise the references of all roots are collected again for each root
         for root in roots:
             document.add_root(root)
-    document.js_on_event("connection_lost", CustomJS(code="window.overlapscope.comeBack()"))
+    document.js_on_event("connection_lost", CustomJS(code="window.overlapscope.reconnect()"))
 
 
 def render_standalone(template: str, *, title: str, **variables: Any) -> str:

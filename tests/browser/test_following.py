@@ -167,7 +167,7 @@ def test_who_follows_a_link_while_the_page_is_being_opened_again_is_led_there(
     with served(recording, tmp_path / "server.log") as url:
         page = open_page(f"{url}stragglers")
         page.evaluate("""() => {
-          overlapscope.openAgain()
+          overlapscope.reloadInPlace()
           setTimeout(() => document.querySelector("nav a[href*=buckets]").click())
         }""")
         page.wait_for_url("**/buckets*")

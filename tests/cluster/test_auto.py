@@ -192,13 +192,13 @@ def test_what_can_not_be_meant_is_one_line():
 def cycles_measured_while_training(trace: str) -> dict[str, Any]:
     os.environ[DETAIL_VARIABLE] = "parameters"
     seen = {}
-    gathered = auto.of_all_ranks
+    gathered = auto.gather_cycles
 
     def keep(own: BucketCycles, *group: Any) -> Any:
         seen.update(moments_ns=own.moments_ns[0].tolist(), ready_ns=own.ready_ns[0].tolist())
         return gathered(own, *group)
 
-    auto.of_all_ranks = keep
+    auto.gather_cycles = keep
     train(DistributedDataParallel(make_model(), bucket_cap_mb="auto", trace=trace), 40)
     return seen
 
@@ -238,8 +238,8 @@ FAULTS = {
     "measuring": (auto, "Measurement"),
     "a meter": (auto_measuring, "Meter"),
     "a step begins": (auto_measuring.Measurement, "on_step_start"),
-    "cycles": (auto_measuring, "bucket_cycles_of"),
-    "observations": (auto, "observations_of_cycles"),
+    "cycles": (auto_measuring, "compute_bucket_cycles"),
+    "observations": (auto, "observations_from_cycles"),
     "gradients": (auto, "gradients_of"),
     "candidates": (auto, "propose_candidates"),
     "step times": (auto, "step_times_ns"),
@@ -268,7 +268,7 @@ def train_with_faults(trace: str | None, faulty_rank: int) -> dict[str, tuple[St
     make_one_bucket_faster()
     auto.MIN_STEPS_BETWEEN_DECISIONS, auto.CHECK_EVERY_STEPS = 2, 1
     auto._WINDOW_STEPS = 2
-    probing.probe, auto_choice.MAX_TRIAL_STEPS = partial(probing.probe, steps=10), 12
+    probing.plan_probe, auto_choice.MAX_TRIAL_STEPS = partial(probing.plan_probe, steps=10), 12
     places = {name: place for name, place in FAULTS.items() if (name in OF_RECORDINGS) == (trace is not None)}
     ended = {}
     for name, (owner, attribute) in {"nothing": (auto, "propose_candidates"), **places}.items():
@@ -302,7 +302,7 @@ def test_whatever_fails_on_one_rank_the_training_comes_to_the_same_and_it_is_sai
 
 def train_where_nothing_can_be_proposed(trace: str) -> str:
     if dist.get_rank() == 0:
-        probing.probe = fail
+        probing.plan_probe = fail
     model = DistributedDataParallel(make_model(), bucket_cap_mb="auto", trace=trace)
     train(model, 5)
     return model._reducer.plan_reason
