@@ -24,7 +24,7 @@ from overlapscope.bucket_model.probe import plan_probe
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.environment import read_recording_options
 
-# Training with several bucket plans for a few steps each: ``record --plan_probe-buckets``, and the start of
+# Training with several bucket plans for a few steps each: ``record --probe-buckets``, and the start of
 # ``"auto"``.
 
 WARM_UP_STEPS: Final = 3
