@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
 import secrets
 from base64 import b64decode
 from collections.abc import Collection, Mapping
@@ -42,7 +43,7 @@ class Access:
 
     Args:
         token: token that authorizes anybody who has it; None without one.
-        is_token_made: the token was generated, and so has to be printed for the user to know it.
+        is_token_generated: the token was generated, and so has to be printed for the user to know it.
         passwords: password of each user who may log in by name.
         hosts: host names of the server, in addition to loopback.
         oauth: OAuth provider, by Panel's name; None without one.
@@ -124,6 +125,36 @@ class Access:
 
     def _is_allowed_host(self, host: str) -> bool:
         return is_loopback(host) or host in self.hosts
+
+
+def choose_access(
+    address: str, *, token_file: Path | None, password_file: Path | None, oauth: str | None, hosts: Collection[str]
+) -> Access:
+    """Return the access rules for options, of which at most one names a login.
+
+    By default a server on loopback is open, and one on another address generates a token.
+
+    Args:
+        address: address that the server listens on.
+        token_file: file with the token.
+        password_file: JSON file with the password of each user.
+        oauth: OAuth provider, by Panel's name.
+        hosts: host names of the server, in addition to loopback.
+
+    Raises:
+        OverlapScopeError: a file can't be used, or the provider's variables are missing.
+    """
+    if oauth is not None:
+        for variable in ("PANEL_OAUTH_KEY", "PANEL_OAUTH_SECRET"):
+            if not os.environ.get(variable):
+                raise OverlapScopeError(f"--oauth {oauth} needs {variable} in the environment, from the provider")
+        return Access(oauth=oauth, hosts=hosts)
+    if password_file is not None:
+        return Access(passwords=read_passwords(password_file), hosts=hosts)
+    if token_file is not None:
+        return Access(token=read_token(token_file), hosts=hosts)
+    is_open = is_loopback(address)
+    return Access(token=None if is_open else generate_token(), is_token_generated=not is_open, hosts=hosts)
 
 
 def parse_host_name(host: str) -> str:

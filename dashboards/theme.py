@@ -128,7 +128,7 @@ def block_colors(theme: ThemeName) -> dict[str, str]:
     """Return the color of each block of ``overlapscope.breakdown.breakdown.BLOCKS``; phases as in the timeline."""
     phases = {name: _SPANS[theme][CATEGORIES.index(name)] for name in _PHASE_BLOCKS}
     loop = {"host_loop": _SPANS[theme][CATEGORIES.index("loop")]}
-    return phases | loop | _OTHER_BLOCKS[theme]
+    return {**phases, **loop, **_OTHER_BLOCKS[theme]}
 
 
 def collective_colors(theme: ThemeName) -> tuple[str, ...]:

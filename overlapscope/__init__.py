@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dashboards.notebook import Run
+    from overlapscope.pages import Run
 
 __version__ = "0.2.0"
 
 
 def open(path: Path | str, steps: tuple[int, int] | None = None) -> Run:  # noqa: A001 - as in ov.open("traces/")
     """Open a recording, or a range of its steps, for notebooks and scripts: see ``dashboards.notebook.Run``."""
-    from dashboards.notebook import Run
+    from overlapscope.pages import open_run
 
-    return Run(path, steps)
+    return open_run(path, steps)

@@ -22,6 +22,7 @@ import argparse
 import re
 from typing import TYPE_CHECKING, Final
 
+from overlapscope import pages
 from overlapscope.cli.arguments import parse_folder_or_url, steps
 from overlapscope.cli.reading import print_report, report_problems
 from overlapscope.console import Progress
@@ -106,9 +107,7 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "md":
         print(render_markdown(report, "OverlapScope: comparison"))
     elif args.format == "html":
-        from dashboards.pages.compare import render_comparison_file
-
-        print(render_comparison_file(found, args.only, args.fail_above))
+        print(pages.render_comparison(found, args.only, args.fail_above))
     else:
         print_report(report, as_json=args.json)
     codes = [report_problems(side.trace) for side in ((base,) if is_same else (base, new))]

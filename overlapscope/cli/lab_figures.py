@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from overlapscope import pages
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
@@ -38,8 +40,6 @@ def run(args: argparse.Namespace) -> int:
         for reason in figure.left_out:
             print(f"  Left out: {reason}")
         if args.output is not None and figure.charts:
-            from dashboards.experiment_figures import write_pictures
-
-            for path in write_pictures(args.output, experiment.name, experiment.title, figure):
+            for path in pages.write_pictures(args.output, experiment.name, experiment.title, figure):
                 print(f"  Written: {path}")
     return 0

@@ -20,6 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from overlapscope import pages
 from overlapscope.cli.arguments import add_steps_argument, parse_folder
 from overlapscope.cli.reading import report_problems
 from overlapscope.console import Progress
@@ -46,20 +47,14 @@ def run(args: argparse.Namespace) -> int:
     if output is not None and output.exists():
         raise OverlapScopeError(f"{output}: already exists: remove it, or give another name with -o")
 
-    from dashboards.recording import Recording
-    from dashboards.report.html import render_html_report
-    from dashboards.report.markdown import render_markdown_report
-
     with Progress() as progress:
-        snapshot = Recording(args.traces).latest(progress.count, which=args.steps)
-        progress.begin("writing the report")
-        text = (render_html_report if args.format == "html" else render_markdown_report)(snapshot, datetime.now())
+        text, trace = pages.render_report(args.traces, args.format, datetime.now(), args.steps, progress)
     if output is None:
         print(text, end="")
     else:
         _write(output, text)
         print(f"{output}: {len(text.encode()) / 1000:,.0f} kB")
-    return report_problems(snapshot.trace)
+    return report_problems(trace)
 
 
 def _write(output: Path, text: str) -> None:

@@ -22,15 +22,10 @@ and password of --basic-auth. docs/serving.md says how to serve many people, beh
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from overlapscope import pages
 from overlapscope.cli.arguments import parse_folder, port
-from overlapscope.errors import OverlapScopeError
-
-if TYPE_CHECKING:
-    from dashboards.access import Access
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -79,33 +74,16 @@ def run(args: argparse.Namespace) -> int:
             # A folder may still be filled, a file can't: reading it raises the reason.
             find_rank_folders(path)
 
-    access = _build_access(args)
-    from dashboards.app import serve
-
-    serve(
+    pages.serve(
         args.traces,
         address=args.address,
         port=args.port,
-        access=access,
+        token_file=args.token_file,
+        password_file=args.basic_auth,
+        oauth=args.oauth,
+        hosts=args.allow_host,
         prefix=args.prefix,
         show=not args.no_browser,
         metrics=args.metrics,
     )
     return 0
-
-
-def _build_access(args: argparse.Namespace) -> Access:
-    """Build the access rules from the options; by default open on loopback, a generated token on other addresses."""
-    from dashboards.access import Access, generate_token, is_loopback, read_passwords, read_token
-
-    if args.oauth is not None:
-        for variable in ("PANEL_OAUTH_KEY", "PANEL_OAUTH_SECRET"):
-            if not os.environ.get(variable):
-                raise OverlapScopeError(f"--oauth {args.oauth} needs {variable} in the environment, from the provider")
-        return Access(oauth=args.oauth, hosts=args.allow_host)
-    if args.basic_auth is not None:
-        return Access(passwords=read_passwords(args.basic_auth), hosts=args.allow_host)
-    if args.token_file is not None:
-        return Access(token=read_token(args.token_file), hosts=args.allow_host)
-    is_open = is_loopback(args.address)
-    return Access(token=None if is_open else generate_token(), is_token_generated=not is_open, hosts=args.allow_host)
