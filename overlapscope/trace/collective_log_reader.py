@@ -205,7 +205,7 @@ class CollectiveLogFile:
         in_place = used & ((number - 1) % max(1, self._capacity) == slots)
         if not in_place.any():
             if used.any():
-                self.problems.append(Problem("error", f"{self.path}: none of its entries is where it belongs"))
+                self.problems.append(Problem("error", f"{self.path}: damaged; none of its entries is in its slot"))
             return 1, 0
         latest = int(number[in_place].max())
         oldest = max(1, latest - self._capacity + 1)

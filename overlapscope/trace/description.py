@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from overlapscope.trace.recording import Trace
-
-if TYPE_CHECKING:
-    from overlapscope.trace.recording import Trace
-
 
 DEFAULT_STRATEGY: Final = "overlapped"
 """Strategy of stock DDP."""

@@ -258,8 +258,7 @@ def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:
     torn_at_death = len(damaged) == 1 and not header.closed and not is_complete[damaged[0]]
     if len(damaged) and not torn_at_death:
         offset = HEADER_BYTES + int(damaged[0]) * RECORD_BYTES
-        what = f"{_counted(len(damaged))} damaged, the first at offset {offset}; what is damaged is skipped"
-        problems.append(Problem("error", f"{path}: {what}"))
+        problems.append(_report_damage(path, len(damaged), f"at offset {offset}"))
     problems += _missing_records(path, header, size, records, len(slots), len(damaged))
     return header, records, problems
 
@@ -362,8 +361,7 @@ def read_latest_records(
     known = _is_complete(slots) & _is_known(slots)
     damaged = int((_is_used(slots) & ~known).sum())
     if damaged > (0 if header.closed else 1):  # one may be half written at the moment of death, or just now
-        what = f"{_counted(damaged)} damaged, among the newest; what is damaged is skipped"
-        problems.append(Problem("error", f"{path}: {what}"))
+        problems.append(_report_damage(path, damaged, "near the end"))
     return _sort_by_sequence(slots, known)
 
 
@@ -371,8 +369,9 @@ def _slots_to_read(fd: int, header: LogHeader, size: int) -> int:
     return max(0, (size - HEADER_BYTES) // RECORD_BYTES if header.closed else _used_slots(fd, size))
 
 
-def _counted(records: int) -> str:
-    return "one record is" if records == 1 else f"{records} records are"
+def _report_damage(path: Path, records: int, where: str) -> Problem:
+    what = f"one record is damaged, {where}" if records == 1 else f"{records} records are damaged, the first {where}"
+    return Problem("error", f"{path}: {what}; {'it is' if records == 1 else 'they are'} skipped")
 
 
 def _sequence_at(fd: int, slot: int) -> int:
@@ -440,7 +439,9 @@ def _missing_records(
     promised = min(header.written_records, header.capacity_records) if header.closed else header.capacity_records
     if size < HEADER_BYTES + promised * RECORD_BYTES:
         shown = (
-            "the one whole record before it is shown" if kept == 1 else f"the {kept} whole records before it are shown"
+            "the one complete record before it is used"
+            if kept == 1
+            else f"the {kept} complete records before it are used"
         )
         return [Problem("error", f"{path}: cut short at offset {size}; {shown}")]
     problems = []
@@ -452,11 +453,11 @@ def _missing_records(
     first, latest = int(records["sequence"][0]) if is_incident else 1, int(records["sequence"][-1])
     lost = latest - first + 1 - kept - damaged
     if latest > slots and not is_incident:
-        message = f"{path}: at its size limit; {lost} records between the first and the newest steps are gone"
+        message = f"{path}: at its size limit; {lost} records between the first and the latest steps were overwritten"
         problems.append(Problem("note", message))
     elif lost > (0 if header.closed else 1):
         # One may be missing at death: its number was assigned, and another thread's record was written before it.
-        problems.append(Problem("error", f"{path}: {lost} records are missing; the others are shown"))
+        problems.append(Problem("error", f"{path}: {lost} records are missing; the others are used"))
     return problems
 
 

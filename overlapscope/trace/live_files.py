@@ -77,7 +77,7 @@ def read_alive_file(path: Path, problems: list[Problem]) -> tuple[int | None, in
     if not data:  # the process has just created it
         return None, None, None
     if checksum != _ALIVE_CHECKSUM.pack(crc32(content)):
-        problems.append(Problem("error", f"{path}: damaged; when this rank was last heard of is not known"))
+        problems.append(Problem("error", f"{path}: damaged; when the watchdog of this rank last ran is unknown"))
         return None, None, None
     alive_ns, rss_bytes, limit_bytes = _ALIVE.unpack(content)
     return alive_ns or None, rss_bytes or None, limit_bytes or None
@@ -311,7 +311,7 @@ def _read_ready_file(folder: Path, model: int, problems: list[Problem]) -> array
         return times_ns
     times_ns.frombytes(data[: len(data) // 8 * 8])
     if any(map(_is_invalid_time, times_ns)):
-        problems.append(Problem("error", f"{path}: damaged; which gradients had come is not known"))
+        problems.append(Problem("error", f"{path}: damaged; which gradients were ready is unknown"))
         return array("q")
     return times_ns
 

@@ -52,7 +52,7 @@ class Manifest:
         self._files = {name: mark for name, mark in listed.items() if _is_in_a_folder(name)}
         if len(self._files) < len(listed):
             problems.append(
-                Problem("error", f"{folder / MANIFEST_FILE}: damaged; it lists what can't be in its folder")
+                Problem("error", f"{folder / MANIFEST_FILE}: damaged; it lists files outside of its folder")
             )
 
     def is_damaged(self, name: str) -> bool:
@@ -77,16 +77,16 @@ class Manifest:
             if size < listed_size:
                 return f"cut short at offset {size}; it had {listed_size} bytes"
             if _is_ring(name) and (size > listed_size or not _is_closed(path)):
-                return "from before the recording was complete; the log was closed later"
+                return "an older copy, from before the log was closed"
             # Data appended later, such as the stacks of a process that crashes at the end, is no damage.
             if "crc32_of_bytes" in mark and _crc32(path, listed_size) != mark["crc32_of_bytes"]:
                 return "damaged since it was written (its checksum is wrong)"
         except FileNotFoundError:
-            return "missing; it was there when the recording was complete"
+            return "missing; it was present when the recording was complete"
         except OSError as error:
             return f"can't be read ({error.strerror})"
         except (KeyError, TypeError, ValueError):
-            return f"what {MANIFEST_FILE} says of it makes no sense"
+            return f"{MANIFEST_FILE} is damaged: it gives no valid size of this file"
         return None
 
 

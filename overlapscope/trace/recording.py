@@ -337,7 +337,7 @@ def _select_common_steps(trace: Trace, problems: list[Problem]) -> dict[str, pd.
         return {}
     for rank, latest in trace.steps.groupby("rank")["step"].max().items():
         if latest < firsts["step"]:
-            what = f"its newest step is {latest}, before all that are shown of other ranks"
+            what = f"its latest step is {latest}, before all steps shown of other ranks"
             problems.append(Problem("note", f"{trace.path}: rank {rank} is not shown: {what}"))
     own = trace.user_collectives
     kept = {name: _select_steps(getattr(trace, name), (firsts["step"], ALL_STEPS[1])) for name in TABLES}

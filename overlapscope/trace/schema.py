@@ -203,9 +203,9 @@ class FileKind:
     """Name; a pattern if there may be several."""
     meaning: str
     writer: str
-    """Module that writes it, with the name of the writer if that is public: ``module:name``."""
+    """Module of ``instrumented_ddp`` or ``overlapscope`` that writes it, with the writer's name: ``module:name``."""
     reader: str
-    """Reader, as ``module:name``."""
+    """Module of ``overlapscope`` and name of the reader: ``module:name``."""
     since: int = 1
     """First version of the format that has it."""
 
@@ -220,154 +220,135 @@ class FileKind:
         return self.is_log and self.name != INCIDENT_PATTERN
 
 
-_RECORDING: Final = "instrumented_ddp.recording"
-_TRACE: Final = "overlapscope.trace"
-_MODELS: Final = "overlapscope.diagnosis.rank_models"
-
 RANK_FILES: Final = (
-    FileKind(RUN_FILE, "what ran", f"{_RECORDING}.metadata:describe_run", f"{_TRACE}.rank_folder:RankFolder.run"),
-    FileKind(
-        RANK_FILE, "where it ran", f"{_RECORDING}.metadata:describe_rank", f"{_TRACE}.rank_folder:RankFolder.where"
-    ),
+    FileKind(RUN_FILE, "what ran", "recording.metadata:describe_run", "trace.rank_folder:RankFolder.run"),
+    FileKind(RANK_FILE, "where it ran", "recording.metadata:describe_rank", "trace.rank_folder:RankFolder.where"),
     FileKind(
         JOINING_FILE,
         "the process's settings before it waited for the other ranks",
-        "instrumented_ddp.watchdog.init_watch",
-        f"{_TRACE}.rank_folder:RankFolder.joining",
+        "watchdog.init_watch",
+        "trace.rank_folder:RankFolder.joining",
     ),
     FileKind(
         CLOCK_FILE,
         "ping bursts: this rank's clock and rank 0's",
-        f"{_RECORDING}.clock_sync",
-        f"{_TRACE}.rank_folder:RankFolder.ping_bursts",
+        "recording.clock_sync",
+        "trace.rank_folder:RankFolder.ping_bursts",
     ),
     FileKind(
-        EVENTS_FILE,
-        "event log: steps, phases, buckets",
-        f"{_TRACE}.event_log:EventLogWriter",
-        f"{_TRACE}.event_log:read_log",
+        EVENTS_FILE, "event log: steps, phases, buckets", "trace.event_log:EventLogWriter", "trace.event_log:read_log"
     ),
     FileKind(
         INCIDENT_PATTERN,
         "records saved from being overwritten at an incident",
-        f"{_TRACE}.event_log:EventLogWriter.preserve",
-        f"{_TRACE}.event_log:read_log",
+        "trace.event_log:EventLogWriter.preserve",
+        "trace.event_log:read_log",
     ),
-    FileKind(PLANS_FILE, "bucket plans", f"{_RECORDING}.metadata", f"{_TRACE}.rank_folder:RankFolder.plans"),
+    FileKind(PLANS_FILE, "bucket plans", "recording.metadata", "trace.rank_folder:RankFolder.plans"),
     FileKind(
         SEGMENTS_FILE,
         "rounds of all-reduces by sends and receives",
-        f"{_RECORDING}.records",
-        f"{_TRACE}.rank_folder:RankFolder.rounds",
+        "recording.records",
+        "trace.rank_folder:RankFolder.rounds",
     ),
     FileKind(
         LINKS_FILE,
         "samples of the kernel's counters of TCP connections",
-        f"{_RECORDING}.tcp_stats",
-        f"{_TRACE}.rank_folder:RankFolder.links",
+        "recording.tcp_stats",
+        "trace.rank_folder:RankFolder.links",
     ),
     FileKind(
         GROUP_PATTERN,
         "collective log of a process group",
-        f"{_TRACE}.collective_log:CollectiveLogWriter",
-        f"{_TRACE}.collective_log_reader:CollectiveLogFile",
+        "trace.collective_log:CollectiveLogWriter",
+        "trace.collective_log_reader:CollectiveLogFile",
     ),
     FileKind(
         POINT_TO_POINT_PATTERN,
         "sends and receives of a process group",
-        f"{_TRACE}.collective_log:CollectiveLogWriter",
-        f"{_TRACE}.collective_log_reader:CollectiveLogFile",
+        "trace.collective_log:CollectiveLogWriter",
+        "trace.collective_log_reader:CollectiveLogFile",
     ),
     FileKind(
         SIGNATURES_FILE,
         "what the numbers in collective logs stand for",
-        "instrumented_ddp.collectives.signatures",
-        f"{_TRACE}.collective_log_reader:CollectiveLogs.signatures",
+        "collectives.signatures",
+        "trace.collective_log_reader:CollectiveLogs.signatures",
     ),
-    FileKind(
-        CALL_SITES_FILE,
-        "source lines",
-        "instrumented_ddp.collectives.call_sites",
-        f"{_TRACE}.rank_folder:RankFolder.call_sites",
-    ),
-    FileKind(PARAMETERS_FILE, "models and their parameters", f"{_RECORDING}.metadata", f"{_MODELS}:read_models"),
+    FileKind(CALL_SITES_FILE, "source lines", "collectives.call_sites", "trace.rank_folder:RankFolder.call_sites"),
+    FileKind(PARAMETERS_FILE, "models and their parameters", "recording.metadata", "diagnosis.rank_models:read_models"),
     FileKind(
         GRADIENT_READY_PATTERN,
         "which gradients of a model are ready, and since when",
-        f"{_TRACE}.live_files:GradientReadyFile",
-        f"{_TRACE}.live_files:read_is_ready",
+        "trace.live_files:GradientReadyFile",
+        "trace.live_files:read_is_ready",
     ),
     FileKind(
         REPLICAS_FILE,
         "models of which fingerprints are taken",
-        "instrumented_ddp.replicas.replicas",
-        f"{_MODELS}:read_replicas",
+        "replicas.replicas",
+        "diagnosis.rank_models:read_replicas",
     ),
     FileKind(
         FINGERPRINTS_PATTERN,
         "fingerprints of a model's parameters",
-        f"{_TRACE}.live_files:FingerprintFile",
-        f"{_TRACE}.live_files:read_fingerprint_passes",
+        "trace.live_files:FingerprintFile",
+        "trace.live_files:read_fingerprint_passes",
     ),
     FileKind(
         HYPERPARAMETERS_FILE,
         "settings of optimizers, and their changes",
-        "instrumented_ddp.replicas.optimizer_settings",
-        "overlapscope.diagnosis.replica_drift:read_hyperparameters",
+        "replicas.optimizer_settings",
+        "diagnosis.replica_drift:read_hyperparameters",
     ),
     FileKind(
         UNREDUCED_FILE,
         "the first update with gradients that were never reduced",
-        f"{_RECORDING}.metadata",
-        "overlapscope.diagnosis.rank_state:read_rank",
+        "recording.metadata",
+        "diagnosis.rank_state:read_rank",
     ),
     FileKind(
         INTERRUPTED_BACKWARDS_FILE,
         "backward passes that an exception interrupted",
-        f"{_RECORDING}.metadata",
-        "overlapscope.diagnosis.rank_state:read_rank",
+        "recording.metadata",
+        "diagnosis.rank_state:read_rank",
     ),
     FileKind(
         FROZEN_FILE,
         "parameters frozen after they were passed to DDP",
-        f"{_RECORDING}.metadata",
-        f"{_MODELS}:read_unready_parameters",
+        "recording.metadata",
+        "diagnosis.rank_models:read_unready_parameters",
     ),
     FileKind(
         LIVENESS_FILE,
         "when the watchdog last ran, and the memory use then",
-        f"{_TRACE}.live_files:LivenessFile",
-        f"{_TRACE}.live_files:read_alive_file",
+        "trace.live_files:LivenessFile",
+        "trace.live_files:read_alive_file",
     ),
     FileKind(
         STALL_FILE,
         "what the watchdog saw during a stall",
-        f"{_TRACE}.process_files:write_stall_snapshot",
-        f"{_TRACE}.process_files:read_stall_snapshot",
+        "trace.process_files:write_stall_snapshot",
+        "trace.process_files:read_stall_snapshot",
     ),
     FileKind(
         REPORTS_FILE,
         "reports of the watchdog",
-        f"{_TRACE}.process_files:ReportLog",
-        f"{_TRACE}.process_files:read_rank_reports",
+        "trace.process_files:ReportLog",
+        "trace.process_files:read_rank_reports",
     ),
     FileKind(
         STACKS_PATTERN,
         "Python stacks at a report",
-        f"{_TRACE}.process_files:ReportLog.add",
-        "overlapscope.diagnosis.rank_state:read_stacks",
+        "trace.process_files:ReportLog.add",
+        "diagnosis.rank_state:read_stacks",
     ),
-    FileKind(
-        ENDED_FILE,
-        "how the process ended",
-        f"{_RECORDING}.exit_recorder",
-        f"{_TRACE}.rank_folder:RankFolder.ended",
-    ),
+    FileKind(ENDED_FILE, "how the process ended", "recording.exit_recorder", "trace.rank_folder:RankFolder.ended"),
     FileKind(
         MANIFEST_FILE,
         "names, sizes and checksums of the other files",
-        f"{_TRACE}.manifest:write_manifest",
-        f"{_TRACE}.manifest:Manifest",
+        "trace.manifest:write_manifest",
+        "trace.manifest:Manifest",
     ),
 )
 """All files of a rank, in the order of their use: what ran, what it did, what it trained, how it ended."""

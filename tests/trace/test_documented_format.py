@@ -142,5 +142,13 @@ def files_of_rank(row: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("kind", RANK_FILES, ids=lambda kind: kind.name)
 def test_the_registry_names_who_writes_and_reads_a_file(kind: FileKind) -> None:
-    for name in (kind.writer, kind.reader):
-        assert resolve_name(name) is not None
+    assert can_resolve(f"overlapscope.{kind.writer}") or can_resolve(f"instrumented_ddp.{kind.writer}")
+    assert can_resolve(f"overlapscope.{kind.reader}")
+
+
+def can_resolve(name: str) -> bool:
+    """Whether there is a module, and a name in it."""
+    try:
+        return resolve_name(name) is not None
+    except (ImportError, AttributeError):
+        return False
