@@ -36,10 +36,10 @@ from overlapscope.trace.schema import JOINING_FILE, SIGNATURES_FILE, rank_folder
 _log: Final = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S: Final = 0.5
-_LAST_WORDS_S: Final = 2.0
+_RETRACT_TIMEOUT_S: Final = 2.0
 _is_joining: Final = threading.Event()
 """Set while a process joins: with ``attach`` in a script under ``overlapscope record`` the call is seen twice."""
-_PATIENCE_S: Final = 10.0
+_MIN_WAIT_S: Final = 10.0
 """Minimum wait in seconds, as hosts take different times to import. Different world sizes are reported at once."""
 
 
@@ -76,14 +76,14 @@ class _JoinWatcher:
     def end(self) -> None:
         """Stop watching, and wait until a report is retracted: before other parts write reports here."""
         self._is_over.set()
-        self._thread.join(_LAST_WORDS_S)
+        self._thread.join(_RETRACT_TIMEOUT_S)
 
     def _watch(self) -> None:
         """Report once why ranks are missing, if the run's folder shows it, and retract the report if they join."""
         rank, world_size = self._rank, self._world_size
         while not self._is_over.wait(_POLL_INTERVAL_S):
             sizes = _world_sizes(self._folder.parent)
-            is_late = self._waited_s() >= _PATIENCE_S and bool(set(range(world_size)) - sizes.keys())
+            is_late = self._waited_s() >= _MIN_WAIT_S and bool(set(range(world_size)) - sizes.keys())
             if is_late and os.environ.get("LOCAL_WORLD_SIZE") != str(world_size):
                 # Ranks on other hosts may record to local disks: from here it is unknown who is missing.
                 _log.warning("rank %d has waited in init_process_group for %.0f s", rank, self._waited_s())

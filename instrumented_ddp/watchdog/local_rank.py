@@ -1,4 +1,8 @@
-"""Monitor of this rank: its heartbeat for neighbors, and its full snapshot when ranks investigate."""
+"""Monitor of this rank: its heartbeat for neighbors, and its full snapshot when ranks investigate.
+
+The monitor also samples whether a rank that makes no progress is busy (CPU, I/O, Python code), which tells working from
+waiting, and looks at process groups under construction, which have no log yet.
+"""
 
 from __future__ import annotations
 
@@ -51,132 +55,15 @@ from overlapscope.trace.process_files import StallSnapshot, write_stall_snapshot
 from overlapscope.trace.schema import RUN_FILE, Phase
 from overlapscope.trace.small_files import read_json
 
-# Activity sampling of this process: CPU share, I/O and Python progress, used to tell working from waiting.
-
+_IN_FLIGHT: Final = 16
+"""Upper bound of the number of collectives of a group that are in flight at the same time."""
+_SNAPSHOT_INTERVAL_S: Final = 1.0
 _FRAMES: Final = 12
 _WINDOW_NS: Final = 1_500_000_000
 _MIN_CODE_POSITIONS: Final = 3
 """Number of distinct Python code positions, sampled within about a second, that tell work from a polling loop."""
 _MIN_IO_BYTES: Final = 1024**2
-
-
-@dataclass(frozen=True)
-class _Sample:
-    time_ns: int
-    cpu_ns: int
-    queued_ns: int
-    data_bytes: int
-    code_position: tuple[int, ...]
-
-
-class Activity:
-    """Recent activity of a process, over a sliding window of about 1.5 seconds.
-
-    Args:
-        pid: process ID of the observed process, which is this one.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._samples: deque[_Sample] = deque(maxlen=32)
-
-    def sample(self, frames: Sequence[FrameType]) -> None:
-        """Record one sample of CPU time, run-queue time, I/O and code position.
-
-        Args:
-            frames: stack frames of the main thread, innermost first.
-        """
-        cpu_ns = time.process_time_ns() + cpu_ns_of_children(self._pid)
-        code_position = tuple(part for frame in frames[:_FRAMES] for part in (id(frame.f_code), frame.f_lasti))
-        data_bytes = bytes_read_and_written(self._pid)
-        self._samples.append(_Sample(host_now_ns(), cpu_ns, queued_ns(self._pid), data_bytes, code_position))
-
-    def cpu_share(self) -> float | None:
-        """Return the CPU time used as a share of one core; None with fewer than two samples."""
-        recent = self._recent()
-        if len(recent) < 2 or recent[-1].time_ns == recent[0].time_ns:
-            return None
-        used_ns = max(0, recent[-1].cpu_ns - recent[0].cpu_ns)  # the CPU time of children vanishes when they exit
-        return used_ns / (recent[-1].time_ns - recent[0].time_ns)
-
-    def is_working(self) -> bool | None:
-        """Return whether the process executes Python code, does I/O or queues for a core; None without samples."""
-        recent = self._recent()
-        if not recent:
-            return None
-        has_moved = len({sample.code_position for sample in recent}) >= _MIN_CODE_POSITIONS
-        moves_data = recent[-1].data_bytes - recent[0].data_bytes >= _MIN_IO_BYTES
-        return has_moved or moves_data or self._is_runnable(recent)
-
-    def _is_runnable(self, recent: Sequence[_Sample]) -> bool:
-        """Return whether the process computes or queues for a core: on a crowded host it gets little of one.
-
-        A process that waits does not even queue.
-        """
-        first, last = recent[0], recent[-1]
-        queued_share = (last.queued_ns - first.queued_ns) / max(1, last.time_ns - first.time_ns)
-        return queued_share + (self.cpu_share() or 0.0) >= BUSY_CPU_SHARE
-
-    def _recent(self) -> list[_Sample]:
-        return [one for one in self._samples if self._samples[-1].time_ns - one.time_ns <= _WINDOW_NS]
-
-
-# Information from ``torch.distributed`` about process groups under construction, which have no log yet.
-
 _MAKES_GROUP: Final = "_new_group_with_tag"
-
-
-def count_created_groups() -> int | None:
-    """Return the number of process groups that this rank has begun to create; None if this torch does not expose it."""
-    count = getattr(getattr(distributed_c10d, "_world", None), "group_count", None)
-    return count if isinstance(count, int) else None
-
-
-def ranks_of_group_in_creation(frames: Iterable[FrameType]) -> tuple[int, ...]:
-    """Return the ranks of the group that a thread is creating; empty if it creates none, or its ranks are unknown.
-
-    Args:
-        frames: stack frames of the thread.
-    """
-    for frame in frames:
-        if frame.f_code.co_name != _MAKES_GROUP or frame.f_globals.get("__name__") != distributed_c10d.__name__:
-            continue
-        ranks = frame.f_locals.get("ranks")
-        if frame.f_locals.get("use_local_synchronization") or not isinstance(ranks, list):
-            return ()  # such groups are not counted
-        return tuple(rank for rank in ranks if isinstance(rank, int))
-    return ()
-
-
-# Stack frames of the main thread, and stack traces of all threads.
-
-
-def innermost_frame() -> FrameType | None:
-    """Return the innermost frame of the main thread."""
-    return sys._current_frames().get(threading.main_thread().ident or 0)
-
-
-def frames_of_main_thread() -> list[FrameType]:
-    """Return all frames of the main thread, innermost first."""
-    frame, frames = innermost_frame(), []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames
-
-
-def stacks() -> str:
-    """Return the stack traces of all threads, as faulthandler formats them."""
-    with suppress(OSError, RuntimeError), tempfile.TemporaryFile() as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        return file.read().decode(errors="replace")
-    return ""
-
-
-_IN_FLIGHT: Final = 16
-"""Upper bound of the number of collectives of a group that are in flight at the same time."""
-_SNAPSHOT_INTERVAL_S: Final = 1.0
 
 
 class LocalRankMonitor:
@@ -464,3 +351,109 @@ class LocalRankMonitor:
     def _site(self, number: int) -> CallSite | None:
         location = self._collectives.call_sites.location(number)
         return None if location is None else CallSite(file=location[0], line=location[1], function=location[2])
+
+
+@dataclass(frozen=True)
+class _Sample:
+    time_ns: int
+    cpu_ns: int
+    queued_ns: int
+    data_bytes: int
+    code_position: tuple[int, ...]
+
+
+class Activity:
+    """Recent activity of a process, over a sliding window of about 1.5 seconds.
+
+    Args:
+        pid: process ID of the observed process, which is this one.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._samples: deque[_Sample] = deque(maxlen=32)
+
+    def sample(self, frames: Sequence[FrameType]) -> None:
+        """Record one sample of CPU time, run-queue time, I/O and code position.
+
+        Args:
+            frames: stack frames of the main thread, innermost first.
+        """
+        cpu_ns = time.process_time_ns() + cpu_ns_of_children(self._pid)
+        code_position = tuple(part for frame in frames[:_FRAMES] for part in (id(frame.f_code), frame.f_lasti))
+        data_bytes = bytes_read_and_written(self._pid)
+        self._samples.append(_Sample(host_now_ns(), cpu_ns, queued_ns(self._pid), data_bytes, code_position))
+
+    def cpu_share(self) -> float | None:
+        """Return the CPU time used as a share of one core; None with fewer than two samples."""
+        recent = self._recent()
+        if len(recent) < 2 or recent[-1].time_ns == recent[0].time_ns:
+            return None
+        used_ns = max(0, recent[-1].cpu_ns - recent[0].cpu_ns)  # the CPU time of children vanishes when they exit
+        return used_ns / (recent[-1].time_ns - recent[0].time_ns)
+
+    def is_working(self) -> bool | None:
+        """Return whether the process executes Python code, does I/O or queues for a core; None without samples."""
+        recent = self._recent()
+        if not recent:
+            return None
+        has_moved = len({sample.code_position for sample in recent}) >= _MIN_CODE_POSITIONS
+        moves_data = recent[-1].data_bytes - recent[0].data_bytes >= _MIN_IO_BYTES
+        return has_moved or moves_data or self._is_runnable(recent)
+
+    def _is_runnable(self, recent: Sequence[_Sample]) -> bool:
+        """Return whether the process computes or queues for a core: on a crowded host it gets little of one.
+
+        A process that waits does not even queue.
+        """
+        first, last = recent[0], recent[-1]
+        queued_share = (last.queued_ns - first.queued_ns) / max(1, last.time_ns - first.time_ns)
+        return queued_share + (self.cpu_share() or 0.0) >= BUSY_CPU_SHARE
+
+    def _recent(self) -> list[_Sample]:
+        return [one for one in self._samples if self._samples[-1].time_ns - one.time_ns <= _WINDOW_NS]
+
+
+def count_created_groups() -> int | None:
+    """Return the number of process groups that this rank has begun to create; None if this torch does not expose it."""
+    count = getattr(getattr(distributed_c10d, "_world", None), "group_count", None)
+    return count if isinstance(count, int) else None
+
+
+def ranks_of_group_in_creation(frames: Iterable[FrameType]) -> tuple[int, ...]:
+    """Return the ranks of the group that a thread is creating; empty if it creates none, or its ranks are unknown.
+
+    Args:
+        frames: stack frames of the thread.
+    """
+    for frame in frames:
+        if frame.f_code.co_name != _MAKES_GROUP or frame.f_globals.get("__name__") != distributed_c10d.__name__:
+            continue
+        ranks = frame.f_locals.get("ranks")
+        if frame.f_locals.get("use_local_synchronization") or not isinstance(ranks, list):
+            return ()  # such groups are not counted
+        return tuple(rank for rank in ranks if isinstance(rank, int))
+    return ()
+
+
+def innermost_frame() -> FrameType | None:
+    """Return the innermost frame of the main thread."""
+    return sys._current_frames().get(threading.main_thread().ident or 0)
+
+
+def frames_of_main_thread() -> list[FrameType]:
+    """Return all frames of the main thread, innermost first."""
+    frame, frames = innermost_frame(), []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def stacks() -> str:
+    """Return the stack traces of all threads, as faulthandler formats them."""
+    with suppress(OSError, RuntimeError), tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read().decode(errors="replace")
+    return ""

@@ -1,4 +1,4 @@
-"""The kernel's view of a process on this host: its state, CPU time, I/O, memory and memory limit."""
+"""Observation of a process on this host from outside: /proc, its memory limit, and stacks that faulthandler dumps."""
 
 from __future__ import annotations
 
@@ -12,48 +12,6 @@ from typing import Final, TextIO
 
 from overlapscope.diagnosis.process_state import has_process_ended
 
-# Stack traces of a process that runs no Python code, dumped by faulthandler at a crash or on a signal.
-
-STACKS_SIGNAL: Final = signal.SIGRTMAX - 3
-"""Signal that makes faulthandler dump stacks, chosen such that nothing else uses it."""
-
-STACKS_FILE: Final = "stacks_0.txt"
-
-_kept_open: Final[list[TextIO]] = []
-"""Files that faulthandler writes to at a crash. It is never disabled, as the user may have enabled it since."""
-
-
-class FaulthandlerDump:
-    """Registration of faulthandler, which dumps stacks while this is open.
-
-    Args:
-        folder: folder of the rank.
-
-    Raises:
-        OSError, RuntimeError, ValueError: faulthandler can't be registered, or the user handles the signal.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        if signal.getsignal(STACKS_SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN):
-            raise RuntimeError(f"signal {STACKS_SIGNAL} is in use")
-        self._file = (folder / STACKS_FILE).open("w")
-        faulthandler.register(STACKS_SIGNAL, file=self._file, all_threads=True)
-        if not faulthandler.is_enabled():
-            faulthandler.enable(file=self._file)
-            _kept_open.append(self._file)
-
-    def close(self) -> None:
-        """Stop dumping stacks on request, and remove the file if it is empty."""
-        faulthandler.unregister(STACKS_SIGNAL)
-        with suppress(ValueError):  # another rank may still send it, and by default the signal kills
-            signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
-        if os.fstat(self._file.fileno()).st_size == 0:
-            with suppress(OSError):
-                Path(self._file.name).unlink()
-        if self._file not in _kept_open:
-            self._file.close()
-
-
 GONE: Final = "gone"
 STOPPED: Final = ("T", "t")
 """States of a process stopped by a signal or a debugger."""
@@ -63,6 +21,13 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _NO_LIMIT_BYTES: Final = 2**60
 _STATE, _USER_TICKS, _SYSTEM_TICKS, _START_TICKS, _RESIDENT_PAGES = 0, 11, 12, 19, 21
 """Indices of fields in ``/proc/PID/stat``, counted from the state (man 5 proc)."""
+STACKS_SIGNAL: Final = signal.SIGRTMAX - 3
+"""Signal that makes faulthandler dump stacks, chosen such that nothing else uses it."""
+
+STACKS_FILE: Final = "stacks_0.txt"
+
+_kept_open: Final[list[TextIO]] = []
+"""Files that faulthandler writes to at a crash. It is never disabled, as the user may have enabled it since."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,3 +135,34 @@ def _memory_of_machine() -> int:
             if line.startswith("MemTotal:"):
                 return int(line.split()[1]) * 1024
     return 0
+
+
+class FaulthandlerDump:
+    """Registration of faulthandler, which dumps stacks at a crash or on a signal, even if no Python code runs.
+
+    Args:
+        folder: folder of the rank.
+
+    Raises:
+        OSError, RuntimeError, ValueError: faulthandler can't be registered, or the user handles the signal.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if signal.getsignal(STACKS_SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN):
+            raise RuntimeError(f"signal {STACKS_SIGNAL} is in use")
+        self._file = (folder / STACKS_FILE).open("w")
+        faulthandler.register(STACKS_SIGNAL, file=self._file, all_threads=True)
+        if not faulthandler.is_enabled():
+            faulthandler.enable(file=self._file)
+            _kept_open.append(self._file)
+
+    def close(self) -> None:
+        """Stop dumping stacks on request, and remove the file if it is empty."""
+        faulthandler.unregister(STACKS_SIGNAL)
+        with suppress(ValueError):  # another rank may still send it, and by default the signal kills
+            signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
+        if os.fstat(self._file.fileno()).st_size == 0:
+            with suppress(OSError):
+                Path(self._file.name).unlink()
+        if self._file not in _kept_open:
+            self._file.close()

@@ -340,12 +340,12 @@ class Watchdog:
                 self._reports.retract(self._report_numbers[fault])
                 if was_judge:
                     _log.warning(
-                        "the job goes on (step %d): slow, not stuck; the report is withdrawn", self._local.step
+                        "the job continues (step %d): it was slow, not stuck; the report is withdrawn", self._local.step
                     )
             case LogSlow(verdict):
                 _log.warning(verdict.sentence)
             case LogMayContinue(limit_s):
-                _log.warning("the job may go on: it is ended if it stands still for %.0f s", limit_s)
+                _log.warning("the job may continue: it is stopped if it stalls for %.0f s", limit_s)
             case LogUnreachable():
                 self._log_unreachable()
             case Abort(outcome):

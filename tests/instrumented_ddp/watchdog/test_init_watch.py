@@ -25,7 +25,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a rank of this host is recorded that loses its patience at once."""
     monkeypatch.setenv(TRACE_VARIABLE, str(tmp_path))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setattr(module, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(module, "_MIN_WAIT_S", 0.1)
     return tmp_path
 
 
