@@ -12,7 +12,7 @@ from overlapscope.trace.remote import is_url, resolve_recording_path
 if TYPE_CHECKING:
     from overlapscope.trace.table_file import StepRange
 
-RECORDING: Final = "the folder that 'overlapscope record -o' wrote, or a URL such as s3://bucket/run"
+RECORDING: Final = "folder that 'overlapscope record -o' wrote, or a URL such as s3://bucket/run"
 
 
 def parse_positive_int(text: str) -> int:
@@ -46,9 +46,8 @@ def add_steps_argument(parser: argparse.ArgumentParser) -> None:
         "--steps",
         type=_step_range,
         default=":",
-        metavar="FIRST:END",
-        help="only these steps, as a slice of Python's: 10:50 are 10 to 49; of a recording that is too large for this "
-        "machine they can be read without the others (default: all)",
+        metavar="START:STOP",
+        help="step range, STOP exclusive; only this range is loaded (default: all steps)",
     )
 
 

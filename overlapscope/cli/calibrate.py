@@ -34,17 +34,25 @@ _DEFAULT_RANKS: Final = 2
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("traces/calibration.json"), help="file to write (%(default)s)"
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("traces/calibration.json"),
+        help="file to write (default: %(default)s)",
     )
     parser.add_argument(
         "--nproc",
         type=parse_positive_int,
         metavar="N",
-        help=f"number of ranks to start on this machine ({_DEFAULT_RANKS})",
+        help=f"number of ranks to start on this machine (default: {_DEFAULT_RANKS})",
     )
-    parser.add_argument("--backend", help="backend of torch.distributed (nccl if there are GPUs, else gloo)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="device of the tensors (cuda if there are GPUs)")
-    parser.add_argument("--max-mb", type=parse_positive_int, metavar="N", help="largest all-reduce in MB (256)")
+    parser.add_argument("--backend", help="backend of torch.distributed (default: nccl if there are GPUs, else gloo)")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="device of the tensors (default: cuda if there are GPUs)"
+    )
+    parser.add_argument(
+        "--max-mb", type=parse_positive_int, metavar="N", help="largest all-reduce in MB (default: 256)"
+    )
     parser.add_argument(
         "--inspector", nargs="+", type=Path, metavar="FILE", help="dumps of NCCL's Inspector, of all ranks of a job"
     )

@@ -51,20 +51,20 @@ def recording_environment(
     Args:
         limit_mb: maximum size of one rank's log in MB; None for the default.
         on_incident: what watchdogs do when they detect an incident.
-        patience_s: stall timeout in seconds before a possibly slow job is aborted; None for the default.
+        stall_timeout_s: stall timeout in seconds before a possibly slow job is aborted; None for the default.
         probe_buckets: also run other bucket plans for a few steps each.
     """
     # An inherited variable would otherwise replace the default of an option that is not given.
     optional = (LIMIT_VARIABLE, STALL_TIMEOUT_VARIABLE, PROBE_VARIABLE)
     inherited = {name: value for name, value in os.environ.items() if name not in optional}
     limit = {} if limit_mb is None else {LIMIT_VARIABLE: str(limit_mb)}
-    patience = {} if stall_timeout_s is None else {STALL_TIMEOUT_VARIABLE: str(stall_timeout_s)}
+    stall_timeout = {} if stall_timeout_s is None else {STALL_TIMEOUT_VARIABLE: str(stall_timeout_s)}
     probe = {PROBE_VARIABLE: "1"} if probe_buckets else {}
     return (
         inherited
         | {TRACE_VARIABLE: str(folder.absolute()), DETAIL_VARIABLE: detail, ON_INCIDENT_VARIABLE: on_incident}
         | limit
-        | patience
+        | stall_timeout
         | probe
     )
 

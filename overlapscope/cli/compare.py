@@ -7,11 +7,11 @@ Examples:
     overlapscope compare traces/ traces/ --base-steps 10:50 --new-steps 50:
 
 Takes the difference of the breakdowns that 'overlapscope summary' shows, with 99 % intervals, so that its parts add up to
-the difference of the step. Steps that stand far out are kept apart, as there. If no difference is seen, it says how
+the difference of the step. Outlier steps are excluded. If no difference is seen, it says how
 large one would have been. One recording can't show how much two runs of the same program differ: between recordings
 intervals are wider by 1 % of a time, which is little for two machines. Record both on one, right after each other.
 
-The exit code is 0 if nothing that counts is slower, 3 if something is, 1 if a recording can't be read or has too few
+Exits 0 if no regression was found, 3 if one was, 1 if a recording can't be read or has too few
 steps or parts of it are missing, and 2 if the arguments are wrong. With --json the output is one JSON object, which
 docs/json.md describes.
 """
@@ -36,37 +36,39 @@ EXIT_CODE_REGRESSION: Final = 3
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("base", type=parse_folder_or_url, metavar="BASE", help="the folder, or URL, to compare with")
-    parser.add_argument("new", type=parse_folder_or_url, metavar="NEW", help="that of the new one; it may be the same")
+    parser.add_argument(
+        "base", type=parse_folder_or_url, metavar="BASE", help="recording to compare with: a folder or URL"
+    )
+    parser.add_argument("new", type=parse_folder_or_url, metavar="NEW", help="new recording; may be the same as BASE")
     for side in ("base", "new"):
         parser.add_argument(
             f"--{side}-steps",
             type=steps,
             default=(None, None),
-            metavar="FIRST:END",
-            help=f"steps of {side.upper()} to compare, as a slice of Python's: 10:50 are 10 to 49 (default: all)",
+            metavar="START:STOP",
+            help=f"step range of {side.upper()}, STOP exclusive (default: all steps)",
         )
         parser.add_argument(
             f"--{side}-plan",
             type=int,
             metavar="EPOCH",
-            help=f"only steps of {side.upper()} that are reduced with this bucket plan",
+            help=f"only steps of {side.upper()} with this bucket plan",
         )
     parser.add_argument(
         "--fail-above",
         type=_parse_percentage,
         default=0.0,
         metavar="PERCENT",
-        help="how much longer it has to be at least to fail, as a share of the step of BASE: 3%% "
-        "(default: 0%%, whatever is beyond noise)",
+        help="smallest regression that fails, as a share of the step of BASE, such as 3%% (default: 0%%, any regression "
+        "beyond noise)",
     )
     parser.add_argument(
         "--only",
         type=_parse_parts,
         default=("step",),
         metavar="PART,...",
-        help="what counts, instead of the step: its blocks such as exposed or data_wait, or exposed_transfer, compute, "
-        "communication, hidden",
+        help="compare only these parts of the step: blocks such as exposed or data_wait, or exposed_transfer, compute, "
+        "communication, hidden (default: step)",
     )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object instead")
@@ -74,7 +76,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=("text", "md", "html"),
         default="text",
-        help="md: Markdown; html: a page (default: %(default)s)",
+        help="output format; md is Markdown, html a page (default: %(default)s)",
     )
 
 

@@ -29,7 +29,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("-o", "--output", type=Path, help="folder to record into (default: a new temporary one)")
     parser.add_argument(
-        "--steps", type=parse_positive_int, default=40, metavar="N", help="training steps (%(default)s)"
+        "--steps",
+        type=parse_positive_int,
+        default=40,
+        metavar="N",
+        help="number of training steps (default: %(default)s)",
     )
     parser.add_argument("--no-serve", action="store_true", help="record and print the verdict, but don't serve")
     serve.prepare_server(parser)

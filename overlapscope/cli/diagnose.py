@@ -18,7 +18,7 @@ With --json the output is one JSON object with the keys
              group, number, bucket, parameters, call_sites, windows (what each rank did around the first difference),
              evidence, advice, also
   ranks      one object per rank: rank, host, pid, liveness, step, phase, bucket, call_site, failure
-  groups     one object per group: name, ranks, newest (number of its newest collective by rank), first_divergence,
+  groups     one object per group: name, ranks, latest (number of its latest collective by rank), first_divergence,
              divergence
   gaps       objects with what and advice: what is missing or damaged, so that "healthy" can't be said
   problems   objects with severity and message: what could not be read
@@ -44,9 +44,11 @@ if TYPE_CHECKING:
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument(
-        "traces", type=parse_folder, help="the folder that 'overlapscope record -o' wrote, or Flight Recorder dumps"
+        "traces", type=parse_folder, help="folder that 'overlapscope record -o' wrote, or Flight Recorder dumps"
     )
-    parser.add_argument("--attempt", type=int, metavar="N", help="which one of a job that was started again, from 0")
+    parser.add_argument(
+        "--attempt", type=int, metavar="N", help="attempt of a restarted job, counted from 0 (default: the last one)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
 
 

@@ -44,21 +44,23 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("traces", type=parse_folder_or_url, help=RECORDING)
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="PATH", help="a new file; of tables a folder"
+        "-o", "--output", type=Path, required=True, metavar="PATH", help="new file, or folder for tables"
     )
     parser.add_argument(
         "--format",
         choices=(*_TRACES, "openmetrics", *_TABLES),
         default="perfetto",
-        help="what to write (default: %(default)s)",
+        help="output format (default: %(default)s)",
     )
     parser.add_argument(
         "--steps",
         type=steps,
-        metavar="FIRST:END",
-        help="of a trace only what goes on in these, as a slice of Python's: 10:50 are 10 to 49 (default: all)",
+        metavar="START:STOP",
+        help="limit a trace to these steps, STOP exclusive (default: all steps)",
     )
-    parser.add_argument("--ranks", metavar="RANKS", help="of a trace only these, such as 0-7,12 (default: all)")
+    parser.add_argument(
+        "--ranks", metavar="RANKS", help="limit a trace to these ranks, such as 0-7,12 (default: all ranks)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 def _write_trace(analysis: Analysis, args: argparse.Namespace, progress: Progress) -> str:
     from overlapscope.interop.trace_viewers import ChromeFile, PerfettoFile
     from overlapscope.interop.tracks import Tracks
-    from overlapscope.text import format_ranks, parse_ranks
+    from overlapscope.text import count_of, format_ranks, parse_ranks
 
     about = analysis.trace.ranks.set_index("rank").sort_index()
     known: list[int] = about.index.tolist()
@@ -113,7 +115,7 @@ def _write_trace(analysis: Analysis, args: argparse.Namespace, progress: Progres
         if not slices:
             raise OverlapScopeError(f"{args.traces}: nothing was recorded in these steps")
         written.close()
-    return f"{args.output}: {slices:,} slices of {len(ranks)} rank{'s' * (len(ranks) != 1)}"
+    return f"{args.output}: {slices:,} slices of {count_of(len(ranks), 'rank')}"
 
 
 def _write_metrics(analysis: Analysis, args: argparse.Namespace, progress: Progress) -> str:

@@ -1,4 +1,4 @@
-"""Make a recording of traces that torch.profiler or Nsight Systems has written.
+"""Convert torch.profiler or Nsight Systems traces to a recording.
 
     overlapscope import rank0.json.gz rank1.json.gz -o traces/imported
     overlapscope import rank0.sqlite rank1.sqlite -o traces/imported
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="trace of a rank")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="trace of one rank")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the recording")
     parser.add_argument("--force", action="store_true", help="replace an existing recording in that folder")
 

@@ -37,12 +37,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="lab_command", metavar="COMMAND")
     verbs.add_parser("faults", help="list all faults", description="List all faults, one per line.")
     fault = verbs.add_parser("fault", help="run a fault", description="Run a fault and diagnose it.")
-    fault.add_argument("name", metavar="NAME", help="a name from 'overlapscope lab faults'")
+    fault.add_argument("name", metavar="NAME", help="name from 'overlapscope lab faults'")
     fault.add_argument(
-        "--ranks", type=parse_positive_int, metavar="N", help=f"number of ranks, 2 to 4 ({DEFAULT_WORLD_SIZE})"
+        "--ranks", type=parse_positive_int, metavar="N", help=f"number of ranks, 2 to 4 (default: {DEFAULT_WORLD_SIZE})"
     )
     fault.add_argument(
-        "--stock", action="store_true", help="torch's own DDP, unrecorded: what you would see without OverlapScope"
+        "--stock",
+        action="store_true",
+        help="run torch's own DDP without recording, as you would see it without OverlapScope",
     )
     fault.add_argument("-o", "--output", type=Path, help="folder to record into (default: a new temporary one)")
     verbs.add_parser("experiments", help="list all experiments", description="List all experiments, one per line.")
@@ -57,7 +59,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         command.add_arguments(verb)
     cluster = verbs.add_parser(
         "cluster",
-        help="train on hosts joined by slow links",
+        help="run on emulated hosts with rate- and latency-limited links",
         description=lab_cluster.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

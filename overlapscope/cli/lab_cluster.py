@@ -1,4 +1,4 @@
-"""Run a training on hosts of its own on this machine, joined by links with a rate and a latency.
+"""Run a training on emulated hosts with rate- and latency-limited links.
 
     sudo overlapscope lab cluster --hosts 2 --rate 1gbit --latency 2ms -- torchrun train.py
     sudo overlapscope lab cluster --hosts 4 --rate 100mbit -o traces/ -- torchrun train.py
@@ -51,27 +51,33 @@ _TERMINATION_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument(
-        "--hosts", type=parse_positive_int, default=2, metavar="N", help="number of hosts, 2 to 64 (%(default)s)"
+        "--hosts",
+        type=parse_positive_int,
+        default=2,
+        metavar="N",
+        help="number of hosts, 2 to 64 (default: %(default)s)",
     )
     parser.add_argument(
         "--ranks-per-host",
         type=parse_positive_int,
         default=1,
         metavar="K",
-        help="processes that train on each (%(default)s)",
+        help="number of ranks per host (default: %(default)s)",
     )
     parser.add_argument(
         "--rate",
         default=_DEFAULT_RATE,
-        help="what each host can send, as tc writes it: 1mbit to 100gbit (%(default)s)",
+        help="rate of each host's link in the notation of tc, 1mbit to 100gbit (default: %(default)s)",
     )
     parser.add_argument(
         "--latency",
         default="0",
-        help="from a host to another, one way, as 2ms or 500us: a ping takes twice as long (%(default)s)",
+        help="one-way latency between hosts, such as 2ms or 500us (default: %(default)s)",
     )
-    parser.add_argument("-o", "--output", type=Path, help="record into this folder, as 'overlapscope record' does")
-    parser.add_argument("training", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="command to run on each")
+    parser.add_argument("-o", "--output", type=Path, help="folder to record into, as 'overlapscope record' does")
+    parser.add_argument(
+        "training", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="command to run on each host"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

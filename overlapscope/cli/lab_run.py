@@ -38,33 +38,46 @@ _LAUNCHER_VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("name", metavar="NAME", help="a name from 'overlapscope lab experiments'")
-    parser.add_argument("-o", "--output", type=Path, default=DEFAULT_FOLDER, metavar="FOLDER", help="(%(default)s)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=DEFAULT_FOLDER,
+        metavar="FOLDER",
+        help="output folder (default: %(default)s)",
+    )
     parser.add_argument(
         "--model",
         action="append",
-        help="convnet, transformer, small-convnet or small-transformer; can be given several times (the first two)",
+        help="convnet, transformer, small-convnet or small-transformer; repeatable (default: the first two)",
     )
     parser.add_argument(
         "--ranks",
         type=parse_positive_int,
         metavar="N",
-        help=f"to start on this machine ({_DEFAULT_RANKS}); a launcher decides itself",
+        help=f"number of ranks to start on this machine, without a launcher (default: {_DEFAULT_RANKS})",
     )
-    parser.add_argument("--backend", help="of torch.distributed (nccl if there are GPUs, else gloo)")
+    parser.add_argument("--backend", help="backend of torch.distributed (default: nccl if there are GPUs, else gloo)")
     parser.add_argument(
-        "--strategy", action="append", help="for the experiment 'strategies'; can be given several times (all)"
+        "--strategy", action="append", help="strategy to run in the experiment 'strategies'; repeatable (default: all)"
     )
     parser.add_argument(
-        "--steps", type=parse_positive_int, default=_DEFAULT_STEPS, metavar="N", help="of each trial (%(default)s)"
+        "--steps",
+        type=parse_positive_int,
+        default=_DEFAULT_STEPS,
+        metavar="N",
+        help="number of steps of each trial (default: %(default)s)",
     )
     parser.add_argument(
         "--repetitions",
         type=parse_positive_int,
         default=_DEFAULT_REPETITIONS,
         metavar="N",
-        help="of each setting (%(default)s)",
+        help="number of repetitions of each setting (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of weights, data and the order of trials (%(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of weights, data and the order of trials (default: %(default)s)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

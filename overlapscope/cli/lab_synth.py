@@ -1,4 +1,4 @@
-"""Make a recording of a job that never ran, to see what one of yours will take: disk, time, memory.
+"""Generate a synthetic recording to estimate disk, time and memory.
 
     overlapscope lab synth --ranks 1024 --steps 1000 --buckets 50 -o traces/planned
 
@@ -25,15 +25,19 @@ _BUCKETS = 25
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument(
-        "--ranks", type=parse_positive_int, default=_RANKS, metavar="N", help=f"how many ranks ({_RANKS})"
+        "--ranks", type=parse_positive_int, default=_RANKS, metavar="N", help="number of ranks (default: %(default)s)"
     )
     parser.add_argument(
-        "--steps", type=parse_positive_int, default=_STEPS, metavar="N", help=f"how many steps ({_STEPS})"
+        "--steps", type=parse_positive_int, default=_STEPS, metavar="N", help="number of steps (default: %(default)s)"
     )
     parser.add_argument(
-        "--buckets", type=parse_positive_int, default=_BUCKETS, metavar="N", help=f"all-reduces of a step ({_BUCKETS})"
+        "--buckets",
+        type=parse_positive_int,
+        default=_BUCKETS,
+        metavar="N",
+        help="number of all-reduces in a step (default: %(default)s)",
     )
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="folder to write it into")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="folder for the recording")
 
 
 def run(args: argparse.Namespace) -> int:

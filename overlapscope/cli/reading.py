@@ -19,8 +19,8 @@ def add_workers_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dask",
         metavar="ADDRESS",
-        help="have the workers of a Dask cluster read a large recording, which they see at the same path: "
-        "tcp://HOST:8786 (default: as many processes as this machine has cores)",
+        help="Dask scheduler such as tcp://HOST:8786, whose workers must see the same path (default: one process per "
+        "core of this machine)",
     )
 
 

@@ -33,7 +33,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="what 'overlapscope calibrate' measured (default: calibration.json in the folder, if there is one)",
+        help="file that 'overlapscope calibrate' wrote (default: calibration.json in the folder, if there is one)",
     )
 
 

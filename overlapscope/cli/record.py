@@ -34,40 +34,43 @@ from overlapscope.trace.environment import DEFAULT_STALL_TIMEOUT_S, DETAILS, ON_
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("-o", "--output", type=Path, default=Path("traces"), help="folder to record into (traces)")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("traces"), help="folder to record into (default: %(default)s)"
+    )
     parser.add_argument("--force", action="store_true", help="replace an existing recording in that folder")
     parser.add_argument(
         "--detail",
         choices=DETAILS,
-        help=f"'parameters' also records when each gradient is ready ({DETAILS[0]}; with --probe-buckets {DETAILS[1]})",
+        help=f"level of detail; 'parameters' also records when each gradient is ready (default: {DETAILS[0]}, "
+        f"with --probe-buckets: {DETAILS[1]})",
     )
     parser.add_argument(
         "--probe-buckets",
         action="store_true",
-        help="run other bucket sizes for a few steps each; results do not change",
+        help="try other bucket sizes for a few steps each; results of the training don't change",
     )
     parser.add_argument(
-        "--limit-mb", type=parse_positive_int, metavar="N", help="maximum size of one rank's log in MB (64)"
+        "--limit-mb", type=parse_positive_int, metavar="N", help="maximum size of one rank's log, in MB (default: 64)"
     )
     parser.add_argument(
         "--on-incident",
         choices=ON_INCIDENT,
         default=ON_INCIDENT[0],
-        help="if the job hangs or ranks disagree: report it, also end the job, or don't watch it (%(default)s)",
+        help="reaction to a hang or to ranks that disagree: report it, also abort the job, or don't watch the job "
+        "(default: %(default)s)",
     )
     parser.add_argument(
-        "--patience-s",
+        "--stall-timeout",
         type=parse_positive_int,
         metavar="N",
-        help="with '--on-incident raise': seconds for which a job that may only be slow stands still at least before "
-        f"it is ended ({DEFAULT_STALL_TIMEOUT_S:.0f}); longer if it has paused for long before",
+        help="minimum stall before a possibly slow job is aborted with '--on-incident raise', in seconds; more if the "
+        f"job has paused for long before (default: {DEFAULT_STALL_TIMEOUT_S:.0f})",
     )
     parser.add_argument(
         "--metrics",
         type=Path,
         metavar="FILE",
-        help="keep a file of metrics of this run up to date, for the textfile collector of node_exporter; replaces one "
-        "of an earlier run",
+        help="write live metrics to FILE for node_exporter's textfile collector; replaces a file of an earlier run",
     )
     parser.add_argument("training", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="command to run")
 
@@ -90,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         args.detail or DETAILS[args.probe_buckets],
         args.limit_mb,
         args.on_incident,
-        args.patience_s,
+        args.stall_timeout,
         probe_buckets=args.probe_buckets,
     )
     with metrics_writer(args.output, args.metrics) if args.metrics else nullcontext():

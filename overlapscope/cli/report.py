@@ -10,7 +10,7 @@ collectives; if something is wrong with the job, that comes first.
 With --format md it is a short text in Markdown, to paste into an issue. It goes to stdout unless -o names a file.
 
 An existing file is not overwritten. Problems with the recording go to stderr, one per line; the exit code is 1 if any
-part of it is missing or unreadable. What is said of a job that still runs is what is known by now.
+part of it is missing or unreadable.
 """
 
 from __future__ import annotations
@@ -32,13 +32,18 @@ _DEFAULT_OUTPUT: Final = Path("report.html")
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument(
-        "traces", type=parse_folder, help="the folder that 'overlapscope record -o' wrote, or Flight Recorder dumps"
+        "traces", type=parse_folder, help="folder that 'overlapscope record -o' wrote, or Flight Recorder dumps"
     )
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="a new file (default: report.html; Markdown goes to stdout)"
+        "-o", "--output", type=Path, metavar="FILE", help="new file (default: report.html; for Markdown, stdout)"
     )
     add_steps_argument(parser)
-    parser.add_argument("--format", choices=("html", "md"), default="html", help="HTML or Markdown (%(default)s)")
+    parser.add_argument(
+        "--format",
+        choices=("html", "md"),
+        default="html",
+        help="output format, HTML or Markdown (default: %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -34,7 +34,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "traces",
         type=parse_folder,
         nargs="+",
-        help="a folder that 'overlapscope record -o' wrote or will write, or a folder of such folders; several of them",
+        help="folder that 'overlapscope record -o' wrote or will write, or a folder of such folders",
     )
     prepare_server(parser)
 
@@ -43,25 +43,28 @@ def prepare_server(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the server, which ``run`` needs beside the folders: address, authentication, metrics."""
     parser.add_argument("--port", type=port, help="port to listen on (default: 5006, or the next free one)")
     parser.add_argument("--address", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--no-browser", action="store_true", help="print the address and don't open a browser")
+    parser.add_argument("--no-browser", action="store_true", help="print the address only, without opening a browser")
     login = parser.add_mutually_exclusive_group()
-    login.add_argument("--token-file", type=Path, metavar="FILE", help="let in who knows the token in this file")
+    login.add_argument("--token-file", type=Path, metavar="FILE", help="require the bearer token stored in FILE")
     login.add_argument(
-        "--basic-auth", type=Path, metavar="FILE", help='let in users by password: JSON such as {"ada": "password"}'
+        "--basic-auth",
+        type=Path,
+        metavar="FILE",
+        help='HTTP basic auth; FILE maps user names to passwords: {"ada": "password"}',
     )
     login.add_argument(
-        "--oauth", metavar="PROVIDER", help="let in whom this provider knows, such as okta; see docs/serving.md"
+        "--oauth", metavar="PROVIDER", help="OAuth login with PROVIDER, such as okta; see docs/serving.md"
     )
-    parser.add_argument("--prefix", default="", help="what the path of every address begins with, as behind a proxy")
+    parser.add_argument("--prefix", default="", help="URL path prefix when behind a reverse proxy")
     parser.add_argument(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="a name by which a proxy makes the server known; can be given several times",
+        help="extra Host header to accept (repeatable)",
     )
     parser.add_argument(
-        "--metrics", action="store_true", help="also answer scrapes of Prometheus, at /metrics; see docs/export.md"
+        "--metrics", action="store_true", help="expose Prometheus metrics at /metrics; see docs/export.md"
     )
 
 
