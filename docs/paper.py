@@ -45,7 +45,7 @@ def measure(name: str, args: argparse.Namespace) -> int:
 
 
 def text_of(folder: Path, args: argparse.Namespace) -> str:
-    """The page, of the experiments that have results; its pictures are written on the way."""
+    """Write the pictures, and return the page, of the experiments that have results."""
     PICTURES.mkdir(exist_ok=True)
     parts = [
         "# The paper's experiments, here\n",
@@ -98,7 +98,7 @@ def _table(rows: pd.DataFrame) -> Iterator[str]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What to measure."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [experiment.name for experiment in EXPERIMENTS]
     parser.add_argument("folder", nargs="?", type=Path, default=Path("experiments"), help="(%(default)s)")

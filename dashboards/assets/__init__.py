@@ -6,5 +6,5 @@ from importlib.resources import files
 
 
 def read_asset(name: str) -> str:
-    """The text of a file in this folder."""
+    """Return the text of a file in this folder."""
     return (files(__name__) / name).read_text(encoding="utf-8")
