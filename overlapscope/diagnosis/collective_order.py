@@ -111,7 +111,7 @@ def decode_entries(
     """Decode entries of a live log or of a file.
 
     Args:
-        rows: fields as in ``group_log.ENTRY_FIELDS``.
+        rows: fields as in ``collective_log.ENTRY_FIELDS``.
         signatures: signatures of this rank, by number.
         call_sites: call sites of this rank, by number.
     """

@@ -252,7 +252,7 @@ class ConvertedShards:
     files: dict[str, TableFile]
     problems: list[Problem]
     by_clock: dict[str, pd.DataFrame]
-    """All-reduces by clock, see ``alignment.all_reduces_of``."""
+    """All-reduces by clock, see ``clock_alignment.collect_all_reduces``."""
 
 
 @contextmanager

@@ -72,7 +72,7 @@ class EventLogWriter(RingLog):
         """Store one record. The hot path: no lock, no system call, no allocation kept.
 
         Args:
-            body: description of the event, from ``format.pack_body``.
+            body: description of the event, from ``schema.pack_body``.
             end_uncertainty_ns: the true end is at most this long before ``end_ns``; below 2**32.
         """
         sequence = next(self._sequence)

@@ -71,7 +71,7 @@ class Trace:
     """Columns: rank, call_site, file, line, function."""
     segments: pd.DataFrame
     user_collectives: pd.DataFrame
-    """User collectives that ranks waited for: rank, start_ns, end_ns; described in ``trace.user_collectives``."""
+    """User collectives that ranks waited for: rank, start_ns, end_ns; described in ``trace.rank_folder``."""
     links: pd.DataFrame
     """Samples of TCP connections, described in ``overlapscope.trace.rank_folder``."""
     problems: tuple[Problem, ...]
@@ -163,7 +163,7 @@ def read_trace(
     Args:
         path: folder that holds ``rank_0``, ``rank_1`` ...
         progress: called for each rank that has been read.
-        only_newest: number of the latest records to read of each rank; of these, the steps that are complete on all
+        latest_records: number of the latest records to read of each rank; of these, the steps that are complete on all
             ranks are kept. Takes the same time however long the recording is.
         steps: range of steps to read, as if the recording consisted of them.
         neighbors: number of steps to read before and after that range.
@@ -196,7 +196,7 @@ def open_recording(
         path: folder that holds ``rank_0``, ``rank_1`` ...; from ``recording_at``, a folder that holds its tables.
         progress: called for each rank whose logs have been read.
         workers: workers that read the logs of a large recording in parallel.
-        afresh: write tables even if there are some, because they turned out to be damaged.
+        rebuild_tables: write tables even if there are some, because they turned out to be damaged.
 
     Raises:
         OverlapScopeError: there is nothing to show, or the log of one rank does not fit into memory, or the logs of all

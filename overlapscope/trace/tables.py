@@ -66,7 +66,7 @@ def build_event_tables(logs: Mapping[int, Records], *, starts_mid_step: bool = F
 
     Args:
         logs: records of each rank, in the order of their sequence numbers.
-        are_newest: true if they may begin in the middle of a step.
+        starts_mid_step: true if they may begin in the middle of a step.
     """
     kept = [drop_steps_cut_by_ring(records, starts_mid_step=starts_mid_step) for records in logs.values()]
     records = np.concatenate([_as_numbers(own) for own in kept]) if kept else _as_numbers(_NO_RECORDS)
@@ -316,7 +316,7 @@ def add_segment_content(segments: pd.DataFrame, rounds: Mapping[int, Rounds]) ->
     """Add descriptions to segments.
 
     Args:
-        segments: table from ``event_tables``.
+        segments: table from ``build_event_tables``.
         rounds: descriptions by rank; a rank without segments may be missing.
 
     Returns:
@@ -393,7 +393,7 @@ def read_shards(
     Args:
         folders: rank folders by rank.
         problems: receives problems with files.
-        only_newest: number of the latest records to read of each rank; None: all.
+        latest_records: number of the latest records to read of each rank; None: all.
         progress: called with the number of ranks that are done.
     """
     known_plans: dict[bytes, PlanRows] = {}
@@ -416,7 +416,7 @@ def build_shard(files: Sequence[RankRecording], *, starts_mid_step: bool = False
     """Build the tables of some ranks.
 
     Args:
-        are_newest: true if records may begin in the middle of a step.
+        starts_mid_step: true if records may begin in the middle of a step.
     """
     tables = build_event_tables(
         {one.rank: one.records for one in files if len(one.records)}, starts_mid_step=starts_mid_step
