@@ -14,7 +14,6 @@ from types import FrameType
 from typing import IO, NamedTuple
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.environment import (
     DETAIL_VARIABLE,
     LIMIT_VARIABLE,
@@ -122,6 +121,8 @@ def record_signals(
     Yields:
         The list of signals received so far.
     """
+    from overlapscope.trace.clocks import host_now_ns  # not in the handler, which has to be quick
+
     received: list[ReceivedSignal] = []
 
     def note(number: int, _frame: FrameType | None) -> None:

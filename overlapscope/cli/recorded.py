@@ -16,7 +16,6 @@ from overlapscope.cli.child_process import ReceivedSignal, exit_code
 from overlapscope.errors import OverlapScopeError
 from overlapscope.text import format_bytes
 from overlapscope.trace.checksum import parse_json_text
-from overlapscope.trace.process_files import write_exit
 from overlapscope.trace.schema import RUN_FILE
 from overlapscope.trace.small_files import find_latest_attempt, remove_if_empty
 
@@ -94,6 +93,8 @@ def finish_recording(
     Returns:
         The command's exit code: the job's, or 1 if nothing was recorded.
     """
+    from overlapscope.trace.process_files import write_exit
+
     code = exit_code(ended.status)
     attempt = find_latest_attempt(folder)
     recorded = recording_folder.describe(attempt)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.process_files import EXITS_PATTERN
 from overlapscope.trace.schema import (
     EVENTS_FILE,
     GROUP_PATTERN,
@@ -77,6 +76,8 @@ def clear(folder: Path) -> None:
 
 
 def _clear_attempt(folder: Path) -> None:
+    from overlapscope.trace.process_files import EXITS_PATTERN
+
     for rank_dir in find_recorded_ranks(folder):
         remove_files(rank_dir, (*(kind.name for kind in RANK_FILES), STAGED_PATTERN))
     remove_tables(folder)

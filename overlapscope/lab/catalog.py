@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from overlapscope.diagnosis.verdict import FaultKind
+if TYPE_CHECKING:
+    from overlapscope.diagnosis.verdict import FaultKind
+
 
 FAULT_STEP: Final = 12
 """Step of faults that need not happen earlier or later."""
