@@ -1,4 +1,4 @@
-"""What watchdogs say to each other arrives as it was said."""
+"""Messages between watchdogs arrive as they were sent."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ MESSAGES = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(MESSAGES)
-def test_what_was_said_is_what_is_heard(message: Any) -> None:
-    assert from_json(type(message), to_json(message).encode()) == message
+def test_a_message_arrives_as_it_was_sent(message: Any) -> None:
+    assert repr(from_json(type(message), to_json(message).encode())) == repr(message)  # by repr: a NaN equals nothing
