@@ -191,25 +191,7 @@ def _draw_lines(axes: Axes, chart: LineChart, colors: Colors, tips: dict[str, st
     if chart.is_log:
         axes.set_xscale("log", base=2)
     for line in chart.lines:
-        color = colors[_LINE_COLORS[line.color % len(_LINE_COLORS)]]
-        if line.unsmoothed_y:
-            axes.plot(line.x, line.unsmoothed_y, color=color, alpha=0.22, linewidth=1)
-        known = [
-            (x, low, high)
-            for x, low, high in zip(line.x, line.low, line.high, strict=False)
-            if not math.isnan(low + high)
-        ]
-        if known:
-            x, low, high = zip(*known, strict=True)
-            axes.vlines(x, low, high, color=color, linewidth=1.2)
-        style = "--" if line.style == "predicted" else "-"
-        axes.plot(line.x, line.y, style, color=color, linewidth=1.8, label=line.label)
-        if line.style != "smooth":
-            face = color if line.style == "measured" else colors["surface"]
-            for x_, y in zip(line.x, line.y, strict=True):
-                (dot,) = axes.plot([x_], [y], "o", markersize=5, color=color, markerfacecolor=face)
-                where = f"{_label(x_, chart.x_unit)}, {_label(y, chart.y_unit)}"
-                _tip(dot, tips, f"{line.label}: {where}" if line.label else where)
+        _draw_line(axes, chart, line, colors, tips)
     axes.set_xlabel(chart.x_label, fontsize=9, color=colors["muted"])
     if chart.is_log:
         xs = sorted({x for line in chart.lines for x in line.x})
@@ -222,6 +204,27 @@ def _draw_lines(axes: Axes, chart: LineChart, colors: Colors, tips: dict[str, st
         axes.set_ylim(top=1.05 * max(ends) or 1.0)
     if any(line.label for line in chart.lines):
         axes.legend(**_legend(colors, ncols=4))
+
+
+def _draw_line(axes: Axes, chart: LineChart, line: LineSeries, colors: Colors, tips: dict[str, str]) -> None:
+    """Draw one line: its values before smoothing, its intervals, and its points."""
+    color = colors[_LINE_COLORS[line.color % len(_LINE_COLORS)]]
+    if line.unsmoothed_y:
+        axes.plot(line.x, line.unsmoothed_y, color=color, alpha=0.22, linewidth=1)
+    known = [
+        (x, low, high) for x, low, high in zip(line.x, line.low, line.high, strict=False) if not math.isnan(low + high)
+    ]
+    if known:
+        x, low, high = zip(*known, strict=True)
+        axes.vlines(x, low, high, color=color, linewidth=1.2)
+    style = "--" if line.style == "predicted" else "-"
+    axes.plot(line.x, line.y, style, color=color, linewidth=1.8, label=line.label)
+    if line.style != "smooth":
+        face = color if line.style == "measured" else colors["surface"]
+        for x_, y in zip(line.x, line.y, strict=True):
+            (dot,) = axes.plot([x_], [y], "o", markersize=5, color=color, markerfacecolor=face)
+            where = f"{_label(x_, chart.x_unit)}, {_label(y, chart.y_unit)}"
+            _tip(dot, tips, f"{line.label}: {where}" if line.label else where)
 
 
 def _ends_of(line: LineSeries) -> list[float]:

@@ -106,7 +106,8 @@ def describe_sample(summary: Summary) -> str:
         return "No step has been finished by all ranks, so there is no mean of them."
     ranks, steps = count_of(summary.ranks, "rank"), count_of(summary.steps, "step")
     excluded = f" Excluded: {describe_excluded(summary.steady.excluded)}." if summary.steady.excluded else ""
-    return f"Means of {steps} of {ranks}; they add up.{excluded} {describe_uncounted_ranks(summary.steady.excluded_ranks)}".rstrip()
+    uncounted = describe_uncounted_ranks(summary.steady.excluded_ranks)
+    return f"Means of {steps} of {ranks}; they add up.{excluded} {uncounted}".rstrip()
 
 
 def build_step_bar(

@@ -216,7 +216,8 @@ def _build_step_strip(summary: Summary, timeline: Timeline, fit: View) -> list[d
             "left": (one["start_ns"] - fit[0]) / length_ns,
             "width": (one["end_ns"] - one["start_ns"]) / length_ns,
             "height": one["exposed_ns"] / highest_ns,
-            "title": f"{_format_steps(one)}: {format_ns(one['exposed_ns'])} of {format_ns(one['step_time_ns'])} exposed",
+            "title": f"{_format_steps(one)}: {format_ns(one['exposed_ns'])} of "
+            f"{format_ns(one['step_time_ns'])} exposed",
         }
         for one in steps.to_dict("records")
     ]

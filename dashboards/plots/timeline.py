@@ -225,7 +225,7 @@ class TimelineRuler:
     def _text(self, from_ns: int, to_ns: int, rank: int) -> str:
         begin_ns = self._timeline.begin_ns
         (ns,) = self._breakdown.timelines[rank].within([from_ns + begin_ns], [to_ns + begin_ns])
-        exposed_ns, unknown_ns = (int(ns[BLOCKS.index(name)]) for name in ("exposed", "unknown"))
+        exposed_ns, unknown_ns = (int(ns[BLOCKS.index(name)]) for name in ("exposed", "unattributed"))
         exposed = format_ns(exposed_ns) if exposed_ns else "none"
         missing = f", {format_ns(unknown_ns)} not recorded" if unknown_ns else ""
         return f"{format_ns(to_ns - from_ns)} on rank {rank}, {exposed} of it exposed communication{missing}"

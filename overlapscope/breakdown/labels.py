@@ -24,7 +24,10 @@ BLOCK_LABELS: Final = {
     "gc": "garbage collection",
     "unattributed": "unattributed",
 }
-PHASE_LABELS: Final = {name: BLOCK_LABELS.get(name, name) for name in PHASE_NAMES} | {"loop": BLOCK_LABELS["host_loop"]}
+PHASE_LABELS: Final = {name: BLOCK_LABELS.get(name, name) for name in PHASE_NAMES} | {
+    "loop": BLOCK_LABELS["host_loop"],
+    "finalize": "wait for gradients",
+}
 REASON_LABELS: Final = {
     "launch_delay": "not launched yet",
     "straggler": "waiting for a later rank",

@@ -204,9 +204,9 @@ def test_pointing_at_a_bucket_reads_its_parameter_size_and_times(plot):
 
 def test_names_are_written_into_spans_that_hold_them(plot):
     ask(plot, 0, 10 * MS, width_px=1300)
-    assert {"backward", "finalize", "bucket 1"} <= set(plot.labels.data["text"])
+    assert {"backward", "wait for gradients", "bucket 1"} <= set(plot.labels.data["text"])
     categories = dict(zip(plot.labels.data["text"], plot.labels.data["category"], strict=True))
-    for text, name in (("backward", "backward"), ("finalize", "finalize"), ("bucket 1", "bucket_1")):
+    for text, name in (("backward", "backward"), ("wait for gradients", "finalize"), ("bucket 1", "bucket_1")):
         assert CATEGORIES[categories[text]] == name, "its ink is that of the span below it"
     ask(plot, 0, 10 * MS, width_px=60)
     assert plot.labels.data["text"] == []
