@@ -70,19 +70,9 @@ class DDPArguments:
             OverlapScopeError: bucket sizes are given twice, or the strategy is unknown.
         """
         resolved, given = resolve_strategy(strategy), bound.arguments
-        if bucket_plan is not None:
-            reject_conflicting_caps("bucket_plan", given)
+        _reject_conflicts(resolved, strategy, given, bucket_plan)
         if resolved.bucket_cap_mb is not None:
-            reject_conflicting_caps(f"strategy={strategy!r}", given | {"bucket_plan": bucket_plan})
             given["bucket_cap_mb"] = resolved.bucket_cap_mb or _ONE_PARAMETER_PER_BUCKET_MB
-        if resolved.pads_to is not None and (bucket_plan is not None or is_auto(given)):
-            raise OverlapScopeError(
-                f"strategy={resolved.name!r} sizes its buckets itself: give it bucket_cap_mb at most"
-            )
-        if resolved.pads_to is not None and given.get("mixed_precision") is not None:
-            raise OverlapScopeError(f"strategy={resolved.name!r} and mixed_precision exclude each other; leave one out")
-        if resolved.order is not None:
-            _reject_conflicting_orders(resolved, given, bucket_plan)
         wants_auto = is_auto(given)
         if wants_auto:
             given["bucket_cap_mb"] = None
@@ -105,6 +95,25 @@ class DDPArguments:
             settings=collect_model_settings(bound.arguments, wrapper="instrumented_ddp") | of_strategy,
             described=described,
         )
+
+
+def _reject_conflicts(
+    resolved: Strategy,
+    strategy: str | Strategy | None,
+    given: Mapping[str, Any],
+    bucket_plan: str | Path | PlanFile | None,
+) -> None:
+    if bucket_plan is not None:
+        reject_conflicting_caps("bucket_plan", given)
+    if resolved.bucket_cap_mb is not None:
+        reject_conflicting_caps(f"strategy={strategy!r}", {**given, "bucket_plan": bucket_plan})
+    # With a limit of the strategy's, bucket_cap_mb="auto" has been rejected by now.
+    if resolved.pads_to is not None and (bucket_plan is not None or is_auto(given)):
+        raise OverlapScopeError(f"strategy={resolved.name!r} sizes its buckets itself: give it bucket_cap_mb at most")
+    if resolved.pads_to is not None and given.get("mixed_precision") is not None:
+        raise OverlapScopeError(f"strategy={resolved.name!r} and mixed_precision exclude each other; leave one out")
+    if resolved.order is not None:
+        _reject_conflicting_orders(resolved, given, bucket_plan)
 
 
 def _reject_conflicting_orders(

@@ -25,14 +25,12 @@ from overlapscope.bucket_model.partition import Int64Array
 from overlapscope.trace.event_log import RECORD_DTYPE, Records, read_latest_records
 from overlapscope.trace.schema import CHECKED_RECORD, RECORD, Phase
 
-# Gathering of bucket cycles from all ranks, which exchange nothing but these numbers; no clocks.
-
 MAX_RANKS: Final = 8
 """Maximum number of ranks considered. Of more ranks the slowest are used."""
 
 
 def gather_cycles(own: BucketCycles, group: dist.ProcessGroup, device: torch.device) -> tuple[BucketCycles, Int64Array]:
-    """Gather the same cycles of all ranks, or of the slowest ones. Called on all ranks.
+    """Gather the same cycles of all ranks, or of the slowest ones; no clocks are exchanged. Called on all ranks.
 
     Args:
         own: cycles of this rank, of the same shape on all ranks.
@@ -58,8 +56,6 @@ def gather_cycles(own: BucketCycles, group: dist.ProcessGroup, device: torch.dev
     )
     return replace(own, moments_ns=moments, ready_ns=ready, buckets_ns=buckets), ranks
 
-
-# An in-memory recorder of bucket timings over some steps, for jobs that are not recorded.
 
 _log = logging.getLogger(__name__)
 
@@ -110,7 +106,7 @@ class MeterSteps(Steps):
 
 
 class Meter(EventSink):
-    """Recorder of one model's timings in memory.
+    """Recorder of one model's timings in memory over some steps, for jobs that are not recorded.
 
     Args:
         device: where the module computes. On CUDA this waits for the device once, to tie its clock to the host's.

@@ -120,13 +120,11 @@ def make_phase_records(timer_flags: Flag, *, no_sync: bool) -> tuple[bytes, ...]
     return tuple(pack_body(Kind.PHASE, index=phase, flags=flags) for phase in Phase)
 
 
-# Collective of one bucket, from its launch to its record.
-
 _MAX_UNCERTAINTY_NS: Final = 0xFFFFFFFF
 
 
 class BucketCollective:
-    """One in-flight collective of a bucket.
+    """One collective of a bucket, from its launch to its record.
 
     Args:
         records: its packed records; None writes nothing.
@@ -184,14 +182,12 @@ class BucketCollective:
         self._log.append(self.records.collective_bounds, self.step, self.launch_ns, now_ns, uncertainty_ns)
 
 
-# Table of the distinct rounds of bucket sums: a number for each, and a line in ``segments.jsonl``.
-
 _MAX_SEGMENTS: Final = 100_000
 """Limit for a strategy whose rounds are never equal; rounds beyond it get number 0, and belong to no bucket."""
 
 
 class SegmentTable:
-    """The distinct rounds of this process, each written when it is first seen.
+    """Table of the distinct rounds of bucket sums: a number for each, and a line in ``segments.jsonl``.
 
     Args:
         folder: folder of this rank; the file is created with the first round.

@@ -24,8 +24,6 @@ from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.collective_log import UNKNOWN_PHASE
 from overlapscope.trace.schema import Kind, Phase, pack_body
 
-# Optimizers that update the parameters of DDP instances, and the times of their updates.
-
 
 class OptimizerHooks:
     """Hooks that report each update of registered parameters.

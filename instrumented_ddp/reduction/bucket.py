@@ -162,22 +162,28 @@ class Bucket:
             else:
                 outside_gradients.append(gradient)
                 targets.append(view)
-        if torch.is_grad_enabled() and any(gradient.requires_grad for gradient in outside_gradients):
-            for target, gradient in zip(targets, outside_gradients, strict=True):
-                target.copy_(gradient if divisor is None else gradient * self._share(divisor))
-        else:
-            _copy(targets, outside_gradients)
-            if divisor is not None and self._is_divided_as_a_whole:
-                self._storage.div_(divisor)
-                view_gradients = []
-            elif divisor is not None:
-                self._scale(targets, self._share(divisor))
-        if divisor is not None:
+        is_divided = self._copy_and_divide(targets, outside_gradients, divisor)
+        if divisor is not None and not is_divided:
             self._divide(view_gradients, divisor)
         if self._gradients_are_views and outside_gradients:
             for parameter, view in self._small:
                 if parameter.grad is not None:
                     parameter.grad = view
+
+    def _copy_and_divide(self, targets: list[torch.Tensor], gradients: list[torch.Tensor], divisor: int | None) -> bool:
+        """Copy gradients in, divided, and return whether that has divided the whole buffer."""
+        if torch.is_grad_enabled() and any(gradient.requires_grad for gradient in gradients):
+            for target, gradient in zip(targets, gradients, strict=True):
+                target.copy_(gradient if divisor is None else gradient * self._share(divisor))
+            return False
+        _copy(targets, gradients)
+        if divisor is None:
+            return False
+        if self._is_divided_as_a_whole:
+            self._storage.div_(divisor)
+            return True
+        self._scale(targets, self._share(divisor))
+        return False
 
     def _share(self, divisor: int) -> torch.Tensor:
         """Return 1/N as a cached tensor, because a Python number is converted to one in every call."""

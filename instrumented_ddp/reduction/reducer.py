@@ -33,11 +33,11 @@ from instrumented_ddp.reduction.strategy import ReductionStrategy
 from instrumented_ddp.reduction.unused_parameters import Usage, UsageMap
 from overlapscope.trace.live_files import READY
 
-# Hooks that autograd calls for every gradient, after all hooks that users have registered on the parameter.
-
 
 class GradientHooks:
-    """The hooks of one model, on the nodes that accumulate gradients. They live as long as the parameters.
+    """Hooks that autograd calls for every gradient, after all hooks that users have registered on the parameter.
+
+    They are on the nodes that accumulate gradients, and live as long as the parameters.
 
     Args:
         parameters: the parameters, each once.
@@ -86,18 +86,15 @@ def _one_at_a_time(hook: Callable[..., None], lock: threading.RLock) -> Callable
     return locking_hook
 
 
-# ``static_graph=True``: the first iteration counts how often each gradient hook fires, as it does in all others.
-#
-# With re-entrant checkpoints, or a parameter outside the wrapped forward, autograd adds to a gradient several times
-# in one backward. Only after the last time may it be reduced, and only for a static graph is that known.
-
-
 class GraphHasChangedError(Exception):
     """Error raised when a hook fires more often than in the first iteration."""
 
 
 class StaticUsage(Usage):
-    """Number of times that each hook fires: counted in the first iteration, expected from then on.
+    """Usage with ``static_graph=True``: how often each hook fires is counted once, and expected from then on.
+
+    With re-entrant checkpoints, or a parameter outside the wrapped forward, autograd adds to a gradient several times
+    in one backward. Only after the last time may it be reduced, and only for a static graph is that known.
 
     Args:
         parameters: number of parameters.

@@ -156,18 +156,8 @@ class ReplicaComparison:
         layout = [ranks, *((name, kind, one.layout) for name, kind, one in fit)]
         same = hashlib.blake2b(repr(layout).encode(), digest_size=8).hexdigest()
         key = f"{same}.{sum(compared.key.startswith(same) for compared in self._compared)}"
-        line = {
-            "model": model,
-            "key": key,
-            "class": type(ddp.module).__name__,
-            "ranks": ranks,
-            "processor": describe_processor(device),
-            "tensors": [(name, kind) for name, kind, _ in fit],
-            "left_out": [(name, one.exclusion_reason) for name, _, one in tensors if one.exclusion_reason],
-        }
         file = FingerprintFile(self._folder, model, len(fit))
-        with (self._folder / REPLICAS_FILE).open("a", encoding="utf-8") as lines:
-            lines.write(dump_json_line(line))
+        self._describe(model, ddp, key, ranks, device, tensors)
         replica = FingerprintedReplica([(name, one) for name, _, one in fit], device, self._disable_recording)
         numbers = tuple(fingerprint_residue(name) for name, _, _ in fit)
         is_parameter = tuple(kind != "buffer" for _, kind, _ in fit)
@@ -175,6 +165,27 @@ class ReplicaComparison:
             self._scheduler.add(self)
         self._compared.append(_ComparedModel(replica, weakref.ref(counter), file, key, ranks, numbers, is_parameter))
         return replica
+
+    def _describe(
+        self,
+        model: int,
+        ddp: TorchDDP,
+        key: str,
+        ranks: tuple[int, ...],
+        device: torch.device,
+        tensors: Sequence[tuple[str, str, Fingerprint]],
+    ) -> None:
+        line = {
+            "model": model,
+            "key": key,
+            "class": type(ddp.module).__name__,
+            "ranks": ranks,
+            "processor": describe_processor(device),
+            "tensors": [(name, kind) for name, kind, one in tensors if not one.exclusion_reason],
+            "left_out": [(name, one.exclusion_reason) for name, _, one in tensors if one.exclusion_reason],
+        }
+        with (self._folder / REPLICAS_FILE).open("a", encoding="utf-8") as lines:
+            lines.write(dump_json_line(line))
 
 
 def _list_tensors(ddp: TorchDDP) -> Sequence[tuple[str, str, torch.Tensor]]:

@@ -23,8 +23,6 @@ from instrumented_ddp.reduction.reducer import Reducer
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.schema import Phase
 
-# Parameters that each module's forward needs: those registered with it, and those that it was first seen to use.
-
 
 class FirstUseTracker(TorchFunctionMode):
     """Tracks in one forward which modules use parameters of other modules, as attention does with its projections.

@@ -164,9 +164,6 @@ def _round_up(elements: int, multiple: int) -> int:
     return -(-elements // multiple) * multiple
 
 
-# Buckets of a module's parameters for a sharded optimizer.
-
-
 def sharded_buckets(
     module: nn.Module, parameters: Sequence[nn.Parameter], specs: Sequence[ParameterSpec], caps: Caps, ranks: int
 ) -> tuple[tuple[int, ...], ...]:

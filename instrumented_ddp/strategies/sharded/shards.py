@@ -9,20 +9,21 @@ precision.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import _disable_dynamo, nn  # type: ignore[attr-defined]
+from torch.utils.hooks import RemovableHandle
 
 from instrumented_ddp.bucket_plan import BucketPlan
 from instrumented_ddp.recording.records import BucketCollective
 from instrumented_ddp.reduction.bucket import Bucket, as_real, views_like
 from instrumented_ddp.reduction.reducer import Reducer
 from instrumented_ddp.replicas.replica import FingerprintedReplica
-from instrumented_ddp.strategies.sharded.before_forward import PreForwardWait
 from instrumented_ddp.strategies.sharded.layout import Fragment, Layout, gradient_dtype
 from overlapscope.errors import OverlapScopeError
 
@@ -235,6 +236,52 @@ class ParameterShards:
                     f"parameter {self.layout.parameters[index].name} has been moved out of the buffer that ranks "
                     "exchange: call .to(), .half() and the like before the module is wrapped"
                 )
+
+
+class PreForwardWait:
+    """Pre-hooks on each module's forward that wait for the in-flight parameters the module uses.
+
+    Communication thus overlaps with the forward of the preceding modules.
+
+    Some modules' own forward is never called although their parameters are used (such as ``out_proj`` in
+    ``nn.MultiheadAttention``, whose weight the parent module reads); their parameters are waited for before the root's
+    forward.
+
+    Args:
+        module: the root.
+        parts: number of the part that each parameter belongs to.
+        wait: called with a part's number before a forward uses it, perhaps several times; blocks until the part is
+            available.
+    """
+
+    def __init__(self, module: nn.Module, parts: Mapping[nn.Parameter, int], wait: Callable[[int], None]) -> None:
+        self._wait = wait
+        self._uncalled_modules: dict[nn.Module, tuple[int, ...]] = {}
+        self._handles: list[RemovableHandle] = []
+        for one in module.modules():
+            used = dict.fromkeys(parts[parameter] for parameter in one.parameters(recurse=False) if parameter in parts)
+            if used:
+                self._uncalled_modules[one] = tuple(used)
+                self._handles.append(one.register_forward_pre_hook(partial(self._before, tuple(used)), prepend=True))
+        self._handles.append(module.register_forward_pre_hook(self._before_all, prepend=True))
+
+    def remove(self) -> None:
+        """Remove the hooks. May be called twice."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    @_disable_dynamo
+    def _before(self, parts: tuple[int, ...], module: nn.Module, _: tuple[torch.Tensor, ...]) -> None:
+        self._uncalled_modules.pop(module, None)
+        for part in parts:
+            self._wait(part)
+
+    @_disable_dynamo
+    def _before_all(self, *_: object) -> None:
+        for parts in self._uncalled_modules.values():
+            for part in parts:
+                self._wait(part)
 
 
 class ShardedBucket(Bucket):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from instrumented_ddp.strategies.sharded.before_forward import PreForwardWait
+from instrumented_ddp.strategies.sharded.shards import PreForwardWait
 
 
 class Watched(nn.Module):
