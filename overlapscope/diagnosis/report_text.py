@@ -44,7 +44,7 @@ def format_report(verdict: Verdict, evidence: Evidence) -> str:
     if verdict.alternative:
         parts[0].append(f"This is likely, not certain: {verdict.alternative}.")
     if evidence.ranks:
-        parts.append(["Where the ranks stand:", *_position_lines(evidence)])
+        parts.append(["Last known positions:", *_position_lines(evidence)])
     if verdict.windows:
         parts.append(_sequences(verdict, evidence))
     if unready := _unready(verdict, evidence):
@@ -69,7 +69,7 @@ def _position_lines(evidence: Evidence) -> list[str]:
     missing = [rank for rank in evidence.expected_ranks if rank not in evidence.ranks]
     if missing:
         rows[("no log", "", "")] = missing
-    table: list[tuple[str, ...]] = [("rank", "process", "where", "newest collective")]
+    table: list[tuple[str, ...]] = [("rank", "process", "where", "latest collective")]
     table += [(", ".join(group_into_ranges(ranks)), *key[:3]) for key, ranks in rows.items()]
     lines = _table(table)
     if len(lines) > _MAX_LINES:

@@ -67,7 +67,7 @@ def test_a_rank_that_aborts_when_its_script_is_over_is_named() -> None:
     ranks = (rank(0, "gone", exit_status=-15, signaled_at_ns=1), rank(1, "ended", exit_status=-6))
     verdict = judge(job(*ranks, groups=[group(dict.fromkeys(range(2), trained(9)))], job_status=1))
     assert (verdict.kind, verdict.blamed) == ("killed", (1,))
-    assert "came to the end of its script and was then killed by signal 6 (SIGABRT)" in verdict.sentence
+    assert "reached the end of its script and was then killed by signal 6 (SIGABRT)" in verdict.sentence
     assert verdict.evidence == ("Rank 0 was ended because of that.",)
 
 

@@ -111,7 +111,7 @@ def test_an_exception_that_came_out_of_the_backward_is_the_reason() -> None:
     late = replace(next_forward, interrupted_backwards=(InterruptedBackward(step=1, call_site=site(20)), left))
     verdict = judge(job(rank(0, step=2), late, rank(2, step=2), groups=[at_bucket_1], is_live=True))
     assert (verdict.kind, verdict.certainty, verdict.step) == ("gradients never ready", "certain", 2)
-    assert f"an exception came out of the backward at {site(30)} and was caught" in verdict.sentence
+    assert f"exception at {site(30)}" in verdict.sentence
     assert (verdict.call_sites or {})[1] == site(30)
     assert "Log the exception" in verdict.advice[0]
 
@@ -138,8 +138,8 @@ def test_exceptions_that_came_out_of_earlier_backwards_are_no_reason_but_are_not
     late = rank(1, "ended", phase="loop", step=2, since_ns=10**9)
     verdict = judge(held_up(replace(late, interrupted_backwards=left)))
     assert verdict.kind == "uneven inputs"
-    assert any(f"rank 1 in step 1 at {site(20)} and was caught" in line for line in verdict.evidence)
-    assert not any("was caught" in line for line in judge(held_up(late)).evidence)
+    assert len(verdict.evidence) == len(judge(held_up(late)).evidence) + 1
+    assert any("step 1" in note and str(site(20)) in note for note in verdict.evidence)
 
 
 def test_gradients_that_never_came_are_named_with_their_modules() -> None:
@@ -163,7 +163,7 @@ def test_a_backward_that_may_still_run_is_not_said_to_have_left_parameters_witho
     verdict = judge(held_up(late, is_live=True))
     assert (verdict.kind, verdict.certainty) == ("gradients never ready", "likely")
     assert "Rank 1 has not launched bucket 1" in verdict.sentence
-    assert "may not have been over" in verdict.alternative
+    assert "may still have been running" in verdict.alternative
     assert judge(held_up(replace(late, cpu_share=0.9), is_live=True)).kind == "slow"
 
 

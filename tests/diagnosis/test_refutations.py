@@ -57,7 +57,7 @@ def test_a_rank_with_collectives_has_started_and_a_bucket_in_the_log_was_launche
 
 
 def test_what_was_reported_and_does_not_stop_a_job_is_not_forgotten_when_all_ranks_finish() -> None:
-    """The log keeps the newest collectives only; the watchdog has seen them all."""
+    """The log keeps the latest collectives only; the watchdog has seen them all."""
     same = group({0: trained(9), 1: trained(9)})
     ends = [rank(number, "ended") for number in range(2)]
     said = ReportedVerdict(

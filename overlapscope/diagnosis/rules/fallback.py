@@ -61,7 +61,7 @@ def find_watchdog_report(facts: Facts) -> Verdict | None:
 
 
 def _located(facts: Facts, report: ReportedVerdict) -> Verdict | None:
-    """Return a reported verdict with the position from the rank's own log: it is more precise than what others heard."""
+    """Return a reported verdict with the position from the rank's own log, more precise than what others heard."""
     rule = {"stopped": processes.find_stopped_process, "holds the GIL": processes.find_gil_holder}.get(report.kind)
     named = report.blamed or report.suspected
     known = tuple(rank for rank in named if rank in facts.ranks and facts.ranks[rank].position)

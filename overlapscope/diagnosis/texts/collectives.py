@@ -88,7 +88,8 @@ def skipped(found: Divergence) -> VerdictText:
     return _diverged(
         "missing collective",
         f"{capitalize(in_step(behind.entry).lstrip())} {ahead.name} skipped {collective_text(skipped_entry)}"
-        f"{at_line(line)}: {found.where}, {plural(ahead.ranks, 'its', 'their')} call of step {ahead.entry.loop_step} is "
+        f"{at_line(line)}: {found.where}, {plural(ahead.ranks, 'its', 'their')} call of step "
+        f"{ahead.entry.loop_step} is "
         f"matched with that of step {behind.entry.loop_step} of {behind.name}, and so on.",
     )
 
@@ -194,7 +195,8 @@ def lines_differ(number: int, sites: Mapping[int, CallSite | None]) -> str:
 def began_forward(ranks: Sequence[int]) -> str:
     """Say which ranks began another forward while others reduce."""
     return (
-        f"A broadcast of DDP's buffers begins a forward: {rank_list(ranks)} {plural(ranks, 'has', 'have')} begun another "
+        f"A broadcast of DDP's buffers begins a forward: {rank_list(ranks)} {plural(ranks, 'has', 'have')} "
+        f"begun another "
         "one instead of reducing, as after a batch that was skipped, after a backward under no_sync(), or to evaluate."
     )
 
@@ -202,7 +204,7 @@ def began_forward(ranks: Sequence[int]) -> str:
 def batches_reached(sides: Iterable[Side]) -> str:
     """Say how far sides are in their data."""
     where = [f"{side.name} to batch {side.entry.batch}" for side in sides]
-    return f"In their data they had gone on unequally by then: {join_and(where)}."
+    return f"By then they had reached different batches: {join_and(where)}."
 
 
 def at_another_batch(ranks: Sequence[int]) -> str:
@@ -263,7 +265,8 @@ def models_differ(
         is_order: True if the parameters are the same in a different order.
     """
     evidence = [
-        f"{capitalize(rank_list(ranks))}: {class_name}, {count} parameters" + (f", {frozen} frozen" if frozen else "")
+        f"{capitalize(rank_list(ranks))}: {class_name}, {count} {plural(range(count), 'parameter', 'parameters')}"
+        + (f", {frozen} frozen" if frozen else "")
         for ranks, class_name, count, frozen in contents
     ]
     if is_order:
@@ -281,8 +284,8 @@ def models_differ(
 def extra_parameter(index: int, parameter: str, having: Sequence[int], lacking: Sequence[int]) -> str:
     """Say which ranks have a parameter more."""
     return (
-        f"{rank_list(having)} {plural(having, 'has', 'have')} a parameter {index}, {parameter}, and {rank_list(lacking)} "
-        f"{plural(lacking, 'has', 'have')} only {index}"
+        f"{rank_list(having)} {plural(having, 'has', 'have')} parameter {index}, {parameter}, and {rank_list(lacking)} "
+        f"{plural(lacking, 'has', 'have')} only {index} {plural(range(index), 'parameter', 'parameters')}"
     )
 
 
@@ -322,7 +325,7 @@ def new_group_not_called(
         "sentence": f"Rank {rank} waits in new_group({list(one.creating_group)}){line} for {rank_list(late)}, which "
         f"{plural(late, 'has', 'have')} not called it and {plural(late, 'waits', 'wait')} for rank {rank} in "
         f"{collective_text(wait.entry)}{at_line(wait.entry.call_site)}{in_step(wait.entry)}.",
-        "alternative": "" if is_inside else f"{rank_list(late)} may still come to it",
+        "alternative": "" if is_inside else f"{rank_list(late)} may still call it",
         "evidence": (
             f"{capitalize(rank_list(called))} {plural(called, 'has', 'have')} called it, and {rank_list(without)} "
             f"{plural(without, 'has', 'have')} not: groups are counted on each rank ({counts}).",
@@ -339,8 +342,7 @@ def groups_interleaved(waits: Sequence[Wait], first: Wait) -> VerdictText:
         for wait in waits
     ]
     return {
-        "sentence": "Ranks have entered process groups in different orders and wait for each other: "
-        f"{join_and(parts)}.",
+        "sentence": f"The ranks entered process groups in different orders and wait for each other: {join_and(parts)}.",
         "alternative": f"{rank_list(first.late)} may have left out the collective that rank {first.rank} waits in",
         "evidence": ("Within each group the order is the same on all ranks, as far as they got.",),
         "advice": ("Launch the collectives of different groups in the same order on all ranks.",),
@@ -374,7 +376,7 @@ def group_recreated(wait: Wait, made: Sequence[int], others: Sequence[int], stil
         f"init_process_group() again, which {rank_list(others)} {plural(others, 'has', 'have')} not, and "
         f"{plural(made, 'waits', 'wait')}{in_step(wait.entry)} for {plural(others, 'it', 'them')} in "
         f"{collective_text(wait.entry)}{at_line(wait.entry.call_site)}.",
-        "alternative": f"{rank_list(still)} may still be on the way there" if still else "",
+        "alternative": f"{rank_list(still)} may still do the same" if still else "",
         "advice": (
             "Recover from an exception on all ranks or on none: end the process, and let torchrun restart all.",
         ),
@@ -389,7 +391,7 @@ def left_out(wait: Wait, missed: Entry, ranks: Sequence[int], *, has_failed: boo
         has_failed: True if it failed because of that.
     """
     fate = (
-        f" and waits there for {rank_list(ranks)}, which {plural(ranks, 'has', 'have')} gone on to the next step "
+        f" and waits there for {rank_list(ranks)}, which {plural(ranks, 'has', 'have')} continued to the next step "
         "without it"
     )
     if has_failed:

@@ -120,7 +120,7 @@ def holds_gil(ranks: tuple[int, ...], one: RankEvidence, waiting: tuple[int, ...
     what = "in native code that holds Python's global interpreter lock, so that none of its Python code can run"
     return {
         "sentence": _state_sentence(ranks, one, what),
-        "alternative": "native code that computes for this long once looks the same from here" if is_live else "",
+        "alternative": "native code that only computes for long looks the same from here" if is_live else "",
         "evidence": _waiting_ranks(waiting),
         "advice": ("Look at the native frames with py-spy dump --native or gdb.",),
     }
@@ -176,7 +176,7 @@ def killed(
     return {
         "sentence": sentence,
         "evidence": tuple(evidence),
-        "advice": ("Look for its signal in the launcher's output, and for the OOM killer in its host's dmesg.",),
+        "advice": ("Look for the signal in the launcher's output, and for the OOM killer in the host's dmesg.",),
     }
 
 
@@ -184,7 +184,7 @@ def killed_at_shutdown(ranks: Sequence[int], one: RankEvidence, ended_later: Seq
     """Describe ranks that died of a signal after the end of their script; the signal is that of the first."""
     later = f"{capitalize(rank_list(ended_later))} {plural(ended_later, 'was', 'were')} ended because of that."
     return {
-        "sentence": f"{capitalize(rank_list(ranks))} came to the end of {plural(ranks, 'its', 'their')} script and "
+        "sentence": f"{capitalize(rank_list(ranks))} reached the end of {plural(ranks, 'its', 'their')} script and "
         f"{plural(ranks, 'was', 'were')} then {_how_it_died(one)}, while Python shut down.",
         "evidence": (later,) if ended_later else (),
         "advice": (
@@ -252,10 +252,11 @@ def _in_step(one: RankEvidence, site: CallSite | None) -> str:
 
 def wrong_world_size(ranks_by_size: Mapping[int, Sequence[int]], beyond: Sequence[int]) -> VerdictText:
     """Describe ranks that were started with different world sizes, or with ranks beyond the only one."""
-    parts = [f"{rank_list(ranks)} {plural(ranks, 'was', 'were')} told {size}" for size, ranks in ranks_by_size.items()]
+    parts = [f"{size} on {rank_list(ranks)}" for size, ranks in ranks_by_size.items()]
     sentence = f"The ranks disagree on the world size: {join_and(parts)}."
     if len(ranks_by_size) == 1:
-        sentence = f"{capitalize(rank_list(beyond))} can't be in a world of {next(iter(ranks_by_size))} ranks."
+        who, size = capitalize(rank_list(beyond)), next(iter(ranks_by_size))
+        sentence = f"{who} {plural(beyond, 'is', 'are')} out of range for a world size of {size}."
     return {
         "sentence": sentence,
         "evidence": ("World sizes passed to init_process_group on each rank (run.json, joining.json).",),
@@ -277,9 +278,7 @@ def never_started(ranks: Sequence[int], world_size: int, *, is_joining: bool, wa
     return {
         "sentence": f"{capitalize(rank_list(ranks))} of {world_size} {what}: the others wait for "
         f"{plural(ranks, 'it', 'them')} in {'init_process_group' if is_joining else 'their first collective'}.",
-        "alternative": ""
-        if waited_ns is None
-        else f"{plural(ranks, 'it', 'they')} may still be on {plural(ranks, 'its', 'their')} way",
+        "alternative": "" if waited_ns is None else f"{plural(ranks, 'it', 'they')} may still join",
         "evidence": (
             f"No folder in the recording for {rank_list(ranks)}.",
             f"No collective with {rank_list(ranks)} has completed on any other rank.",
@@ -326,8 +325,7 @@ def interrupted(what: str, step: int | None, *, compared: str) -> VerdictText:
 def interrupted_with_gaps(what: str, step: int | None, gaps: Sequence[RecordingGap]) -> VerdictText:
     """Describe a job that was ended from outside and of which parts are missing."""
     return {
-        "sentence": f"{what}{_in_step_number(step)}. Whether anything was wrong before can't be told, because "
-        f"{gaps_text(gaps)}",
+        "sentence": f"{what}{_in_step_number(step)}. Can't tell whether anything was wrong before: {gaps_text(gaps)}",
         "advice": gap_advice(gaps),
     }
 
@@ -335,7 +333,7 @@ def interrupted_with_gaps(what: str, step: int | None, gaps: Sequence[RecordingG
 def interrupted_unrecorded(what: str, step: int | None, unrecorded: Collection[int]) -> VerdictText:
     """Describe a job that was ended from outside, with ranks whose recording ended before."""
     return {
-        "sentence": f"{what}{_in_step_number(step)}. Whether anything was wrong before can't be told, because "
+        "sentence": f"{what}{_in_step_number(step)}. Can't tell whether anything was wrong before: "
         f"{rank_list(unrecorded)} {plural(unrecorded, 'was', 'were')} not recorded to the end."
     }
 
@@ -344,7 +342,7 @@ def interrupted_in_silence(what: str, step: int | None, quiet_ns: int) -> Verdic
     """Describe a job that was ended from outside after nothing had happened for a while."""
     return {
         "sentence": f"{what}{_in_step_number(step)}, when nothing had been recorded for {format_seconds(quiet_ns)}: "
-        "whether it hung can't be told."
+        "it may have hung."
     }
 
 

@@ -16,7 +16,8 @@ def unreduced(ranks: Sequence[int], step: UnreducedStep) -> VerdictText:
     """Describe an optimizer step with gradients that were never averaged."""
     backward = f", from a backward{at_line(step.call_site)}" if step.call_site else ""
     return {
-        "sentence": f"{capitalize(rank_list(ranks))} stepped the optimizer in step {step.step} with gradients that were "
+        "sentence": f"{capitalize(rank_list(ranks))} stepped the optimizer in step {step.step} with gradients "
+        f"that were "
         f"never reduced{backward}, so the replicas drift apart.",
         "evidence": (f"Gradients of model {step.model} were accumulated, but none of its buckets was launched.",),
         "advice": ("Call the DDP object itself, not its .module; run the last backward outside no_sync().",),
@@ -52,7 +53,7 @@ def differ(
     if is_since_start and compared.init_sync:
         sentence = f"Before the first step {what}, although DDP had made the replicas equal when it was built."
     elif is_since_start:
-        sentence = f"Before the first step {what}, and DDP was told not to make them equal (init_sync=False)."
+        sentence = f"Before the first step {what}, and DDP did not make them equal (init_sync=False)."
     else:
         since = _since_text(difference, *steps)
         sentence = f"The replicas differ since {since}: {what}.{f' {_setting_text(setting)}' if setting else ''}"
@@ -92,7 +93,7 @@ def _evidence(compared: ComparedReplicas, difference: ReplicaDifference, *, are_
     if difference.equal_step is not None:
         them = "They were" if difference.is_at_once else "The first of them was"
         notes.append(
-            f"{them} the same to the bit at the beginning of step {difference.equal_step}, and not at that of step "
+            f"{them} bitwise equal at the beginning of step {difference.equal_step}, and not at that of step "
             f"{difference.differs_step}."
         )
     buckets = sorted({compared.buckets[name] for name in difference.names if name in compared.buckets})
@@ -135,7 +136,7 @@ def _alternatives(compared: ComparedReplicas, difference: ReplicaDifference) -> 
     if compared.comm_hook is not None and difference.differs_at > 0:
         found.append(f"the communication hook {compared.comm_hook} may mean replicas to differ")
     if difference.kind == "frozen":
-        found.append("these parameters are not trained, and the model may keep what is each rank's own in them")
+        found.append("these parameters are not trained, and the model may keep rank-specific values in them")
     return found
 
 
@@ -172,7 +173,7 @@ def comparison_notes(one: ComparedReplicas, model: str) -> list[str]:
     notes = []
     if one.difference is not None and one.difference.was_made_equal:
         notes.append(
-            f"Parameters of {model} differ between ranks, and were made equal again before: as by averaging models."
+            f"Parameters of {model} differ between ranks, but had been made equal again before, as by averaging models."
         )
     elif one.difference is not None:
         notes.append(f"Parameters of {model} differ between ranks, as {one.comm_hook} lets them.")
@@ -191,15 +192,17 @@ def _equal_notes(one: ComparedReplicas, model: str) -> list[str]:
     is_equal_at_end = one.at_end is not None and not one.at_end.differing
     count = range(one.tensors)
     notes = [
-        f"{one.tensors:,} {plural(count, 'parameter', 'parameters')} of {model} {plural(count, 'is', 'are')} the same on "
-        f"{rank_list(one.ranks)} in {one.moments:,} comparisons, the newest at the beginning of step "
+        f"{one.tensors:,} {plural(count, 'parameter', 'parameters')} of {model} {plural(count, 'is', 'are')} "
+        f"the same on "
+        f"{rank_list(one.ranks)} in {one.moments:,} comparisons, the latest at the beginning of step "
         f"{one.latest_step}{', and when the recording ended' if is_equal_at_end else ''}."
     ]
     if one.at_end is not None and one.at_end.differing:
         names = one.at_end.differing
         notes.append(
             f"When the recording ended, {len(names):,} of them ({first_few(names)}) {plural(names, 'was', 'were')} not "
-            f"the same on {sides_text(one.ranks, one.at_end.sides)}: either the last updates differ, or what came after "
+            f"the same on {sides_text(one.ranks, one.at_end.sides)}: either the last updates differ, or what "
+            f"came after "
             "them is not done on all ranks, such as loading the best checkpoint."
         )
     return notes

@@ -47,10 +47,8 @@ _LOOK_AT_KERNELS: Final = (
     "cuda-gdb, or a run with CUDA_LAUNCH_BLOCKING=1."
 )
 _LOOK_AT_NETWORK: Final = "Look at the network between the hosts, and at the backend's own log (NCCL_DEBUG=INFO)."
-MAY_RECOVER: Final = "something that takes this long once looks the same from here"
-MIGHT_HAVE_RECOVERED: Final = (
-    "something that takes this long once looks the same, and the job may have been ended too early"
-)
+MAY_RECOVER: Final = "a single slow operation looks the same from here"
+MIGHT_HAVE_RECOVERED: Final = "a single slow operation looks the same, and the job may have been ended too early"
 
 
 def _where(position: RankPosition | None) -> str:
@@ -205,14 +203,13 @@ def device_behind(
     """Describe devices that have not reached a collective which their hosts have launched."""
     entry = wait.entry
     return {
-        "sentence": f"The {plural(ranks, 'device', 'devices')} of {rank_list(ranks)} {plural(ranks, 'has', 'have')} not "
-        f"come to collective {entry.number} of {group_text(wait.group)}{in_step(entry)}{_duration(idle_ns)}, in which "
+        "sentence": f"The {plural(ranks, 'device', 'devices')} of {rank_list(ranks)} "
+        f"{plural(ranks, 'has', 'have')} not "
+        f"reached collective {entry.number} of {group_text(wait.group)}{in_step(entry)}{_duration(idle_ns)}, in which "
         f"{plural(waiting, 'that', 'those')} of {rank_list(waiting)} {plural(waiting, 'waits', 'wait')}: "
         f"{_entry_text(entry)}.",
         "alternative": alternative,
-        "evidence": (
-            f"{plural(ranks, 'Its host has', 'Their hosts have')} launched it; what is before it has not ended.",
-        ),
+        "evidence": (f"{plural(ranks, 'Its host has', 'Their hosts have')} launched it; earlier work has not ended.",),
         "advice": (_LOOK_AT_KERNELS, "Look at that device with nvidia-smi: its clocks, its temperature, its errors."),
     }
 
@@ -229,11 +226,11 @@ def all_inside(
     evidence = ["They agree on all collectives up to there, so no rank's order is at fault."]
     is_reached_by_none = set(reached) == {False}
     if on_device:
-        progress = "A device that is still at what was launched before it looks the same: hosts run ahead."
+        progress = "A device that is still busy with earlier work looks the same: hosts run ahead."
         if set(reached) == {True}:
-            progress = "All devices have come to it."
+            progress = "All devices have reached it."
         elif is_reached_by_none:
-            progress = "No device has come to it: each is still at what was launched before."
+            progress = "No device has reached it: each is still busy with earlier work."
         evidence.append(progress)
     return {
         "sentence": f"All ranks that left a log have launched collective {entry.number} of {group_text(group)}"
@@ -254,7 +251,7 @@ def not_launched(
     """
     missed = wait.first_missed_by(ranks)
     what, inside = f"collective {missed.number} of {group_text(wait.group)}, in which", ""
-    evidence = [f"Last launches there: {join_and([_latest_launch(*one) for one in latest])}."]
+    evidence = [f"Last launches in this group: {join_and([_latest_launch(*one) for one in latest])}."]
     if wait.is_point_to_point:
         what, inside, evidence = "the counterpart of what", " in", []
     evidence.append(
@@ -274,15 +271,16 @@ def not_launched(
 
 def _latest_launch(rank: int, number: int | None, entry: Entry | None) -> str:
     if entry is None:
-        return f"rank {rank} number {number}" if number else f"rank {rank} unknown"
-    return f"rank {rank} launched there is number {entry.number}, {_entry_text(entry)}"
+        return f"number {number} on rank {rank}" if number else f"unknown on rank {rank}"
+    return f"number {entry.number} on rank {rank}, {_entry_text(entry)}"
 
 
 def no_dump(absent: Sequence[int], waiting: Collection[int], wait: Wait) -> VerdictText:
     """Describe ranks that wait in a collective with ranks that left no dump."""
     entry = wait.entry
     return {
-        "sentence": f"{capitalize(rank_list(waiting))} {plural(waiting, 'waits', 'wait')} in collective {entry.number} of "
+        "sentence": f"{capitalize(rank_list(waiting))} {plural(waiting, 'waits', 'wait')} in collective "
+        f"{entry.number} of "
         f"{group_text(wait.group)} ({_entry_text(entry)}): {rank_list(absent)}, which left no dump, "
         f"{plural(absent, 'takes', 'take')} part in it.",
         "evidence": ("The existing dumps agree as far as they go.",),
@@ -342,7 +340,7 @@ def never_ready(
         result = f", so {rank_list(waiting)} {waits} for {plural(ranks, 'it', 'them')}"
     cause = ""
     if interrupted is not None:
-        cause = f"an exception came out of the backward{at_line(interrupted.call_site)} and was caught, so "
+        cause = f"the backward raised an exception{at_line(interrupted.call_site)} that was caught, so "
     have = "got" if is_over else plural(in_bucket, "has", "have")
     advice: tuple[str, ...] = (
         "Use the same branches of the model on all ranks, or pass find_unused_parameters=True.",
@@ -351,7 +349,7 @@ def never_ready(
     if interrupted is not None:
         advice = (
             "Log the exception where it is caught: it is the cause.",
-            "Let it end the process, or have all ranks agree after each backward, with an all_reduce, to skip the batch.",
+            "Let it end the process, or have all ranks agree by all_reduce after each backward to skip the batch.",
         )
     elif frozen:
         advice = ("Freeze parameters before DistributedDataParallel is given them, or wrap the model in it again.",)
@@ -360,9 +358,10 @@ def never_ready(
     return {
         "sentence": f"{subject} bucket {bucket}{when}{result}: {cause}{len(in_bucket)} of its parameters {have} no "
         f"gradient ({first_few(in_bucket)}; in {first_few(bucket_modules)}){_frozen_text(frozen, ranks)}.",
-        "alternative": "" if is_over else f"the backward of {rank_list(ranks)} may not have been over",
+        "alternative": "" if is_over else f"the backward of {rank_list(ranks)} may still have been running",
         "evidence": (
-            f"The backward of {rank_list(ranks)}{at_line(backward)} {'left' if is_over else plural(ranks, 'has', 'have')} "
+            f"The backward of {rank_list(ranks)}{at_line(backward)} "
+            f"{'left' if is_over else plural(ranks, 'has', 'have')} "
             f"{len(names)} parameters without a gradient: {first_few(names)}.",
         ),
         "advice": advice,
@@ -378,8 +377,8 @@ def _frozen_text(names: Sequence[str], ranks: Sequence[int]) -> str:
 def backward_interrupted(rank: int, left: InterruptedBackward) -> str:
     """Say that an exception came out of a backward and was caught."""
     return (
-        f"An exception came out of the backward of rank {rank} in step {left.step}{at_line(left.call_site)} and was "
-        "caught: the training went on."
+        f"The backward of rank {rank} in step {left.step} raised an exception{at_line(left.call_site)} that was "
+        "caught, and training continued."
     )
 
 
@@ -398,7 +397,8 @@ def uneven_finish(group: GroupOrder, behind: Sequence[int], last: int, ahead: in
         first: the first collective that they lack.
     """
     return {
-        "sentence": f"{capitalize(rank_list(behind))} finished after collective {last} of {group_text(group)} and never "
+        "sentence": f"{capitalize(rank_list(behind))} finished after collective {last} of {group_text(group)} "
+        f"and never "
         f"entered the next one, which rank {ahead} launched{in_step(first)}: {_entry_text(first)}.",
         "evidence": ("Their logs don't say why: an exception that the script caught, or a loop that was left.",),
         "advice": ("Log exceptions where they are caught, and end the process with an exit status that says so.",),
@@ -408,7 +408,7 @@ def uneven_finish(group: GroupOrder, behind: Sequence[int], last: int, ahead: in
 def slow(one: RankEvidence, idle_ns: int, waiting: Collection[int], *, is_busy: bool) -> VerdictText:
     """Describe a rank that others wait for, but not for long."""
     return {
-        "sentence": f"Rank {one.rank} is slow{', and busy' if is_busy else ''}: nothing has come to an end there for "
+        "sentence": f"Rank {one.rank} is slow{', and busy' if is_busy else ''}: it has made no progress for "
         f"{format_seconds(idle_ns)}{_where(one.position)}, and {rank_list(waiting)} {plural(waiting, 'waits', 'wait')} "
         "for it.",
         "alternative": "an endless loop looks the same until it has lasted for long" if is_busy else "",
@@ -419,7 +419,7 @@ def slow_device(rank: int, idle_ns: int, wait: Wait) -> VerdictText:
     """Describe a rank whose device has not reached a collective for a while, but not for long."""
     entry = wait.entry
     return {
-        "sentence": f"The device of rank {rank} is slow: for {format_seconds(idle_ns)} it has not come to collective "
+        "sentence": f"The device of rank {rank} is slow: for {format_seconds(idle_ns)} it has not reached collective "
         f"{entry.number} of {group_text(wait.group)}{in_step(entry)}, in which that of rank {wait.rank} waits: "
         f"{_entry_text(entry)}.",
         "alternative": "a kernel that never ends looks the same until it has lasted for long",
@@ -432,7 +432,8 @@ def late(
     """Describe ranks that make progress while another one has waited for them for long."""
     goes_on = f", and {plural(ranks, 'goes', 'go')} on" if is_moving else ""
     return {
-        "sentence": f"{capitalize(rank_list(ranks))} {plural(ranks, 'is', 'are')} slow{goes_on}{_where(position)}: rank "
+        "sentence": f"{capitalize(rank_list(ranks))} {plural(ranks, 'is', 'are')} "
+        f"slow{goes_on}{_where(position)}: rank "
         f"{wait.rank} has waited for {format_seconds(waited_ns)} in {_entry_text(wait.entry)}.",
     }
 
@@ -466,7 +467,8 @@ def not_recorded_to_end(ranks: Collection[int], collectives: int, groups: int) -
     """Describe a job without a known fault, with ranks whose recording ended before."""
     return {
         "sentence": f"Nothing is wrong in what was recorded, but {rank_list(ranks)} {plural(ranks, 'was', 'were')} not "
-        f"recorded to the end. The order of collectives is the same on all ranks as far as it is known ({collectives:,} "
+        f"recorded to the end. The order of collectives is the same on all ranks as far as it is known "
+        f"({collectives:,} "
         f"in {_group_count(groups)}).",
     }
 
@@ -475,9 +477,9 @@ def command_failed(status: int, collectives: int, groups: int) -> VerdictText:
     """Describe a job without a known fault whose command failed."""
     how = f"was ended by signal {-status}" if status < 0 else f"exited with status {status}"
     return {
-        "sentence": f"All ranks finished without an error that was seen, but the command {how}. {collectives:,} "
+        "sentence": f"All ranks finished without a recorded error, but the command {how}. {collectives:,} "
         f"collectives in {_group_count(groups)} are the same on all ranks.",
-        "advice": ("Look at the command's output: what failed is not in what its ranks have recorded.",),
+        "advice": ("Look at the command's output: its ranks recorded no failure.",),
     }
 
 
@@ -488,7 +490,7 @@ def incomplete(
     where = "their ranks" if ranks is None else rank_list(ranks)
     agreed = f" What is there agrees: {collectives:,} collectives in {_group_count(groups)} are the same on {where}."
     return {
-        "sentence": f"Whether anything is wrong can't be told, because {gaps_text(gaps)}{agreed if collectives else ''}",
+        "sentence": f"Can't tell whether anything is wrong: {gaps_text(gaps)}{agreed if collectives else ''}",
         "advice": gap_advice(gaps),
     }
 
@@ -507,7 +509,7 @@ def gap_advice(gaps: Sequence[RecordingGap]) -> tuple[str, ...]:
 
 def nothing_left() -> VerdictText:
     """Describe a job of which nothing is known."""
-    return {"sentence": "No rank left anything to judge by."}
+    return {"sentence": "There is nothing to diagnose: no rank left a log."}
 
 
 def undecided(
