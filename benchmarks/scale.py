@@ -27,6 +27,7 @@ from pathlib import Path
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from overlapscope.breakdown.text import describe_summary
 from overlapscope.chunked_analysis import analyze_recording
 from overlapscope.lab.synth import estimate_bytes, write_recording
 from overlapscope.trace.schema import TABLES_FOLDER
@@ -123,7 +124,7 @@ def on_dask(folder: Path) -> None:
         with dask(cluster.scheduler_address) as workers:
             found = analyze_recording(folder, workers, lambda done, of: current(done, of), begin_phase)
             same = found.summary.figures.equals(whole.summary.figures)
-            same &= found.summary.sentence == whole.summary.sentence
+            same &= describe_summary(found.summary) == describe_summary(whole.summary)
             if found.cycles is not None and whole.cycles is not None:
                 same &= bool((found.cycles.local_ns == whole.cycles.local_ns).all())
                 same &= bool((found.cycles.arrival_ns == whole.cycles.arrival_ns).all())

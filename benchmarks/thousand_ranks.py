@@ -26,6 +26,7 @@ from playwright.sync_api import Page
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.browser import COUNT_FRAMES, opened_page, served
 from overlapscope.analysis import Analysis
+from overlapscope.breakdown.text import describe_summary
 from overlapscope.stragglers.text import describe
 from overlapscope.trace.recording import read_trace
 from tests.cluster.processes import METHOD
@@ -64,7 +65,7 @@ def judge(folder: Path) -> None:
         judged_s = time.monotonic() - begin
         print(f"read {what} in {read_s:.1f} s, divided into blocks in {breakdown_s:.1f} s", flush=True)
         print(f"arranged in cycles in {cycles_s:.1f} s, judged in {judged_s:.1f} s", flush=True)
-    print(f"  {summary.sentence}")
+    print(f"  {describe_summary(summary)}")
     for finding in analysis.stragglers.findings:
         print(f"  {describe(finding)}")
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB", flush=True)

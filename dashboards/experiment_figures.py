@@ -14,7 +14,7 @@ from markupsafe import escape
 
 from dashboards import theme
 from overlapscope.breakdown.breakdown import BLOCKS
-from overlapscope.breakdown.labels import BLOCK_LABELS
+from overlapscope.breakdown.text import BLOCK_LABELS
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab.experiments.charts import (
     BoxPlotChart,

@@ -14,6 +14,7 @@ from dashboards.recording import Recording
 from dashboards.report.html import render_section_html
 from dashboards.report.sections import ReportContent, build_report_content
 from dashboards.saving import breakdown_table, findings_table, interval_columns, ranks_table, steps_table
+from overlapscope.breakdown.text import describe_summary
 from overlapscope.bucket_model.recommend import Prediction
 from overlapscope.bucket_model.text import format_headline
 from overlapscope.diagnosis.verdict import Verdict
@@ -84,7 +85,7 @@ class Run:
     def __repr__(self) -> str:
         step = self.trace.steps["step"]
         some = "" if self.trace.extent == "all" or step.empty else f" (steps {step.min()} to {step.max()})"
-        return f"{self.trace.path}{some}: {self._snapshot.summary.sentence}"
+        return f"{self.trace.path}{some}: {describe_summary(self._snapshot.summary)}"
 
     @property
     def steps(self) -> pd.DataFrame:
@@ -104,7 +105,7 @@ class Run:
     def breakdown(self) -> Answer:
         """Return the breakdown of the mean step: blocks that sum to it, and exposed communication by reason."""
         summary = self._snapshot.summary
-        return Answer(summary.sentence, breakdown_table(summary))
+        return Answer(describe_summary(summary), breakdown_table(summary))
 
     def stragglers(self) -> Answer:
         """Find the stragglers: which ranks delay the others, why, how often, and what fixing it would save.

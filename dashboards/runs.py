@@ -19,6 +19,7 @@ from dashboards.plots.trend import trend_by_step
 from dashboards.recording import Recording, Snapshot
 from dashboards.run_facts import RunFacts, StepTimes, read_run_facts
 from overlapscope.breakdown.summary import Summary
+from overlapscope.breakdown.text import describe_summary
 from overlapscope.diagnosis.rank_state import is_running
 from overlapscope.diagnosis.text import capitalize
 from overlapscope.errors import OverlapScopeError
@@ -81,11 +82,11 @@ def _judged(snapshot: Snapshot, began_s: float) -> RunSummary:
     summary = snapshot.summary if len(trace.steps) else None
     has_mean = summary is not None and bool(summary.steps)
     verdict = None if diagnosis is None else diagnosis.verdict
-    kind, line = "Not judged", "It has no logs of collectives."
+    kind, line = "No verdict", "No collective logs were recorded."
     if verdict is not None:
         kind, line = capitalize(verdict.kind), verdict.sentence
     if summary is not None and (verdict is None or verdict.kind == "healthy"):
-        line = summary.sentence
+        line = describe_summary(summary)
     return RunSummary(
         kind=kind,
         line=" ".join(line.split()),

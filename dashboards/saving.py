@@ -21,8 +21,8 @@ from dashboards.rank_map import Heatmap
 from dashboards.recording import Snapshot
 from dashboards.runs import RunIndex
 from dashboards.urls import RUN_ROUTE, RunUrl, file_stem
-from overlapscope.breakdown.labels import BLOCK_LABELS, REASON_LABELS
 from overlapscope.breakdown.summary import Summary
+from overlapscope.breakdown.text import BLOCK_LABELS, REASON_LABELS
 from overlapscope.bucket_model.curve import Curve
 from overlapscope.bucket_model.partition import MB, NO_LIMIT
 from overlapscope.bucket_model.typical_step import DrawnStep

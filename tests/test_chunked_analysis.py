@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from overlapscope.analysis import Analysis
+from overlapscope.breakdown.text import describe_summary
 from overlapscope.chunked_analysis import ChunkedAnalysis, analyze_recording
 from overlapscope.errors import OverlapScopeError
 from overlapscope.stragglers.cycles import Cycles
@@ -36,7 +37,7 @@ def in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch, records: int) -> Ch
 
 def assert_same(pieces: Analysis, whole: Analysis) -> None:
     pd.testing.assert_frame_equal(pieces.summary.figures, whole.summary.figures)
-    assert pieces.summary.sentence == whole.summary.sentence
+    assert describe_summary(pieces.summary) == describe_summary(whole.summary)
     assert pieces.summary.mean.blocks == whole.summary.mean.blocks
     assert pieces.summary.steady.excluded == whole.summary.steady.excluded
     ours, theirs = pieces.summary.job_breakdown, whole.summary.job_breakdown

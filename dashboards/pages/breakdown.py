@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from overlapscope.breakdown.labels import BLOCK_LABELS, REASON_LABELS, describe_excluded, describe_uncounted_ranks
 from overlapscope.breakdown.means import MeanStep
 from overlapscope.breakdown.summary import Summary
+from overlapscope.breakdown.text import BLOCK_LABELS, REASON_LABELS, describe_excluded, describe_uncounted_ranks
 from overlapscope.interval import Interval
 from overlapscope.text import count_of, format_interval_ns, format_ns, format_share
 
@@ -103,11 +103,11 @@ def build_breakdown_table_context(summary: Summary) -> dict[str, Any]:
 def describe_sample(summary: Summary) -> str:
     """Return sentences that name the steps and ranks over which means are taken."""
     if not summary.steps:
-        return "No step has been finished by all ranks, so there is no mean of them."
+        return "No step has been finished by all ranks, so there are no means."
     ranks, steps = count_of(summary.ranks, "rank"), count_of(summary.steps, "step")
     excluded = f" Excluded: {describe_excluded(summary.steady.excluded)}." if summary.steady.excluded else ""
     uncounted = describe_uncounted_ranks(summary.steady.excluded_ranks)
-    return f"Means of {steps} of {ranks}; they add up.{excluded} {uncounted}".rstrip()
+    return f"Means of {steps} of {ranks}; they sum to the step time.{excluded} {uncounted}".rstrip()
 
 
 def build_step_bar(

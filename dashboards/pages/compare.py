@@ -17,7 +17,7 @@ from dashboards.plots.step_drawing import StepDrawing, draw_pairs
 from dashboards.runs import RunIndex
 from dashboards.urls import RunUrl, run_pages_url
 from overlapscope.breakdown.breakdown import BLOCKS
-from overlapscope.breakdown.labels import BLOCK_LABELS
+from overlapscope.breakdown.text import BLOCK_LABELS
 from overlapscope.compare.changes import TimeDifference
 from overlapscope.compare.comparison import Comparison
 from overlapscope.compare.side import STEP, StepChoice, parse_step_bounds

@@ -17,8 +17,8 @@ from dashboards.plots.trend import FIGURES, TrendFigure, TrendPlot
 from dashboards.recording import Snapshot
 from overlapscope.advice.advice import Advice
 from overlapscope.advice.worth_doing import find_improvements
-from overlapscope.breakdown.labels import BLOCK_LABELS
 from overlapscope.breakdown.summary import Summary
+from overlapscope.breakdown.text import BLOCK_LABELS, describe_summary
 from overlapscope.diagnosis.attempts import format_other_attempts
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.stragglers import text
@@ -91,7 +91,7 @@ def build_overview_context(snapshot: Snapshot) -> dict[str, Any]:
     """Return the figures of steps and ranks, as template variables."""
     summary = snapshot.summary
     return {
-        "sentence": summary.sentence,
+        "sentence": describe_summary(summary),
         "basis": describe_sample(summary),
         "headlines": build_headlines(summary),
         "columns": [label for _, label in COLUMNS],

@@ -17,8 +17,8 @@ from dashboards import theme
 from dashboards.recording import Snapshot, StepSelection
 from dashboards.urls import RunUrl, file_stem
 from overlapscope.breakdown.breakdown import BLOCKS
-from overlapscope.breakdown.labels import PHASE_LABELS
 from overlapscope.breakdown.lanes import BUCKET_SLOTS
+from overlapscope.breakdown.text import PHASE_LABELS
 from overlapscope.compare.side import parse_step_bounds
 from overlapscope.errors import OverlapScopeError
 from overlapscope.text import use_no_break_spaces

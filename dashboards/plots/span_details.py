@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.breakdown.arrivals import Arrival, find_arrival
-from overlapscope.breakdown.labels import PHASE_LABELS
 from overlapscope.breakdown.lanes import Lane
+from overlapscope.breakdown.text import PHASE_LABELS
 from overlapscope.trace.recording import Trace
 
 

@@ -15,7 +15,6 @@ from dashboards.recording import Rounds
 from dashboards.theme import SHADES
 from overlapscope.breakdown.breakdown import Breakdown
 from overlapscope.breakdown.critical_path import CriticalPath
-from overlapscope.breakdown.labels import PHASE_LABELS
 from overlapscope.breakdown.lanes import (
     CATEGORIES,
     LANE_NAMES,
@@ -26,6 +25,7 @@ from overlapscope.breakdown.lanes import (
     colors_and_patterns,
     pixel_edges,
 )
+from overlapscope.breakdown.text import PHASE_LABELS
 from overlapscope.text import format_ns
 
 # Vertical layout of the lanes of the timeline, in pixels from the top.

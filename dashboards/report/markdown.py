@@ -93,7 +93,7 @@ def _overview(context: dict[str, Any]) -> Iterator[str]:
     ]
     yield from ["", *format_table(["a step", "mean", "90 % interval", "share", *on_path], [*rows, ["step", *total]])]
     if context["worth_doing"]:
-        yield from ["", "Worth doing, by what each alone would save of the mean step:", ""]
+        yield from ["", "Recommended changes, with the saving of each one alone:", ""]
         yield from (
             f"- {escape_markdown(row.what)}: saves {row.saves} ({row.share}; {row.interval})"
             for row in context["worth_doing"]

@@ -17,7 +17,7 @@ from overlapscope.breakdown.breakdown import BLOCKS, Breakdown
 from overlapscope.breakdown.spans import Float64Array, Int64Array
 from overlapscope.trace.recording import Trace
 
-ExclusionReason = Literal["warm-up", "unfinished", "other buckets", "evaluation", "far longer", "far shorter"]
+ExclusionReason = Literal["warm-up", "unfinished", "other buckets", "evaluation", "slow outlier", "fast outlier"]
 EXCLUSION_REASONS: Final[tuple[ExclusionReason, ...]] = get_args(ExclusionReason)
 _STEADY: Final = -1
 
@@ -145,8 +145,8 @@ def select_steady_rows(
     far = outlier_sign(ns.sum(axis=1), why == _STEADY)
     usual_ns = np.median(ns[why == _STEADY], axis=0) if (why == _STEADY).any() else np.zeros(len(BLOCKS))
     block = np.where(far != 0, ((ns - usual_ns) * far[:, None]).argmax(axis=1), -1)
-    exclude("far longer", far > 0)
-    exclude("far shorter", far < 0)
+    exclude("slow outlier", far > 0)
+    exclude("fast outlier", far < 0)
     kinds = sorted(
         {(reason, number) for reason, number in zip(why.tolist(), block.tolist(), strict=True) if reason >= 0}
     )

@@ -1,11 +1,11 @@
-"""Summary of a recording: one sentence on where the step time goes, and the step-time breakdown behind it."""
+"""Summary of a recording: the mean step-time breakdown of its steady steps, and what the step time is lost to."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,6 @@ from overlapscope.breakdown.means import MeanStep, compute_mean_step, mean_with_
 from overlapscope.breakdown.steady_steps import SteadySteps, select_steady_steps
 from overlapscope.breakdown.waits import REASONS
 from overlapscope.interval import Interval
-from overlapscope.text import format_ns, format_share
 from overlapscope.trace.recording import Trace
 
 LITTLE_EXPOSED_SHARE: Final = 0.02
@@ -27,22 +26,20 @@ LITTLE_EXPOSED_SHARE: Final = 0.02
 LONG_BEFORE_FORWARD_SHARE: Final = 0.2
 """Share of the step from which the data loader, or other code of the loop, is worth fixing before communication."""
 
-_SPENT_BEFORE_FORWARD: Final = {
-    "data_wait": ("waiting for data", "for communication"),
-    "host_loop": ("in the loop's own code between an update and the next forward", "waiting for communication"),
-}
-"""By block, its name in a sentence and the name of exposed communication after it."""
+Limit = Literal[
+    "no step", "no common step", "no communication", "data wait", "host loop", "nothing", "communication", "exposed"
+]
+"""What takes most of the step that could be saved. ``communication``: it takes longer than compute, so not all of it can
+be hidden. ``exposed``: more of it could be."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Summary:
-    """The summary sentence, and means over the steady steps of all ranks.
+    """Means over the steady steps of all ranks.
 
     All means are NaN without such a step. Times are nanoseconds.
     """
 
-    sentence: str
-    """The summary in one sentence."""
     steady: SteadySteps
     """The steady steps, over which means are taken."""
     mean: MeanStep
@@ -88,6 +85,31 @@ class Summary:
     def share_of(self, part: Interval) -> float:
         """Return a part of the mean step as a share of it; NaN without one."""
         return part.value / self.mean.step.value if self.mean.step.value else math.nan
+
+    @property
+    def waits_for_stragglers(self) -> bool:
+        """Return True if most of the exposed communication is a wait for a later rank."""
+        return self.exposed_for["straggler"].value > self.mean.blocks["exposed"].value / 2
+
+    @property
+    def limit(self) -> Limit:
+        """Return what the step time is lost to."""
+        if not self.steps:
+            return "no common step" if len(self.figures) else "no step"
+        if math.isnan(self.overlap_ratio):
+            return "no communication"
+        exposed = self.mean.blocks["exposed"]
+        before, limit = max(
+            (self.mean.blocks["data_wait"], "data wait"),
+            (self.mean.blocks["host_loop"], "host loop"),
+            key=lambda each: each[0].value,
+        )
+        if self.share_of(before) >= LONG_BEFORE_FORWARD_SHARE and before.value > exposed.value:
+            return "data wait" if limit == "data wait" else "host loop"
+        if self.share_of(exposed) < LITTLE_EXPOSED_SHARE:
+            return "nothing"
+        is_long = self.communication_ns > self.compute_ns and not self.waits_for_stragglers
+        return "communication" if is_long else "exposed"
 
     @cached_property
     def longest(self) -> dict[str, tuple[int, int, int]]:
@@ -152,8 +174,7 @@ def summarize_table(figures: pd.DataFrame, steady: SteadySteps, job: JobBreakdow
     (hidden,) = mean_with_ci(steady.mean_over_ranks(hidden_ns))
     is_steady = np.zeros(len(figures), dtype=bool)
     is_steady[steady.rows.ravel()] = True
-    found = Summary(
-        sentence="",
+    return Summary(
         steady=steady,
         mean=compute_mean_step(steady.mean_over_ranks(blocks_ns)),
         exposed_for=dict(zip(REASONS, mean_with_ci(steady.mean_over_ranks(for_reason_ns)), strict=True)),
@@ -163,38 +184,3 @@ def summarize_table(figures: pd.DataFrame, steady: SteadySteps, job: JobBreakdow
         figures=figures,
         is_steady=is_steady,
     )
-    return replace(found, sentence=_sentence(found))
-
-
-def _sentence(found: Summary) -> str:
-    if not len(found.figures):
-        return "No step has finished, so there is nothing to measure yet."
-    if not found.steps:
-        return "No step has been finished by all ranks, so there is no mean of them."
-    exposed, exposed_share = found.mean.blocks["exposed"], found.share_of(found.mean.blocks["exposed"])
-    spent = max(_SPENT_BEFORE_FORWARD, key=lambda name: found.mean.blocks[name].value)
-    before, before_share = found.mean.blocks[spent], found.share_of(found.mean.blocks[spent])
-    step = f"a {format_ns(found.mean.step.value)} step"
-    hidden = f"{format_share(found.overlap_ratio)} of communication is hidden"
-    waiting = f"{format_ns(exposed.value)} of {step} ({format_share(exposed_share)})"
-    straggler_ns = found.exposed_for["straggler"].value
-    later = ""
-    if straggler_ns > exposed.value / 2:
-        later = f", {format_ns(straggler_ns)} of that for the rank that arrives last"
-    if math.isnan(found.overlap_ratio):
-        steps = f"steps of {format_ns(found.mean.step.value)}"
-        return f"No communication of gradients was recorded in {steps}, so there is no overlap to measure."
-    if before_share >= LONG_BEFORE_FORWARD_SHARE and before.value > exposed.value:
-        how, communicating = _SPENT_BEFORE_FORWARD[spent]
-        return (
-            f"{format_ns(before.value)} of {step} ({format_share(before_share)}) is spent {how}, "
-            f"{format_ns(exposed.value)} ({format_share(exposed_share)}) {communicating}{later}; {hidden}."
-        )
-    if exposed_share < LITTLE_EXPOSED_SHARE:
-        return f"{hidden}; only {waiting} is spent waiting for it, so there is little left to gain."
-    if found.communication_ns > found.compute_ns and not later:
-        return (
-            f"Communication takes {format_ns(found.communication_ns)} and compute {format_ns(found.compute_ns)}, so it "
-            f"can't all hide: {hidden}, and {waiting} is spent waiting for it."
-        )
-    return f"{hidden}; {waiting} is spent waiting for it{later}."

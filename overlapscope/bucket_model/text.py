@@ -61,7 +61,7 @@ def format_limit(limits: Limits) -> str:
         return f"The step is limited by compute: {exposed}."
     if limits.limit == "differences":
         return (
-            f"The step is limited by differences between ranks: if all were alike, it would be "
+            f"The step is limited by differences between ranks: if all were equally fast, it would be "
             f"{format_share(limits.differences)} shorter; {exposed}."
         )
     if limits.limit == "latency":

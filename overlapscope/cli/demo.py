@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from overlapscope.breakdown.text import describe_summary
 from overlapscope.cli import child_process, recording_folder, serve
 from overlapscope.cli.arguments import parse_positive_int
 from overlapscope.errors import OverlapScopeError
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if code:
         return code
     trace = read_trace(folder)
-    print(Analysis(trace).summary.sentence, flush=True)
+    print(describe_summary(Analysis(trace).summary), flush=True)
     if args.no_serve:
         print(f"view it: overlapscope serve {folder}")
         return 0

@@ -6,7 +6,7 @@
     overlapscope export traces/ -o tables/ --format parquet             # or csv: a folder with a file for each table
 
 perfetto, chrome: hosts, their ranks, and for each rank steps, phases, gradients, buckets, communication, rounds and
-garbage collection, with all that is known of each, arrows along the way of a bucket and between the ranks of a
+garbage collection, with all that is known of each, arrows along the path of a bucket and between the ranks of a
 collective, and exposed and hidden communication as counters. Times are those of the common clock. Nothing overlaps
 within a track, so viewers draw it as it was.
 

@@ -2,7 +2,7 @@
 
 Every rank's local time in a step is compared with the median rank's: copies back, optimizer, data wait, forward,
 backward, garbage collection, and communication that ended later for it. A delay in every step, every k steps, from one
-step on, in a stretch of steps or just once is named with the statistic that shows it. Its cost is what it adds to the
+step on, in an episode of steps or just once is named with the statistic that shows it. Its cost is what it adds to the
 step time when nothing else is wrong, from a replay of the recording; its saving is what fixing it alone would gain.
 
 With --json the output is one JSON object; docs/json.md says what its keys mean.

@@ -12,10 +12,10 @@ import pandas as pd
 from overlapscope.analysis import Analysis
 from overlapscope.breakdown.breakdown import BLOCKS, Breakdown, compute_breakdown
 from overlapscope.breakdown.breakdown_table import COMPUTE_BLOCKS
-from overlapscope.breakdown.labels import describe_excluded
 from overlapscope.breakdown.means import SEGMENTS
 from overlapscope.breakdown.spans import Float64Array, Int64Array
 from overlapscope.breakdown.summary import Summary, summarize
+from overlapscope.breakdown.text import describe_excluded
 from overlapscope.breakdown.waits import REASONS
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.recording import Trace

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from overlapscope.breakdown.breakdown import BLOCKS
-from overlapscope.breakdown.labels import BLOCK_LABELS, REASON_LABELS, describe_excluded
+from overlapscope.breakdown.text import BLOCK_LABELS, REASON_LABELS, describe_excluded
 from overlapscope.compare.changes import TRIMMED
 from overlapscope.compare.comparison import Comparison
 from overlapscope.compare.side import STEP, ComparisonSide
@@ -49,13 +49,13 @@ def _sentence(found: Comparison, part: str, fail_above: float) -> str:
     what = "" if part == STEP else f"{PART_LABELS[part]}: "
     if outcome == "no difference seen":
         seen = format_share(found.share(found.changes[part].seen_ns))
-        nothing = f"no difference that this many steps could show: at least {seen}{_of(part)} would have been seen."
+        nothing = f"no significant difference; this many steps would show one of {seen}{_of(part)} or more."
         return capitalize(what + nothing)
     word = "longer" if outcome.startswith("slower") else "shorter"
     if part == STEP:
         word = "slower" if word == "longer" else "faster"
     if outcome == "slower, but not surely enough":
-        word += f", but not surely by more than {100 * fail_above:g} %"
+        word += f", but not significantly by more than {100 * fail_above:g} %"
     if part != STEP:
         return capitalize(f"{what}{word}, {_numbers(found, part)}.")
     return capitalize(f"{word}: {_numbers(found, part)}.{_describe_blocks(found)}")

@@ -15,9 +15,9 @@ import pandas as pd
 
 from overlapscope.analysis import Analysis
 from overlapscope.breakdown.arrivals import compute_arrivals, match_collectives
-from overlapscope.breakdown.labels import PHASE_LABELS
 from overlapscope.breakdown.lanes import LaneCache, SpanIndex, buckets_of_gradients, index_spans
 from overlapscope.breakdown.spans import Int64Array
+from overlapscope.breakdown.text import PHASE_LABELS
 from overlapscope.trace.recording import Trace
 
 COUNTERS: Final = {"exposed communication": "exposed_ns", "hidden communication": "hidden_ns"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from overlapscope.breakdown.labels import BLOCK_LABELS, REASON_LABELS
+from overlapscope.breakdown.text import BLOCK_LABELS, REASON_LABELS
 from overlapscope.compare.buckets import BucketChange
 from overlapscope.compare.changes import Change, TimeDifference
 from overlapscope.compare.comparison import Comparison

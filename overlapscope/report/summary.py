@@ -7,8 +7,14 @@ from datetime import datetime
 from typing import Any, Final
 
 from overlapscope.analysis import Analysis
-from overlapscope.breakdown.labels import BLOCK_LABELS, REASON_LABELS, describe_excluded, describe_uncounted_ranks
 from overlapscope.breakdown.summary import Summary
+from overlapscope.breakdown.text import (
+    BLOCK_LABELS,
+    REASON_LABELS,
+    describe_excluded,
+    describe_summary,
+    describe_uncounted_ranks,
+)
 from overlapscope.diagnosis.attempts import read_attempts
 from overlapscope.interval import Interval
 from overlapscope.report.diagnosis import collect_attempts
@@ -45,7 +51,7 @@ def build_summary_report(analysis: Analysis) -> Report:
 def build_breakdown_section(summary: Summary) -> Section:
     """Build the section on the mean step: its blocks, which add up, and the means of each rank."""
     if not len(summary.figures):
-        return Section(name="breakdown", title="Step-time breakdown", headline=summary.sentence)
+        return Section(name="breakdown", title="Step-time breakdown", headline=describe_summary(summary))
     notes = []
     if summary.steady.excluded:
         notes.append(f"Excluded: {describe_excluded(summary.steady.excluded)}.")
@@ -54,7 +60,7 @@ def build_breakdown_section(summary: Summary) -> Section:
     return Section(
         name="breakdown",
         title="Step-time breakdown",
-        headline=summary.sentence,
+        headline=describe_summary(summary),
         basis=f"Means of {count_of(summary.steps, 'step')} of {count_of(summary.ranks, 'rank')}.",
         notes=tuple(notes),
         tables=(tabulate_blocks(summary), _tabulate_ranks(summary), _tabulate_steps(summary)),
@@ -151,7 +157,7 @@ def _collect_content(trace: Trace, summary: Summary) -> dict[str, Any]:
         "path": str(trace.path),
         "attempts": collect_attempts(read_attempts(trace.path)),
         "run": trace.run,
-        "sentence": summary.sentence,
+        "sentence": describe_summary(summary),
         "breakdown": {
             "ranks": summary.ranks,
             "steps": summary.steps,

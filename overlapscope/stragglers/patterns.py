@@ -148,8 +148,8 @@ def find_patterns(
     rest = series
     change = _find_level_change(series)
     shift = None if change is None else _find_shift(series, change, steps, least_ns, significance)
-    stretches = _find_episodes(series, least_ns, significance)
-    if (lasting := _choose_lasting(shift, stretches)) is not None:
+    episodes = _find_episodes(series, least_ns, significance)
+    if (lasting := _choose_lasting(shift, episodes)) is not None:
         found.append(lasting)
         rest = np.where(lasting.where, series - np.median(series[lasting.where]) + lasting.usual_ns, series)
     elif (persistent := _find_persistent(series, change, least_ns, significance, others)) is not None:
@@ -321,16 +321,16 @@ def _find_episodes(series: Floats, least_ns: float, significance: float) -> Dela
         where=delayed,
         usual_ns=usual_ns,
         statistic=f"{delayed.sum()} steps are {rise_ns / 1e6:.2f} ms longer, in {runs} "
-        f"stretch{'es' * (runs > 1)} of steps (runs test, {_format_p_value(p_value)})",
+        f"episode{'s' * (runs > 1)} (runs test, {_format_p_value(p_value)})",
         p_value=p_value,
     )
 
 
-def _choose_lasting(shift: DelayPattern | None, stretches: DelayPattern | None) -> DelayPattern | None:
+def _choose_lasting(shift: DelayPattern | None, episodes: DelayPattern | None) -> DelayPattern | None:
     """Return the better of two lasting patterns: episodes if a single change misclassifies too many values."""
-    if shift is None or stretches is None:
-        return shift or stretches
-    return stretches if (shift.where != stretches.where).sum() >= _MIN_VALUES else shift
+    if shift is None or episodes is None:
+        return shift or episodes
+    return episodes if (shift.where != episodes.where).sum() >= _MIN_VALUES else shift
 
 
 def _find_periodic(

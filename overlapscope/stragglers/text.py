@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from overlapscope.breakdown.labels import BLOCK_LABELS
+from overlapscope.breakdown.text import BLOCK_LABELS
 from overlapscope.stragglers.cycles import CAUSES, Cycles
 from overlapscope.stragglers.delays import get_significance_level
 from overlapscope.stragglers.finding import Finding, SlowLink
@@ -18,24 +18,24 @@ from overlapscope.trace.recording import Trace
 CAUSE_LABELS: Final = {
     "compute": "Compute",
     "data_wait": "Data wait",
-    "host_loop": "Loop's own code",
+    "host_loop": "Training loop",
     "evaluation": "Evaluation",
     "gc": "Garbage collection",
-    "release_skew": "Carried-over communication",
+    "release_skew": "Late release",
     "transfer": "Transfer",
     "link": "Link",
 }
 """Labels of causes of findings, for tables."""
 
 PART_LABELS: Final = {
-    cause: "carried-over communication" if cause == "release_skew" else BLOCK_LABELS[cause] for cause in CAUSES
+    cause: "late release by the previous step" if cause == "release_skew" else BLOCK_LABELS[cause] for cause in CAUSES
 }
 """Labels of causes of local time, for sentences."""
 
 _DOES_LONGER: Final = {
     "compute": "computes {} longer than {}",
     "data_wait": "waits {} longer for data than {}",
-    "host_loop": "takes {} longer between an update and the next forward than {}",
+    "host_loop": "spends {} longer in the training loop than {}",
     "evaluation": "evaluates {} longer than {}",
     "gc": "collects garbage for {}",
     "release_skew": "is released {} late by the previous step's communication",
@@ -49,9 +49,10 @@ def describe(finding: Finding) -> str:
     """Describe a finding in one sentence: who, what, when, where in the step, and its cost."""
     if finding.link is not None:
         longer = f"all-reduces take {format_ns(finding.delay_ns)} longer {describe_when(finding)}"
-        return f"{capitalize(name_culprit(finding))} {_describe_rate(finding.link)}, so {longer}: {describe_cost(finding)}."
+        return f"{capitalize(name_culprit(finding))} {_describe_rate(finding.link)}, so {longer}{_describe_share(finding)}."
     does = _DOES_LONGER[finding.cause].format(format_ns(finding.delay_ns), finding.compared_with)
-    return f"{capitalize(name_culprit(finding))} {does} {describe_when(finding)}{_describe_parts(finding)}: {describe_cost(finding)}."
+    what = f"{does} {describe_when(finding)}{_describe_parts(finding)}{_describe_share(finding)}"
+    return f"{capitalize(name_culprit(finding))} {what}."
 
 
 def name_culprit(finding: Finding) -> str:
@@ -113,13 +114,13 @@ def describe_verdict(stragglers: Stragglers) -> str:
 
 def describe_equal_ranks(cycles: Cycles) -> str:
     """Name the case that all ranks are equal; two ranks have no median."""
-    return "both ranks as fast as the faster one" if len(cycles.ranks) == 2 else "all ranks as fast as the median"
+    return "both ranks as fast as the faster" if len(cycles.ranks) == 2 else "all ranks at the median"
 
 
 def describe_equalized_rank(rank: int, cycles: Cycles) -> str:
     """Name the case that one rank is like the others in everything; it may be faster than they in some of it."""
     (*others,) = (other for other in cycles.ranks.tolist() if other != rank)
-    return f"rank {rank} in all like {f'rank {others[0]}' if len(others) == 1 else 'the median rank'}"
+    return f"rank {rank} {f'as fast as rank {others[0]}' if len(others) == 1 else 'at the median'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +150,7 @@ def explain_missing_stragglers(trace: Trace) -> MissingStragglersReason:
         )
     if (trace.collectives["op"] == "all_gather").any():
         return MissingStragglersReason(
-            headline="This is not known of sharded parameters",
+            headline="Stragglers can't be found with sharded parameters",
             message="A straggler is found by the all-reduces of gradients. Here ranks exchange shards of gradients and "
             "of parameters, and wait for each other more than once in a step.",
             advice="The timeline and the breakdown of a step show who waits for whom.",
@@ -182,4 +183,11 @@ def _describe_parts(finding: Finding) -> str:
     parts = {name: ns for name, ns in finding.parts_ns.items() if ns >= _MIN_PART_SHARE * finding.delay_ns}
     if len(finding.parts_ns) < 2 or not parts:
         return ""
-    return f" ({', '.join(f'{PART_LABELS[name]} {format_ns(ns)}' for name, ns in parts.items())})"
+    return f" ({', '.join(PART_LABELS[name] for name in parts)})"
+
+
+def _describe_share(finding: Finding) -> str:
+    """Return the cost as a share of the step time; empty for a single step, whose delay is the cost."""
+    if finding.pattern.kind == "transient" and len(finding.steps) == 1:
+        return ""
+    return f", which costs {format_share(finding.cost_share)} of the step time"

@@ -56,7 +56,7 @@ def describe_clocks(trace: Trace) -> str:
         return f"{unaligned} of {len(trace.ranks)} ranks not aligned"
     if trace.clock_error_ns:
         return f"aligned to ±{ceil(trace.clock_error_ns / 1000)} µs"
-    return "one clock (same boot)"
+    return "one shared clock"
 
 
 def clock_offsets(trace: Trace) -> dict[int, float]:

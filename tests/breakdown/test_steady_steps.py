@@ -44,12 +44,12 @@ def test_the_first_steps_are_a_warm_up() -> None:
 
 def test_a_checkpoint_is_far_longer_and_it_is_said_where() -> None:
     found = steady({20: 5_000}, forward=1)
-    assert reasons(found) == {"warm-up": (0, 1, 2), "far longer": (20,)}
+    assert reasons(found) == {"warm-up": (0, 1, 2), "slow outlier": (20,)}
     assert found.excluded[-1].block == "forward"
 
 
 def test_a_step_that_leaves_out_most_is_far_shorter() -> None:
-    assert reasons(steady({20: 10}))["far shorter"] == (20,)
+    assert reasons(steady({20: 10}))["fast outlier"] == (20,)
 
 
 def test_what_happens_in_every_fifth_step_is_how_steps_are() -> None:

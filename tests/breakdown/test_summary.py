@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 
 from overlapscope.breakdown.breakdown import compute_breakdown
-from overlapscope.breakdown.summary import Summary, summarize
+from overlapscope.breakdown.summary import Limit, Summary, summarize
+from overlapscope.breakdown.text import describe_summary
 from tests.breakdown.recordings import Rows, recording
 
 MS = 1_000_000
@@ -43,63 +45,41 @@ def summary(
     return summarize(trace, compute_breakdown(trace))
 
 
-def test_the_plain_case_names_what_hides_and_what_waits() -> None:
+CASES: dict[str, tuple[dict[str, float], Limit]] = {
+    "no step": ({"steps": 0}, "no step"),
+    "no communication": ({"compute": 44, "rest": 4}, "no communication"),
+    "some exposed": ({"compute": 44, "hidden": 8, "exposed": 3.1, "rest": 0.9}, "exposed"),
+    "little exposed": ({"compute": 49, "rest": 0.97, "hidden": 9.97, "exposed": 0.03}, "nothing"),
+    "bound by communication": ({"compute": 20, "hidden": 10, "exposed": 40}, "communication"),
+    "data": ({"compute": 40, "data_wait": 55, "hidden": 5, "exposed": 5}, "data wait"),
+    "training loop": ({"compute": 40, "loop": 55, "hidden": 5, "exposed": 5}, "host loop"),
+    "data and yet more communication": (
+        {"compute": 40, "data_wait": 25, "hidden": 20, "exposed": 30, "rest": 5},
+        "communication",
+    ),
+}
+
+
+def test_the_means_are_those_of_the_steps() -> None:
     found = summary(compute=44, hidden=8, exposed=3.1, rest=0.9)
-    assert found.sentence == (
-        "72 % of communication is hidden; 3.10 ms of a 48.0 ms step (6.46 %) is spent waiting for it."
-    )
     assert (found.mean.step.value, found.mean.blocks["exposed"].value) == (48 * MS, 3_100_000)
     assert found.overlap_ratio == pytest.approx(8 / 11.1)
     assert found.share_of(found.mean.blocks["exposed"]) == pytest.approx(3.1 / 48)
 
 
-@pytest.mark.parametrize(
-    ("milliseconds", "said"),
-    [
-        (
-            {"compute": 44, "rest": 4},
-            "No communication of gradients was recorded in steps of 48.0 ms, so there is no overlap to measure.",
-        ),
-        (
-            {"compute": 49, "rest": 0.97, "hidden": 9.97, "exposed": 0.03},
-            "99 % of communication is hidden; only 30.0 µs of a 50.0 ms step (0.06 %) is spent waiting for it, so "
-            "there is little left to gain.",
-        ),
-        (
-            {"compute": 20, "hidden": 10, "exposed": 40},
-            "Communication takes 50.0 ms and compute 20.0 ms, so it can't all hide: 20 % of communication is hidden, "
-            "and 40.0 ms of a 60.0 ms step (67 %) is spent waiting for it.",
-        ),
-        (
-            {"compute": 40, "data_wait": 55, "hidden": 5, "exposed": 5},
-            "55.0 ms of a 100 ms step (55 %) is spent waiting for data, 5.00 ms (5.00 %) for communication; 50 % of "
-            "communication is hidden.",
-        ),
-        (
-            {"compute": 40, "loop": 55, "hidden": 5, "exposed": 5},
-            "55.0 ms of a 100 ms step (55 %) is spent in the loop's own code between an update and the next "
-            "forward, 5.00 ms (5.00 %) waiting for communication; 50 % of communication is hidden.",
-        ),
-        (
-            {"compute": 40, "data_wait": 25, "hidden": 20, "exposed": 30, "rest": 5},
-            "Communication takes 50.0 ms and compute 40.0 ms, so it can't all hide: 40 % of communication is hidden, "
-            "and 30.0 ms of a 100 ms step (30 %) is spent waiting for it.",
-        ),
-    ],
-    ids=[
-        "no communication",
-        "little exposed",
-        "bound by communication",
-        "data",
-        "own code",
-        "data and yet more communication",
-    ],
-)
-def test_each_case_has_its_own_sentence(milliseconds: dict[str, float], said: str) -> None:
-    assert summary(**milliseconds).sentence == said  # type: ignore[arg-type]
+@pytest.mark.parametrize("case", CASES)
+def test_what_the_step_time_is_lost_to(case: str) -> None:
+    milliseconds, limit = CASES[case]
+    assert summary(**milliseconds).limit == limit  # type: ignore[arg-type]
 
 
-def test_communication_that_waits_for_a_later_rank_is_not_called_long() -> None:
+def test_each_case_has_its_own_sentence(golden: Callable[[str, str], None]) -> None:
+    said = {case: describe_summary(summary(**milliseconds)) for case, (milliseconds, _) in CASES.items()}  # type: ignore[arg-type]
+    said["later rank"] = describe_summary(with_a_later_rank())
+    golden("sentences/breakdown", "\n".join(f"{case}: {sentence}" for case, sentence in said.items()))
+
+
+def with_a_later_rank() -> Summary:
     phases: Rows = [
         {"rank": 0, "phase": "backward", "start_ns": 0, "end_ns": 20 * MS},
         {"rank": 0, "phase": "finalize", "start_ns": 20 * MS, "end_ns": 80 * MS},
@@ -109,20 +89,21 @@ def test_communication_that_waits_for_a_later_rank_is_not_called_long() -> None:
     collectives: Rows = [{"rank": rank, "launch_ns": (20, 70)[rank] * MS, "end_ns": 80 * MS} for rank in range(2)]
     steps: Rows = [{"rank": rank, "end_ns": 100 * MS} for rank in range(2)]
     trace = recording(steps=steps, phases=phases, collectives=collectives)
-    found = summarize(trace, compute_breakdown(trace))
-    assert found.sentence == (
-        "0 % of communication is hidden; 35.0 ms of a 100 ms step (35 %) is spent waiting for it, 25.0 ms of that "
-        "for the rank that arrives last."
-    )
+    return summarize(trace, compute_breakdown(trace))
+
+
+def test_communication_that_waits_for_a_later_rank_is_not_called_long() -> None:
+    found = with_a_later_rank()
+    assert (found.limit, found.waits_for_stragglers) == ("exposed", True)
     assert {reason: mean.value for reason, mean in found.exposed_for.items() if mean.value} == {
         "straggler": 25 * MS,
         "transfer": 10 * MS,
     }
 
 
-def test_without_a_finished_step_it_says_so() -> None:
+def test_without_a_finished_step_there_are_no_means() -> None:
     found = summary(steps=0)
-    assert found.sentence == "No step has finished, so there is nothing to measure yet."
+    assert found.limit == "no step"
     assert (found.ranks, found.steps) == (0, 0)
     assert math.isnan(found.mean.step.value)
     assert math.isnan(found.overlap_ratio)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from overlapscope.breakdown.labels import BLOCK_LABELS, REASON_LABELS
+from overlapscope.breakdown.text import BLOCK_LABELS, REASON_LABELS
 from overlapscope.cli.main import main
 from overlapscope.interval import Interval
 from overlapscope.text import format_interval_ns, format_ns, format_share
@@ -129,7 +129,7 @@ def test_stragglers(open_page: OpenPage, straggling: Served, say: Say) -> None:
     assert said["waiting_ns"] == breakdown["exposed_for_ns"]["straggler"]
     shown = bars(page)
     for title, name in (
-        ("All ranks like the median", "all_ranks_like_the_median"),
+        ("All ranks at the median", "all_ranks_like_the_median"),
         ("Transfers at their best", "all_reduces_at_their_best"),
     ):
         saving = said["what_if"][name]

@@ -32,7 +32,7 @@ print("threads", os.environ["OMP_NUM_THREADS"], "detail", os.environ["OVERLAPSCO
 write_recording(Path(os.environ["OVERLAPSCOPE_TRACE"]), ranks=2, steps=int(sys.argv[1]))
 """
 FAILING = "import sys; print('out of luck', file=sys.stderr); sys.exit(6)"
-VERDICT = "65 % of communication is hidden; 1.30 ms of a 10.0 ms step (13 %) is spent waiting for it."
+VERDICT = "65 % of communication is hidden; 1.30 ms of a 10.0 ms step (13 %) is spent waiting for the rest."
 
 
 @pytest.fixture

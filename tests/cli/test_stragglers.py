@@ -24,11 +24,11 @@ def test_the_late_rank_its_cause_and_its_cost_are_said_first(tmp_path: Path) -> 
     lines = ran.stdout.splitlines()
     assert lines[0] == f"{tmp_path}: 26 steps of 3 ranks on one clock, 4 steps left out"
     assert lines[2].startswith(
-        "Rank 1 computes 2.00 ms longer than the median rank in every step (forward 2.00 ms): 2.00 ms"
+        "Rank 1 computes 2.00 ms longer than the median rank in every step (forward), which costs "
     )
     assert "sign test" in lines[3]
     (as_recorded,) = [line.split() for line in lines if line.startswith(" as recorded")]
-    (all_alike,) = [line.split() for line in lines if line.startswith(" all ranks as")]
+    (all_alike,) = [line.split() for line in lines if line.startswith(" all ranks at the")]
     assert as_recorded[-2:] == ["12.0", "ms"]
     assert all_alike[-11:] == ["median", "10.0", "ms", "2.00", "ms", "2.00", "to", "2.00", "ms", "17", "%"]
 

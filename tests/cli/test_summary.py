@@ -13,7 +13,7 @@ from overlapscope.trace.schema import EVENTS_FILE, Kind, Phase, pack_body, rank_
 from tests.cli.command_line import overlapscope
 from tests.synthetic import US, make_rank, write_recording
 
-VERDICT = "65 % of communication is hidden; 1.30 ms of a 10.0 ms step (13 %) is spent waiting for it."
+VERDICT = "65 % of communication is hidden; 1.30 ms of a 10.0 ms step (13 %) is spent waiting for the rest."
 ROW = "10.00 7.38 3.70 2.40 1.30 0.65"
 
 
@@ -30,7 +30,7 @@ def test_a_short_recording_is_shown_in_full(tmp_path: Path) -> None:
     ran = overlapscope("summary", write_recording(tmp_path, ranks=2, steps=3))
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.splitlines()[0].startswith(
-        f"{tmp_path}: GPT, 2 of 2 ranks, one clock (same boot), backend gloo, 3 steps, torch 2.13.0, recorded 2023-11-1"
+        f"{tmp_path}: GPT, 2 of 2 ranks, one shared clock, backend gloo, 3 steps, torch 2.13.0, recorded 2023-11-1"
     )
     means = [f"{rank} 2 {ROW}" for rank in (0, 1)]
     assert rows(ran.stdout) == means + [f"{rank} {step} {ROW}" for rank in (0, 1) for step in range(3)]
@@ -178,7 +178,7 @@ def test_a_truncated_log_is_named_with_its_offset(tmp_path: Path) -> None:
 def test_a_recording_without_a_finished_step_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_rank(tmp_path, 0, world_size=1).close()
     assert main(["summary", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.splitlines()[2:] == ["No step has finished, so there is nothing to measure yet."]
+    assert capsys.readouterr().out.splitlines()[2:] == ["No step has finished yet, so there is nothing to measure."]
     assert main(["summary", str(tmp_path), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert (content["ranks"], content["steps"], content["breakdown"]["overlap_ratio"]) == ([], [], None)
@@ -189,5 +189,5 @@ def test_facts_that_are_not_known_are_left_out(tmp_path: Path, capsys: pytest.Ca
     (rank_folder(tmp_path, 0) / "run.json").write_text("{}")
     assert main(["summary", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[0] == (
-        f"{tmp_path}: unknown model, 1 of ? ranks, one clock (same boot), 5 steps"
+        f"{tmp_path}: unknown model, 1 of ? ranks, one shared clock, 5 steps"
     )

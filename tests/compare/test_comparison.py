@@ -84,7 +84,7 @@ def test_the_whole_interval_has_to_be_above_what_may_fail() -> None:
     low = found.share(max(found.step.mean.ns.low, found.step.middle.ns.low))
     assert found.outcome("step", low * 0.999) == "slower"
     assert found.outcome("step", low * 1.001) == "slower, but not surely enough"
-    assert "but not surely by more than 3.5 %: " in describe_outcomes(found, ["step"], 0.035)[0]
+    assert "but not significantly by more than 3.5 %: " in describe_outcomes(found, ["step"], 0.035)[0]
 
 
 def test_what_the_mean_and_the_middle_say_of_each_other_is_told() -> None:
@@ -110,9 +110,9 @@ def test_where_nothing_differs_it_says_how_much_would_have_been_seen() -> None:
     assert found.outcome("step", 0.0) == "no difference seen"
     seen, seen_exposed = (format_share(found.share(found.changes[part].seen_ns)) for part in ("step", "exposed"))
     assert describe_outcomes(found, ["step", "exposed"], 0.0) == [
-        f"No difference that this many steps could show: at least {seen} would have been seen.",
-        f"Exposed communication: no difference that this many steps could show: at least {seen_exposed} of the step would have "
-        "been seen.",
+        f"No significant difference; this many steps would show one of {seen} or more.",
+        "Exposed communication: no significant difference; this many steps would show one of "
+        f"{seen_exposed} of the step or more.",
     ]
 
 

@@ -89,7 +89,7 @@ def test_the_page_says_what_the_command_says(server: Running, folder: Path) -> N
         ("", "Two runs, or one run and two ranges of its steps."),
         ("?base=base", "Two runs, or one run and two ranges of its steps."),
         ("?base=base&new=base", "Both sides are the same steps of base. Choose another run, or two ranges"),
-        ("?base=base&new=base&base_steps=:40", "No difference"),
+        ("?base=base&new=base&base_steps=:40", "No significant difference"),
         ("?base=base&new=nobody", "There is no run of the name 'nobody'"),
         ("?base=base&new=../base", "There is no run of the name '../base'"),
         ("?base=base&new=short", "excluded); a comparison takes 8 or more on each side."),

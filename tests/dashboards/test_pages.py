@@ -15,6 +15,7 @@ from dashboards.app import ROUTES, open_page
 from dashboards.pages import overview, shell, timeline
 from dashboards.pages import shell as problem
 from dashboards.recording import Recording, Snapshot
+from overlapscope.breakdown.text import describe_summary
 from overlapscope.cli.main import main
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.schema import Kind, pack_body
@@ -35,7 +36,7 @@ def test_the_overview_shows_the_verdict_and_the_means(snapshot):
     document = Document()
     overview.build(document, snapshot, {})
     page = words(document)
-    assert snapshot.summary.sentence in page
+    assert describe_summary(snapshot.summary) in page
     for figure in ("10.0 ms", "7.38 ms", "1.30 ms", "64.9 %"):
         assert figure in page
     assert "GPT" in page
@@ -133,7 +134,7 @@ def test_the_verdict_on_the_page_is_that_of_the_summary(tmp_path, capsys):
     verdict = capsys.readouterr().out.splitlines()[-1]
     document = Document()
     overview.build(document, Recording(folder).latest(), {})
-    assert verdict.endswith(" is spent waiting for it.")
+    assert verdict.endswith(" is spent waiting for the rest.")
     assert verdict in words(document)
 
 

@@ -24,6 +24,7 @@ from dashboards.pages.runs import build as build_table
 from dashboards.recording import Recording
 from dashboards.runs import RunIndex, RunRow, RunSummary
 from dashboards.urls import RunUrl, run_pages_url
+from overlapscope.breakdown.text import describe_summary
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.errors import OverlapScopeError
 from overlapscope.text import format_ns
@@ -72,7 +73,7 @@ def test_figures_and_verdicts_are_those_of_the_pages(folder):
     view = build_row_view(healthy)
     assert view.cells["step"][:2] == (format_ns(summary.mean.step.value), summary.mean.step.value)
     assert view.cells["exposed"][1] == summary.mean.blocks["exposed"].value
-    assert view.line == summary.sentence
+    assert view.line == describe_summary(summary)
     assert [view.cells[name][0] for name in ("model", "ranks", "device", "steps")] == ["GPT", "2", "cpu", "30"]
     verdict = Diagnosis.of_dumps(folder / "dumps").verdict
     assert build_row_view(incident).line == " ".join(verdict.sentence.split())

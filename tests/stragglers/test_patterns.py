@@ -102,7 +102,7 @@ def test_a_delay_in_some_steps_on_end_is_a_stretch(seed: int, count: int, begin:
     assert found.kind == "episode"
     np.testing.assert_array_equal(found.where, late)
     assert f"{length} steps are " in found.statistic
-    assert "in 1 stretch of steps" in found.statistic
+    assert "in 1 episode" in found.statistic
     assert found.usual_ns == pytest.approx(0, abs=0.2 * MS)
 
 
@@ -113,7 +113,7 @@ def test_stretches_after_every_checkpoint_are_one_pattern() -> None:
     series[late] += 8 * MS
     (found,) = patterns_of(series)
     np.testing.assert_array_equal(found.where, late)
-    assert "in 5 stretches of steps" in found.statistic
+    assert "in 5 episodes" in found.statistic
 
 
 def test_steps_that_are_late_in_no_order_are_no_stretches() -> None:

@@ -20,7 +20,7 @@ def write_ranks(folder: Path, boots: list[str]) -> None:
 
 def test_ranks_of_one_boot_share_a_clock(tmp_path: Path) -> None:
     write_ranks(tmp_path, ["a", "a"])
-    assert describe_clocks(read_trace(tmp_path)) == "one clock (same boot)"
+    assert describe_clocks(read_trace(tmp_path)) == "one shared clock"
 
 
 def test_ranks_that_are_aligned_are_so_to_within_an_error(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from overlapscope.analysis import Analysis
+from overlapscope.breakdown.text import describe_summary
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.environment import DETAILS, Detail
 from overlapscope.trace.recording import read_trace
@@ -26,7 +27,7 @@ def analyze_recording(recording: Path) -> Analysis:
     """
     analysis = Analysis(read_trace(recording))
     if not analysis.summary.steps:
-        raise OverlapScopeError(f"{recording}: {analysis.summary.sentence}")
+        raise OverlapScopeError(f"{recording}: {describe_summary(analysis.summary)}")
     return analysis
 
 

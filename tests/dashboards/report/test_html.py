@@ -15,6 +15,7 @@ from dashboards.pages import overview, stragglers
 from dashboards.recording import Recording, Snapshot
 from dashboards.report.figures import ReportFigures, load_bokeh_js
 from dashboards.report.html import render_html_report
+from overlapscope.breakdown.text import describe_summary
 from overlapscope.text import format_ns
 from overlapscope.trace.schema import PLANS_FILE, rank_folder
 from tests.dashboards.test_order_page import DUMPS, faulty, healthy
@@ -105,7 +106,7 @@ def test_it_says_when_and_with_what_it_was_recorded_and_made(tmp_path: Path) -> 
 def test_it_has_the_sentences_and_figures_of_the_pages(tmp_path: Path) -> None:
     snapshot = Recording(straggling(tmp_path / "traces")).latest()
     page = words(render_html_report(snapshot, NOW))
-    assert snapshot.summary.sentence in page
+    assert describe_summary(snapshot.summary) in page
     assert snapshot.stragglers is not None
     said = [*overview.build_headlines(snapshot.summary), *stragglers.build_headlines(snapshot.stragglers)]
     for headline in said:

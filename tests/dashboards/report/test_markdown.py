@@ -15,6 +15,7 @@ from markdown_it import MarkdownIt
 from dashboards.pages import overview
 from dashboards.recording import Recording
 from dashboards.report.markdown import format_table, render_markdown_report
+from overlapscope.breakdown.text import describe_summary
 from overlapscope.report.render_markdown import escape_markdown
 from overlapscope.trace.schema import RUN_FILE, rank_folder, write_json
 from tests.dashboards.report.test_html import NOW, RECORDINGS
@@ -57,7 +58,7 @@ def test_it_has_the_figures_of_the_pages_in_a_table_that_renders(tmp_path: Path)
     snapshot = Recording(write_recording(tmp_path / "traces", steps=30)).latest()
     text = render_markdown_report(snapshot, NOW)
     page = RENDER(text)
-    assert f"<strong>{snapshot.summary.sentence}</strong>" in page
+    assert f"<strong>{describe_summary(snapshot.summary)}</strong>" in page
     for headline in overview.build_headlines(snapshot.summary):
         assert f"<li>{headline.label}: <strong>{headline.value}</strong>" in page
     assert page.count("<table>") == 3, "blocks, ranks, bucket sizes"

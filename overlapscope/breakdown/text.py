@@ -1,0 +1,101 @@
+"""What people read of a breakdown: names of blocks, phases and wait reasons, and the sentence of a summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from overlapscope.breakdown.steady_steps import ExcludedSteps
+from overlapscope.breakdown.summary import Limit, Summary
+from overlapscope.text import count_of, format_ns, format_ranks, format_share, rank_list
+from overlapscope.trace.tables import PHASE_NAMES
+
+BLOCK_LABELS: Final = {
+    "data_wait": "data wait",
+    "host_loop": "training loop",
+    "buffers": "broadcast of buffers",
+    "forward": "forward",
+    "inter_phase": "between phases",
+    "backward": "backward",
+    "exposed": "exposed communication",
+    "bucket_copies": "copies of gradients",
+    "optimizer": "optimizer",
+    "evaluation": "evaluation",
+    "collectives": "user's own collectives",
+    "gc": "garbage collection",
+    "unattributed": "unattributed",
+}
+PHASE_LABELS: Final = {name: BLOCK_LABELS.get(name, name) for name in PHASE_NAMES} | {
+    "loop": BLOCK_LABELS["host_loop"],
+    "finalize": "wait for gradients",
+}
+REASON_LABELS: Final = {
+    "launch_delay": "not launched yet",
+    "straggler": "waiting for a later rank",
+    "queued": "queued behind another bucket",
+    "transfer": "transfer",
+    "unattributed": "unattributed",
+}
+_MOST_NUMBERS: Final = 4
+
+_SUMMARIES: Final[dict[Limit, str]] = {
+    "no step": "No step has finished yet, so there is nothing to measure.",
+    "no common step": "No step has been finished by all ranks, so there are no means.",
+    "no communication": "No communication of gradients was recorded in a {step} step, so there is no overlap to measure.",
+    "data wait": "{data_wait} of a {step} step ({data_wait_share}) is spent waiting for data, and {exposed} "
+    "({exposed_share}) waiting for communication{late}; {ratio} of communication is hidden.",
+    "host loop": "{host_loop} of a {step} step ({host_loop_share}) is spent in the training loop between an update and "
+    "the next forward, and {exposed} ({exposed_share}) waiting for communication{late}; {ratio} of communication is "
+    "hidden.",
+    "nothing": "{ratio} of communication is hidden; only {exposed} of a {step} step ({exposed_share}) is spent waiting "
+    "for the rest, so there is little left to gain.",
+    "communication": "Communication takes {communication} and compute {compute}, so not all of it can be hidden: "
+    "{ratio} is, and {exposed} of a {step} step ({exposed_share}) is spent waiting for the rest.",
+    "exposed": "{ratio} of communication is hidden; {exposed} of a {step} step ({exposed_share}) is spent waiting for "
+    "the rest{late}.",
+}
+_LATE: Final = ", {straggler} of it until the last rank arrives"
+
+
+def describe_summary(summary: Summary) -> str:
+    """Say in one sentence what the step time is lost to."""
+    times = {name: each.value for name, each in summary.mean.blocks.items()}
+    times |= {"step": summary.mean.step.value, "straggler": summary.exposed_for["straggler"].value}
+    times |= {"communication": summary.communication_ns, "compute": summary.compute_ns}
+    facts = {name: format_ns(time_ns) for name, time_ns in times.items()}
+    facts |= {f"{name}_share": format_share(summary.share_of(each)) for name, each in summary.mean.blocks.items()}
+    facts["ratio"] = format_share(summary.overlap_ratio)
+    facts["late"] = _LATE.format_map(facts) if summary.waits_for_stragglers else ""
+    return _SUMMARIES[summary.limit].format_map(facts)
+
+
+def describe_excluded(excluded: Sequence[ExcludedSteps]) -> str:
+    """Describe the excluded steps; empty if there are none.
+
+    Example: ``3 warm-up steps (0-2), 1 slow outlier in data wait (20)``.
+    """
+    return ", ".join(f"{_describe_reason(one)} ({_format_few(one.steps)})" for one in excluded)
+
+
+def describe_uncounted_ranks(ranks: Sequence[int]) -> str:
+    """Describe the ranks that are not counted in a sentence; empty if there are none."""
+    return f"Left out because of far fewer finished steps: {rank_list(ranks)}." if ranks else ""
+
+
+def _describe_reason(one: ExcludedSteps) -> str:
+    count, block = len(one.steps), f" in {BLOCK_LABELS[one.block]}" if one.block is not None else ""
+    return {
+        "warm-up": count_of(count, "warm-up step"),
+        "unfinished": f"{count_of(count, 'step')} not finished by all ranks",
+        "other buckets": f"{count_of(count, 'step')} with other buckets",
+        "evaluation": f"{count_of(count, 'step')} with an evaluation",
+        "slow outlier": f"{count_of(count, 'slow outlier')}{block}",
+        "fast outlier": f"{count_of(count, 'fast outlier')}{block}",
+    }[one.why]
+
+
+def _format_few(steps: Sequence[int]) -> str:
+    """Format numbers of steps; of many that are not in a row, the first few."""
+    is_range = len(steps) > 2 and steps[-1] - steps[0] == len(steps) - 1
+    shown = steps if is_range else steps[:_MOST_NUMBERS]
+    return format_ranks(shown) + (" ..." if len(shown) < len(steps) else "")
