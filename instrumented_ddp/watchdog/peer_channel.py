@@ -221,7 +221,7 @@ def connect_to_job_store(run_folder: Path, rank: int, world_size: int) -> KeyVal
     """
     store = _get_default_store()
     backend = _without_prefixes(store)
-    if isinstance(backend, dist.FileStore):
+    if isinstance(backend, dist.FileStore):  # type: ignore[attr-defined]
         path = backend.path  # type: ignore[attr-defined]
         return FolderStore(Path(f"{path}.{run_folder.name}.{WATCHDOG_FOLDER}"), rank, world_size)
     if hasattr(store, "clone"):  # a dedicated connection: the training may block in the other one

@@ -511,7 +511,8 @@ def conclude(me: Participant, outcome: Outcome, seen: Observation) -> Step:
     actions += reports
     if seen.is_failing:  # it exits anyway
         return replace(me, is_failure_known=True), actions
-    if me.stall_timeout_s is None:
+    stall_timeout_s = me.stall_timeout_s
+    if stall_timeout_s is None:
         return me, actions
     verdict, is_judge = outcome.verdict, outcome.judge == me.rank
     if verdict.is_fault and (verdict.certainty == "certain" or case.alarm.why == "stall timeout"):
@@ -519,7 +520,7 @@ def conclude(me: Participant, outcome: Outcome, seen: Observation) -> Step:
         awaited = frozenset(others if is_judge else {f"stop.{case.number}"})
         me = replace(me, state=State.STOPPING, investigation=case, outcome=outcome, awaited=awaited, since_s=seen.now_s)
     elif is_judge and any(isinstance(action, Report) for action in reports):
-        actions.append(LogMayContinue(seen.tracker.long_stall_s(me.stall_timeout_s)))
+        actions.append(LogMayContinue(seen.tracker.long_stall_s(stall_timeout_s)))
     return me, actions
 
 
