@@ -27,7 +27,7 @@ EXCEPTIONS = {
     "dashboards/plots/step_drawing.py:draw_step": 17,
     "overlapscope/diagnosis/replica_drift.py:at_end": 16,
 }
-"""Functions above it, each a table or a sequence of cases that reads worse in pieces, with the most that it may have."""
+"""Functions above it, each a table or a sequence of cases that reads worse in pieces, with what it may have."""
 
 
 def test_no_function_is_too_complex() -> None:

@@ -174,7 +174,8 @@ def _calibration(trace: Trace, path: Path | None, world_size: int) -> Calibratio
     is_known = len(hosts) == world_size and "unknown" not in set(hosts)
     if is_known and hosts.nunique() != len(set(found.hosts)):
         raise OverlapScopeError(
-            f"{path}: was measured on {_count_hosts(set(found.hosts))}, but the recording is from {_count_hosts(set(hosts))}: "
+            f"{path}: was measured on {_count_hosts(set(found.hosts))}, but the recording is from "
+            f"{_count_hosts(set(hosts))}: "
             f"links within a host and between hosts differ, so calibrate where the training runs"
         )
     return found

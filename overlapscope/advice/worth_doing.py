@@ -29,7 +29,7 @@ MAX_IMPROVEMENTS: Final = 3
 
 _BLOCK_ADVICE: Final = {
     "data_wait": "Have data ready when it is needed: more workers of the DataLoader, or more prefetched batches",
-    "host_loop": "Do less in the loop itself between an update and the next forward: fetch data ahead, log and save seldom",
+    "host_loop": "Do less in the loop between an update and the next forward: fetch data ahead, log and save seldom",
     "gc": "Collect garbage between steps alone: gc.freeze() after the warm-up, or gc.disable()",
     "buffers": "Don't broadcast buffers before every forward: broadcast_buffers=False, if ranks may differ in them",
     "bucket_copies": "Don't copy averages out of buckets: gradient_as_bucket_view=True",

@@ -114,10 +114,10 @@ BLOCKS: Final = (
     "gc",
     "unattributed",
 )
-"""Names of the blocks, in the usual order within a step. ``host_loop``: code of the training loop between an update and the
-next forward. ``buffers``: broadcast of buffers. ``exposed``: communication that no other work hides. ``inter_phase``:
-outside all phases, such as the loss, between the first phase of a step and the last. ``collectives``: collectives
-issued by user code. ``unattributed``: time without any record."""
+"""Names of the blocks, in the usual order within a step. ``host_loop``: code of the training loop between an update
+and the next forward. ``buffers``: broadcast of buffers. ``exposed``: communication that no other work hides.
+``inter_phase``: outside all phases, such as the loss, between the first phase of a step and the last. ``collectives``:
+collectives issued by user code. ``unattributed``: time without any record."""
 
 _PHASES: Final = ("finalize", "optimizer", "evaluation", "data_wait", "loop", "forward", "backward")
 _HOST_CLAIMS: Final = ("gc", "bucket_copies", "buffers", "exposed", "collectives", *_PHASES, "inter_phase")

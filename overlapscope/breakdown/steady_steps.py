@@ -33,8 +33,8 @@ _MIN_FINISHED_SHARE: Final = 0.5
 few common steps for the mean of the other ranks."""
 _OUTLIER_SIGMAS: Final = 8.0
 _OUTLIER_SHARE: Final = 0.5
-"""Steps are outliers if they differ from the median step by both ``_OUTLIER_SIGMAS`` standard deviations and this share of
-it."""
+"""Steps are outliers if they differ from the median step by both ``_OUTLIER_SIGMAS`` standard deviations and this
+share of it."""
 _MAX_OUTLIER_SHARE: Final = 0.1
 """Maximum share of outliers: if more steps are that far from the median, none is an outlier."""
 _MAD_TO_SIGMA: Final = 1.4826

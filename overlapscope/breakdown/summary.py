@@ -29,8 +29,8 @@ LONG_BEFORE_FORWARD_SHARE: Final = 0.2
 Limit = Literal[
     "no step", "no common step", "no communication", "data wait", "host loop", "nothing", "communication", "exposed"
 ]
-"""What takes most of the step that could be saved. ``communication``: it takes longer than compute, so not all of it can
-be hidden. ``exposed``: more of it could be."""
+"""What takes most of the step that could be saved. ``communication``: it takes longer than compute, so not all of it
+can be hidden. ``exposed``: more of it could be."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

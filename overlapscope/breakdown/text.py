@@ -41,7 +41,7 @@ _MOST_NUMBERS: Final = 4
 _SUMMARIES: Final[dict[Limit, str]] = {
     "no step": "No step has finished yet, so there is nothing to measure.",
     "no common step": "No step has been finished by all ranks, so there are no means.",
-    "no communication": "No communication of gradients was recorded in a {step} step, so there is no overlap to measure.",
+    "no communication": "No gradient communication was recorded in a {step} step, so there is no overlap to measure.",
     "data wait": "{data_wait} of a {step} step ({data_wait_share}) is spent waiting for data, and {exposed} "
     "({exposed_share}) waiting for communication{late}; {ratio} of communication is hidden.",
     "host loop": "{host_loop} of a {step} step ({host_loop_share}) is spent in the training loop between an update and "

@@ -30,8 +30,8 @@ from overlapscope.trace.schema import OPS
 REASONS: Final = ("launch_delay", "straggler", "queued", "transfer", "unattributed")
 """Why a bucket has not ended. ``launch_delay``: this rank has not launched it, or its device has not got there.
 ``straggler``: another rank has not arrived. ``queued``: it is queued behind other collectives of the group.
-``transfer``: it is in progress. ``unattributed``: one of the last three, but not all ranks left a log or their clocks can't
-be compared."""
+``transfer``: it is in progress. ``unattributed``: one of the last three, but not all ranks left a log or their clocks
+can't be compared."""
 
 NOBODY: Final = -1
 """Rank or row number that stands for none."""

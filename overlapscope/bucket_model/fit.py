@@ -31,8 +31,8 @@ from overlapscope.interval import SIGMAS_90, Interval
 
 _MIN_CYCLES: Final = 8
 _MIN_ERROR: Final = 0.02
-"""Minimum error of predictions for unrecorded plans. Like ``_BETWEEN_RUN_SIGMA`` a share of the step, from nine sweeps of sizes
-(``benchmarks/bucket_advice.py``): with both, 88 % of the measurements there lie in the 90 % intervals."""
+"""Minimum error of predictions for unrecorded plans. Like ``_BETWEEN_RUN_SIGMA`` a share of the step, from nine sweeps
+of sizes (``benchmarks/bucket_advice.py``): with both, 88 % of the measurements there lie in the 90 % intervals."""
 _BETWEEN_RUN_SIGMA: Final = 0.025
 """Share by which the same training is slower or faster in another run."""
 _BUCKET_COUNT_SIGMA: Final = 2.0

@@ -35,8 +35,8 @@ class Gradients:
     bytes: Int64Array
     """(P,) bytes of each gradient."""
     kinds: Int64Array
-    """(P,) kind of each gradient: those of one dtype and device have the same number and can share a bucket; ``SPARSE_KIND``
-    for a sparse one."""
+    """(P,) kind of each gradient: those of one dtype and device have the same number and can share a bucket;
+    ``SPARSE_KIND`` for a sparse one."""
     order: Int64Array
     """(P,) parameter indices, first ready gradient first."""
 

@@ -57,7 +57,8 @@ class PlanFile:
                 raise OverlapScopeError(f"the bucket plan lacks {parameter.name}: make a plan for this model")
             if (other.shape, other.dtype) != (parameter.shape, parameter.dtype):
                 raise OverlapScopeError(
-                    f"the bucket plan is for {parameter.name} of {_describe_shape(other)}, but here it is {_describe_shape(parameter)}: "
+                    f"the bucket plan is for {parameter.name} of {_describe_shape(other)}, but here it is "
+                    f"{_describe_shape(parameter)}: "
                     "make a plan for this model"
                 )
         if unknown := next((name for name in planned if name not in numbers), None):

@@ -80,7 +80,8 @@ def format_model_error(advice: Recommendation) -> str:
     error = advice.curve.predicted.error
     if math.isnan(error):
         return ""
-    return f"For the plan that was measured the model alone is off by {format_share_change(error)}; predictions are relative to it."
+    off = format_share_change(error)
+    return f"For the plan that was measured the model alone is off by {off}; predictions are relative to it."
 
 
 def format_setting(prediction: Prediction) -> str:

@@ -6,8 +6,8 @@ Examples:
     overlapscope compare before/ after/ --fail-above 3% --format md >> "$GITHUB_STEP_SUMMARY"
     overlapscope compare traces/ traces/ --base-steps 10:50 --new-steps 50:
 
-Takes the difference of the breakdowns that 'overlapscope summary' shows, with 99 % intervals, so that its parts add up to
-the difference of the step. Outlier steps are excluded. If no difference is seen, it says how
+Takes the difference of the breakdowns that 'overlapscope summary' shows, with 99 % intervals, so that its parts add up
+to the difference of the step. Outlier steps are excluded. If no difference is seen, it says how
 large one would have been. One recording can't show how much two runs of the same program differ: between recordings
 intervals are wider by 1 % of a time, which is little for two machines. Record both on one, right after each other.
 
@@ -59,8 +59,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         type=_parse_percentage,
         default=0.0,
         metavar="PERCENT",
-        help="smallest regression that fails, as a share of the step of BASE, such as 3%% (default: 0%%, any regression "
-        "beyond noise)",
+        help="smallest regression that fails, as a share of the step of BASE, such as 3%% (default: 0%%, any "
+        "regression beyond noise)",
     )
     parser.add_argument(
         "--only",

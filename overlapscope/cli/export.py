@@ -10,8 +10,8 @@ garbage collection, with all that is known of each, arrows along the path of a b
 collective, and exposed and hidden communication as counters. Times are those of the common clock. Nothing overlaps
 within a track, so viewers draw it as it was.
 
-openmetrics: the breakdown of a step, stragglers and the verdict, as they are now; 'overlapscope serve --metrics' answers
-scrapes with the same.
+openmetrics: the breakdown of a step, stragglers and the verdict, as they are now; 'overlapscope serve --metrics'
+answers scrapes with the same.
 
 An existing file is not overwritten, and a file that could not be finished is removed. A name that ends in .gz is
 compressed. Problems with the recording go to stderr, one per line; the exit code is 1 if any part of it is missing.

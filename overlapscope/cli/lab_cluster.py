@@ -142,9 +142,9 @@ def _describe_network(hosts: Hosts, link: Link, ranks_per_host: int) -> str:
     ranks = f"{ranks_per_host} rank{'s' * (ranks_per_host != 1)} each"
     latency = f" and {format_ns(link.latency_ms * 1e6)} one way" if link.latency_ms else ""
     return (
-        f"{len(hosts.namespaces)} hosts, {ranks}, joined at {format_bandwidth(link.bits_per_s)}{latency}; measured: round "
-        f"trip {format_ns(seen.rtt_us * 1e3)}, one connection carries {format_bandwidth(seen.bytes_per_s * 8)} each way "
-        "at once"
+        f"{len(hosts.namespaces)} hosts, {ranks}, joined at {format_bandwidth(link.bits_per_s)}{latency}; measured: "
+        f"round trip {format_ns(seen.rtt_us * 1e3)}, one connection carries {format_bandwidth(seen.bytes_per_s * 8)} "
+        "each way at once"
     )
 
 

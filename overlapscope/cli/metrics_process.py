@@ -94,7 +94,7 @@ def update_until_done(traces: Path, path: Path, control_fd: int) -> None:
 
 
 def _read_message(control_fd: int, wait_s: float) -> bytes | None:
-    """Read the parent's message: ``_DONE_MESSAGE``, or empty if it has died; None if there is none within ``wait_s``."""
+    """Read the parent's message: ``_DONE_MESSAGE``, empty if it has died, None if there is none within ``wait_s``."""
     ready, _, _ = select.select([control_fd], [], [], wait_s)
     return os.read(control_fd, len(_DONE_MESSAGE)) if ready else None
 

@@ -1,7 +1,7 @@
 """Print where the step time of a recording goes and how much communication is hidden.
 
-Shows the run, the breakdown of a step (blocks that sum to the mean step time, and what the job waited for), the means of
-each rank, its first and last steps, and a one-sentence verdict. Outlier steps are excluded. Problems with
+Shows the run, the breakdown of a step (blocks that sum to the mean step time, and what the job waited for), the means
+of each rank, its first and last steps, and a one-sentence verdict. Outlier steps are excluded. Problems with
 the files go to stderr, one per line; the exit code is 1 if any part of the recording is missing or unreadable.
 
 With --json the output is one JSON object, which docs/json.md describes. Times are nanoseconds, named *_ns; a ratio or

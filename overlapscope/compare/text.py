@@ -67,7 +67,8 @@ def _numbers(found: Comparison, part: str) -> str:
     shown = change.most_significant
     bounds = format_share_range(shown.ns.times(1 / found.step.mean.base))
     text = (
-        f"{format_ns(shown.base)} → {format_ns(shown.new)}, {format_share_change(found.share(shown.ns.value))}{_of(part)} "
+        f"{format_ns(shown.base)} → {format_ns(shown.new)}, "
+        f"{format_share_change(found.share(shown.ns.value))}{_of(part)} "
         f"(99 % interval {bounds})"
     )
     if shown is change.mean:

@@ -165,8 +165,8 @@ class _Report:
             name = "(SELECT value FROM StringIds WHERE id = shortName)" if kind == "kernel" else "NULL"
             part = self.rows(
                 table,
-                f"SELECT start AS start_ns, end AS end_ns, globalPid / {_PROCESS_DIVISOR} AS process, deviceId AS device, "
-                f"streamId AS stream, correlationId AS correlation, {name} AS name FROM {table}",
+                f"SELECT start AS start_ns, end AS end_ns, globalPid / {_PROCESS_DIVISOR} AS process, "
+                f"deviceId AS device, streamId AS stream, correlationId AS correlation, {name} AS name FROM {table}",
             ).reindex(columns=["start_ns", "end_ns", "process", "device", "stream", "correlation", "name"])
             ops = {name: parse_kernel_op(name) if isinstance(name, str) else "" for name in part["name"].unique()}
             parts.append(part.assign(kind=kind, op=part["name"].map(ops)))

@@ -42,8 +42,8 @@ CAUSES: Final = (
     "gc",
 )
 """Causes that local time is divided into, in the order of a cycle. ``release_skew``: the rank was released later than
-the others, because the previous step's communication ended later for it. ``bucket_copies``: averages out of buckets. The
-others are blocks of the breakdown; ``inter_phase`` also holds what is in none of them."""
+the others, because the previous step's communication ended later for it. ``bucket_copies``: averages out of buckets.
+The others are blocks of the breakdown; ``inter_phase`` also holds what is in none of them."""
 
 CAUSE_GROUPS: Final = {
     "compute": ("bucket_copies", "optimizer", "forward", "inter_phase", "backward"),

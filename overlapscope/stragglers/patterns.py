@@ -361,7 +361,8 @@ def _find_periodic(
                 kind="periodic",
                 where=delayed & called_for,
                 usual_ns=usual_ns,
-                statistic=f"{len(hits)} of {slots} steps that a period of {period} predicts ({_format_p_value(p_value)})",
+                statistic=f"{len(hits)} of {slots} steps that a period of {period} predicts "
+                f"({_format_p_value(p_value)})",
                 p_value=p_value,
                 period=period,
             )

@@ -49,7 +49,8 @@ def describe(finding: Finding) -> str:
     """Describe a finding in one sentence: who, what, when, where in the step, and its cost."""
     if finding.link is not None:
         longer = f"all-reduces take {format_ns(finding.delay_ns)} longer {describe_when(finding)}"
-        return f"{capitalize(name_culprit(finding))} {_describe_rate(finding.link)}, so {longer}{_describe_share(finding)}."
+        who, rate = capitalize(name_culprit(finding)), _describe_rate(finding.link)
+        return f"{who} {rate}, so {longer}{_describe_share(finding)}."
     does = _DOES_LONGER[finding.cause].format(format_ns(finding.delay_ns), finding.compared_with)
     what = f"{does} {describe_when(finding)}{_describe_parts(finding)}{_describe_share(finding)}"
     return f"{capitalize(name_culprit(finding))} {what}."

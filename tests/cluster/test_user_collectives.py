@@ -1,4 +1,4 @@
-"""Collectives of the user's own: what ranks wait for in them is a block of the breakdown, and nothing is kept of them."""
+"""Collectives of the user: what ranks wait for in them is a block of the breakdown, and nothing is kept of them."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ def draw(rows: pd.DataFrame) -> FigureContent:
         if len(without) and len(overlapped):
             share = estimate_mean((without["exposed_ns"] / _backward_ns(without)).tolist())
             here.append(
-                f"{title}: {format_difference('a step with overlap', estimate_change(without, overlapped), 'one without')}; "
+                f"{title}: "
+                f"{format_difference('a step with overlap', estimate_change(without, overlapped), 'one without')}; "
                 f"without it, communication is {format_share_ci(share)} of the backward's time."
             )
     return FigureContent(charts=tuple(charts), here=tuple(here))

@@ -61,7 +61,8 @@ def _format_conclusion(by_size: dict[float, pd.DataFrame]) -> str:
     elif others:
         text += ", and no other size comes near it"
     if 0.0 in by_size and best != 0.0:
-        text += f"; {format_difference('a bucket for each parameter', estimate_change(by_size[best], by_size[0.0]), f'{best:g} MB')}"
+        change = estimate_change(by_size[best], by_size[0.0])
+        text += f"; {format_difference('a bucket for each parameter', change, f'{best:g} MB')}"
     return text
 
 

@@ -75,8 +75,8 @@ def draw(rows: pd.DataFrame) -> FigureContent:
         least, first_ns = min(steps), steps[min(steps)].value
         here.append(
             f"{title}: from {format_count(enough)} values an operation on, larger ones gain at most "
-            f"{100 * (_SATURATION_FACTOR - 1):.0f} %; with {format_count(least)} it takes {first_ns / shortest_ns:.1f} times "
-            f"as long as at best ({format_ns(first_ns)} and {format_ns(shortest_ns)})."
+            f"{100 * (_SATURATION_FACTOR - 1):.0f} %; with {format_count(least)} it takes "
+            f"{first_ns / shortest_ns:.1f} times as long as at best ({format_ns(first_ns)} and {format_ns(shortest_ns)})."
         )
     for settings, group in group_rows(trained, "model", "ranks"):
         row = group.iloc[-1]
