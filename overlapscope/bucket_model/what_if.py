@@ -53,7 +53,7 @@ def find_limits(
     """Compute the limits of one plan in the typical cycle.
 
     Args:
-        gain_if_equal_ranks: share that the recorded step would be shorter if all ranks were equally fast; NaN if unknown.
+        gain_if_equal_ranks: share by which the step would be shorter if all ranks were equally fast; NaN if unknown.
         exposed: Share of the step in which communication is exposed, if a better value than the replay's is known.
     """
     typical = work.typical()

@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from overlapscope.breakdown.text import describe_summary
 from overlapscope.cli import child_process, recording_folder, serve
 from overlapscope.cli.arguments import parse_positive_int
 from overlapscope.errors import OverlapScopeError
@@ -43,6 +42,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Record a training run, print its summary, and serve it until Ctrl-C."""
     from overlapscope.analysis import Analysis
+    from overlapscope.breakdown.text import describe_summary
     from overlapscope.trace.recording import read_trace
 
     if find_spec("torch") is None:

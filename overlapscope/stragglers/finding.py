@@ -41,7 +41,7 @@ def compute_saving(
 
 
 def mean_over_cycles(values_ns: Int64Array, changed: npt.NDArray[np.bool_]) -> Interval:
-    """Compute the mean of values (S,) that are 0 but in ``changed`` cycles, with an interval as in ``compute_saving``."""
+    """Compute the mean of values (S,) that are 0 outside ``changed`` cycles, with an interval."""
     (mean,) = mean_with_ci(values_ns[changed, None].astype(np.float64))
     return mean.times(float(changed.mean()))
 

@@ -55,4 +55,4 @@ def test_its_help_has_an_example_and_says_what_a_latency_is(capsys):
     assert left.value.code == 0
     printed = capsys.readouterr().out
     assert "lab cluster --hosts 2 --rate 1gbit --latency 2ms -- torchrun train.py" in printed
-    assert "one way" in printed
+    assert "one-way" in printed

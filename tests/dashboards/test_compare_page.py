@@ -27,7 +27,7 @@ def found() -> Comparison:
 
 def test_each_fall_begins_where_the_one_before_ends_and_the_step_is_their_sum(found: Comparison) -> None:
     *falls, step = build_waterfall(found).falls
-    assert [fall.block for fall in falls] == ["forward", "inter_phase", "backward", "exposed"]
+    assert [fall.block for fall in falls] == ["data_wait", "forward", "backward", "exposed"]
     now = start = step.left  # the step is longer, so its bar begins at 0
     for fall in falls:
         is_longer = found.changes[fall.block].mean.ns.value >= 0

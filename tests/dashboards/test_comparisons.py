@@ -79,7 +79,7 @@ def test_the_page_says_what_the_command_says(server: Running, folder: Path) -> N
         if line.startswith("**"):
             assert line.strip("*") in page
         elif line.startswith("| ") and " :-- " not in line:
-            assert " ".join(line.replace("|", " ").split()) in page
+            assert " ".join(re.sub(r"[|↳]", " ", line).split()) in page
     assert str(folder) not in page, "runs are called by their names"
 
 

@@ -58,7 +58,7 @@ def test_the_rank_that_a_link_is_about_comes_first_then_those_of_its_host():
 
 def test_what_is_written_into_the_field_is_read_back():
     shown = (777, 776, 778, 779, 0, 1, 2)
-    assert format_ranks(shown) == "777, 776, 778-779, 0-2"
+    assert format_ranks(shown) == "777, 776, 778, 779, 0-2"
     assert parse_ranks(format_ranks(shown), range(1024)) == (list(shown), [])
 
 

@@ -76,7 +76,8 @@ def draw(rows: pd.DataFrame) -> FigureContent:
         here.append(
             f"{title}: from {format_count(enough)} values an operation on, larger ones gain at most "
             f"{100 * (_SATURATION_FACTOR - 1):.0f} %; with {format_count(least)} it takes "
-            f"{first_ns / shortest_ns:.1f} times as long as at best ({format_ns(first_ns)} and {format_ns(shortest_ns)})."
+            f"{first_ns / shortest_ns:.1f} times as long as at best "
+            f"({format_ns(first_ns)} and {format_ns(shortest_ns)})."
         )
     for settings, group in group_rows(trained, "model", "ranks"):
         row = group.iloc[-1]

@@ -80,7 +80,7 @@ def test_a_difference_that_was_never_negative_may_still_be_so():
     [
         (interval(-0.12, -0.15, -0.09), "this takes 12.0 % less than that (9.0 to 15.0 %)"),
         (interval(0.30, 0.25, 0.35), "this takes 30.0 % longer than that (25.0 to 35.0 %)"),
-        (interval(0.01, -0.02, 0.04), "this and that can't be told apart (−2.0 to +4.0 %)"),
+        (interval(0.01, -0.02, 0.04), "this and that can't be told apart (−2.00 to +4.00 %)"),
         (
             interval(-0.01, math.nan, math.nan),
             "this takes 1.0 % less than that (of too few repetitions to be sure)",
