@@ -127,7 +127,7 @@ def group_text(group: GroupOrder) -> str:
     if group.name in ("default", "0") or group.description in ("default", "default_pg"):
         return "the default group"
     name = group.name if group.description in _NO_DESCRIPTIONS else group.description
-    return f"group '{name}' of {rank_list(group.ranks)}"
+    return f"group '{name}' of {rank_list(group.ranks)}" if group.ranks else f"group '{name}'"
 
 
 def is_recreated(group: GroupOrder) -> bool:
