@@ -8,7 +8,7 @@ import pytest
 
 from overlapscope.advice.auto_choices import describe_auto_choices
 
-WHY = "bucket_cap_mb=2 is 20.0 % faster than bucket_cap_mb=None"
+WHY = "bucket_cap_mb=2 is 20 % faster than bucket_cap_mb=None"
 
 
 def model(state: str, *steps: int, **more: Any) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def test_every_cell_runs_and_what_it_draws_is_to_be_seen(open_page: OpenPage, fo
         step = page.frame_locator("iframe[title=timeline]").locator("#step")
         expect(step).to_be_visible()
         assert step.evaluate(COLORS) > 20
-        curve = page.frame_locator("iframe[title=buckets]").locator("svg path.line").first
+        curve = page.frame_locator("iframe[title=buckets]").locator(".bk-Figure canvas").first
         expect(curve).to_be_visible()
         box = curve.bounding_box()
         assert box is not None

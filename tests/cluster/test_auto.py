@@ -80,7 +80,7 @@ def test_the_trace_says_what_was_done_and_why(tmp_path):
     assert auto_choice["state"] == "decided"
     assert (before["setting"], before["measured_ns"]) == ("bucket_cap_mb=None", BEFORE_NS)
     assert (chosen["setting"], chosen["measured_ns"]) == ("bucket_cap_mb=999", BETTER_NS)
-    assert decision["why"].startswith("bucket_cap_mb=999 is 20.0 % faster than bucket_cap_mb=None: steps of ")
+    assert decision["why"].startswith("bucket_cap_mb=999 is 20 % faster than bucket_cap_mb=None: steps of ")
     reasons = [plan["reason"] for plan in plans_in(tmp_path)]
     assert reasons[:2] == ["construction", "rebuild"]
     assert set(reasons[2:-1]) == {"probe"}
