@@ -188,7 +188,13 @@ def _describe_parts(finding: Finding) -> str:
 
 
 def _describe_share(finding: Finding) -> str:
-    """Return the cost as a share of the step time; empty for a single step, whose delay is the cost."""
+    """Return the cost as a share of the step time; empty for a single step, whose delay is the cost.
+
+    A cost above the mean step is given as a time: the mean is then over other steps than the finding, as where two
+    optimizers take turns.
+    """
     if finding.pattern.kind == "transient" and len(finding.steps) == 1:
         return ""
+    if finding.cost_share > 1:
+        return f", which costs {format_ns(finding.cost.value)} per step compared"
     return f", which costs {format_share(finding.cost_share)} of the step time"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,11 @@ def test_the_same_program_is_no_regression(recordings: dict[str, Path]) -> None:
 def test_a_slower_program_is_one(recordings: dict[str, Path]) -> None:
     ran = overlapscope("compare", recordings["base"], recordings["slower"])
     assert (ran.returncode, ran.stderr) == (3, "")
-    assert "\nSlower: 10.0 ms → 10.5 ms, +" in ran.stdout
+    (share, low) = re.search(
+        r"^Slower: 10\.0 ms → 10\.5 ms, \+([\d.]+) % .*interval \+([\d.]+) ", ran.stdout, re.M
+    ).groups()
+    assert float(share) == pytest.approx(5.0, abs=0.2)
+    assert 3 <= float(low) < float(share)
     assert "The difference is in forward (+" in ran.stdout
     assert overlapscope("compare", recordings["slower"], recordings["base"]).returncode == 0
 
