@@ -47,12 +47,12 @@ class SerialWorkers:
     def map(
         self, function: Callable[[_Argument], _Result], arguments: Sequence[_Argument]
     ) -> Iterator[tuple[int, _Result]]:
-        """See ``Workers``."""
+        """Call a function with each argument, in order."""
         for index, argument in enumerate(arguments):
             yield index, function(argument)
 
     def rest(self) -> None:
-        """See ``Workers``."""
+        """Do nothing: calls leave no memory behind."""
 
 
 class _PoolWorkers:
@@ -65,7 +65,7 @@ class _PoolWorkers:
     def map(
         self, function: Callable[[_Argument], _Result], arguments: Sequence[_Argument]
     ) -> Iterator[tuple[int, _Result]]:
-        """See ``Workers``.
+        """Call a function with each argument in worker processes.
 
         Raises:
             OverlapScopeError: workers died ``_MAX_DEATHS_IN_A_ROW`` times in a row.
@@ -96,7 +96,7 @@ class _PoolWorkers:
                 raise
 
     def rest(self) -> None:
-        """See ``Workers``."""
+        """Stop the workers; the next call starts others."""
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None

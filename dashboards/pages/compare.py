@@ -44,7 +44,7 @@ class SideChoice:
 
     @property
     def label(self) -> str:
-        """The label of the side on the page."""
+        """Return the label of the side on the page."""
         return self.name.capitalize()
 
     def wanted(self, runs: RunIndex) -> SideRequest:

@@ -41,7 +41,7 @@ class RankChoice:
 
     @property
     def is_part(self) -> bool:
-        """Whether there are ranks that are not shown."""
+        """Return whether there are ranks that are not shown."""
         return len(self.shown) < self.ranks
 
 

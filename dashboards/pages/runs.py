@@ -123,7 +123,7 @@ class _LiveTable:
 
     @property
     def start_script(self) -> CustomJS:
-        """A script that the browser runs when the document is ready."""
+        """Return the script that runs when the document is ready."""
         return CustomJS(args={"sources": self._rpc.sources}, code="window.overlapscope.startRuns(sources)")
 
     def update(self) -> None:

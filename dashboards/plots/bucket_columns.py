@@ -141,12 +141,12 @@ class BucketLayout:
 
     @property
     def step_px(self) -> int:
-        """The height of one step."""
+        """Return the height of one step."""
         return HEAD_PX + self.ranks * RANK_PX
 
     @property
     def height_px(self) -> int:
-        """The height of both steps."""
+        """Return the height of both steps."""
         return 2 * self.step_px
 
     def lane_px(self, step: int, rank: int, lane: str) -> tuple[int, int]:

@@ -222,7 +222,7 @@ class ChosenPlan:
 
     @property
     def plan(self) -> Buckets:
-        """The buckets of the plan."""
+        """Return the buckets of the plan."""
         return self.curve.plans[self.index]
 
 
@@ -313,12 +313,12 @@ class BucketsPlot:
 
     @property
     def roots(self) -> list[Any]:
-        """All figures."""
+        """Return all figures."""
         return [self.root, self.steps, self.time, self.plan]
 
     @property
     def start_script(self) -> CustomJS:
-        """A script that the browser runs when the document is ready: connects slider, mouse, keys and address."""
+        """Return the script that runs when the document is ready: connects slider, mouse, keys and address."""
         drawn = {name: getattr(self, name) for name in ("root", "steps", "time", "plan", "size_range", "step_range")}
         return CustomJS(
             args={"plot": {**drawn, **self._rpc.sources}},
@@ -344,7 +344,7 @@ class BucketsPlot:
 
     @property
     def cap_mb(self) -> float | None:
-        """The size that is chosen; None if no size gives the plan."""
+        """Return the size that is chosen; None if no size gives the plan."""
         choice, curve, index = self.chosen.choice, self.chosen.curve, self.chosen.index
         if choice.special is None and choice.cap_mb is not None:
             return choice.cap_mb
@@ -352,7 +352,7 @@ class BucketsPlot:
 
     @property
     def shown_mb(self) -> float | None:
-        """Position of the choice on the axis of sizes; None if no size gives the plan."""
+        """Return the position of the choice on the axis of sizes; None if no size gives the plan."""
         choice = self.chosen.choice
         is_size = choice.special is None and choice.cap_mb is not None
         return choice.cap_mb if is_size else bucket_columns.find_axis_mb(self.chosen.curve, self.chosen.index)

@@ -199,7 +199,7 @@ class HeatmapPlot:
 
     @property
     def start_script(self) -> CustomJS:
-        """A script that the browser runs when the document is ready: connects mouse, keys, switches and theme."""
+        """Return the script that runs when the document is ready: connects mouse, keys, switches and theme."""
         drawn = {name: getattr(self, name) for name in ("root", "step_range", "row_range", "cells")}
         return CustomJS(
             args={"plot": {**drawn, **self._rpc.sources}},

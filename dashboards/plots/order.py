@@ -269,7 +269,7 @@ class OrderPlot:
 
     @property
     def start_script(self) -> CustomJS:
-        """A script that the browser runs when the document is ready: connects mouse, keys, address and theme."""
+        """Return the script that runs when the document is ready: connects mouse, keys, address and theme."""
         drawn = {name: getattr(self, name) for name in ("root", "axis", "number_range", "cells", "box")}
         facts = {
             "lanes": [lane.ranks[0] for lane in self._shown],

@@ -26,17 +26,17 @@ class OrderLayout:
 
     @property
     def has_two_lines(self) -> bool:
-        """Whether a cell has room for a second line."""
+        """Return whether a cell has room for a second line."""
         return self.lanes <= _MAX_TALL_LANES
 
     @property
     def lane_px(self) -> int:
-        """Height of a lane with the gap below it."""
+        """Return the height of a lane with the gap below it."""
         return _TALL_PX if self.has_two_lines else _LOW_PX
 
     @property
     def height_px(self) -> int:
-        """Height of all lanes."""
+        """Return the height of all lanes."""
         return max(1, self.lanes) * self.lane_px
 
     def cell_px(self, lane: int) -> tuple[float, float]:

@@ -53,7 +53,7 @@ class StepDrawing:
 
     @property
     def lane_labels(self) -> list[tuple[str, tuple[int, int]]]:
-        """The names of a rank's lanes, each with its top and bottom in pixels."""
+        """Return the names of a rank's lanes, each with its top and bottom in pixels."""
         return [(name, self.layout.lane_px(LANE_NAMES.index(name))) for name in self.layout.labeled_lanes]
 
 

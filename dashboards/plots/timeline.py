@@ -324,7 +324,7 @@ class TimelinePlot:
 
     @property
     def start_script(self) -> CustomJS:
-        """A script that the browser runs when the document is ready: connects mouse, keys, address and theme."""
+        """Return the script that runs when the document is ready: connects mouse, keys, address and theme."""
         drawn = {name: getattr(self, name) for name in ("root", "axis", "time_range", "spans", "segments")}
         return CustomJS(
             args={"plot": {**drawn, **self._rpc.sources}, "fit": list(self.fit)},

@@ -49,22 +49,22 @@ class LaneLayout:
 
     @property
     def units(self) -> int:
-        """Height of all lanes together, in units."""
+        """Return the height of all lanes together, in units."""
         return self.ranks * _RANK_UNITS
 
     @property
     def height_px(self) -> int:
-        """Height of all lanes together."""
+        """Return the height of all lanes together."""
         return self.units * self.unit_px
 
     @property
     def rank_height_px(self) -> int:
-        """Height of the lanes of one rank and of the space below them."""
+        """Return the height of the lanes of one rank and of the space below them."""
         return _RANK_UNITS * self.unit_px
 
     @property
     def labeled_lanes(self) -> tuple[str, ...]:
-        """The lanes of a rank whose names are readable beside each other."""
+        """Return the lanes of a rank whose names are readable beside each other."""
         return LANE_NAMES if self.unit_px >= _ALL_LABELLED_UNIT_PX else ("phases", "communication")
 
     def lane_units(self, lane: int) -> tuple[int, int]:

@@ -128,7 +128,7 @@ class TrendFigure:
 
     @property
     def format(self) -> Callable[[float], str]:
-        """The function that formats its values."""
+        """Return the function that formats its values."""
         return format_share if self.is_share else format_ns
 
 
@@ -157,7 +157,7 @@ class TrendPlot:
 
     @property
     def start_script(self) -> CustomJS:
-        """A script that the browser runs when the document is ready: shows values, and a click opens the timeline."""
+        """Return the script that runs when the document is ready: shows values, and a click opens the timeline."""
         return CustomJS(
             args={"plot": self.root, "source": self.source},
             code="window.overlapscope.startTrend(plot, source)",

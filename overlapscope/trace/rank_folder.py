@@ -102,7 +102,7 @@ class RankFolder:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """Names, sizes and checksums of the files, written once, when the recording was complete."""
+        """Return the names, sizes and checksums of the files, written once, when the recording was complete."""
         return Manifest(self.path, self.problems)
 
     def run(self) -> dict[str, Any]:
