@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from instrumented_ddp.collectives.log import CollectiveLog
+from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.collectives.position import TrainingPosition
 from instrumented_ddp.collectives.roles import CollectiveRole, collective_context
 
@@ -51,7 +51,7 @@ def fail(error: Exception) -> None:
 def us_when_logged(launch: Callable[[], object]) -> float:
     """The same with a log, which is new and knows nothing yet."""
     with tempfile.TemporaryDirectory() as folder:
-        log = CollectiveLog(Path(folder, "rank_0"), 0, TrainingPosition(), on_error=fail)
+        log = CollectiveRecorder(Path(folder, "rank_0"), 0, TrainingPosition(), on_error=fail)
         try:
             return us_of_each(launch)
         finally:

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from instrumented_ddp.collectives.log import CollectiveLog
+from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.collectives.position import TrainingPosition
 from instrumented_ddp.collectives.roles import CollectiveRole
 from instrumented_ddp.recording.records import BucketRecords, SegmentTable
@@ -49,7 +49,7 @@ class Recording:
     steps = Steps()
 
     def __init__(self, folder: Path) -> None:
-        self.collectives = CollectiveLog(folder, 0, TrainingPosition(), on_error=self.disable_recording)
+        self.collectives = CollectiveRecorder(folder, 0, TrainingPosition(), on_error=self.disable_recording)
         self.completions = self.collectives.completions
         self.segments = SegmentTable(folder)
         self.log = EventLogWriter(folder / EVENTS_FILE)

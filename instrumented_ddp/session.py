@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_group
 
 from instrumented_ddp.bucket_plan import ParameterSpec
-from instrumented_ddp.collectives.log import CollectiveLog
+from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.collectives.position import TrainingPosition
 from instrumented_ddp.recording.background import BackgroundScheduler, log_to_stderr, suppress_recorder_errors
 from instrumented_ddp.recording.batch_tracker import DataPositionTracker
@@ -78,7 +78,7 @@ class Session:
         self._exit_recorder: ExitRecorder | None = None
         self._watchdog: Watchdog | None = None
         self._scheduler = BackgroundScheduler(rank)
-        self.collectives = CollectiveLog(self.folder, rank, self.position, self.disable_recording)
+        self.collectives = CollectiveRecorder(self.folder, rank, self.position, self.disable_recording)
         self.models = ModelRegistry(self.collectives)
         self.replicas = ReplicaComparison(self.folder, self._scheduler, self.disable_recording)
         self.data = DataPositionTracker(self.position, self.collectives.call_sites)

@@ -67,7 +67,7 @@ class AnnouncedCollective:
         self.log.seen(self.number, REACHED if is_reached else UNREACHED)
 
 
-class CollectiveLog:
+class CollectiveRecorder:
     """Writer of the collective log of this process.
 
     Args:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from instrumented_ddp.bucket_plan import BucketPlan
 from instrumented_ddp.collectives.completion import CompletionWatch
-from instrumented_ddp.collectives.log import CollectiveLog
+from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.recording.background import never_raise, never_raising
 from instrumented_ddp.recording.records import BucketRecords, PlanRecords, SegmentTable, make_bitmap_records
 from instrumented_ddp.recording.runtime_stats import RuntimeStats
@@ -160,7 +160,7 @@ class EventSink:
 
     detail: Detail = "parameters"
     """``parameters`` if the ready time of every gradient is wanted as well."""
-    collectives: CollectiveLog | None = None
+    collectives: CollectiveRecorder | None = None
     """Log of all collectives, if there is one."""
     segments: SegmentTable | None = None
     """Table of segments of bucket sums, if they are recorded."""

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, dtype_name
 from instrumented_ddp.collectives.call_sites import describe_frame
 from instrumented_ddp.collectives.dispatch import get_backend_name
-from instrumented_ddp.collectives.log import CollectiveLog
+from instrumented_ddp.collectives.log import CollectiveRecorder
 from overlapscope import __version__
 from overlapscope.diagnosis.evidence import CallSite, InterruptedBackward, UnreducedStep
 from overlapscope.diagnosis.process_state import is_on_this_host, parse_written_ns, read_liveness, read_process_start_ns
@@ -146,7 +146,7 @@ class ModelRegistry:
         collectives: the collective log of this process; the files are written to its folder.
     """
 
-    def __init__(self, collectives: CollectiveLog) -> None:
+    def __init__(self, collectives: CollectiveRecorder) -> None:
         self._collectives = collectives
         self._count = 0
         self._modules: dict[int, tuple[weakref.ref[torch.nn.Module], frozenset[str]]] = {}

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
 from instrumented_ddp.collectives.call_sites import describe_frame
-from instrumented_ddp.collectives.log import CollectiveLog
+from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.collectives.roles import CollectiveRole, collective_context
 from instrumented_ddp.recording.background import (
     BackgroundScheduler,
@@ -63,7 +63,7 @@ class Recorder(EventSink):
 
     def __init__(
         self,
-        collectives: CollectiveLog,
+        collectives: CollectiveRecorder,
         models: ModelRegistry,
         housekeeper: BackgroundScheduler,
         *,
@@ -78,7 +78,7 @@ class Recorder(EventSink):
         self.log: EventLogWriter
         super().__init__(EventLogWriter(self.folder / EVENTS_FILE, limit_bytes), device, collectives.completions)
         self._on_error = on_error
-        self.collectives: CollectiveLog = collectives
+        self.collectives: CollectiveRecorder = collectives
         self.detail = detail
         self._models = models
         self.segments: SegmentTable = SegmentTable(self.folder)

@@ -11,7 +11,7 @@ from types import FrameType
 
 import torch
 
-from instrumented_ddp.collectives.log import CollectiveLog
+from instrumented_ddp.collectives.log import CollectiveRecorder
 from overlapscope.trace.schema import NO_CALL_SITE
 
 
@@ -23,7 +23,7 @@ class UnreducedGradientDetector:
         collectives: source of the user's call sites and of the volume that users reduce themselves.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], collectives: CollectiveLog) -> None:
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], collectives: CollectiveRecorder) -> None:
         self._parameters = parameters
         self._elements = sum(parameter.numel() for parameter in parameters)
         self._collectives = collectives

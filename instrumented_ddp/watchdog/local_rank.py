@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from instrumented_ddp.collectives.call_sites import describe_frame, find_user_frame, iter_frames
-from instrumented_ddp.collectives.log import CollectiveLog
+from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.recording.metadata import ModelRegistry
 from instrumented_ddp.replicas.replicas import ReplicaComparison
 from instrumented_ddp.watchdog.peer_comparison import log_head
@@ -75,7 +75,7 @@ class LocalRankMonitor:
         replicas: fingerprints of the models.
     """
 
-    def __init__(self, collectives: CollectiveLog, models: ModelRegistry, replicas: ReplicaComparison) -> None:
+    def __init__(self, collectives: CollectiveRecorder, models: ModelRegistry, replicas: ReplicaComparison) -> None:
         self.rank = collectives.rank
         self.pid = os.getpid()
         self.process: ProcessState = read_process_state(self.pid)

@@ -77,7 +77,7 @@ class NeighborComparison:
 
     rank: int
     signatures: list[Signature]
-    _comparisons: dict[tuple[str, int], Comparison] = field(default_factory=dict)
+    _comparisons: dict[tuple[str, int], LogComparison] = field(default_factory=dict)
     _pending: dict[tuple[str, int], _PendingRequest] = field(default_factory=dict)
     """Requests that were not answered so far, by group and rank."""
     _requests_so_far: int = 0
@@ -157,7 +157,7 @@ class NeighborComparison:
     def _compare(self, group: str, rank: int, log: CollectiveLogWriter, theirs: LogHead) -> None:
         comparison = self._comparisons.get((group, rank))
         if comparison is None:
-            comparison = self._comparisons[group, rank] = Comparison(log, self.signatures)
+            comparison = self._comparisons[group, rank] = LogComparison(log, self.signatures)
         if (group, rank) in self._pending:
             return
         suspicion = comparison.look(theirs)
@@ -195,7 +195,7 @@ def log_head(log: CollectiveLogWriter, signatures: list[Signature]) -> LogHead |
 
 
 @dataclass
-class Comparison:
+class LogComparison:
     """State of the comparison with one neighbor in one group.
 
     Args:

@@ -172,7 +172,7 @@ class Judge:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportFault:
     """Report a fault that was not reported before."""
 
     outcome: Outcome
@@ -212,7 +212,7 @@ class Abort:
     outcome: Outcome
 
 
-Action = Publish | Judge | Report | RetractReport | LogSlow | LogMayContinue | LogUnreachable | Abort
+Action = Publish | Judge | ReportFault | RetractReport | LogSlow | LogMayContinue | LogUnreachable | Abort
 
 
 # -- states ---------------------------------------------------------------------------------------------------------
@@ -519,7 +519,7 @@ def conclude(me: Participant, outcome: Outcome, seen: Observation) -> Step:
         others = {f"stop.{case.number}.{rank}" for rank in case.snapshots if rank != me.rank}
         awaited = frozenset(others if is_judge else {f"stop.{case.number}"})
         me = replace(me, state=State.STOPPING, investigation=case, outcome=outcome, awaited=awaited, since_s=seen.now_s)
-    elif is_judge and any(isinstance(action, Report) for action in reports):
+    elif is_judge and any(isinstance(action, ReportFault) for action in reports):
         actions.append(LogMayContinue(seen.tracker.long_stall_s(stall_timeout_s)))
     return me, actions
 
@@ -545,7 +545,7 @@ def _report(me: Participant, outcome: Outcome, seen: Observation) -> Step:
     reported = replace(reported, faults=reported.faults | {fault})
     if verdict.kind in _RETRACTABLE_KINDS:
         reported = replace(reported, retractable=RetractReport(fault, is_judge), progress=seen.progress)
-    return replace(me, reported=reported), [Report(outcome)]
+    return replace(me, reported=reported), [ReportFault(outcome)]
 
 
 def identify_fault(verdict: Verdict) -> tuple[Any, ...]:

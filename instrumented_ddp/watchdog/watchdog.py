@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from instrumented_ddp.collectives.log import CollectiveLog
+from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.recording.background import BackgroundScheduler
 from instrumented_ddp.recording.metadata import ModelRegistry
 from instrumented_ddp.replicas.replicas import ReplicaComparison
@@ -45,7 +45,7 @@ from instrumented_ddp.watchdog.protocol import (
     Outcome,
     Participant,
     Publish,
-    Report,
+    ReportFault,
     RetractReport,
     State,
     heartbeat_key,
@@ -96,7 +96,7 @@ class Watchdog:
 
     def __init__(
         self,
-        collectives: CollectiveLog,
+        collectives: CollectiveRecorder,
         models: ModelRegistry,
         replicas: ReplicaComparison,
         scheduler: BackgroundScheduler,
@@ -334,7 +334,7 @@ class Watchdog:
                 self._exchange(Messages(writes={key: value}))
             case Judge():
                 self._judge()
-            case Report(outcome):
+            case ReportFault(outcome):
                 self._report(outcome)
             case RetractReport(fault, was_judge):
                 self._reports.retract(self._report_numbers[fault])

@@ -43,8 +43,8 @@ def diagnose(folder: Path) -> tuple[Verdict, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WatchdogReport:
-    """Report of one rank."""
+class ReportedVerdict:
+    """Verdict that the watchdog of one rank has reported."""
 
     rank: int
     time_ns: int
@@ -55,11 +55,11 @@ class WatchdogReport:
     """True if the report was withdrawn because the job continued: it was only slow."""
 
 
-def load_reports(folder: Path) -> list[WatchdogReport]:
+def load_reports(folder: Path) -> list[ReportedVerdict]:
     """Read all reports in a recording, sorted by time."""
     folders = {int(one.name.removeprefix("rank_")): one for one in folder.glob("rank_*")}
     return [
-        WatchdogReport(
+        ReportedVerdict(
             rank=report.rank,
             time_ns=report.time_ns,
             verdict=from_dict(Verdict, dict(report.verdict)),

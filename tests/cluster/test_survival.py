@@ -23,7 +23,7 @@ from instrumented_ddp import DistributedDataParallel, attach
 from instrumented_ddp.collectives import dispatch
 from instrumented_ddp.collectives.call_sites import CallSiteTable
 from instrumented_ddp.collectives.completion import CompletionWatch
-from instrumented_ddp.collectives.log import CollectiveLog
+from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.collectives.signatures import SignatureTable, TensorNames
 from instrumented_ddp.recording import events, recorder, tcp_stats
 from instrumented_ddp.recording.batch_tracker import DataPositionTracker
@@ -70,7 +70,7 @@ CALLBACKS: dict[str, tuple[Any, str]] = {
     "buffers are broadcast": (recorder, "make_buffer_records"),
     "the module is taken": (UnreducedGradientDetector, "on_module_access"),
     "a collective is seen": (dispatch, "Call"),
-    "a collective is announced": (CollectiveLog, "_announce"),
+    "a collective is announced": (CollectiveRecorder, "_announce"),
     "an entry is written": (CollectiveLogWriter, "announce"),
     "an entry is launched": (CollectiveLogWriter, "launched"),
     "an entry has ended": (CollectiveLogWriter, "completed"),
@@ -105,7 +105,7 @@ OF_FSDP = {
 }
 OF_RING = {
     "a sum is described": (bucket_sum, "Call"),
-    "a sum is announced": (CollectiveLog, "_announce"),
+    "a sum is announced": (CollectiveRecorder, "_announce"),
     "the number of a round": (SegmentTable, "number_of"),
     "the record of a round": (BucketRecords, "segment"),
     "a record is written": (EventLogWriter, "append"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instrumented_ddp.watchdog.peer_comparison import Comparison, compared_columns, log_head
+from instrumented_ddp.watchdog.peer_comparison import LogComparison, compared_columns, log_head
 from overlapscope.diagnosis.order_difference import find_first_difference
 from overlapscope.trace.collective_log import UNEVEN_INPUTS, CollectiveLogHeader, CollectiveLogWriter
 from overlapscope.trace.schema import Signature
@@ -41,7 +41,7 @@ class Pair:
 
     def __init__(self, path):
         self.ours, self.theirs = Rank(path, 0), Rank(path, 1)
-        self.comparison = Comparison(self.ours.log, self.ours.signatures)
+        self.comparison = LogComparison(self.ours.log, self.ours.signatures)
         self.questions = 0
 
     def compare(self):

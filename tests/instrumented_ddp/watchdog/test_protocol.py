@@ -28,7 +28,7 @@ from instrumented_ddp.watchdog.protocol import (
     Outcome,
     Participant,
     Publish,
-    Report,
+    ReportFault,
     RetractReport,
     State,
     Step,
@@ -216,11 +216,11 @@ def test_after_an_alarm_all_ranks_answer_one_judges_and_all_report():
     assert job.judges() == {"judge.1": b"0"}
     assert job.states() == {State.IDLE}
     assert [len(rank.did(Judge)) for rank in job.ranks] == [1, 0, 0]
-    assert all(began_s + 3 <= rank.did(Report)[0] < began_s + 3.6 for rank in job.ranks)
+    assert all(began_s + 3 <= rank.did(ReportFault)[0] < began_s + 3.6 for rank in job.ranks)
     assert {key for key in job.store.content if key.startswith("snapshot")} == {f"snapshot.1.{n}" for n in range(3)}
     job.pass_time(30)
     assert job.number_of_alarms() == 1, "the stall is known"
-    assert [len(rank.did(Report)) for rank in job.ranks] == [1, 1, 1]
+    assert [len(rank.did(ReportFault)) for rank in job.ranks] == [1, 1, 1]
     assert not any(rank.did(Abort) for rank in job.ranks), "the job is never stopped"
 
 
@@ -235,7 +235,7 @@ def test_two_alarms_at_once_are_one_investigation():
     assert b'"why":"failure"' in alarm, "rank 1 came first"
     assert len([key for key in job.store.content if key.startswith("outcome.1")]) == 1
     job.pass_time(5)
-    assert {len(rank.did(Report)) for rank in job.ranks} == {1}, "the second finds the same"
+    assert {len(rank.did(ReportFault)) for rank in job.ranks} == {1}, "the second finds the same"
 
 
 def test_a_rank_that_dies_in_an_investigation_is_waited_for_briefly():
@@ -247,7 +247,7 @@ def test_a_rank_that_dies_in_an_investigation_is_waited_for_briefly():
     job.pass_time(2)
     waited_s = job.ranks[0].did(Judge)[0] - began_s - 3
     assert COLLECT_TIMEOUT_S - 0.2 < waited_s < COLLECT_TIMEOUT_S + 0.3
-    assert [len(rank.did(Report)) for rank in job.ranks] == [1, 0, 1]
+    assert [len(rank.did(ReportFault)) for rank in job.ranks] == [1, 0, 1]
 
 
 def test_a_rank_whose_process_is_known_to_be_gone_is_not_waited_for():
@@ -270,7 +270,7 @@ def test_if_the_lowest_ranks_are_dead_the_next_one_judges():
     job.pass_time(6)
     assert job.judges() == {"judge.1": b"2"}
     assert job.ranks[2].did(Judge)[0] - began_s - 3 >= 2 * ELECTION_INTERVAL_S
-    assert len(job.ranks[3].did(Report)) == 1
+    assert len(job.ranks[3].did(ReportFault)) == 1
 
 
 def test_a_judge_that_dies_ends_the_investigation_after_a_while():
@@ -291,7 +291,7 @@ def test_a_judge_that_dies_ends_the_investigation_after_a_while():
     assert (job.ranks[1].me.state, job.ranks[1].me.alarms) == (State.INVESTIGATING, 2), "it raises the alarm again"
     job.pass_time(1.5)
     assert job.judges()["judge.2"] == b"1"
-    assert job.ranks[1].did(Report)[0] > began_s + 3 + INVESTIGATION_TIMEOUT_S
+    assert job.ranks[1].did(ReportFault)[0] > began_s + 3 + INVESTIGATION_TIMEOUT_S
 
 
 def test_a_suspicion_is_withdrawn_when_the_job_goes_on():
@@ -307,7 +307,7 @@ def test_a_suspicion_is_withdrawn_when_the_job_goes_on():
     assert [retraction.was_judge for retraction in retractions] == [True, False]
     job.stall(0)
     job.pass_time(15)
-    assert [len(rank.did(Report)) for rank in job.ranks] == [2, 2], "the same fault again is reported again"
+    assert [len(rank.did(ReportFault)) for rank in job.ranks] == [2, 2], "the same fault again is reported again"
 
 
 def test_a_fault_that_does_not_pass_is_not_withdrawn():
@@ -319,7 +319,7 @@ def test_a_fault_that_does_not_pass_is_not_withdrawn():
     for rank in job.ranks:
         rank.train(STEPS + 1)
     job.pass_time(1)
-    assert [len(rank.did(Report)) for rank in job.ranks] == [1, 1]
+    assert [len(rank.did(ReportFault)) for rank in job.ranks] == [1, 1]
     assert [len(rank.did(RetractReport)) for rank in job.ranks] == [0, 0]
 
 
@@ -342,7 +342,7 @@ def test_a_slow_job_is_looked_at_less_and_less_often_and_logged_once():
     job.pass_time(100)
     assert 3 <= job.number_of_alarms() <= 8, "at twice the stall each time, and when it counts as stuck"
     assert [len(rank.did(LogSlow)) for rank in job.ranks] == [1, 0], "by the judge"
-    assert not any(rank.did(Report) or rank.did(Abort) for rank in job.ranks)
+    assert not any(rank.did(ReportFault) or rank.did(Abort) for rank in job.ranks)
 
 
 def test_a_stall_whose_time_is_not_up_is_looked_at_again_when_it_is():
@@ -352,7 +352,7 @@ def test_a_stall_whose_time_is_not_up_is_looked_at_again_when_it_is():
     job.pass_time(4)
     job.verdict = LIKELY
     job.pass_time(2.5)
-    assert 5 <= job.ranks[0].did(Report)[0] - began_s < 6.1, "and not after twice the stall"
+    assert 5 <= job.ranks[0].did(ReportFault)[0] - began_s < 6.1, "and not after twice the stall"
 
 
 def test_a_job_that_may_be_slow_is_stopped_after_the_stall_timeout_only():
@@ -360,7 +360,7 @@ def test_a_job_that_may_be_slow_is_stopped_after_the_stall_timeout_only():
     job.verdict = LIKELY
     began_s = job.stall(0)
     job.pass_time(29.5)
-    assert [len(rank.did(Report)) for rank in job.ranks] == [1, 1]
+    assert [len(rank.did(ReportFault)) for rank in job.ranks] == [1, 1]
     assert len(job.ranks[0].did(LogMayContinue)) == 1
     assert not any(rank.did(Abort) for rank in job.ranks)
     job.pass_time(2)
@@ -372,7 +372,7 @@ def test_a_job_that_is_slow_is_not_stopped_after_the_stall_timeout_either():
     job.verdict = SLOW
     job.stall(0)
     job.pass_time(40)
-    assert not any(rank.did(Report) or rank.did(Abort) for rank in job.ranks)
+    assert not any(rank.did(ReportFault) or rank.did(Abort) for rank in job.ranks)
     assert job.number_of_alarms() < 12, "nor is it looked at all the time"
 
 
@@ -382,7 +382,7 @@ def test_a_job_that_can_not_continue_is_stopped_at_once_on_all_ranks():
     began_s = job.stall(0, 2)
     job.pass_time(4)
     assert all(3 <= rank.did(Abort)[0] - began_s < 3.8 for rank in job.ranks)
-    assert all(rank.did(Report)[0] <= rank.did(Abort)[0] for rank in job.ranks)
+    assert all(rank.did(ReportFault)[0] <= rank.did(Abort)[0] for rank in job.ranks)
     assert all(rank.me.is_failure_known for rank in job.ranks)
     assert job.states() == {State.IDLE}
 
@@ -417,7 +417,7 @@ def test_a_fault_that_is_found_again_is_reported_once():
     job.ranks[1].has_unreduced_gradients = True
     job.pass_time(2)
     assert job.number_of_alarms() == 2
-    assert [len(rank.did(Report)) for rank in job.ranks] == [1, 1]
+    assert [len(rank.did(ReportFault)) for rank in job.ranks] == [1, 1]
     assert len(job.ranks[0].did(LogMayContinue)) == 1
 
 
@@ -561,4 +561,4 @@ def test_gradients_that_were_not_reduced_are_an_alarm_once():
         rank.has_unreduced_gradients = True
     job.pass_time(5)
     assert 1 <= job.number_of_alarms() <= 2
-    assert [len(rank.did(Report)) for rank in job.ranks] == [1, 1]
+    assert [len(rank.did(ReportFault)) for rank in job.ranks] == [1, 1]
