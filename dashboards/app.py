@@ -31,7 +31,7 @@ from dashboards.pages import buckets, compare, experiments, order, overview, she
 from dashboards.pages import runs as runs_page
 from dashboards.pages.experiments import FoundExperiment, find_experiments
 from dashboards.pages.shell import PageBuilder, parse_step_range
-from dashboards.recording import LiveStatus, Recording, RecordingStatus
+from dashboards.recording import LiveStatus, RecordingCache, RecordingStatus
 from dashboards.runs import RunIndex
 from dashboards.saving import table_routes
 from dashboards.urls import RUN_ROUTE, RunUrl, file_stem
@@ -211,7 +211,7 @@ _PREPARATION_PHASES: Final = (
 """Phases of preparing a snapshot, as progress shows them, with the slow properties that all pages share."""
 
 
-def open_page(build: PageBuilder, recording: Recording) -> None:
+def open_page(build: PageBuilder, recording: RecordingCache) -> None:
     """Fill the current document with a page of the latest state of a recording, or with an error page."""
     document = curdoc()
     arguments = pn.state.session_args
@@ -324,7 +324,7 @@ def prepare(runs: RunIndex) -> str:
     return ""
 
 
-def _prepare_only_run(recording: Recording) -> str:
+def _prepare_only_run(recording: RecordingCache) -> str:
     """Read and analyze a recording with a progress display, so that its first page opens as fast as later ones.
 
     An unreadable recording is no error here, and only printed to stderr: the page shows the problem as well, and a run

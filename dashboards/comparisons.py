@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from dashboards.plots.step_drawing import StepDrawing, draw_pairs
-from dashboards.recording import Recording, Snapshot
+from dashboards.recording import RecordingCache, Snapshot
 from overlapscope.compare.comparison import Comparison, compare
 from overlapscope.compare.side import ComparisonSide, StepChoice, plans_to_compare
 from overlapscope.errors import OverlapScopeError
@@ -63,7 +63,7 @@ class ComparisonCache:
         recording: function that returns the recording in a folder.
     """
 
-    def __init__(self, recording: Callable[[Path], Recording]) -> None:
+    def __init__(self, recording: Callable[[Path], RecordingCache]) -> None:
         self._recording = recording
         self._requests: dict[tuple[SideRequest, SideRequest], _Request] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compare")

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from dashboards.recording import Recording
+from dashboards.recording import RecordingCache
 from dashboards.report.html import render_section_html
 from dashboards.report.sections import ReportContent, build_report_content
 from dashboards.saving import breakdown_table, findings_table, interval_columns, ranks_table, steps_table
@@ -57,7 +57,7 @@ class Drawing:
         return f'<iframe title="{self.name}" sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
 
 
-class Run:
+class OpenedRecording:
     """A recording as it was when it was opened. Times in tables are nanoseconds.
 
     Args:
@@ -78,7 +78,7 @@ class Run:
     """
 
     def __init__(self, path: Path | str, steps: StepRange | None = None) -> None:
-        self._snapshot = Recording(Path(path)).latest(which=steps)
+        self._snapshot = RecordingCache(Path(path)).latest(which=steps)
         self.trace = self._snapshot.trace
         """The recorded data as tables."""
 

@@ -277,7 +277,7 @@ class _CachedSnapshot:
     """Time (``time.monotonic``) before which the files are not read again."""
 
 
-class Recording:
+class RecordingCache:
     """A folder of a recording, which may be live: every page that is opened shows its latest state.
 
     Only the last steps of a long, live recording are read, so that memory and time don't grow with it; likewise of a

@@ -16,7 +16,7 @@ from typing import Final
 
 from dashboards.comparisons import ComparisonCache
 from dashboards.plots.trend import trend_by_step
-from dashboards.recording import Recording, Snapshot
+from dashboards.recording import RecordingCache, Snapshot
 from dashboards.run_facts import RunFacts, StepTimes, read_run_facts
 from overlapscope.breakdown.summary import Summary
 from overlapscope.breakdown.text import describe_summary
@@ -68,7 +68,7 @@ def summarize_run(path: Path) -> RunSummary:
     """Analyze a recording or dumps; the result for one that can't be read has no verdict, and ``line`` says why."""
     began_s = time.monotonic()
     try:
-        return _judged(Recording(path).latest(), began_s)
+        return _judged(RecordingCache(path).latest(), began_s)
     except OverlapScopeError as error:
         line = str(error)
     except Exception as error:  # an unforeseen recording must not stop the analysis of others
@@ -184,7 +184,7 @@ class RunIndex:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = tuple(folders)
-        self.recording = lru_cache(maxsize=_MAX_OPEN_RECORDINGS)(Recording)
+        self.recording = lru_cache(maxsize=_MAX_OPEN_RECORDINGS)(RecordingCache)
         """Cached constructor of the recording in a folder."""
         self.comparisons = ComparisonCache(self.recording)
         self.found = FoundRuns()

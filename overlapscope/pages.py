@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from dashboards.notebook import Run as Run
+    from dashboards.notebook import OpenedRecording as OpenedRecording
     from overlapscope.compare.comparison import Comparison
     from overlapscope.console import Progress
     from overlapscope.lab.experiments.charts import FigureContent
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from overlapscope.trace.table_file import StepRange
 
 
-def open_run(path: Path | str, steps: tuple[int, int] | None) -> Run:
+def open_run(path: Path | str, steps: tuple[int, int] | None) -> OpenedRecording:
     """Open a recording, or a range of its steps, for notebooks and scripts."""
-    from dashboards.notebook import Run
+    from dashboards.notebook import OpenedRecording
 
-    return Run(path, steps)
+    return OpenedRecording(path, steps)
 
 
 def serve(
@@ -62,11 +62,11 @@ def render_report(
     path: Path, kind: Literal["html", "md"], now: datetime, steps: StepRange | None, progress: Progress
 ) -> tuple[str, Trace]:
     """Return the report of a recording as HTML or Markdown, and the recording."""
-    from dashboards.recording import Recording
+    from dashboards.recording import RecordingCache
     from dashboards.report.html import render_html_report
     from dashboards.report.markdown import render_markdown_report
 
-    snapshot = Recording(path).latest(progress.count, which=steps)
+    snapshot = RecordingCache(path).latest(progress.count, which=steps)
     progress.begin("writing the report")
     return (render_html_report if kind == "html" else render_markdown_report)(snapshot, now), snapshot.trace
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
-from dashboards.recording import Recording
+from dashboards.recording import RecordingCache
 from dashboards.saving import steps_table
 from dashboards.theme import ThemeName, ink
 from tests.browser.conftest import OpenPage, served
@@ -120,7 +120,7 @@ def test_every_figure_is_saved_as_it_is_seen(
 def test_every_table_on_every_page_is_at_its_address_and_a_click_saves_it(
     open_page: OpenPage, folder: Path, table: str, tmp_path: Path
 ) -> None:
-    frame = steps_table(Recording(folder / "night" / "run 1").latest().summary)
+    frame = steps_table(RecordingCache(folder / "night" / "run 1").latest().summary)
     for path in ("", *(f"runs/night/run%201/-/{path}" for path in TEXTS)):
         page = open_page(table + path)
         expect(page.locator(".save").first).to_be_visible()

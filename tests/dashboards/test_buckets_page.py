@@ -24,7 +24,7 @@ from dashboards.plots.bucket_columns import (
     format_caps,
 )
 from dashboards.plots.buckets import BucketChoice, BucketsPlot, ChoiceMarkup, select_ranks
-from dashboards.recording import Recording
+from dashboards.recording import RecordingCache
 from overlapscope.advice.advice import Advice
 from overlapscope.breakdown.lanes import CATEGORIES
 from overlapscope.bucket_model.curve import Options
@@ -264,7 +264,7 @@ def test_the_address_says_what_is_chosen_and_nonsense_is_ignored():
 
 
 def test_the_page_begins_with_the_advice_and_shows_how_to_set_it(tmp_path: Path):
-    snapshot = Recording(write_recording(tmp_path / "traces", steps=30)).latest()
+    snapshot = RecordingCache(write_recording(tmp_path / "traces", steps=30)).latest()
     snapshot.forecast.result()
     for route in ("/buckets", "/plots/buckets"):
         document = Document()
@@ -276,7 +276,7 @@ def test_the_page_begins_with_the_advice_and_shows_how_to_set_it(tmp_path: Path)
 
 def test_until_the_model_is_there_the_page_says_so_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dashboards.forecast._PATIENCE_S", 0.0)
-    snapshot = Recording(write_recording(tmp_path / "traces", steps=30)).latest()
+    snapshot = RecordingCache(write_recording(tmp_path / "traces", steps=30)).latest()
     document = Document()
     buckets.build(document, snapshot, {})
     assert "Computing" in words(document)
@@ -285,7 +285,7 @@ def test_until_the_model_is_there_the_page_says_so_and_comes_back(tmp_path: Path
 
 @pytest.mark.parametrize(("ranks", "steps_", "reason"), [(1, 30, "nothing is reduced"), (2, 2, "ecord 20 steps")])
 def test_a_recording_that_tells_nothing_says_what_is_missing_and_how_to_record_it(tmp_path, ranks, steps_, reason):
-    snapshot = Recording(write_recording(tmp_path / "traces", ranks=ranks, steps=steps_)).latest()
+    snapshot = RecordingCache(write_recording(tmp_path / "traces", ranks=ranks, steps=steps_)).latest()
     assert isinstance(snapshot.forecast.exception(), OverlapScopeError)
     document = Document()
     buckets.build(document, snapshot, {})
@@ -299,12 +299,12 @@ def test_a_recording_of_collectives_alone_says_what_to_record(tmp_path: Path):
     write_order(tmp_path / "traces", dict.fromkeys(range(2), steps(4)))
     end(tmp_path / "traces", range(2))
     document = Document()
-    buckets.build(document, Recording(tmp_path / "traces").latest(), {})
+    buckets.build(document, RecordingCache(tmp_path / "traces").latest(), {})
     assert "overlapscope record --probe-buckets" in words(document)
 
 
 def test_a_calibration_that_is_made_later_is_taken_up(tmp_path: Path):
-    shown = Recording(write_recording(tmp_path / "traces", steps=12))
+    shown = RecordingCache(write_recording(tmp_path / "traces", steps=12))
     assert not shown.latest().forecast.result(60).advice.is_calibrated
     assert shown.latest() is shown.latest()
     calibrated(tmp_path / "traces")

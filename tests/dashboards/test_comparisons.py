@@ -15,7 +15,7 @@ from dashboards import comparisons
 from dashboards import recording as recording_module
 from dashboards.comparisons import ComparisonCache, ComparisonResult, SideRequest
 from dashboards.pages.compare import format_compare_url, parse_sides
-from dashboards.recording import Recording
+from dashboards.recording import RecordingCache
 from dashboards.runs import RunIndex
 from overlapscope.compare.side import StepChoice
 from overlapscope.trace.schema import PLANS_FILE, rank_folder
@@ -139,7 +139,7 @@ def test_the_server_waits_for_no_comparison(folder: Path, monkeypatch: pytest.Mo
     may_go_on = threading.Event()
     compare = comparisons.compare
     monkeypatch.setattr(comparisons, "compare", lambda *sides: may_go_on.wait(60) and compare(*sides))
-    made_here = ComparisonCache(Recording)
+    made_here = ComparisonCache(RecordingCache)
     sides = wanted(folder / "base"), wanted(folder / "nightly" / "slower")
     assert made_here.soon(*sides) is None
     assert made_here.soon(*sides) is None
@@ -152,7 +152,7 @@ def test_a_comparison_is_made_again_once_a_recording_has_grown(tmp_path: Path) -
     log = make_rank(tmp_path / "run", 0, world_size=1)
     for step in range(30):
         write_step(log, step, begin_ns=1_000_000_000 + step * 10_000_000)
-    made_here = ComparisonCache(Recording)
+    made_here = ComparisonCache(RecordingCache)
     sides = wanted(tmp_path / "run", end=15), wanted(tmp_path / "run", first=15)
     before = made(made_here, *sides)
     assert made(made_here, *sides) is before
@@ -173,7 +173,7 @@ def test_of_a_recording_that_does_not_fit_the_steps_that_are_compared_are_read(
     found: list[ComparisonResult] = []
     for free_bytes in (None, 1000):
         monkeypatch.setattr(recording_module, "free_bytes", lambda free_bytes=free_bytes: free_bytes)
-        recording = Recording(run)
+        recording = RecordingCache(run)
         made_here = ComparisonCache(lambda _, recording=recording: recording)
         found.append(made(made_here, *sides))
         made_here.close()
@@ -186,7 +186,7 @@ def test_of_a_recording_that_does_not_fit_the_steps_that_are_compared_are_read(
 
 
 def test_each_of_the_steps_that_differ_most_is_drawn_of_both_sides(folder: Path) -> None:
-    made_here = ComparisonCache(Recording)
+    made_here = ComparisonCache(RecordingCache)
     found = made(made_here, wanted(folder / "base"), wanted(folder / "nightly" / "slower"))
     made_here.close()
     assert found.found is not None

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import overlapscope as ov
-from dashboards.notebook import Run
+from dashboards.notebook import OpenedRecording
 from dashboards.report.figures import load_bokeh_js
 from overlapscope.cli.main import main
 from overlapscope.errors import OverlapScopeError
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(folder: Path) -> Run:
+def run(folder: Path) -> OpenedRecording:
     return ov.open(folder)
 
 
@@ -47,7 +47,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 
 def test_the_breakdown_is_that_of_the_summary_and_adds_up(
-    run: Run, folder: Path, capsys: pytest.CaptureFixture[str]
+    run: OpenedRecording, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     summary, breakdown = said("summary", folder, capsys), run.breakdown()
     assert breakdown.sentence == summary["sentence"]
@@ -63,7 +63,7 @@ def test_the_breakdown_is_that_of_the_summary_and_adds_up(
 
 
 def test_findings_and_sizes_are_those_of_the_commands(
-    run: Run, folder: Path, capsys: pytest.CaptureFixture[str]
+    run: OpenedRecording, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (finding,) = said("stragglers", folder, capsys)["findings"]  # type: ignore[misc]
     row = run.stragglers().table.iloc[0]
@@ -76,7 +76,7 @@ def test_findings_and_sizes_are_those_of_the_commands(
     assert table["is_best"].sum() >= 1
 
 
-def test_answers_have_their_sentence_as_text_and_as_markup(run: Run) -> None:
+def test_answers_have_their_sentence_as_text_and_as_markup(run: OpenedRecording) -> None:
     for answer in (run.breakdown(), run.stragglers(), run.recommend()):
         assert isinstance(answer.table, pd.DataFrame)
         assert repr(answer).startswith(answer.sentence)
@@ -84,7 +84,7 @@ def test_answers_have_their_sentence_as_text_and_as_markup(run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ["overview", "timeline", "straggler_map", "buckets", "order"])
-def test_every_drawing_is_a_page_of_its_own_in_a_frame(run: Run, name: str) -> None:
+def test_every_drawing_is_a_page_of_its_own_in_a_frame(run: OpenedRecording, name: str) -> None:
     drawing = getattr(run, name)()
     assert drawing.html.count('class="chapter"') == 1
     assert "<header>" not in drawing.html

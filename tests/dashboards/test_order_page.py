@@ -16,7 +16,7 @@ from dashboards.app import ROUTES
 from dashboards.pages import order, overview, timeline
 from dashboards.plots.order import OrderPlot
 from dashboards.plots.order_columns import OrderLayout, build_step_columns, build_text_columns
-from dashboards.recording import Recording, Snapshot
+from dashboards.recording import RecordingCache, Snapshot
 from overlapscope.cli.main import main
 from overlapscope.diagnosis.order_view import Window
 from overlapscope.trace.schema import REPORTS_FILE, rank_folder
@@ -44,7 +44,7 @@ def healthy(folder: Path, ranks: int = 3) -> Path:
 
 @pytest.fixture
 def snapshot(tmp_path: Path) -> Snapshot:
-    return Recording(faulty(tmp_path / "traces")).latest()
+    return RecordingCache(faulty(tmp_path / "traces")).latest()
 
 
 def build(snapshot: Snapshot, **arguments: str) -> tuple[Document, str]:
@@ -79,7 +79,7 @@ def test_the_page_begins_with_the_verdict_and_both_call_sites(snapshot):
 def test_of_a_job_that_was_started_again_it_says_why_the_other_attempts_ended(snapshot):
     assert "This is attempt" not in build(snapshot)[1]
     first = snapshot.trace.path
-    recording = Recording(healthy(first / "restart_1"))
+    recording = RecordingCache(healthy(first / "restart_1"))
     assert f"This is attempt 1 of the job. Attempt 0 ({first}): In step" in build(recording.latest())[1]
     snapshot.drop_outdated()
     said = f"This is attempt 0 of the job. Attempt 1 ({first / 'restart_1'}) came to its end."
@@ -97,7 +97,7 @@ def test_what_else_a_verdict_could_be_is_said(snapshot):
 
 
 def test_a_healthy_recording_says_so_and_shows_its_lanes(tmp_path):
-    snapshot = Recording(healthy(tmp_path / "traces")).latest()
+    snapshot = RecordingCache(healthy(tmp_path / "traces")).latest()
     document, page = build(snapshot)
     assert 'class="kind healthy"' in page
     assert document.get_model_by_name("order") is not None
@@ -111,7 +111,7 @@ def test_of_an_incomplete_recording_it_says_what_the_command_says(tmp_path, gone
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert main(["diagnose", str(traces)]) == 1
     sentence = capsys.readouterr().out.splitlines()[0]
-    snapshot = Recording(traces).latest()
+    snapshot = RecordingCache(traces).latest()
     _, page = build(snapshot)
     assert sentence in unescape(page)
     assert "Cannot tell" in page
@@ -124,12 +124,12 @@ def test_if_all_collective_logs_are_damaged_it_says_so(tmp_path):
     for rank in range(2):
         path = rank_folder(traces, rank) / "group_0.log"
         path.write_bytes(b"x" + path.read_bytes()[1:])
-    _, page = build(Recording(traces).latest())
+    _, page = build(RecordingCache(traces).latest())
     assert "rank_0/group_0.log: not a collective log" in page
 
 
 def test_without_collective_logs_the_page_says_what_to_do(tmp_path):
-    snapshot = Recording(write_recording(tmp_path / "traces")).latest()
+    snapshot = RecordingCache(write_recording(tmp_path / "traces")).latest()
     _, page = build(snapshot)
     assert "No order of collectives was recorded" in page
     assert "overlapscope record" in page
@@ -138,7 +138,7 @@ def test_without_collective_logs_the_page_says_what_to_do(tmp_path):
 def test_damaged_logs_are_named_and_the_others_shown(tmp_path):
     folder = faulty(tmp_path / "traces")
     (rank_folder(folder, 2) / "group_0.log").write_bytes(b"something else")
-    _, page = build(Recording(folder).latest())
+    _, page = build(RecordingCache(folder).latest())
     assert 'class="banner error"' in page
     assert "rank_2/group_0.log" in page
     assert "left no log" in page
@@ -147,7 +147,7 @@ def test_damaged_logs_are_named_and_the_others_shown(tmp_path):
 def test_names_in_a_recording_are_text_and_never_markup(tmp_path):
     evil = Collective(signature=all_reduce("<script>alert(1)</script>"))
     write_order(tmp_path / "traces", {0: [evil], 1: [evil]})
-    _, page = build(Recording(tmp_path / "traces").latest())
+    _, page = build(RecordingCache(tmp_path / "traces").latest())
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert" in page
 
@@ -156,7 +156,7 @@ def test_the_parameters_of_a_bucket_come_from_its_plan(tmp_path):
     folder = write_recording(tmp_path / "traces")
     one = Collective(signature=replace(bucket(1, plan_hash="0" * 16), names=()))
     write_order(folder, {0: [one], 1: [one]})
-    _, page = build(Recording(folder).latest(), number="1")
+    _, page = build(RecordingCache(folder).latest(), number="1")
     assert "body.1.weight" in page
     assert "16 MB" in page
 
@@ -167,21 +167,21 @@ def test_the_overview_says_what_is_wrong_and_leads_there(snapshot, tmp_path):
     assert snapshot.diagnosis.verdict.sentence in words(document)
     assert 'href="order"' in words(document)
     document = Document()
-    overview.build(document, Recording(write_recording(tmp_path / "other")).latest(), {})
+    overview.build(document, RecordingCache(write_recording(tmp_path / "other")).latest(), {})
     assert "→ Order" not in words(document)
 
 
 def test_in_trouble_the_step_heads_the_page_unless_it_had_to_be_waited_for(tmp_path, monkeypatch):
     traces = faulty(write_recording(tmp_path / "traces", ranks=3))
-    _, page = build(Recording(traces).latest())
+    _, page = build(RecordingCache(traces).latest())
     assert page.index("launched all_reduce") < page.index("Mean of all ranks")
     monkeypatch.setattr(order, "_MAX_INCIDENT_STEPS", 5)
-    assert "Mean of all ranks" not in build(Recording(traces).latest())[1]
+    assert "Mean of all ranks" not in build(RecordingCache(traces).latest())[1]
 
 
 @pytest.mark.parametrize("route", sorted(ROUTES))
 def test_dumps_of_the_flight_recorder_have_an_order_and_nothing_else(route):
-    snapshot = Recording(DUMPS / "op_mismatch_gloo" / "pickle").latest()
+    snapshot = RecordingCache(DUMPS / "op_mismatch_gloo" / "pickle").latest()
     document = Document()
     ROUTES[route](document, snapshot, {})
     page = words(document)
@@ -209,7 +209,7 @@ def test_what_the_watchdog_said_is_listed_once_with_the_stacks_of_those_blamed_f
         lines = [json.dumps(stuck), json.dumps(slow), "{damaged"]
         (rank_folder(folder, rank) / REPORTS_FILE).write_text("\n".join(lines))
         (rank_folder(folder, rank) / "stacks_1.txt").write_text(f"stack of {rank}")
-    snapshot = Recording(folder).latest()
+    snapshot = RecordingCache(folder).latest()
     _, page = build(snapshot)
     assert page.count("Stuck!") == 1
     assert "Ranks 0-2 · step 3" in page
@@ -219,7 +219,7 @@ def test_what_the_watchdog_said_is_listed_once_with_the_stacks_of_those_blamed_f
 
 
 def test_many_ranks_that_did_the_same_share_a_lane_unless_the_address_asks_for_them(tmp_path):
-    snapshot = Recording(faulty(tmp_path / "traces", ranks=20, culprit=7)).latest()
+    snapshot = RecordingCache(faulty(tmp_path / "traces", ranks=20, culprit=7)).latest()
     lanes = snapshot.diagnosis.lanes(snapshot.diagnosis.groups[0])
     shown, note = order.choose_lanes(lanes, {})
     assert [len(lane.ranks) for lane in shown] == [19, 1]
@@ -249,7 +249,7 @@ def test_cells_say_how_far_a_collective_has_come(tmp_path):
     states = ("completed", "launched", "failed", "announced")
     latest = [replace(one, state=state) for one, state in zip([*steps(1), steps(1)[0]], states, strict=True)]
     write_order(tmp_path / "traces", {0: latest, 1: steps(1)[:1]})
-    plot = plot_of(Recording(tmp_path / "traces").latest(), shown=(0, 1), number=1)
+    plot = plot_of(RecordingCache(tmp_path / "traces").latest(), shown=(0, 1), number=1)
     cells = plot.cells.data
     assert cells["lane"] == [0, 0, 0, 0, 1]
     assert cells["alpha"][0] == 1 > cells["alpha"][1] > cells["alpha"][3] == 0

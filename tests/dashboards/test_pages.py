@@ -15,7 +15,7 @@ from bokeh.resources import INLINE
 from dashboards.app import ROUTES, open_page
 from dashboards.pages import overview, shell, timeline
 from dashboards.pages import shell as problem
-from dashboards.recording import Recording, Snapshot
+from dashboards.recording import RecordingCache, Snapshot
 from overlapscope.breakdown.text import describe_summary
 from overlapscope.cli.main import main
 from overlapscope.errors import OverlapScopeError
@@ -75,7 +75,7 @@ def test_what_plots_refer_to_is_looked_up_once_for_all_of_a_page(snapshot, route
 
 def test_a_recording_without_a_finished_step_says_so(tmp_path):
     make_rank(tmp_path / "traces", 0, world_size=1).close()
-    snapshot = Recording(tmp_path / "traces").latest()
+    snapshot = RecordingCache(tmp_path / "traces").latest()
     document = Document()
     overview.build(document, snapshot, {})
     assert "No step has finished yet" in words(document)
@@ -83,7 +83,7 @@ def test_a_recording_without_a_finished_step_says_so(tmp_path):
 
 
 def test_problems_of_the_recording_are_shown_errors_first(tmp_path):
-    snapshot = Recording(write_recording(tmp_path / "traces", ranks=2, world_size=4)).latest()
+    snapshot = RecordingCache(write_recording(tmp_path / "traces", ranks=2, world_size=4)).latest()
     document = Document()
     overview.build(document, snapshot, {})
     assert "2 of 4 ranks left no log: 2, 3" in words(document)
@@ -121,7 +121,7 @@ def test_hosts_devices_and_parameters_of_a_recording_are_text_on_every_page(snap
 
 def test_a_run_that_goes_on_is_read_again_and_one_that_does_not_is_not(tmp_path):
     folder = write_recording(tmp_path / "traces", steps=2, close=False)
-    recording = Recording(folder)
+    recording = RecordingCache(folder)
     first = recording.latest()
     assert recording.latest() is first
     write_recording(tmp_path / "more", ranks=1, steps=4)
@@ -134,14 +134,14 @@ def test_the_verdict_on_the_page_is_that_of_the_summary(tmp_path, capsys):
     assert main(["summary", "--json", str(folder)]) == 0
     verdict = json.loads(capsys.readouterr().out)["sentence"]
     document = Document()
-    overview.build(document, Recording(folder).latest(), {})
+    overview.build(document, RecordingCache(folder).latest(), {})
     assert verdict in words(document)
 
 
 def test_a_folder_that_turned_bad_gives_the_problem_page(tmp_path, monkeypatch):
     document = Document()
     monkeypatch.setattr("dashboards.app.curdoc", lambda: document)
-    open_page(overview.build, Recording(tmp_path))
+    open_page(overview.build, RecordingCache(tmp_path))
     assert "There is nothing to show yet" in words(document)
 
 
@@ -172,7 +172,7 @@ def test_a_launch_without_end_is_drawn_to_the_end_and_marked(tmp_path):
     log.append(pack_body(Kind.LAUNCH, op="all_reduce", index=0, dtype="float32", elements=8), 0, begin + 10, begin + 10)
     log.append(pack_body(Kind.GRADIENT_READY, index=1), 0, begin + 1000, begin + 1000)
     log.close()
-    snapshot = Recording(folder).latest()
+    snapshot = RecordingCache(folder).latest()
     plot = timeline.TimelinePlot(snapshot, snapshot.lanes.timeline([0]))
     assert plot.unfinished.data["left"] == [10]
     assert plot.unfinished.data["right"] == [1000]

@@ -13,7 +13,7 @@ import pytest
 
 from dashboards import recording as recording_module
 from dashboards.forecast import Forecast
-from dashboards.recording import LiveStatus, Recording, RecordingStatus, Snapshot
+from dashboards.recording import LiveStatus, RecordingCache, RecordingStatus, Snapshot
 from dashboards.runs import RunIndex
 from overlapscope.bucket_model.curve import Options
 from tests.dashboards.running import running
@@ -32,7 +32,7 @@ def is_live(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_of_a_long_recording_that_goes_on_the_newest_steps_are_read_and_all_when_asked_for(
     tmp_path: Path, is_live: list[bool]
 ) -> None:
-    recording = Recording(write_recording(tmp_path, steps=100))
+    recording = RecordingCache(write_recording(tmp_path, steps=100))
     latest, whole = recording.latest(), recording.latest(which="all")
     assert latest.trace.extent == "latest"
     assert 0 < len(latest.trace.steps) < len(whole.trace.steps) == 200
@@ -42,7 +42,7 @@ def test_of_a_long_recording_that_goes_on_the_newest_steps_are_read_and_all_when
 
 
 def test_of_a_short_recording_that_goes_on_all_steps_are_read(tmp_path: Path, is_live: list[bool]) -> None:
-    recording = Recording(write_recording(tmp_path, steps=5))
+    recording = RecordingCache(write_recording(tmp_path, steps=5))
     assert recording.latest().trace.extent == "all"
 
 
@@ -50,7 +50,7 @@ def test_what_goes_on_is_not_read_again_before_reading_it_has_cost_a_share_of_th
     tmp_path: Path, is_live: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_recording(tmp_path, steps=100)
-    recording = Recording(folder)
+    recording = RecordingCache(folder)
     monkeypatch.setattr(recording_module, "_READING_SHARE", 1e-9)
     first = recording.latest()
     (folder / "rank_0" / "new.json").write_text("{}")
@@ -61,14 +61,14 @@ def test_what_goes_on_is_not_read_again_before_reading_it_has_cost_a_share_of_th
 def test_all_steps_of_what_goes_on_are_let_go_of_when_they_are_outdated(
     tmp_path: Path, is_live: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recording = Recording(write_recording(tmp_path, steps=100))
+    recording = RecordingCache(write_recording(tmp_path, steps=100))
     monkeypatch.setattr(recording_module, "_READING_SHARE", 1e-9)
     whole = weakref.ref(recording.latest(which="all"))
     recording.latest()
     gc.collect()
     assert whole() is not None, "others may ask for them"
     monkeypatch.setattr(recording_module, "_READING_SHARE", 1e9)
-    recording = Recording(tmp_path)
+    recording = RecordingCache(tmp_path)
     whole = weakref.ref(recording.latest(which="all"))
     time.sleep(0.01)
     recording.latest()
@@ -88,17 +88,17 @@ def test_of_a_recording_that_is_over_and_does_not_fit_the_newest_steps_are_read(
 ) -> None:
     is_live.append(False)
     folder = write_recording(tmp_path, steps=100)
-    fitting = Recording(folder)
+    fitting = RecordingCache(folder)
     whole = fitting.latest()
     monkeypatch.setattr(recording_module, "free_bytes", lambda: 1000)
-    latest = Recording(folder).latest()
+    latest = RecordingCache(folder).latest()
     assert latest.trace.extent == "latest"
     assert latest.trace.steps["step"].max() == 99
     assert fitting.latest() is whole, "it is there already"
 
 
 def test_steps_that_are_chosen_are_kept_until_others_are(tmp_path: Path) -> None:
-    recording = Recording(write_recording(tmp_path, steps=100))
+    recording = RecordingCache(write_recording(tmp_path, steps=100))
     some = recording.latest(which=(20, 30))
     assert some.trace.steps["step"].unique().tolist() == [*range(20, 30)]
     whole = recording.latest()
@@ -134,7 +134,7 @@ def test_while_a_forecast_of_a_recording_that_goes_on_is_made_the_one_before_is_
 ) -> None:
     monkeypatch.setattr("dashboards.forecast._PATIENCE_S", 0.0)
     monkeypatch.setattr(recording_module, "_READING_SHARE", 1e9)
-    recording = Recording(write_recording(tmp_path, steps=30))
+    recording = RecordingCache(write_recording(tmp_path, steps=30))
     first = recording.latest()
     made = first.forecast.result()
     assert first.latest_forecast(Options()) is first

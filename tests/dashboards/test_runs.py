@@ -21,7 +21,7 @@ from dashboards.app import open_run_page
 from dashboards.pages import overview
 from dashboards.pages.runs import _LiveTable, build_row_view, render_row
 from dashboards.pages.runs import build as build_table
-from dashboards.recording import Recording
+from dashboards.recording import RecordingCache
 from dashboards.runs import RunIndex, RunRow, RunSummary
 from dashboards.urls import RunUrl, run_pages_url
 from overlapscope.breakdown.text import describe_summary
@@ -69,7 +69,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_figures_and_verdicts_are_those_of_the_pages(folder):
     incident, healthy = judged(RunIndex([folder]))
-    summary = Recording(folder / "nightly" / "one").latest().summary
+    summary = RecordingCache(folder / "nightly" / "one").latest().summary
     view = build_row_view(healthy)
     assert view.cells["step"][:2] == (format_ns(summary.mean.step.value), summary.mean.step.value)
     assert view.cells["exposed"][1] == summary.mean.blocks["exposed"].value

@@ -13,7 +13,7 @@ import pytest
 
 from dashboards.access import Access
 from dashboards.pages.runs import build_row_view
-from dashboards.recording import Recording, Snapshot
+from dashboards.recording import RecordingCache, Snapshot
 from dashboards.runs import RunIndex
 from dashboards.saving import TABLES
 from overlapscope.interop import table_files
@@ -50,7 +50,7 @@ def server(folder: Path) -> Iterator[Running]:
 
 
 def snapshot_of(folder: Path, run: str) -> Snapshot:
-    return Recording(folder / run).latest()
+    return RecordingCache(folder / run).latest()
 
 
 def table_at(server: Running, run: str, file: str) -> Answer:

@@ -12,7 +12,7 @@ from dashboards.app import ROUTES
 from dashboards.pages import overview, stragglers
 from dashboards.pages.stragglers import build_what_if_tables
 from dashboards.plots.heatmap import HeatmapPlot
-from dashboards.recording import Recording, Snapshot
+from dashboards.recording import RecordingCache, Snapshot
 from dashboards.theme import LATENESS_SHADES
 from overlapscope.stragglers.stragglers import Stragglers
 from overlapscope.trace.recording import Trace
@@ -30,7 +30,7 @@ def late_us(rank: int, step: int) -> int:
 def straggling(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
     """Eight ranks on two hosts, 40 steps."""
     folder = tmp_path_factory.mktemp("straggling") / "traces"
-    return Recording(write_straggling_recording(folder, late_us=late_us, ranks=8, steps=40)).latest()
+    return RecordingCache(write_straggling_recording(folder, late_us=late_us, ranks=8, steps=40)).latest()
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_what_if_tables_begin_with_the_most_expensive(straggling):
 
 def test_long_tables_are_folded(tmp_path):
     folder = write_straggling_recording(tmp_path / "traces", late_us=lambda rank, _: rank, ranks=20, steps=6)
-    snapshot = Recording(folder).latest()
+    snapshot = RecordingCache(folder).latest()
     page = page_of(snapshot)
     assert "and 4 more" in page
     assert page.count("<tbody hidden>") == 1
@@ -121,7 +121,7 @@ def test_many_ranks_are_listed_by_how_much_their_compute_differs(tmp_path):
     folder = write_straggling_recording(
         tmp_path / "traces", late_us=lambda rank, _: 2_000 if rank == 18 else 0, ranks=20, steps=6
     )
-    snapshot = Recording(folder).latest()
+    snapshot = RecordingCache(folder).latest()
     rows = overview.build_rank_rows(snapshot.trace, snapshot.rank_means)
     assert rows[0].rank == 18
     assert len(rows) == 20
@@ -208,7 +208,7 @@ def test_many_ranks_are_first_shown_by_host(straggling, monkeypatch):
 
 def test_a_gap_in_the_steps_is_empty_and_says_why(tmp_path):
     folder = write_straggling_recording(tmp_path / "traces", late_us=lambda rank, _: 500 * rank, ranks=3, steps=12)
-    trace = Recording(folder).latest().trace
+    trace = RecordingCache(folder).latest().trace
     collectives = trace.collectives
     lost = (collectives["rank"] == 1) & (collectives["step"] == 7)
     snapshot = Snapshot(Trace(**{**vars(trace), "collectives": collectives[~lost].reset_index(drop=True)}))
@@ -223,7 +223,7 @@ def test_when_nobody_stands_out_the_page_says_so_and_what_jitter_costs(tmp_path)
     folder = write_straggling_recording(
         tmp_path / "traces", late_us=lambda rank, step: 10 * ((rank * 7 + step * 3) % 4), steps=20
     )
-    page = page_of(Recording(folder).latest())
+    page = page_of(RecordingCache(folder).latest())
     assert "No straggler found. " in page
     assert "No rank waits for another one." in page
     assert "No straggler was found: no rank" in page
@@ -236,7 +236,7 @@ def build_all(snapshot: Snapshot) -> str:
 
 
 def test_one_rank_has_nobody_to_wait_for(tmp_path):
-    page = build_all(Recording(write_recording(tmp_path / "traces", ranks=1)).latest())
+    page = build_all(RecordingCache(write_recording(tmp_path / "traces", ranks=1)).latest())
     assert "this recording has only one rank" in page
     assert "copy the rank folders" in page
 
@@ -249,7 +249,7 @@ def test_clocks_that_cannot_be_compared_give_no_answer_and_the_reason(snapshot, 
 
 
 def test_too_few_steps_say_how_many_it_takes(tmp_path):
-    page = build_all(Recording(write_recording(tmp_path / "traces", steps=1)).latest())
+    page = build_all(RecordingCache(write_recording(tmp_path / "traces", steps=1)).latest())
     assert "too few steps" in page
     assert "has 1 finished step." in page
 
@@ -258,7 +258,7 @@ def test_a_recording_that_has_just_begun_says_so(tmp_path):
     folder: Path = tmp_path / "traces"
     for rank in range(2):
         make_rank(folder, rank, world_size=2).close()
-    assert "has 0 finished steps" in build_all(Recording(folder).latest())
+    assert "has 0 finished steps" in build_all(RecordingCache(folder).latest())
 
 
 def test_a_slow_link_is_named_by_its_ends_and_mending_it_is_among_the_big_numbers():

@@ -14,7 +14,7 @@ from dashboards.plots.span_details import SpanDetails
 from dashboards.plots.timeline import TimelinePlot, compute_step_view
 from dashboards.plots.timeline_columns import layout_lanes
 from dashboards.plots.tooltip import build_tooltip
-from dashboards.recording import Recording, Snapshot
+from dashboards.recording import RecordingCache, Snapshot
 from dashboards.theme import SHADES
 from overlapscope.breakdown.lanes import CATEGORIES, LANE_NAMES
 from tests.synthetic import write_recording
@@ -242,7 +242,7 @@ def test_the_ideal_of_too_many_steps_is_not_drawn(plot, monkeypatch):
 
 
 def test_one_rank_alone_has_no_ideal(tmp_path):
-    snapshot = Recording(write_recording(tmp_path / "traces", ranks=1)).latest()
+    snapshot = RecordingCache(write_recording(tmp_path / "traces", ranks=1)).latest()
     plot = TimelinePlot(snapshot, snapshot.lanes.timeline([0]))
     ask(plot, 40 * MS, 50 * MS, is_ideal=True)
     assert plot.response.data["ideal_hint"] == ["needs two ranks on one clock, and steps after the warm-up"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dashboards.recording import Recording
+from dashboards.recording import RecordingCache
 from dashboards.report.figures import ReportFigures
 from dashboards.theme import LATENESS_SHADES
 from overlapscope.advice.advice import advise
@@ -22,7 +22,7 @@ def source_of(plot: Any, column: str) -> dict[str, Any]:
 
 def test_a_trend_has_the_figure_of_each_step_with_a_text(tmp_path: Path) -> None:
     figures = ReportFigures()
-    variables = figures.add_trends(Recording(write_recording(tmp_path / "traces", steps=20)).latest().summary)
+    variables = figures.add_trends(RecordingCache(write_recording(tmp_path / "traces", steps=20)).latest().summary)
     assert [each.column for each in variables["trends"]] == ["step_time_ns", "exposed_ns", "overlap_ratio"]
     assert source_of(figures.models["step_time_ns"], "mean")["mean"].tolist() == [10_000_000] * 20
     assert source_of(figures.models["exposed_ns"], "text")["text"][:2] == ["step 0: 1.30 ms", "step 1: 1.30 ms"]
@@ -30,7 +30,7 @@ def test_a_trend_has_the_figure_of_each_step_with_a_text(tmp_path: Path) -> None
 
 
 def test_the_curve_passes_through_its_marks_within_its_frame(tmp_path: Path) -> None:
-    snapshot = Recording(write_recording(tmp_path / "traces", steps=30)).latest()
+    snapshot = RecordingCache(write_recording(tmp_path / "traces", steps=30)).latest()
     figures = ReportFigures()
     figures.add_curve(advise(snapshot).recommendation.curve)
     plot = figures.models["curve"]
@@ -45,7 +45,7 @@ def shades(folder: Path, ranks: int) -> tuple[ReportFigures, dict[str, Any]]:
     """The heatmaps of a recording in which rank 1 is late in every step after the fourth."""
     write_straggling_recording(folder, late_us=lambda rank, _: 3_000 * (rank == 1), ranks=ranks, steps=30)
     figures = ReportFigures()
-    variables = figures.add_heatmaps(Recording(folder).latest().heatmap)
+    variables = figures.add_heatmaps(RecordingCache(folder).latest().heatmap)
     return figures, {
         each["title"]: source_of(figures.models[each["root"]], "image")["image"][0] for each in variables["maps"]
     }

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dashboards.pages import overview, stragglers
-from dashboards.recording import Recording, Snapshot
+from dashboards.recording import RecordingCache, Snapshot
 from dashboards.report.figures import ReportFigures, load_bokeh_js
 from dashboards.report.html import render_html_report
 from overlapscope.breakdown.text import describe_summary
@@ -25,7 +25,7 @@ NOW = datetime(2030, 1, 2, 3, 4)
 
 
 def report(folder: Path) -> str:
-    return render_html_report(Recording(folder).latest(), NOW)
+    return render_html_report(RecordingCache(folder).latest(), NOW)
 
 
 def words(page: str) -> str:
@@ -104,7 +104,7 @@ def test_it_says_when_and_with_what_it_was_recorded_and_made(tmp_path: Path) -> 
 
 
 def test_it_has_the_sentences_and_figures_of_the_pages(tmp_path: Path) -> None:
-    snapshot = Recording(straggling(tmp_path / "traces")).latest()
+    snapshot = RecordingCache(straggling(tmp_path / "traces")).latest()
     page = words(render_html_report(snapshot, NOW))
     assert describe_summary(snapshot.summary) in page
     assert snapshot.stragglers is not None
@@ -129,7 +129,7 @@ def drawn(page: str) -> dict[str, list[float]]:
 
 
 def test_the_typical_step_is_drawn_from_its_start_with_what_is_known_of_every_span(tmp_path: Path) -> None:
-    snapshot = Recording(write_recording(tmp_path / "traces", steps=12)).latest()
+    snapshot = RecordingCache(write_recording(tmp_path / "traces", steps=12)).latest()
     step = drawn(render_html_report(snapshot, NOW))
     spans = dict(zip(zip(step["label"], step["left"], strict=True), step["right"], strict=True))
     assert spans["backward", 3_000_000] == 7_000_000
@@ -144,7 +144,7 @@ def test_the_typical_step_is_the_one_closest_to_the_mean(tmp_path: Path) -> None
     folder = write_straggling_recording(
         tmp_path / "traces", late_us=lambda _, step: 100 * step, ranks=2, steps=21, ranks_per_host=2
     )
-    summary = Recording(folder).latest().summary
+    summary = RecordingCache(folder).latest().summary
     mean_ns = summary.figures[summary.is_steady].groupby("step")["step_time_ns"].mean()
     away_ns = (mean_ns - summary.mean.step.value).abs()
     assert summary.typical_step is not None
@@ -153,7 +153,7 @@ def test_the_typical_step_is_the_one_closest_to_the_mean(tmp_path: Path) -> None
 
 
 def test_links_to_steps_that_are_not_in_it_are_text(tmp_path: Path) -> None:
-    snapshot: Snapshot = Recording(straggling(tmp_path / "traces")).latest()
+    snapshot: Snapshot = RecordingCache(straggling(tmp_path / "traces")).latest()
     page = render_html_report(snapshot, NOW)
     (step, rank, longest_ns) = snapshot.summary.longest["forward"]
     where = f"{format_ns(longest_ns)} in step {step} of rank {rank}"
@@ -168,7 +168,7 @@ def test_a_fault_comes_first(tmp_path: Path) -> None:
     page = report(faulty(folder))
     assert chapters(page)[0] == "order"
     assert "In step 2 rank 1 launched all_reduce(sum)" in words(page)
-    figures, snapshot = ReportFigures(), Recording(folder).latest()
+    figures, snapshot = ReportFigures(), RecordingCache(folder).latest()
     assert snapshot.diagnosis is not None
     figures.add_order(snapshot, snapshot.diagnosis)
     texts = [each.data_source.data.get("text", ()) for each in figures.models["order"].renderers]

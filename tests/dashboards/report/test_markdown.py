@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from dashboards.pages import overview
-from dashboards.recording import Recording
+from dashboards.recording import RecordingCache
 from dashboards.report.markdown import format_table, render_markdown_report
 from overlapscope.breakdown.text import describe_summary
 from overlapscope.report.render_markdown import escape_markdown
@@ -55,7 +55,7 @@ def test_github_takes_nothing_for_a_person_or_an_issue() -> None:
 
 
 def test_it_has_the_figures_of_the_pages_in_a_table_that_renders(tmp_path: Path) -> None:
-    snapshot = Recording(write_recording(tmp_path / "traces", steps=30)).latest()
+    snapshot = RecordingCache(write_recording(tmp_path / "traces", steps=30)).latest()
     text = render_markdown_report(snapshot, NOW)
     page = RENDER(text)
     assert f"<strong>{describe_summary(snapshot.summary)}</strong>" in page
@@ -69,14 +69,14 @@ def test_it_has_the_figures_of_the_pages_in_a_table_that_renders(tmp_path: Path)
 
 @pytest.mark.parametrize("kind", RECORDINGS)
 def test_every_recording_has_one(kind: str, tmp_path: Path) -> None:
-    text = render_markdown_report(Recording(RECORDINGS[kind](tmp_path / "traces")).latest(), NOW)
+    text = render_markdown_report(RecordingCache(RECORDINGS[kind](tmp_path / "traces")).latest(), NOW)
     assert "## Order" in text
     assert text.endswith("\n")
     assert len(text) < 20_000, "an issue takes 65,536 characters"
 
 
 def test_a_fault_comes_first_with_what_to_try(tmp_path: Path) -> None:
-    text = render_markdown_report(Recording(faulty(tmp_path / "traces")).latest(), NOW)
+    text = render_markdown_report(RecordingCache(faulty(tmp_path / "traces")).latest(), NOW)
     assert text.index("## Order") < text.index("In step 2 rank 1 launched") < text.index("What to try:")
 
 
@@ -87,5 +87,5 @@ def test_names_in_a_recording_are_text(tmp_path: Path) -> None:
         content = json.loads(run.read_text())
         content["models"][0]["class"] = "<img src=x>|**GPT**"
         write_json(run, content)
-    page = RENDER(render_markdown_report(Recording(folder).latest(), NOW))
+    page = RENDER(render_markdown_report(RecordingCache(folder).latest(), NOW))
     assert "model: &lt;img src=x&gt;|**GPT**" in page
