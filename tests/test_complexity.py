@@ -19,7 +19,6 @@ EXCEPTIONS = {
     "instrumented_ddp/arguments.py:of": 18,
     "instrumented_ddp/replicas/replicas.py:_add": 18,
     "instrumented_ddp/reduction/bucket.py:copy_in_small": 18,
-    "dashboards/plots/related_spans.py:_reduction_moments": 18,
     "overlapscope/chunked_analysis.py:__init__": 17,
     "overlapscope/diagnosis/replica_drift.py:compare_model_replicas": 17,
     "dashboards/recording.py:_newest": 17,

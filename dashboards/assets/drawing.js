@@ -37,7 +37,7 @@ window.overlapscope.drawing = (() => {
     ctx.fillStyle = plain(style.backgroundColor)
     if (image.startsWith("linear-gradient(to right")) {
       ctx.fillStyle = ctx.createLinearGradient(box.left, 0, box.right, 0)
-      colors.forEach((color, place) => ctx.fillStyle.addColorStop(place / (colors.length - 1), color))
+      colors.forEach((color, index) => ctx.fillStyle.addColorStop(index / (colors.length - 1), color))
     }
     if (ctx.fillStyle !== NOTHING) {
       outline(ctx, style, box, 0)

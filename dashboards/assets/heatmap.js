@@ -59,7 +59,7 @@ window.overlapscope.startHeatmap = (plot) => {
     plot.row_range.setv({start: bottom, end: top})
   }
 
-  const pick = (place) => () => radios.filter((radio) => radio.name === "figure")[place].click()
+  const pick = (index) => () => radios.filter((radio) => radio.name === "figure")[index].click()
   const keys = {
     1: pick(0),
     2: pick(1),

@@ -28,21 +28,21 @@ window.overlapscope.ruler = ({area, timeAt, rankAt, plot}) => {
     if (next !== null) ask()
   }
 
-  function place(is) {
+  function setPlacing(is) {
     isPlacing = is
     area.classList.toggle("measuring", is)
   }
 
   function begin() {
     remove()
-    place(true)
+    setPlacing(true)
     note.textContent = "Click two points or drag."
   }
 
   // Removes the ruler; returns whether there was one.
   function remove() {
     const wasThere = isPlacing || first !== null
-    place(false)
+    setPlacing(false)
     first = next = null
     waiting = false
     asked += 1
@@ -68,7 +68,7 @@ window.overlapscope.ruler = ({area, timeAt, rankAt, plot}) => {
   area.addEventListener("pointerup", whilePlacing((event) => {
     if (!first) return
     measureTo(event)
-    if (!first.isNew || Math.abs(event.clientX - first.x) > DRAG_PX) place(false)
+    if (!first.isNew || Math.abs(event.clientX - first.x) > DRAG_PX) setPlacing(false)
     first.isNew = false
   }), {capture: true})
   plot.ruler.properties.data.change.connect(() => plot.ruler.data.id.length && answered())

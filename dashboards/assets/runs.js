@@ -31,8 +31,8 @@ window.overlapscope.startRuns = (sources) => {
   }
 
   function arranged() {
-    const place = new Map(names.map((name, index) => [name, index]))
-    const all = rows().sort((one, other) => place.get(one.dataset.name) - place.get(other.dataset.name))
+    const position = new Map(names.map((name, index) => [name, index]))
+    const all = rows().sort((one, other) => position.get(one.dataset.name) - position.get(other.dataset.name))
     if (!sorted.key) return all
     const column = heads.get(sorted.key).cellIndex
     const sign = (by) => (sorted.isDescending && Number.isFinite(by) ? -by : by)
@@ -60,8 +60,8 @@ window.overlapscope.startRuns = (sources) => {
   function arrange() {
     const wanted = arranged()
     const focused = document.activeElement
-    wanted.forEach((row, place) => {
-      if (body.rows[place] !== row) body.insertBefore(row, body.rows[place] ?? null)
+    wanted.forEach((row, index) => {
+      if (body.rows[index] !== row) body.insertBefore(row, body.rows[index] ?? null)
     })
     if (focused !== document.activeElement && focused.isConnected) focused.focus({preventScroll: true})
     for (const [key, head] of heads) {
@@ -104,9 +104,9 @@ window.overlapscope.startRuns = (sources) => {
     const row = template.content.firstElementChild
     const old = rowOf(name)
     if (!old) return body.append(row)
-    const place = [...old.querySelectorAll("a, button, input")].indexOf(document.activeElement)
+    const index = [...old.querySelectorAll("a, button, input")].indexOf(document.activeElement)
     old.replaceWith(row)
-    if (place >= 0) row.querySelectorAll("a, button, input")[place]?.focus({preventScroll: true})
+    if (index >= 0) row.querySelectorAll("a, button, input")[index]?.focus({preventScroll: true})
   }
 
   function takeChanges() {
@@ -129,11 +129,11 @@ window.overlapscope.startRuns = (sources) => {
   function showChosen() {
     chosen = chosen.filter(rowOf)
     for (const row of rows()) {
-      const place = chosen.indexOf(row.dataset.name)
-      row.querySelector(".side").checked = place >= 0
+      const index = chosen.indexOf(row.dataset.name)
+      row.querySelector(".side").checked = index >= 0
       const badge = row.querySelector(".chosen")
-      badge.hidden = place < 0
-      badge.textContent = ["base", "new"][place] ?? ""
+      badge.hidden = index < 0
+      badge.textContent = ["base", "new"][index] ?? ""
     }
     const [base, other] = chosen
     element("pair").hidden = !base
@@ -201,8 +201,8 @@ window.overlapscope.startRuns = (sources) => {
   // --- keys and wiring ------------------------------------------------------------------------------------------
   function step(by) {
     const all = shown()
-    const place = all.indexOf(document.activeElement.closest?.("tbody tr"))
-    const next = place < 0 ? (by > 0 ? 0 : all.length - 1) : place + by
+    const index = all.indexOf(document.activeElement.closest?.("tbody tr"))
+    const next = index < 0 ? (by > 0 ? 0 : all.length - 1) : index + by
     if (next < 0) search.focus()
     else linkOf(all[Math.min(next, all.length - 1)])?.focus()
   }

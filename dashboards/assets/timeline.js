@@ -93,7 +93,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   let selectedName = spanInAddress()
   let isJump = false
   let remembered = range.end - range.start
-  const place = () => ({from: Math.round(range.start), to: Math.round(range.end)})
+  const shownRange = () => ({from: Math.round(range.start), to: Math.round(range.end)})
 
   function jump(act) {
     isJump = true
@@ -108,7 +108,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
       const isZoomed = Math.abs(Math.log(length / remembered)) > 0.2
       const isOther = isJump || isZoomed || selectedName !== spanInAddress()
       const isNew = isOther && new URLSearchParams(location.search).has("from")
-      window.overlapscope.setAddress({step, ...place(), span: selectedName}, {isNew})
+      window.overlapscope.setAddress({step, ...shownRange(), span: selectedName}, {isNew})
       isJump = false
       remembered = length
     }, 250)
@@ -132,7 +132,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   // Other ranks need another figure: the page is reloaded, with the same view.
   function reopen(entries) {
-    window.overlapscope.reloadInPlace({...entries, ...place()}, {isNew: true})
+    window.overlapscope.reloadInPlace({...entries, ...shownRange()}, {isNew: true})
   }
 
   function chooseRanks(input) {
@@ -191,12 +191,12 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   // The round of an all-reduce: of several at that time the one that is nearest to the pointer.
   function roundAt(span, x, y) {
-    const {left, right, top, bottom, lane, row, place} = plot.segments.data
+    const {left, right, top, bottom, lane, row, segment} = plot.segments.data
     let [found, nearest] = [-1, Infinity]
     for (let i = 0; i < left.length; i++) {
       if (lane[i] !== span.lane || row[i] !== span.row || x < left[i] || x > right[i]) continue
       const away = Math.max(top[i] - y, y - bottom[i], 0)
-      if (away < nearest) [found, nearest] = [place[i], away]
+      if (away < nearest) [found, nearest] = [segment[i], away]
     }
     return found
   }

@@ -52,7 +52,7 @@ def render_selected_span(
         timeline: lanes of the ranks shown.
         lane: index of the span's lane on the timeline.
         row: row of the span, one of its lane's ``spans.rows``.
-        flow: path of its bucket, from ``flow_of``.
+        flow: path of its bucket, from ``compute_bucket_flow``.
     """
     chosen = timeline.lanes[lane]
     span = get_span_details(trace, timeline.begin_ns, chosen, row)
@@ -105,19 +105,19 @@ def _find_step_start_ns(timeline: Timeline, step: int) -> int:
 
 def _build_bucket_path_rows(flow: pd.DataFrame, origin_ns: int, own: int) -> list[dict[str, Any]]:
     """Return a table row per rank and reduction of a bucket; of its gradients only the last counts."""
-    last = flow.groupby(["rank", "turn", "moment"], sort=False)["time_ns"].max()
+    last = flow.groupby(["rank", "occurrence", "moment"], sort=False)["time_ns"].max()
     return [
         {
             "rank": rank,
             "is_own": rank == own,
             "times": [
-                format_timestamp_ns(int(last[rank, turn, moment]) - origin_ns)
-                if (rank, turn, moment) in last.index
+                format_timestamp_ns(int(last[rank, occurrence, moment]) - origin_ns)
+                if (rank, occurrence, moment) in last.index
                 else "not known"
                 for moment in MOMENTS
             ],
         }
-        for rank, turn in flow[["rank", "turn"]].drop_duplicates().itertuples(index=False)
+        for rank, occurrence in flow[["rank", "occurrence"]].drop_duplicates().itertuples(index=False)
     ]
 
 

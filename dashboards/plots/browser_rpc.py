@@ -49,7 +49,7 @@ def build_tooltip_columns(
     """Return the response with the tooltip under the pointer: a title, and lines of label and value.
 
     Args:
-        asked: columns of the request.
+        args: columns of the request.
         title: title of the tooltip.
         rows: label and value of each line.
         **more: further columns, of one value each.

@@ -273,7 +273,7 @@ def build_span_columns(step: DrawnStep, shown: list[int], layout: BucketLayout, 
         step: the step to draw.
         shown: indices of the ranks to draw.
         layout: layout of the lanes.
-        place: 0 for the upper step, 1 for the lower one.
+        index: 0 for the upper step, 1 for the lower one.
     """
     rows: list[tuple[Any, ...]] = []
     for row, rank in enumerate(shown):

@@ -103,22 +103,21 @@ def find_counterparts(trace: Trace, lane: Lane, row: int) -> pd.DataFrame:
         end is missing if it never completed), late_ns (after the first rank's start), wait_ns (for the last rank to
         arrive) and transfer_ns (from there to the end), missing if not all ranks are known to have taken part.
     """
-    name, place = _table_of(trace, lane, row)
+    name, index = _table_of(trace, lane, row)
     table: pd.DataFrame = getattr(trace, name)
-    own = table.iloc[place]
+    own = table.iloc[index]
     is_same = np.logical_and.reduce([(table[column] == own[column]).to_numpy() for column in _SAME[name]])
     is_same &= table["rank"].isin([*trace.aligned_ranks, lane.rank]).to_numpy()
-    found = table[is_same].assign(place=np.flatnonzero(is_same))
+    found = table[is_same].assign(index=np.flatnonzero(is_same))
     start_ns, end_ns = _times(name, found)
     found = found.assign(start_ns=start_ns, end_ns=end_ns).sort_values(["rank", "start_ns"], kind="stable")
-    found["turn"] = found.groupby("rank").cumcount()
-    turn = int(found.loc[found["place"] == place, "turn"].iloc[0])
-    found = found[found["turn"] == turn]
+    occurrence = found.groupby("rank").cumcount()
+    found = found[occurrence == occurrence[found["index"] == index].iloc[0]]
     shown = found[["rank", "start_ns", "end_ns"]].reset_index(drop=True)
     shown["late_ns"] = shown["start_ns"] - shown["start_ns"].min()
     waits = pd.DataFrame({"rank": [], "wait_ns": [], "transfer_ns": []}, dtype="int64")
     if name == "collectives":
-        together = compute_arrivals(match_collectives(replace(trace, collectives=table.iloc[found["place"]])))
+        together = compute_arrivals(match_collectives(replace(trace, collectives=table.iloc[found["index"]])))
         waits = together[["rank", "wait_ns", "transfer_ns"]]
     return shown.merge(waits.astype("Int64"), on="rank", how="left")
 
@@ -144,7 +143,7 @@ def _times(name: str, found: pd.DataFrame) -> tuple[Any, Any]:
 MOMENTS: Final = ("gradient ready", "bucket ready", "launched", "last rank there", "ended", "copied out")
 """Moments of the path, in order. "gradient ready" occurs once for each recorded parameter of the bucket."""
 
-_COLUMNS: Final = ("rank", "turn", "moment", "time_ns", "lane", "place")
+_COLUMNS: Final = ("rank", "occurrence", "moment", "time_ns", "lane", "index")
 _GRADIENTS, _BUCKETS, _COMMUNICATION = (LANE_NAMES.index(name) for name in ("gradients", "buckets", "communication"))
 _NOTHING: Final = np.zeros(0, dtype=np.int64)
 
@@ -153,62 +152,75 @@ def compute_bucket_flow(trace: Trace, timeline: Timeline, about: Mapping[int, np
     """Return the moments of a bucket on the ranks of the timeline.
 
     Args:
-        about: All spans that concern the bucket in one step, from ``spans_about``.
+        about: All spans that concern the bucket in one step, from ``find_related_spans``.
 
     Returns:
-        rank (from top to bottom), turn (which reduction of the bucket in its step, from 0), moment (one of ``MOMENTS``,
-        in this order; an unknown one has no row), time_ns (on the timeline), lane (its number on the timeline) and
-        place (in ``lanes[lane].spans``) of the span that it belongs to. Without rows if the bucket was not reduced.
+        rank (from top to bottom), occurrence (which reduction of the bucket in its step, from 0), moment (one of
+        ``MOMENTS``, in this order; an unknown one has no row), time_ns (on the timeline), lane (its number on the
+        timeline) and index (in ``lanes[lane].spans``) of the span that it belongs to. Without rows if the bucket was
+        not reduced.
     """
     rows: list[tuple[Any, ...]] = []
     last_ns: dict[int, int | None] = {}
-    for place, rank in enumerate(timeline.ranks):
-        lanes = range(place * len(LANE_NAMES), (place + 1) * len(LANE_NAMES))
-        for turn, at in enumerate(about.get(lanes[_COMMUNICATION], _NOTHING).tolist()):
-            if turn not in last_ns:
-                last_ns[turn] = _last_arrival_ns(trace, timeline, lanes[_COMMUNICATION], at)
-            found = _reduction_moments(trace, timeline, lanes, about, turn)
-            rows += [(rank, turn, *row) for row in found]
-            if (arrived_ns := last_ns[turn]) is not None:
-                rows.append((rank, turn, "last rank there", arrived_ns, lanes[_COMMUNICATION], at))
+    for position, rank in enumerate(timeline.ranks):
+        lanes = range(position * len(LANE_NAMES), (position + 1) * len(LANE_NAMES))
+        for occurrence, index in enumerate(about.get(lanes[_COMMUNICATION], _NOTHING).tolist()):
+            if occurrence not in last_ns:
+                last_ns[occurrence] = _last_arrival_ns(trace, timeline, lanes[_COMMUNICATION], index)
+            found = _reduction_moments(trace, timeline, lanes, about, occurrence)
+            rows += [(rank, occurrence, *row) for row in found]
+            if (arrived_ns := last_ns[occurrence]) is not None:
+                rows.append((rank, occurrence, "last rank there", arrived_ns, lanes[_COMMUNICATION], index))
     table = pd.DataFrame(rows, columns=_COLUMNS).astype({name: "int64" for name in _COLUMNS if name != "moment"})
     order = table["moment"].map(MOMENTS.index)
     return table.assign(order=order, top=table["rank"].map(timeline.ranks.index)).sort_values(
-        ["top", "turn", "order", "time_ns"], kind="stable", ignore_index=True
+        ["top", "occurrence", "order", "time_ns"], kind="stable", ignore_index=True
     )[list(_COLUMNS)]
 
 
 def _reduction_moments(
-    trace: Trace, timeline: Timeline, lanes: range, about: Mapping[int, npt.NDArray[np.int64]], turn: int
+    trace: Trace, timeline: Timeline, lanes: range, about: Mapping[int, npt.NDArray[np.int64]], occurrence: int
 ) -> Iterator[tuple[str, int, int, int]]:
-    """Yield moment, time, lane and position for each event of one rank in one reduction.
+    """Yield moment, time, lane and index for each event of one rank in one reduction.
 
     Args:
-        lanes: Numbers of the rank's lanes.
-        turn: Index of its all-reduce among those of the bucket.
+        trace: the recording.
+        timeline: lanes of the ranks shown.
+        lanes: numbers of the rank's lanes.
+        about: all spans that concern the bucket in one step.
+        occurrence: index of its all-reduce among those of the bucket.
     """
-    gradients, buckets, sent = (timeline.lanes[lanes[number]].spans for number in range(1, len(LANE_NAMES)))
-    own_gradients, own_buckets, own_sent = (about.get(lane, _NOTHING) for lane in lanes[1:])
-    row = int(sent.rows[own_sent[turn]])
-    from_ns = _arrival_ns(trace, timeline, int(sent.rows[own_sent[turn - 1]])) if turn else None
+    sums = about[lanes[_COMMUNICATION]]
+    rows = timeline.lanes[lanes[_COMMUNICATION]].spans.rows[sums]
+    index, row = int(sums[occurrence]), int(rows[occurrence])
+    since_ns = _arrival_ns(trace, timeline, int(rows[occurrence - 1])) if occurrence else None
     until_ns = _arrival_ns(trace, timeline, row)
     ready_ns, launch_ns, end_ns = _times_ns(trace, timeline, row)
-    for place in own_gradients.tolist():
-        time_ns = int(gradients.starts_ns[place])
-        if time_ns <= until_ns and (from_ns is None or time_ns > from_ns):
-            yield "gradient ready", time_ns, lanes[_GRADIENTS], place
-    waits = own_buckets[buckets.rows[own_buckets] == row].tolist()
+    gradients = timeline.lanes[lanes[_GRADIENTS]].spans
+    for gradient in about.get(lanes[_GRADIENTS], _NOTHING).tolist():
+        time_ns = int(gradients.starts_ns[gradient])
+        if time_ns <= until_ns and (since_ns is None or time_ns > since_ns):
+            yield "gradient ready", time_ns, lanes[_GRADIENTS], gradient
+    own_buckets = about.get(lanes[_BUCKETS], _NOTHING)
+    waits = own_buckets[timeline.lanes[lanes[_BUCKETS]].spans.rows[own_buckets] == row].tolist()
     if ready_ns is not None:
         yield from (("bucket ready", ready_ns, lanes[_BUCKETS], wait) for wait in waits)
     if launch_ns is not None:
-        lane, place = (lanes[_BUCKETS], waits[0]) if waits else (lanes[_COMMUNICATION], int(own_sent[turn]))
-        yield "launched", launch_ns, lane, place
-    if end_ns is None:
-        return
-    yield "ended", end_ns, lanes[_COMMUNICATION], int(own_sent[turn])
-    copies = [place for place in own_buckets.tolist() if _is_copy_out(trace, int(buckets.rows[place]))]
-    after = [place for place in copies if buckets.starts_ns[place] >= end_ns]
-    yield from (("copied out", int(buckets.ends_ns[place]), lanes[_BUCKETS], place) for place in after[:1])
+        yield "launched", launch_ns, *((lanes[_BUCKETS], waits[0]) if waits else (lanes[_COMMUNICATION], index))
+    if end_ns is not None:
+        yield "ended", end_ns, lanes[_COMMUNICATION], index
+        yield from _first_copy_out(trace, timeline, lanes[_BUCKETS], own_buckets, end_ns)
+
+
+def _first_copy_out(
+    trace: Trace, timeline: Timeline, lane: int, indices: npt.NDArray[np.int64], from_ns: int
+) -> Iterator[tuple[str, int, int, int]]:
+    """Yield the end of the first copy of averages to gradients that begins at ``from_ns`` or later, if there is one."""
+    spans = timeline.lanes[lane].spans
+    for index in indices[spans.starts_ns[indices] >= from_ns].tolist():
+        if _is_copy_out(trace, int(spans.rows[index])):
+            yield "copied out", int(spans.ends_ns[index]), lane, index
+            return
 
 
 def _times_ns(trace: Trace, timeline: Timeline, row: int) -> tuple[int | None, ...]:
@@ -229,9 +241,9 @@ def _is_copy_out(trace: Trace, row: int) -> bool:
     return copy >= 0 and bool(trace.copies["direction"].iloc[copy] == "out")
 
 
-def _last_arrival_ns(trace: Trace, timeline: Timeline, lane: int, place: int) -> int | None:
+def _last_arrival_ns(trace: Trace, timeline: Timeline, lane: int, index: int) -> int | None:
     """Return when the last rank entered a collective; None unless all ranks are known to have."""
     found = timeline.lanes[lane]
-    same = find_counterparts(trace, found, int(found.spans.rows[place]))
+    same = find_counterparts(trace, found, int(found.spans.rows[index]))
     known = same[same["wait_ns"].notna()].head(1)
     return None if known.empty else int((known["start_ns"] + known["wait_ns"]).iloc[0]) - timeline.begin_ns

@@ -67,18 +67,18 @@ def get_span_details(trace: Trace, begin_ns: int, lane: Lane, row: int) -> SpanD
 
 
 def _phase(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
-    origin_ns, place = _find_origin(trace, begin_ns, row)
+    origin_ns, common = _find_origin(trace, begin_ns, row)
     return SpanDetails(
         what=PHASE_LABELS[str(row["phase"])],
         start_ns=int(row["start_ns"]) - origin_ns,
         end_ns=int(row["end_ns"]) - origin_ns,
         no_sync=bool(row["no_sync"]),
-        **place,
+        **common,
     )
 
 
 def _gradient(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
-    origin_ns, place = _find_origin(trace, begin_ns, row)
+    origin_ns, common = _find_origin(trace, begin_ns, row)
     ready_ns = int(row["ready_ns"]) - origin_ns
     plan = _plan_of(trace, row)
     found = plan[plan["parameter"] == row["parameter"]].head(1)
@@ -92,35 +92,35 @@ def _gradient(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
             "dtype": str(found["dtype"].iloc[0]),
         }
     )
-    return SpanDetails(what="gradient ready", start_ns=ready_ns, end_ns=ready_ns, **place, **about)
+    return SpanDetails(what="gradient ready", start_ns=ready_ns, end_ns=ready_ns, **common, **about)
 
 
 def _wait(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
-    origin_ns, place = _find_origin(trace, begin_ns, row)
+    origin_ns, common = _find_origin(trace, begin_ns, row)
     return SpanDetails(
         what="wait for launch",
         start_ns=int(row["ready_ns"]) - origin_ns,
         end_ns=max(int(row["ready_ns"]), int(row["launch_ns"])) - origin_ns,  # a host may be ahead of its device
         bytes=int(row["bytes"]),
         dtype=str(row["dtype"]),
-        **place,
+        **common,
         **_bucket(trace, row),
     )
 
 
 def _copy(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
-    origin_ns, place = _find_origin(trace, begin_ns, row)
+    origin_ns, common = _find_origin(trace, begin_ns, row)
     return SpanDetails(
         what=f"copy {row['direction']}",
         start_ns=int(row["start_ns"]) - origin_ns,
         end_ns=int(row["end_ns"]) - origin_ns,
-        **place,
+        **common,
         **_bucket(trace, row),
     )
 
 
 def _collective(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails:
-    origin_ns, place = _find_origin(trace, begin_ns, row)
+    origin_ns, common = _find_origin(trace, begin_ns, row)
 
     def since_step(name: str) -> int | None:
         return None if pd.isna(row[name]) else int(row[name]) - origin_ns
@@ -141,7 +141,7 @@ def _collective(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails
         start_is_bound=bool(row["start_is_bound"]),
         arrival=None if pd.isna(row["end_ns"]) else find_arrival(trace, row),
         call_site=None if site.empty else f"{site['file'].iloc[0]}:{site['line'].iloc[0]}",
-        **place,
+        **common,
         **_bucket(trace, row),
     )
 

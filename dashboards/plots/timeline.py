@@ -178,7 +178,7 @@ class TimelineRuler:
     """Two times on the lanes of a rank, and the breakdown between them.
 
     Args:
-        dialogue: messages of the timeline.
+        rpc: messages of the timeline.
         breakdown: step-time breakdown of the recording.
         timeline: lanes of the ranks shown.
         layout: layout of the lanes.

@@ -382,7 +382,7 @@ def build_path_columns(path: CriticalPath, timeline: Timeline, layout: LaneLayou
 
 # Bokeh columns of the rounds of all-reduces: strips along their lower edge.
 
-ROUND_COLUMNS: Final = ("left", "right", "top", "bottom", "alpha", "lane", "row", "place")
+ROUND_COLUMNS: Final = ("left", "right", "top", "bottom", "alpha", "lane", "row", "segment")
 
 _MIN_WIDTH_PX: Final = 3
 _HEIGHT_SHARE: Final = 0.4
@@ -429,7 +429,7 @@ def _build_lane_columns(
         "alpha": np.take(_ALPHAS, _index_phases(found) % len(_ALPHAS)).astype(np.float32),
         "lane": np.full(len(found), number, dtype=np.int32),
         "row": found["row"].to_numpy(dtype=np.int32),
-        "place": found.index.to_numpy(dtype=np.int32),
+        "segment": found.index.to_numpy(dtype=np.int32),
     }
 
 

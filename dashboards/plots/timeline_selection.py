@@ -35,7 +35,7 @@ def build_selected_columns(
     Args:
         timeline: lanes of the ranks shown.
         layout: layout of the lanes.
-        about: positions of these spans by lane, from ``spans_about``.
+        about: positions of these spans by lane, from ``find_related_spans``.
         lane: index of the selected span's lane on the timeline.
         row: row of the selected span, one of its lane's ``spans.rows``.
     """
@@ -75,7 +75,7 @@ _GAP: Final[_Point] = (np.nan, np.nan)
 
 
 def build_flow_mark_columns(flow: pd.DataFrame, timeline: Timeline, layout: LaneLayout) -> Columns:
-    """Return a mark for each moment of ``flow``, the table from ``flow_of``."""
+    """Return a mark for each moment of ``flow``, the table from ``compute_bucket_flow``."""
     points = _compute_points(flow, timeline, layout)
     return {
         "x": [x for x, _ in points],
@@ -88,7 +88,7 @@ def build_flow_line_columns(flow: pd.DataFrame, timeline: Timeline, layout: Lane
     """Return for each rank a line from the gradients to where the bucket is ready, and from there to the copy."""
     x, y = zip(*_compute_points(flow, timeline, layout), strict=True) if len(flow) else ((), ())
     line: list[_Point] = []
-    for _, way in flow.assign(x=x, y=y).groupby(["rank", "turn"], sort=False):
+    for _, way in flow.assign(x=x, y=y).groupby(["rank", "occurrence"], sort=False):
         is_gradient = (way["moment"] == "gradient ready").to_numpy()
         points = list(zip(way["x"].tolist(), way["y"].tolist(), strict=True))
         steps = [point for point, first in zip(points, is_gradient, strict=True) if not first]
@@ -110,7 +110,7 @@ def build_last_arrival_columns(flow: pd.DataFrame, timeline: Timeline, layout: L
     """Return a line across the ranks shown for each moment at which the last rank arrived."""
     columns = make_empty_columns(*LAST_ARRIVAL_COLUMNS)
     points = flow.assign(y=[y for _, y in _compute_points(flow, timeline, layout)])
-    for _, at in points[points["moment"] == "last rank there"].groupby("turn"):
+    for _, at in points[points["moment"] == "last rank there"].groupby("occurrence"):
         if len(at) > 1:
             columns["x"].append(float(at["time_ns"].iloc[0]))
             columns["top"].append(float(at["y"].min()))
@@ -119,14 +119,14 @@ def build_last_arrival_columns(flow: pd.DataFrame, timeline: Timeline, layout: L
 
 
 def _compute_points(flow: pd.DataFrame, timeline: Timeline, layout: LaneLayout) -> list[_Point]:
-    moments = zip(flow["time_ns"].tolist(), flow["lane"].tolist(), flow["place"].tolist(), strict=True)
-    return [(float(time_ns), _compute_y_px(timeline, layout, lane, place)) for time_ns, lane, place in moments]
+    moments = zip(flow["time_ns"].tolist(), flow["lane"].tolist(), flow["index"].tolist(), strict=True)
+    return [(float(time_ns), _compute_y_px(timeline, layout, lane, index)) for time_ns, lane, index in moments]
 
 
-def _compute_y_px(timeline: Timeline, layout: LaneLayout, lane: int, place: int) -> float:
+def _compute_y_px(timeline: Timeline, layout: LaneLayout, lane: int, index: int) -> float:
     """Return where on a span the line passes: in its middle, but below the name of an all-reduce."""
     spans = timeline.lanes[lane].spans
-    top, bottom = compute_rows_px(layout, lane, spans.stack[[place]], spans.stack_heights[[place]])
+    top, bottom = compute_rows_px(layout, lane, spans.stack[[index]], spans.stack_heights[[index]])
     middle = float(top[0] + bottom[0]) / 2
     return max(middle, float(bottom[0]) - _ABOVE_EDGE_PX) if timeline.lanes[lane].name == "communication" else middle
 
@@ -135,8 +135,8 @@ def _find_transfer_start(way: pd.DataFrame, timeline: Timeline, layout: LaneLayo
     """Return where the all-reduce of a path begins, if it is drawn."""
     drawn = way[way["moment"].isin(["ended", "last rank there"])].head(1)
     return [
-        (float(timeline.lanes[lane].spans.starts_ns[place]), _compute_y_px(timeline, layout, lane, place))
-        for lane, place in zip(drawn["lane"].tolist(), drawn["place"].tolist(), strict=True)
+        (float(timeline.lanes[lane].spans.starts_ns[index]), _compute_y_px(timeline, layout, lane, index))
+        for lane, index in zip(drawn["lane"].tolist(), drawn["index"].tolist(), strict=True)
     ]
 
 
@@ -153,7 +153,7 @@ class TimelineSelection:
     """The selection and the sources that show it.
 
     Args:
-        dialogue: messages of the timeline.
+        rpc: messages of the timeline.
         trace: the recording.
         timeline: lanes of the ranks shown.
         layout: layout of the lanes.

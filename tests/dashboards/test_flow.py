@@ -51,7 +51,7 @@ def test_each_moment_is_at_an_edge_of_its_span(trace: Trace) -> None:
     assert len(flow) == 3 * len(MOMENTS)
     for one in flow[flow["moment"] != "last rank there"].to_dict("records"):
         spans = timeline.lanes[one["lane"]].spans
-        assert one["time_ns"] in (spans.starts_ns[one["place"]], spans.ends_ns[one["place"]])
+        assert one["time_ns"] in (spans.starts_ns[one["index"]], spans.ends_ns[one["index"]])
         assert timeline.lanes[one["lane"]].rank == one["rank"]
 
 
@@ -76,7 +76,7 @@ def test_a_bucket_reduced_twice_in_a_step_has_two_ways_with_gradients_of_their_o
     flow = way(replace(trace, collectives=twice(trace.collectives), gradients=twice(trace.gradients)), (0,))
     gradients = flow[flow["moment"] == "gradient ready"]
     assert (gradients["time_ns"] / US).tolist() == [4_950, 6_950]
-    assert gradients["turn"].tolist() == [0, 1]
+    assert gradients["occurrence"].tolist() == [0, 1]
     assert (flow.loc[flow["moment"] == "last rank there", "time_ns"] / US).tolist() == [5_300, 7_300]
 
 

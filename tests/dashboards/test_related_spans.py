@@ -30,13 +30,13 @@ def timeline(trace: Trace) -> Timeline:
 def span_at(timeline: Timeline, name: str, moment_us: int, rank: int = 0) -> tuple[Lane, int]:
     """The first span of a lane that begins at a moment or later."""
     lane = timeline.lanes[rank * len(LANE_NAMES) + LANE_NAMES.index(name)]
-    place = int((lane.spans.starts_ns >= moment_us * US).argmax())
-    return lane, int(lane.spans.rows[place])
+    index = int((lane.spans.starts_ns >= moment_us * US).argmax())
+    return lane, int(lane.spans.rows[index])
 
 
-def names_and_starts(timeline: Timeline, number: int, places: list[int]) -> list[tuple[str, int]]:
+def names_and_starts(timeline: Timeline, number: int, indices: list[int]) -> list[tuple[str, int]]:
     lane = timeline.lanes[number]
-    return [(lane.name, int(lane.spans.starts_ns[place]) // US) for place in places]
+    return [(lane.name, int(lane.spans.starts_ns[index]) // US) for index in indices]
 
 
 def test_a_bucket_is_its_gradients_wait_copies_and_all_reduce_in_one_step_on_all_ranks(
@@ -44,7 +44,7 @@ def test_a_bucket_is_its_gradients_wait_copies_and_all_reduce_in_one_step_on_all
 ) -> None:
     subject = get_subject(trace, *span_at(timeline, "communication", 25_000))
     assert (subject.step, subject.bucket, subject.phase) == (2, 1, "")
-    about = {number: places.tolist() for number, places in find_related_spans(trace, timeline, subject).items()}
+    about = {number: indices.tolist() for number, indices in find_related_spans(trace, timeline, subject).items()}
     of_rank_0 = [one for number in range(4) for one in names_and_starts(timeline, number, about.get(number, []))]
     assert sorted(of_rank_0) == [
         ("buckets", 24_950),

@@ -42,10 +42,10 @@ def test_of_a_bucket_that_is_reduced_twice_in_a_step_each_sum_has_its_own_rounds
     assert table["row"][half:].tolist() == (table["row"][:half] + len(trace.collectives)).tolist()
     later = Rounds(other).of(int(table["row"].iloc[-1]))
     assert later.index.tolist() == [
-        place
+        index
         for rank in (0, 1)
-        for place in range(half, 2 * half)
-        if (table.loc[place, ["rank", "step"]] == [rank, 2]).all()
+        for index in range(half, 2 * half)
+        if (table.loc[index, ["rank", "step"]] == [rank, 2]).all()
     ]
 
 

@@ -28,8 +28,8 @@ def test_a_name_means_the_same_among_other_ranks_and_after_more_steps(tmp_path: 
     found = find_span_by_name(long, after, name)
     assert found is not None
     lane, row = found
-    place = after.lanes[lane].spans.rows.tolist().index(row)
-    assert after.lanes[lane].spans.starts_ns[place] == before.lanes[7].spans.starts_ns[4]
+    index = after.lanes[lane].spans.rows.tolist().index(row)
+    assert after.lanes[lane].spans.starts_ns[index] == before.lanes[7].spans.starts_ns[4]
 
 
 @pytest.mark.parametrize(

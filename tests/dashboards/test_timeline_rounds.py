@@ -49,13 +49,13 @@ def test_from_afar_where_they_are_a_pixel_wide_they_are_not_drawn(plot):
 
 def test_a_round_that_is_pointed_at_is_in_the_tooltip(plot):
     plot.update((3_900 * US, 5_100 * US), width_px=1000)
-    row, place = (int(plot.segments.data[name][1]) for name in ("row", "place"))
+    row, segment = (int(plot.segments.data[name][1]) for name in ("row", "segment"))
 
-    def rows(number, place):
-        plot.pointed.data = {"id": [number], "lane": [COMMUNICATION], "row": [row], "round": [place]}
+    def rows(number, segment):
+        plot.pointed.data = {"id": [number], "lane": [COMMUNICATION], "row": [row], "round": [segment]}
         return dict(zip(plot.tooltip.data["label"], plot.tooltip.data["value"], strict=True))
 
-    shown = rows(1, place)
+    shown = rows(1, segment)
     assert shown["round"] == "all-gather"
     assert shown["sends"] == "512 kB to rank 0"
     assert shown["receives"] == "512 kB from rank 0"
@@ -73,7 +73,7 @@ def test_the_panel_lists_the_rounds_of_every_rank_that_of_the_span_first(snapsho
         timeline,
         lane,
         row,
-        snapshot.trace.steps[:0].assign(turn=0, moment="", time_ns=0),
+        snapshot.trace.steps[:0].assign(occurrence=0, moment="", time_ns=0),
     )
     table = markup.partition('<table class="rounds">')[2]
     ranks = re.findall(r'<th scope="row">(\d)</th><td>([\w-]+)</td>', table)
@@ -83,6 +83,6 @@ def test_the_panel_lists_the_rounds_of_every_rank_that_of_the_span_first(snapsho
 def test_the_panel_of_an_all_reduce_without_rounds_has_no_such_table(snapshot):
     timeline = snapshot.lanes.timeline([0, 1])
     row = int((snapshot.trace.collectives["bucket"] == 1).argmax())
-    flow = snapshot.trace.steps[:0].assign(turn=0, moment="", time_ns=0)
+    flow = snapshot.trace.steps[:0].assign(occurrence=0, moment="", time_ns=0)
     markup = render_selected_span(snapshot.trace, snapshot.rounds, timeline, COMMUNICATION, row, flow)
     assert 'class="rounds"' not in markup
