@@ -6,9 +6,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from overlapscope.trace.event_log import DEFAULT_LIMIT_BYTES, EventLogWriter
+from overlapscope.trace.event_log import EventLogWriter
 from overlapscope.trace.schema import (
     CALL_SITES_FILE,
+    DEFAULT_LIMIT_BYTES,
     EVENTS_FILE,
     LINKS_FILE,
     PLANS_FILE,

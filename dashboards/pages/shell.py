@@ -20,10 +20,9 @@ from overlapscope.breakdown.breakdown import BLOCKS
 from overlapscope.breakdown.lanes import BUCKET_SLOTS
 from overlapscope.breakdown.text import PHASE_LABELS
 from overlapscope.compare.side import parse_step_bounds
-from overlapscope.errors import OverlapScopeError
+from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.text import use_no_break_spaces
 from overlapscope.trace.description import describe_clocks, describe_models, describe_strategies
-from overlapscope.trace.event_log import Problem
 from overlapscope.trace.recording import Trace
 from overlapscope.trace.small_files import read_import_source
 from overlapscope.trace.table_file import step_range_of_slice

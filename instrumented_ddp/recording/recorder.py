@@ -36,9 +36,19 @@ from instrumented_ddp.recording.unreduced_gradients import UnreducedGradientDete
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.environment import Detail
-from overlapscope.trace.event_log import DEFAULT_LIMIT_BYTES, EventLogWriter
+from overlapscope.trace.event_log import EventLogWriter
 from overlapscope.trace.live_files import GradientReadyFile
-from overlapscope.trace.schema import EVENTS_FILE, NO_CALL_SITE, RANK_FILE, RUN_FILE, Kind, Phase, pack_body, write_json
+from overlapscope.trace.schema import (
+    DEFAULT_LIMIT_BYTES,
+    EVENTS_FILE,
+    NO_CALL_SITE,
+    RANK_FILE,
+    RUN_FILE,
+    Kind,
+    Phase,
+    pack_body,
+    write_json,
+)
 
 _log = logging.getLogger(__name__)
 

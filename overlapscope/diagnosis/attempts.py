@@ -12,8 +12,7 @@ from overlapscope.diagnosis.from_recording import Progress, read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.text import truncate_words
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.event_log import Problem
+from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace.small_files import attempt_number, find_sibling_attempts
 
 _MAX_ATTEMPTS: Final = 8

@@ -13,8 +13,8 @@ from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.order_view import OrderLanes
 from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.errors import Problem
 from overlapscope.trace.collective_log_reader import open_collective_logs
-from overlapscope.trace.event_log import Problem
 from overlapscope.trace.process_files import WatchdogReport, read_reports
 from overlapscope.trace.small_files import find_rank_folders
 

@@ -23,9 +23,10 @@ from overlapscope.diagnosis.rank_models import compare_replicas
 from overlapscope.diagnosis.rank_state import RankState, read_process_state, read_rank
 from overlapscope.diagnosis.replica_drift import ComparedReplicas
 from overlapscope.diagnosis.text import group_text, rank_list
+from overlapscope.errors import Problem
 from overlapscope.trace import clocks
 from overlapscope.trace.collective_log_reader import CollectiveLogs, open_collective_logs
-from overlapscope.trace.event_log import Problem, is_closed
+from overlapscope.trace.event_log import is_closed
 from overlapscope.trace.live_files import read_final_pass, read_fingerprint_passes
 from overlapscope.trace.process_files import ProcessExit, read_exits
 from overlapscope.trace.schema import EVENTS_FILE, MANIFEST_FILE, SIGNATURES_FILE

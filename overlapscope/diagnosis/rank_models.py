@@ -10,7 +10,7 @@ from typing import Any
 
 from overlapscope.diagnosis.evidence import ModelParameters, RankEvidence, UnreadyParameter
 from overlapscope.diagnosis.replica_drift import ComparedReplicas, Replica, compare_model_replicas
-from overlapscope.trace.event_log import Problem
+from overlapscope.errors import Problem
 from overlapscope.trace.live_files import FingerprintPasses, find_models_with_ready_file, read_is_ready
 from overlapscope.trace.manifest import Manifest
 from overlapscope.trace.schema import (

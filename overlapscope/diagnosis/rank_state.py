@@ -44,7 +44,8 @@ from overlapscope.diagnosis.rank_models import read_models, read_replicas, read_
 from overlapscope.diagnosis.rank_settings import read_rank_settings
 from overlapscope.diagnosis.replica_drift import OptimizerHyperparameters, Replica, read_hyperparameters
 from overlapscope.diagnosis.stall_timeout import ENOUGH_STEPS
-from overlapscope.trace.event_log import Problem, Records
+from overlapscope.errors import Problem
+from overlapscope.trace.event_log import Records
 from overlapscope.trace.live_files import read_alive_file
 from overlapscope.trace.manifest import Manifest
 from overlapscope.trace.process_files import (

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.trace.event_log import Problem
+from overlapscope.errors import Problem
 from overlapscope.trace.live_files import FingerprintPasses, fingerprint_pass_dtype, fingerprint_residue
 from overlapscope.trace.schema import HYPERPARAMETERS_FILE
 from overlapscope.trace.small_files import read_json

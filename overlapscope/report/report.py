@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from overlapscope.errors import Problem
 from overlapscope.text import Unit, Value, format_value
-from overlapscope.trace.event_log import Problem
 
 if TYPE_CHECKING:
     import pandas as pd

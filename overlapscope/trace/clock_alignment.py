@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from overlapscope.errors import Problem
 from overlapscope.trace.clocks import (
     MIN_WANDER,
     ClockMap,
@@ -33,7 +34,6 @@ from overlapscope.trace.clocks import (
     drop_poor_fixes,
 )
 from overlapscope.trace.collective_arrival import compute_arrival_ns, occurrence_index
-from overlapscope.trace.event_log import Problem
 
 _Int64s = npt.NDArray[np.int64]
 

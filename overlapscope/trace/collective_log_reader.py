@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.errors import OverlapScopeError
+from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace.collective_log import (
     ENTRY_BYTES,
     ENTRY_DTYPE,
@@ -25,7 +25,6 @@ from overlapscope.trace.collective_log import (
     CollectiveLogHeader,
     Entries,
 )
-from overlapscope.trace.event_log import Problem
 from overlapscope.trace.ring_log import read_header_and_size
 from overlapscope.trace.schema import (
     CALL_SITES_FILE,

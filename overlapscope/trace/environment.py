@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.event_log import DEFAULT_LIMIT_BYTES
+from overlapscope.trace.schema import DEFAULT_LIMIT_BYTES
 
 TRACE_VARIABLE: Final = "OVERLAPSCOPE_TRACE"
 """Absolute path of the folder to record into. Not set: nothing is recorded unless the script asks for it."""

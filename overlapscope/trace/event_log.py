@@ -9,19 +9,19 @@ import itertools
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.errors import OverlapScopeError
+from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace.ring_log import RingLog, read_header_and_size
 from overlapscope.trace.schema import (
     CHECKED_RECORD,
+    DEFAULT_LIMIT_BYTES,
     DTYPES,
     HEADER_BYTES,
     OPS,
@@ -33,9 +33,6 @@ from overlapscope.trace.schema import (
     LogHeader,
     Phase,
 )
-
-DEFAULT_LIMIT_BYTES: Final = 64 * 1024**2
-"""Default size of one rank's log: about a million records."""
 
 _SMALLEST_CAPACITY: Final = 64
 _FIRST_OFFSET: Final = HEADER_BYTES - RECORD_BYTES  # because records are numbered from 1
@@ -216,20 +213,6 @@ _MIN_RECORDS_PER_RANK: Final = 2_000
 
 _MAX_HOLE_RECORDS: Final = 1024
 """Length of a run of zero slots that marks the end of a log: more than a lost page holds, or threads are apart."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One-line problem with a file that readers of the numbers should know, with the file's name and the position.
-
-    A ``note`` is worth knowing (a log that was never closed); an ``error`` means that data is missing or unreadable.
-    """
-
-    severity: Literal["note", "error"]
-    message: str
-
-    def __str__(self) -> str:
-        return self.message
 
 
 def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:

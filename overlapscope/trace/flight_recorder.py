@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.event_log import Problem
+from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace.untrusted import load_json, load_pickle, read_bytes
 from overlapscope.trace.user_code import is_user_file
 

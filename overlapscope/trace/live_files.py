@@ -19,9 +19,8 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.errors import OverlapScopeError
+from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace.clocks import host_now_ns
-from overlapscope.trace.event_log import Problem
 from overlapscope.trace.schema import (
     GRADIENT_READY_PATTERN,
     LIVENESS_FILE,

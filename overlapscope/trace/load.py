@@ -15,12 +15,12 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from overlapscope.errors import OverlapScopeError
+from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace import cache
 from overlapscope.trace.cache import ConvertedShards, checkpoint_shard, drop_checkpoints, load_checkpoint, staging_dir
 from overlapscope.trace.clock_alignment import Alignment, RankClock, align_clocks, collect_all_reduces, merge_by_clock
 from overlapscope.trace.clocks import ClockMap
-from overlapscope.trace.event_log import Problem, count_record_bytes, read_step_bounds
+from overlapscope.trace.event_log import count_record_bytes, read_step_bounds
 from overlapscope.trace.rank_folder import RankFolder
 from overlapscope.trace.schema import EVENTS_FILE, PARAMETERS_FILE, RANK_FILE, RECORD_BYTES
 from overlapscope.trace.small_files import parse_expected_ranks, read_json, read_lines

@@ -12,9 +12,8 @@ from stat import S_ISREG
 from typing import Any
 from zlib import crc32
 
-from overlapscope.errors import OverlapScopeError
+from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace.collective_log import CollectiveLogHeader
-from overlapscope.trace.event_log import Problem
 from overlapscope.trace.schema import (
     EVENTS_FILE,
     HEADER_BYTES,

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from overlapscope.errors import Problem
 from overlapscope.trace import clocks
 from overlapscope.trace.checksum import dump_json_line
 from overlapscope.trace.dataclass_json import from_dict
-from overlapscope.trace.event_log import Problem
 from overlapscope.trace.schema import RANK_FILE, REPORTS_FILE, STALL_FILE, write_json
 from overlapscope.trace.small_files import read_json, read_lines
 

@@ -14,11 +14,11 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.errors import OverlapScopeError
+from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace.clocks import bounds_from_pings
 from overlapscope.trace.collective_log import AWAITED, ENTRY_DTYPE, Entries
 from overlapscope.trace.collective_log_reader import CollectiveLogFile
-from overlapscope.trace.event_log import RECORD_DTYPE, Problem, Records, is_closed, read_latest_records, read_log
+from overlapscope.trace.event_log import RECORD_DTYPE, Records, is_closed, read_latest_records, read_log
 from overlapscope.trace.live_files import read_ready_times_ns
 from overlapscope.trace.manifest import Manifest
 from overlapscope.trace.process_files import StallSnapshot, WatchdogReport, read_rank_reports, read_stall_snapshot

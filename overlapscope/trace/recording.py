@@ -11,11 +11,10 @@ from typing import Any, Final, Literal
 
 import pandas as pd
 
-from overlapscope.errors import OverlapScopeError
+from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace import cache
 from overlapscope.trace.cache import DamagedTables, staging_dir
 from overlapscope.trace.clock_alignment import collect_all_reduces, merge_by_clock, share_one_clock
-from overlapscope.trace.event_log import Problem
 from overlapscope.trace.load import (
     assemble_shards,
     build_clock_maps,

@@ -161,6 +161,8 @@ FORMAT_VERSION: Final = 1
 MAGIC: Final = b"OVLSCOPE"
 HEADER_BYTES: Final = 4096
 RECORD_BYTES: Final = 64
+DEFAULT_LIMIT_BYTES: Final = 64 * 1024**2
+"""Default size of one rank's event log: about a million records."""
 PINNED_SHARE: Final = 8
 """One in this many slots of a full log holds the first steps and is never overwritten."""
 

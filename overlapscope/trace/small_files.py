@@ -15,9 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from overlapscope.errors import OverlapScopeError
+from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace.checksum import parse_json_text
-from overlapscope.trace.event_log import Problem
 from overlapscope.trace.schema import (
     ENDED_FILE,
     EVENTS_FILE,

@@ -31,11 +31,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from overlapscope.errors import OverlapScopeError
+from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace.clock_alignment import RankClock
 from overlapscope.trace.clocks import ClockMap
 from overlapscope.trace.collective_arrival import occurrence_index
-from overlapscope.trace.event_log import RECORD_DTYPE, Problem, Records
+from overlapscope.trace.event_log import RECORD_DTYPE, Records
 from overlapscope.trace.rank_folder import (
     LINK_COUNTERS,
     LINK_ENDPOINTS,

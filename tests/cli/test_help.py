@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from overlapscope import __version__, cli
+from overlapscope.cli.main import COMMANDS
 from tests.cli.command_line import REPOSITORY, overlapscope, overlapscope_process
 
-HEAVY = ("torch", "pandas", "pyarrow", "panel", "bokeh", "rich")
-
+HEAVY = ("numpy", "pandas", "pyarrow", "torch", "bokeh", "panel", "rich")
 
 VERBS = sorted(
     module.name
@@ -41,12 +41,13 @@ def test_help_of_a_command_is_the_docstring_of_its_module(verb: str) -> None:
     assert (sys.modules[verb].__doc__ or "").strip() in ran.stdout
 
 
-def test_help_loads_nothing_heavy() -> None:
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=" ".join)
+def test_help_loads_nothing_heavy(command: list[str]) -> None:
     """Whatever it takes to show a recording is loaded only when one is shown."""
     program = (
         "import sys\n"
         "from overlapscope.cli.main import main\n"
-        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        f"try:\n    main([*{command!r}, '--help'])\nexcept SystemExit:\n    pass\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY)

@@ -17,8 +17,7 @@ from instrumented_ddp import DistributedDataParallel
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.event_log import Problem
+from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace.recording import read_trace
 from overlapscope.trace.schema import HEADER_BYTES, MANIFEST_FILE, TABLES_FOLDER
 from tests.cluster.ranks import run_ranks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from overlapscope.trace.event_log import Problem
+from overlapscope.errors import Problem
 from overlapscope.trace.live_files import pack_liveness, read_alive_file
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from overlapscope.errors import Problem
 from overlapscope.trace import clocks
-from overlapscope.trace.event_log import Problem
 from overlapscope.trace.process_files import ProcessExit, read_exits, write_exit
 
 

@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.errors import OverlapScopeError
+from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace.event_log import (
     EventLogWriter,
-    Problem,
     Records,
     compute_record_checksums,
     read_latest_records,

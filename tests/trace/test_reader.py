@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from overlapscope.breakdown.steady_steps import find_first_step_after_warm_up
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace import tables
-from overlapscope.trace.event_log import DEFAULT_LIMIT_BYTES
 from overlapscope.trace.recording import read_trace
 from overlapscope.trace.schema import (
     CALL_SITES_FILE,
+    DEFAULT_LIMIT_BYTES,
     ENDED_FILE,
     EVENTS_FILE,
     HEADER_BYTES,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.trace.event_log import Problem
+from overlapscope.errors import Problem
 from overlapscope.trace.manifest import Manifest, write_manifest
 from overlapscope.trace.schema import MANIFEST_FILE, write_json
 from tests.trace.logs import make_log
