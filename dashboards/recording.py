@@ -268,12 +268,12 @@ class Snapshot(Analysis):
         return self
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _CachedSnapshot:
     snapshot: Snapshot
     file_state: str
     """Fingerprint of the files that were read."""
-    until_s: float
+    until_s: float = 0.0
     """Time (``time.monotonic``) before which the files are not read again."""
 
 
@@ -305,32 +305,33 @@ class RecordingCache:
             OverlapScopeError: the folder holds nothing to show, or more than fits into memory.
         """
         with self._lock:
-            return self._newest(which, progress)
+            is_live = self._live_status.latest().is_live
+            is_long = is_live and not self._is_dumps and _is_long(self._folders().values())
+            selection = self._select_steps(which, is_live=is_live, is_long=is_long)
+            self._evict_before(selection, is_live=is_live)
+            cached, begun_s = self._snapshots.get(selection), time.monotonic()
+            if cached is None or (begun_s >= cached.until_s and self.state() != cached.file_state):
+                cached = self._read_again(selection, progress, cached.snapshot if cached and is_live else None)
+                now_s = time.monotonic()
+                cached.until_s = now_s + (now_s - begun_s) / _READING_SHARE if is_long else 0.0
+            cached.snapshot.is_live = self._live_status.latest().is_live
+            cached.snapshot.drop_outdated()
+            return cached.snapshot
 
-    def _newest(self, which: StepSelection | None, progress: Progress | None) -> Snapshot:
-        is_dumps, folders = self._is_dumps, self._folders()
-        is_live = self._live_status.latest().is_live
-        is_long = is_live and not is_dumps and _is_long(folders.values())
-        if is_dumps or which == ALL_STEPS:
-            which = "all"
-        elif which is None:
-            which = "latest" if is_long or not (is_live or self.fits) else "all"
-        self._evict_before(which, is_live=is_live)
-        reading = self._snapshots.get(which)
-        begun_s = time.monotonic()
-        file_state = reading.file_state if reading is not None and begun_s < reading.until_s else self.state()
-        if reading is None or file_state != reading.file_state:
-            before = None if reading is None or not is_live else reading.snapshot
-            self._snapshots.pop(which, None)  # so that an outdated snapshot doesn't stay if reading fails
-            snapshot = _snapshot_of_dumps(self.folder) if is_dumps else Snapshot(self._read(which, progress), before)
-            now_s = time.monotonic()
-            until_s = now_s + (now_s - begun_s) / _READING_SHARE if is_long else 0.0
-            reading = self._snapshots[which] = _CachedSnapshot(
-                snapshot=snapshot, file_state=file_state, until_s=until_s
-            )
-        reading.snapshot.is_live = self._live_status.latest().is_live
-        reading.snapshot.drop_outdated()
-        return reading.snapshot
+    def _select_steps(self, which: StepSelection | None, *, is_live: bool, is_long: bool) -> StepSelection:
+        """Return the steps to read."""
+        if self._is_dumps or which == ALL_STEPS:
+            return "all"
+        if which is None:
+            return "latest" if is_long or not (is_live or self.fits) else "all"
+        return which
+
+    def _read_again(self, which: StepSelection, progress: Progress | None, before: Snapshot | None) -> _CachedSnapshot:
+        self._snapshots.pop(which, None)  # so that an outdated snapshot doesn't stay if reading fails
+        file_state = self.state()
+        snapshot = _snapshot_of_dumps(self.folder) if self._is_dumps else Snapshot(self._read(which, progress), before)
+        self._snapshots[which] = _CachedSnapshot(snapshot=snapshot, file_state=file_state)
+        return self._snapshots[which]
 
     @property
     def fits(self) -> bool:

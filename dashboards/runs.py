@@ -18,7 +18,6 @@ from dashboards.comparisons import ComparisonCache
 from dashboards.plots.trend import trend_by_step
 from dashboards.recording import RecordingCache, Snapshot
 from dashboards.run_facts import RunFacts, StepTimes, read_run_facts
-from overlapscope.breakdown.summary import Summary
 from overlapscope.breakdown.text import describe_summary
 from overlapscope.diagnosis.rank_state import is_running
 from overlapscope.diagnosis.text import capitalize
@@ -68,44 +67,45 @@ def summarize_run(path: Path) -> RunSummary:
     """Analyze a recording or dumps; the result for one that can't be read has no verdict, and ``line`` says why."""
     began_s = time.monotonic()
     try:
-        return _judged(RecordingCache(path).latest(), began_s)
+        found = _summarize(RecordingCache(path).latest())
     except OverlapScopeError as error:
-        line = str(error)
+        found = RunSummary(line=str(error), is_fault=True)
     except Exception as error:  # an unforeseen recording must not stop the analysis of others
         _log.exception("%s can't be judged", path)
-        line = f"can't be judged: {error!r}"
-    return RunSummary(line=line, is_fault=True, duration_s=time.monotonic() - began_s)
+        found = RunSummary(line=f"can't be judged: {error!r}", is_fault=True)
+    return replace(found, duration_s=time.monotonic() - began_s)
 
 
-def _judged(snapshot: Snapshot, began_s: float) -> RunSummary:
-    diagnosis, trace = snapshot.diagnosis, snapshot.trace
-    summary = snapshot.summary if len(trace.steps) else None
-    has_mean = summary is not None and bool(summary.steps)
-    verdict = None if diagnosis is None else diagnosis.verdict
-    kind, line = "No verdict", "No collective logs were recorded."
-    if verdict is not None:
-        kind, line = capitalize(verdict.kind), verdict.sentence
-    if summary is not None and (verdict is None or verdict.kind == "healthy"):
-        line = describe_summary(summary)
-    return RunSummary(
-        kind=kind,
-        line=" ".join(line.split()),
-        has_enough_evidence=verdict is not None and verdict.certainty != "can't tell",
-        is_fault=verdict is not None and verdict.is_fault,
-        is_incident=diagnosis is not None and diagnosis.is_incident,
-        step_ns=summary.mean.step.value if summary is not None and has_mean else None,
-        exposed_ns=summary.mean.blocks["exposed"].value if summary is not None and has_mean else None,
-        steps=None if summary is None else int(trace.steps["step"].max()) + 1,
-        ranks=len(trace.ranks),
-        times=None if summary is None else _times(summary),
-        samples=tuple(generate_samples(snapshot, diagnosis)),
-        duration_s=time.monotonic() - began_s,
-    )
+def _summarize(snapshot: Snapshot) -> RunSummary:
+    diagnosis = snapshot.diagnosis
+    found = RunSummary(kind="No verdict", line="No collective logs were recorded.", has_enough_evidence=False)
+    if diagnosis is not None:
+        verdict = diagnosis.verdict
+        found = RunSummary(
+            kind=capitalize(verdict.kind),
+            line=" ".join(verdict.sentence.split()),
+            has_enough_evidence=verdict.certainty != "can't tell",
+            is_fault=verdict.is_fault,
+            is_incident=diagnosis.is_incident,
+        )
+    if len(snapshot.trace.steps):
+        found = _add_steps(found, snapshot, has_news=diagnosis is not None and diagnosis.verdict.kind != "healthy")
+    return replace(found, ranks=len(snapshot.trace.ranks), samples=tuple(generate_samples(snapshot, diagnosis)))
 
 
-def _times(summary: Summary) -> StepTimes:
+def _add_steps(found: RunSummary, snapshot: Snapshot, *, has_news: bool) -> RunSummary:
+    """Add the figures of steps, and their sentence unless the verdict ``has_news``."""
+    summary = snapshot.summary
+    mean = summary.mean if summary.steps else None
     trend = trend_by_step(summary.finished_together, "step_time_ns")
-    return StepTimes.of(int(trend["step"].iloc[0]), int(trend["last_step"].iloc[-1]), trend["mean"].to_numpy())
+    return replace(
+        found,
+        line=found.line if has_news else describe_summary(summary),
+        step_ns=None if mean is None else mean.step.value,
+        exposed_ns=None if mean is None else mean.blocks["exposed"].value,
+        steps=int(snapshot.trace.steps["step"].max()) + 1,
+        times=StepTimes.of(int(trend["step"].iloc[0]), int(trend["last_step"].iloc[-1]), trend["mean"].to_numpy()),
+    )
 
 
 _SCAN_INTERVAL_S: Final = 2.0

@@ -12,8 +12,6 @@ MOST = 15
 
 EXCEPTIONS = {
     "overlapscope/diagnosis/report_text.py:_sequences": 29,
-    "dashboards/pages/runs.py:build_row_view": 24,
-    "dashboards/experiment_figures.py:_draw_lines": 22,
     "overlapscope/cli/import_.py:run": 19,
     "overlapscope/diagnosis/flight_recorder.py:make_signature": 18,
     "instrumented_ddp/arguments.py:of": 18,
@@ -21,8 +19,6 @@ EXCEPTIONS = {
     "instrumented_ddp/reduction/bucket.py:copy_in_small": 18,
     "overlapscope/chunked_analysis.py:__init__": 17,
     "overlapscope/diagnosis/replica_drift.py:compare_model_replicas": 17,
-    "dashboards/recording.py:_newest": 17,
-    "dashboards/runs.py:_judged": 17,
     "dashboards/plots/step_drawing.py:draw_step": 17,
     "overlapscope/diagnosis/replica_drift.py:at_end": 16,
 }

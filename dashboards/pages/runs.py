@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 import pandas as pd
@@ -19,14 +19,15 @@ from dashboards.pages.shell import render, render_fragment
 from dashboards.plots.browser_rpc import BrowserRpc, RequestColumns
 from dashboards.plots.trend import HEIGHT_PX, WIDTH_PX, build_sparkline_path
 from dashboards.run_facts import StepTimes
-from dashboards.runs import RunIndex, RunRow
+from dashboards.runs import RunIndex, RunRow, RunSummary
 from dashboards.urls import RunUrl, run_pages_url
 from overlapscope.errors import OverlapScopeError
-from overlapscope.text import format_ns
+from overlapscope.text import UNKNOWN, format_ns
 from overlapscope.trace.runs import RunNotes, parse_tags
 from overlapscope.trace.small_files import find_rank_folders
 
 _POLL_INTERVAL_MS: Final = 2_000
+_NOT_SUMMARIZED: Final = RunSummary(line="")
 
 COLUMNS: Final = (
     ("name", "Run", "text"),
@@ -46,6 +47,11 @@ COLUMNS: Final = (
 """
 
 
+Cell = tuple[str, float | str | None, str]
+"""Text, sort key and hint."""
+_EMPTY_CELL: Final[Cell] = (UNKNOWN, None, "")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RowView:
     """A row of the table as texts; cells that are numbers also have a sort key."""
@@ -60,8 +66,8 @@ class RowView:
     attempts: str
     model_and_device: str
     """Text for narrow windows, which have no columns for these."""
-    cells: dict[str, tuple[str, float | str | None, str]]
-    """Text, sort key and hint, by column."""
+    cells: dict[str, Cell]
+    """Cells by column."""
     path: str
     times_hint: str
     kind: str
@@ -150,13 +156,9 @@ class _LiveTable:
         self.response.data = {"id": [wanted["id"]], "error": [""]}
 
 
+@lru_cache(maxsize=4096)
 def render_row(row: RunRow) -> str:
     """Return the markup of a row."""
-    return _render_cached_row(row)
-
-
-@lru_cache(maxsize=4096)
-def _render_cached_row(row: RunRow) -> str:
     return render_fragment(
         "runs_row.html", row=build_row_view(row), columns=COLUMNS, width_px=WIDTH_PX, height_px=HEIGHT_PX
     )
@@ -164,38 +166,32 @@ def _render_cached_row(row: RunRow) -> str:
 
 def build_row_view(row: RunRow) -> RowView:
     """Return a row as texts."""
-    facts, judged = row.facts, row.judged
+    facts, judged = row.facts, row.judged or _NOT_SUMMARIZED
     attempts = len(row.run.attempts)
-    times = facts.latest if judged is None or judged.times is None or row.is_live else judged.times
-    steps = facts.steps if row.is_live or judged is None or judged.steps is None else judged.steps
-    ranks = judged.ranks if facts.ranks is None and judged is not None else facts.ranks
+    # While a run is live, its files know more than the last analysis of it.
+    times = facts.latest if row.is_live else judged.times or facts.latest
+    steps = facts.steps if row.is_live or judged.steps is None else judged.steps
     return RowView(
         name=row.run.name,
         folder=str(row.run.path),
         run=quote(os.fsencode(row.run.latest_name), safe=""),
-        address=run_pages_url(row.run.latest_name) + ("order" if row.is_incident else ""),
-        badges=tuple(name for name, is_so in (("incident", row.is_incident), ("live", row.is_live)) if is_so),
+        address=run_pages_url(row.run.latest_name) + "order" * row.is_incident,
+        badges=("incident",) * row.is_incident + ("live",) * row.is_live,
         attempts=f"{attempts} attempts" if attempts > 1 else "",
         model_and_device=" · ".join(filter(None, (facts.model, facts.device))),
         cells={
             "started": _format_date(facts.started_unix_ns),
-            "model": (facts.model or "–", facts.model or None, ""),
-            "ranks": _format_count(ranks),
-            "device": (facts.device or "–", facts.device or None, ""),
+            "model": _format_name(facts.model),
+            "ranks": _format_count(judged.ranks if facts.ranks is None else facts.ranks),
+            "device": _format_name(facts.device),
             "steps": _format_count(steps),
             **_format_figures(row),
         },
         path=build_sparkline_path(times) if times else "",
         times_hint=describe_step_times(times) if times else "",
-        kind=judged.kind if judged else "",
-        kind_class=""
-        if judged is None
-        else "fault"
-        if judged.is_fault
-        else "healthy"
-        if judged.kind == "Healthy"
-        else "",
-        line=judged.line if judged else "",
+        kind=judged.kind,
+        kind_class="fault" if judged.is_fault else "healthy" if judged.kind == "Healthy" else "",
+        line=judged.line,
         tags=row.notes.tags,
         note=row.notes.note,
         notes_problem=row.notes_problem,
@@ -249,34 +245,30 @@ def explain_missing_runs(runs: RunIndex) -> list[str]:
     return reasons
 
 
-def _format_figures(row: RunRow) -> dict[str, tuple[str, float | str | None, str]]:
+def _format_figures(row: RunRow) -> dict[str, Cell]:
     """Return step time and exposed communication: of a finished run the same as on its Overview page."""
-    judged = row.judged
-    now_ns = row.facts.latest_step_ns
-    exposed_ns = None if judged is None else judged.exposed_ns
-    exposed: tuple[str, float | str | None, str] = (format_ns(exposed_ns), exposed_ns, "of the mean step")
-    if judged is None:
-        exposed = ("", None, "being read")
+    judged, latest_ns = row.judged, row.facts.latest_step_ns
+    exposed: Cell = ("", None, "being read")
+    if judged is not None:
+        exposed = (format_ns(judged.exposed_ns), judged.exposed_ns, "of the mean step")
     if judged is not None and judged.step_ns is not None and not row.is_live:
         return {"step": (format_ns(judged.step_ns), judged.step_ns, "the mean step"), "exposed": exposed}
-    step = f"≈ {format_ns(now_ns)}" if now_ns is not None else format_ns(None)
-    return {"step": (step, now_ns, "the median of the newest steps"), "exposed": exposed}
+    step = format_ns(None) if latest_ns is None else f"≈ {format_ns(latest_ns)}"
+    return {"step": (step, latest_ns, "the median of the newest steps"), "exposed": exposed}
 
 
-def _format_date(unix_ns: int | None) -> tuple[str, float | str | None, str]:
+def _format_date(unix_ns: int | None) -> Cell:
+    if not unix_ns:
+        return _EMPTY_CELL
     try:
-        return (
-            (f"{datetime.fromtimestamp((unix_ns or 0) / 1e9):%d %b %Y, %H:%M}", unix_ns, "")
-            if unix_ns
-            else _empty_cell()
-        )
+        return f"{datetime.fromtimestamp(unix_ns / 1e9):%d %b %Y, %H:%M}", unix_ns, ""
     except (ValueError, OverflowError, OSError):
-        return _empty_cell()
+        return _EMPTY_CELL
 
 
-def _format_count(count: int | None) -> tuple[str, float | str | None, str]:
-    return _empty_cell() if count is None else (f"{count:,}", count, "")
+def _format_count(count: int | None) -> Cell:
+    return _EMPTY_CELL if count is None else (f"{count:,}", count, "")
 
 
-def _empty_cell() -> tuple[str, Any, str]:
-    return "–", None, ""
+def _format_name(name: str) -> Cell:
+    return (name, name, "") if name else _EMPTY_CELL
