@@ -24,7 +24,16 @@ from overlapscope.diagnosis.text import capitalize
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interop.open_metrics import Sample, generate_samples
 from overlapscope.trace.event_log import read_latest_records
-from overlapscope.trace.runs import NOTES_FILE, FoundRuns, Run, RunNotes, find_runs, is_run, read_notes, write_notes
+from overlapscope.trace.runs import (
+    NOTES_FILE,
+    FoundRun,
+    FoundRuns,
+    RunNotes,
+    find_runs,
+    is_run,
+    read_notes,
+    write_notes,
+)
 from overlapscope.trace.schema import EVENTS_FILE, TABLES_FOLDER
 from overlapscope.trace.small_files import find_recorded_ranks, has_finished_recording
 
@@ -127,7 +136,7 @@ _MAX_OPEN_RECORDINGS: Final = 4
 class RunRow:
     """A row of the table of runs, as far as it is known."""
 
-    run: Run
+    run: FoundRun
     facts: RunFacts
     is_live: bool
     """True if one of its processes runs on this host, or its log has grown recently, as from another host."""
@@ -269,7 +278,7 @@ class RunIndex:
             now_s = time.monotonic()
             self._next_scan_s = now_s + max(_SCAN_INTERVAL_S, (now_s - began_s) / _MAX_SCAN_SHARE)
 
-    def _row(self, run: Run) -> RunRow:
+    def _row(self, run: FoundRun) -> RunRow:
         path, now_s = run.latest, time.monotonic()
         known, position, is_here = self._scanned.get(path), _last_sequence(path), is_running(path)
         fingerprint = (is_here, position, _fingerprint(path))

@@ -126,7 +126,7 @@ def _setting(buckets: Buckets, sizes: PredictedSizes, observations: Observations
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class PlanTrial:
     """A plan that was considered."""
 
     setting: str
@@ -149,21 +149,21 @@ class Decision:
     """Step of the recording."""
     measured_steps: int
     """Number of steps from which predictions were made."""
-    trials: tuple[Trial, ...]
+    trials: tuple[PlanTrial, ...]
     """The plans considered; the first was active before."""
     chosen: int
     """Index of the trial that was chosen."""
     why: str
 
 
-def trials_of(candidates: Sequence[Candidate], measured_ns: Float64Array) -> tuple[Trial, ...]:
+def trials_of(candidates: Sequence[Candidate], measured_ns: Float64Array) -> tuple[PlanTrial, ...]:
     """Return what is known about each plan.
 
     Args:
         measured_ns: measured step time by candidate; NaN for one that was not tried.
     """
     return tuple(
-        Trial(
+        PlanTrial(
             setting=each.setting,
             buckets=len(each.buckets),
             predicted_ns=_known(each.predicted_ns),
@@ -177,7 +177,7 @@ def _known(time_ns: float) -> float | None:
     return None if math.isnan(time_ns) else time_ns
 
 
-def describe_choice(trials: Sequence[Trial], chosen: int) -> str:
+def describe_choice(trials: Sequence[PlanTrial], chosen: int) -> str:
     """Return the reason for a choice as a sentence."""
     before, best = trials[0], trials[chosen]
     if len(trials) == 1:

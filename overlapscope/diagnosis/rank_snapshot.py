@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from overlapscope.diagnosis.collective_order import WINDOW_MARGIN
 from overlapscope.diagnosis.evidence import CallSite, RankEvidence
-from overlapscope.trace.collective_log import CollectiveLogHeader, ReadableLog, oldest_incomplete
+from overlapscope.trace.collective_log import ReadableLog, oldest_incomplete
 from overlapscope.trace.schema import Signature
 
 _MAX_ENTRIES: Final = 12
 _MAX_MESSAGES: Final = 64
 """Enough for a round in which every rank sends to every other, for example."""
-
-
-class CollectiveLog(ReadableLog, Protocol):
-    """A collective log: one that is being written, or a file."""
-
-    @property
-    def header(self) -> CollectiveLogHeader:
-        """Return the header, which says which group the log belongs to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +47,7 @@ class RankSnapshot:
 
 def make_snapshot(
     evidence: RankEvidence,
-    logs: Iterable[CollectiveLog],
+    logs: Iterable[ReadableLog],
     *,
     signature_of: Callable[[int], Signature | None],
     call_site_of: Callable[[int], CallSite | None],
@@ -81,7 +73,7 @@ def make_snapshot(
     )
 
 
-def _excerpt(log: CollectiveLog, differences: Mapping[str, int]) -> LogExcerpt:
+def _excerpt(log: ReadableLog, differences: Mapping[str, int]) -> LogExcerpt:
     header, latest = log.header, log.latest
     first, last = latest - (_MAX_MESSAGES if header.point_to_point else _MAX_ENTRIES) + 1, latest
     if header.name in differences and not header.point_to_point:

@@ -210,6 +210,10 @@ class ReadableLog(Protocol):
     """Collective log that can be read: one that is being written, or a file."""
 
     @property
+    def header(self) -> CollectiveLogHeader:
+        """Return the header, which says which group the log belongs to."""
+
+    @property
     def latest(self) -> int:
         """Return the number of the latest entry; 0 if there is none."""
 

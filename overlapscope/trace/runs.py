@@ -108,7 +108,7 @@ MAX_FOLDERS: Final = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class FoundRun:
     """Run, as shown in one row of a table of runs."""
 
     name: str
@@ -134,7 +134,7 @@ class Run:
 class FoundRuns:
     """Runs found in some folders."""
 
-    runs: tuple[Run, ...] = ()
+    runs: tuple[FoundRun, ...] = ()
     left_out: tuple[str, ...] = ()
     """Folders that were not searched, and why: a sentence each, without a full stop."""
     _paths: Mapping[str, Path] = field(init=False, repr=False, compare=False)
@@ -170,14 +170,14 @@ def find_runs(folders: Sequence[Path]) -> FoundRuns:
         folders: folders to search; each may also be a run itself, which is then named after its folder.
     """
     left_out: list[str] = []
-    runs: dict[Path, Run] = {}
+    runs: dict[Path, FoundRun] = {}
     for folder, label in zip(folders, _labels(folders), strict=True):
         root = folder.resolve()
         prefix = f"{label}/" if len(folders) > 1 else ""
         for path in _run_folders(root, left_out):
             name = label if path == root else prefix + path.relative_to(root).as_posix()
             later = (each for each in find_attempts(path) if each == path or not _has_outside_link(root, each))
-            runs.setdefault(path, Run(name=name, path=path, attempts=tuple(later) or (path,)))
+            runs.setdefault(path, FoundRun(name=name, path=path, attempts=tuple(later) or (path,)))
     return FoundRuns(runs=tuple(sorted(runs.values(), key=lambda run: run.name)), left_out=tuple(left_out))
 
 

@@ -91,11 +91,8 @@ class _Refused(Exception):  # noqa: N818, internal
     """Error in a pickle; ``load_pickle`` adds the offset and the file."""
 
 
-class _Mark:
-    """Mark on the stack where a list, tuple or dictionary begins."""
-
-
-_MARK: Final = _Mark()
+_MARK: Final = object()
+"""Mark on the stack where a list, tuple or dictionary begins."""
 
 
 def load_pickle(data: bytes, path: Path) -> Any:
