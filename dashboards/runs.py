@@ -20,9 +20,9 @@ from dashboards.recording import RecordingCache, Snapshot
 from dashboards.run_facts import RunFacts, StepTimes, read_run_facts
 from overlapscope.breakdown.text import describe_summary
 from overlapscope.diagnosis.rank_state import is_running
-from overlapscope.diagnosis.text import capitalize
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interop.open_metrics import Sample, generate_samples
+from overlapscope.text import capitalize
 from overlapscope.trace.event_log import read_latest_records
 from overlapscope.trace.runs import (
     NOTES_FILE,

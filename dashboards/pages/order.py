@@ -20,9 +20,9 @@ from overlapscope.diagnosis.collective_order import ProcessGroup
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.diagnosis.evidence import Evidence, Liveness, RankEvidence
 from overlapscope.diagnosis.order_view import BUCKET_SLOTS, OrderLane, OrderLanes
-from overlapscope.diagnosis.text import capitalize, format_position, format_recorded_until, rank_list
+from overlapscope.diagnosis.text import format_position, format_recorded_until
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.text import format_ns, format_ranks, parse_ranks
+from overlapscope.text import capitalize, format_ns, format_ranks, parse_ranks, rank_list
 from overlapscope.trace.process_files import WatchdogReport
 from overlapscope.trace.recording import Trace
 from overlapscope.trace.small_files import read_import_source

@@ -10,8 +10,7 @@ from dashboards.pages.shell import render_fragment
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.diagnosis.evidence import Entry
 from overlapscope.diagnosis.order_view import OrderLanes, OrderSide, compare_sides, group_into_sides
-from overlapscope.diagnosis.text import rank_list
-from overlapscope.text import format_bytes
+from overlapscope.text import format_bytes, rank_list
 from overlapscope.trace.recording import Trace
 from overlapscope.trace.schema import Signature
 

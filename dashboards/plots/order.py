@@ -36,8 +36,8 @@ from dashboards.plots.wide_figure import FONT, SMALL_TEXT, fit_ticks, make_wide_
 from dashboards.theme import paint
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Divergence
 from overlapscope.diagnosis.order_view import CATEGORIES, OrderLane, OrderLanes
-from overlapscope.diagnosis.text import capitalize, collective_text, rank_list
-from overlapscope.text import format_bytes, format_ns
+from overlapscope.diagnosis.text import collective_text
+from overlapscope.text import capitalize, format_bytes, format_ns, rank_list
 from overlapscope.trace.schema import NO_BUCKET
 
 # Bokeh figures of the lanes of collectives: the lanes, and above them their numbers and steps.

@@ -24,8 +24,8 @@ from instrumented_ddp.recording.metadata import collect_environment, collect_ver
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.report_text import format_report
-from overlapscope.diagnosis.text import capitalize, rank_list
 from overlapscope.errors import OverlapScopeError
+from overlapscope.text import capitalize, rank_list
 from overlapscope.trace import clocks
 from overlapscope.trace.checksum import parse_json_text
 from overlapscope.trace.clocks import host_now_ns

@@ -34,8 +34,9 @@ from overlapscope.diagnosis.evidence import (
 )
 from overlapscope.diagnosis.order_difference import EntryDifference
 from overlapscope.diagnosis.stall_timeout import STUCK_AFTER_NS
-from overlapscope.diagnosis.text import plural, rank_list
+from overlapscope.diagnosis.text import plural
 from overlapscope.errors import Problem
+from overlapscope.text import rank_list
 from overlapscope.trace.collective_log import FAILED, REACHED, UNREACHED
 from overlapscope.trace.flight_recorder import Dump, DumpEntry, read_all_dumps
 from overlapscope.trace.schema import DTYPE_BYTES, Signature

@@ -22,8 +22,9 @@ from overlapscope.diagnosis.evidence import (
 from overlapscope.diagnosis.rank_models import compare_replicas
 from overlapscope.diagnosis.rank_state import RankState, read_process_state, read_rank
 from overlapscope.diagnosis.replica_drift import ComparedReplicas
-from overlapscope.diagnosis.text import group_text, rank_list
+from overlapscope.diagnosis.text import group_text
 from overlapscope.errors import Problem
+from overlapscope.text import rank_list
 from overlapscope.trace import clocks
 from overlapscope.trace.collective_log_reader import CollectiveLogs, open_collective_logs
 from overlapscope.trace.event_log import is_closed

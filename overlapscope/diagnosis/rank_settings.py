@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from overlapscope.diagnosis.evidence import CallSite, RankEvidence, RankSettings
 from overlapscope.diagnosis.process_state import parse_call_site
-from overlapscope.diagnosis.text import join_and, rank_list
+from overlapscope.diagnosis.text import join_and
 from overlapscope.errors import Problem
+from overlapscope.text import rank_list
 from overlapscope.trace.schema import PARAMETERS_FILE
 from overlapscope.trace.small_files import read_lines
 

@@ -13,10 +13,10 @@ from overlapscope.diagnosis.text import (
     format_device_progress,
     format_position,
     format_recorded_until,
-    group_into_ranges,
     group_text,
 )
 from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.text import format_ranks
 from overlapscope.trace.schema import NO_BUCKET
 
 _MAX_SINGLE_RANKS: Final = 8
@@ -70,7 +70,7 @@ def _position_lines(evidence: Evidence) -> list[str]:
     if missing:
         rows[("no log", "", "")] = missing
     table: list[tuple[str, ...]] = [("rank", "process", "where", "latest collective")]
-    table += [(", ".join(group_into_ranges(ranks)), *key[:3]) for key, ranks in rows.items()]
+    table += [(format_ranks(ranks), *key[:3]) for key, ranks in rows.items()]
     lines = _table(table)
     if len(lines) > _MAX_LINES:
         lines = [*lines[:_MAX_LINES], f"  ... and {len(lines) - _MAX_LINES} more groups of ranks"]
@@ -129,7 +129,7 @@ def _sequences(verdict: Verdict, evidence: Evidence) -> list[str]:
     missing = _NOT_YET_LAUNCHED if evidence.is_live else _NEVER_LAUNCHED
     numbers = sorted({number for side in entries for number in side})
     show_batch = verdict.kind == "batch skipped"
-    table: list[tuple[str, ...]] = [("", "#", *(f"rank {', '.join(group_into_ranges(ranks))}" for ranks in sides))]
+    table: list[tuple[str, ...]] = [("", "#", *(f"rank {format_ranks(ranks)}" for ranks in sides))]
     for number in numbers:
         mark = ">" if number == verdict.number else ""
         cells = [

@@ -14,6 +14,7 @@ from overlapscope.diagnosis.evidence import (
     RankEvidence,
     RankPosition,
 )
+from overlapscope.text import rank_list
 from overlapscope.trace.schema import NO_BUCKET, Signature
 
 _MOST_NAMES: Final = 3
@@ -35,28 +36,6 @@ _NO_DESCRIPTIONS: Final = ("", "undefined")
 """Descriptions that torch gives to a group without one."""
 
 
-def rank_list(ranks: Iterable[int]) -> str:
-    """Format ranks: ``rank 1``, ``ranks 0-5 and 7``."""
-    numbers = sorted(set(ranks))
-    return ("rank " if len(numbers) == 1 else "ranks ") + join_and(group_into_ranges(numbers))
-
-
-def group_into_ranges(numbers: Sequence[int]) -> list[str]:
-    """Format sorted numbers, with three or more in a row as a range.
-
-    Example: 0, 1, 2, 3, 5, 6 give ``0-3``, ``5`` and ``6``.
-    """
-    texts: list[str] = []
-    start = 0
-    for end in range(1, len(numbers) + 1):
-        if end < len(numbers) and numbers[end] == numbers[end - 1] + 1:
-            continue
-        run = numbers[start:end]
-        texts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run]
-        start = end
-    return texts
-
-
 def join_and(texts: Sequence[str]) -> str:
     """Join texts as in a sentence: ``a, b and c``."""
     return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
@@ -71,11 +50,6 @@ def first_few(names: Sequence[str]) -> str:
 def plural(subjects: Iterable[object], one: str, several: str) -> str:
     """Return the singular or plural form of a verb for some ranks or names: ``has`` or ``have``."""
     return one if len(set(subjects)) == 1 else several
-
-
-def capitalize(sentence: str) -> str:
-    """Capitalize the first letter only."""
-    return sentence[:1].upper() + sentence[1:]
 
 
 def collective_text(entry: Entry, *, with_names: bool = True) -> str:

@@ -76,7 +76,7 @@ def test_clicking_a_cell_shows_the_call_sites_of_all_sides(open_page, faulty):
     page.mouse.click(*place_of(page, lane=2, number=DIVERGENCE))
     wait_for_cell(page, 2, DIVERGENCE)
     details = page.locator("#details")
-    for text in ("ranks 0 and 2", "rank 1", "train.py:42 (main)", "train.py:120 (main)", "extra"):
+    for text in ("ranks 0, 2", "rank 1", "train.py:42 (main)", "train.py:120 (main)", "extra"):
         expect(details).to_contain_text(text)
     assert "call site" in details.locator(".differs th").all_text_contents()
 

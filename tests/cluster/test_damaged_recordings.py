@@ -143,7 +143,7 @@ def test_a_rank_whose_folder_is_gone_is_missed(recording: Path, rank: int) -> No
     assert f"rank {rank} left no folder here" in verdict.sentence
     left = [other for other in range(RANKS) if other != rank]
     groups = "2 groups" if rank == 2 else "1 group"
-    assert verdict.sentence.endswith(f"collectives in {groups} are the same on ranks {left[0]} and {left[1]}.")
+    assert verdict.sentence.endswith(f"collectives in {groups} are the same on ranks {left[0]}, {left[1]}.")
 
 
 def test_a_log_cut_to_a_third_is_missed(recording: Path) -> None:

@@ -73,7 +73,7 @@ def test_the_page_begins_with_the_verdict_and_both_call_sites(snapshot):
     assert snapshot.diagnosis.verdict.sentence in page
     assert "train.py:42 (main)" in page
     assert "train.py:120 (main)" in page
-    assert "ranks 0 and 2" in page
+    assert "ranks 0, 2" in page
 
 
 def test_of_a_job_that_was_started_again_it_says_why_the_other_attempts_ended(snapshot):

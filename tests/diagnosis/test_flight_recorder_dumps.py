@@ -48,7 +48,7 @@ class TestGroups:
         assert source.recorded(source.groups()[0]) == (0, 2)
         assert source.expected_ranks == (0, 1, 2, 3)
         assert [str(problem) for problem in problems] == [
-            f"{tmp_path}: no dump of ranks 1 and 3; what they did is unknown"
+            f"{tmp_path}: no dump of ranks 1, 3; what they did is unknown"
         ]
 
     def test_of_one_name_with_other_members_are_two(self, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ class TestGloo:
     def test_one_of_three_that_the_others_wait_for_is_named(self) -> None:
         verdict = verdict_of(DUMPS / "hang_3")
         assert (verdict.kind, verdict.blamed, verdict.number) == ("stuck", (1,), 4)
-        assert "in which ranks 0 and 2 wait: all_reduce of 4 float32" in verdict.sentence
+        assert "in which ranks 0, 2 wait: all_reduce of 4 float32" in verdict.sentence
 
     def test_a_rank_without_a_dump_is_said(self, tmp_path: Path) -> None:
         for rank in (0, 2):
@@ -96,7 +96,7 @@ class TestGloo:
         shutil.copy(DUMPS / "healthy_3" / "trace_1", tmp_path)
         verdict = verdict_of(tmp_path)
         assert verdict.kind == "cannot tell"
-        assert "there is no dump of ranks 0 and 2" in verdict.sentence
+        assert "there is no dump of ranks 0, 2" in verdict.sentence
 
     def test_does_not_depend_on_the_order_of_files(self, tmp_path: Path) -> None:
         """With the ranks' files exchanged, the other one is named."""

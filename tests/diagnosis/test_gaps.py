@@ -54,7 +54,7 @@ def test_a_rank_that_left_no_folder_is_named_with_what_to_do(
     said = capsys.readouterr().out
     assert said.startswith(
         "Can't tell whether anything is wrong: part of the recording is missing or damaged: rank 2 left no "
-        "folder here. What is there agrees: 15 collectives in 1 group are the same on ranks 0 and 1.\n"
+        "folder here. What is there agrees: 15 collectives in 1 group are the same on ranks 0, 1.\n"
     )
     assert "  - Copy the rank_* folders of all ranks into this folder" in said
 

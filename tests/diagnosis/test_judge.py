@@ -74,7 +74,7 @@ def test_a_first_step_that_takes_long_is_a_fact_and_no_fault() -> None:
     early = judge(job(rank(0), starting, rank(2), groups=[waiting], is_live=True))
     assert (early.kind, early.is_fault) == ("slow", False)
     assert "Rank 1 has been in forward of step 0, at train.py:7 (main) for 6.0 s" in early.sentence
-    assert "ranks 0 and 2 wait for it" in early.sentence
+    assert "ranks 0, 2 wait for it" in early.sentence
     later = replace(starting, idle_ns=21 * 10**9)
     late = judge(job(rank(0), later, rank(2), groups=[waiting], is_live=True))
     assert (late.kind, late.certainty) == ("stuck", "likely")
@@ -104,7 +104,7 @@ def test_equal_shapes_in_another_order_are_another_model_whatever_comes_of_it() 
     closed = rank(1, "failed", models=model(B, A), failure=CLOSED)
     verdict = judge(job(rank(0, "gone", models=model(A, B)), closed, rank(2, "failed", models=model(A, B))))
     assert (verdict.kind, verdict.blamed, verdict.parameters) == ("models differ", (1,), ("left.weight",))
-    assert "parameter 0 is 'left.weight' (4×4 float32) on ranks 0 and 2 and 'right.weight'" in verdict.sentence
+    assert "parameter 0 is 'left.weight' (4×4 float32) on ranks 0, 2 and 'right.weight'" in verdict.sentence
     assert "They hold the same parameters in a different order." in verdict.evidence
 
 

@@ -69,7 +69,7 @@ def test_a_bucket_of_another_step_means_that_a_rank_left_one_out() -> None:
     )
     verdict = judge(job(*(rank(n, "ended") for n in range(3)), groups=[order]))
     assert (verdict.kind, verdict.blamed, verdict.step, verdict.bucket) == ("step behind", (1,), 1, 0)
-    assert "rank 1 is in step 2 where ranks 0 and 2 are in step 1" in verdict.sentence
+    assert "rank 1 is in step 2 where ranks 0, 2 are in step 1" in verdict.sentence
     assert "launched no" not in verdict.sentence, "what it launched in step 1 is older than what is known"
 
 
@@ -110,7 +110,7 @@ def test_how_far_ranks_are_in_their_data_is_said_where_they_launch_something_els
     windows = {0: window(6, bucket(0)), 1: window(7, all_reduce()), 2: window(6, bucket(0))}
     order = group(windows, first_divergence=2, divergence="signature")  # type: ignore[arg-type]
     verdict = judge(job(*(rank(n) for n in range(3)), groups=[order]))
-    said = "By then they had reached different batches: ranks 0 and 2 to batch 6 and rank 1 to batch 7."
+    said = "By then they had reached different batches: ranks 0, 2 to batch 6 and rank 1 to batch 7."
     assert said in verdict.evidence
     windows[1] = window(6, all_reduce())
     order = group(windows, first_divergence=2, divergence="signature")  # type: ignore[arg-type]
@@ -256,7 +256,7 @@ def test_a_rank_that_has_made_the_default_group_again_waits_there_and_nobody_is_
     verdict = judge(job(*ranks, groups=[old, again], is_live=True))
     assert (verdict.kind, verdict.certainty, verdict.blamed) == ("missing collective", "likely", ())
     assert "Rank 1 has called destroy_process_group() and init_process_group() again" in verdict.sentence
-    assert verdict.alternative == "ranks 0 and 2 may still do the same"
+    assert verdict.alternative == "ranks 0, 2 may still do the same"
 
 
 def test_a_forward_begun_where_the_others_reduce_is_explained() -> None:

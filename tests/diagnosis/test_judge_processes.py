@@ -33,7 +33,7 @@ def test_a_rank_that_is_gone_was_killed_and_the_closed_connections_follow_from_t
     ranks = (rank(0, "failed", failure=CLOSED), rank(1, "gone", phase="backward"), rank(2, "failed", failure=CLOSED))
     verdict = judge(job(*ranks, groups=[HELD_UP]))
     assert (verdict.kind, verdict.blamed) == ("killed", (1,))
-    assert any("Ranks 0 and 2 failed as a result" in sentence for sentence in verdict.evidence)
+    assert any("Ranks 0, 2 failed as a result" in sentence for sentence in verdict.evidence)
 
 
 HANDLING = "During handling of the above exception, another exception occurred"

@@ -64,9 +64,9 @@ def test_the_minority_the_step_and_the_parameters_are_named() -> None:
     assert verdict.parameters == ("stem.weight", "head.bias")
     assert verdict.sentence == (
         "The replicas differ since step 12: both parameters of the model (Net) (stem.weight, head.bias) are not "
-        "the same on rank 1 as on ranks 0 and 2."
+        "the same on rank 1 as on ranks 0, 2."
     )
-    assert "They are in buckets 0 and 1." in verdict.evidence
+    assert "They are in buckets 0, 1." in verdict.evidence
 
 
 def test_of_two_ranks_nobody_is_blamed() -> None:
@@ -96,7 +96,7 @@ def test_a_setting_that_differs_on_the_same_ranks_explains_it_and_tells_the_step
     difference = replace(DIFFERENCE, differs_step=29)
     verdict = verdict_of(replace(DRIFTED, difference=difference), settings=settings)
     assert verdict.step == 20
-    assert verdict.sentence.endswith("The lr of SGD is 0.01 on rank 1 and 0.1 on ranks 0 and 2 since step 20.")
+    assert verdict.sentence.endswith("The lr of SGD is 0.01 on rank 1 and 0.1 on ranks 0, 2 since step 20.")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_parameters_that_differ_only_at_the_end_are_told_without_an_accusation()
     at_end = EndComparison(differing=("stem.weight", "head.bias"), sides=((1, 2), (0,)), is_all_trained=True)
     verdict = verdict_of(replace(DRIFTED, difference=None, at_end=at_end))
     assert (verdict.kind, verdict.blamed, verdict.suspected) == ("healthy", (), ())
-    assert "2 of them (stem.weight, head.bias) were not the same on rank 0 as on ranks 1 and 2" in verdict.evidence[1]
+    assert "2 of them (stem.weight, head.bias) were not the same on rank 0 as on ranks 1, 2" in verdict.evidence[1]
 
 
 def test_some_parameters_that_differ_at_the_end_are_no_checkpoint_that_was_loaded() -> None:
@@ -138,7 +138,7 @@ def test_some_parameters_that_differ_at_the_end_are_no_checkpoint_that_was_loade
     verdict = verdict_of(replace(DRIFTED, difference=None, at_end=at_end))
     assert (verdict.kind, verdict.certainty, verdict.suspected) == ("replicas differ", "likely", (0,))
     assert (verdict.step, verdict.parameters) == (45, ("head.bias",))
-    assert "(head.bias) was not the same on rank 0 as on ranks 1 and 2: in step 45 or later" in verdict.sentence
+    assert "(head.bias) was not the same on rank 0 as on ranks 1, 2: in step 45 or later" in verdict.sentence
 
 
 @pytest.mark.parametrize("change", [{"comm_hook": "post_localSGD_hook"}, {"was_different": (3, 7)}])

@@ -39,7 +39,7 @@ def test_a_rank_in_its_data_loader_waits_for_data() -> None:
     late = rank(1, phase="loop", step=2, since_ns=10**9, stacks=IN_LOADER)
     verdict = judge(held_up(idle(late, 5), is_live=True))
     assert (verdict.kind, verdict.suspected, verdict.step, verdict.number) == ("waits for data", (1,), 2, 7)
-    assert "ranks 0 and 2 wait in collective 7" in verdict.sentence
+    assert "ranks 0, 2 wait in collective 7" in verdict.sentence
 
 
 @pytest.mark.parametrize(
@@ -233,8 +233,7 @@ def test_a_rank_that_never_leaves_no_sync_has_not_run_out_of_data() -> None:
     verdict = judge(held_up(late))
     assert (verdict.kind, verdict.blamed, verdict.step) == ("not reduced", (1,), 2)
     assert (
-        "Rank 1 has run every backward from step 2 on under no_sync(), and ranks 0 and 2 wait for it"
-        in verdict.sentence
+        "Rank 1 has run every backward from step 2 on under no_sync(), and ranks 0, 2 wait for it" in verdict.sentence
     )
 
 

@@ -60,7 +60,7 @@ def test_a_setting_that_makes_the_difference_is_the_verdict(
 ) -> None:
     verdict = judge(ranks_at(others, own, others, given={name: value}))
     assert (verdict.kind, verdict.blamed, verdict.certainty) == ("settings differ", (1,), "certain")
-    assert f"{name} is {value} on rank 1 and {SAME[name]} on ranks 0 and 2 at train.py:20" in verdict.sentence
+    assert f"{name} is {value} on rank 1 and {SAME[name]} on ranks 0, 2 at train.py:20" in verdict.sentence
     assert verdict.call_sites == dict.fromkeys(range(3), site(20))
     assert any("collective 2" in sentence for sentence in verdict.evidence), "what differs is the evidence"
 
@@ -120,7 +120,7 @@ def test_settings_that_differ_are_no_fault_of_a_healthy_job() -> None:
 
 
 def test_variables_are_noticed_in_a_standstill_only() -> None:
-    note = "Not known to be the cause: OMP_NUM_THREADS is 1 on rank 1 and not set on ranks 0 and 2."
+    note = "Not known to be the cause: OMP_NUM_THREADS is 1 on rank 1 and not set on ranks 0, 2."
     threads = {
         number: (RankSettings(values={"torch": "2.13"} | ({"OMP_NUM_THREADS": "1"} if number == 1 else {})),)
         for number in range(3)

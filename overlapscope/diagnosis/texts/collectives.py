@@ -8,18 +8,10 @@ from typing import Final
 
 from overlapscope.diagnosis.evidence import CallSite, Entry, GroupOrder, RankEvidence
 from overlapscope.diagnosis.rank_settings import SettingDifference
-from overlapscope.diagnosis.text import (
-    at_line,
-    capitalize,
-    collective_text,
-    group_text,
-    in_step,
-    join_and,
-    plural,
-    rank_list,
-)
+from overlapscope.diagnosis.text import at_line, collective_text, group_text, in_step, join_and, plural
 from overlapscope.diagnosis.verdict import FaultKind, Verdict, VerdictText
 from overlapscope.diagnosis.wait_graph import Wait
+from overlapscope.text import capitalize, rank_list
 
 NO_MAJORITY: Final = "No side has a majority, so no rank is blamed."
 _FIND_CONDITION: Final = "Look for a collective inside an `if` that depends on the rank or on the data."

@@ -11,19 +11,17 @@ from typing import Final
 from overlapscope.diagnosis.evidence import CallSite, Entry, ExitCall, Failure, RankEvidence, RankPosition, RecordingGap
 from overlapscope.diagnosis.text import (
     at_line,
-    capitalize,
     collective_text,
     format_position,
     format_positions,
     format_seconds,
     in_step,
-    join_and,
     plural,
-    rank_list,
     truncate_words,
 )
 from overlapscope.diagnosis.texts.waiting import gap_advice, gaps_text
 from overlapscope.diagnosis.verdict import VerdictText
+from overlapscope.text import capitalize, rank_list
 
 _LESS_MEMORY: Final = "Use a smaller batch, accumulate gradients, or checkpoint activations."
 _TORCH_SOURCE_PREFIX: Final = re.compile(r"^\[[^\]]+\.(cc|cpp|h|hpp):\d+\]\s*")
@@ -253,7 +251,7 @@ def _in_step(one: RankEvidence, site: CallSite | None) -> str:
 def wrong_world_size(ranks_by_size: Mapping[int, Sequence[int]], beyond: Sequence[int]) -> VerdictText:
     """Describe ranks that were started with different world sizes, or with ranks beyond the only one."""
     parts = [f"{size} on {rank_list(ranks)}" for size, ranks in ranks_by_size.items()]
-    sentence = f"The ranks disagree on the world size: {join_and(parts)}."
+    sentence = f"The ranks disagree on the world size: {'; '.join(parts)}."
     if len(ranks_by_size) == 1:
         who, size = capitalize(rank_list(beyond)), next(iter(ranks_by_size))
         sentence = f"{who} {plural(beyond, 'is', 'are')} out of range for a world size of {size}."

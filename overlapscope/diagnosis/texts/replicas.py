@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from overlapscope.diagnosis.evidence import UnreducedStep
 from overlapscope.diagnosis.replica_drift import ComparedReplicas, HyperparameterDifference, ReplicaDifference
-from overlapscope.diagnosis.text import at_line, capitalize, first_few, group_into_ranges, join_and, plural, rank_list
+from overlapscope.diagnosis.text import at_line, first_few, join_and, plural
 from overlapscope.diagnosis.texts.collectives import NO_MAJORITY
 from overlapscope.diagnosis.verdict import VerdictText
 from overlapscope.diagnosis.wait_graph import find_minority
+from overlapscope.text import capitalize, format_ranks, rank_list
 
 
 def unreduced(ranks: Sequence[int], step: UnreducedStep) -> VerdictText:
@@ -98,7 +99,7 @@ def _evidence(compared: ComparedReplicas, difference: ReplicaDifference, *, are_
         )
     buckets = sorted({compared.buckets[name] for name in difference.names if name in compared.buckets})
     if buckets:
-        notes.append(f"They are in {plural(buckets, 'bucket', 'buckets')} {join_and(group_into_ranges(buckets))}.")
+        notes.append(f"They are in {plural(buckets, 'bucket', 'buckets')} {format_ranks(buckets)}.")
     if are_settings_equal and difference.differs_at:
         notes.append("The settings of the optimizers (learning rate and others) are the same on all ranks.")
     if unknown := sorted(set(compared.ranks).difference(*difference.sides)):
@@ -162,7 +163,7 @@ def differ_at_end(
 
 
 def sides_text(ranks: Sequence[int], sides: Sequence[Sequence[int]]) -> str:
-    """Format sides: ``rank 1 as on ranks 0 and 2``; all sides if none has a majority."""
+    """Format sides: ``rank 1 as on ranks 0, 2``; all sides if none has a majority."""
     odd = find_minority(sides, len(ranks))
     others = [rank for rank in ranks if rank not in odd]
     return f"{rank_list(odd)} as on {rank_list(others)}" if odd else join_and(list(map(rank_list, sides)))

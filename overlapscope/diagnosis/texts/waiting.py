@@ -18,7 +18,6 @@ from overlapscope.diagnosis.evidence import (
 from overlapscope.diagnosis.process_state import WaitReason
 from overlapscope.diagnosis.text import (
     at_line,
-    capitalize,
     collective_text,
     first_few,
     format_position,
@@ -28,10 +27,10 @@ from overlapscope.diagnosis.text import (
     in_step,
     join_and,
     plural,
-    rank_list,
 )
 from overlapscope.diagnosis.verdict import VerdictText
 from overlapscope.diagnosis.wait_graph import SegmentMessage, Wait
+from overlapscope.text import capitalize, rank_list
 
 _MAX_GAPS: Final = 3
 _WAITING: Final[dict[WaitReason, str]] = {
