@@ -28,11 +28,11 @@ from overlapscope.bucket_model.calibration import (
     format_sample,
     write_calibration,
 )
-from overlapscope.bucket_model.wire import count_lanes
 from overlapscope.errors import OverlapScopeError
 from overlapscope.pipe import ignore_broken_pipe
 from overlapscope.text import format_bytes, format_ns
 from overlapscope.trace.clocks import host_now_ns
+from overlapscope.trace.schema import count_lanes
 
 _SMALLEST_BYTES: Final = 1024
 _LARGEST_MB: Final = 256

@@ -44,9 +44,9 @@ from instrumented_ddp.reduction.agreement import agree_on_numbers, agree_on_plan
 from instrumented_ddp.reduction.reducer import Reducer
 from overlapscope.bucket_model.observation import BucketCycles, observations_from_cycles
 from overlapscope.bucket_model.partition import Float64Array, Int64Array
-from overlapscope.bucket_model.wire import count_lanes
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.clocks import host_now_ns
+from overlapscope.trace.schema import count_lanes
 
 MIN_STEPS_BETWEEN_DECISIONS: Final = 500
 """Minimum number of steps between two decisions."""

@@ -23,13 +23,12 @@ from overlapscope.bucket_model.observation import (
     observations_from_cycles,
 )
 from overlapscope.bucket_model.partition import Buckets, Float64Array, Gradients, Int64Array
-from overlapscope.bucket_model.wire import count_lanes
 from overlapscope.errors import OverlapScopeError
 from overlapscope.stragglers.cycles import lower_median
 from overlapscope.trace.collective_arrival import compute_arrival_ns, occurrence_index
 from overlapscope.trace.event_log import RECORD_DTYPE, Records
 from overlapscope.trace.recording import Trace
-from overlapscope.trace.schema import Kind, Phase
+from overlapscope.trace.schema import Kind, Phase, count_lanes
 
 # Bucket plans of one recorded model, by epoch, with gradients numbered without gaps.
 

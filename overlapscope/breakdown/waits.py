@@ -22,10 +22,9 @@ import pandas as pd
 
 from overlapscope.breakdown.arrivals import MatchedCollectives
 from overlapscope.breakdown.spans import Int64Array, RowsByRank
-from overlapscope.bucket_model.wire import count_lanes
 from overlapscope.trace.collective_arrival import compute_arrival_ns
 from overlapscope.trace.recording import Trace
-from overlapscope.trace.schema import OPS
+from overlapscope.trace.schema import OPS, count_lanes
 
 REASONS: Final = ("launch_delay", "straggler", "queued", "transfer", "unattributed")
 """Why a bucket has not ended. ``launch_delay``: this rank has not launched it, or its device has not got there.

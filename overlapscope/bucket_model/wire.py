@@ -13,15 +13,6 @@ import numpy as np
 from overlapscope.bucket_model.partition import Float64Array, Int64Array
 
 
-def count_lanes(name: str) -> int:
-    """Return how many all-reduces of one process group run at a time.
-
-    Args:
-        name: Name of the backend as in torch: ``nccl``, ``gloo``, ``cpu:gloo,cuda:nccl``.
-    """
-    return 2 if "gloo" in name else 1
-
-
 def schedule_one_lane(ready: Float64Array, transfer: Float64Array) -> tuple[Float64Array, Float64Array]:
     """Compute when all-reduces begin and end that run one at a time.
 

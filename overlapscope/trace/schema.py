@@ -436,6 +436,16 @@ class Flag(IntFlag):
 OPS: Final = ("none", "all_reduce", "broadcast", "reduce_scatter", "all_gather")
 """Collective operations, by their number in a record."""
 
+
+def count_lanes(backend: str) -> int:
+    """Return how many all-reduces of one process group run at a time: gloo runs two, NCCL one.
+
+    Args:
+        backend: backend as torch names it and ``run.json`` has it: ``nccl``, ``gloo``, ``cpu:gloo,cuda:nccl``.
+    """
+    return 2 if "gloo" in backend else 1
+
+
 DTYPE_BYTES: Final = {
     "unknown": 0,
     "float32": 4,
