@@ -50,7 +50,6 @@ class Recording:
 
     def __init__(self, folder: Path) -> None:
         self.collectives = CollectiveRecorder(folder, 0, TrainingPosition(), on_error=self.disable_recording)
-        self.completions = self.collectives.completions
         self.segments = SegmentTable(folder)
         self.log = EventLogWriter(folder / EVENTS_FILE)
         self.timer = HostTimer(self.log)

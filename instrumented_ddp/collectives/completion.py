@@ -11,7 +11,7 @@ Other collectives are not waited for: waking a thread for each would make a loop
 and nobody needs their ends to the microsecond. They are polled when the next one is announced, and periodically by the
 housekeeper, of which this is a job.
 
-Collectives on a device are handled by ``device_completion``.
+Collectives on a device are polled by a thread of ``device_completion``, the other back end of ``CompletionWatch``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.collectives.device_completion import DeviceCompletionWatch, OnEnd, OnReachedChange, has_failed
+from instrumented_ddp.collectives.device_completion import DeviceCompletionPoller, OnReachedChange, has_failed
+from instrumented_ddp.collectives.roles import OnEnd
 from overlapscope.trace.clocks import host_now_ns
 
 NO_TIMEOUT: Final = timedelta(0)
@@ -61,17 +62,19 @@ class _HostCollective:
             except Exception:  # sends and receives have none, nor have all works written in Python
                 self.work = work
 
-    @property
-    def is_over(self) -> bool:
-        """Return whether the collective has ended, without blocking."""
-        if self.future is not None:
-            return self.future.done()
-        assert self.work is not None
-        return self.work.is_completed()
+    def poll(self) -> bool | None:
+        """Return None while it runs, then whether it has failed. Never blocks."""
+        try:
+            if self.future is not None:
+                return has_failed(self.future) if self.future.done() else None
+            assert self.work is not None
+            return False if self.work.is_completed() else None
+        except Exception:  # from the backend: it has ended
+            return True
 
 
 class CompletionWatch:
-    """Reporter of the ends of collectives. Its threads start with the first bucket.
+    """Reporter of the ends of collectives. Its threads start with the first bucket, and the first one on a device.
 
     Args:
         on_error: called with an error raised by a callback.
@@ -87,18 +90,36 @@ class CompletionWatch:
         self._non_buckets: deque[_HostCollective] = deque()
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
-        self._on_devices: DeviceCompletionWatch | None = None
+        self._on_devices: DeviceCompletionPoller | None = None
         self._closed = False
 
-    def add(self, work: dist.Work | torch._C.Future[Any], *on_end: OnEnd, is_bucket: bool) -> None:
-        """Watch a collective on the host's threads that has just been launched.
+    def add(
+        self,
+        work: dist.Work | torch._C.Future[Any] | None,
+        device: torch.device,
+        *on_end: OnEnd,
+        is_bucket: bool = False,
+        before: torch.cuda.Event | None = None,
+        on_reached_change: OnReachedChange | None = None,
+    ) -> None:
+        """Watch a collective that has just been launched.
 
         Args:
+            work: its work or future; None for a synchronous collective on a device.
+            device: device on which it runs.
             on_end: callbacks for its end, called on a watching thread or on one that polls.
-            is_bucket: whether its end is needed to a tenth of a millisecond.
+            is_bucket: whether its end on the host is needed to a tenth of a millisecond.
+            before: return value of ``mark_before``.
+            on_reached_change: if its end on a device is slow to come, called with whether the device has reached it,
+                when that has changed.
         """
         if self._closed:
             return
+        if device.type != "cpu":
+            assert not isinstance(work, torch._C.Future)
+            self._get_poller(device).add(work, device, on_end, before, on_reached_change)
+            return
+        assert work is not None
         one = _HostCollective(work, on_end)
         self._in_flight[id(one)] = one
         if not is_bucket:
@@ -108,28 +129,14 @@ class CompletionWatch:
             self._start()
         self._launched.put(one)
 
-    def add_on_device(
-        self,
-        work: dist.Work | None,
-        device: torch.device,
-        *on_end: OnEnd,
-        before: torch.cuda.Event | None = None,
-        on_reached_change: OnReachedChange | None = None,
-    ) -> None:
-        """Watch a collective on a device, see ``DeviceCompletionWatch.add``."""
-        if not self._closed:
-            self._get_device_watch(device).add(
-                work, device, *on_end, before=before, on_reached_change=on_reached_change
-            )
-
     def mark_before(self, device: torch.device) -> torch.cuda.Event | None:
-        """Mark the device's stream before a collective is launched, see ``DeviceCompletionWatch.mark_before``."""
-        return None if device.type == "cpu" or self._closed else self._get_device_watch(device).mark_before(device)
+        """Mark the device's stream before a collective is launched, see ``DeviceCompletionPoller.mark_before``."""
+        return None if device.type == "cpu" or self._closed else self._get_poller(device).mark_before(device)
 
-    def _get_device_watch(self, device: torch.device) -> DeviceCompletionWatch:
+    def _get_poller(self, device: torch.device) -> DeviceCompletionPoller:
         with self._starting:
             if self._on_devices is None:
-                self._on_devices = DeviceCompletionWatch(device, self._on_error)
+                self._on_devices = DeviceCompletionPoller(device, self._report, self._on_error)
         return self._on_devices
 
     def poll(self) -> None:
@@ -148,7 +155,7 @@ class CompletionWatch:
         with suppress(IndexError):  # another thread removes them as well
             while no_buckets:
                 one = no_buckets.popleft()
-                if id(one) in self._in_flight and not self._poll_one(one):
+                if id(one) in self._in_flight and self._poll_one(one) is None:
                     no_buckets.appendleft(one)
                     return
 
@@ -160,16 +167,12 @@ class CompletionWatch:
     def end(self) -> None:
         """Do nothing: ``close`` polls for the last time."""
 
-    def _poll_one(self, one: _HostCollective) -> bool:
-        """Report a collective's end if it has ended, and return whether it has."""
-        try:
-            is_over = one.is_over
-            failed = is_over and one.future is not None and has_failed(one.future)
-        except Exception:  # from the backend: it has ended
-            is_over = failed = True
-        if is_over:
+    def _poll_one(self, one: _HostCollective) -> bool | None:
+        """Report a collective's end if it has ended; the result is that of its ``poll``."""
+        failed = one.poll()
+        if failed is not None:
             self._ended(one, failed=failed)
-        return is_over
+        return failed
 
     def close(self) -> None:
         """Report what has ended, without waiting for collectives that hang. May be called twice."""
@@ -224,9 +227,12 @@ class CompletionWatch:
     def _ended(self, one: _HostCollective, *, failed: bool) -> None:
         now_ns = host_now_ns()
         if self._in_flight.pop(id(one), None) is not None:
-            for tell in one.on_end:
-                try:
-                    tell(now_ns, failed)
-                except Exception as error:
-                    if not self._closed:  # otherwise its log was closed a moment ago
-                        self._on_error(error)
+            self._report(one.on_end, now_ns, failed)
+
+    def _report(self, on_end: tuple[OnEnd, ...], now_ns: int, failed: bool) -> None:
+        for tell in on_end:
+            try:
+                tell(now_ns, failed)
+            except Exception as error:
+                if not self._closed:  # otherwise its log was closed a moment ago
+                    self._on_error(error)

@@ -36,13 +36,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from instrumented_ddp.collectives.roles import OnEnd
 from overlapscope.trace.clocks import host_now_ns
 
 _log = logging.getLogger(__name__)
 _has_seen_a_capture = False
 
-OnEnd = Callable[[int, bool], None]
-"""Callback for an end: when it was seen, in host nanoseconds, and whether the collective has failed."""
 OnReachedChange = Callable[[bool], None]
 """Callback with whether a device has reached a collective."""
 
@@ -74,11 +73,17 @@ class _DeviceCollective:
 
     __slots__ = ("before", "device", "event", "is_reached", "on_end", "on_reached_change", "result", "work")
 
-    def __init__(self, device: torch.device, on_end: tuple[OnEnd, ...]) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        on_end: tuple[OnEnd, ...],
+        before: torch.cuda.Event | None,
+        on_reached_change: OnReachedChange | None,
+    ) -> None:
         self.device = device
         self.on_end = on_end
-        self.before: torch.cuda.Event | None = None
-        self.on_reached_change: OnReachedChange | None = None
+        self.before = before
+        self.on_reached_change = on_reached_change
         self.is_reached: bool | None = None
         self.result: torch._C.Future[Any] | None = None
         self.work: dist.Work | None = None
@@ -106,17 +111,23 @@ class _DeviceCollective:
             self.on_reached_change(is_reached)
 
 
-class DeviceCompletionWatch:
-    """Reporter of the ends of collectives on devices.
+class DeviceCompletionPoller:
+    """Polling thread for collectives on devices, the back end of ``CompletionWatch`` for them.
 
     Args:
         device: device on which the first of them runs.
+        report: called with the callbacks of a collective that has ended, the time, and whether it has failed.
         on_error: as for ``CompletionWatch``.
     """
 
-    def __init__(self, device: torch.device, on_error: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        report: Callable[[tuple[OnEnd, ...], int, bool], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
         self._device = device
-        self._on_error = on_error
+        self._report = report
         self._launched: deque[_DeviceCollective] = deque()
         self._pools: defaultdict[torch.device, list[torch.cuda.Event]] = defaultdict(list)
         """Reusable events by device. Creating one takes longer than recording it."""
@@ -135,22 +146,14 @@ class DeviceCompletionWatch:
         self,
         work: dist.Work | None,
         device: torch.device,
-        *on_end: OnEnd,
-        before: torch.cuda.Event | None = None,
-        on_reached_change: OnReachedChange | None = None,
+        on_end: tuple[OnEnd, ...],
+        before: torch.cuda.Event | None,
+        on_reached_change: OnReachedChange | None,
     ) -> None:
-        """Watch a collective that has just been launched.
-
-        Args:
-            work: its work; None for a synchronous collective.
-            on_end: as for ``CompletionWatch.add``.
-            before: return value of ``mark_before``.
-            on_look: if its end is slow to come, called with whether the device has reached it, when that has changed.
-        """
-        one = _DeviceCollective(device, on_end)
-        one.before, one.on_reached_change = before, on_reached_change
+        """Watch a collective that has just been launched, see ``CompletionWatch.add``."""
+        one = _DeviceCollective(device, on_end, before, on_reached_change)
         if device.type == "cuda" and is_capturing():  # captured, not launched: its end would never be seen
-            self._report_end(one, failed=False)
+            self._report(on_end, host_now_ns(), False)
             return
         if work is not None:
             one.result = self._get_result(work)
@@ -158,7 +161,7 @@ class DeviceCompletionWatch:
         elif device.type == "cuda":
             one.event = self._mark(device)
         else:
-            self._report_end(one, failed=False)
+            self._report(on_end, host_now_ns(), False)
             return
         self._launched.append(one)
         if self._is_idle:  # waking the thread for each of many would cost more than all other work for them
@@ -239,7 +242,7 @@ class DeviceCompletionWatch:
                     running.append(one)
                 else:
                     self._has_failed |= failed
-                    self._report_end(one, failed=failed)
+                    self._report(one.on_end, host_now_ns(), failed)
                     self._pools[one.device] += [event for event in (one.before, one.event) if event is not None]
             self._in_flight = running
 
@@ -251,15 +254,6 @@ class DeviceCompletionWatch:
                 one.poll_reached()
         except Exception as error:  # the device has failed, which the next poll reports
             _log.debug("how far %s has come can't be told: %r", self._device, error)
-
-    def _report_end(self, one: _DeviceCollective, *, failed: bool) -> None:
-        now_ns = host_now_ns()
-        for tell in one.on_end:
-            try:
-                tell(now_ns, failed)
-            except Exception as error:
-                if not self._closed:  # otherwise its log was closed a moment ago
-                    self._on_error(error)
 
     def _collect_launched(self) -> None:
         self._in_flight += [self._launched.popleft() for _ in range(len(self._launched))]

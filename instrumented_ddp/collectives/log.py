@@ -22,10 +22,9 @@ import torch.distributed as dist
 
 from instrumented_ddp.collectives.call_sites import CallSiteTable, LoopTracker, iter_frames
 from instrumented_ddp.collectives.completion import CompletionWatch
-from instrumented_ddp.collectives.device_completion import OnEnd
 from instrumented_ddp.collectives.dispatch import Call, DispatchInterceptor, get_backend_name
 from instrumented_ddp.collectives.position import TrainingPosition
-from instrumented_ddp.collectives.roles import CollectiveRole, Launch, current_launch, get_group_role
+from instrumented_ddp.collectives.roles import CollectiveRole, Launch, OnEnd, current_launch, get_group_role
 from instrumented_ddp.collectives.signatures import SignatureTable, TensorNames
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.clocks import host_now_ns
@@ -206,13 +205,7 @@ class CollectiveRecorder:
             announced.log.launched(announced.number, now_ns)
             on_end = self._make_bucket_end_callback(announced, work)
             if announced.device.type != "cpu":
-                self.completions.add_on_device(
-                    work,
-                    announced.device,
-                    announced.ended,
-                    before=announced.before,
-                    on_reached_change=announced.record_reached,
-                )
+                self.watch_on_device(announced, work)
             elif work is None:
                 announced.ended(now_ns, failed=False)
             elif announced.is_awaited:  # some works of gloo report their end only to a waiter
@@ -221,11 +214,21 @@ class CollectiveRecorder:
                     on_end(now_ns, failed)
                 announced.ended(now_ns, failed)
             elif on_end is None:
-                self.completions.add(work, announced.ended, is_bucket=False)
+                self.completions.add(work, announced.device, announced.ended)
             else:
-                self.completions.add(work, on_end, announced.ended, is_bucket=True)
+                self.completions.add(work, announced.device, on_end, announced.ended, is_bucket=True)
         except Exception as error:
             self._on_error(error)
+
+    def watch_on_device(self, announced: AnnouncedCollective, work: dist.Work | None) -> None:
+        """Watch for the end of a collective on a device, and until then for whether the device has reached it."""
+        self.completions.add(
+            work,
+            announced.device,
+            announced.ended,
+            before=announced.before,
+            on_reached_change=announced.record_reached,
+        )
 
     def _make_bucket_end_callback(self, announced: AnnouncedCollective, work: dist.Work | None) -> OnEnd | None:
         """Return the callback for the end of a bucket, if the code that launched it wants one."""

@@ -11,8 +11,10 @@ from typing import Final
 
 import torch.distributed as dist
 
-from instrumented_ddp.collectives.device_completion import OnEnd
 from overlapscope.trace.schema import NO_BUCKET
+
+OnEnd = Callable[[int, bool], None]
+"""Callback for an end: when it was seen, in host nanoseconds, and whether the collective has failed."""
 
 
 @dataclass(frozen=True, kw_only=True)

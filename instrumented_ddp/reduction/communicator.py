@@ -18,17 +18,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.collectives.device_completion import OnEnd
-from instrumented_ddp.collectives.roles import CollectiveRole, Launch, collective_context
+from instrumented_ddp.collectives.roles import CollectiveRole, Launch, OnEnd, collective_context
 from instrumented_ddp.recording.events import EventSink
 from instrumented_ddp.recording.records import BucketCollective, BucketRecords
 from instrumented_ddp.recording.timing import DeviceTimer, NullTimer
 from overlapscope.trace.clocks import host_now_ns
+
+_HOST: Final = torch.device("cpu")
 
 
 class Communicator(Protocol):
@@ -146,7 +147,7 @@ class HostCommunicator:
         if self._sink is None or collective.work is None:
             return
         try:
-            self._sink.completions.add(collective.work, collective.ended, is_bucket=True)
+            self._sink.completions.add(collective.work, _HOST, collective.ended, is_bucket=True)
         except Exception as error:
             self._sink.disable_recording(error)
 

@@ -158,18 +158,12 @@ class BucketSumRecorder:
 
     def _end_sum(self, *, failed: bool) -> None:
         announced, sink = self._announced, self._sink
-        if announced is None or sink is None:
+        if announced is None or sink is None or sink.collectives is None:
             return
         try:
             if announced.device.type == "cpu" or failed:
                 announced.ended(host_now_ns(), failed)
             else:
-                sink.completions.add_on_device(
-                    None,
-                    announced.device,
-                    announced.ended,
-                    before=announced.before,
-                    on_reached_change=announced.record_reached,
-                )
+                sink.collectives.watch_on_device(announced, None)
         except Exception as error:
             sink.disable_recording(error)

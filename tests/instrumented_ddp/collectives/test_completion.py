@@ -22,6 +22,7 @@ from instrumented_ddp.recording.timing import HostTimer
 from overlapscope.trace.schema import Flag
 
 PATIENCE_S = 30
+HOST = torch.device("cpu")
 
 
 class Told:
@@ -54,7 +55,7 @@ def watch() -> Iterator[CompletionWatch]:
 
 def add(watch: CompletionWatch, work: Any, *, is_bucket: bool = False) -> Told:
     told = Told()
-    watch.add(work, told, is_bucket=is_bucket)
+    watch.add(work, HOST, told, is_bucket=is_bucket)
     return told
 
 
@@ -80,7 +81,7 @@ def test_an_end_is_told_when_it_comes_and_not_before(watch):
 def test_all_who_want_to_know_are_told(watch):
     future: Future[int] = Future()
     bucket, entry = Told(), Told()
-    watch.add(future, bucket, entry, is_bucket=True)
+    watch.add(future, HOST, bucket, entry, is_bucket=True)
     future.set_result(1)
     assert entry.wait()
     assert bucket.times_ns == entry.times_ns
@@ -176,7 +177,7 @@ def test_what_goes_wrong_when_somebody_is_told_is_said_and_the_others_are_told_a
         raise OSError("no space left on device")
 
     ended, told = Future(), Told()
-    watch.add(ended, tell, told, is_bucket=False)
+    watch.add(ended, HOST, tell, told)
     ended.set_result(1)
     watch.poll()
     assert [str(error) for error in errors] == ["no space left on device"]

@@ -113,7 +113,7 @@ def watch(capturing) -> Iterator[CompletionWatch]:
 
 def add(watch: CompletionWatch, work: dist.Work | None) -> Ends:
     ends = Ends()
-    watch.add_on_device(work, DEVICE, ends)
+    watch.add(work, DEVICE, ends)
     return ends
 
 
@@ -131,7 +131,7 @@ def names_of_threads() -> set[str]:
 def test_nothing_polls_before_there_is_something_on_a_device(watch):
     before = names_of_threads()
     future: Future[int] = Future()
-    watch.add(future, Ends(), is_bucket=True)
+    watch.add(future, torch.device("cpu"), Ends(), is_bucket=True)
     assert "overlapscope-device-completion" not in names_of_threads() - before
     future.set_result(1)
 
@@ -198,12 +198,12 @@ def test_after_an_error_of_the_device_it_has_failed(watch):
 def test_of_one_that_does_not_end_it_is_told_whether_its_device_has_come_to_it(watch):
     work, looks = NcclWork(), []
     before = watch.mark_before(DEVICE)
-    watch.add_on_device(work, DEVICE, Ends(), before=before, on_reached_change=looks.append)
+    watch.add(work, DEVICE, Ends(), before=before, on_reached_change=looks.append)
     until(lambda: looks)
     FakeEvent.all[0].has_passed = True
     until(lambda: len(looks) == 2)
     other_looks: list[bool] = []
-    watch.add_on_device(NcclWork(), DEVICE, Ends(), before=before, on_reached_change=other_looks.append)
+    watch.add(NcclWork(), DEVICE, Ends(), before=before, on_reached_change=other_looks.append)
     until(lambda: other_looks)
     assert (looks, other_looks) == ([False, True], [True]), "once each time that it changes"
 
@@ -212,8 +212,8 @@ def test_what_devices_come_to_after_a_failure_says_nothing(watch):
     """NCCL lets go of them when it aborts."""
     looks: list[bool] = []
     failing = NcclWork()
-    watch.add_on_device(failing, DEVICE, ends := Ends())
-    watch.add_on_device(NcclWork(), DEVICE, Ends(), before=watch.mark_before(DEVICE), on_reached_change=looks.append)
+    watch.add(failing, DEVICE, ends := Ends())
+    watch.add(NcclWork(), DEVICE, Ends(), before=watch.mark_before(DEVICE), on_reached_change=looks.append)
     until(lambda: looks)
     failing.result_future.set_result(TIMEOUT)
     until(lambda: ends.failed)
@@ -228,7 +228,7 @@ def test_nobody_asks_for_that_where_collectives_end(watch):
         work = NcclWork()
         marks.append(watch.mark_before(DEVICE))
         ends = Ends()
-        watch.add_on_device(work, DEVICE, ends, before=marks[-1], on_reached_change=looks.append)
+        watch.add(work, DEVICE, ends, before=marks[-1], on_reached_change=looks.append)
         work.result_future.set_result(SUCCESS)
         until(lambda ends=ends: ends.failed)
     assert looks == []
@@ -242,7 +242,7 @@ def test_an_event_is_of_one_device(watch, monkeypatch):
     monkeypatch.setattr(FakeEvent, "record", lambda event, stream: recorded.append((event, stream)))
     for device in devices * 10:
         work = NcclWork()
-        watch.add_on_device(work, device, ends := Ends(), before=watch.mark_before(device))
+        watch.add(work, device, ends := Ends(), before=watch.mark_before(device))
         work.result_future.set_result(SUCCESS)
         until(lambda ends=ends: ends.failed)
     on_first, on_second = ({id(event) for event, stream in recorded if stream == device} for device in devices)
@@ -260,7 +260,7 @@ def test_nothing_is_marked_where_that_is_not_possible(watch, capturing, monkeypa
 def test_a_device_that_fails_while_it_is_asked_whether_it_has_come_somewhere_does_no_harm(watch):
     looks: list[bool] = []
     work, ends, before = NcclWork(), Ends(), watch.mark_before(DEVICE)
-    watch.add_on_device(work, DEVICE, ends, before=before, on_reached_change=looks.append)
+    watch.add(work, DEVICE, ends, before=before, on_reached_change=looks.append)
     until(lambda: looks)
     FakeEvent.all[0].has_failed = True
     time.sleep(0.2)
