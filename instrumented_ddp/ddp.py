@@ -193,7 +193,9 @@ class DistributedDataParallel(DeferredUpdatesDDP):
             batched_grad_copy=getattr(self, "batched_grad_copy", False),  # torch 2.13
             events=make_reduction_events(self.recorder, self._model_number, parameters),
             strategy=self._strategy,
-            hooks=ReducerHooks() if self.shards is None else ReducerHooks(make_bucket=self.shards.make_bucket),
+            hooks=None
+            if self.shards is None
+            else ReducerHooks(make_bucket=self.shards.make_bucket, updates=self.shards),
         )
 
     def _make_plan_controller(self, caps: Caps) -> PlanController:
@@ -229,7 +231,7 @@ class DistributedDataParallel(DeferredUpdatesDDP):
             if self._session is not None and self.recorder is not None:
                 self._replica = self._session.replicas.add(self._model_number, self, self._reducer)
         if self.shards is not None:
-            self.shards.reduce_with(self._reducer, self, self._replica)
+            self.shards.reduce_with(self._reducer, self)
         # Hooks live as long as the parameters, which may be wrapped again after this wrapper is gone.
         weakref.finalize(self, self._reducer.remove_hooks).atexit = False
         if self.mixed_precision is not None:  # torch passes these indices to our reducer
@@ -238,9 +240,6 @@ class DistributedDataParallel(DeferredUpdatesDDP):
 
     def defer(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: D102 - documented in the base class
         super().defer(optimizer)
-        assert self._deferral is not None
-        if self._replica is not None:
-            self._replica.has_no_pending_update = self._deferral.has_no_pending_update
         if self.recorder is not None:
             self.recorder.set_model_info(self._model_number, "updates", "deferred")
 
@@ -304,7 +303,8 @@ class DistributedDataParallel(DeferredUpdatesDDP):
 
     def _take_fingerprints(self) -> None:
         if self._replica is not None and self.recorder is not None and self._will_be_reduced():
-            self._replica.on_forward_start(self._reducer.reductions, self.recorder.steps.step)
+            reducer = self._reducer
+            self._replica.on_forward_start(reducer.reductions, self.recorder.steps.step, reducer.hooks.updates.finish)
 
     def _will_be_reduced(self) -> bool:
         """Return whether the forward that begins will be reduced, on all ranks."""

@@ -29,7 +29,7 @@ from instrumented_ddp.recording.events import ReductionEvents, make_private_read
 from instrumented_ddp.reduction import unused_parameters
 from instrumented_ddp.reduction.averaging import Averaging
 from instrumented_ddp.reduction.bucket import Bucket
-from instrumented_ddp.reduction.strategy import ReductionStrategy
+from instrumented_ddp.reduction.strategy import PendingUpdates, ReductionStrategy
 from instrumented_ddp.reduction.unused_parameters import Usage, UsageMap
 from overlapscope.trace.live_files import READY
 
@@ -151,10 +151,8 @@ class ReducerHooks:
 
     make_bucket: Callable[..., Bucket] = Bucket
     """Returns a bucket, with the arguments of ``Bucket``."""
-    defers_wait: Callable[[], bool] = lambda: False
-    """Called when everything of a backward is launched: True if ``Reducer.finish`` will be called for the buckets."""
-    before_bucket_reuse: Callable[[], None] = lambda: None
-    """Called before buckets are filled again or replaced, at the latest moment for a deferred ``finish``."""
+    updates: PendingUpdates = field(default_factory=PendingUpdates)
+    """What is postponed beyond the end of a backward."""
     buffer_dtype: torch.dtype | None = None
     """Dtype of buckets, if it is not that of their parameters."""
     optimizer_runs_in_backward: bool = False
@@ -237,7 +235,7 @@ class Reducer:
             reason: ``construction``, ``rebuild``, ``mixed_precision``, ``probe`` (to measure it), ``return`` (to the
                 previous plan) or ``auto`` (it is the fastest).
         """
-        self.hooks.before_bucket_reuse()
+        self.hooks.updates.before_bucket_reuse()
         self.plan, self.plan_reason = plan, reason
         self.events.on_plan_adopted(len(self.plans), plan, reason)
         self.plans.append(plan)
@@ -282,6 +280,11 @@ class Reducer:
         return self.averaging.usage_map(len(self.parameters), self.parameters[0].device)
 
     @property
+    def settled_reductions(self) -> int | None:
+        """Return ``reductions``; None while an update of the parameters is pending."""
+        return self.reductions if self.hooks.updates.are_complete else None
+
+    @property
     def order_may_change(self) -> bool:
         """Return whether the order of gradients may change from one backward to the next."""
         return self.find_unused_parameters and not self.graph_is_static
@@ -299,7 +302,7 @@ class Reducer:
         Args:
             outputs: outputs of the forward, if unused parameters are to be found.
         """
-        self.hooks.before_bucket_reuse()
+        self.hooks.updates.before_bucket_reuse()
         self.events.on_gradients_expected()
         for bucket in self.buckets:
             bucket.reset()
@@ -411,7 +414,7 @@ class Reducer:
             self.observed_order = self.ready_order + self.usage.unused if self.usage.is_known else []
         self._stop_expecting()
         self.averaging.launch_rest(self.buckets)
-        if not self.hooks.defers_wait():
+        if not self.hooks.updates.defers_wait():
             self.finish(self.buckets)
         if self.usage is not None:
             self.usage.finish_reduction()

@@ -1,4 +1,4 @@
-"""What a strategy is to the reduction: the settings of ``ReductionStrategy``, and the bucket sums that it may make.
+"""What a strategy is to the reduction: its settings, the bucket sums that it makes, and the updates that it postpones.
 
 Reducer, averaging and plans know of no message, round or slice: a strategy that does not leave sums to the backend
 returns ``BucketSums``, which launch the sum of a bucket as one thing. ``strategies.strategy.Strategy`` is the
@@ -56,6 +56,25 @@ class BucketSums(Protocol):
             records: packed records of the part.
             sink: receives the records.
         """
+
+
+class PendingUpdates:
+    """What is postponed beyond the end of a backward, or of an update: nothing, unless a subclass says otherwise."""
+
+    def defers_wait(self) -> bool:
+        """Return whether ``Reducer.finish`` will be called later. Called when all of a backward is launched."""
+        return False
+
+    def before_bucket_reuse(self) -> None:
+        """Finish what needs the buckets, which are about to be filled again or replaced."""
+
+    @property
+    def are_complete(self) -> bool:
+        """Return whether gradients and parameters are up to date."""
+        return True
+
+    def finish(self) -> None:
+        """Finish everything: wait until gradients and parameters are up to date."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -213,10 +213,6 @@ class FingerprintedReplica:
     ) -> None:
         self._disable_recording = disable_recording
         self._is_closed = False
-        self.has_no_pending_update: Callable[[], bool] = lambda: True
-        """Returns whether no update is deferred or in flight."""
-        self.complete_updates: Callable[[], None] = lambda: None
-        """Called before fingerprints are taken as a forward begins."""
         self._fingerprints = [fingerprint for _, fingerprint in tensors]
         self._bytes = sum(fingerprint.bytes for fingerprint in self._fingerprints)
         self._schedule = FingerprintSchedule([fingerprint_residue(name) for name, _ in tensors])
@@ -236,7 +232,7 @@ class FingerprintedReplica:
         self._is_closed = True
         self._disable_recording(error)
 
-    def on_forward_start(self, reductions: int, step: int) -> None:
+    def on_forward_start(self, reductions: int, step: int, finish_updates: Callable[[], None] = lambda: None) -> None:
         """Take the fingerprints that are due, when no update of the parameters is in progress.
 
         Called as a forward begins that will be reduced, or, if the forward makes updates, as it ends. Of several
@@ -246,12 +242,13 @@ class FingerprintedReplica:
         Args:
             reductions: number of reductions so far.
             step: optimizer step.
+            finish_updates: called before fingerprints are taken: waits until all parameters are up to date.
         """
         if not self._current_reduction < reductions < self._next_due and not self._is_closed:
-            self._take_due_fingerprints(reductions, step)
+            self._take_due_fingerprints(reductions, step, finish_updates)
 
     @never_raise
-    def _take_due_fingerprints(self, reductions: int, step: int) -> None:
+    def _take_due_fingerprints(self, reductions: int, step: int, finish_updates: Callable[[], None]) -> None:
         if reductions != self._current_reduction:
             if reductions >= self._pass_end or reductions < self._current_reduction:
                 self._begin_pass(reductions)
@@ -262,7 +259,7 @@ class FingerprintedReplica:
             self._taken_now = self._due_tensors.popleft()[1] if is_due else ()
             self._next_due = self._due_tensors[0][0] if self._due_tensors else self._pass_end
         if self._taken_now and self._can_take():
-            self.complete_updates()
+            finish_updates()
             began_ns = time.thread_time_ns()
             with torch.no_grad(), torch._C.DisableTorchFunction():
                 self._take(self._taken_now, step)
@@ -272,13 +269,11 @@ class FingerprintedReplica:
         """Hand over the unfinished sweep, and a final fingerprint of all tensors.
 
         Args:
-            reductions: number of reductions so far, None if no longer known. What was taken since the last one is
-                discarded: another forward might still have come.
+            reductions: number of reductions so far; None if it is no longer known, or an update is pending. What was
+                taken since the last one is discarded: another forward might still have come.
         """
         if self._current_reduction < 0:
             return
-        if not self.has_no_pending_update():
-            reductions = None
         if reductions is None or reductions <= self._current_reduction:
             self._rows.discard(self._taken_now)
         self._finish_pass(self._pass_end - self._pass_start)

@@ -35,7 +35,9 @@ _MAX_REPORTED_MODELS: Final = 16
 class ReductionCounter(Protocol):
     """An object that counts its reduced backwards."""
 
-    reductions: int
+    @property
+    def settled_reductions(self) -> int | None:
+        """Return their number so far; None while an update of the parameters is pending."""
 
 
 @dataclass
@@ -77,8 +79,8 @@ class ReplicaComparison:
 
         Args:
             model: its number within the process.
-            ddp: the instance, with its reducer. It is referenced weakly.
-            counted: counts its reductions.
+            ddp: the instance.
+            counter: counts its reductions; referenced weakly too.
 
         Returns:
             The replica to notify when a forward begins; None if nothing can be compared.
@@ -141,7 +143,7 @@ class ReplicaComparison:
         """Stop taking fingerprints. Called on the training thread, before the housekeeper is closed."""
         for compared in self._compared:
             counter = compared.counter()
-            compared.replica.close(None if counter is None else counter.reductions)
+            compared.replica.close(None if counter is None else counter.settled_reductions)
         self.settings.write()
 
     def _add(self, model: int, ddp: TorchDDP, counter: ReductionCounter) -> FingerprintedReplica | None:

@@ -148,6 +148,11 @@ class StockModelObserver:
         is_over = never_raising(self._on_backward_over, self._recorder.disable_recording)
         torch.autograd.Variable._execution_engine.queue_callback(is_over)
 
+    @property
+    def settled_reductions(self) -> int:
+        """Return ``reductions``: no update is ever pending."""
+        return self.reductions
+
     def _on_backward_over(self) -> None:
         self._recorder.steps.leave(Phase.FINALIZE)
         for communicator, collective in self._launched:  # the reducer has waited for them

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from instrumented_ddp.reduction.bucket import Bucket
 from instrumented_ddp.reduction.reducer import Reducer
+from instrumented_ddp.reduction.strategy import PendingUpdates
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.schema import Phase
 
@@ -84,7 +85,7 @@ class _LocalGradient(NamedTuple):
         return gradient is self.gradient and (gradient is None or gradient._version == self.version)
 
 
-class Deferral:
+class Deferral(PendingUpdates):
     """Waits for the buckets of one model, and updates their parameters as they are needed.
 
     Args:
@@ -111,17 +112,25 @@ class Deferral:
         self._module = module
         self._watching: FirstUseTracker | None = None
         self._needs: dict[nn.Module, tuple[int, ...]] | None = None
-        self._is_no_sync = False
+        self._is_no_sync = self._is_joined = False
 
-    def has_no_pending_update(self) -> bool:
+    @property
+    def are_complete(self) -> bool:
         """Return whether nothing is deferred, so that gradients and parameters are up to date."""
         return not self._pending
 
-    def on_backward_end(self) -> None:
-        """Defer all buckets, which were launched. Called in place of the wait for them."""
+    def defers_wait(self) -> bool:
+        """Defer all buckets, which were launched, except where a rank that joins gets the parameters of another one."""
+        if self._is_joined:
+            return False
         self._pending = {bucket.number: bucket for bucket in self._reducer.buckets}
         self._local_gradients = [_LocalGradient.of(parameter) for parameter in self._reducer.parameters]
         self._settings = None
+        return True
+
+    def before_bucket_reuse(self) -> None:
+        """Finish everything, as the buckets are about to be filled again or replaced."""
+        self.finish()
 
     def step(self) -> None:
         """Update all parameters: at once if their gradients are ready, else when they are.
@@ -143,9 +152,14 @@ class Deferral:
             parameter.grad = None
 
     @contextmanager
-    def in_forward(self, *, no_sync: bool) -> Iterator[None]:
-        """Run a forward inside; the first one is watched for the parameters that each module uses."""
-        self._is_no_sync = no_sync
+    def in_forward(self, *, no_sync: bool, is_joined: bool) -> Iterator[None]:
+        """Run a forward inside; the first one is watched for the parameters that each module uses.
+
+        Args:
+            no_sync: the gradients of this pass are not to be reduced.
+            is_joined: under ``join()``.
+        """
+        self._is_no_sync, self._is_joined = no_sync, is_joined
         if self._needs is not None or not torch.is_grad_enabled():
             yield
             return
@@ -255,8 +269,7 @@ class DeferredUpdatesDDP(TorchDDP):
             raise OverlapScopeError(f"defer(): {why_not}")
         step = type(optimizer).step
         deferral = self._deferral = Deferral(self._reducer, optimizer, getattr(step, "__wrapped__", step), self.module)
-        self._reducer.hooks.defers_wait = self._defers_wait
-        self._reducer.hooks.before_bucket_reuse = deferral.finish
+        self._reducer.hooks.updates = deferral
         optimizer.step = types.MethodType(_make_deferred_step(deferral), optimizer)  # type: ignore[method-assign]
         optimizer.register_state_dict_pre_hook(_CallbackHook(deferral.finish))
         optimizer.register_load_state_dict_pre_hook(_CallbackHook(deferral.finish))
@@ -293,15 +306,9 @@ class DeferredUpdatesDDP(TorchDDP):
         run = super()._run_ddp_forward
         if self._deferral is None:
             return run(*inputs, **kwargs)
-        with self._deferral.in_forward(no_sync=not self.require_backward_grad_sync):
+        is_joined = self._join_config.enable
+        with self._deferral.in_forward(no_sync=not self.require_backward_grad_sync, is_joined=is_joined):
             return run(*inputs, **kwargs)
-
-    def _defers_wait(self) -> bool:
-        assert self._deferral is not None
-        if self._join_config.enable:  # a rank that has joined gets the parameters of another one
-            return False
-        self._deferral.on_backward_end()
-        return True
 
     def _find_deferral_obstacle(self, optimizer: torch.optim.Optimizer) -> str:
         """Return the reason why the optimizer can't be deferred; empty if it can."""

@@ -92,7 +92,7 @@ def load(path: str | Path, optimizer: ShardedOptimizer) -> dict[str, Any]:
     _check_is_of(path, described, _description(optimizer))
     contents = [_read(path, rank, size) for rank, size in enumerate(described["bytes"])]
     shards = optimizer.shards
-    shards.wait_for_all()
+    shards.finish()
     fragments: dict[str, list[dict[str, Any]]] = {}
     for content in contents:
         for fragment in content["fragments"]:

@@ -136,7 +136,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def wait(self) -> None:
         """Wait for the shards of the other ranks; needed before parameters are read outside of a forward."""
-        self.shards.wait_for_all()
+        self.shards.finish()
 
     # -- unsupported: state of one rank only ---------------------------------------------------------------------
 

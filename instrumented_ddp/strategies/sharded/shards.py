@@ -23,7 +23,7 @@ from instrumented_ddp.bucket_plan import BucketPlan
 from instrumented_ddp.recording.records import BucketCollective
 from instrumented_ddp.reduction.bucket import Bucket, as_real, views_like
 from instrumented_ddp.reduction.reducer import Reducer
-from instrumented_ddp.replicas.replica import FingerprintedReplica
+from instrumented_ddp.reduction.strategy import PendingUpdates
 from instrumented_ddp.strategies.sharded.layout import Fragment, Layout, gradient_dtype
 from overlapscope.errors import OverlapScopeError
 
@@ -48,7 +48,7 @@ class Removable(Protocol):
         """Remove the hook from the module."""
 
 
-class ParameterShards:
+class ParameterShards(PendingUpdates):
     """The shards of one model, for its ``ShardedOptimizer``.
 
     Args:
@@ -167,11 +167,12 @@ class ParameterShards:
             reducer.averaging.wait(reducer.buckets[number], collective)
         del self._gathering[number]  # not if the wait has failed: nobody must continue with half of an update
 
-    def have_arrived(self) -> bool:
+    @property
+    def are_complete(self) -> bool:
         """Return whether all parameters have arrived."""
         return all(collective.is_over for collective in self._gathering.values())
 
-    def wait_for_all(self) -> None:
+    def finish(self) -> None:
         """Wait until all parameters have arrived. Must be called before they are read outside of a forward."""
         for number in list(self._gathering):
             self.wait(number)
@@ -184,27 +185,21 @@ class ParameterShards:
                     one.main.copy_(one.weight)
 
     def _before_state_dict(self, *_: object) -> None:
-        self.wait_for_all()
+        self.finish()
 
     def _after_loading(self, *_: object) -> None:
         self.load_main_weights()
 
     # -- the wrapper ---------------------------------------------------------------------------------------------
 
-    def reduce_with(self, reducer: Reducer, wrapper: nn.Module, replica: FingerprintedReplica | None) -> None:
-        """Attach the reducer that has the buckets, for as long as its wrapper exists.
-
-        Args:
-            replica: takes fingerprints of parameters that have arrived.
-        """
+    def reduce_with(self, reducer: Reducer, wrapper: nn.Module) -> None:
+        """Attach the reducer that has the buckets, for as long as its wrapper exists."""
         self._reducer = reducer
         weakref.finalize(wrapper, self.close).atexit = False
-        if replica is not None:
-            replica.has_no_pending_update, replica.complete_updates = self.have_arrived, self.wait_for_all
 
     def close(self) -> None:
         """Remove all hooks from the module, when the wrapper is gone. May be called twice."""
-        self.wait_for_all()
+        self.finish()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
