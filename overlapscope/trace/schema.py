@@ -208,8 +208,6 @@ class FileKind:
     """Module of ``instrumented_ddp`` or ``overlapscope`` that writes it, with the writer's name: ``module:name``."""
     reader: str
     """Module of ``overlapscope`` and name of the reader: ``module:name``."""
-    since: int = 1
-    """First version of the format that has it."""
 
     @property
     def is_log(self) -> bool:
