@@ -16,10 +16,10 @@ from instrumented_ddp.recording.background import never_raise
 from instrumented_ddp.replicas.fingerprint import Fingerprint
 from overlapscope.trace.live_files import FINAL_PASS, fingerprint_residue
 
-# Buffers in which a sweep's fingerprints are computed and passed to the housekeeper without blocking.
+# Buffers in which a pass's fingerprints are computed and passed to the housekeeper without blocking.
 
 _ROWS: Final = 64
-"""Maximum number of sweeps in transfer from a device; a sweep that finds all rows in use is discarded."""
+"""Maximum number of passes in transfer from a device; a pass that finds all rows in use is discarded."""
 _ZERO_MASK: Final = -0x0123456789ABCDEF
 """XORed with each fingerprint: 0, the fingerprint of zeros, is stored for one that was not taken."""
 
@@ -37,7 +37,7 @@ class HostRows:
         self.is_taken = bytearray(tensors)
 
     def clear(self) -> None:
-        """Begin a sweep."""
+        """Begin a pass."""
         self.is_taken[:] = bytes(len(self.is_taken))
 
     def discard(self, indices: tuple[int, ...]) -> None:
@@ -45,13 +45,13 @@ class HostRows:
         for index in indices:
             self.is_taken[index] = False
 
-    def finish_pass(self, sweep: Any, finished: deque[Any]) -> None:
-        """Finish a sweep."""
+    def finish_pass(self, pass_: Any, finished: deque[Any]) -> None:
+        """Finish a pass."""
         if any(self.is_taken):
-            finished.append(sweep._replace(values=_values(self._row.numpy(), bytes(self.is_taken))))
+            finished.append(pass_._replace(values=_values(self._row.numpy(), bytes(self.is_taken))))
 
     def collect(self, finished: deque[Any]) -> None:
-        """Do nothing: finished sweeps are available at once."""
+        """Do nothing: finished passes are available at once."""
 
 
 class DeviceRows(HostRows):
@@ -71,12 +71,12 @@ class DeviceRows(HostRows):
         self._in_transfer: deque[tuple[int, torch.cuda.Event, bytes, Any]] = deque()
 
     def clear(self) -> None:
-        """Begin a sweep after the copy of the previous one: the current stream may be another one now."""
+        """Begin a pass after the copy of the previous one: the current stream may be another one now."""
         super().clear()
         if self._in_transfer and not torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream(self._device_row.device).wait_event(self._in_transfer[-1][1])
 
-    def finish_pass(self, sweep: Any, finished: deque[Any]) -> None:  # noqa: ARG002 - it is not available yet
+    def finish_pass(self, pass_: Any, finished: deque[Any]) -> None:  # noqa: ARG002 - it is not available yet
         """Enqueue the copy to the host."""
         if not any(self.is_taken) or not self._free or torch.cuda.is_current_stream_capturing():
             return
@@ -84,13 +84,13 @@ class DeviceRows(HostRows):
         self._host_rows[number].copy_(self._device_row, non_blocking=True)
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._device_row.device))
-        self._in_transfer.append((number, event, bytes(self.is_taken), sweep))
+        self._in_transfer.append((number, event, bytes(self.is_taken), pass_))
 
     def collect(self, finished: deque[Any]) -> None:
-        """Collect the sweeps that have arrived. Called on another thread."""
+        """Collect the passes that have arrived. Called on another thread."""
         while self._in_transfer and self._in_transfer[0][1].query():
-            number, _, is_taken, sweep = self._in_transfer[0]
-            finished.append(sweep._replace(values=_values(self._host_rows[number].numpy(), is_taken)))
+            number, _, is_taken, pass_ = self._in_transfer[0]
+            finished.append(pass_._replace(values=_values(self._host_rows[number].numpy(), is_taken)))
             self._in_transfer.popleft()
             self._free.append(number)
 
@@ -109,9 +109,9 @@ MAX_COST_SHARE: Final = 0.001
 """Maximum share of a step's time."""
 MAX_PERIOD: Final = 4096
 _WARM_UP_PASSES: Final = 1
-"""Number of sweeps that are not measured."""
+"""Number of passes that are not measured."""
 _MEASURED_PASSES: Final = 3
-"""Number of measured sweeps after that, before the first period is chosen. All of these last a single step."""
+"""Number of measured passes after that, before the first period is chosen. All of these last a single step."""
 _COLD_CACHE_FACTOR: Final = 4
 """Cost factor of a fingerprint taken alone once per step, instead of one after another with its code in the caches."""
 _HALVE_BELOW: Final = 0.4
@@ -131,34 +131,34 @@ class FingerprintSchedule:
         self._due: dict[int, tuple[int, ...]] = {}
         """Tensor indices by the number of reductions modulo the period."""
         self._cost_ns = 0.0
-        self._sweeps = 0
+        self._passes = 0
         self._measured: list[tuple[int, float]] = []
         self._set_period(1)
 
     def list_due_tensors(self, first: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Return the reduction numbers at which something is due in a sweep, in order, with the due tensors.
+        """Return the reduction numbers at which something is due in a pass, in order, with the due tensors.
 
         For example, with the period 4, tensors with the numbers 5, 6 and 9 are due at reductions that are 1, 2 and 1
         modulo 4: ``list_due_tensors(10)`` is ``[(10, (1,)), (13, (0, 2))]``.
 
         Args:
-            first: number of reductions at the start of the sweep.
+            first: number of reductions at the start of the pass.
         """
         return sorted((first + (number - first) % self.period, indices) for number, indices in self._due.items())
 
     def update_period(self, cost_ns: int, step_ns: float) -> None:
-        """Choose the next period from the cost of a sweep.
+        """Choose the next period from the cost of a pass.
 
         Args:
             cost_ns: time for all its fingerprints.
             step_ns: mean time from one reduction to the next, without fingerprints.
         """
-        self._sweeps += 1
-        if self._sweeps <= _WARM_UP_PASSES:
+        self._passes += 1
+        if self._passes <= _WARM_UP_PASSES:
             return
-        if self._sweeps <= _WARM_UP_PASSES + _MEASURED_PASSES:
+        if self._passes <= _WARM_UP_PASSES + _MEASURED_PASSES:
             self._measured.append((cost_ns, step_ns))
-            if self._sweeps < _WARM_UP_PASSES + _MEASURED_PASSES:
+            if self._passes < _WARM_UP_PASSES + _MEASURED_PASSES:
                 return
             self._cost_ns = _COLD_CACHE_FACTOR * min(cost for cost, _ in self._measured)
             step_ns = sum(step for _, step in self._measured) / len(self._measured)
@@ -184,7 +184,7 @@ class FingerprintSchedule:
 _DEVICE_NS_PER_BYTE: Final = 0.002
 """Assumed cost of reading on a device, while the host continues: half a terabyte per second."""
 _MAX_UNCOLLECTED: Final = 1024
-"""Maximum number of sweeps that have not been collected; the oldest are dropped."""
+"""Maximum number of passes that have not been collected; the oldest are dropped."""
 
 
 class FingerprintPass(NamedTuple):
@@ -266,7 +266,7 @@ class FingerprintedReplica:
             self._cost_ns += time.thread_time_ns() - began_ns
 
     def close(self, reductions: int | None) -> None:
-        """Hand over the unfinished sweep, and a final fingerprint of all tensors.
+        """Hand over the unfinished pass, and a final fingerprint of all tensors.
 
         Args:
             reductions: number of reductions so far; None if it is no longer known, or an update is pending. What was
@@ -286,8 +286,8 @@ class FingerprintedReplica:
             self._finish_pass(FINAL_PASS)
         self._is_closed = True
 
-    def sweeps(self) -> list[FingerprintPass]:
-        """Return the finished sweeps that were not collected yet. Called on another thread."""
+    def passes(self) -> list[FingerprintPass]:
+        """Return the finished passes that were not collected yet. Called on another thread."""
         self._rows.collect(self._finished)
         found = []
         while self._finished:
@@ -320,5 +320,5 @@ class FingerprintedReplica:
         self._began_ns, self._cost_ns = now_ns, time.thread_time_ns() - began_ns
 
     def _finish_pass(self, period: int) -> None:
-        sweep = FingerprintPass(period, self._pass_start, self._steps.tobytes(), b"")
-        self._rows.finish_pass(sweep, self._finished)
+        pass_ = FingerprintPass(period, self._pass_start, self._steps.tobytes(), b"")
+        self._rows.finish_pass(pass_, self._finished)

@@ -105,11 +105,11 @@ class ReplicaComparison:
         }
 
     def agrees(self, key: str, theirs: PassSummary) -> bool | None:
-        """Return whether a neighbor's latest sweep equals this rank's at that time; None if unknown."""
+        """Return whether a neighbor's latest pass equals this rank's at that time; None if unknown."""
         for compared in self._compared:
             if compared.key == key:
                 own = summarize_pass(
-                    compared.file.sweeps, compared.numbers, compared.is_parameter, theirs.first, theirs.period
+                    compared.file.passes, compared.numbers, compared.is_parameter, theirs.first, theirs.period
                 )
                 return None if own is None or own.count != theirs.count else own.digest == theirs.digest
         return None
@@ -125,18 +125,18 @@ class ReplicaComparison:
         self.settings.write()
 
     def collect(self) -> None:
-        """Write the finished sweeps. Called on the housekeeper's thread."""
+        """Write the finished passes. Called on the housekeeper's thread."""
         for compared in self._compared:
-            for sweep in compared.replica.sweeps():
-                compared.file.add(*sweep)
+            for pass_ in compared.replica.passes():
+                compared.file.add(*pass_)
 
     def run(self) -> float:
-        """Write the finished sweeps, and return the seconds until the next call."""
+        """Write the finished passes, and return the seconds until the next call."""
         self.collect()
         return _COLLECT_INTERVAL_S
 
     def end(self) -> None:
-        """Write the remaining sweeps."""
+        """Write the remaining passes."""
         self.collect()
 
     def close(self) -> None:

@@ -236,14 +236,14 @@ class Replica:
     """True if DDP made the replicas equal at construction."""
     buckets: dict[str, int] = field(default_factory=dict)
     """Buckets of parameters, by name."""
-    sweeps: tuple[tuple[int, ...], ...] = ()
+    passes: tuple[tuple[int, ...], ...] = ()
     """Period, first, steps and values of each fingerprint pass; only in a snapshot."""
 
     def table(self) -> FingerprintPasses:
         """Return the fingerprint passes of a snapshot as a table."""
-        table = np.zeros(len(self.sweeps), fingerprint_pass_dtype(len(self.tensors)))
+        table = np.zeros(len(self.passes), fingerprint_pass_dtype(len(self.tensors)))
         count = len(self.tensors)
-        for row, (period, first, *rest) in zip(table, self.sweeps, strict=True):
+        for row, (period, first, *rest) in zip(table, self.passes, strict=True):
             row["period"], row["first"], row["steps"], row["values"] = period, first, rest[:count], rest[count:]
         return table
 
@@ -343,10 +343,10 @@ def replica_for_snapshot(replica: Replica, table: FingerprintPasses) -> Replica:
         far = far[np.unique(np.geomspace(1, len(far), most - len(near)).astype(int) - 1)]
     chosen = table[np.sort(np.concatenate([near, far]))]
     rows = tuple(
-        (int(sweep["period"]), int(sweep["first"]), *sweep["steps"].tolist(), *sweep["values"].tolist())
-        for sweep in chosen
+        (int(pass_["period"]), int(pass_["first"]), *pass_["steps"].tolist(), *pass_["values"].tolist())
+        for pass_ in chosen
     )
-    return replace(replica, sweeps=rows)
+    return replace(replica, passes=rows)
 
 
 def compare_model_replicas(

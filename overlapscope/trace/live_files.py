@@ -1,7 +1,7 @@
 """Files that a running rank rewrites in place, memory-mapped or small, so that they are right whenever it dies.
 
-``alive.board`` tells when its watchdog last ran, ``gradients_M.board`` which gradients of model M are ready and since
-when, ``fingerprints_M.board`` how the model's parameters changed.
+``alive.bin`` tells when its watchdog last ran, ``gradients_M.bin`` which gradients of model M are ready and since
+when, ``fingerprints_M.bin`` how the model's parameters changed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ _MOST_BYTES: Final = 4 * 1024**2
 _MIN_PASSES: Final = 32
 _PROTECTED_SHARE: Final = 1 / 4
 """Share of the slots that is reserved for the latest passes."""
-_SWEEP: Final = struct.Struct("<Iq")
+_PASS: Final = struct.Struct("<Iq")
 _FINGERPRINT_CHECKSUM: Final = struct.Struct("<I")
 
 FingerprintPasses = npt.NDArray[Any]
@@ -105,7 +105,7 @@ FingerprintPasses = npt.NDArray[Any]
 
 def fingerprints_file(model: int) -> str:
     """Return the name of the file with the fingerprints of one model's parameters."""
-    return f"fingerprints_{model}.board"
+    return f"fingerprints_{model}.bin"
 
 
 def fingerprint_pass_dtype(tensors: int) -> np.dtype[Any]:
@@ -162,7 +162,7 @@ class FingerprintFile:
         """Write a pass, overwriting an old one if no slot is free.
 
         Args:
-            period: period of the pass; ``FINAL_PASS`` if it is the last, which is not included in ``sweeps``.
+            period: period of the pass; ``FINAL_PASS`` if it is the last, which is not included in ``passes``.
             first: number of reductions at its beginning.
             steps: step in which each tensor was taken.
             values: fingerprints of the tensors.
@@ -170,7 +170,7 @@ class FingerprintFile:
         slot = len(self._order)
         if slot == len(self._slots):
             slot = self._order.pop(self._find_most_dispensable())
-        content = _SWEEP.pack(period, first) + steps + values
+        content = _PASS.pack(period, first) + steps + values
         offset = slot * self._slots.dtype.itemsize
         self._buffer[offset : offset + _FINGERPRINT_CHECKSUM.size] = bytes(_FINGERPRINT_CHECKSUM.size)
         self._buffer[offset + _FINGERPRINT_CHECKSUM.size : offset + self._slots.dtype.itemsize] = content
@@ -179,7 +179,7 @@ class FingerprintFile:
             self._order.append(slot)
 
     @property
-    def sweeps(self) -> FingerprintPasses:
+    def passes(self) -> FingerprintPasses:
         """Return the passes that are still in the file."""
         return self._slots[self._order]
 
@@ -282,8 +282,8 @@ def read_ready_times_ns(folder: Path, model: int, problems: list[Problem]) -> ar
     Args:
         problems: receives problems with the file.
     """
-    board = _read_ready_file(folder, model, problems)
-    return array("q", (0 if ready_ns == READY else ready_ns for ready_ns in board))
+    times_ns = _read_ready_file(folder, model, problems)
+    return array("q", (0 if ready_ns == READY else ready_ns for ready_ns in times_ns))
 
 
 def read_is_ready(folder: Path, model: int, problems: list[Problem]) -> tuple[bool, ...]:

@@ -1,4 +1,4 @@
-"""Manifest of a rank's files, ``sealed.json``: written last, so all listed files must exist with the listed content.
+"""Manifest of a rank's files, ``manifest.json``: written last, so all listed files must exist with the listed content.
 
 It holds the size and CRC-32 of each file; logs have checksums of their own entries instead. There is none if the rank
 was killed.

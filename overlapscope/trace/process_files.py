@@ -157,7 +157,7 @@ def _to_unix_ns(folder: Path) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class StallSnapshot:
-    """State of a rank when its watchdog last examined it during a stall, ``standstill.json``.
+    """State of a rank when its watchdog last examined it during a stall, ``stall.json``.
 
     With it, a reader who examines a running job from outside, or a job that was aborted because it hung, knows what the
     rank's watchdog knew.

@@ -179,20 +179,20 @@ POINT_TO_POINT_PATTERN: Final = "p2p_*.log"
 SIGNATURES_FILE: Final = "signatures.jsonl"
 SEGMENTS_FILE: Final = "segments.jsonl"
 PARAMETERS_FILE: Final = "parameters.jsonl"
-GRADIENT_READY_PATTERN: Final = "gradients_*.board"
+GRADIENT_READY_PATTERN: Final = "gradients_*.bin"
 REPLICAS_FILE: Final = "replicas.jsonl"
-FINGERPRINTS_PATTERN: Final = "fingerprints_*.board"
+FINGERPRINTS_PATTERN: Final = "fingerprints_*.bin"
 HYPERPARAMETERS_FILE: Final = "hyperparameters.json"
 JOINING_FILE: Final = "joining.json"
 UNREDUCED_FILE: Final = "unreduced.json"
 INTERRUPTED_BACKWARDS_FILE: Final = "interrupted_backwards.json"
 FROZEN_FILE: Final = "frozen.json"
-LIVENESS_FILE: Final = "alive.board"
-STALL_FILE: Final = "standstill.json"
+LIVENESS_FILE: Final = "alive.bin"
+STALL_FILE: Final = "stall.json"
 REPORTS_FILE: Final = "reports.jsonl"
 STACKS_PATTERN: Final = "stacks_*.txt"
 ENDED_FILE: Final = "ended.json"
-MANIFEST_FILE: Final = "sealed.json"
+MANIFEST_FILE: Final = "manifest.json"
 STAGED_PATTERN: Final = "*.part"
 """Files that were about to replace one of a rank's files when its process died."""
 
@@ -609,7 +609,7 @@ class LogHeader:
 
 def gradient_ready_file(model: int) -> str:
     """Return the name of the gradient-ready file of one model."""
-    return f"gradients_{model}.board"
+    return f"gradients_{model}.bin"
 
 
 def rank_folder(trace_folder: Path, rank: int) -> Path:

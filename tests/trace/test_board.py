@@ -49,13 +49,13 @@ def test_models_have_boards_of_their_own(tmp_path):
 def test_a_board_that_is_missing_or_cut_short_tells_what_it_can(tmp_path):
     assert list(read_ready_times_ns(tmp_path, 0, [])) == []
     GradientReadyFile(tmp_path, 0, 2).ready_ns[0] = 5 * S
-    os.truncate(tmp_path / "gradients_0.board", 13)
+    os.truncate(tmp_path / "gradients_0.bin", 13)
     assert list(read_ready_times_ns(tmp_path, 0, [])) == [5 * S]
 
 
 def test_a_board_that_is_there_is_not_overwritten(tmp_path):
     GradientReadyFile(tmp_path, 0, 1)
-    with pytest.raises(OverlapScopeError, match=r"gradients_0\.board: can't be created"):
+    with pytest.raises(OverlapScopeError, match=r"gradients_0\.bin: can't be created"):
         GradientReadyFile(tmp_path, 0, 1)
 
 
@@ -72,7 +72,7 @@ def test_it_tells_what_has_come_with_a_time_or_without(tmp_path):
 def test_a_number_that_no_hook_stores_is_damage(tmp_path):
     """One damaged byte makes neither "has come" of "has not", nor the reverse."""
     GradientReadyFile(tmp_path, 0, 2).ready_ns[0] = READY
-    path = tmp_path / "gradients_0.board"
+    path = tmp_path / "gradients_0.bin"
     content = path.read_bytes()
     for place in range(16):
         for change in (1, 0x40, 0xFF):

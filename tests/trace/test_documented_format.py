@@ -71,10 +71,10 @@ def test_the_header_of_a_collective_log_is_laid_out_as_documented() -> None:
     assert json.loads(page[offsets[7] : offsets[7] + length])["ranks"] == [0, 3]
 
 
-def test_a_sweep_is_laid_out_as_documented() -> None:
+def test_a_pass_is_laid_out_as_documented() -> None:
     tensors = 5
     documented = {}
-    for offset, kind, name, _ in rows("offset", "type", "sweep field", "meaning"):
+    for offset, kind, name, _ in rows("offset", "type", "pass field", "meaning"):
         start, _, per_tensor = offset.partition("+")
         number = int(start) + (tensors * int(per_tensor.replace("`T`", "")) if per_tensor else 0)
         documented[name.strip("`")] = (number, np.dtype(TYPES[kind.removeprefix("`T` ")]), kind.startswith("`T`"))

@@ -1,4 +1,4 @@
-"""``sealed.json`` says what there was: what is not as it says is named, once and with its file."""
+"""``manifest.json`` says what there was: what is not as it says is named, once and with its file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.trace.logs import make_log
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "alive.board").write_bytes(b"12345678")
+    (tmp_path / "alive.bin").write_bytes(b"12345678")
     make_log(tmp_path / "events.log", 40)
     (tmp_path / "training.log").write_text("not ours")
     (tmp_path / "run.json.part").write_text("a draft")
@@ -39,17 +39,17 @@ def test_nothing_is_said_of_what_is_as_it_was_or_was_never_promised(folder: Path
 
 def test_what_is_gone_cut_short_or_changed_is_named(folder: Path, golden: Callable[[str, str], None]) -> None:
     (folder / "events.log").unlink()
-    (folder / "alive.board").write_bytes(b"123")
+    (folder / "alive.bin").write_bytes(b"123")
     said = said_of(folder)
-    assert [line.partition(":")[0] for line in said] == ["alive.board", "events.log"]
-    (folder / "alive.board").write_bytes(b"12345679")
+    assert [line.partition(":")[0] for line in said] == ["alive.bin", "events.log"]
+    (folder / "alive.bin").write_bytes(b"12345679")
     golden("recording/manifest", "\n".join([*said, said_of(folder)[0]]))
-    assert Manifest(folder, []).is_damaged("alive.board")
+    assert Manifest(folder, []).is_damaged("alive.bin")
 
 
 def test_what_came_later_is_no_damage(folder: Path) -> None:
     """A process may still crash when its recording is complete, and faulthandler writes that down."""
-    with (folder / "alive.board").open("ab") as file:
+    with (folder / "alive.bin").open("ab") as file:
         file.write(b" and more")
     assert said_of(folder) == []
 
@@ -80,25 +80,25 @@ def test_only_names_of_files_are_looked_at(folder: Path, tmp_path_factory: pytes
     write_json(folder / MANIFEST_FILE, {"files": {name.format(outside=outside): {"bytes": 1}}})
     (said,) = said_of(folder)
     if name == "\ud800":
-        assert said.endswith("sealed.json is damaged: it gives no valid size of this file")
+        assert said.endswith("manifest.json is damaged: it gives no valid size of this file")
     else:
-        assert said == "sealed.json: damaged; it lists files outside of its folder"
+        assert said == "manifest.json: damaged; it lists files outside of its folder"
 
 
 def test_a_pipe_is_not_read(folder: Path) -> None:
-    (folder / "alive.board").unlink()
-    os.mkfifo(folder / "alive.board")
-    assert said_of(folder) == ["alive.board: not a file"]
+    (folder / "alive.bin").unlink()
+    os.mkfifo(folder / "alive.bin")
+    assert said_of(folder) == ["alive.bin: not a file"]
 
 
 def test_nothing_is_said_twice_of_a_file(folder: Path) -> None:
-    (folder / "alive.board").write_bytes(b"12345679")
-    problems = [Problem("error", f"{folder / 'alive.board'}: damaged; it says nothing")]
+    (folder / "alive.bin").write_bytes(b"12345679")
+    problems = [Problem("error", f"{folder / 'alive.bin'}: damaged; it says nothing")]
     Manifest(folder, problems).report(problems)
     assert len(problems) == 1
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"files": 3}', '{"files": {"alive.board": 3}}', '{"files": {"a": {}}}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"files": 3}', '{"files": {"alive.bin": 3}}', '{"files": {"a": {}}}'])
 def test_a_seal_that_makes_no_sense_raises_nothing(folder: Path, content: str) -> None:
     (folder / MANIFEST_FILE).write_text(content)
     assert all("\n" not in text for text in said_of(folder))

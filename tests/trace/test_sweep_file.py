@@ -32,7 +32,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert set(found["period"]) == {4}
     assert found["values"][3].tolist() == [12, 13, 14]
     assert found["steps"][3].tolist() == [12, 12, 12]
-    assert (file.sweeps == found).all()
+    assert (file.passes == found).all()
 
 
 def test_what_is_there_at_the_end_is_read_apart(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_what_is_there_at_the_end_is_read_apart(tmp_path: Path) -> None:
     (last,) = read_final_pass(tmp_path, 0, TENSORS)
     assert last["first"] == MAX_PASSES
     assert FINAL_PASS not in read_fingerprint_passes(tmp_path, 0, TENSORS)["period"]
-    assert FINAL_PASS not in file.sweeps["period"]
+    assert FINAL_PASS not in file.passes["period"]
 
 
 def test_a_long_job_is_dense_at_its_end_and_reaches_back_to_its_beginning(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ steps = st.floats(1e6, 1e10)
 
 
 def settled(cost_ns: int, step_ns: float) -> FingerprintSchedule:
-    """After some sweeps that have all cost the same."""
+    """After some passes that have all cost the same."""
     schedule = FingerprintSchedule(NUMBERS)
     for _ in range(16):
         schedule.update_period(cost_ns, step_ns)
@@ -41,9 +41,9 @@ def test_in_a_sweep_each_tensor_is_due_once(cost_ns: int, step_ns: float) -> Non
 @given(costs, costs, steps)
 def test_what_is_due_at_the_longer_period_is_due_at_the_shorter_one(a_ns: int, b_ns: int, step_ns: float) -> None:
     one, other = sorted((settled(a_ns, step_ns), settled(b_ns, step_ns)), key=lambda schedule: schedule.period)
-    sweeps = range(0, MAX_PERIOD, one.period)
+    passes = range(0, MAX_PERIOD, one.period)
     taken = {
-        (moment, index) for first in sweeps for moment, indices in one.list_due_tensors(first) for index in indices
+        (moment, index) for first in passes for moment, indices in one.list_due_tensors(first) for index in indices
     }
     assert {(moment, index) for moment, indices in other.list_due_tensors(0) for index in indices} <= taken
 
