@@ -9,6 +9,7 @@ the rank that is the last at the end of a range, and not at the end of the recor
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -115,32 +116,21 @@ class ChunkedAnalysis(Analysis):
             )
             for some in recording.ranges
         ]
-        pieces = _run_tasks(workers, tasks, progress)
-        votes: dict[StepKind, int] = {}
-        for chunk in pieces:
-            for kind, count in chunk.kinds.items():
-                votes[kind] = votes.get(kind, 0) + count
-        usual = find_most_common_kind(votes)
-        # Ranges in which most steps are unusual have been arranged by these.
-        unusual = [index for index, chunk in enumerate(pieces) if usual in chunk.kinds and chunk.usual != usual]
-        for index, chunk in zip(
-            unusual, _run_tasks(workers, [replace(tasks[index], usual=usual) for index in unusual], None), strict=True
-        ):
-            pieces[index] = chunk
+        chunks, usual = _analyze_chunks(workers, tasks, progress)
         workers.rest()
-        figures = pd.concat([chunk.figures for chunk in pieces], ignore_index=True)
+        figures = pd.concat([chunk.figures for chunk in chunks], ignore_index=True)
         figures = figures.sort_values("rank", kind="stable", ignore_index=True)
         steady = select_steady_rows(
             figures["rank"].to_numpy(np.int64),
             figures["step"].to_numpy(np.int64),
             figures[[f"{name}_ns" for name in BLOCKS]].to_numpy(),
-            pd.concat([chunk.plans for chunk in pieces]),
+            pd.concat([chunk.plans for chunk in chunks]),
             first_step,
             ranks_with_most,
         )
-        self.summary = summarize_table(figures, steady, _join_jobs([chunk.job for chunk in pieces if chunk.job]))
-        cycles = [chunk.cycles for chunk in pieces if chunk.cycles and chunk.usual == usual]
-        pieces.clear()
+        self.summary = summarize_table(figures, steady, _join_jobs([chunk.job for chunk in chunks if chunk.job]))
+        cycles = [chunk.cycles for chunk in chunks if chunk.cycles and chunk.usual == usual]
+        chunks.clear()
         self.cycles = _join_cycles(cycles, steps)
 
     @property
@@ -181,6 +171,23 @@ def analyze_recording(
         except DamagedTables:
             begin("reading logs")
     raise OverlapScopeError(f"{path}: its tables are damaged as soon as they are written; remove {path}/tables")
+
+
+def _analyze_chunks(
+    workers: Workers, tasks: Sequence[_ChunkTask], progress: Progress | None
+) -> tuple[list[_Chunk], StepKind]:
+    """Analyze all ranges, and find what most steps of the recording reduce: cycles are of those steps."""
+    chunks = _run_tasks(workers, tasks, progress)
+    votes: Counter[StepKind] = Counter()
+    for chunk in chunks:
+        votes.update(chunk.kinds)
+    usual = find_most_common_kind(votes)
+    # Ranges in which most steps are unusual have been arranged by these.
+    again = [index for index, chunk in enumerate(chunks) if usual in chunk.kinds and chunk.usual != usual]
+    rearranged = _run_tasks(workers, [replace(tasks[index], usual=usual) for index in again], None)
+    for index, chunk in zip(again, rearranged, strict=True):
+        chunks[index] = chunk
+    return chunks, usual
 
 
 def _run_tasks(workers: Workers, tasks: Sequence[_ChunkTask], progress: Progress | None) -> list[_Chunk]:
