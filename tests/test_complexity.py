@@ -12,9 +12,7 @@ MOST = 15
 
 EXCEPTIONS = {
     "overlapscope/diagnosis/report_text.py:_sequences": 29,
-    "overlapscope/cli/import_.py:run": 19,
     "overlapscope/diagnosis/flight_recorder.py:make_signature": 18,
-    "overlapscope/chunked_analysis.py:__init__": 17,
     "overlapscope/diagnosis/replica_drift.py:compare_model_replicas": 17,
     "dashboards/plots/step_drawing.py:draw_step": 17,
     "overlapscope/diagnosis/replica_drift.py:at_end": 16,
