@@ -30,7 +30,7 @@ from overlapscope.bucket_model.calibration import (
 )
 from overlapscope.errors import OverlapScopeError
 from overlapscope.pipe import ignore_broken_pipe
-from overlapscope.text import format_bytes, format_ns
+from overlapscope.text import count_of, format_bytes, format_ns
 from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.schema import count_lanes
 
@@ -127,7 +127,7 @@ def measure_all_sizes(group: dist.ProcessGroup, device: torch.device, largest_by
     dist.all_gather_object(hosts, socket.gethostname(), group=group)
     is_printing = group.rank() == 0
     if is_printing:
-        where = f"{len(set(hosts))} host{'s' if len(set(hosts)) > 1 else ''}"
+        where = count_of(len(set(hosts)), "host")
         print(f"all-reduce of {world_size} ranks on {where}, {backend}, {name}; float32, outside training")
         print(TABLE_HEADER, flush=True)
     measure = AllReduceTimer(group, device).measure

@@ -21,7 +21,7 @@ from overlapscope.breakdown.lanes import BUCKET_SLOTS
 from overlapscope.breakdown.text import PHASE_LABELS
 from overlapscope.compare.side import parse_step_bounds
 from overlapscope.errors import OverlapScopeError, Problem
-from overlapscope.text import use_no_break_spaces
+from overlapscope.text import count_of, use_no_break_spaces
 from overlapscope.trace.description import describe_clocks, describe_models, describe_strategies
 from overlapscope.trace.recording import Trace
 from overlapscope.trace.small_files import read_import_source
@@ -172,7 +172,7 @@ def _summarize_problems(problems: Sequence[Any]) -> str:
     notes = len(problems) - errors
     if len(problems) == 1:
         return str(problems[0].message)
-    parts = [f"{count} {word}{'s' * (count > 1)}" for count, word in ((errors, "problem"), (notes, "note")) if count]
+    parts = [count_of(count, word) for count, word in ((errors, "problem"), (notes, "note")) if count]
     return f"This recording has {' and '.join(parts)}; what could be read is shown."
 
 

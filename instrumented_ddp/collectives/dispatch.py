@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch._C import DispatchKey
 
 from overlapscope.errors import OverlapScopeError
+from overlapscope.text import count_of
 
 # Backend of a collective. A group may have one backend per device type, as in ``cpu:gloo,cuda:nccl``.
 
@@ -47,9 +48,9 @@ def require_device_per_rank(backend: str) -> None:
     if backend != "nccl" or ranks <= devices or "NCCL_HOSTID" in os.environ:
         return
     if torch.cuda.nccl.version() < _MIN_NCCL_FOR_SHARED_DEVICES:
-        found = f"{devices} CUDA device" + ("" if devices == 1 else "s")
         raise OverlapScopeError(
-            f"{ranks} ranks on a host with {found}, and nccl needs one for each: start fewer, or give --backend gloo"
+            f"{ranks} ranks on a host with {count_of(devices, 'CUDA device')}, and nccl needs one for each: "
+            "start fewer, or give --backend gloo"
         )
 
 

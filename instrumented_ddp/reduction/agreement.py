@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions, BroadcastOption
 from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, hash_json
 from instrumented_ddp.collectives.completion import NO_TIMEOUT
 from overlapscope.errors import OverlapScopeError
+from overlapscope.text import rank_list
 
 ParameterSignature = tuple[str, tuple[int, ...], str]
 """Name, shape and dtype of a parameter, which ranks compare."""
@@ -103,7 +104,7 @@ def describe_disagreement(
     if len(as_tuples) > 2 and votes > others[0][1]:
         reference = as_tuples.index(common)
         differing = [rank for rank, signature in enumerate(as_tuples) if signature != common]
-        blame = f"rank{'s' if len(differing) > 1 else ''} {', '.join(map(str, differing))} and all others"
+        blame = f"{rank_list(differing)} and all others"
     else:
         reference = 0
         differing = [rank for rank, signature in enumerate(as_tuples) if signature != as_tuples[0]]

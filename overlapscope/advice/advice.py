@@ -25,6 +25,7 @@ from overlapscope.bucket_model.plan_file import PlanFile, PlannedParameter
 from overlapscope.bucket_model.recommend import Recommendation, recommend
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
+from overlapscope.text import count_of
 from overlapscope.trace.description import FULLY_SHARD, describe_strategies
 from overlapscope.trace.recording import Trace
 from overlapscope.trace.small_files import read_import_source
@@ -174,15 +175,11 @@ def _calibration(trace: Trace, path: Path | None, world_size: int) -> Calibratio
     is_known = len(hosts) == world_size and "unknown" not in set(hosts)
     if is_known and hosts.nunique() != len(set(found.hosts)):
         raise OverlapScopeError(
-            f"{path}: was measured on {_count_hosts(set(found.hosts))}, but the recording is from "
-            f"{_count_hosts(set(hosts))}: "
+            f"{path}: was measured on {count_of(len(set(found.hosts)), 'host')}, but the recording is from "
+            f"{count_of(len(set(hosts)), 'host')}: "
             f"links within a host and between hosts differ, so calibrate where the training runs"
         )
     return found
-
-
-def _count_hosts(names: set[str]) -> str:
-    return "1 host" if len(names) == 1 else f"{len(names)} hosts"
 
 
 def _parameters(trace: Trace) -> tuple[PlannedParameter, ...]:

@@ -25,6 +25,7 @@ from overlapscope.bucket_model.observation import (
 from overlapscope.bucket_model.partition import Buckets, Float64Array, Gradients, Int64Array
 from overlapscope.errors import OverlapScopeError
 from overlapscope.stragglers.cycles import lower_median
+from overlapscope.text import count_of
 from overlapscope.trace.collective_arrival import compute_arrival_ns, occurrence_index
 from overlapscope.trace.event_log import RECORD_DTYPE, Records
 from overlapscope.trace.recording import Trace
@@ -166,8 +167,8 @@ def extract_observations(trace: Trace) -> Observations:
     cycles = cycles.of(is_complete)
     if len(cycles.steps) < MIN_CYCLES:
         raise OverlapScopeError(
-            f"{trace.path}: only {len(cycles.steps)} steps after the first {WARM_UP_STEPS} reduce every bucket once on "
-            f"all ranks, one after the other, and {MIN_CYCLES} are needed: {RECORD_AGAIN}"
+            f"{trace.path}: only {count_of(len(cycles.steps), 'step')} after the first {WARM_UP_STEPS} with every "
+            f"bucket reduced once on all ranks, one after the other, and {MIN_CYCLES} are needed: {RECORD_AGAIN}"
         )
     return observations_from_cycles(
         cycles,

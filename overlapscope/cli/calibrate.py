@@ -25,6 +25,7 @@ from overlapscope.cli import child_process
 from overlapscope.cli.arguments import parse_positive_int
 from overlapscope.console import Progress
 from overlapscope.errors import OverlapScopeError
+from overlapscope.text import count_of
 
 _MODULE: Final = "instrumented_ddp.calibrate"
 _RUN: Final = "torch.distributed.run"
@@ -97,7 +98,7 @@ def _calibrate_from_dumps(dumps: Sequence[Path], output: Path) -> int:
         found, left_out = read_inspector_dumps(dumps, progress.count)
     _check_output(output)
     write_calibration(output, found)
-    where = f"{len(set(found.hosts))} host{'s' if len(set(found.hosts)) > 1 else ''}"
+    where = count_of(len(set(found.hosts)), "host")
     print(f"all-reduces of {found.world_size} ranks on {where}, {found.backend}, in a job that has run")
     print(TABLE_HEADER)
     for sample in found.samples:

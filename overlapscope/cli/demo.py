@@ -17,6 +17,7 @@ from typing import Final
 from overlapscope.cli import child_process, recording_folder, serve
 from overlapscope.cli.arguments import parse_positive_int
 from overlapscope.errors import OverlapScopeError
+from overlapscope.text import count_of
 from overlapscope.trace.schema import EVENTS_FILE, rank_folder
 
 _RANKS: Final = 2
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         raise OverlapScopeError("the demo needs PyTorch, which is missing; pip install 'overlapscope[torch]'")
     folder = args.output or Path(tempfile.mkdtemp(prefix="overlapscope-demo-"))
     recording_folder.create_empty_folder(folder)
-    print(f"recording {args.steps} steps on {_RANKS} ranks into {folder}", flush=True)
+    print(f"recording {count_of(args.steps, 'step')} on {_RANKS} ranks into {folder}", flush=True)
     code = _train(folder, args.steps)
     if code:
         return code

@@ -31,6 +31,7 @@ from overlapscope.cli.arguments import RECORDING, parse_folder_or_url, steps
 from overlapscope.cli.reading import report_problems
 from overlapscope.console import Progress
 from overlapscope.errors import OverlapScopeError
+from overlapscope.text import count_of, format_ranks, parse_ranks
 from overlapscope.trace.remote import is_remote
 
 if TYPE_CHECKING:
@@ -91,7 +92,6 @@ def run(args: argparse.Namespace) -> int:
 def _write_trace(analysis: Analysis, args: argparse.Namespace, progress: Progress) -> str:
     from overlapscope.interop.trace_viewers import ChromeFile, PerfettoFile
     from overlapscope.interop.tracks import Tracks
-    from overlapscope.text import count_of, format_ranks, parse_ranks
 
     about = analysis.trace.ranks.set_index("rank").sort_index()
     known: list[int] = about.index.tolist()
@@ -115,7 +115,7 @@ def _write_trace(analysis: Analysis, args: argparse.Namespace, progress: Progres
         if not slices:
             raise OverlapScopeError(f"{args.traces}: nothing was recorded in these steps")
         written.close()
-    return f"{args.output}: {slices:,} slices of {count_of(len(ranks), 'rank')}"
+    return f"{args.output}: {count_of(slices, 'slice')} of {count_of(len(ranks), 'rank')}"
 
 
 def _write_metrics(analysis: Analysis, args: argparse.Namespace, progress: Progress) -> str:
@@ -126,7 +126,7 @@ def _write_metrics(analysis: Analysis, args: argparse.Namespace, progress: Progr
     samples = list(generate_samples(analysis, Diagnosis.of(args.traces)))
     with _create_file(args.output) as file:
         file.write(format_open_metrics({args.traces.resolve().name: samples}).encode())
-    return f"{args.output}: {len(samples)} samples"
+    return f"{args.output}: {count_of(len(samples), 'sample')}"
 
 
 def _write_tables(analysis: Analysis, args: argparse.Namespace, progress: Progress) -> str:

@@ -39,7 +39,7 @@ from overlapscope.lab.network.link import (
     parse_latency,
     parse_rate,
 )
-from overlapscope.text import format_bandwidth, format_ns
+from overlapscope.text import count_of, format_bandwidth, format_ns
 from overlapscope.trace.environment import DETAILS, add_startup_hook
 
 _MIN_HOSTS: Final = 2
@@ -139,12 +139,11 @@ def _describe_network(hosts: Hosts, link: Link, ranks_per_host: int) -> str:
     """Describe in one line the requested network, and what two TCP sockets measure on it."""
     assert link.bits_per_s is not None
     seen = measure_link([hosts.command(host) for host in (0, 1)], hosts.address(0), link)
-    ranks = f"{ranks_per_host} rank{'s' * (ranks_per_host != 1)} each"
     latency = f" and {format_ns(link.latency_ms * 1e6)} one way" if link.latency_ms else ""
     return (
-        f"{len(hosts.namespaces)} hosts, {ranks}, joined at {format_bandwidth(link.bits_per_s)}{latency}; measured: "
-        f"round trip {format_ns(seen.rtt_us * 1e3)}, one connection carries {format_bandwidth(seen.bytes_per_s * 8)} "
-        "each way at once"
+        f"{len(hosts.namespaces)} hosts, {count_of(ranks_per_host, 'rank')} each, joined at "
+        f"{format_bandwidth(link.bits_per_s)}{latency}; measured: round trip {format_ns(seen.rtt_us * 1e3)}, "
+        f"one connection carries {format_bandwidth(seen.bytes_per_s * 8)} each way at once"
     )
 
 

@@ -15,7 +15,7 @@ from overlapscope.cli import recording_folder
 from overlapscope.cli.arguments import parse_positive_int
 from overlapscope.console import Progress
 from overlapscope.errors import OverlapScopeError
-from overlapscope.text import format_bytes
+from overlapscope.text import count_of, format_bytes
 
 _RANKS = 64
 _STEPS = 200
@@ -55,6 +55,6 @@ def run(args: argparse.Namespace) -> int:
     with Progress() as progress:
         progress.begin("writing ranks")
         write_recording(args.output, args.ranks, args.steps, args.buckets, progress.count)
-    print(f"{args.output}: {args.ranks} ranks, {args.steps} steps, {format_bytes(needed)}")
+    print(f"{args.output}: {count_of(args.ranks, 'rank')}, {count_of(args.steps, 'step')}, {format_bytes(needed)}")
     print(f"  overlapscope summary {args.output}")
     return 0

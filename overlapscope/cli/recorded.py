@@ -14,7 +14,7 @@ from overlapscope.advice.auto_choices import describe_auto_choices
 from overlapscope.cli import recording_folder
 from overlapscope.cli.child_process import ReceivedSignal, exit_code
 from overlapscope.errors import OverlapScopeError
-from overlapscope.text import format_bytes
+from overlapscope.text import count_of, format_bytes
 from overlapscope.trace.checksum import parse_json_text
 from overlapscope.trace.schema import RUN_FILE
 from overlapscope.trace.small_files import find_latest_attempt, remove_if_empty
@@ -123,12 +123,10 @@ def finish_recording(
             print_status(sentence)
     for sentence in describe_choices(attempt):
         print_status(sentence)
-    done = (
-        _format_count(recorded.steps, "step") if recorded.steps else _format_count(recorded.collectives, "collective")
-    )
+    done = count_of(recorded.steps, "step") if recorded.steps else count_of(recorded.collectives, "collective")
     look = "serve" if recorded.steps else "diagnose"
     print_status(
-        f"recorded {_format_count(recorded.ranks, 'rank')}, {done}, {format_bytes(recorded.disk_bytes)} "
+        f"recorded {count_of(recorded.ranks, 'rank')}, {done}, {format_bytes(recorded.disk_bytes)} "
         f"in {attempt}\nview it: overlapscope {look} {shlex.quote(str(attempt))}"
     )
     return code
@@ -148,7 +146,3 @@ def _print_verdict(folder: Path) -> None:
             print(attempt.verdict.sentence + "\n", file=sys.stderr)
         elif attempt.verdict.is_fault and attempt.verdict.kind != "cannot tell":
             print(format_report(attempt.verdict, attempt.evidence) + "\n", file=sys.stderr)
-
-
-def _format_count(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"

@@ -18,6 +18,7 @@ from overlapscope.breakdown.summary import Summary, summarize
 from overlapscope.breakdown.text import describe_excluded
 from overlapscope.breakdown.waits import REASONS
 from overlapscope.errors import OverlapScopeError
+from overlapscope.text import count_of
 from overlapscope.trace.recording import Trace
 
 STEP: Final = "step"
@@ -129,11 +130,12 @@ class ComparisonSide:
         if len(self.steps) >= SEGMENTS:
             return
         excluded = describe_excluded(self.summary.steady.excluded)
+        counted = count_of(len(self.steps), "step")
         known = ""
         if self.choice.plan is not None:
             known = f"; its bucket plans are {', '.join(map(str, sorted(self.trace.plans['plan_epoch'].unique())))}"
         raise OverlapScopeError(
-            f"{self.name}: {len(self.steps)} steps to compare{f' ({excluded} excluded)' if excluded else ''}; "
+            f"{self.name}: {counted} to compare{f' ({excluded} excluded)' if excluded else ''}; "
             f"a comparison takes {SEGMENTS} or more on each side{known}"
         )
 

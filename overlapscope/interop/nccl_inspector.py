@@ -21,6 +21,7 @@ import orjson
 
 from overlapscope.bucket_model.calibration import AllReduceSample, Calibration
 from overlapscope.errors import OverlapScopeError
+from overlapscope.text import count_of
 
 _GZIP: Final = b"\x1f\x8b"
 _FORMAT_VERSION_KEY: Final = b'"inspector_output_format_version"'
@@ -207,4 +208,4 @@ def _describe_left_out(dumps: _InspectorDumps, chosen: _Communicator) -> Iterato
     )
     for count, what, why in counted:
         if count:
-            yield " ".join([f"{count:,} {what}{'s' * (count > 1)}", *why.split()])
+            yield " ".join([count_of(count, what), *why.split()])

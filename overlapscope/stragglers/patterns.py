@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.breakdown.means import effective_sample_size
+from overlapscope.text import count_of
 
 # Tail probabilities of the binomial distribution and of the runs test.
 
@@ -320,8 +321,8 @@ def _find_episodes(series: Floats, least_ns: float, significance: float) -> Dela
         kind="episode",
         where=delayed,
         usual_ns=usual_ns,
-        statistic=f"{delayed.sum()} steps are {rise_ns / 1e6:.2f} ms longer, in {runs} "
-        f"episode{'s' * (runs > 1)} (runs test, {_format_p_value(p_value)})",
+        statistic=f"{delayed.sum()} steps are {rise_ns / 1e6:.2f} ms longer, in "
+        f"{count_of(runs, 'episode')} (runs test, {_format_p_value(p_value)})",
         p_value=p_value,
     )
 

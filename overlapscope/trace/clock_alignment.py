@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.errors import Problem
+from overlapscope.text import rank_list
 from overlapscope.trace.clocks import (
     MIN_WANDER,
     ClockMap,
@@ -348,8 +349,8 @@ def _align_by_wall_clock(rank: RankClock, reference: RankClock) -> Alignment:
 
 
 def _problem(ranks: list[int], violation: Violation | None, reference: int) -> Problem:
-    names = ", ".join(map(str, ranks[:_MOST_NAMES])) + (" ..." if len(ranks) > _MOST_NAMES else "")
-    who = f"rank{'s' * (len(ranks) > 1)} {names} can't be aligned with rank {reference}"
+    names = rank_list(ranks[:_MOST_NAMES]) + (" ..." if len(ranks) > _MOST_NAMES else "")
+    who = f"{names} can't be aligned with rank {reference}"
     left_out = f"numbers that compare ranks leave {'them' if len(ranks) > 1 else 'it'} out"
     if violation is None:
         return Problem("note", f"{who}: no pings, and all-reduces leave the offset open; {left_out}")

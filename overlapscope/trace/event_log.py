@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError, Problem
+from overlapscope.text import count_of
 from overlapscope.trace.ring_log import RingLog, read_header_and_size
 from overlapscope.trace.schema import (
     CHECKED_RECORD,
@@ -436,11 +437,11 @@ def _missing_records(
     first, latest = int(records["sequence"][0]) if is_incident else 1, int(records["sequence"][-1])
     lost = latest - first + 1 - kept - damaged
     if latest > slots and not is_incident:
-        message = f"{path}: at its size limit; {lost} records between the first and the latest steps were overwritten"
-        problems.append(Problem("note", message))
+        lost_ones = f"{count_of(lost, 'record')} between the first and the latest steps overwritten"
+        problems.append(Problem("note", f"{path}: at its size limit; {lost_ones}"))
     elif lost > (0 if header.closed else 1):
         # One may be missing at death: its number was assigned, and another thread's record was written before it.
-        problems.append(Problem("error", f"{path}: {lost} records are missing; the others are used"))
+        problems.append(Problem("error", f"{path}: {count_of(lost, 'record')} missing; the others are used"))
     return problems
 
 

@@ -124,7 +124,7 @@ def test_a_page_of_zeros_within_a_log_hides_nothing_after_it(
     _, records, problems = read_log(path)
     assert records["sequence"].tolist() == [*range(1, 201), *range(265, 501)]
     (error,) = [problem.message for problem in problems if problem.severity == "error"]
-    assert error.startswith(f"{path}: 64 records are missing")
+    assert error.startswith(f"{path}: 64 records missing")
     golden("recording/missing_records", error.replace(str(tmp_path), "FOLDER"))
 
 

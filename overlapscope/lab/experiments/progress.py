@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from overlapscope.lab.experiments.trial import Trial, list_remaining
-from overlapscope.text import format_ns
+from overlapscope.text import count_of, format_ns
 
 
 class TrialProgress:
@@ -68,12 +68,12 @@ class TrialProgress:
 
 def describe_trial(trial: Trial) -> str:
     """Describe what is measured, in a few words."""
-    ranks = f"{trial.ranks} rank{'s' * (trial.ranks != 1)}"
+    ranks = count_of(trial.ranks, "rank")
     if not trial.model:
         return f"all-reduces of {trial.tensor_elements:,} values, {ranks}"
     parts = [trial.model, ranks, trial.strategy]
     parts += [f"{trial.bucket_cap_mb:g} MB"] if trial.bucket_cap_mb is not None else []
-    parts += [f"{trial.groups} groups"] if trial.groups is not None else []
+    parts += [count_of(trial.groups, "group")] if trial.groups is not None else []
     parts += [f"every {trial.sync_every}"] if trial.sync_every > 1 else []
     return ", ".join(parts)
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab.experiments.trial import Trial
-from overlapscope.text import format_bytes, format_ns
+from overlapscope.text import count_of, format_bytes, format_ns
 
 # Conditions under which trials are measured.
 
@@ -53,8 +53,7 @@ class Conditions:
 def describe_conditions(rows: pd.DataFrame) -> str:
     """Describe the conditions of results: ranks, hosts, links and versions, as the end of a sentence."""
     row = rows.iloc[-1]
-    hosts = len(set(row["hosts"]))
-    where = f"{len(row['hosts'])} ranks on {hosts} host{'s' * (hosts != 1)}, {row['device']}"
+    where = f"{count_of(len(row['hosts']), 'rank')} on {count_of(len(set(row['hosts'])), 'host')}, {row['device']}"
     link = (
         f"links carry {format_bytes(row['link_bytes_per_s'])}/s, an all-reduce of 1 kB takes "
         f"{format_ns(row['link_latency_ns'])}"

@@ -21,7 +21,7 @@ from overlapscope.lab.experiments.estimates import (
 )
 from overlapscope.lab.experiments.experiment import Experiment, ExperimentOptions
 from overlapscope.lab.experiments.trial import Trial
-from overlapscope.text import format_ns
+from overlapscope.text import count_of, format_ns
 
 NAME = "scaling"
 PREDICTED_RANKS = (2, 3, 4, 6, 8, 16, 32, 64, 128, 256)
@@ -81,7 +81,7 @@ def draw(rows: pd.DataFrame) -> FigureContent:
             said = format_difference(
                 f"a step of {most} ranks",
                 estimate_change(by_ranks[least], by_ranks[most]),
-                f"one of {least} rank{'s' * (least != 1)}",
+                f"one of {count_of(least, 'rank')}",
             )
             here.append(f"{title}: {said}.")
         here += [f"{title}: {each}" for each in _format_model_errors(by_ranks)]
