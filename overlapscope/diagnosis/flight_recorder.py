@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby, takewhile
+from itertools import chain, groupby, takewhile
 from pathlib import Path
 from typing import Final
 
@@ -107,13 +107,20 @@ def make_signature(parts: Sequence[DumpEntry], members: tuple[int, ...]) -> Sign
     end = next((part for part in parts if is_end_of_coalesced(part)), None)
     inner = [part for part in parts if part is not end] or list(parts)
     whole = _op(end.name) if end is not None and _op(end.name) != _COALESCED else ""
+    tensors = [_tensors(part) for part in inner]
     return _signature(
         whole or _joined({_op(part.name) for part in inner}, _COALESCED),
-        tuple(shape for part in inner for shape in (part.output_shapes if _uses_output(part) else part.input_shapes)),
-        tuple(dtype for part in inner for dtype in (part.output_dtypes if _uses_output(part) else part.input_dtypes)),
+        tuple(chain.from_iterable(shapes for shapes, _ in tensors)),
+        tuple(chain.from_iterable(dtypes for _, dtypes in tensors)),
         _peer(inner[0].name, members) if len(inner) == 1 else None,
         any(part.name.endswith(_UNEVEN) for part in inner),
     )
+
+
+def _tensors(part: DumpEntry) -> tuple[Sequence[tuple[int, ...]], Sequence[str]]:
+    """Return the shapes and dtypes that make up the size of an operation on a rank."""
+    is_of_output = _op(part.name) in _OUTPUT_OPS
+    return (part.output_shapes, part.output_dtypes) if is_of_output else (part.input_shapes, part.input_dtypes)
 
 
 @lru_cache(maxsize=65536)  # ranks launch the same few thousand operations again and again
@@ -138,10 +145,6 @@ def _joined(names: set[str], several: str) -> str:
 def _op(name: str) -> str:
     plain = name.rpartition(":")[2].partition(" ")[0]
     return _OPS.get(plain, plain)
-
-
-def _uses_output(entry: DumpEntry) -> bool:
-    return _op(entry.name) in _OUTPUT_OPS
 
 
 def _peer(name: str, members: Sequence[int]) -> int | None:

@@ -38,47 +38,6 @@ class EndComparison:
     """Ranks with equal values of the first parameter that differs, largest side first; one side if all are equal."""
 
 
-def at_end(
-    tensors: Sequence[tuple[str, str]], last: Mapping[int, FingerprintPasses], equal_steps: npt.NDArray[np.int64]
-) -> EndComparison | None:
-    """Compare the values of ranks at their end; None if unknown for any, or if they ended after different steps.
-
-    Args:
-        tensors: name and kind of each.
-        last: fingerprint pass of each rank at its end, one or none.
-        equal_steps: from ``last_equal_steps``.
-    """
-    if any(not len(one) for one in last.values()) or len({int(one["first"][0]) for one in last.values()}) > 1:
-        return None
-    values = np.stack([one["values"][0] for one in last.values()])
-    kinds = np.array([kind for _, kind in tensors])
-    compared = (kinds != "buffer") & (values != 0).all(axis=0)
-    if not compared.any():
-        return None
-    differing = np.flatnonzero(compared & (values != values[0]).any(axis=0))
-    trained = np.flatnonzero(compared & (kinds == "trained"))
-    equal_step = int(equal_steps[differing].min(initial=np.iinfo(np.int64).max))
-    column = values[:, differing[0]] if len(differing) else np.zeros(len(values))
-    sides = [tuple(rank for rank, one in zip(last, column, strict=True) if one == value) for value in set(column)]
-    return EndComparison(
-        differing=tuple(tensors[index][0] for index in differing.tolist()),
-        sides=tuple(sorted(sides, key=lambda side: (-len(side), side))),
-        is_all_trained=len(differing) > 0 and set(trained) <= set(differing),
-        equal_step=equal_step if len(differing) and equal_step >= 0 else None,
-    )
-
-
-def last_equal_steps(
-    reference: FingerprintPasses, compared: npt.NDArray[np.bool_], moments: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Return the step that began when each tensor was last compared; -1 if it never was."""
-    if not len(moments):
-        return np.full(moments.shape[1], -1)
-    latest = np.where(compared, moments, -1).argmax(axis=0)
-    steps = reference["steps"][latest, np.arange(moments.shape[1])].astype(np.int64)
-    return np.where(compared.any(axis=0), steps, -1)
-
-
 # Hyperparameters of optimizers (learning rate, momentum ...) on each rank, and since when they differ.
 
 
@@ -310,7 +269,7 @@ def summarize_latest_pass(
     """Return the summary of a rank's latest fingerprint pass; None if there is none.
 
     Args:
-        newest: the latest pass, or none.
+        latest: the latest pass, or none.
         numbers: numbers of the tensors, from ``fingerprint_residue``.
         is_parameter: True for each parameter; buffers may differ.
     """
@@ -362,64 +321,28 @@ def compare_model_replicas(
     Returns:
         None if there is only one replica.
     """
-    ranks = tuple(sorted(replicas))
-    if len(ranks) < 2:
+    if len(replicas) < 2:
         return None
-    first = replicas[ranks[0]]
-    numbers = np.array([fingerprint_residue(name) for name, _ in first.tensors])
-    reference = table_of(ranks[0])
-    moments = _moments(reference["first"], reference["period"], numbers)
-    values = reference["values"]
-    compared = values != 0
-    pairs = []
-    for rank in ranks[1:]:
-        pair = _Pair.of(moments, values, _values_at(table_of(rank), moments, numbers))
-        compared &= pair.is_common
-        if pair.differs.any():
-            pairs.append(pair)
-    kinds = np.array([kind for _, kind in first.tensors])
-    is_parameter = kinds != "buffer"
-    at = np.unique(moments[compared & is_parameter])
-    latest = compared & is_parameter & (moments == (at[-1] if len(at) else -1))
-
-    def found(of: npt.NDArray[np.bool_]) -> ReplicaDifference | None:
-        where = _locate_difference(first, reference, pairs, moments, of)
-        if where is None:
-            return None
-        difference, tensor = where
-        indices = np.flatnonzero(compared[:, tensor] & (moments[:, tensor] >= difference.differs_at))
-        if not len(indices):  # ranks took its fingerprint at different times
-            indices = np.flatnonzero(moments[:, tensor] == difference.differs_at)
-        sides: dict[int, list[int]] = {}
-        for rank in ranks:
-            value = int(_values_at(table_of(rank), moments[indices[:1]], numbers)[0, tensor])
-            if value:
-                sides.setdefault(value, []).append(rank)
-        ordered = sorted(map(tuple, sides.values()), key=lambda side: (-len(side), side))
-        return replace(difference, sides=tuple(ordered))
-
-    trained = found(kinds == "trained")
-    frozen = found(kinds == "frozen") if trained is None else None
+    comparison = _Comparison(replicas, table_of)
+    first, of_parameters = comparison.replica, comparison.compared & comparison.is_parameter
+    moments = np.unique(comparison.moments[of_parameters])
+    difference = comparison.find_difference("trained") or comparison.find_difference("frozen")
     return ComparedReplicas(
         model=first.model,
         class_name=first.class_name,
-        ranks=ranks,
-        tensors=int((compared & is_parameter).any(axis=0).sum()),
-        moments=len(at),
-        latest_step=int(reference["steps"][latest][0]) if latest.any() else None,
-        difference=trained or frozen,
-        buffers=found(kinds == "buffer"),
-        was_different=None if trained or frozen else _find_repaired_steps(reference, pairs, is_parameter),
+        ranks=comparison.ranks,
+        tensors=int(of_parameters.any(axis=0).sum()),
+        moments=len(moments),
+        latest_step=comparison.find_step(int(moments[-1]), of_parameters) if len(moments) else None,
+        difference=difference,
+        buffers=comparison.find_difference("buffer"),
+        was_different=None if difference else comparison.find_repaired_steps(),
         buckets=first.buckets,
         left_out=first.left_out,
         processors=_by_processor(replicas),
         comm_hook=next((one.comm_hook for one in replicas.values() if one.comm_hook), None),
         init_sync=all(one.init_sync for one in replicas.values()),
-        at_end=None
-        if last_of is None
-        else at_end(
-            first.tensors, {rank: last_of(rank) for rank in ranks}, last_equal_steps(reference, compared, moments)
-        ),
+        at_end=None if last_of is None else comparison.compare_ends([last_of(rank) for rank in comparison.ranks]),
     )
 
 
@@ -443,57 +366,135 @@ class _Pair:
         return cls(is_common, differs, differs[latest, indices] if len(moments) else np.zeros(moments.shape[1], bool))
 
 
-def _locate_difference(
-    replica: Replica,
-    reference: FingerprintPasses,
-    pairs: Sequence[_Pair],
-    moments: npt.NDArray[np.int64],
-    of: npt.NDArray[np.bool_],
-) -> tuple[ReplicaDifference, int] | None:
-    """Return how and since when some tensors differ, without the sides, and the index of the first that does."""
-    begin = np.full(moments.shape[1], _NEVER)
-    equal = np.full(moments.shape[1], -1)
-    was_made_equal = False
-    for pair in pairs:
-        equal_at = np.where(pair.is_common & ~pair.differs, moments, -1).max(axis=0, initial=-1)
-        since = np.where(pair.differs & (moments > equal_at), moments, _NEVER).min(axis=0, initial=_NEVER)
-        since = np.where(of & pair.differs_at_end, since, _NEVER)
-        was_made_equal |= bool((of & pair.differs_at_end & (pair.differs & (moments < equal_at)).any(axis=0)).any())
-        equal = np.where(since < begin, equal_at, equal)
-        begin = np.minimum(begin, since)
-    differing = np.flatnonzero(begin < _NEVER)
-    if not len(differing):
-        return None
-    earliest = int(begin.min())
-    at_once = bool((equal[differing] < earliest).all())
-    one = int(differing[np.lexsort((-equal[differing], begin[differing]))[0]])
-    last = int(differing[equal[differing].argmax()]) if at_once else one
-    equal_at = int(equal[last])
-    difference = ReplicaDifference(
-        names=tuple(replica.tensors[index][0] for index in differing),
-        kind=replica.tensors[one][1],  # type: ignore[arg-type] # one of them
-        equal_at=None if equal_at < 0 else equal_at,
-        equal_step=None if equal_at < 0 else _step_of(reference, moments, equal_at, last),
-        differs_at=earliest,
-        differs_step=_step_of(reference, moments, earliest, one),
-        is_at_once=at_once,
-        was_made_equal=was_made_equal,
-    )
-    return difference, one
+class _Comparison:
+    """The fingerprints of one model on all ranks, at the moments at which the first rank has taken them.
+
+    Masks and moments are by pass of that rank and tensor.
+    """
+
+    def __init__(self, replicas: Mapping[int, Replica], table_of: TableOf) -> None:
+        self.ranks = tuple(sorted(replicas))
+        self.replica = replicas[self.ranks[0]]
+        self._table_of = table_of
+        self._kinds = np.array([kind for _, kind in self.replica.tensors])
+        self.is_parameter = self._kinds != "buffer"
+        self._numbers = np.array([fingerprint_residue(name) for name, _ in self.replica.tensors])
+        reference = table_of(self.ranks[0])
+        self._steps = reference["steps"]
+        self.moments = _moments(reference["first"], reference["period"], self._numbers)
+        self.compared = reference["values"] != 0
+        """True where all ranks have a fingerprint."""
+        self._pairs = []
+        for rank in self.ranks[1:]:
+            values = _values_at(table_of(rank), self.moments, self._numbers)
+            pair = _Pair.of(self.moments, reference["values"], values)
+            self.compared &= pair.is_common
+            if pair.differs.any():
+                self._pairs.append(pair)
+
+    def find_step(self, moment: int, of: npt.NDArray[np.bool_]) -> int:
+        """Return the step that began at a moment at which any of some fingerprints was taken."""
+        return int(self._steps[of & (self.moments == moment)][0])
+
+    def find_difference(self, kind: TensorKind) -> ReplicaDifference | None:
+        """Return how and since when tensors of a kind differ; None if none does."""
+        found = self._locate_difference(self._kinds == kind)
+        if found is None:
+            return None
+        difference, tensor = found
+        return replace(difference, sides=self._find_sides(tensor, difference.differs_at))
+
+    def _locate_difference(self, of: npt.NDArray[np.bool_]) -> tuple[ReplicaDifference, int] | None:
+        """Return how and since when some tensors differ, without the sides, and the index of the first that does."""
+        moments = self.moments
+        begin = np.full(moments.shape[1], _NEVER)
+        equal = np.full(moments.shape[1], -1)
+        was_made_equal = False
+        for pair in self._pairs:
+            equal_at = np.where(pair.is_common & ~pair.differs, moments, -1).max(axis=0, initial=-1)
+            since = np.where(pair.differs & (moments > equal_at), moments, _NEVER).min(axis=0, initial=_NEVER)
+            since = np.where(of & pair.differs_at_end, since, _NEVER)
+            was_made_equal |= bool((of & pair.differs_at_end & (pair.differs & (moments < equal_at)).any(axis=0)).any())
+            equal = np.where(since < begin, equal_at, equal)
+            begin = np.minimum(begin, since)
+        differing = np.flatnonzero(begin < _NEVER)
+        if not len(differing):
+            return None
+        earliest = int(begin.min())
+        at_once = bool((equal[differing] < earliest).all())
+        one = int(differing[np.lexsort((-equal[differing], begin[differing]))[0]])
+        last = int(differing[equal[differing].argmax()]) if at_once else one
+        equal_at = int(equal[last])
+        difference = ReplicaDifference(
+            names=tuple(self.replica.tensors[index][0] for index in differing),
+            kind=self.replica.tensors[one][1],  # type: ignore[arg-type] # one of them
+            equal_at=None if equal_at < 0 else equal_at,
+            equal_step=None if equal_at < 0 else self._step_of(equal_at, last),
+            differs_at=earliest,
+            differs_step=self._step_of(earliest, one),
+            is_at_once=at_once,
+            was_made_equal=was_made_equal,
+        )
+        return difference, one
+
+    def _step_of(self, moment: int, tensor: int) -> int:
+        """Return the step that began when a tensor's fingerprint was taken."""
+        return int(self._steps[np.flatnonzero(self.moments[:, tensor] == moment)[-1], tensor])
+
+    def _find_sides(self, tensor: int, differs_at: int) -> tuple[tuple[int, ...], ...]:
+        """Return the ranks with equal values of a tensor, when all can first be compared since it differs."""
+        indices = np.flatnonzero(self.compared[:, tensor] & (self.moments[:, tensor] >= differs_at))
+        if not len(indices):  # ranks took its fingerprint at different times
+            indices = np.flatnonzero(self.moments[:, tensor] == differs_at)
+        moments = self.moments[indices[:1]]
+        values = (int(_values_at(self._table_of(rank), moments, self._numbers)[0, tensor]) for rank in self.ranks)
+        return _group_ranks({rank: value for rank, value in zip(self.ranks, values, strict=True) if value})
+
+    def find_repaired_steps(self) -> tuple[int, int] | None:
+        """Return the first and the last step at which parameters differed."""
+        steps = [self._steps[pair.differs & self.is_parameter] for pair in self._pairs]
+        found = np.concatenate(steps) if steps else np.empty(0, np.int64)
+        return (int(found.min()), int(found.max())) if len(found) else None
+
+    def compare_ends(self, last: Sequence[FingerprintPasses]) -> EndComparison | None:
+        """Compare the values of ranks at their end; None if unknown for any, or if they ended after different steps.
+
+        Args:
+            last: fingerprint pass of each rank at its end, one or none.
+        """
+        if any(not len(one) for one in last) or len({int(one["first"][0]) for one in last}) > 1:
+            return None
+        values = np.stack([one["values"][0] for one in last])
+        compared = self.is_parameter & (values != 0).all(axis=0)
+        if not compared.any():
+            return None
+        differing = np.flatnonzero(compared & (values != values[0]).any(axis=0))
+        if not len(differing):
+            return EndComparison(differing=(), sides=(self.ranks,))
+        trained = np.flatnonzero(compared & (self._kinds == "trained"))
+        equal_step = int(self._last_equal_steps()[differing].min())
+        return EndComparison(
+            differing=tuple(self.replica.tensors[index][0] for index in differing.tolist()),
+            sides=_group_ranks(dict(zip(self.ranks, values[:, differing[0]].tolist(), strict=True))),
+            is_all_trained=set(trained) <= set(differing),
+            equal_step=None if equal_step < 0 else equal_step,
+        )
+
+    def _last_equal_steps(self) -> npt.NDArray[np.int64]:
+        """Return the step that began when each tensor was last compared; -1 if it never was."""
+        if not len(self.moments):
+            return np.full(self.moments.shape[1], -1)
+        latest = np.where(self.compared, self.moments, -1).argmax(axis=0)
+        steps = self._steps[latest, np.arange(self.moments.shape[1])].astype(np.int64)
+        return np.where(self.compared.any(axis=0), steps, -1)
 
 
-def _step_of(reference: FingerprintPasses, moments: npt.NDArray[np.int64], moment: int, tensor: int) -> int:
-    """Return the step that began when a tensor's fingerprint was taken."""
-    return int(reference["steps"][np.flatnonzero(moments[:, tensor] == moment)[-1], tensor])
-
-
-def _find_repaired_steps(
-    reference: FingerprintPasses, pairs: Sequence[_Pair], of: npt.NDArray[np.bool_]
-) -> tuple[int, int] | None:
-    """Return the first and the last step at which parameters differed."""
-    steps = [reference["steps"][pair.differs & of] for pair in pairs]
-    found = np.concatenate(steps) if steps else np.empty(0, np.int64)
-    return (int(found.min()), int(found.max())) if len(found) else None
+def _group_ranks(values: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
+    """Group ranks by their value, the largest side first."""
+    sides: dict[int, list[int]] = {}
+    for rank, value in values.items():
+        sides.setdefault(value, []).append(rank)
+    return tuple(sorted(map(tuple, sides.values()), key=lambda side: (-len(side), side)))
 
 
 def _by_processor(replicas: Mapping[int, Replica]) -> dict[str, tuple[int, ...]]:

@@ -46,7 +46,7 @@ def format_report(verdict: Verdict, evidence: Evidence) -> str:
     if evidence.ranks:
         parts.append(["Last known positions:", *_position_lines(evidence)])
     if verdict.windows:
-        parts.append(_sequences(verdict, evidence))
+        parts.append(_sequences(verdict, verdict.windows, evidence))
     if unready := _unready(verdict, evidence):
         parts.append(unready)
     for title, sentences in (
@@ -109,44 +109,58 @@ def _newest(evidence: Evidence, rank: int) -> str:
     return f"{entry.number} of {group_text(group)}: {_short(entry)}"
 
 
-def _sequences(verdict: Verdict, evidence: Evidence) -> list[str]:
+def _sequences(verdict: Verdict, windows: dict[int, tuple[Entry, ...]], evidence: Evidence) -> list[str]:
     """Return what the ranks did around the first difference, side by side; ranks that did the same share a column."""
-    assert verdict.windows is not None
-    # A group and the messages between its ranks have the same name; entries may also be of several groups.
-    groups = [
-        one
-        for one in (*evidence.groups, *evidence.point_to_point_orders)
-        if one.name == verdict.group
-        and all(one.windows.get(rank, ())[-1:] == own[-1:] for rank, own in verdict.windows.items())
-    ]
-    group = groups[0] if groups else GroupOrder(name=verdict.group or "", ranks=())
-    columns: dict[tuple[object, ...], list[int]] = {}
-    for rank, window in sorted(verdict.windows.items()):
-        key = tuple(_what(entry) for entry in window)
-        columns.setdefault(key, []).append(rank)
-    sides = list(columns.values())[:_MAX_SIDES]
-    entries = [{entry.number: entry for entry in verdict.windows[ranks[0]]} for ranks in sides]
+    group = _find_group(verdict, windows, evidence)
+    columns = _columns(windows)
     missing = _NOT_YET_LAUNCHED if evidence.is_live else _NEVER_LAUNCHED
-    numbers = sorted({number for side in entries for number in side})
-    show_batch = verdict.kind == "batch skipped"
-    table: list[tuple[str, ...]] = [("", "#", *(f"rank {format_ranks(ranks)}" for ranks in sides))]
-    for number in numbers:
-        mark = ">" if number == verdict.number else ""
-        cells = [
-            _cell(
-                side.get(number),
-                show_batch,
-                _NOT_SHOWN if not groups or number <= group.latest.get(ranks[0], 0) else missing,
-            )
-            for ranks, side in zip(sides, entries, strict=True)
-        ]
+
+    def format_cell(ranks: tuple[int, ...], entry: Entry | None, number: int) -> str:
+        if entry is not None:
+            return _format_entry(entry, show_batch=verdict.kind == "batch skipped")
+        return missing if group is not None and number > group.latest.get(ranks[0], 0) else _NOT_SHOWN
+
+    table: list[tuple[str, ...]] = [("", "#", *(f"rank {format_ranks(ranks)}" for ranks in columns))]
+    for number in sorted(set().union(*columns.values())):
+        cells = [format_cell(ranks, entries.get(number), number) for ranks, entries in columns.items()]
         cells[1:] = ["=" if cell == cells[0] and cell not in _NOTHING else cell for cell in cells[1:]]
-        table.append((mark, str(number), *cells))
+        table.append((">" if number == verdict.number else "", str(number), *cells))
         if number == verdict.number:
-            sites = [at_line(_shortened(e.call_site)) if (e := side.get(number)) else "" for side in entries]
-            if any(sites):
-                table.append(("", "", *(f" {site}" for site in sites)))
-    return [f"Collectives of {group_text(group)}:", *_table(table)]
+            table += _call_site_rows([entries.get(number) for entries in columns.values()])
+    title = group_text(group or GroupOrder(name=verdict.group or "", ranks=()))
+    return [f"Collectives of {title}:", *_table(table)]
+
+
+def _call_site_rows(entries: Sequence[Entry | None]) -> list[tuple[str, ...]]:
+    """Return one row with the call site of each entry; none if all are unknown."""
+    sites = [at_line(_shortened(entry.call_site)) if entry else "" for entry in entries]
+    return [("", "", *(f" {site}" for site in sites))] if any(sites) else []
+
+
+def _find_group(verdict: Verdict, windows: dict[int, tuple[Entry, ...]], evidence: Evidence) -> GroupOrder | None:
+    """Return the group that the windows are of; None if they are of several.
+
+    A group and the messages between its ranks have the same name.
+    """
+    return next(
+        (
+            one
+            for one in (*evidence.groups, *evidence.point_to_point_orders)
+            if one.name == verdict.group
+            and all(one.windows.get(rank, ())[-1:] == own[-1:] for rank, own in windows.items())
+        ),
+        None,
+    )
+
+
+def _columns(windows: dict[int, tuple[Entry, ...]]) -> dict[tuple[int, ...], dict[int, Entry]]:
+    """Return the entries by number of the first few sets of ranks that did the same."""
+    same: dict[tuple[object, ...], list[int]] = {}
+    for rank, window in sorted(windows.items()):
+        same.setdefault(tuple(_what(entry) for entry in window), []).append(rank)
+    return {
+        tuple(ranks): {entry.number: entry for entry in windows[ranks[0]]} for ranks in list(same.values())[:_MAX_SIDES]
+    }
 
 
 def _what(entry: Entry) -> tuple[object, ...]:
@@ -156,9 +170,7 @@ def _what(entry: Entry) -> tuple[object, ...]:
     return entry.number, *called, entry.step, entry.batch, format_device_progress(entry)
 
 
-def _cell(entry: Entry | None, show_batch: bool, missing: str) -> str:
-    if entry is None:
-        return missing
+def _format_entry(entry: Entry, *, show_batch: bool) -> str:
     batch = f", batch {entry.batch}" if show_batch and entry.batch is not None else ""
     state = "".join(f", {text}" for text in (_MARKS[entry.state], format_device_progress(entry)) if text)
     step = "" if entry.step == UNKNOWN_STEP else f"step {entry.loop_step}{batch}: "
