@@ -41,7 +41,6 @@ from overlapscope.diagnosis.rules import (
     processes,
     replicas,
     start,
-    unreduced_gradients,
     waiting,
 )
 from overlapscope.diagnosis.texts import processes as process_text
@@ -70,7 +69,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     groups.find_missing_new_group_call,
     groups.find_interleaved_groups,
     waiting.find_uneven_inputs,
-    unreduced_gradients.find_unreduced_gradients,
+    replicas.find_unreduced_gradients,
     replicas.find_replica_drift,
     processes.find_killed_at_shutdown,
     fallback.find_watchdog_report,
@@ -92,7 +91,7 @@ _CONSEQUENCES: Final[tuple[Rule, ...]] = (
     processes.find_stopped_process,
     processes.find_killed_process,
     processes.find_killed_at_shutdown,
-    unreduced_gradients.find_unreduced_gradients,
+    replicas.find_unreduced_gradients,
 )
 """Rules that also run once the cause is known."""
 _NOTES: Final = (

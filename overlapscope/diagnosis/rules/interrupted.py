@@ -6,7 +6,7 @@ from signal import SIGHUP, SIGINT, SIGTERM
 from typing import Final
 
 from overlapscope.diagnosis.evidence import Failure, RankEvidence
-from overlapscope.diagnosis.rules import unreduced_gradients
+from overlapscope.diagnosis.rules import replicas
 from overlapscope.diagnosis.rules.fallback import format_compared
 from overlapscope.diagnosis.stall_timeout import STUCK_AFTER_NS, stall_timeout_ns
 from overlapscope.diagnosis.texts import processes as text
@@ -78,7 +78,7 @@ def _is_interrupt(failure: Failure | None) -> bool:
 
 def _was_faulty_before(facts: Facts, since_ns: int | None) -> bool:
     """Return True if the job had hung, or had been found to do harm."""
-    if facts.was_reported_before(since_ns) or unreduced_gradients.find_unreduced_gradients(facts) is not None:
+    if facts.was_reported_before(since_ns) or replicas.find_unreduced_gradients(facts) is not None:
         return True
     return any(_has_waited_for_long(facts, wait, since_ns) for wait in facts.waits)
 

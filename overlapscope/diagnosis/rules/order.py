@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Final, Literal
 
 from overlapscope.diagnosis.evidence import CallSite, Entry, GroupOrder
-from overlapscope.diagnosis.rules import unreduced_gradients
+from overlapscope.diagnosis.rules import replicas
 from overlapscope.diagnosis.text import loop_step
 from overlapscope.diagnosis.texts import collectives as text
 from overlapscope.diagnosis.texts.collectives import Divergence, Side
@@ -135,7 +135,7 @@ def _find_update_without_reduction(
     ranks = {rank for rank, one in facts.ranks.items() if one.unreduced is not None and one.unreduced.step == step}
     if group.divergence != "batch" or not any(ranks == set(side) for side in sides):
         return None
-    found = unreduced_gradients.find_unreduced_gradients(facts)
+    found = replicas.find_unreduced_gradients(facts)
     if found is None or found.step != step:
         return None
     windows = {rank: group.windows[rank] for ranks in sides for rank in ranks[:_MOST_SHOWN]}

@@ -1,4 +1,4 @@
-"""Rules for replicas that drifted apart: nothing fails, but the ranks no longer train one model."""
+"""Rules for replicas that drift apart: nothing fails, but the ranks no longer train one model."""
 
 from __future__ import annotations
 
@@ -16,6 +16,23 @@ from overlapscope.diagnosis.wait_graph import Facts, find_minority
 
 _AVERAGED_ON_PURPOSE = "post_localSGD"
 """Part of the name of torch's hook that reduces within groups of ranks, and averages replicas now and then."""
+
+
+def find_unreduced_gradients(facts: Facts) -> Verdict | None:
+    """Find an optimizer step with gradients that were never averaged with those of the other ranks."""
+    steps = {rank: one.unreduced for rank, one in sorted(facts.ranks.items()) if one.unreduced}
+    if not steps:
+        return None
+    ranks, first = tuple(steps), min(steps.values(), key=lambda step: step.step)
+    others = [rank for rank in facts.world if rank not in steps]
+    return Verdict(
+        kind="not reduced",
+        **text.unreduced(ranks, first),
+        blamed=find_minority((ranks, others), len(facts.world)),
+        concerned=ranks,
+        step=first.step,
+        call_sites={rank: site for rank in ranks[:8] if (site := steps[rank].call_site)} or None,
+    )
 
 
 def find_replica_drift(facts: Facts) -> Verdict | None:
