@@ -62,7 +62,13 @@ def job(sizes: np.ndarray, backward_ms: float, times_follow_bytes: float, cycles
         kinds=np.zeros(len(sizes), dtype=np.int64),
         order=np.arange(len(sizes)),
     )
-    return ComputeTimes(gradients=gradients, start_ns=start_ns, ready_ns=ready_ns, end_ns=ready_ns[:, :, -1])
+    return ComputeTimes(
+        gradients=gradients,
+        ranks=np.arange(start_ns.shape[1]),
+        start_ns=start_ns,
+        ready_ns=ready_ns,
+        end_ns=ready_ns[:, :, -1],
+    )
 
 
 def costs_of(latency_ms: float, mb_per_s: float, lanes: int, compute_slowdown: float = 1.0) -> Costs:

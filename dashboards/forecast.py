@@ -9,8 +9,9 @@ from overlapscope.advice.advice import Advice, advise
 from overlapscope.analysis import Analysis
 from overlapscope.bucket_model.curve import Curve, Options, Special, predict_curve
 from overlapscope.bucket_model.partition import Buckets, Gradients
+from overlapscope.bucket_model.schedule import DrawnStep, replay_step
 from overlapscope.bucket_model.search import find_best_plan
-from overlapscope.bucket_model.typical_step import DrawnStep, TypicalStep
+from overlapscope.bucket_model.typical_step import find_typical_step
 from overlapscope.errors import OverlapScopeError
 
 _EXECUTOR: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forecast")
@@ -53,7 +54,7 @@ class Forecast:
         self._curves: dict[Options, Future[Curve]] = {}
         self.reference = advice.recommendation.curve
         """Curve of the job as it is, with default options."""
-        self.step = TypicalStep(self.fitted, advice.recommendation.now.buckets)
+        self.step = find_typical_step(self.fitted, advice.recommendation.now.buckets)
 
     @classmethod
     def soon(cls, analysis: Analysis) -> Future[Forecast]:
@@ -67,7 +68,7 @@ class Forecast:
 
     def step_with(self, plan: Buckets, options: Options) -> DrawnStep:
         """Predict the typical step with other buckets."""
-        return self.step.predict_with_buckets(plan, options.apply_to(self.fitted.costs))
+        return replay_step(plan, self.step.work, options.apply_to(self.fitted.costs))
 
     def curve(self, options: Options) -> Future[Curve]:
         """Return the curve for some options, computed in the background if not cached."""

@@ -25,7 +25,7 @@ from overlapscope.breakdown.summary import Summary
 from overlapscope.breakdown.text import BLOCK_LABELS, REASON_LABELS
 from overlapscope.bucket_model.curve import Curve
 from overlapscope.bucket_model.partition import MB, NO_LIMIT
-from overlapscope.bucket_model.typical_step import DrawnStep
+from overlapscope.bucket_model.schedule import DrawnStep
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Entry
 from overlapscope.diagnosis.order_view import Cell, OrderLanes
 from overlapscope.errors import OverlapScopeError

@@ -19,8 +19,8 @@ from overlapscope.advice.auto_choices import describe_auto_choices
 from overlapscope.breakdown.lanes import BUCKET_SLOTS
 from overlapscope.breakdown.summary import Summary
 from overlapscope.bucket_model.curve import SPECIALS, Options
+from overlapscope.bucket_model.schedule import DrawnStep
 from overlapscope.bucket_model.text import format_free_plan, format_headline, format_limit, format_model_error
-from overlapscope.bucket_model.typical_step import DrawnStep
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
 from overlapscope.text import count_of, format_bytes, format_ns, format_share, format_share_change

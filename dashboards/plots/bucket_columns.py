@@ -11,7 +11,7 @@ from overlapscope.breakdown.lanes import CATEGORIES, bucket_categories, colors_a
 from overlapscope.bucket_model.curve import Curve, Options
 from overlapscope.bucket_model.partition import MB, NO_LIMIT, Buckets, Float64Array, Gradients
 from overlapscope.bucket_model.plans import DEFAULT_CAP_BYTES, UniformPlan
-from overlapscope.bucket_model.typical_step import DrawnStep
+from overlapscope.bucket_model.schedule import DrawnStep
 from overlapscope.text import format_bytes, format_ns, format_timestamp_ns
 
 # Bokeh columns of predicted step times over bucket sizes.

@@ -40,7 +40,7 @@ from dashboards.plots.wide_figure import SMALL_TEXT, BucketHatches, fit_ticks, m
 from dashboards.theme import paint
 from overlapscope.bucket_model.curve import SPECIALS, Curve, Options, Special
 from overlapscope.bucket_model.partition import Buckets
-from overlapscope.bucket_model.typical_step import DrawnStep
+from overlapscope.bucket_model.schedule import DrawnStep
 
 # Bokeh figures of the Buckets page: step time against bucket size, two steps, and a plan.
 

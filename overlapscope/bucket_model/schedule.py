@@ -20,10 +20,91 @@ from typing import Final
 import numpy as np
 
 from overlapscope.bucket_model.cost import ZERO_COST, CollectiveCost, CostLine
-from overlapscope.bucket_model.partition import Buckets, Float64Array
+from overlapscope.bucket_model.partition import Buckets, Float64Array, Int64Array
 from overlapscope.bucket_model.plan_table import PlanTable, build_table
-from overlapscope.bucket_model.wire import schedule_one_lane, schedule_two_lanes
 from overlapscope.bucket_model.work import ComputeTimes
+
+# All-reduces launched one after the other on a shared link, with one or two lanes.
+#
+# NCCL runs the all-reduces of a communicator one at a time. Gloo runs two at a time, and they share the bandwidth
+# like TCP streams: two large ones that begin together also end together, and a small one overtakes a large one. Each
+# waits for its latency separately, so the second lane hides it. Their mutual slowdown is between 1 and 2: 2 where one
+# alone saturates the link, less where it can't, as with a long round trip that limits the bytes in flight.
+
+
+def schedule_one_lane(ready: Float64Array, transfer: Float64Array) -> tuple[Float64Array, Float64Array]:
+    """Compute when all-reduces begin and end that run one at a time.
+
+    Example: ready at 0, 1, 10 and transfers of 4, 3, 2 give begins 0, 4, 10 and ends 4, 7, 12.
+
+    Args:
+        ready: (B, ...) time at which the last rank launches each; never decreasing along the first axis.
+        transfer: (B, ...) duration of each alone; broadcasts to the shape of ``ready``.
+    """
+    sent = np.cumsum(transfer, axis=0)
+    end = np.maximum.accumulate(ready - (sent - transfer), axis=0) + sent
+    return end - transfer, end
+
+
+def schedule_two_lanes(
+    ready: Float64Array, transfer: Float64Array, latency: Float64Array, slowdown: float
+) -> tuple[Float64Array, Float64Array]:
+    """Compute when all-reduces begin and end of which two run at a time.
+
+    At any moment one is running that began before the latest one: the *older*. The first of the two to end frees its
+    lane for the next.
+
+    Example: all ready at 0, transfers of 4, 2, 1 without latency and a slowdown of 2. The first two share the link
+    until 4, when the second ends and the third begins; the third and the rest of the first share it until 6, and the
+    first ends at 7. Begins are 0, 0, 4 and ends 7, 4, 6.
+
+    Args:
+        ready: (B, ...) time at which the last rank launches each; never decreasing along the first axis.
+        transfer: (B, ...) duration of each alone; broadcasts to the shape of ``ready``.
+        latency: (B, ...) part of ``transfer``, at its beginning, during which the link is free for others.
+        slowdown: Factor for each of two that are both past their latency.
+    """
+    shape = ready.shape[1:]
+    begin, end = np.empty(ready.shape), np.empty(ready.shape)
+    older: Int64Array = np.zeros(shape, dtype=np.int64)
+    older_sends = np.full(shape, -np.inf)  # when its latency is over
+    first_end, last_end = np.full(shape, -np.inf), np.full(shape, -np.inf)  # of the two that are running
+    for number in range(len(ready)):
+        begin[number] = now = np.maximum(ready[number], first_end)
+        is_under_way = last_end > now
+        older_sends = np.where(is_under_way, np.maximum(older_sends, now), now)
+        older_left = np.where(is_under_way, last_end - older_sends, 0.0)
+        sends = now + latency[number]
+        older_end, newer_end = _shared_ends(
+            older_sends, older_left, sends, transfer[number] - latency[number], slowdown
+        )
+        if number:
+            np.put_along_axis(end, older[None], np.where(is_under_way, older_end, last_end)[None], axis=0)
+        end[number] = newer_end
+        first_end, last_end = np.minimum(older_end, newer_end), np.maximum(older_end, newer_end)
+        is_overtaken = older_end > newer_end
+        older = np.where(is_overtaken, older, number)
+        older_sends = np.where(is_overtaken, older_sends, sends)
+    return begin, end
+
+
+def _shared_ends(
+    one_sends: Float64Array,
+    one_left: Float64Array,
+    other_sends: Float64Array,
+    other_left: Float64Array,
+    slowdown: float,
+) -> tuple[Float64Array, Float64Array]:
+    """Compute when two all-reduces end that share the link once both are sending, if no other begins."""
+    is_first = one_sends <= other_sends
+    early, late = np.minimum(one_sends, other_sends), np.maximum(one_sends, other_sends)
+    early_left, late_left = np.where(is_first, one_left, other_left), np.where(is_first, other_left, one_left)
+    shared = np.maximum(early_left - (late - early), 0.0)  # what the early one has left when the late one sends
+    lost = (slowdown - 1) * np.minimum(shared, late_left)
+    early_end = np.where(shared > 0, late + shared + lost, early + early_left)
+    late_end = late + late_left + lost
+    return np.where(is_first, early_end, late_end), np.where(is_first, late_end, early_end)
+
 
 _PLANS_AT_ONCE: Final = 32
 """Plans per batch, such that the arrays fit into the processor's caches."""
@@ -64,9 +145,14 @@ class ReplayResult:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ReplayedStep:
-    """Replay of one plan of B buckets on R ranks, for drawing."""
+class DrawnStep:
+    """One step of R ranks with B buckets; times are relative to the end of the previous step's averaging."""
 
+    plan: Buckets
+    ranks: Int64Array
+    """(R,) rank numbers."""
+    bytes: Int64Array
+    """(B,) bytes of each bucket."""
     backward_start_ns: Float64Array
     """(R,) start of backward."""
     backward_end_ns: Float64Array
@@ -76,10 +162,15 @@ class ReplayedStep:
     launch_ns: Float64Array
     """(R, B) launch of each bucket."""
     start_ns: Float64Array
-    """(B,) time at which all ranks have launched a bucket and a lane is free for it."""
+    """(R, B) start of each transfer, once all ranks have launched it and a lane is free."""
     end_ns: Float64Array
-    """(B,) end of each all-reduce."""
+    """(R, B) end of each all-reduce."""
     cycle_ns: float
+
+    @property
+    def exposed_ns(self) -> Float64Array:
+        """Return (R,) the time from the end of backward to the end of the last all-reduce."""
+        return np.maximum(self.end_ns.max(axis=1) - self.backward_end_ns, 0.0)
 
 
 def replay(plans: PlanTable | Sequence[Buckets], work: ComputeTimes, costs: Costs) -> ReplayResult:
@@ -102,23 +193,22 @@ def replay(plans: PlanTable | Sequence[Buckets], work: ComputeTimes, costs: Cost
     return replayed
 
 
-def replay_step(plan: Buckets, work: ComputeTimes, costs: Costs, cycle: int = 0) -> ReplayedStep:
-    """Replay one plan in one cycle, with all intermediate times.
-
-    Args:
-        cycle: Index of the cycle in ``work``.
-    """
+def replay_step(plan: Buckets, work: ComputeTimes, costs: Costs) -> DrawnStep:
+    """Replay one plan in the first cycle of ``work``, with all intermediate times."""
     table = build_table([plan], work.gradients)
-    run = _Replay(table, work.last_ready_ns[cycle : cycle + 1], work.last_end_ns[cycle : cycle + 1], costs)
+    run = _Replay(table, work.last_ready_ns[:1], work.last_end_ns[:1], costs)
     copied = run.copied[:, 0]
-    ready_ns = work.ready_ns[cycle][:, table.last[0]]
-    return ReplayedStep(
-        backward_start_ns=run.wall_ns(work.start_ns[cycle]),
-        backward_end_ns=run.wall_ns(work.end_ns[cycle] + copied[-1]),
+    ready_ns = work.ready_ns[0][:, table.last[0]]
+    return DrawnStep(
+        plan=plan,
+        ranks=work.ranks,
+        bytes=table.bytes[0],
+        backward_start_ns=run.wall_ns(work.start_ns[0]),
+        backward_end_ns=run.wall_ns(work.end_ns[0] + copied[-1]),
         ready_ns=run.wall_ns(ready_ns + np.concatenate([[0.0], copied[:-1]])),
         launch_ns=run.wall_ns(ready_ns + copied),
-        start_ns=run.wall_ns(run.begin[:, 0, 0]),
-        end_ns=run.wall_ns(run.end[:, 0, 0]),
+        start_ns=np.broadcast_to(run.wall_ns(run.begin[:, 0, 0]), ready_ns.shape),
+        end_ns=np.broadcast_to(run.wall_ns(run.end[:, 0, 0]), ready_ns.shape),
         cycle_ns=float(run.cycle_ns[0, 0]),
     )
 

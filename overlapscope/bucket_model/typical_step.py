@@ -1,4 +1,4 @@
-"""A typical step of some ranks, as recorded and as predicted with other buckets, on one time axis."""
+"""A recorded step of typical length, to draw it beside its replay with other buckets."""
 
 from __future__ import annotations
 
@@ -9,97 +9,47 @@ import numpy as np
 
 from overlapscope.bucket_model.fit import FittedModel
 from overlapscope.bucket_model.observation import Observations
-from overlapscope.bucket_model.partition import Buckets, Float64Array, Int64Array
-from overlapscope.bucket_model.schedule import Costs, replay_step
+from overlapscope.bucket_model.partition import Buckets
+from overlapscope.bucket_model.schedule import DrawnStep, replay_step
 from overlapscope.bucket_model.work import ComputeTimes, extract_backward
 
 _CANDIDATES: Final = 8
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class DrawnStep:
-    """One step of R ranks with B buckets; times are relative to the end of the previous step's averaging."""
-
-    plan: Buckets
-    ranks: Int64Array
-    """(R,) rank numbers."""
-    bytes: Int64Array
-    """(B,) bytes of each bucket."""
-    backward_start_ns: Float64Array
-    """(R,) start of backward."""
-    backward_end_ns: Float64Array
-    """(R,) end of backward."""
-    ready_ns: Float64Array
-    """(R, B) time at which a bucket's last gradient is ready."""
-    launch_ns: Float64Array
-    """(R, B) launch of each bucket."""
-    start_ns: Float64Array
-    """(R, B) start of each transfer, once all ranks have launched it and a lane is free."""
-    end_ns: Float64Array
-    """(R, B) end of each all-reduce."""
-    cycle_ns: float
-
-    @property
-    def exposed_ns(self) -> Float64Array:
-        """Return (R,) the time from the end of backward to the end of the last all-reduce."""
-        return np.maximum(self.end_ns.max(axis=1) - self.backward_end_ns, 0.0)
-
-
 class TypicalStep:
-    """A recorded step of typical length, and its prediction with other buckets.
+    """A recorded step of typical length."""
 
-    Of the steps of typical length it is the one that the model explains best: the drawing of another plan then differs
-    from the recording only by what the plan changes.
+    number: int
+    work: ComputeTimes
+    """Work of this one step, to replay it with other buckets."""
+    recorded: DrawnStep
+
+
+def find_typical_step(fitted: FittedModel, plan: Buckets) -> TypicalStep:
+    """Find the step of typical length that the model explains best.
+
+    The drawing of another plan then differs from the recording only by what the plan changes.
 
     Args:
         plan: Preferred plan of the step, if recorded.
     """
+    steps = [_read_step(fitted, cycle) for cycle in _typical_cycles(fitted.observations, plan)]
 
-    def __init__(self, fitted: FittedModel, plan: Buckets) -> None:
-        observations = fitted.observations
-        steps = [_SingleCycle.of(fitted, cycle) for cycle in _typical_cycles(observations, plan)]
-        step = min(steps, key=lambda each: each.error_ns(fitted))
-        self.number = int(step.observations.steps[0])
-        self._work = step.work
-        self._ranks = observations.ranks
-        self.recorded = _recorded_step(step.observations, fitted)
+    def error_ns(step: TypicalStep) -> float:
+        return abs(replay_step(step.recorded.plan, step.work, fitted.costs).cycle_ns - step.recorded.cycle_ns)
 
-    def predict_with_buckets(self, plan: Buckets, costs: Costs) -> DrawnStep:
-        """Predict the same step with other buckets."""
-        predicted = replay_step(plan, self._work, costs)
-        shape = predicted.ready_ns.shape
-        gradients = self._work.gradients
-        return DrawnStep(
-            plan=plan,
-            ranks=self._ranks,
-            bytes=np.array([gradients.bytes[list(bucket)].sum() for bucket in plan]),
-            backward_start_ns=predicted.backward_start_ns,
-            backward_end_ns=predicted.backward_end_ns,
-            ready_ns=predicted.ready_ns,
-            launch_ns=predicted.launch_ns,
-            start_ns=np.broadcast_to(predicted.start_ns, shape),
-            end_ns=np.broadcast_to(predicted.end_ns, shape),
-            cycle_ns=predicted.cycle_ns,
-        )
+    return min(steps, key=error_ns)
 
 
-@dataclass(frozen=True, eq=False)
-class _SingleCycle:
-    """Observations and work of a single cycle."""
-
-    observations: Observations
-    work: ComputeTimes
-
-    @classmethod
-    def of(cls, fitted: FittedModel, cycle: int) -> _SingleCycle:
-        only = fitted.observations.select_cycles(np.arange(len(fitted.observations.steps)) == cycle)
-        backward = extract_backward(only, fitted.costs.copy_in)
-        return cls(only, backward.without_slowdown(fitted.costs.compute_slowdown).delayed_by(fitted.copy_overhead_ns))
-
-    def error_ns(self, fitted: FittedModel) -> float:
-        plan = self.observations.plans[int(self.observations.plan[0])]
-        predicted_ns = replay_step(plan, self.work, fitted.costs).cycle_ns
-        return abs(predicted_ns - float(np.median(self.observations.cycle_ns[0])))
+def _read_step(fitted: FittedModel, cycle: int) -> TypicalStep:
+    only = fitted.observations.select_cycles(np.arange(len(fitted.observations.steps)) == cycle)
+    work = extract_backward(only, fitted.costs.copy_in).without_slowdown(fitted.costs.compute_slowdown)
+    return TypicalStep(
+        number=int(only.steps[0]),
+        work=work.delayed_by(fitted.copy_overhead_ns),
+        recorded=_recorded_step(only, fitted),
+    )
 
 
 def _typical_cycles(observations: Observations, plan: Buckets) -> list[int]:

@@ -113,9 +113,11 @@ def _with_times(cost: CollectiveCost, latencies: float, bytes_: float) -> Collec
 
 def _is_last_bucket_alone(plan: Buckets, work: ComputeTimes, costs: Costs) -> bool:
     drawn = replay_step(plan, work, costs)
-    waited_ns = drawn.start_ns[-1] - drawn.launch_ns[:, -1].max()
-    under_way_ns = max(0.0, float(drawn.end_ns[:-1].max(initial=0.0) - drawn.launch_ns[:, -1].max()))
-    return bool(max(waited_ns, under_way_ns) <= _MAX_IDLE_WAIT_SHARE * (drawn.end_ns[-1] - drawn.start_ns[-1]))
+    start_ns, end_ns = drawn.start_ns[0], drawn.end_ns[0]  # equal on all ranks
+    launched_ns = drawn.launch_ns[:, -1].max()
+    waited_ns = start_ns[-1] - launched_ns
+    under_way_ns = max(0.0, float(end_ns[:-1].max(initial=0.0) - launched_ns))
+    return bool(max(waited_ns, under_way_ns) <= _MAX_IDLE_WAIT_SHARE * (end_ns[-1] - start_ns[-1]))
 
 
 _NCCL: Final[tuple[Algorithm, ...]] = ("ring", "tree")

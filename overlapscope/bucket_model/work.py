@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from overlapscope.bucket_model.cost import CostLine
 from overlapscope.bucket_model.observation import Observations
-from overlapscope.bucket_model.partition import Float64Array, Gradients
+from overlapscope.bucket_model.partition import Float64Array, Gradients, Int64Array
 from overlapscope.bucket_model.plan_table import build_table
 
 
@@ -25,6 +25,8 @@ class ComputeTimes:
     """Compute of S cycles on R ranks, in compute time relative to the end of the previous step's copies out."""
 
     gradients: Gradients
+    ranks: Int64Array
+    """(R,) rank numbers."""
     start_ns: Float64Array
     """(S, R) start of backward."""
     ready_ns: Float64Array
@@ -75,6 +77,8 @@ class RecordedBackward:
     """Recorded backward of S cycles on R ranks, with what delayed it. Times are relative to the start of the cycle."""
 
     gradients: Gradients
+    ranks: Int64Array
+    """(R,) rank numbers."""
     copies_out_end_ns: Float64Array
     """(S, R) end of the previous step's copies out."""
     start_ns: Float64Array
@@ -96,6 +100,7 @@ class RecordedBackward:
         ready_ns = np.maximum.accumulate(self.ready_ns - delays_ns[:, :, :-1], axis=2)
         return ComputeTimes(
             gradients=self.gradients,
+            ranks=self.ranks,
             start_ns=self.start_ns - self.copies_out_end_ns,
             ready_ns=ready_ns,
             end_ns=np.maximum(self.end_ns - delays_ns[:, :, -1], ready_ns[:, :, -1]),
@@ -111,6 +116,7 @@ def extract_backward(observations: Observations, copy_in: CostLine) -> RecordedB
     ready_ns, end_ns = _fill_gaps(observations)
     return RecordedBackward(
         gradients=observations.gradients,
+        ranks=observations.ranks,
         copies_out_end_ns=observations.copies_out_ns,
         start_ns=observations.backward_start_ns,
         ready_ns=ready_ns,

@@ -47,6 +47,7 @@ def work_of_job(*jobs: Job) -> ComputeTimes:
     ready = start[:, :, None] + np.cumsum(each, axis=2)
     return ComputeTimes(
         gradients=jobs[0].gradients,
+        ranks=np.arange(start.shape[1]),
         start_ns=start,
         ready_ns=ready,
         end_ns=ready[:, :, -1] + np.array([job.tail for job in jobs])[:, None],

@@ -126,8 +126,8 @@ def test_the_timeline_is_that_of_the_simulation(job: Job, data: st.DataObject) -
     plan = data.draw(plans_of(job))
     step, drawn = simulate(job, plan), replay_step(plan, work_of_job(job), costs_of(job))
     np.testing.assert_allclose(drawn.launch_ns, step.launch, atol=1e-6)
-    np.testing.assert_allclose(drawn.start_ns, step.start, atol=1e-6)
-    np.testing.assert_allclose(drawn.end_ns, step.end, atol=1e-6)
+    np.testing.assert_allclose(drawn.start_ns, np.broadcast_to(step.start, drawn.start_ns.shape), atol=1e-6)
+    np.testing.assert_allclose(drawn.end_ns, np.broadcast_to(step.end, drawn.end_ns.shape), atol=1e-6)
     np.testing.assert_allclose(drawn.backward_end_ns, step.backward_end, atol=1e-6)
     last = [[step.ready[rank, bucket[-1]] for bucket in plan] for rank in range(len(job.start))]
     np.testing.assert_allclose(drawn.ready_ns, last, atol=1e-6)

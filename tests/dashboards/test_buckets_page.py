@@ -32,6 +32,7 @@ from overlapscope.bucket_model.fit import fit_model
 from overlapscope.bucket_model.partition import MB, fill_plan
 from overlapscope.bucket_model.plans import UniformPlan
 from overlapscope.bucket_model.recommend import recommend
+from overlapscope.bucket_model.schedule import replay_step
 from overlapscope.errors import OverlapScopeError
 from tests.bucket_model.oracle import Job
 from tests.bucket_model.test_fit import probed_job, recording
@@ -139,7 +140,7 @@ def test_a_size_changes_the_predicted_step_and_leaves_the_recorded_one(plot, ask
 
 def test_the_predicted_step_of_the_recorded_plan_is_the_recorded_one(forecast):
     recorded = forecast.step.recorded
-    predicted = forecast.step.predict_with_buckets(recorded.plan, forecast.fitted.costs)
+    predicted = replay_step(recorded.plan, forecast.step.work, forecast.fitted.costs)
     np.testing.assert_allclose(predicted.ready_ns, recorded.ready_ns, rtol=0.02)
     np.testing.assert_allclose(predicted.end_ns, recorded.end_ns, rtol=0.05)
     np.testing.assert_allclose(predicted.backward_end_ns, recorded.backward_end_ns, rtol=0.02)
