@@ -20,10 +20,10 @@ from typing import Final
 import pandas as pd
 
 from dashboards.experiment_figures import write_pictures
-from overlapscope.lab.experiments import strategies
 from overlapscope.lab.experiments.charts import has_interval
-from overlapscope.lab.experiments.registry import EXPERIMENTS, draw_figure, read_experiment
+from overlapscope.lab.experiments.registry import EXPERIMENTS, read_experiment
 from overlapscope.lab.experiments.results import RESULTS_FILE, describe_conditions
+from overlapscope.lab.experiments.strategies import DEFAULT, STRATEGIES, compare_with_default
 from overlapscope.lab.network.link import parse_rate
 from overlapscope.text import format_bandwidth, format_interval_ns, format_ns
 
@@ -64,19 +64,20 @@ def text_of(folder: Path, args: argparse.Namespace) -> str:
 
 def _section(folder: Path) -> Iterator[str]:
     experiment, rows = read_experiment(folder)
-    figure = draw_figure(experiment, rows)
+    figure = experiment.draw(rows)
     name = experiment.name
     yield f"## {experiment.title}\n"
     for picture in PICTURES.glob(f"{name}.*"):
         picture.unlink()
     write_pictures(PICTURES, name, experiment.title, figure)
+    (PICTURES / f"{name}.svg").unlink()  # the page shows the other one
     shutil.copy(folder / RESULTS_FILE, PICTURES / f"{name}.parquet")
     if experiment.paper:
         yield f"**The paper** ({experiment.figure}). {experiment.paper}\n"
     yield "**Here.**\n"
     yield from (f"- {sentence}" for sentence in figure.here)
     yield f"\n![{experiment.title}](paper/{name}.png)\n"
-    if name == strategies.NAME:
+    if experiment is STRATEGIES:
         yield from _table(rows[rows["failure"] == ""])
     if figure.left_out:
         yield "Left out:\n"
@@ -88,9 +89,9 @@ def _section(folder: Path) -> Iterator[str]:
 def _table(rows: pd.DataFrame) -> Iterator[str]:
     yield "| model | strategy | step | over the default |"
     yield "|---|---|---|---|"
-    for where, name, step, difference in strategies.compare_with_default(rows):
+    for where, name, step, difference in compare_with_default(rows):
         interval = f" ({format_interval_ns(step)})" if has_interval(step) else ""
-        share = "" if name == strategies.DEFAULT else f"{100 * difference.value:+.1f} %"
+        share = "" if name == DEFAULT else f"{100 * difference.value:+.1f} %"
         if share and has_interval(difference):
             share += f" ({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
         yield f"| {where} | `{name}` | {format_ns(step.value)}{interval} | {share.replace('-', MINUS)} |"

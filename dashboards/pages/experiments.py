@@ -18,10 +18,9 @@ from dashboards.urls import RunUrl, run_pages_url
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab.experiments.charts import FigureContent
 from overlapscope.lab.experiments.experiment import Experiment
-from overlapscope.lab.experiments.progress import describe_trial
-from overlapscope.lab.experiments.registry import EXPERIMENTS, draw_figure, find_experiment_results, read_experiment
+from overlapscope.lab.experiments.registry import EXPERIMENTS, find_experiment_results, read_experiment
 from overlapscope.lab.experiments.results import describe_conditions
-from overlapscope.lab.experiments.trial import Trial
+from overlapscope.lab.experiments.trial import ExperimentTrial
 from overlapscope.text import format_ns
 
 # Discovery of the experiments in the served folders.
@@ -52,7 +51,7 @@ class FoundExperiment:
     @cached_property
     def figure(self) -> FigureContent:
         """Compute the figure of the results."""
-        return draw_figure(self.experiment, self.rows)
+        return self.experiment.draw(self.rows)
 
     @property
     def address(self) -> str:
@@ -148,10 +147,10 @@ def build_experiment_section(found: FoundExperiment, names: Mapping[Path, str]) 
 
 
 def _build_trial_row(row: Mapping[str, str], folder: Path, names: Mapping[Path, str]) -> TrialRow:
-    trial = Trial.read(row["trial"])
+    trial = ExperimentTrial.read(row["trial"])
     name = names.get(folder / row["recording"])
     return TrialRow(
-        setting=describe_trial(trial),
+        setting=trial.description,
         repetition=trial.repetition + 1,
         outcome=f"failed: {row['failure']}" if row["failure"] else format_ns(float(row["step_ns"])),
         address="" if name is None else run_pages_url(name),

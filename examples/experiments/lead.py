@@ -14,18 +14,21 @@ from typing import Any, Final
 
 import torch
 from agent import RESULT_FILE, Rank
+from progress import TrialProgress
 from workloads import NEED_SKLEARN, WORKLOADS
 
 from instrumented_ddp.collectives.dispatch import require_device_per_rank
 from instrumented_ddp.strategies.registry import STRATEGIES
 from overlapscope import __version__
+from overlapscope.analysis import Analysis
+from overlapscope.breakdown.text import describe_summary
 from overlapscope.bucket_model.calibration import busbw_gb_per_s
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab.experiments.experiment import Experiment, ExperimentOptions
-from overlapscope.lab.experiments.progress import TrialProgress
 from overlapscope.lab.experiments.registry import get_experiment
 from overlapscope.lab.experiments.results import Conditions, Results
-from overlapscope.lab.experiments.trial import Trial, analyze_recording, list_remaining, make_columns
+from overlapscope.lab.experiments.trial import ExperimentTrial, list_remaining
+from overlapscope.trace.recording import read_trace
 
 _BYTES_PER_ELEMENT: Final = 4
 _LINK_CHECK: Final = ((1024, 1), (4 * 1024**2, 1))
@@ -118,7 +121,7 @@ class _TrialRunner:
         )
         return self._conditions
 
-    def run(self, trials: list[Trial]) -> None:
+    def run(self, trials: list[ExperimentTrial]) -> None:
         """Run the trials that are left."""
         assert self._conditions is not None
         with TrialProgress(trials, self._results.done) as progress:
@@ -128,7 +131,7 @@ class _TrialRunner:
                 self._results.add(trial, self._conditions, measured, failure)
                 progress.end(trial, measured, failure)
 
-    def _measure(self, trial: Trial) -> tuple[dict[str, Any], str]:
+    def _measure(self, trial: ExperimentTrial) -> tuple[dict[str, Any], str]:
         """Run a trial; return what was measured, or why it failed."""
         folder = self._results.recording(trial)
         shutil.rmtree(folder, ignore_errors=True)  # remains of an interrupted trial
@@ -144,11 +147,11 @@ class _TrialRunner:
         if failure:
             return {}, failure
         try:
-            analysis = analyze_recording(folder)
+            analysis = _analyze(folder)
             observed = self._experiment.observe(analysis) if self._experiment.observe else {}
         except OverlapScopeError as error:
             return {}, str(error)
-        return {**make_columns(analysis), **result, **observed}, ""
+        return {**_make_columns(analysis), **result, **observed}, ""
 
     def _run_script(
         self, script: str, folder: Path, ranks: int, backend: str, settings: dict[str, Any], detail: str | None = None
@@ -166,6 +169,35 @@ class _TrialRunner:
         failure = self._rank.failure_of(order)
         self._rank.collect_recordings(order)
         return ({} if failure else json.loads((folder / RESULT_FILE).read_text())), failure
+
+
+def _analyze(recording: Path) -> Analysis:
+    """Analyze the recording of a trial.
+
+    Raises:
+        OverlapScopeError: The recording can't be read, or has no step that all ranks have finished and that can be
+            compared.
+    """
+    analysis = Analysis(read_trace(recording))
+    if not analysis.summary.steps:
+        raise OverlapScopeError(f"{recording}: {describe_summary(analysis.summary)}")
+    return analysis
+
+
+def _make_columns(analysis: Analysis) -> dict[str, Any]:
+    """Compute the columns of a row: the mean step and its blocks, which sum to it, hidden communication, and all steps.
+
+    Returns:
+        step_ns, a column for each of ``BLOCKS``, hidden_ns, and steps_ns: a list with the time of each counted step.
+    """
+    summary = analysis.summary
+    counted = summary.figures[summary.is_steady]
+    return {
+        "step_ns": summary.mean.step.value,
+        **{f"{name}_ns": mean.value for name, mean in summary.mean.blocks.items()},
+        "hidden_ns": summary.hidden.value,
+        "steps_ns": counted.groupby("step")["step_time_ns"].mean().tolist(),
+    }
 
 
 def _interrupt(*_: object) -> None:

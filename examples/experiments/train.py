@@ -14,10 +14,10 @@ from workloads import WORKLOADS, compute_loss
 from instrumented_ddp import DistributedDataParallel, ShardedOptimizer
 from instrumented_ddp.strategies.registry import resolve_strategy
 from instrumented_ddp.strategies.strategy import Strategy
-from overlapscope.lab.experiments.trial import Trial
+from overlapscope.lab.experiments.trial import ExperimentTrial
 
 
-def make_strategy(trial: Trial) -> Strategy:
+def make_strategy(trial: ExperimentTrial) -> Strategy:
     """Return the strategy of a trial, with as many process groups as it asks for."""
     strategy = resolve_strategy(trial.strategy)
     return strategy if trial.groups is None else replace(strategy, groups=trial.groups)
@@ -33,7 +33,7 @@ def make_optimizer(model: DistributedDataParallel, strategy: Strategy, learning_
     return optimizer
 
 
-def train(trial: Trial, task: Task, device: torch.device) -> list[torch.Tensor]:
+def train(trial: ExperimentTrial, task: Task, device: torch.device) -> list[torch.Tensor]:
     """Train, and return the loss of each forward pass."""
     torch.manual_seed(trial.seed)
     workload = WORKLOADS[trial.model]()
@@ -63,7 +63,7 @@ def train(trial: Trial, task: Task, device: torch.device) -> list[torch.Tensor]:
 def main() -> None:
     """Take part in one trial."""
     task = Task.read()
-    trial = Trial(**task.settings)
+    trial = ExperimentTrial(**task.settings)
     device = task.device()
     task.join()
     losses = torch.stack(train(trial, task, device))

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw the figures and print their findings."""
-    from overlapscope.lab.experiments.registry import draw_figure, find_experiment_results, read_experiment
+    from overlapscope.lab.experiments.registry import find_experiment_results, read_experiment
     from overlapscope.lab.experiments.results import read_results
 
     folders = find_experiment_results([args.folder])
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         read_results(args.folder)  # raises the reason
     for folder in folders:
         experiment, rows = read_experiment(folder)
-        figure = draw_figure(experiment, rows)
+        figure = experiment.draw(rows)
         print(f"{experiment.title}{f' ({experiment.figure})' if experiment.figure else ''}")
         if experiment.paper:
             print(f"  The paper: {experiment.paper}")

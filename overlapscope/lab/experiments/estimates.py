@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -13,10 +13,17 @@ from overlapscope.breakdown.breakdown import BLOCKS
 from overlapscope.breakdown.means import student_quantile
 from overlapscope.interval import SIGMAS_90, Interval
 from overlapscope.lab.experiments.charts import StackedBar, has_interval
-from overlapscope.text import count_of, format_share_range
+from overlapscope.text import count_of, format_count, format_share_range
 
 MIN_REPETITIONS: Final = 3
 """Minimum number of repetitions for an interval."""
+_TITLE_PARTS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "ranks": lambda ranks: count_of(int(ranks), "rank"),
+    "batch": lambda batch: f"batch {batch:g}",
+    "learning_rate": lambda rate: f"learning rate {rate:g}",
+    "total_elements": lambda count: f"{format_count(int(count))} float32 values in all",
+}
+"""Texts of settings that don't speak for themselves."""
 
 
 def select_rows(rows: pd.DataFrame, **settings: Any) -> pd.DataFrame:
@@ -46,8 +53,8 @@ def estimate_step(rows: pd.DataFrame) -> Interval:
 
 
 def make_stacked_bar(label: str, rows: pd.DataFrame) -> StackedBar:
-    """Compute the breakdown of one setting's step; an earlier version may have recorded fewer blocks."""
-    parts = {name: float(rows[f"{name}_ns"].mean()) for name in BLOCKS if f"{name}_ns" in rows}
+    """Compute the breakdown of one setting's step."""
+    parts = {name: float(rows[f"{name}_ns"].mean()) for name in BLOCKS}
     return StackedBar(label=label, parts_ns={name: ns for name, ns in parts.items() if ns}, step_ns=estimate_step(rows))
 
 
@@ -107,13 +114,18 @@ def format_share_ci(value: Interval) -> str:
     return f"{100 * value.value:.1f} % ({100 * value.low:.1f} to {100 * value.high:.1f} %)"
 
 
-def group_rows(rows: pd.DataFrame, *names: str) -> list[tuple[dict[str, Any], pd.DataFrame]]:
-    """Group the rows by the values of some columns, sorted."""
-    found = rows.groupby(list(names), sort=True, dropna=False)
-    return [(dict(zip(names, key, strict=True)), group) for key, group in found]
+def group_rows(rows: pd.DataFrame, *names: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Group the rows by the values of some columns, sorted.
+
+    Returns:
+        The setting of each group, as the title of a chart or the subject of a sentence: ``convnet, 2 ranks, gloo``;
+        and its rows.
+    """
+    for values, group in rows.groupby(list(names), sort=True, dropna=False):
+        setting = dict(zip(names, values, strict=True))
+        yield ", ".join(_TITLE_PARTS.get(name, str)(value) for name, value in setting.items()), group
 
 
-def describe_setting(settings: Mapping[str, Any]) -> str:
-    """Return the subject of a chart or sentence: ``convnet, 2 ranks``."""
-    ranks = int(settings["ranks"])
-    return f"{settings['model']}, {count_of(ranks, 'rank')}"
+def select_by(rows: pd.DataFrame, name: str) -> dict[Any, pd.DataFrame]:
+    """Select the rows of each value of a setting, sorted by it."""
+    return {value: select_rows(rows, **{name: value}) for value in sorted(rows[name].unique().tolist())}

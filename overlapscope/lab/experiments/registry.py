@@ -1,9 +1,8 @@
-"""Registry of all experiments, and the figure of the results in a folder."""
+"""Registry of all experiments, and the experiment whose results are in a folder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
@@ -11,31 +10,22 @@ from typing import Final
 import pandas as pd
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.lab.experiments import (
-    breakdown,
-    bucket_size,
-    convergence,
-    round_robin,
-    scaling,
-    skip_sync,
-    strategies,
-    tensor_size,
-)
-from overlapscope.lab.experiments.charts import FigureContent
+from overlapscope.lab.experiments.buckets import BUCKET_SIZE, ROUND_ROBIN, TENSOR_SIZE
 from overlapscope.lab.experiments.experiment import Experiment
-from overlapscope.lab.experiments.progress import describe_trial
 from overlapscope.lab.experiments.results import find_results, read_results
-from overlapscope.lab.experiments.trial import Trial
+from overlapscope.lab.experiments.scaling import SCALING
+from overlapscope.lab.experiments.skip_sync import CONVERGENCE, SKIP_SYNC
+from overlapscope.lab.experiments.strategies import BREAKDOWN, STRATEGIES
 
-EXPERIMENTS: Final[tuple[Experiment, ...]] = (
-    tensor_size.EXPERIMENT,
-    breakdown.EXPERIMENT,
-    bucket_size.EXPERIMENT,
-    scaling.EXPERIMENT,
-    skip_sync.EXPERIMENT,
-    convergence.EXPERIMENT,
-    round_robin.EXPERIMENT,
-    strategies.EXPERIMENT,
+EXPERIMENTS: Final = (
+    TENSOR_SIZE,
+    BREAKDOWN,
+    BUCKET_SIZE,
+    SCALING,
+    SKIP_SYNC,
+    CONVERGENCE,
+    ROUND_ROBIN,
+    STRATEGIES,
 )
 """All experiments, in the order of the paper, followed by our own."""
 
@@ -75,15 +65,3 @@ def read_experiment(folder: Path) -> tuple[Experiment, pd.DataFrame]:
             f"{folder}: its results should be of one experiment, and are of {', '.join(names) or 'none'}"
         )
     return get_experiment(names[0]), rows
-
-
-def draw_figure(experiment: Experiment, rows: pd.DataFrame) -> FigureContent:
-    """Draw the figure, with the list of settings that have no result."""
-    failed = rows[rows["failure"] != ""]
-    reasons = dict.fromkeys(
-        f"{describe_trial(Trial.read(trial))}: {failure}"
-        for trial, failure in zip(failed["trial"], failed["failure"], strict=True)
-    )
-    good = rows[rows["failure"] == ""]
-    figure = experiment.draw(good) if len(good) else FigureContent(charts=(), here=("There is no result yet.",))
-    return replace(figure, left_out=tuple(reasons))

@@ -18,7 +18,7 @@ import pandas as pd
 import pyarrow as pa
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.lab.experiments.trial import Trial
+from overlapscope.lab.experiments.trial import ExperimentTrial
 from overlapscope.text import count_of, format_bytes, format_ns
 
 # Conditions under which trials are measured.
@@ -97,11 +97,13 @@ class Results:
         """Return the keys of the trials that need not be repeated. Failed trials may succeed another time."""
         return frozenset(row["trial"] for row in self._rows if not row["failure"])
 
-    def recording(self, trial: Trial) -> Path:
+    def recording(self, trial: ExperimentTrial) -> Path:
         """Return the folder that a trial is recorded into."""
         return self.folder / RECORDINGS_FOLDER / trial.folder_name
 
-    def add(self, trial: Trial, conditions: Conditions, measured: Mapping[str, Any], failure: str = "") -> None:
+    def add(
+        self, trial: ExperimentTrial, conditions: Conditions, measured: Mapping[str, Any], failure: str = ""
+    ) -> None:
         """Store what was measured in a trial, or why it failed, replacing an earlier failure."""
         self._rows = [row for row in self._rows if row["trial"] != trial.key]
         row = {"trial": trial.key, **asdict(trial), **conditions.columns(), **measured, "failure": failure}

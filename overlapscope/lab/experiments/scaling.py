@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -11,38 +11,32 @@ import pandas as pd
 from overlapscope.advice.other_ranks import predict_step_times
 from overlapscope.analysis import Analysis
 from overlapscope.errors import OverlapScopeError
-from overlapscope.lab.experiments.charts import FigureContent, LineChart, LineSeries, make_line_series
+from overlapscope.lab.experiments.charts import LineChart, LineSeries, make_line_series
 from overlapscope.lab.experiments.estimates import (
     estimate_change,
     estimate_step,
     format_difference,
     group_rows,
-    select_rows,
+    select_by,
 )
 from overlapscope.lab.experiments.experiment import Experiment, ExperimentOptions
-from overlapscope.lab.experiments.trial import Trial
+from overlapscope.lab.experiments.trial import ExperimentTrial
 from overlapscope.text import count_of, format_ns
 
-NAME = "scaling"
-PREDICTED_RANKS = (2, 3, 4, 6, 8, 16, 32, 64, 128, 256)
+PREDICTED_RANKS: Final = (2, 3, 4, 6, 8, 16, 32, 64, 128, 256)
 """Numbers of ranks for which steps are predicted, from each recording."""
-_MAX_CONSECUTIVE_RANKS = 4
+_MAX_CONSECUTIVE_RANKS: Final = 4
 
 
-def trials(options: ExperimentOptions) -> list[Trial]:
+def _trials(options: ExperimentOptions) -> list[ExperimentTrial]:
     """Return trials from one rank, which does not communicate, up to all; beyond 4 the number doubles."""
     counts = {
         ranks for ranks in range(1, options.ranks + 1) if ranks <= _MAX_CONSECUTIVE_RANKS or ranks & (ranks - 1) == 0
     }
-    return [
-        options.trial(NAME, repetition, model=model, ranks=ranks)
-        for repetition in range(options.repetitions)
-        for model in options.models
-        for ranks in sorted(counts | {options.ranks})
-    ]
+    return options.trials("scaling", model=options.models, ranks=sorted(counts | {options.ranks}))
 
 
-def observe(analysis: Analysis) -> Mapping[str, Any]:
+def _observe_predictions(analysis: Analysis) -> Mapping[str, Any]:
     """Predict steps with other numbers of ranks, by the model fitted to this recording alone.
 
     Returns:
@@ -54,17 +48,14 @@ def observe(analysis: Analysis) -> Mapping[str, Any]:
         return {"predicted_ns": []}
 
 
-def draw(rows: pd.DataFrame) -> FigureContent:
+def _draw_steps(rows: pd.DataFrame) -> Iterator[LineChart | str]:
     """Draw measured steps, and beyond the last of them the predictions from the recordings of all ranks."""
-    charts, here = [], []
-    for settings, group in group_rows(rows, "model", "backend"):
-        title = f"{settings['model']}, {settings['backend']}"
-        by_ranks = {int(ranks): select_rows(group, ranks=ranks) for ranks in sorted(group["ranks"].unique())}
+    for title, group in group_rows(rows, "model", "backend"):
+        by_ranks = select_by(group, "ranks")
         steps = {ranks: estimate_step(own) for ranks, own in by_ranks.items()}
-        most = max(steps)
+        least, most = min(steps), max(steps)
         lines = [make_line_series("measured", list(steps), list(steps.values()))]
-        predicted = mean_predictions(by_ranks[most])
-        beyond = {ranks: ns for ranks, ns in predicted.items() if ranks >= most}
+        beyond = {ranks: ns for ranks, ns in _mean_predictions(by_ranks[most]).items() if ranks >= most}
         if len(beyond) > 1:
             lines.append(
                 LineSeries(
@@ -75,33 +66,21 @@ def draw(rows: pd.DataFrame) -> FigureContent:
                     color=1,
                 )
             )
-        charts.append(LineChart(title=title, x_label="ranks", y_label="step", lines=tuple(lines), is_log=True))
-        least = min(steps)
+        yield LineChart(title=title, x_label="ranks", y_label="step", lines=tuple(lines), is_log=True)
         if least < most:
-            said = format_difference(
-                f"a step of {most} ranks",
-                estimate_change(by_ranks[least], by_ranks[most]),
-                f"one of {count_of(least, 'rank')}",
-            )
-            here.append(f"{title}: {said}.")
-        here += [f"{title}: {each}" for each in _format_model_errors(by_ranks)]
+            change = estimate_change(by_ranks[least], by_ranks[most])
+            than = f"one of {count_of(least, 'rank')}"
+            yield f"{title}: {format_difference(f'a step of {most} ranks', change, than)}."
+        yield from (f"{title}: {each}" for each in _format_model_errors(by_ranks))
         if beyond and (farthest := max(beyond)) > most:
             ratio = beyond[farthest] / steps[most].value
-            here.append(
+            yield (
                 f"{title}: for {farthest} ranks on links like these the model predicts {format_ns(beyond[farthest])}, "
                 f"{ratio:.2f} times the step of {most}; nobody has measured that."
             )
-    return FigureContent(
-        charts=tuple(charts),
-        here=tuple(here),
-        note=(
-            "Each rank has the same batch, however many there are. Ranks on one machine share its cores, which makes "
-            "compute slower with each. The model assumes links like those that were measured."
-        ),
-    )
 
 
-def mean_predictions(rows: pd.DataFrame) -> dict[int, float]:
+def _mean_predictions(rows: pd.DataFrame) -> dict[int, float]:
     """Compute the mean prediction over repetitions, in nanoseconds, by number of ranks."""
     known = [values for values in rows["predicted_ns"] if len(values)]
     return dict(zip(PREDICTED_RANKS, np.mean(known, axis=0).tolist(), strict=True)) if known else {}
@@ -111,7 +90,7 @@ def _format_model_errors(by_ranks: dict[int, pd.DataFrame]) -> list[str]:
     """Compare the model with the measurements where there are any."""
     found = []
     for source, rows in by_ranks.items():
-        predicted = mean_predictions(rows)
+        predicted = _mean_predictions(rows)
         off = {
             ranks: predicted[ranks] / estimate_step(own).value - 1
             for ranks, own in by_ranks.items()
@@ -125,15 +104,19 @@ def _format_model_errors(by_ranks: dict[int, pd.DataFrame]) -> list[str]:
     return found
 
 
-EXPERIMENT = Experiment(
-    name=NAME,
+SCALING: Final = Experiment(
+    name="scaling",
     title="The step time by the number of ranks",
     figure="Figure 9",
     paper=(
         "From 1 to 256 GPUs ResNet-50's step took about twice as long with NCCL; with gloo it took about 3 times as "
         "long, and BERT's about 6 times."
     ),
-    trials=trials,
-    draw=draw,
-    observe=observe,
+    trials=_trials,
+    content=_draw_steps,
+    note=(
+        "Each rank has the same batch, however many there are. Ranks on one machine share its cores, which makes "
+        "compute slower with each. The model assumes links like those that were measured."
+    ),
+    observe=_observe_predictions,
 )

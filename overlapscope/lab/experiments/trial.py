@@ -6,49 +6,13 @@ import json
 import random
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
-from overlapscope.analysis import Analysis
-from overlapscope.breakdown.text import describe_summary
-from overlapscope.errors import OverlapScopeError
+from overlapscope.text import count_of
 from overlapscope.trace.environment import DETAILS, Detail
-from overlapscope.trace.recording import read_trace
-
-# Results of a recorded trial: the same step-time breakdown that every page and command shows.
-
-
-def analyze_recording(recording: Path) -> Analysis:
-    """Analyze the recording of a trial.
-
-    Raises:
-        OverlapScopeError: The recording can't be read, or has no step that all ranks have finished and that can be
-            compared.
-    """
-    analysis = Analysis(read_trace(recording))
-    if not analysis.summary.steps:
-        raise OverlapScopeError(f"{recording}: {describe_summary(analysis.summary)}")
-    return analysis
-
-
-def make_columns(analysis: Analysis) -> dict[str, Any]:
-    """Compute the columns of a row: the mean step and its blocks, which sum to it, hidden communication, and all steps.
-
-    Returns:
-        step_ns, a column for each of ``BLOCKS``, hidden_ns, and steps_ns: a list with the time of each counted step.
-    """
-    summary = analysis.summary
-    counted = summary.figures[summary.is_steady]
-    return {
-        "step_ns": summary.mean.step.value,
-        **{f"{name}_ns": mean.value for name, mean in summary.mean.blocks.items()},
-        "hidden_ns": summary.hidden.value,
-        "steps_ns": counted.groupby("step")["step_time_ns"].mean().tolist(),
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class ExperimentTrial:
     """One setting, run once."""
 
     experiment: str
@@ -93,17 +57,24 @@ class Trial:
         return "-".join([*parts, self.backend, f"{self.steps}-steps", f"seed-{self.seed}", f"{self.repetition}"])
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """Return all settings except the repetition."""
-        return {name: value for name, value in asdict(self).items() if name != "repetition"}
+    def description(self) -> str:
+        """Describe what is measured, in a few words."""
+        ranks = count_of(self.ranks, "rank")
+        if not self.model:
+            return f"all-reduces of {self.tensor_elements:,} values, {ranks}"
+        parts = [self.model, ranks, self.strategy]
+        parts += [f"{self.bucket_cap_mb:g} MB"] if self.bucket_cap_mb is not None else []
+        parts += [count_of(self.groups, "group")] if self.groups is not None else []
+        parts += [f"every {self.sync_every}"] if self.sync_every > 1 else []
+        return ", ".join(parts)
 
     @classmethod
-    def read(cls, key: str) -> Trial:
+    def read(cls, key: str) -> ExperimentTrial:
         """Parse the trial of a key."""
         return cls(**json.loads(key))
 
 
-def list_remaining(trials: Iterable[Trial], done: Collection[str]) -> list[Trial]:
+def list_remaining(trials: Iterable[ExperimentTrial], done: Collection[str]) -> list[ExperimentTrial]:
     """Select the trials that are not done, in the order in which they are measured.
 
     Drift of a machine, such as its temperature, should affect all settings alike: so each is measured once before any

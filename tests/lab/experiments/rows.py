@@ -10,7 +10,7 @@ import pandas as pd
 
 from overlapscope.breakdown.breakdown import BLOCKS
 from overlapscope.lab.experiments.results import Conditions
-from overlapscope.lab.experiments.trial import Trial
+from overlapscope.lab.experiments.trial import ExperimentTrial
 
 MS = 1e6
 CONDITIONS = Conditions(
@@ -23,9 +23,9 @@ CONDITIONS = Conditions(
 )
 
 
-def trial(repetition: int = 0, **settings: Any) -> Trial:
+def trial(repetition: int = 0, **settings: Any) -> ExperimentTrial:
     usual: dict[str, Any] = {"experiment": "breakdown", "model": "convnet", "ranks": 2, "backend": "gloo", "steps": 10}
-    return Trial(repetition=repetition, seed=repetition, **{**usual, **settings})
+    return ExperimentTrial(repetition=repetition, seed=repetition, **{**usual, **settings})
 
 
 def rows_of(steps_ms: Sequence[float], measured: dict[str, Any] | None = None, **settings: Any) -> pd.DataFrame:

@@ -59,10 +59,6 @@ def test_the_mean_of_repetitions_is_in_its_interval():
     assert found.low < found.value == 100.0 < found.high
 
 
-def test_a_block_that_an_earlier_version_did_not_know_is_left_out():
-    assert make_stacked_bar("", rows_of([10, 20, 30]).drop(columns="host_loop_ns")).parts_ns == {"backward": 20 * MS}
-
-
 def test_the_interval_is_students_whatever_the_order_of_repetitions():
     """Of three the 95 % quantile is 2.92."""
     for values in ([90.0, 100.0, 110.0], [90.0, 110.0, 100.0]):

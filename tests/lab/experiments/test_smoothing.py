@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import signal
 
-from overlapscope.lab.experiments.convergence import smooth
+from overlapscope.lab.experiments.skip_sync import smooth
 
 SERIES = arrays(np.float64, st.integers(13, 60), elements=st.floats(-100, 100))
 

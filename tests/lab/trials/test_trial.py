@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.lab.experiments.trial import Trial, list_remaining
+from overlapscope.lab.experiments.trial import ExperimentTrial, list_remaining
 from tests.lab.experiments.rows import trial
 
 
 def test_a_trial_can_be_made_again_from_its_key():
     one = trial(3, bucket_cap_mb=2.5, groups=3, sync_every=4, batch=8, learning_rate=0.02)
-    assert Trial.read(one.key) == one
+    assert ExperimentTrial.read(one.key) == one
 
 
 def test_trials_that_differ_are_recorded_into_different_folders():

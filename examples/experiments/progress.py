@@ -9,8 +9,8 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from overlapscope.lab.experiments.trial import Trial, list_remaining
-from overlapscope.text import count_of, format_ns
+from overlapscope.lab.experiments.trial import ExperimentTrial, list_remaining
+from overlapscope.text import format_ns
 
 
 class TrialProgress:
@@ -21,7 +21,7 @@ class TrialProgress:
         done: Keys of the trials that were done before.
     """
 
-    def __init__(self, trials: Sequence[Trial], done: Collection[str]) -> None:
+    def __init__(self, trials: Sequence[ExperimentTrial], done: Collection[str]) -> None:
         left = list_remaining(trials, done)
         self._left_cost = sum(map(_cost, left))
         self._done_cost = 0
@@ -45,46 +45,32 @@ class TrialProgress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def begin(self, trial: Trial) -> None:
+    def begin(self, trial: ExperimentTrial) -> None:
         """Show that a trial begins."""
-        self._bar.update(self._task, description=describe_trial(trial))
+        self._bar.update(self._task, description=trial.description)
 
-    def end(self, trial: Trial, measured: Mapping[str, Any], failure: str) -> None:
+    def end(self, trial: ExperimentTrial, measured: Mapping[str, Any], failure: str) -> None:
         """Show that a trial is over, with its result."""
         self._number += 1
         self._done_cost += _cost(trial)
         self._left_cost -= _cost(trial)
         taken_s = time.monotonic() - self._began_s
-        left = (
-            f"about {format_estimated_s(taken_s * self._left_cost / self._done_cost)} left" if self._left_cost else ""
-        )
+        left = f"about {_format_estimate(taken_s * self._left_cost / self._done_cost)} left" if self._left_cost else ""
         self._bar.update(self._task, completed=self._number, left=left)
         outcome = f"failed: {failure}" if failure else format_ns(measured["step_ns"])
-        line = f"{self._number} of {self._all}: {describe_trial(trial)}: {outcome}"
+        line = f"{self._number} of {self._all}: {trial.description}: {outcome}"
         self._bar.console.print(
             line + (f"; {left}" if left and not self._bar.console.is_terminal else ""), highlight=False, soft_wrap=True
         )
 
 
-def describe_trial(trial: Trial) -> str:
-    """Describe what is measured, in a few words."""
-    ranks = count_of(trial.ranks, "rank")
-    if not trial.model:
-        return f"all-reduces of {trial.tensor_elements:,} values, {ranks}"
-    parts = [trial.model, ranks, trial.strategy]
-    parts += [f"{trial.bucket_cap_mb:g} MB"] if trial.bucket_cap_mb is not None else []
-    parts += [count_of(trial.groups, "group")] if trial.groups is not None else []
-    parts += [f"every {trial.sync_every}"] if trial.sync_every > 1 else []
-    return ", ".join(parts)
-
-
-def format_estimated_s(seconds: float) -> str:
+def _format_estimate(seconds: float) -> str:
     """Format an estimated time: ``40 s``, ``12 min``, ``2.5 h``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
-def _cost(trial: Trial) -> int:
+def _cost(trial: ExperimentTrial) -> int:
     """Estimate the cost of a trial in passes: starting processes takes as long as some steps."""
     return 10 + trial.steps * trial.sync_every
