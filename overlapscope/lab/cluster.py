@@ -1,11 +1,17 @@
-"""A job on simulated hosts: one command on each of them, stopped together."""
+"""A job on simulated hosts: one command on each of them, stopped together.
+
+Run as a program on a host, it becomes the command, with the host's name and the names of the others.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import signal
+import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -22,6 +28,9 @@ GRACE_PERIOD_S: Final = 10.0
 _MASTER_PORT: Final = "29500"
 """torch's default port. Hosts of different clusters share no ports."""
 _POLL_INTERVAL_S: Final = 0.05
+# linux/sched.h, linux/mount.h
+_CLONE_NEWUTS: Final = 0x04000000
+_MS_BIND: Final = 4096
 
 OnLine = Callable[[int, str], None]
 
@@ -155,7 +164,7 @@ def run_on_hosts(
         job, readers = ClusterJob(hosts, []), []
         try:
             for host in numbers:
-                become = [*hosts.command(host), *python_module("on_host"), host_name(host), etc]
+                become = [*hosts.command(host), *python_module("overlapscope.lab.cluster"), host_name(host), etc]
                 process = subprocess.Popen(
                     [*become, *command],
                     env=shared | make_launcher_variables(host, hosts, ranks_per_host),
@@ -190,3 +199,31 @@ def _forward_output(process: subprocess.Popen[str], host: int, on_line: OnLine) 
     assert process.stdout is not None
     for line in process.stdout:
         on_line(host, line.rstrip("\n"))
+
+
+def main() -> None:
+    """Take a host's name, and become the command, as started by ``run_on_hosts``: NAME ETC-FOLDER PROGRAM ARGUMENTS...
+
+    ``ip netns exec`` gives the process a private mount namespace, so files mounted over those in ``/etc`` here are seen
+    on this host only.
+
+    Raises:
+        OSError: The kernel refuses it, or the program can't be run.
+    """
+    name, etc, program, *arguments = sys.argv[1:]
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWUTS) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    socket.sethostname(name)
+    for own in Path(etc).iterdir():
+        over = Path("/etc", own.name)
+        if over.exists() and libc.mount(bytes(own), bytes(over), None, _MS_BIND, None) != 0:
+            raise OSError(ctypes.get_errno(), f"mount {over}")
+    os.execv(program, [program, *arguments])
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OSError as error:
+        sys.exit(f"{sys.argv[3]}: can't be started ({error})")

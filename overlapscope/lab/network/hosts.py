@@ -26,7 +26,6 @@ BURST_BYTES: Final = 64 * 1024
 """Bytes that a slow link lets through at once, before its rate applies."""
 _BRIDGE: Final = "bridge"
 _NAMESPACES: Final = Path("/run/netns")
-_PACKAGE: Final = "overlapscope.lab.network"
 _TIME_LIMIT_S: Final = 30
 _KERNEL_ERROR_HINTS: Final = {
     "qdisc kind is unknown": "this kernel has no token bucket filter (tbf); try 'modprobe sch_tbf'",
@@ -106,7 +105,7 @@ def make_delayed_cluster(count: int, latency_ms: float) -> Iterator[Hosts]:
         namespaces = _namespaces(_unique_name(), count, cleanup)
         arguments = ["--delay-ms", str(latency_ms), "--interface", INTERFACE, *namespaces]
         delay_line = subprocess.Popen(
-            [*python_module("delay_line"), *arguments],
+            [*python_module("overlapscope.lab.network.delay_line"), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -136,8 +135,8 @@ def run_command(command: str) -> str:
 
 
 def python_module(name: str) -> list[str]:
-    """Return the command that runs a module of this package, independent of the working directory."""
-    return [sys.executable, "-P", "-m", f"{_PACKAGE}.{name}"]
+    """Return the command that runs a module as a program, independent of the working directory."""
+    return [sys.executable, "-P", "-m", name]
 
 
 def _unique_name() -> str:

@@ -1,4 +1,7 @@
-"""Links between simulated hosts: their settings, and a measurement of what they really provide."""
+"""Links between simulated hosts: their settings, and a measurement of what they really provide.
+
+Run as a program, it is one end of the connection with which ``measure_link`` measures a link.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,13 @@ import json
 import os
 import re
 import shutil
+import socket
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -126,7 +133,7 @@ def measure_link(prefixes: Sequence[Sequence[str]], address: str, link: Link) ->
     if link.latency_ms:
         round_trips = round(min(max(_CHECK_S * 1e3 / (2 * link.latency_ms), _LEAST_ROUND_TRIPS), _MOST_ROUND_TRIPS))
     with tempfile.TemporaryDirectory() as folder:
-        command = [*python_module("link_check"), folder, address, str(sent_bytes), str(round_trips)]
+        command = [*python_module("overlapscope.lab.network.link"), folder, address, str(sent_bytes), str(round_trips)]
         _run_at_both_ends([[*prefix, "env", f"RANK={end}", *command] for end, prefix in enumerate(prefixes)])
         seen = [json.loads(Path(folder, f"{end}.json").read_text()) for end in (0, 1)]
     return LinkMeasurement(rtt_us=seen[1]["rtt_us"], bytes_per_s=min(each["bytes_per_s"] for each in seen))
@@ -148,6 +155,70 @@ def _run_at_both_ends(commands: Sequence[Sequence[str]]) -> None:
             if end.returncode != 0:
                 reason = (said.strip().splitlines() or [f"exit code {end.returncode}"])[-1]
                 raise OverlapScopeError(f"the link can't be measured: {reason}")
+
+
+# One end of a measured connection.
+
+_UNCOUNTED_SHARE: Final = 1 / 8
+"""Share of the sent bytes that is not counted, at the beginning, while TCP probes the capacity of the link."""
+_CHUNK_BYTES: Final = 1024**2
+
+
+def _connect_ends(rank: int, folder: Path, address: str) -> socket.socket:
+    """Connect the two ends: rank 0 listens, and writes its port to the folder; the other one connects to it."""
+    port = folder / "port"
+    if rank == 0:
+        with socket.create_server((address, 0)) as listener:
+            written = folder / "port.part"
+            written.write_text(str(listener.getsockname()[1]))
+            written.rename(port)
+            return listener.accept()[0]
+    while not port.exists():
+        time.sleep(0.01)
+    return socket.create_connection((address, int(port.read_text())))
+
+
+def _median_rtt_us(rank: int, connection: socket.socket, round_trips: int) -> float:
+    """Measure the round-trip time of single bytes. Rank 0's result is invalid: it may wait for the first one."""
+    taken_ns = []
+    for _ in range(round_trips):
+        start_ns = time.monotonic_ns()
+        if rank == 1:
+            connection.sendall(b"x")
+        connection.recv(1)
+        if rank == 0:
+            connection.sendall(b"x")
+        taken_ns.append(time.monotonic_ns() - start_ns)
+    return statistics.median(taken_ns) / 1e3
+
+
+def _receive_rate(connection: socket.socket, sent_bytes: int) -> float:
+    """Measure the rate at which the other's bytes arrive, in bytes per second."""
+    buffer = bytearray(_CHUNK_BYTES)
+    received = counted_from = 0
+    start_ns = 0
+    while received < sent_bytes:
+        received += connection.recv_into(buffer)
+        if received >= _UNCOUNTED_SHARE * sent_bytes and not counted_from:
+            start_ns, counted_from = time.monotonic_ns(), received
+    return (received - counted_from) / (time.monotonic_ns() - start_ns) * 1e9
+
+
+def main() -> None:
+    """Measure from one end, as started by ``measure_link``: RANK=0 ... FOLDER ADDRESS-OF-RANK-0 SENT-BYTES ROUND-TRIPS.
+
+    The result goes into FOLDER.
+    """
+    rank, folder, address = int(os.environ["RANK"]), Path(sys.argv[1]), sys.argv[2]
+    sent_bytes, round_trips = map(int, sys.argv[3:])
+    with _connect_ends(rank, folder, address) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        rtt_us = _median_rtt_us(rank, connection, round_trips)
+        sending = threading.Thread(target=connection.sendall, args=(bytes(sent_bytes),))
+        sending.start()
+        bytes_per_s = _receive_rate(connection, sent_bytes)
+        sending.join()
+    (folder / f"{rank}.json").write_text(json.dumps({"rtt_us": rtt_us, "bytes_per_s": bytes_per_s}))
 
 
 # Check of what a machine needs for simulated hosts.
@@ -174,3 +245,7 @@ def find_missing_requirement(link: Link) -> str | None:
     if link.latency_ms and not os.access(_TUN, os.R_OK | os.W_OK):
         return f"{_TUN}: can't be used, and a latency needs it; try 'modprobe tun', or leave out the latency"
     return None
+
+
+if __name__ == "__main__":
+    main()
