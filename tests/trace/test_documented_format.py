@@ -19,7 +19,7 @@ from overlapscope.trace.live_files import fingerprint_pass_dtype
 from overlapscope.trace.recording import Trace, read_trace
 from overlapscope.trace.schema import HEADER_BYTES, OPS, RANK_FILES, RECORD_BYTES, FileKind, Kind, LogHeader, Phase
 from tests.synthetic import write_recording
-from tests.trace.test_reader_clocks import on_another_host, write_pings
+from tests.trace.test_clock_alignment import on_another_host, write_pings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "trace-format.md").read_text()
 

@@ -1,4 +1,4 @@
-"""Records -> tables: which completion belongs to which launch, and which steps a ring has cut."""
+"""Records to tables: events of steps, rounds of all-reduces, samples of TCP connections."""
 
 from __future__ import annotations
 
@@ -6,12 +6,25 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from overlapscope.trace.event_log import EventLogWriter, read_log
 from overlapscope.trace.recording import Trace, read_trace
-from overlapscope.trace.schema import HEADER_BYTES, NO_INDEX, RECORD_BYTES, Flag, Kind, Phase, pack_body
-from overlapscope.trace.tables import drop_steps_cut_by_ring
-from tests.synthetic import BUCKET_ELEMENTS, US, make_rank, write_recording, write_step
+from overlapscope.trace.schema import (
+    HEADER_BYTES,
+    LINKS_FILE,
+    NO_INDEX,
+    RECORD_BYTES,
+    SEGMENTS_FILE,
+    Flag,
+    Kind,
+    Phase,
+    pack_body,
+    rank_folder,
+)
+from overlapscope.trace.tables import SEGMENT_COLUMNS, drop_steps_cut_by_ring
+from tests.segments import BYTES, ROUNDS, write_ring_recording
+from tests.synthetic import BUCKET_ELEMENTS, US, add_link_sample, make_rank, write_recording, write_step
 
 RECORDS_PER_STEP = 29
 
@@ -165,3 +178,103 @@ def test_a_wrapped_recording_has_only_whole_steps(tmp_path: Path) -> None:
     assert len(kept) < 40
     assert trace.collectives.groupby("step").size().to_dict() == dict.fromkeys(kept, 3)
     assert trace.collectives["end_ns"].notna().all()
+
+
+def test_a_round_is_a_row_with_what_it_was_and_when(tmp_path: Path) -> None:
+    trace = read_trace(write_ring_recording(tmp_path, steps=2))
+    assert trace.problems == ()
+    assert list(trace.segments.columns) == list(SEGMENT_COLUMNS)
+    of_one = trace.segments.query("rank == 1 and step == 1")
+    assert of_one["phase"].tolist() == ["reduce-scatter", "all-gather"]
+    assert ((of_one["start_ns"] - 1_010_000_000) // US).tolist() == [start_us for _, start_us, _ in ROUNDS]
+    assert ((of_one["end_ns"] - 1_010_000_000) // US).tolist() == [end_us for _, _, end_us in ROUNDS]
+    for column, value in (
+        ("bucket", 0),
+        ("rounds", 1),
+        ("sent_to", "0"),
+        ("received_from", "0"),
+        ("sent_bytes", BYTES),
+    ):
+        assert of_one[column].tolist() == [value, value]
+
+
+def test_tables_that_were_kept_hold_the_same_rounds(tmp_path: Path) -> None:
+    write_ring_recording(tmp_path)
+    made, kept = read_trace(tmp_path).segments, read_trace(tmp_path).segments
+    pd.testing.assert_frame_equal(made, kept)
+
+
+def test_a_round_whose_line_is_damaged_is_of_no_bucket_and_the_damage_is_said(tmp_path: Path) -> None:
+    path = rank_folder(write_ring_recording(tmp_path), 0) / SEGMENTS_FILE
+    first, second = path.read_text().splitlines(keepends=True)
+    path.write_text(first.replace("reduce", "rebuke") + second)
+    trace = read_trace(tmp_path)
+    assert [str(problem) for problem in trace.errors] == [f"{path}: line 1 is damaged and skipped"]
+    of_rank = trace.segments.query("rank == 0 and step == 0")
+    assert of_rank["bucket"].tolist() == [-1, 0]
+    assert of_rank["phase"].tolist() == ["", "all-gather"]
+
+
+def test_a_job_without_rounds_has_an_empty_table(tmp_path: Path) -> None:
+    segments = read_trace(write_recording(tmp_path)).segments
+    assert segments.empty
+    assert list(segments.columns) == list(SEGMENT_COLUMNS)
+
+
+def connection(local: str, peer: str, **counters: int) -> dict[str, object]:
+    return {"local": local, "peer": peer, **counters}
+
+
+def peers(folder: Path) -> list[list[object]]:
+    return read_trace(folder).links[["rank", "local", "peer", "peer_rank"]].to_numpy().tolist()
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    return write_recording(tmp_path, ranks=3, steps=1)
+
+
+def test_a_recording_without_samples_has_an_empty_table_fresh_and_from_the_cache(recording: Path) -> None:
+    for _ in range(2):
+        links = read_trace(recording).links
+        assert links.empty
+        assert list(links.columns)[:5] == ["rank", "time_ns", "local", "peer", "peer_rank"]
+
+
+def test_a_sample_has_what_the_kernel_counted(recording: Path) -> None:
+    counters = {"bytes_acked": 5, "bytes_received": 6, "busy_us": 7, "rwnd_limited_us": 8}
+    counters |= {"delivery_bytes_per_s": 12, "rtt_us": 9, "min_rtt_us": 10, "retransmits": 11}
+    add_link_sample(recording, 1, 2_000, connection("10.0.0.1:1", "10.0.0.2:2", **counters))
+    (row,) = read_trace(recording).links.to_dict("records")
+    ends = {"rank": 1, "time_ns": 2_000, "local": "10.0.0.1:1", "peer": "10.0.0.2:2", "peer_rank": -1}
+    assert row == ends | counters
+
+
+def test_the_peer_is_the_rank_that_has_the_connection_the_other_way_round(recording: Path) -> None:
+    a, b, c = "10.0.0.1:1", "10.0.0.2:2", "[fd00::3]:3"
+    for time_ns in (1, 2):
+        add_link_sample(recording, 0, time_ns, connection(a, b))
+        add_link_sample(recording, 1, time_ns, connection(b, a), connection(b, c))
+    add_link_sample(recording, 2, 1, connection(c, b), connection(c, "8.8.8.8:53"))
+    assert peers(recording) == [
+        [0, a, b, 1], [0, a, b, 1],
+        [1, b, a, 0], [1, b, c, 2], [1, b, a, 0], [1, b, c, 2],
+        [2, c, b, 1], [2, c, "8.8.8.8:53", -1],
+    ]  # fmt: skip
+
+
+def test_a_peer_that_could_be_either_of_two_ranks_is_not_known(recording: Path) -> None:
+    a, b = "127.0.0.1:1", "127.0.0.1:2"
+    add_link_sample(recording, 0, 1, connection(a, b))
+    for rank in (1, 2):
+        add_link_sample(recording, rank, 1, connection(b, a))
+    assert peers(recording)[0] == [0, a, b, -1]
+
+
+def test_a_last_sample_that_was_cut_short_is_left_out(recording: Path) -> None:
+    add_link_sample(recording, 0, 1, connection("10.0.0.1:1", "10.0.0.2:2"))
+    file = rank_folder(recording, 0) / LINKS_FILE
+    file.write_text(file.read_text() * 2 + file.read_text()[:40])
+    trace = read_trace(recording)
+    assert len(trace.links) == 2
+    assert trace.problems == ()

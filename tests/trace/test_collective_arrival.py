@@ -1,4 +1,4 @@
-"""The how-manieth of its kind each row is."""
+"""Occurrence numbers of rows."""
 
 from __future__ import annotations
 

@@ -1,10 +1,19 @@
-"""What a watchdog reports is what is read of it, also while it writes."""
+"""Reports of watchdogs and exits of processes are read as they were written."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from overlapscope.trace.process_files import ReportLog, read_rank_reports, read_reports
+from overlapscope.errors import Problem
+from overlapscope.trace import clocks
+from overlapscope.trace.process_files import (
+    ProcessExit,
+    ReportLog,
+    read_exits,
+    read_rank_reports,
+    read_reports,
+    write_exit,
+)
 from overlapscope.trace.schema import REPORTS_FILE
 
 VERDICT = {"kind": "stuck", "sentence": "Rank 1 is stuck.", "blamed": [1]}
@@ -17,7 +26,7 @@ def test_reports_are_read_back_with_their_stacks(tmp_path: Path) -> None:
     assert (report.sentence, report.text) == ("Rank 1 is stuck.", "Rank 1 is stuck.\nStep 3.")
     assert report.verdict == VERDICT
     assert report.retracted_ns is None
-    assert "test_reports.py" in report.stacks
+    assert Path(__file__).name in report.stacks
 
 
 def test_a_report_that_was_taken_back_says_when(tmp_path: Path) -> None:
@@ -47,3 +56,28 @@ def test_reports_of_all_ranks_come_by_time_without_damaged_lines(tmp_path: Path)
     problems: list = []
     read_rank_reports(1, tmp_path / "1", problems)
     assert [str(problem) for problem in problems] == [f"{path}: line 1 is damaged and skipped"]
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    write_exit(tmp_path, 12, -9)
+    write_exit(tmp_path, 13, 1, signaled_at_ns=7, signal_received=15)
+    write_exit(tmp_path, 11, 1, is_command=True)
+    problems: list[Problem] = []
+    found = read_exits(tmp_path, problems)
+    assert not problems
+    assert [(each.pid, each.status, each.signaled_at_ns, each.signal_received, each.is_command) for each in found] == [
+        (12, -9, None, None, False),
+        (13, 1, 7, 15, False),
+        (11, 1, None, None, True),
+    ]
+    assert {each.boot_id for each in found} == {clocks.get_boot_id()}
+    assert all(isinstance(each, ProcessExit) and each.time_ns <= clocks.host_now_ns() for each in found)
+
+
+def test_a_line_that_is_not_what_was_written_is_a_problem_and_no_evidence(tmp_path: Path) -> None:
+    write_exit(tmp_path, 12, 1)
+    (path,) = tmp_path.glob("exits_*.jsonl")
+    path.write_text(path.read_text().replace('"status":1', '"status":0'))
+    problems: list[Problem] = []
+    assert read_exits(tmp_path, problems) == []
+    assert "line 1 is damaged" in problems[0].message
