@@ -12,8 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from instrumented_ddp.plans.initial_plan import AUTO, is_auto, reject_conflicting_caps
 from instrumented_ddp.recording.metadata import collect_model_settings, is_plain
-from instrumented_ddp.strategies.baselines import OVERLAPPED
-from instrumented_ddp.strategies.registry import resolve_strategy
+from instrumented_ddp.strategies.registry import OVERLAPPED, resolve_strategy
 from instrumented_ddp.strategies.strategy import Strategy
 from overlapscope.bucket_model.plan_file import PlanFile
 from overlapscope.errors import OverlapScopeError

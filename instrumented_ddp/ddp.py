@@ -60,7 +60,7 @@ class DistributedDataParallel(DeferredUpdatesDDP):
             (``find_unused_parameters``).
         kwargs: keyword arguments of ``torch.nn.parallel.DistributedDataParallel``. ``bucket_cap_mb="auto"`` chooses the
             buckets while the model trains: about 60 steps measure and try several plans.
-        strategy: how and when gradients are summed: a name from ``strategies/known.py`` or a custom ``Strategy``, the
+        strategy: how and when gradients are summed: a name from ``strategies.registry`` or a custom ``Strategy``, the
             same on all ranks. None is ``overlapped``, which is what stock DDP does.
 
     Raises:

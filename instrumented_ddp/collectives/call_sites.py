@@ -18,8 +18,6 @@ from overlapscope.trace.checksum import dump_json_line
 from overlapscope.trace.schema import CALL_SITES_FILE, NO_CALL_SITE
 from overlapscope.trace.user_code import SKIPPED_PACKAGES, is_user_file
 
-# Detection of whether the user's loop has begun its next iteration, by the current lines of its frames.
-
 _MAX_FRAMES: Final = 64
 _FRAMEWORK_FILES: Final = re.compile(
     r"(?<!/tests)/instrumented_ddp/|/torch/(_\w+(/|\.py)|(autograd|distributed|nn|optim|utils)/)"
@@ -27,7 +25,7 @@ _FRAMEWORK_FILES: Final = re.compile(
 
 
 class LoopTracker:
-    """Compares the lines of frames with their lines in the latest training forward.
+    """Tells whether the user's loop has begun its next iteration, by the current lines of its frames.
 
     A loop is a frame that lives on from one forward to the next. If it is before the line from which it called the
     latest forward, it is in its next iteration; after that line, it is still in the same. For example, if the forward
@@ -89,8 +87,6 @@ def list_traceback_frames(trace: TracebackType | None) -> list[tuple[FrameType, 
         trace = trace.tb_next
     return found[::-1]
 
-
-# Reading of local variables of user code without keeping them alive.
 
 T = TypeVar("T")
 

@@ -20,8 +20,6 @@ from torch._C import DispatchKey
 from overlapscope.errors import OverlapScopeError
 from overlapscope.text import count_of
 
-# Backend of a collective. A group may have one backend per device type, as in ``cpu:gloo,cuda:nccl``.
-
 _MIN_NCCL_FOR_SHARED_DEVICES: Final = (2, 30)
 """First NCCL version in which ranks can share a device. In older ones a ``NCCL_HOSTID`` per rank allows it, by making
 them appear to be on separate hosts."""
@@ -30,7 +28,8 @@ them appear to be on separate hosts."""
 def get_backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
     """Return the backend of a group for tensors on a device: ``gloo``, ``nccl`` and so on.
 
-    The group's name is that of one of its backends, or ``custom``.
+    A group may have one backend per device type, as in ``cpu:gloo,cuda:nccl``; its own name is that of one of them, or
+    ``custom``.
     """
     try:
         return str(group._get_backend(device).name())

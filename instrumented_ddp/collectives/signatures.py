@@ -21,11 +21,6 @@ from instrumented_ddp.collectives.roles import CollectiveRole
 from overlapscope.trace.collective_log import CollectiveLogHeader
 from overlapscope.trace.schema import SIGNATURES_FILE, Signature
 
-# Names of tensors given to collectives: a parameter's name in its module, else the user's variable.
-#
-# Two collectives of the same shape that one rank launches in another order give wrong numbers and no error. The only
-# thing that distinguishes them is which tensor each of them was given.
-
 _MAX_CONTAINER_ITEMS: Final = 64
 """Maximum size of a container that is searched for tensors."""
 _MAX_VALUES: Final = 512
@@ -33,7 +28,11 @@ _MAX_VALUES: Final = 512
 
 
 class TensorNames:
-    """Lookup of names for the tensors that collectives are given."""
+    """Names of the tensors that collectives are given: a parameter's in its module, else the user's variable.
+
+    Two collectives of the same shape that one rank launches in another order give wrong numbers and no error. The only
+    thing that distinguishes them is which tensor each of them was given.
+    """
 
     def __init__(self) -> None:
         self._module_names: WeakIdKeyDictionary = WeakIdKeyDictionary()

@@ -17,17 +17,15 @@ from instrumented_ddp.reduction.communicator import Communicator, communicator_o
 from instrumented_ddp.reduction.strategy import PARTS, ReductionStrategy, duplicate_group
 from instrumented_ddp.reduction.unused_parameters import UsageMap
 
-# Communication hooks, by which users replace a bucket's all-reduce.
-#
-# A hook is called as ``hook(state, bucket)`` and returns a future of the tensor that replaces the buffer. What it
-# gets has the methods of ``torch.distributed.GradBucket``, so hooks written for torch run unchanged.
-
 Hook = Callable[["GradBucket"], "torch._C.Future[Any]"]
-"""A hook bound to its state."""
+"""A communication hook, bound to its state: it returns a future of the tensor that replaces the bucket's buffer."""
 
 
 class GradBucket:
-    """A bucket as passed to a hook. Each reduction has a new one, because a hook may replace its buffer."""
+    """A bucket as passed to a hook. Each reduction has a new one, because a hook may replace its buffer.
+
+    It has the methods of ``torch.distributed.GradBucket``, so that hooks written for torch run unchanged.
+    """
 
     __slots__ = ("_buffer", "_is_last", "bucket")
 

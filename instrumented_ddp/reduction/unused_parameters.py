@@ -18,13 +18,10 @@ from torch.distributed import DebugLevel, get_debug_level  # type: ignore[attr-d
 from instrumented_ddp.recording.records import BucketRecords
 from instrumented_ddp.reduction.communicator import Communicator
 
-# Error messages for a backward that can't be reduced: stock DDP's texts, which people search for, with names.
-#
-# The texts follow torch/csrc/distributed/c10d/reducer.cpp.
-
 _UNFINISHED = (
     "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that "
 )
+"""Like the other messages, that of stock DDP, which people search for (torch/csrc/distributed/c10d/reducer.cpp)."""
 
 
 def unfinished_reduction(

@@ -16,8 +16,6 @@ from instrumented_ddp.recording.background import never_raise
 from instrumented_ddp.replicas.fingerprint import Fingerprint
 from overlapscope.trace.live_files import FINAL_PASS, fingerprint_residue
 
-# Buffers in which a pass's fingerprints are computed and passed to the housekeeper without blocking.
-
 _ROWS: Final = 64
 """Maximum number of passes in transfer from a device; a pass that finds all rows in use is discarded."""
 _ZERO_MASK: Final = -0x0123456789ABCDEF
@@ -25,7 +23,7 @@ _ZERO_MASK: Final = -0x0123456789ABCDEF
 
 
 class HostRows:
-    """Fingerprints computed on the host, where results are available at once.
+    """Fingerprints of a pass, computed on the host, where results are available at once.
 
     Args:
         tensors: number of tensors.
@@ -100,11 +98,6 @@ def _values(row: npt.NDArray[np.int64], is_taken: bytes) -> bytes:
     return np.where(np.frombuffer(is_taken, dtype=bool), row ^ _ZERO_MASK, 0).astype("<i8").tobytes()
 
 
-# Schedule of fingerprints, so that they cost a thousandth of a step and ranks have most of them in common.
-#
-# Each rank decides alone, from measurements of how long all fingerprints and a step take. The period is a power of
-# two, so ranks with different periods share the times of the longer one.
-
 MAX_COST_SHARE: Final = 0.001
 """Maximum share of a step's time."""
 MAX_PERIOD: Final = 4096
@@ -119,7 +112,10 @@ _HALVE_BELOW: Final = 0.4
 
 
 class FingerprintSchedule:
-    """Assignment of tensors to reductions.
+    """Assignment of tensors to reductions, so that fingerprints cost a thousandth of a step.
+
+    Each rank decides alone, from measurements of how long all fingerprints and a step take. The period is a power of
+    two, so ranks with different periods share the times of the longer one.
 
     Args:
         numbers: number of each tensor, from ``taken_at``.

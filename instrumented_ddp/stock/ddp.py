@@ -43,14 +43,12 @@ from instrumented_ddp.stock.wrapping import Method, wrap_methods
 from overlapscope.trace.live_files import READY
 from overlapscope.trace.schema import Phase
 
-# Observer of one instance of torch's own ``DistributedDataParallel``, whose C++ reducer reports no events.
-#
-# What it launches is recognized by size and order: buckets come in the order of the plan, and each is launched the
-# moment its last gradient has arrived, which hooks on the parameters see first.
-
 
 class StockModelObserver:
-    """Reports the events of a DDP instance to the recorder.
+    """Reports the events of a DDP instance, whose C++ reducer reports none, to the recorder.
+
+    What it launches is recognized by size and order: buckets come in the order of the plan, and each is launched the
+    moment its last gradient has arrived, which hooks on the parameters see first.
 
     Args:
         ddp: the instance, with its reducer. It is not kept alive.

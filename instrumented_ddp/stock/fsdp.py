@@ -1,7 +1,11 @@
 """Observation of every model sharded by torch's ``fully_shard`` (FSDP2), without replacing its behavior.
 
+A model's parameter groups are its buckets. The parameters of a group are all-gathered before its forward, once more
+before its backward unless they were kept, and their gradients are reduce-scattered after its backward; if the shards
+are replicated, they are then all-reduced.
+
 Only methods are wrapped that torch looks up when it calls them: a module's hooks hold references to the others.
-Importing this module imports torch's, see ``after_import``.
+Importing this module imports torch's, see ``call_after_import``.
 """
 
 from __future__ import annotations
@@ -32,12 +36,6 @@ from instrumented_ddp.session import Session
 from instrumented_ddp.stock.wrapping import Method, wrap_methods
 from overlapscope.trace.live_files import READY
 from overlapscope.trace.schema import Phase
-
-# Observer of one model sharded by torch's ``fully_shard`` (FSDP2). Its parameter groups are its buckets.
-#
-# The parameters of a group are all-gathered before its forward, once more before its backward unless they were kept,
-# and their gradients are reduce-scattered after its backward; if the shards are replicated, they are then all-
-# reduced.
 
 _NO_GRAPH_TASK: Final = -1
 """Task id that torch returns outside of autograd."""

@@ -10,11 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
-# Callback after the first import of a module, without importing it: torch's FSDP takes half a second.
-
 
 def call_after_import(name: str, act: Callable[[], None]) -> None:
-    """Call ``act`` once a module is imported: now, or right after its first import."""
+    """Call ``act`` once a module is imported, now or later, without importing it: torch's FSDP takes half a second."""
     if name in sys.modules:
         act()
     else:

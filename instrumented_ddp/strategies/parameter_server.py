@@ -19,22 +19,24 @@ from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.wire import Wire
 from overlapscope.errors import OverlapScopeError
 
-# Dedicated parameter servers: workers send them their gradients, and receive the sum.
-#
-# A worker sends each bucket once, in parts to ``k`` servers; with N workers a server sends ``N / k`` of it. So it
-# pays where servers have links of their own. BytePS's ``docs/rationale.md`` compares it with a ring; Li et al.,
-# "Scaling distributed machine learning with the parameter server", 2014.
-#
-# job = DedicatedServers(servers=1) # on all ranks, of which the last ones serve if job.serves: job.serve() # until
-# the workers have ended else: model = DistributedDataParallel(model, process_group=job.workers,
-# strategy=job.strategy) ... job.end()
-
 _DTYPES: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _END: Final = -1
 
 
 class DedicatedServers:
     """Division of a job's ranks into workers and servers. Created on all of them, after ``init_process_group``.
+
+    A worker sends each bucket once, in parts to ``k`` servers, and receives the sum; with N workers a server sends
+    ``N / k`` of it. So it pays where servers have links of their own (Li et al., "Scaling distributed machine learning
+    with the parameter server", 2014)::
+
+        job = DedicatedServers(servers=1)  # on all ranks, of which the last ones serve
+        if job.serves:
+            job.serve()  # until the workers have ended
+        else:
+            model = DistributedDataParallel(model, process_group=job.workers, strategy=job.strategy)
+            ...
+            job.end()
 
     Args:
         servers: number of ranks that serve, the last ones.

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
-from instrumented_ddp.strategies import ring
+from instrumented_ddp.strategies import all_reduces
 from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.wire import Wire
 from overlapscope.advice.advice import advise
@@ -41,7 +41,7 @@ class Pause(nn.Module):
 
 def slow_ring(buffer: torch.Tensor, wire: Wire) -> None:
     time.sleep(0.02)
-    ring.all_reduce(buffer, wire)
+    all_reduces.ring_all_reduce(buffer, wire)
 
 
 def train_recorded(strategy: str, folder: str, *, looks: bool) -> None:
@@ -99,7 +99,7 @@ def test_ranks_that_look_at_their_parameters_at_different_times_have_not_drifted
 
 
 def train_in_slices(folder: str) -> None:
-    strategy = replace(ring.PRIORITY, slice_bytes=400)
+    strategy = replace(all_reduces.PRIORITY, slice_bytes=400)
     ddp = DistributedDataParallel(nn.Linear(40, 11), strategy=strategy, trace=folder)
     ddp(torch.ones(2, 40)).sum().backward()
 

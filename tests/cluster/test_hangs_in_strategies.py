@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
-from instrumented_ddp.strategies.hierarchical import Hierarchical
+from instrumented_ddp.strategies.all_reduces import Hierarchical
 from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.wire import Wire
 from overlapscope.diagnosis.from_recording import read_evidence

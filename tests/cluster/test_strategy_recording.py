@@ -16,7 +16,7 @@ from torch import nn
 from dashboards.recording import Rounds
 from instrumented_ddp import DistributedDataParallel
 from instrumented_ddp.session import get_current_session
-from instrumented_ddp.strategies.hierarchical import Hierarchical
+from instrumented_ddp.strategies.all_reduces import Hierarchical
 from instrumented_ddp.strategies.strategy import Strategy
 from overlapscope.trace.recording import read_trace
 from tests.cluster.collective_logs import logged

@@ -12,8 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instrumented_ddp.strategies import direct, parameter_server, ring, tree
-from instrumented_ddp.strategies.hierarchical import Hierarchical
+from instrumented_ddp.strategies import all_reduces, parameter_server
 from overlapscope.diagnosis.evidence import Entry, Evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.wait_graph import Facts
@@ -78,7 +77,7 @@ class Paper:
 
 
 def two_a_host(buffer: torch.Tensor, wire: Any) -> None:
-    strategy = Hierarchical()
+    strategy = all_reduces.Hierarchical()
     strategy._by_host = [[rank, rank + 1] for rank in range(0, wire.size - 1, 2)] + [[wire.size - 1]] * (wire.size % 2)
     strategy(buffer, wire)
 
@@ -94,11 +93,11 @@ def without_phases(buffer: torch.Tensor, wire: Any) -> None:
 
 
 ALGORITHMS: dict[str, Callable[[torch.Tensor, Any], None]] = {
-    "ring": ring.all_reduce,
-    "tree": tree.all_reduce,
-    "double_tree": tree.double_all_reduce,
-    "direct": direct.one_shot,
-    "direct_two_shot": direct.two_shot,
+    "ring": all_reduces.ring_all_reduce,
+    "tree": all_reduces.tree_all_reduce,
+    "double_tree": all_reduces.double_tree_all_reduce,
+    "direct": all_reduces.one_shot,
+    "direct_two_shot": all_reduces.two_shot,
     "parameter_server": parameter_server.ParameterServers(),
     "two servers": parameter_server.ParameterServers(2),
     "hierarchical": two_a_host,

@@ -1,14 +1,9 @@
-"""1-bit compression: the sign of each gradient, with one scale for all; the error is added to the next gradients.
-
-Each server receives the signs of its part from all ranks, sums them, and sends the signs of the sum to all. Both the
-worker and the server keep their rounding errors (error feedback), without which training does not converge; the scale
-is the norm over the root of the number of elements. Tang et al., "1-bit Adam", 2021; DeepSpeed's
-``runtime/comm/nccl.py``.
-"""
+"""Compression of gradients: 1-bit, and by torch's own communication hooks half precision, and PowerSGD's low rank."""
 
 from __future__ import annotations
 
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from instrumented_ddp.strategies.strategy import Strategy
 from instrumented_ddp.strategies.wire import Wire
@@ -18,7 +13,13 @@ _SCALE_BYTES = 4
 
 
 class OneBit:
-    """1-bit all-reduce, which keeps the rounding errors of each bucket until its size changes."""
+    """1-bit all-reduce: the sign of each gradient, with one scale for all, and the error added to the next gradients.
+
+    Each rank serves one part: it receives the signs from all ranks, sums them, and sends the signs of the sum to all.
+    Both the worker and the server keep their rounding errors until the size of a bucket changes (error feedback),
+    without which training does not converge; the scale is the norm over the root of the number of elements. Tang et
+    al., "1-bit Adam", 2021; DeepSpeed's ``runtime/comm/nccl.py``.
+    """
 
     def __init__(self) -> None:
         self._errors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -95,6 +96,17 @@ def _with_scale(signs: torch.Tensor, message: torch.Tensor) -> torch.Tensor:
     return torch.cat([signs, message[-_SCALE_BYTES:]])
 
 
-def strategy() -> Strategy:
-    """Return a new strategy for one model: it keeps rounding errors."""
-    return Strategy(name="one_bit", all_reduce=OneBit(), keeps_state=True)
+FP16 = Strategy(name="fp16", hook=lambda group: (group, default_hooks.fp16_compress_hook))
+BF16 = Strategy(name="bf16", hook=lambda group: (group, default_hooks.bf16_compress_hook))
+POWER_SGD = Strategy(
+    name="power_sgd",
+    keeps_state=True,
+    hook=lambda group: (
+        powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=1, start_powerSGD_iter=3),
+        powerSGD_hook.powerSGD_hook,
+    ),
+)
+"""Two thin matrices in place of a gradient's where that is less; what is lost is kept for the next step.
+
+It starts in the third iteration, when buckets no longer change (Vogels et al., 2019; ``powerSGD_hook.py``).
+"""
