@@ -33,10 +33,12 @@ _WIDTH: Final = 110
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.set_defaults(show_help=parser.print_help)
+    parser.set_defaults(run_in_lab=lambda _: parser.print_help())
     verbs = parser.add_subparsers(dest="lab_command", metavar="COMMAND")
-    verbs.add_parser("faults", help="list all faults", description="List all faults, one per line.")
+    faults = verbs.add_parser("faults", help="list all faults", description="List all faults, one per line.")
+    faults.set_defaults(run_in_lab=_list_faults)
     fault = verbs.add_parser("fault", help="run a fault", description="Run a fault and diagnose it.")
+    fault.set_defaults(run_in_lab=_run_fault)
     fault.add_argument("name", metavar="NAME", help="name from 'overlapscope lab faults'")
     fault.add_argument(
         "--ranks", type=parse_positive_int, metavar="N", help=f"number of ranks, 2 to 4 (default: {DEFAULT_WORLD_SIZE})"
@@ -47,44 +49,29 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="run torch's own DDP without recording, as you would see it without OverlapScope",
     )
     fault.add_argument("-o", "--output", type=Path, help="folder to record into (default: a new temporary one)")
-    verbs.add_parser("experiments", help="list all experiments", description="List all experiments, one per line.")
-    for name, command, what in (
+    experiments = verbs.add_parser(
+        "experiments", help="list all experiments", description="List all experiments, one per line."
+    )
+    experiments.set_defaults(run_in_lab=_list_experiments)
+    for name, module, what in (
         ("run", lab_run, "run an experiment of the DDP paper"),
         ("figures", lab_figures, "draw the figures of experiments"),
         ("synth", lab_synth, "make up a recording of any size"),
+        ("cluster", lab_cluster, "run on emulated hosts with rate- and latency-limited links"),
     ):
         verb = verbs.add_parser(
-            name, help=what, description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+            name, help=what, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        command.add_arguments(verb)
-    cluster = verbs.add_parser(
-        "cluster",
-        help="run on emulated hosts with rate- and latency-limited links",
-        description=lab_cluster.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    lab_cluster.add_arguments(cluster)
+        module.add_arguments(verb)
+        verb.set_defaults(run_in_lab=module.run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run a subcommand of the lab; for a fault, return 0 if its diagnosis matches what was injected."""
-    if args.lab_command == "faults":
-        _list_faults()
-        return 0
-    if args.lab_command is None:
-        args.show_help()
-        return 0
-    if args.lab_command == "experiments":
-        _list_experiments()
-        return 0
-    for name, command in (
-        ("cluster", lab_cluster),
-        ("run", lab_run),
-        ("figures", lab_figures),
-        ("synth", lab_synth),
-    ):
-        if args.lab_command == name:
-            return command.run(args)
+    return args.run_in_lab(args) or 0
+
+
+def _run_fault(args: argparse.Namespace) -> int:
     fault = _find_fault(args.name)
     world_size = args.ranks or DEFAULT_WORLD_SIZE
     if world_size not in fault.world_sizes:
@@ -95,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     return _run_stock(fault, world_size) if args.stock else _run_and_diagnose(fault, world_size, args.output)
 
 
-def _list_faults() -> None:
+def _list_faults(_: argparse.Namespace) -> None:
     from overlapscope.lab.truth import read_title
 
     width = max(len(fault.name) for fault in FAULTS)
@@ -106,7 +93,7 @@ def _list_faults() -> None:
                 print(f"  {fault.name:{width}}  {read_title(fault)}")
 
 
-def _list_experiments() -> None:
+def _list_experiments(_: argparse.Namespace) -> None:
     from overlapscope.lab.experiments.registry import EXPERIMENTS
 
     width = max(len(experiment.name) for experiment in EXPERIMENTS)
