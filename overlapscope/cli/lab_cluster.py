@@ -27,7 +27,7 @@ from typing import Final
 
 from overlapscope.cli import child_process, recording_folder
 from overlapscope.cli.arguments import parse_positive_int
-from overlapscope.cli.recorded import EndedCommand, finish_recording
+from overlapscope.cli.record import EndedCommand, finish_recording
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab import cluster
 from overlapscope.lab.network.hosts import Hosts

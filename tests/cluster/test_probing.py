@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from instrumented_ddp import DistributedDataParallel
-from overlapscope.cli.recorded import describe_probing
+from overlapscope.cli.record import describe_probing
 from overlapscope.trace.environment import DETAIL_VARIABLE, PROBE_VARIABLE
 from overlapscope.trace.recording import read_trace
 from tests.cluster.ranks import run_ranks
