@@ -15,8 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from overlapscope.bucket_model.cost import CollectiveCost, CostLine
-from overlapscope.bucket_model.partition import MB, Gradients
-from overlapscope.bucket_model.plan_table import build_table_from_cuts
+from overlapscope.bucket_model.partition import MB, Gradients, build_table_from_cuts
 from overlapscope.bucket_model.plans import default_plan, find_caps_mb, uniform_plans
 from overlapscope.bucket_model.schedule import Costs, replay
 from overlapscope.bucket_model.search import find_best_plan

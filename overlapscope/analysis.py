@@ -33,7 +33,7 @@ class Analysis:
     def cycles(self) -> Cycles | None:
         """Arrange the steps after the warm-up in cycles.
 
-        None if ranks can't be compared; ``sentences.why_none`` gives the reason.
+        None if ranks can't be compared; ``stragglers.text.explain_missing_stragglers`` gives the reason.
         """
         return build_cycles(self.trace, self.breakdown, find_first_step_after_warm_up(self.trace.steps))
 

@@ -65,7 +65,7 @@ _log = logging.getLogger("instrumented_ddp")
 
 
 class AutoBuckets:
-    """Automatic tuning of one model's buckets; a ``WishedSchedule``.
+    """Automatic tuning of one model's buckets; a ``RequestedSchedule``.
 
     Args:
         reducer: the reducer whose plans change.
@@ -114,7 +114,7 @@ class AutoBuckets:
             order: order in which gradients are expected.
             group: the ranks that reduce.
             after: number of reductions after which it begins.
-            everybody_would: whether all ranks requested it.
+            all_ranks_agree: whether all ranks requested it.
         """
         self._end_measuring()  # that of a previous group, if there was one
         self._before = None

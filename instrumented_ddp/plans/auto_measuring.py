@@ -174,7 +174,7 @@ class Measurement:
 
         Args:
             plans: the plans that the steps ran with.
-            newest: number of steps.
+            latest: number of steps.
         """
         wanted = {plan.buckets for plan in plans}
         active = {number: plan.buckets for number, plan in enumerate(self._reducer.plans) if plan.buckets in wanted}

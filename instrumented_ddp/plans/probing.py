@@ -20,7 +20,7 @@ from instrumented_ddp.plans.schedule import PlanChange
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.reduction.agreement import agree_on_numbers, agree_on_plan
 from overlapscope.bucket_model.partition import Gradients
-from overlapscope.bucket_model.probe import plan_probe
+from overlapscope.bucket_model.plans import plan_probe
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.environment import read_recording_options
 
@@ -65,7 +65,7 @@ def agree_on_probe(
         own: the active plan.
         order: order in which gradients are expected.
         group: the ranks that reduce.
-        everybody_would: whether all of them requested it.
+        all_ranks_agree: whether all of them requested it.
 
     Raises:
         OverlapScopeError: on every rank, with the reason why nothing can be probed.
@@ -150,7 +150,7 @@ class Probing:
             own: the plan to return to.
             order: order in which gradients are expected.
             after: number of reductions after which it begins.
-            everybody_would: whether all ranks requested it.
+            all_ranks_agree: whether all ranks requested it.
         """
         self._has_begun = False
         try:

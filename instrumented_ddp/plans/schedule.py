@@ -64,7 +64,7 @@ class RequestedSchedule(PlanSchedule, Protocol):
             own: the plan to begin with.
             order: order in which gradients are expected.
             after: number of reductions after which it begins.
-            everybody_would: whether all ranks requested the same.
+            all_ranks_agree: whether all ranks requested the same.
         """
 
     def give_up(self, why: str) -> None:
@@ -85,8 +85,8 @@ class PlanController:
         model: its number in the recording.
         limits_bytes: limits of the buckets of the rebuilt plan.
         given: the rebuilt plan, if it is known already.
-        wish: requested handling of bucket plans.
-        wished: the schedule for that request.
+        plan_request: requested handling of bucket plans.
+        requested_schedule: the schedule for that request.
         order: see ``Strategy.order``.
         has_rebuilt: True if the first plan has to stay, as parameters are stored as it lays them out.
     """
@@ -153,7 +153,7 @@ class PlanController:
 
         Args:
             order: order of the gradients, as far as it is known; rank 0's counts.
-            everybody_would: whether all ranks requested the same.
+            all_ranks_agree: whether all ranks requested the same.
         """
         if self.requested_schedule is None:
             return

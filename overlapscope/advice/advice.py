@@ -117,7 +117,7 @@ def predict_mean_step(mean: MeanStep, curve: Curve, plan_index: int) -> MeanStep
 
     Args:
         mean: Mean of the measured steps.
-        place: Index of the plan on the curve.
+        plan_index: Index of the plan on the curve.
     """
     predicted = curve.predicted
     changed_ns = {

@@ -10,7 +10,7 @@ from overlapscope.advice.observations import extract_observations, get_backend_l
 from overlapscope.analysis import Analysis
 from overlapscope.bucket_model.fit import fit_model
 from overlapscope.bucket_model.measured import predict_steps
-from overlapscope.bucket_model.plan_table import build_table
+from overlapscope.bucket_model.partition import build_table
 from overlapscope.bucket_model.what_if import list_algorithms
 from overlapscope.errors import OverlapScopeError
 

@@ -204,7 +204,7 @@ def _find_reason_edges(
 
     Args:
         row: (B,) Rows of the buckets, in the order in which they are waited for.
-        place: (B,) Index of the finalize that waits for each.
+        finalize_index: (B,) Index of the finalize that waits for each.
         end_ns: (B,) Ends of the buckets.
         finalize: (B,) The finalize that waits for each.
     """

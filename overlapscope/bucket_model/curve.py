@@ -16,8 +16,7 @@ from overlapscope.bucket_model.measured import (
     predict_sizes,
     predict_steps,
 )
-from overlapscope.bucket_model.partition import MB, Buckets, Float64Array, Gradients
-from overlapscope.bucket_model.plan_table import build_table
+from overlapscope.bucket_model.partition import MB, Buckets, Float64Array, Gradients, build_table
 from overlapscope.bucket_model.plans import UniformPlan, default_plan, find_caps_mb, format_caps
 from overlapscope.bucket_model.schedule import Costs
 from overlapscope.bucket_model.what_if import halve_bytes

@@ -23,8 +23,7 @@ from overlapscope.bucket_model.contention import (
 from overlapscope.bucket_model.cost import ERROR_OF_MEDIAN, draw_cost, fit_cost, fit_line
 from overlapscope.bucket_model.measured import MeasuredSteps
 from overlapscope.bucket_model.observation import Observations, Spans
-from overlapscope.bucket_model.partition import Buckets, Float64Array
-from overlapscope.bucket_model.plan_table import build_table
+from overlapscope.bucket_model.partition import Buckets, Float64Array, build_table
 from overlapscope.bucket_model.schedule import Costs, replay
 from overlapscope.bucket_model.work import ComputeTimes, RecordedBackward, extract_backward
 from overlapscope.interval import SIGMAS_90, Interval

@@ -14,8 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.bucket_model.partition import Buckets, Float64Array
-from overlapscope.bucket_model.plan_table import PlanTable, build_table
+from overlapscope.bucket_model.partition import Buckets, Float64Array, PlanTable, build_table
 from overlapscope.bucket_model.plans import UniformPlan, default_plan, uniform_plans
 from overlapscope.bucket_model.schedule import Costs, ReplayResult, replay
 from overlapscope.bucket_model.work import ComputeTimes

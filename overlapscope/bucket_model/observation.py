@@ -374,7 +374,7 @@ def observations_from_cycles(
         plans: All plans by epoch.
         gradients: Gradients of the model.
         world_size: Size of the reducing group.
-        last_entry_ns: (S, B) arrival of the last of all ranks at each all-reduce, relative to the start of the cycle;
+        last_arrival_ns: (S, B) arrival of the last of all ranks at each all-reduce, relative to the start of the cycle;
             not given where clocks can't be compared.
     """
     distinct = tuple(dict.fromkeys(plans.values()))

@@ -1,4 +1,4 @@
-"""Bucket plans that DDP's settings can express, and the settings that express a plan.
+"""Bucket plans that DDP's settings can express, the settings that express a plan, and the plans that a probe runs.
 
 Many caps give the same partition, so plans are listed by partition, each with the band of caps that give it.
 """
@@ -12,8 +12,17 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.bucket_model.partition import MB, NO_LIMIT, SPARSE_KIND, Buckets, Gradients, fill_plan
-from overlapscope.bucket_model.plan_table import buckets_from_cuts, forced_cuts
+from overlapscope.bucket_model.partition import (
+    MB,
+    NO_LIMIT,
+    SPARSE_KIND,
+    Buckets,
+    Gradients,
+    Int64Array,
+    buckets_from_cuts,
+    fill_plan,
+    forced_cuts,
+)
 
 DEFAULT_FIRST_BUCKET_BYTES: Final = MB
 DEFAULT_CAP_BYTES: Final = 25 * MB
@@ -67,7 +76,7 @@ def uniform_plans(
 
     Args:
         first_bucket_bytes: Separate limit of the first bucket, as ``bucket_cap_mb_list`` can set it.
-        at_most: Maximum number of plans; if there are more, this many evenly spaced caps are tried.
+        max_plans: Maximum number of plans; if there are more, this many evenly spaced caps are tried.
         smallest_cap_bytes: Smallest cap to try.
     """
     exact = _merge_bands(_iterate_bands(gradients, first_bucket_bytes, smallest_cap_bytes, 1.0), max_plans)
@@ -209,3 +218,56 @@ def _buckets_from_ends(ends: tuple[int, ...], gradients: Gradients) -> Buckets:
     cuts = forced_cuts(gradients)
     cuts[list(ends)] = True
     return buckets_from_cuts(cuts, gradients)
+
+
+# Plans to run for a few steps each, so that a short recording can predict any other plan.
+#
+# The cost of an all-reduce of some size is known if similar sizes were recorded, and a single size can't distinguish
+# latency from bandwidth. So the plans span the sizes that a plan can have. They run in blocks, forward and then
+# backward, so that a machine that becomes slower or faster meanwhile affects all plans alike.
+
+PROBED_STEPS: Final = 24
+"""Number of steps of a probe: at least two in each block, because buffers are new in the first."""
+_PLANS: Final = 5
+_MAX_BUCKETS: Final = 48
+"""Maximum number of buckets of a probed plan: a probe should be informative and cheap."""
+_SMALLEST_CAP_BYTES: Final = 64 * 1024
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ProbeSchedule:
+    """Plans to probe, and when each runs."""
+
+    plans: tuple[Buckets, ...]
+    """Distinct plans; the first is DDP's default."""
+    plan_of_step: Int64Array
+    """(steps,) index of the plan that each step runs with."""
+
+
+def plan_probe(gradients: Gradients) -> ProbeSchedule:
+    """Plan a probe. The result is the same on all ranks, as it depends only on the arguments.
+
+    Example: five plans run in the order 0, 1, 2, 3, 4, 3, 2, 1, 0 for 3, 3, 3, 2, 2, 2, 3, 3, 3 steps.
+    """
+    plans = _spanning_plans(gradients)[:_PLANS]
+    visits = [*range(len(plans)), *range(len(plans) - 2, -1, -1)]
+    lengths = np.full(len(visits), PROBED_STEPS // len(visits))
+    # The remaining steps go to the outer blocks, symmetrically, and to the middle one.
+    left = PROBED_STEPS - int(lengths.sum())
+    for index in range(left // 2):
+        lengths[[index, -1 - index]] += 1
+    lengths[len(visits) // 2] += left % 2
+    return ProbeSchedule(plans=tuple(plans), plan_of_step=np.repeat(visits, lengths).astype(np.int64))
+
+
+def _spanning_plans(gradients: Gradients) -> list[Buckets]:
+    """Return DDP's default, one bucket, many small ones, and plans in between, the most informative first."""
+    smallest = max(_SMALLEST_CAP_BYTES, gradients.total_bytes // _MAX_BUCKETS)
+    caps = np.geomspace(smallest, max(smallest, gradients.total_bytes / 2), _PLANS * 2 - 1).astype(np.int64)
+    first = [default_plan(gradients).buckets, fill_plan(gradients, [int(smallest)]), fill_plan(gradients, [NO_LIMIT])]
+    middle_first = sorted(range(len(caps)), key=lambda index: (index % 3 != 1, abs(index - len(caps) // 2)))
+    plans: list[Buckets] = []
+    for plan in [*first, *(fill_plan(gradients, [int(caps[index])]) for index in middle_first)]:
+        if plan not in plans:
+            plans.append(plan)
+    return plans

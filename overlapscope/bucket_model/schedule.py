@@ -20,8 +20,7 @@ from typing import Final
 import numpy as np
 
 from overlapscope.bucket_model.cost import ZERO_COST, CollectiveCost, CostLine
-from overlapscope.bucket_model.partition import Buckets, Float64Array, Int64Array
-from overlapscope.bucket_model.plan_table import PlanTable, build_table
+from overlapscope.bucket_model.partition import Buckets, Float64Array, Int64Array, PlanTable, build_table
 from overlapscope.bucket_model.work import ComputeTimes
 
 # All-reduces launched one after the other on a shared link, with one or two lanes.

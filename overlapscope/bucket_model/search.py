@@ -15,8 +15,12 @@ from typing import Final
 
 import numpy as np
 
-from overlapscope.bucket_model.partition import SPARSE_KIND, BoolArray, Buckets, Float64Array, Gradients
-from overlapscope.bucket_model.plan_table import (
+from overlapscope.bucket_model.partition import (
+    SPARSE_KIND,
+    BoolArray,
+    Buckets,
+    Float64Array,
+    Gradients,
     buckets_from_cuts,
     build_table_from_cuts,
     cuts_from_buckets,

@@ -11,8 +11,7 @@ import numpy as np
 
 from overlapscope.bucket_model.cost import ZERO_COST, Algorithm, CollectiveCost, CostLine
 from overlapscope.bucket_model.measured import MeasuredSteps, predict_steps
-from overlapscope.bucket_model.partition import Buckets, Float64Array
-from overlapscope.bucket_model.plan_table import build_table
+from overlapscope.bucket_model.partition import Buckets, Float64Array, build_table
 from overlapscope.bucket_model.plans import UniformPlan
 from overlapscope.bucket_model.schedule import Costs, replay, replay_step
 from overlapscope.bucket_model.work import ComputeTimes

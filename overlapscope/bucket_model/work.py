@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from overlapscope.bucket_model.cost import CostLine
 from overlapscope.bucket_model.observation import Observations
-from overlapscope.bucket_model.partition import Float64Array, Gradients, Int64Array
-from overlapscope.bucket_model.plan_table import build_table
+from overlapscope.bucket_model.partition import Float64Array, Gradients, Int64Array, build_table
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

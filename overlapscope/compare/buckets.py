@@ -37,7 +37,7 @@ def compare_buckets(base: ComparisonSide, new: ComparisonSide, *, between_run_sh
     """Compare buckets in the order of the new side; where plans differ, groups that cover the same parameters.
 
     Args:
-        runs_differ: As in ``compare_series``.
+        between_run_share: As in ``compare_series``.
     """
     contents = [_contents(side) for side in (base, new)]
     groups = _groups(contents)

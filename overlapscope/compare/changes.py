@@ -99,7 +99,7 @@ def compare_series(
     Args:
         base: (S,) Times by name and step; at least one name.
         new: (S,) Times of the other steps, with the same names.
-        runs_differ: ``BETWEEN_RUN_SHARE`` if the two sides are from two runs, else 0.
+        between_run_share: ``BETWEEN_RUN_SHARE`` if the two sides are from two runs, else 0.
     """
     series = [np.stack([side[name] for name in base], axis=1) for side in (base, new)]
     means = _pair_means(*(mean_with_conservative_ci(one) for one in series), between_run_share=between_run_share)

@@ -14,7 +14,7 @@ from overlapscope.bucket_model.cost import ZERO_COST
 from overlapscope.bucket_model.fit import FittedModel, fit_model
 from overlapscope.bucket_model.observation import Observations, Spans
 from overlapscope.bucket_model.partition import Buckets, fill_plan
-from overlapscope.bucket_model.probe import plan_probe
+from overlapscope.bucket_model.plans import plan_probe
 from overlapscope.bucket_model.schedule import replay
 from overlapscope.bucket_model.work import extract_backward
 from tests.bucket_model.jobs import costs_of, jobs, plans_of

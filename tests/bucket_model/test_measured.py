@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from overlapscope.bucket_model.curve import Options, predict_curve
 from overlapscope.bucket_model.fit import FittedModel, fit_model
 from overlapscope.bucket_model.measured import MeasuredSteps, predict_steps
-from overlapscope.bucket_model.plan_table import build_table
+from overlapscope.bucket_model.partition import build_table
 from overlapscope.bucket_model.schedule import replay
 from overlapscope.interval import Interval
 from tests.bucket_model.test_fit import probed_job, recording

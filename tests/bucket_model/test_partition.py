@@ -8,12 +8,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.bucket_model.partition import NO_LIMIT, SPARSE_KIND, Gradients, fill_plan
-from overlapscope.bucket_model.plan_table import (
+from overlapscope.bucket_model.partition import (
+    NO_LIMIT,
+    SPARSE_KIND,
+    Gradients,
     buckets_from_cuts,
     build_table,
     build_table_from_cuts,
     cuts_from_buckets,
+    fill_plan,
 )
 
 

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 from hypothesis import given
-from hypothesis import strategies as st
 
 from overlapscope.bucket_model.partition import NO_LIMIT, Gradients, fill_plan
-from overlapscope.bucket_model.plans import default_plan
-from overlapscope.bucket_model.probe import plan_probe
+from overlapscope.bucket_model.plans import PROBED_STEPS, default_plan, plan_probe
 from tests.bucket_model.test_partition import gradients, of
 
 MB = 1024**2
 
 
-@given(gradients(), st.integers(2, 60))
-def test_plans_are_distinct_begin_with_the_default_and_fill_the_steps(gradients: Gradients, steps: int) -> None:
-    probed = plan_probe(gradients, steps)
+@given(gradients())
+def test_plans_are_distinct_begin_with_the_default_and_fill_the_steps(gradients: Gradients) -> None:
+    probed = plan_probe(gradients)
     assert len(set(probed.plans)) == len(probed.plans)
     assert probed.plans[0] == default_plan(gradients).buckets
-    assert len(probed.plan_of_step) == steps
+    assert len(probed.plan_of_step) == PROBED_STEPS
     assert set(probed.plan_of_step.tolist()) == set(range(len(probed.plans)))
 
 
-@given(gradients(), st.integers(2, 60))
-def test_a_steady_drift_meets_all_plans_alike(gradients: Gradients, steps: int) -> None:
-    plan_of_step = plan_probe(gradients, steps).plan_of_step
+@given(gradients())
+def test_a_steady_drift_meets_all_plans_alike(gradients: Gradients) -> None:
+    plan_of_step = plan_probe(gradients).plan_of_step
     middle = [np.flatnonzero(plan_of_step == plan).mean() for plan in np.unique(plan_of_step)]
-    np.testing.assert_allclose(middle, (steps - 1) / 2, atol=1.0)
+    np.testing.assert_allclose(middle, (PROBED_STEPS - 1) / 2, atol=1.0)
 
 
 @given(gradients())

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.bucket_model.partition import Buckets
-from overlapscope.bucket_model.plan_table import buckets_from_cuts, build_table_from_cuts
+from overlapscope.bucket_model.partition import Buckets, buckets_from_cuts, build_table_from_cuts
 from overlapscope.bucket_model.plans import default_plan, uniform_plans
 from overlapscope.bucket_model.schedule import replay
 from overlapscope.bucket_model.search import find_best_plan, find_cuts_by_count

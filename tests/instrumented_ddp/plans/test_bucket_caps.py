@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.parallel import distributed
 
-from overlapscope.bucket_model.partition import Gradients
-from overlapscope.bucket_model.plan_table import buckets_from_cuts
+from overlapscope.bucket_model.partition import Gradients, buckets_from_cuts
 from overlapscope.bucket_model.plans import find_caps_mb
 from tests.bucket_model.test_partition import gradients
 
