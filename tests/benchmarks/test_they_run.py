@@ -1,6 +1,7 @@
 """Every benchmark runs to its end, at a tiny size: its figures mean nothing here, but they can be had.
 
-For them all processes may be forked from a server that has imported torch already.
+Those that take more than some seconds do so at night only; in CI they parse their arguments. For them all processes may
+be forked from a server that has imported torch already.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tests.browser.chromium import CHROMIUM
 from tests.cluster.warm_process import WarmProcess
 from tests.gpu.device import needs_a_device
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).parents[2]
 TIME_LIMIT_S = 300
@@ -30,29 +31,31 @@ SWEPT = {
     "bucket_page": "FOLDER/traces/probe --moves 3",
 }
 """One after the other: a sweep, and what is made of it."""
-ALONE = {
+AT_NIGHT = {
     "all_reduces": "--link loopback --mb 0.1 --repetitions 1",
     "app": "--sizes 2x20 --users 2 --moves 1",
     "auto_buckets": "--model tiny --link loopback --rounds 1",
     "chaos": "--seed 284 --folder FOLDER",
+    "drift": "--models tiny --steps 10 --healthy-steps 6 --loops with_own_buffers --faults other-weights",
+    "healthy_recordings": "FOLDER --recordings 1 --steps 6 --busy 1",
+    "injected_faults": "FOLDER none slow_data --steps 25",
+    "intervals": "--recordings 4 --steps 12 --jobs 1",
+    "live_app": "--hours 0.01 --seconds 2 --seed 1",
+    "scale": "--ranks 4 --steps 40 --buckets 3 --dask",
+}
+IN_CI = {
     "clock_recovery": "--runs 1 --seconds 2",
     "collective_ends": "--steps 2",
     "collective_log": "--pairs 1",
     "compare": "FOLDER --pairs 1 --steps 25 --link loopback",
     "diagnose": "--ranks 4 --collectives 2000",
-    "drift": "--models tiny --steps 10 --healthy-steps 6 --loops with_own_buffers --faults other-weights",
     "false_alarms": "--recordings 2 --ranks 2 --steps 30 --delay 0.1",
     "fault_table": "--ranks 2 failed-rank",
-    "healthy_recordings": "FOLDER --recordings 1 --steps 6 --busy 1",
     "import_traces": "--mb 1 --ranks 1",
-    "injected_faults": "FOLDER none slow_data --steps 25",
-    "intervals": "--recordings 4 --steps 12 --jobs 1",
     "links": "--samples 1",
-    "live_app": "--hours 0.01 --seconds 2 --seed 1",
     "plan_search": "--plans 10 --parameters 20 --cycles 2 --ranks 2",
     "recorder": "--rounds 1 --steps 3",
     "rounds": "--turns 1",
-    "scale": "--ranks 4 --steps 40 --buckets 3 --dask",
     "step_time": "--models tiny --rounds 1 --steps 3 --threads",
     "thousand_ranks": "--ranks 16 --steps 30 --times 1 --seconds 0.1",
     "timeline": "--spans 2000 --ranks 2 --seconds 0.1",
@@ -86,11 +89,25 @@ def run(name: str, arguments: str, folder: Path) -> str:
     return printed
 
 
-@pytest.mark.parametrize("name", [*ALONE, *(pytest.param(name, marks=needs_a_device) for name in ON_A_DEVICE)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*IN_CI, *(pytest.param(name, marks=needs_a_device) for name in ON_A_DEVICE)])
 def test_it_runs(name: str, tmp_path: Path) -> None:
-    assert run(name, (ALONE | ON_A_DEVICE)[name], tmp_path)
+    assert run(name, (IN_CI | ON_A_DEVICE)[name], tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*AT_NIGHT, *SWEPT])
+def test_it_says_what_it_measures(name: str, tmp_path: Path) -> None:
+    assert run(name, "--help", tmp_path).startswith("usage:")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", AT_NIGHT)
+def test_it_runs_at_night(name: str, tmp_path: Path) -> None:
+    assert run(name, AT_NIGHT[name], tmp_path)
+
+
+@pytest.mark.nightly
 def test_what_is_swept_can_be_judged_and_shown(tmp_path: Path) -> None:
     for name, arguments in SWEPT.items():
         assert run(name, arguments, tmp_path)
@@ -100,4 +117,4 @@ def test_none_is_left_out() -> None:
     benchmarks = ROOT / "benchmarks"
     modules = {path.stem for path in benchmarks.glob("*.py") if 'if __name__ == "__main__":' in path.read_text()}
     programs = modules | {path.parent.name for path in benchmarks.glob("*/__main__.py")}
-    assert programs == ALONE.keys() | ON_A_DEVICE.keys() | SWEPT.keys() | STARTED_BY_OTHERS
+    assert programs == IN_CI.keys() | AT_NIGHT.keys() | ON_A_DEVICE.keys() | SWEPT.keys() | STARTED_BY_OTHERS
