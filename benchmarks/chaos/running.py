@@ -16,7 +16,7 @@ import psutil
 from benchmarks.chaos.program import SCRIPT, Program
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
-from overlapscope.lab.jobs import ReportedVerdict, diagnose, load_reports
+from overlapscope.lab.jobs import JobReport, diagnose, load_reports
 from overlapscope.trace.collective_log_reader import open_collective_logs
 from overlapscope.trace.small_files import find_rank_folders
 
@@ -45,7 +45,7 @@ class Outcome:
     seconds: float
     exit_code: int | None
     """None if it had to be ended."""
-    reports: tuple[ReportedVerdict, ...]
+    reports: tuple[JobReport, ...]
     """The watchdogs', those withdrawn included."""
     live: Verdict | None
     """The diagnosis before it was ended; None if it ended by itself."""

@@ -347,7 +347,7 @@ def compare_model_replicas(
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _ReplicaPair:
     """The comparison of another rank with the reference rank, by tensor."""
 
     is_common: npt.NDArray[np.bool_]
@@ -358,7 +358,7 @@ class _Pair:
     """True where the latest fingerprints differ, by tensor."""
 
     @classmethod
-    def of(cls, moments: npt.NDArray[np.int64], a: npt.NDArray[Any], b: npt.NDArray[Any]) -> _Pair:
+    def of(cls, moments: npt.NDArray[np.int64], a: npt.NDArray[Any], b: npt.NDArray[Any]) -> _ReplicaPair:
         is_common = (a != 0) & (b != 0)
         differs = is_common & (a != b)
         latest = np.where(is_common, moments, -1).argmax(axis=0) if len(moments) else np.zeros(moments.shape[1], int)
@@ -387,7 +387,7 @@ class _Comparison:
         self._pairs = []
         for rank in self.ranks[1:]:
             values = _values_at(table_of(rank), self.moments, self._numbers)
-            pair = _Pair.of(self.moments, reference["values"], values)
+            pair = _ReplicaPair.of(self.moments, reference["values"], values)
             self.compared &= pair.is_common
             if pair.differs.any():
                 self._pairs.append(pair)

@@ -43,7 +43,7 @@ def diagnose(folder: Path) -> tuple[Verdict, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportedVerdict:
+class JobReport:
     """Verdict that the watchdog of one rank has reported."""
 
     rank: int
@@ -55,11 +55,11 @@ class ReportedVerdict:
     """True if the report was withdrawn because the job continued: it was only slow."""
 
 
-def load_reports(folder: Path) -> list[ReportedVerdict]:
+def load_reports(folder: Path) -> list[JobReport]:
     """Read all reports in a recording, sorted by time."""
     folders = {int(one.name.removeprefix("rank_")): one for one in folder.glob("rank_*")}
     return [
-        ReportedVerdict(
+        JobReport(
             rank=report.rank,
             time_ns=report.time_ns,
             verdict=from_dict(Verdict, dict(report.verdict)),

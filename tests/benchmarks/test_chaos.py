@@ -15,7 +15,7 @@ from benchmarks.chaos.running import Outcome
 from benchmarks.chaos.scoring import judge_run, score
 from overlapscope.diagnosis.evidence import CallSite
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.lab.jobs import ReportedVerdict
+from overlapscope.lab.jobs import JobReport
 
 HEALTHY = Verdict(kind="healthy", sentence="All ranks finished.")
 
@@ -87,7 +87,7 @@ def test_a_verdict_is_graded_by_the_truth(name: str, changes: dict[str, Any], gr
 
 
 def outcome(final: Verdict, live: Verdict | None = None, *reported: Verdict, exit_code: int | None = 0) -> Outcome:
-    reports = tuple(ReportedVerdict(rank=0, time_ns=1, verdict=one, message="", is_retracted=False) for one in reported)
+    reports = tuple(JobReport(rank=0, time_ns=1, verdict=one, message="", is_retracted=False) for one in reported)
     return Outcome(seconds=1.0, exit_code=exit_code, reports=reports, live=live, final=final)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.lab import jobs
 from overlapscope.lab.catalog import Fault
-from overlapscope.lab.jobs import ReportedVerdict, diagnose, load_reports
+from overlapscope.lab.jobs import JobReport, diagnose, load_reports
 from overlapscope.lab.truth import check_verdict, find_fault_script
 from tests.lab.warm_ranks import WarmRank
 
@@ -19,7 +19,7 @@ from tests.lab.warm_ranks import WarmRank
 class Outcome:
     """What came out of a run."""
 
-    reports: list[ReportedVerdict]
+    reports: list[JobReport]
     """Of watchdogs, those taken back left out."""
     verdict: Verdict
     """Of the recording, while the ranks that hang are there."""
