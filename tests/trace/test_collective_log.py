@@ -187,15 +187,6 @@ def test_several_threads_may_announce_at_once(tmp_path):
     assert log.hash == entries["hash"][-1]
 
 
-def test_after_the_end_announcing_does_nothing(tmp_path):
-    log = CollectiveLogWriter(tmp_path / "group_0.log", HEADER)
-    log.close()
-    log.close()
-    assert log.announce(1, LOSS, now_ns=1, step=0) == 0
-    log.launched(1, 2)
-    assert (tmp_path / "group_0.log").stat().st_size == HEADER_BYTES
-
-
 def _die(path: str) -> None:
     log = CollectiveLogWriter(Path(path), HEADER)
     log.announce(1, LOSS, now_ns=1, step=0)

@@ -69,13 +69,6 @@ def test_the_ring_wraps_without_losing_its_neighbors(tmp_path: Path, count: int)
     assert sequences(tmp_path / "log") == list(expected)
 
 
-def test_closing_gives_unused_space_back_and_may_happen_twice(tmp_path: Path) -> None:
-    log = make_log(tmp_path / "log", 3, capacity=10_000)
-    log.close()
-    assert log.closed
-    assert log.path.stat().st_size == bytes_for(3)
-
-
 def test_the_file_never_outgrows_its_limit(tmp_path: Path) -> None:
     limit = bytes_for(20_000) + 17
     log = EventLogWriter(tmp_path / "log", limit)
@@ -171,37 +164,6 @@ def test_after_the_end_nothing_is_recorded_and_nothing_raised(tmp_path: Path) ->
     log.preserve()
     assert sequences(log.path) == list(range(1, 11))
     assert not (tmp_path / "incident_1.log").exists()
-
-
-def test_a_full_disk_makes_a_smaller_ring_that_keeps_the_newest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The disk is replaced by one with room for 40,000 records: a real one this full needs root to set up."""
-    room = bytes_for(40_000)
-    fallocate = os.posix_fallocate
-
-    def allocate(fd: int, offset: int, length: int) -> None:
-        if offset + length > room:
-            raise OSError(28, "No space left on device")
-        fallocate(fd, offset, length)
-
-    monkeypatch.setattr(os, "posix_fallocate", allocate)
-    log = EventLogWriter(tmp_path / "log", bytes_for(100_000))
-    assert not log.is_disk_full
-    append_numbered(log, 90_000)
-    assert log.is_disk_full
-    chunks = 2 * 16 * 1024
-    for closed in (False, True):
-        if closed:
-            log.close()
-        kept = sequences(log.path)
-        assert len(kept) == chunks
-        assert kept[: chunks // 8] == list(range(1, chunks // 8 + 1))
-        assert kept[chunks // 8 :] == list(range(90_001 - (chunks - chunks // 8), 90_001))
-    header, _, problems = read_log(log.path)
-    assert (header.capacity_records, header.pinned_records) == (chunks, chunks // 8)
-    assert [problem.severity for problem in problems] == ["note"]
-    assert log.path.stat().st_size == bytes_for(chunks)
 
 
 @pytest.mark.parametrize("limit_bytes", [0, 4096, bytes_for(64) - 1])
