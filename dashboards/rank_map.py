@@ -83,7 +83,7 @@ class Heatmap:
 
     Args:
         hosts: Host of each rank.
-        figures: From ``figures_of``, for at least these ranks and steps.
+        figures: ``Summary.figures``, of at least these ranks and steps.
         step_time_ns: Mean step time.
         job: Critical path of each step, if it is known.
     """

@@ -24,11 +24,11 @@ from instrumented_ddp.plans.auto import AutoBuckets
 from instrumented_ddp.plans.initial_plan import Caps, first_plan
 from instrumented_ddp.plans.probing import Probing, is_asked_to_probe
 from instrumented_ddp.plans.schedule import PlanController, RequestedSchedule
+from instrumented_ddp.recording.console import reattribute_warnings
 from instrumented_ddp.recording.events import make_reduction_events
 from instrumented_ddp.recording.metadata import collect_reduction_settings, is_reduced_in_python
+from instrumented_ddp.recording.models import UnreducedGradientDetector
 from instrumented_ddp.recording.recorder import Recorder
-from instrumented_ddp.recording.unreduced_gradients import UnreducedGradientDetector
-from instrumented_ddp.recording.warnings_to import reattribute_warnings
 from instrumented_ddp.reduction.agreement import PlanRequest, check_same_parameters
 from instrumented_ddp.reduction.c10d_reducer import C10dReducer
 from instrumented_ddp.reduction.logging_data import Logger

@@ -28,10 +28,12 @@ from torch.distributed.distributed_c10d import _get_default_group
 from instrumented_ddp.bucket_plan import ParameterSpec
 from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.collectives.position import TrainingPosition
-from instrumented_ddp.recording.background import BackgroundScheduler, log_to_stderr, suppress_recorder_errors
+from instrumented_ddp.recording.background import BackgroundScheduler, suppress_recorder_errors
 from instrumented_ddp.recording.batch_tracker import DataPositionTracker
+from instrumented_ddp.recording.console import log_to_stderr
 from instrumented_ddp.recording.exit_recorder import ExitRecorder, call_at_exit
-from instrumented_ddp.recording.metadata import ModelRegistry, find_attempt_folder, get_global_rank
+from instrumented_ddp.recording.metadata import find_attempt_folder, get_global_rank
+from instrumented_ddp.recording.models import ModelRegistry
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.replicas.replicas import ReplicaComparison
 from instrumented_ddp.watchdog.abort import IncidentError
@@ -150,7 +152,7 @@ class Session:
         """Record the definition of a DDP instance before ranks compare it.
 
         Args:
-            settings: as in ``settings_of_model``.
+            settings: as in ``collect_model_settings``.
 
         Returns:
             Its number within the process.

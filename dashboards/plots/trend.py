@@ -120,7 +120,7 @@ class TrendFigure:
     """A figure that a trend shows."""
 
     column: str
-    """Column of ``figures_of``."""
+    """Column of ``Summary.figures``."""
     title: str
     color: str
     """Role in ``dashboards.theme`` that gives the color."""

@@ -61,13 +61,13 @@ _log = logging.getLogger(__name__)
 
 
 class MemoryLog:
-    """An in-memory replacement of an ``EventLog``."""
+    """An in-memory replacement of an ``EventLogWriter``."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[bytes, int, int, int, int]] = []
 
     def append(self, body: bytes, step: int, start_ns: int, end_ns: int, end_uncertainty_ns: int = 0) -> None:
-        """Store a record, with the arguments of ``EventLog.append``."""
+        """Store a record, with the arguments of ``EventLogWriter.append``."""
         self._rows.append((body, step, start_ns, end_ns, end_uncertainty_ns))
 
     def records(self) -> Records:

@@ -1,18 +1,15 @@
-"""Background thread that runs all periodic tasks of a recorded process."""
+"""What keeps a recording from disturbing the training: guards against its errors, and a thread for periodic tasks."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
-
-# Decorators and a context manager that keep errors of the recording from stopping the training.
 
 P = ParamSpec("P")
 
@@ -44,7 +41,7 @@ def never_raising(callback: Callable[P, None], disable_recording: Callable[[Exce
     """Wrap a function that is passed to torch so that it never raises.
 
     Args:
-        gives_up: called with the error.
+        disable_recording: called with the error.
     """
 
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -61,35 +58,12 @@ def suppress_recorder_errors(disable_recording: Callable[[Exception], None]) -> 
     """Suppress errors raised inside.
 
     Args:
-        gives_up: called with the error.
+        disable_recording: called with the error.
     """
     try:
         yield
     except Exception as error:
         disable_recording(error)
-
-
-# Console output of this package: records of the logger ``instrumented_ddp`` and its children, on stderr.
-
-_LOGGER: Final = logging.getLogger("instrumented_ddp")
-
-
-class _StderrHandler(logging.Handler):
-    """Writes to the current ``sys.stderr``. Errors, such as a closed terminal, are ignored."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with suppress(Exception):
-            print(self.format(record), file=sys.stderr, flush=True)
-
-
-def log_to_stderr() -> None:
-    """Print warnings of this package, each prefixed with ``overlapscope:``. May be called twice."""
-    if any(isinstance(handler, _StderrHandler) for handler in _LOGGER.handlers):
-        return
-    console = _StderrHandler(logging.WARNING)
-    console.setFormatter(logging.Formatter("overlapscope: %(message)s"))
-    _LOGGER.addHandler(console)
-    _LOGGER.propagate = False
 
 
 _log: Final = logging.getLogger(__name__)

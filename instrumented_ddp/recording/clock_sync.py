@@ -360,7 +360,7 @@ class ClockSync:
                 connection = PingConnection(
                     server_info["addresses"], server_info["port"], bytes.fromhex(server_info["token"])
                 )
-            except OSError:  # perhaps rank 0 of an earlier recording: the next one publishes another card
+            except OSError:  # perhaps rank 0 of an earlier recording: the next one publishes its own address
                 continue
             with connection:
                 self._ping_until_the_end(connection, server_info["boot"], woken)
@@ -372,7 +372,7 @@ class ClockSync:
         return f"overlapscope/clock/{self._folder.parent.name}"
 
     def _watch_server_info(self, store: Store, woken: socket.socket) -> Iterator[dict[str, Any]]:
-        """Yield each new card that rank 0 publishes, until the end. Never blocks in the store."""
+        """Yield each address that rank 0 publishes, until the end. Never blocks in the store."""
         pause_s, last = 0.02, b""
         while True:
             if store.check([self._key]) and (server_info := store.get(self._key)) != last:

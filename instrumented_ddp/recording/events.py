@@ -155,7 +155,6 @@ class EventSink:
         log: receives the records.
         device: device on which the modules compute; phases and steps are timed on it.
         completions: reports when collectives end.
-        steps: step and phase that records belong to.
     """
 
     detail: Detail = "parameters"

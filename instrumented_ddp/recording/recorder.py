@@ -1,15 +1,17 @@
 """Recorder of this process's DDP instances: turns events of the wrapper and its reducers into records and files.
 
 The order of collectives is recorded by the collective log, steps and phases by ``steps``, and events of a reducer by
-``model_events``. This module holds what they share: the log, the timers, and the small files.
+``events``. This module holds what they share: the log, the timers, and the small files.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,7 @@ import torch.distributed as dist
 from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
 from instrumented_ddp.collectives.call_sites import describe_frame
 from instrumented_ddp.collectives.log import CollectiveRecorder
+from instrumented_ddp.collectives.position import TrainingPosition
 from instrumented_ddp.collectives.roles import CollectiveRole, collective_context
 from instrumented_ddp.recording.background import (
     BackgroundScheduler,
@@ -26,13 +29,12 @@ from instrumented_ddp.recording.background import (
 )
 from instrumented_ddp.recording.clock_sync import ClockSync
 from instrumented_ddp.recording.events import EventSink, make_private_ready_times
-from instrumented_ddp.recording.metadata import ModelRegistry, append_plan, describe_rank, describe_run
+from instrumented_ddp.recording.metadata import append_plan, describe_rank, describe_run
+from instrumented_ddp.recording.models import ModelRegistry, UnreducedGradientDetector
 from instrumented_ddp.recording.records import BucketRecords, PlanRecords, SegmentTable, make_buffer_records
-from instrumented_ddp.recording.runtime_stats import GcPauses
 from instrumented_ddp.recording.steps import OptimizerHooks, StepTracker
 from instrumented_ddp.recording.tcp_stats import LinkSampler
 from instrumented_ddp.recording.timing import Mark, should_mark_phases_only
-from instrumented_ddp.recording.unreduced_gradients import UnreducedGradientDetector
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.environment import Detail
@@ -64,7 +66,7 @@ class Recorder(EventSink):
         device: device on which the module computes; phases and steps are timed on it.
         detail: ``parameters`` to also record the ready time of every gradient.
         limit_bytes: maximum disk space of this rank's log.
-        update_begins: called with an optimizer and the step before it updates.
+        on_update_start: called with an optimizer and the step before it updates.
         on_error: called with an internal error that would leave the recording incomplete.
 
     Raises:
@@ -312,3 +314,48 @@ class Recorder(EventSink):
         if not self._has_warned:
             self._has_warned = True
             _log.warning("%s: %s", self.folder, what)
+
+
+_SHORTEST_PAUSE_NS: Final = 50_000
+_PAUSE_RECORDS: Final = tuple(pack_body(Kind.PAUSE, index=generation) for generation in range(3))
+"""The constant part of a pause's record, by the generation collected."""
+
+
+class GcPauses:
+    """Recorder of pauses of the process by Python's garbage collector.
+
+    A collection runs on whichever thread happened to allocate, at any point of a step, and a full one takes longer the
+    more Python objects a model has. A rank that collects while the others wait for its bucket looks slow for no reason
+    visible in its code. Young collections are frequent and short, so only pauses of at least ``_SHORTEST_PAUSE_NS``
+    are recorded.
+
+    Args:
+        log: receives the records.
+        position: position of this rank.
+    """
+
+    def __init__(self, log: EventLogWriter, position: TrainingPosition) -> None:
+        self._log = log
+        self._position = position
+        self._start_ns = 0
+        self._pid = os.getpid()
+        gc.callbacks.append(self._on_gc)
+
+    def close(self) -> None:
+        """Stop recording. May be called twice."""
+        if self._on_gc in gc.callbacks:
+            gc.callbacks.remove(self._on_gc)
+
+    def _on_gc(self, phase: str, info: dict[str, Any]) -> None:
+        """Note the start, or record the end, of a collection; a process never has two at a time."""
+        if phase == "start":
+            self._start_ns = host_now_ns()
+            return
+        end_ns = host_now_ns()
+        # A forked process, such as a data loader's, collects too, and shares the log's memory with us.
+        if self._log.closed or os.getpid() != self._pid:
+            return
+        if end_ns - self._start_ns >= _SHORTEST_PAUSE_NS:
+            # An error of the log can't be reported from here; its other writers report it.
+            with suppress(Exception):
+                self._log.append(_PAUSE_RECORDS[info["generation"]], self._position.step, self._start_ns, end_ns)

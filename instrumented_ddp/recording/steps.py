@@ -122,7 +122,7 @@ class StepTracker(Steps):
         log: receives the announcement that a phase begins.
         position: position of this rank.
         has_optimizer: returns whether a torch optimizer updates the parameters.
-        step_begins: called when a step begins, between two steps.
+        on_step_start: called when a step begins, between two steps.
     """
 
     def __init__(

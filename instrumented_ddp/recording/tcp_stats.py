@@ -88,7 +88,7 @@ _MAX_INTERVAL_S: Final = 60.0
 
 
 class LinkSampler:
-    """Appends a line to ``links.jsonl`` periodically; a ``Job``.
+    """Appends a line to ``links.jsonl`` periodically; a ``PeriodicTask``.
 
     Reading a connection costs about 15 us (``benchmarks/links.py``), and a rank may have a thousand. The interval
     between samples doubles from 1/8 to 60 s, so that the last one covers at least half of a run however it ends, and

@@ -20,7 +20,7 @@ from overlapscope.trace.schema import Flag
 
 
 class RecordLog(Protocol):
-    """Destination of records: an ``EventLog``, or memory."""
+    """Destination of records: an ``EventLogWriter``, or memory."""
 
     def append(self, body: bytes, step: int, start_ns: int, end_ns: int, end_uncertainty_ns: int = 0) -> None:
         """Store one record."""

@@ -47,7 +47,7 @@ def check_same_parameters(
     """Compare this rank's parameters with those of all ranks.
 
     Args:
-        wish: handling of bucket plans that this rank requests.
+        plan_request: handling of bucket plans that this rank requests.
 
     Returns:
         True if all ranks request the same.

@@ -22,7 +22,7 @@ _HOOKS_KEEP_STATE: Final = "a communication hook may keep per-bucket state, so t
 
 
 class Plans(Protocol):
-    """Interface of the plan controller, see ``plans.controller``."""
+    """Interface of the plan controller, see ``plans.schedule``."""
 
     @property
     def should_rebuild(self) -> bool:

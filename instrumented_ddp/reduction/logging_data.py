@@ -61,7 +61,7 @@ class LoggingData:
 
 
 class RebuiltPlans(Protocol):
-    """Interface of the plan controller, see ``plans.controller``."""
+    """Interface of the plan controller, see ``plans.schedule``."""
 
     has_rebuilt: bool
     """True if the buckets were rebuilt."""

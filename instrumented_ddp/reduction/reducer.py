@@ -9,7 +9,7 @@ collectives by order alone. When the last one has been launched, autograd is ask
 end of this backward, where the host or the stream waits for what is still in flight.
 
 Listeners are notified of what happens (``recording.events``). The methods that torch's wrapper calls are in
-``c10d_reducer.py``, one bucket's memory in ``bucket.py``, and the choice of the next plan in ``plans.controller``.
+``c10d_reducer.py``, one bucket's memory in ``bucket.py``, and the choice of the next plan in ``plans.schedule``.
 """
 
 from __future__ import annotations

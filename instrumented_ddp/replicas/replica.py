@@ -198,7 +198,7 @@ class FingerprintedReplica:
     Args:
         tensors: parameters and buffers that have fingerprints, by name.
         device: device of the tensors.
-        gives_up: called after an internal error.
+        disable_recording: called after an internal error.
     """
 
     def __init__(

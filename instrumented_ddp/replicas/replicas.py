@@ -54,12 +54,12 @@ class _ComparedModel:
 
 
 class ReplicaComparison:
-    """Replicas of all DDP instances of this process; a ``Job``.
+    """Replicas of all DDP instances of this process; a ``PeriodicTask``.
 
     Args:
         folder: folder of the rank's recording.
         housekeeper: schedules the writing of finished fingerprints.
-        gives_up: called after an internal error.
+        disable_recording: called after an internal error.
     """
 
     name = "the comparison of replicas"

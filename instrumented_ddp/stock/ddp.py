@@ -26,6 +26,7 @@ from instrumented_ddp.collectives.dispatch import Call
 from instrumented_ddp.collectives.roles import CollectiveRole, Launch, collective_context
 from instrumented_ddp.ddp import DistributedDataParallel
 from instrumented_ddp.recording.background import never_raising, suppress_recorder_errors
+from instrumented_ddp.recording.console import reattribute_warnings
 from instrumented_ddp.recording.events import BackwardTracker, make_private_ready_times
 from instrumented_ddp.recording.metadata import (
     collect_model_settings,
@@ -35,7 +36,6 @@ from instrumented_ddp.recording.metadata import (
 )
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.recording.records import BucketCollective, BucketRecords, PlanRecords, make_bitmap_records
-from instrumented_ddp.recording.warnings_to import reattribute_warnings
 from instrumented_ddp.reduction.communicator import Communicator, communicator_of
 from instrumented_ddp.replicas.replica import FingerprintedReplica
 from instrumented_ddp.session import Session

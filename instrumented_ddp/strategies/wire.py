@@ -27,7 +27,7 @@ class Wire:
         group: the process group.
         ranks: the ranks of the group that take part, including this one; in the same order on all of them. They are
             numbered from 0 here, in that order.
-        told: recorder of each round.
+        recorded_sum: recorder of each round.
         bucket: index of the bucket.
         lane: number that distinguishes several wires between the same ranks at the same time.
         where: which ranks these are, as ``between hosts``; for people.

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from instrumented_ddp.collectives.call_sites import describe_frame, find_user_frame
-from instrumented_ddp.recording.background import log_to_stderr
+from instrumented_ddp.recording.console import log_to_stderr
 from instrumented_ddp.recording.metadata import collect_environment, collect_versions, find_attempt_folder
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge

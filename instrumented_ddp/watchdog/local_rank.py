@@ -25,7 +25,7 @@ from torch.distributed import distributed_c10d
 
 from instrumented_ddp.collectives.call_sites import describe_frame, find_user_frame, iter_frames
 from instrumented_ddp.collectives.log import CollectiveRecorder
-from instrumented_ddp.recording.metadata import ModelRegistry
+from instrumented_ddp.recording.models import ModelRegistry
 from instrumented_ddp.replicas.replicas import ReplicaComparison
 from instrumented_ddp.watchdog.peer_comparison import log_head
 from instrumented_ddp.watchdog.process_state import (

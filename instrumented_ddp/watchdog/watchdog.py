@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.recording.background import BackgroundScheduler
-from instrumented_ddp.recording.metadata import ModelRegistry
+from instrumented_ddp.recording.models import ModelRegistry
 from instrumented_ddp.replicas.replicas import ReplicaComparison
 from instrumented_ddp.watchdog import protocol
 from instrumented_ddp.watchdog.abort import abort_pending_collectives, listening_endpoints, raise_in_training

@@ -78,7 +78,7 @@ def update_until_done(traces: Path, path: Path, control_fd: int) -> None:
     If the parent has died, remove the file, as readers could not see that it is outdated.
 
     Args:
-        told: read end of a pipe from the parent.
+        control_fd: read end of a pipe from the parent.
     """
     last_problem, message = "", None
     while message is None:

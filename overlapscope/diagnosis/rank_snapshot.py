@@ -28,7 +28,7 @@ class LogExcerpt:
     latest: int
     """Number of the latest entry of the log, whether or not it is among ``rows``."""
     rows: tuple[tuple[int, ...], ...]
-    """Entries in order, fields as in ``group_log.ENTRY_FIELDS``."""
+    """Entries in order, fields as in ``collective_log.ENTRY_FIELDS``."""
     oldest_incomplete: tuple[tuple[int, ...], ...] = ()
     """The first entry of the trailing run of incomplete ones, if there is any."""
 

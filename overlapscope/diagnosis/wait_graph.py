@@ -46,7 +46,7 @@ def find_open_messages(
 
     Args:
         group: group of the sum.
-        conversations: messages of several groups, including this one.
+        point_to_point_orders: messages of several groups, including this one.
         number: number of the sum in the group. If it has failed, so have some of its last messages, but it is unknown
             which: then all of these count.
     """

@@ -81,7 +81,7 @@ def keep_rank_specific(
     Args:
         pattern: Pattern in the series of the rank.
         series_ns: (S, R) From ``excess_over_peers``.
-        place: Index of the rank.
+        index: Index of the rank.
     """
     local_ns = series_ns[:, index]
     if pattern.kind in ("shift", "episode") and float(np.median(local_ns[pattern.where])) < -pattern.usual_ns:

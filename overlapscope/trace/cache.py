@@ -44,7 +44,7 @@ from overlapscope.trace.table_file import ALL_STEPS, StepRange, TableFile, read_
 from overlapscope.trace.tables import TABLES, Shard, empty_tables
 
 UNSPLIT_TABLES: Final = ("ranks", "plans", "call_sites", "links", "user_collectives", "clocks")
-"""Tables that are not split. ``clocks``: see ``assembly.maps_of``."""
+"""Tables that are not split. ``clocks``: see ``load.build_clock_maps``."""
 
 CONTENTS_FILE: Final = "contents.json"
 _TABLES_VERSION: Final = 9  # increase it when the columns of a table change
@@ -263,8 +263,8 @@ def staging_dir(path: Path, source_fingerprint: str | None = None) -> Iterator[P
     Abandoned staging directories are removed.
 
     Args:
-        made_from: fingerprint of the input; if this process is interrupted or killed, the next one with the same
-            fingerprint resumes in its directory.
+        source_fingerprint: fingerprint of the sources; if this process is interrupted or killed, the next one with the
+            same fingerprint resumes in its directory.
 
     Raises:
         OSError: the recording's folder can't be written.

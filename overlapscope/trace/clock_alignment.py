@@ -269,7 +269,7 @@ def share_one_clock(ranks: Sequence[RankClock]) -> bool:
 
 
 def collect_all_reduces(ranks: Sequence[RankClock], collectives: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return arrivals and ends of the all-reduces of some ranks, by clock: ``causality.group_all_reduces_by_clock``."""
+    """Return arrivals and ends of the all-reduces of some ranks, by clock: ``group_all_reduces_by_clock``."""
     hooked = [(rank.rank, model) for rank in ranks for model in rank.hooked_models]
     if hooked:
         rank_and_model = pd.MultiIndex.from_frame(collectives[["rank", "model"]])

@@ -48,7 +48,7 @@ Extent = Literal["all", "latest", "chosen"]
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """A recording, loaded. The event tables are described in ``overlapscope.trace.tables`` and ``segments``."""
+    """A recording, loaded. The event tables are described in ``overlapscope.trace.tables``."""
 
     path: Path
     run: dict[str, Any]
@@ -192,7 +192,7 @@ def open_recording(
     """Open a recording, and write its tables if there are none that are up to date.
 
     Args:
-        path: folder that holds ``rank_0``, ``rank_1`` ...; from ``recording_at``, a folder that holds its tables.
+        path: folder that holds ``rank_0``, ``rank_1`` ...; on remote storage, one that holds its tables.
         progress: called for each rank whose logs have been read.
         workers: workers that read the logs of a large recording in parallel.
         rebuild_tables: write tables even if there are some, because they turned out to be damaged.

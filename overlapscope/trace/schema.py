@@ -276,7 +276,7 @@ RANK_FILES: Final = (
         "trace.collective_log_reader:CollectiveLogs.signatures",
     ),
     FileKind(CALL_SITES_FILE, "source lines", "collectives.call_sites", "trace.rank_folder:RankFolder.call_sites"),
-    FileKind(PARAMETERS_FILE, "models and their parameters", "recording.metadata", "diagnosis.rank_models:read_models"),
+    FileKind(PARAMETERS_FILE, "models and their parameters", "recording.models", "diagnosis.rank_models:read_models"),
     FileKind(
         GRADIENT_READY_PATTERN,
         "which gradients of a model are ready, and since when",
@@ -304,19 +304,19 @@ RANK_FILES: Final = (
     FileKind(
         UNREDUCED_FILE,
         "the first update with gradients that were never reduced",
-        "recording.metadata",
+        "recording.models",
         "diagnosis.rank_state:read_rank",
     ),
     FileKind(
         INTERRUPTED_BACKWARDS_FILE,
         "backward passes that an exception interrupted",
-        "recording.metadata",
+        "recording.models",
         "diagnosis.rank_state:read_rank",
     ),
     FileKind(
         FROZEN_FILE,
         "parameters frozen after they were passed to DDP",
-        "recording.metadata",
+        "recording.models",
         "diagnosis.rank_models:read_unready_parameters",
     ),
     FileKind(

@@ -28,11 +28,10 @@ from instrumented_ddp.collectives.signatures import SignatureTable, TensorNames
 from instrumented_ddp.recording import events, recorder, tcp_stats
 from instrumented_ddp.recording.batch_tracker import DataPositionTracker
 from instrumented_ddp.recording.clock_sync import ClockSync
-from instrumented_ddp.recording.metadata import ModelRegistry
+from instrumented_ddp.recording.models import ModelRegistry, UnreducedGradientDetector
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.recording.records import BucketCollective, BucketRecords, SegmentTable
 from instrumented_ddp.recording.steps import OptimizerHooks, StepTracker
-from instrumented_ddp.recording.unreduced_gradients import UnreducedGradientDetector
 from instrumented_ddp.session import get_current_session
 from instrumented_ddp.stock.ddp import StockDDPObserver, StockModelObserver
 from instrumented_ddp.stock.fsdp import ShardedModelObserver

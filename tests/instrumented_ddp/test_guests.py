@@ -18,8 +18,8 @@ from torch import nn
 from instrumented_ddp import DistributedDataParallel, IncidentError, attach
 from instrumented_ddp import session as session_module
 from instrumented_ddp.plans.auto_measuring import Meter
+from instrumented_ddp.recording.console import reattribute_warnings
 from instrumented_ddp.recording.tcp_stats import iter_tcp_sockets
-from instrumented_ddp.recording.warnings_to import reattribute_warnings
 from instrumented_ddp.reduction import reducer as reducer_module
 from instrumented_ddp.session import open_session
 from overlapscope.trace.event_log import read_log

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from instrumented_ddp.recording.unreduced_gradients import UnreducedGradientDetector
+from instrumented_ddp.recording.models import UnreducedGradientDetector
 from overlapscope.trace.schema import NO_CALL_SITE
 
 LINE = 7

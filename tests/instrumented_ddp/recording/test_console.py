@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from instrumented_ddp.recording.background import log_to_stderr
+from instrumented_ddp.recording.console import log_to_stderr
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
 from instrumented_ddp.collectives.position import TrainingPosition
-from instrumented_ddp.recording.runtime_stats import GcPauses
+from instrumented_ddp.recording.recorder import GcPauses
 from overlapscope.trace.event_log import EventLogWriter
 from overlapscope.trace.recording import Trace, read_trace
 from overlapscope.trace.schema import Kind, pack_body
@@ -37,7 +37,7 @@ def log(tmp_path) -> Iterator[EventLogWriter]:
 
 def the_clock_reads(monkeypatch, *times_us: int) -> None:
     readings = iter(times_us)
-    monkeypatch.setattr("instrumented_ddp.recording.runtime_stats.host_now_ns", lambda: next(readings) * US)
+    monkeypatch.setattr("instrumented_ddp.recording.recorder.host_now_ns", lambda: next(readings) * US)
 
 
 def pauses(log: EventLogWriter) -> list[list[int]]:
