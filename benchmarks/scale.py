@@ -5,8 +5,8 @@
     python -m benchmarks.scale --ranks 256 --dask
 
 Recordings are made up by `overlapscope lab synth`: hosts of eight ranks with clocks of their own. Each is summarized
-twice, first from its logs and then from the tables that this has left, and its stragglers are looked for. Memory is
-that of the command and all its processes together, sampled.
+twice, first from its logs and then from the tables that this has left, its stragglers are looked for, and a few steps
+of some ranks are exported for Perfetto. Memory is that of the command and all its processes together, sampled.
 
 --dask   also on a local cluster of two workers, one of which is killed while it reads and one while it divides: it is
          said whether the results are the same
@@ -15,6 +15,7 @@ that of the command and all its processes together, sampled.
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -33,7 +34,9 @@ from overlapscope.lab.synth import estimate_bytes, write_recording
 from overlapscope.trace.schema import TABLES_FOLDER
 from overlapscope.workers import dask
 
+PROGRAM = str(Path(sys.executable).with_name("overlapscope"))
 _SAMPLED_EVERY_S = 0.1
+_EXPORTED = ("--steps", "0:20", "--ranks", "0-7")
 _KILLED_AFTER = 2
 """Parts or ranges that are done."""
 
@@ -52,7 +55,7 @@ def memory_of(process: psutil.Process) -> int:
 def timed(*arguments: str | Path) -> tuple[float, float, str]:
     """Run a command of ours: seconds, gigabytes at most, and the last line that it printed."""
     begin, most = time.monotonic(), 0
-    command = [str(Path(sys.executable).with_name("overlapscope")), *map(str, arguments)]
+    command = [PROGRAM, *map(str, arguments)]
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL)
         while process.poll() is None:
@@ -82,7 +85,17 @@ def row(folder: Path, ranks: int, steps: int, buckets: int) -> None:
         cells += [f"{seconds:.1f}", f"{seconds / millions:.2f}", f"{gigabytes:.1f}"]
         said = last if command == "summary" else said
     size = sum(file.stat().st_size for file in (folder / TABLES_FOLDER).rglob("*.parquet"))
-    print(f"| {' | '.join(cells)} | {size / 1e9:.1f} |  <!-- {said} -->", flush=True)
+    print(f"| {' | '.join(cells)} | {size / 1e9:.1f} | {bytes_per_slice(folder):.0f} |  <!-- {said} -->", flush=True)
+
+
+def bytes_per_slice(folder: Path) -> float:
+    """Export a part of a recording for Perfetto, and return the size of the file per slice."""
+    exported = folder / "part.pftrace"
+    command = [PROGRAM, "export", str(folder), "-o", str(exported), *_EXPORTED]
+    told = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True).stderr
+    slices = re.search(r"([0-9,]+) slices?", told)  # FILE: 12,345 slices of 8 ranks
+    assert slices is not None, told
+    return exported.stat().st_size / int(slices[1].replace(",", ""))
 
 
 def on_dask(folder: Path) -> None:
@@ -142,7 +155,7 @@ def main() -> None:
     args = parser.parse_args()
     per = "s | us per all-reduce | GB of memory"
     print(f"| ranks | million all-reduces | GB of logs | written, s | from logs, {per} | from tables, {per} ", end="")
-    print(f"| stragglers, {per} | GB of tables |\n|{'---|' * 14}")
+    print(f"| stragglers, {per} | GB of tables | bytes per slice in Perfetto |\n|{'---|' * 15}")
     for ranks in args.ranks:
         with tempfile.TemporaryDirectory() as temporary:
             row(Path(temporary), ranks, args.steps, args.buckets)
