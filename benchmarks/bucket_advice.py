@@ -42,6 +42,7 @@ from overlapscope.bucket_model.cost import CollectiveCost, fit_line
 from overlapscope.bucket_model.fit import FittedModel, fit_model
 from overlapscope.bucket_model.observation import Spans
 from overlapscope.bucket_model.partition import Buckets
+from overlapscope.bucket_model.prediction import Options, draw_step_times_ns
 from overlapscope.bucket_model.recommend import recommend
 from overlapscope.bucket_model.schedule import replay
 from overlapscope.trace.recording import read_trace
@@ -150,7 +151,9 @@ def scores(folder: Path, truth: Truth) -> Iterator[Score]:
 
 def _score(way: str, fitted: FittedModel, truth: Truth, *, has_interval: bool = True) -> Score:
     predicted_ns = replay(truth.plans, fitted.work, fitted.costs).typical_ns
-    interval_ns = np.quantile(fitted.draw_step_times_ns(truth.plans), [0.05, 0.95], axis=0) if has_interval else None
+    interval_ns = (
+        np.quantile(draw_step_times_ns(fitted, truth.plans, Options()), [0.05, 0.95], axis=0) if has_interval else None
+    )
     best = int(np.argmin(predicted_ns))
     is_change = not has_interval or recommend(fitted, truth.plans[truth.default]).verdict == "change"
     chosen = best if is_change else truth.default

@@ -29,9 +29,9 @@ from benchmarks.noise import Floats, Noise, autoregressive, bimodal, heavy_taile
 from overlapscope.analysis import Analysis
 from overlapscope.breakdown.means import compute_mean_step, mean_with_ci
 from overlapscope.bucket_model.fit import fit_model
-from overlapscope.bucket_model.measured import MeasuredSteps
 from overlapscope.bucket_model.partition import Buckets
 from overlapscope.bucket_model.plans import default_plan, plan_probe
+from overlapscope.bucket_model.prediction import MeasuredSteps
 from overlapscope.bucket_model.recommend import recommend
 from overlapscope.interval import Interval
 from overlapscope.stragglers.finding import Finding

@@ -7,8 +7,8 @@ from typing import Final, TypeVar
 
 from overlapscope.advice.advice import Advice, advise
 from overlapscope.analysis import Analysis
-from overlapscope.bucket_model.curve import Curve, Options, Special, predict_curve
 from overlapscope.bucket_model.partition import Buckets, Gradients
+from overlapscope.bucket_model.prediction import Curve, Options, Special, predict_curve
 from overlapscope.bucket_model.schedule import DrawnStep, replay_step
 from overlapscope.bucket_model.search import find_best_plan
 from overlapscope.bucket_model.typical_step import find_typical_step

@@ -21,7 +21,7 @@ from overlapscope.analysis import Analysis
 from overlapscope.breakdown.lanes import LaneCache
 from overlapscope.breakdown.spans import Int64Array
 from overlapscope.bucket_model.calibration import CALIBRATION_FILE
-from overlapscope.bucket_model.curve import Options
+from overlapscope.bucket_model.prediction import Options
 from overlapscope.diagnosis.attempts import Attempt, read_attempts
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.diagnosis.rank_state import is_running

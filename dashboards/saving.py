@@ -23,8 +23,8 @@ from dashboards.runs import RunIndex
 from dashboards.urls import RUN_ROUTE, RunUrl, file_stem
 from overlapscope.breakdown.summary import Summary
 from overlapscope.breakdown.text import BLOCK_LABELS, REASON_LABELS
-from overlapscope.bucket_model.curve import Curve
 from overlapscope.bucket_model.partition import MB, NO_LIMIT
+from overlapscope.bucket_model.prediction import Curve
 from overlapscope.bucket_model.schedule import DrawnStep
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Entry
 from overlapscope.diagnosis.order_view import Cell, OrderLanes

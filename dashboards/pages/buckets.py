@@ -18,7 +18,7 @@ from overlapscope.advice.advice import Advice, predict_mean_step
 from overlapscope.advice.auto_choices import describe_auto_choices
 from overlapscope.breakdown.lanes import BUCKET_SLOTS
 from overlapscope.breakdown.summary import Summary
-from overlapscope.bucket_model.curve import SPECIALS, Options
+from overlapscope.bucket_model.prediction import SPECIALS, Options
 from overlapscope.bucket_model.schedule import DrawnStep
 from overlapscope.bucket_model.text import format_free_plan, format_headline, format_limit, format_model_error
 from overlapscope.errors import OverlapScopeError

@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from overlapscope.breakdown.lanes import CATEGORIES, bucket_categories, colors_and_patterns, index_spans
-from overlapscope.bucket_model.curve import Curve, Options
 from overlapscope.bucket_model.partition import MB, NO_LIMIT, Buckets, Float64Array, Gradients
 from overlapscope.bucket_model.plans import DEFAULT_CAP_BYTES, UniformPlan
+from overlapscope.bucket_model.prediction import Curve, Options
 from overlapscope.bucket_model.schedule import DrawnStep
 from overlapscope.text import format_bytes, format_ns, format_timestamp_ns
 

@@ -38,8 +38,8 @@ from dashboards.plots.bucket_columns import (
 from dashboards.plots.tooltip import draw_span_text, make_span_mapper
 from dashboards.plots.wide_figure import SMALL_TEXT, BucketHatches, fit_ticks, make_wide_figure, style_axis
 from dashboards.theme import paint
-from overlapscope.bucket_model.curve import SPECIALS, Curve, Options, Special
 from overlapscope.bucket_model.partition import Buckets
+from overlapscope.bucket_model.prediction import SPECIALS, Curve, Options, Special
 from overlapscope.bucket_model.schedule import DrawnStep
 
 # Bokeh figures of the Buckets page: step time against bucket size, two steps, and a plan.

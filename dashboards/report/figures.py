@@ -23,7 +23,7 @@ from dashboards.plots.order import AXIS_HEIGHT_PX, OrderPlot
 from dashboards.rank_map import Heatmap
 from dashboards.recording import Snapshot
 from overlapscope.breakdown.summary import Summary
-from overlapscope.bucket_model.curve import Curve
+from overlapscope.bucket_model.prediction import Curve
 from overlapscope.diagnosis.diagnosis import Diagnosis
 
 _MAX_MAP_COLUMNS: Final = 400

@@ -10,12 +10,11 @@ from typing import Final
 import numpy as np
 
 from overlapscope.bucket_model.fit import fit_model
-from overlapscope.bucket_model.measured import MIN_GAIN, PredictedSizes, predict_sizes
 from overlapscope.bucket_model.observation import Observations
 from overlapscope.bucket_model.partition import Buckets, Float64Array, Int64Array
 from overlapscope.bucket_model.plans import UniformPlan, find_caps_mb, format_caps
 from overlapscope.bucket_model.schedule import replay
-from overlapscope.bucket_model.search import find_best_plan
+from overlapscope.bucket_model.search import MIN_GAIN, PredictedSizes, find_best_plan, predict_sizes
 from overlapscope.text import format_ns, format_share
 
 _RIVAL_MAX_LOSS: Final = 0.03

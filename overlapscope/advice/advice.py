@@ -17,11 +17,10 @@ from overlapscope.breakdown.means import MeanStep, mean_with_ci
 from overlapscope.breakdown.steady_steps import outlier_sign
 from overlapscope.breakdown.summary import Summary
 from overlapscope.bucket_model.calibration import CALIBRATION_FILE, Calibration, collect_spans, read_calibration
-from overlapscope.bucket_model.curve import Curve
 from overlapscope.bucket_model.fit import FittedModel, fit_model
-from overlapscope.bucket_model.measured import MeasuredSteps
 from overlapscope.bucket_model.observation import Observations
 from overlapscope.bucket_model.plan_file import PlanFile, PlannedParameter
+from overlapscope.bucket_model.prediction import Curve, MeasuredSteps
 from overlapscope.bucket_model.recommend import Recommendation, recommend
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval

@@ -9,8 +9,8 @@ from overlapscope.advice.advice import summarize_measured_plans
 from overlapscope.advice.observations import extract_observations, get_backend_lanes
 from overlapscope.analysis import Analysis
 from overlapscope.bucket_model.fit import fit_model
-from overlapscope.bucket_model.measured import predict_steps
 from overlapscope.bucket_model.partition import build_table
+from overlapscope.bucket_model.prediction import predict_steps
 from overlapscope.bucket_model.what_if import list_algorithms
 from overlapscope.errors import OverlapScopeError
 

@@ -15,7 +15,7 @@ import numpy as np
 from overlapscope.advice.advice import Advice
 from overlapscope.analysis import Analysis
 from overlapscope.breakdown.text import BLOCK_LABELS
-from overlapscope.bucket_model.measured import MIN_GAIN
+from overlapscope.bucket_model.search import MIN_GAIN
 from overlapscope.bucket_model.text import format_setting
 from overlapscope.interval import Interval
 from overlapscope.stragglers.cycles import CAUSES

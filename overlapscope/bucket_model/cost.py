@@ -96,6 +96,7 @@ _MAD_TO_SIGMA: Final = 1.4826
 """Factor from the median absolute deviation to the standard deviation of a normal distribution."""
 ERROR_OF_MEDIAN: Final = 1.2533
 """Factor from the standard error of a mean to that of a median."""
+_NEARLY_ZERO_NS: Final = 1e-9
 _CALIBRATION_WEIGHT: Final = 2.0
 """Weight of a calibration, in recorded all-reduces of one size."""
 
@@ -137,10 +138,6 @@ class CollectiveCost:
             "--probe-buckets, or run overlapscope calibrate."
         )
 
-    def busbw_bytes_per_s(self, bytes_: float) -> float:
-        """Return the bus bandwidth as defined by nccl-tests, in bytes per second."""
-        return float(2 * (self.world_size - 1) / self.world_size * bytes_ / self.time_ns(bytes_) * 1e9)
-
     def extrapolate(self, world_size: int, algorithm: Algorithm = "ring") -> CollectiveCost:
         """Extrapolate the cost to another number of ranks on links like these.
 
@@ -157,19 +154,28 @@ class CollectiveCost:
             )
         rounds = _latency_rounds(world_size, algorithm) / _latency_rounds(self.world_size, algorithm)
         share = (1 - 1 / world_size) / (1 - 1 / self.world_size)
-        return replace(self._with(rounds, share), world_size=world_size)
+        return replace(self.scale(latency=rounds, byte_time=share), world_size=world_size)
 
-    def with_bandwidth(self, factor: float) -> CollectiveCost:
-        """Return the cost if links had this many times the bandwidth, at the same latency."""
-        return self._with(1.0, 1 / factor)
+    def scale(self, *, latency: float = 1.0, byte_time: float = 1.0) -> CollectiveCost:
+        """Return the cost if latency and the time of the bytes were multiplied by these factors.
 
-    def _with(self, latencies: float, bytes_: float) -> CollectiveCost:
+        Half the time of the bytes is links of twice the bandwidth; 0 and 0 are all-reduces that take no time.
+        """
         alpha_ns = self.alpha_ns
+        times_ns = latency * alpha_ns + byte_time * (self.times_ns - alpha_ns)
         return replace(
             self,
-            times_ns=latencies * alpha_ns + bytes_ * (self.times_ns - alpha_ns),
-            line=CostLine(alpha_ns=latencies * self.line.alpha_ns, beta_ns=bytes_ * self.line.beta_ns),
+            # Not zero, because the logarithms of the times are interpolated and the line is a divisor.
+            times_ns=np.maximum(times_ns, _NEARLY_ZERO_NS),
+            line=CostLine(
+                alpha_ns=max(latency * self.line.alpha_ns, _NEARLY_ZERO_NS), beta_ns=byte_time * self.line.beta_ns
+            ),
         )
+
+    def halve_bytes(self) -> CollectiveCost:
+        """Return the cost of gradients that are sent in half of their bytes, as by an fp16 compression hook."""
+        line = CostLine(alpha_ns=self.line.alpha_ns, beta_ns=self.line.beta_ns / 2)
+        return replace(self, sizes_bytes=2 * self.sizes_bytes, line=line)
 
 
 def fit_cost(samples: Spans | None, world_size: int, calibration: Spans | None = None) -> CollectiveCost:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -21,19 +20,12 @@ from overlapscope.bucket_model.contention import (
     extract_transfers,
 )
 from overlapscope.bucket_model.cost import ERROR_OF_MEDIAN, draw_cost, fit_cost, fit_line
-from overlapscope.bucket_model.measured import MeasuredSteps
 from overlapscope.bucket_model.observation import Observations, Spans
-from overlapscope.bucket_model.partition import Buckets, Float64Array, build_table
+from overlapscope.bucket_model.partition import Float64Array
 from overlapscope.bucket_model.schedule import Costs, replay
 from overlapscope.bucket_model.work import ComputeTimes, RecordedBackward, extract_backward
-from overlapscope.interval import SIGMAS_90, Interval
 
 _MIN_CYCLES: Final = 8
-_MIN_ERROR: Final = 0.02
-"""Minimum error of predictions for unrecorded plans. Like ``_BETWEEN_RUN_SIGMA`` a share of the step, from nine sweeps
-of sizes (``benchmarks/bucket_advice.py``): with both, 88 % of the measurements there lie in the 90 % intervals."""
-_BETWEEN_RUN_SIGMA: Final = 0.025
-"""Share by which the same training is slower or faster in another run."""
 _BUCKET_COUNT_SIGMA: Final = 2.0
 """Ratio at which numbers of buckets still inform each other: one standard deviation, as a factor."""
 _ROUNDS: Final = 6
@@ -73,13 +65,13 @@ class FittedModel:
     lane_slowdown: Slowdown
     """Slowdown of two concurrent all-reduces; 1 with a single lane."""
 
-    def draws(self, count: int, seed: int = 0) -> Iterator[tuple[ComputeTimes, Costs]]:
+    def draws(self, count: int) -> Iterator[tuple[ComputeTimes, Costs]]:
         """Draw equally likely models, from resampled cycles and with equally likely slowdowns.
 
         Args:
             count: Number of models.
         """
-        random = np.random.default_rng(seed)
+        random = np.random.default_rng(0)
         for _ in range(count):
             compute = float(random.choice(self.compute_slowdown.draws))
             communication = float(random.choice(self.communication_slowdown.draws))
@@ -142,46 +134,6 @@ class FittedModel:
         errors: Float64Array = np.sqrt(np.maximum(0.0, near @ beyond / near.sum(axis=1)))
         return errors
 
-    def draw_step_times_ns(
-        self,
-        plans: Sequence[Buckets],
-        count: int = 100,
-        seed: int = 0,
-        under: Callable[[Costs], Costs] | None = None,
-        measured: MeasuredSteps | None = None,
-    ) -> Float64Array:
-        """Draw step times of plans from many equally likely models.
-
-        All plans of a draw share its model, so that the difference of two plans is more certain than either; the error
-        of the model (``estimate_model_errors``) is independent for each plan. Variation between runs shifts all plans
-        alike.
-
-        Args:
-            plans: Q plans.
-            count: Number of draws, D.
-            seed: Seed of the draws.
-            under: Change of the costs, for assumptions such as compression.
-            measured: Measurement that predictions are relative to, if there is one.
-
-        Returns:
-            (D, Q)
-        """
-        table = build_table(plans, self.work.gradients)
-        # Separate generators, so that curves of different plans share the variation between runs.
-        day, own, mean = (np.random.default_rng([seed, number]) for number in range(3))
-        step_ns = np.empty((count, len(table)))
-        for drawn_ns, (work, costs) in zip(step_ns, self.draws(count, seed), strict=True):
-            drawn_ns[:] = replay(table, work, costs if under is None else under(costs)).typical_ns
-            if measured is not None:
-                now_ns = replay([measured.plan], work, costs).typical_ns[0]
-                drawn_ns *= _draw_from_interval(measured.step_ns, float(mean.standard_normal())) / now_ns
-        errors = np.maximum(self.estimate_model_errors(table.is_bucket.sum(axis=1)), _MIN_ERROR)
-        if measured is not None and under is None:
-            errors[[plan == measured.plan for plan in plans]] = 0.0
-        off = _BETWEEN_RUN_SIGMA * day.standard_normal((count, 1)) + errors * own.standard_normal((count, len(table)))
-        drawn: Float64Array = step_ns * np.exp(off)
-        return drawn
-
 
 def fit_model(
     observations: Observations, *, lanes: int, calibration: Spans | None = None, pairs: Spans | None = None
@@ -237,16 +189,6 @@ def fit_model(
         communication_slowdown=communication,
         lane_slowdown=lane,
     )
-
-
-def _draw_from_interval(interval: Interval, chance: float) -> float:
-    """Return a plausible true value of an interval.
-
-    Args:
-        chance: Drawn from the standard normal distribution.
-    """
-    edge = interval.high if chance > 0 else interval.low
-    return interval.value if math.isnan(edge) else interval.value + chance * abs(edge - interval.value) / SIGMAS_90
 
 
 def _without_first_steps(observations: Observations) -> Observations:

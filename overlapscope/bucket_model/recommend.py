@@ -8,13 +8,12 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from overlapscope.bucket_model.curve import Curve, Options, predict_curve
 from overlapscope.bucket_model.fit import FittedModel
-from overlapscope.bucket_model.measured import MIN_GAIN, MeasuredSteps, PredictedSizes, predict_sizes
 from overlapscope.bucket_model.partition import MB, NO_LIMIT, Buckets, Gradients
 from overlapscope.bucket_model.plans import UniformPlan, find_caps_mb
+from overlapscope.bucket_model.prediction import Curve, MeasuredSteps, Options, predict_curve
 from overlapscope.bucket_model.schedule import replay
-from overlapscope.bucket_model.search import find_best_plan
+from overlapscope.bucket_model.search import MIN_GAIN, PredictedSizes, find_best_plan, predict_sizes
 from overlapscope.bucket_model.what_if import Limits, WhatIf, find_limits, predict_changes
 from overlapscope.interval import Interval
 

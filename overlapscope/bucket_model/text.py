@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from overlapscope.bucket_model.measured import MIN_GAIN
 from overlapscope.bucket_model.plans import format_caps
 from overlapscope.bucket_model.recommend import Prediction, Recommendation
+from overlapscope.bucket_model.search import MIN_GAIN
 from overlapscope.bucket_model.what_if import Limits
 from overlapscope.interval import Interval
 from overlapscope.text import (

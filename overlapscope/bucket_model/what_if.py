@@ -9,10 +9,10 @@ from typing import Final, Literal
 
 import numpy as np
 
-from overlapscope.bucket_model.cost import ZERO_COST, Algorithm, CollectiveCost, CostLine
-from overlapscope.bucket_model.measured import MeasuredSteps, predict_steps
+from overlapscope.bucket_model.cost import ZERO_COST, Algorithm
 from overlapscope.bucket_model.partition import Buckets, Float64Array, build_table
 from overlapscope.bucket_model.plans import UniformPlan
+from overlapscope.bucket_model.prediction import MeasuredSteps, predict_steps
 from overlapscope.bucket_model.schedule import Costs, replay, replay_step
 from overlapscope.bucket_model.work import ComputeTimes
 
@@ -24,7 +24,6 @@ _MIN_SHARE: Final = 0.02
 """Smallest share of the step for something to be called its limit."""
 _MAX_IDLE_WAIT_SHARE: Final = 0.1
 """The last all-reduce found the link idle if it waited for less than this share of its duration."""
-_NEARLY_ZERO: Final = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +64,8 @@ def find_limits(
 
     collective = costs.collective
     shares = {
-        "latency": gained(typical, replace(costs, collective=_without_latency(collective))),
-        "bandwidth": gained(typical, replace(costs, collective=_only_latency(collective))),
+        "latency": gained(typical, replace(costs, collective=collective.scale(latency=0.0))),
+        "bandwidth": gained(typical, replace(costs, collective=collective.scale(byte_time=0.0))),
         "differences": gain_if_equal_ranks,
     }
     exposed = float(replayed.exposed_ns[0, 0]) / step_ns if exposed is None else exposed
@@ -81,32 +80,8 @@ def find_limits(
     return Limits(
         limit=limit,
         exposed=exposed,
-        communication=gained(typical, replace(costs, collective=with_zero_time(collective))),
+        communication=gained(typical, replace(costs, collective=collective.scale(latency=0.0, byte_time=0.0))),
         **shares,
-    )
-
-
-def with_zero_time(cost: CollectiveCost) -> CollectiveCost:
-    """Return the cost of all-reduces that take no time."""
-    return _with_times(cost, latencies=0.0, bytes_=0.0)
-
-
-def _without_latency(cost: CollectiveCost) -> CollectiveCost:
-    return _with_times(cost, latencies=0.0, bytes_=1.0)
-
-
-def _only_latency(cost: CollectiveCost) -> CollectiveCost:
-    return _with_times(cost, latencies=1.0, bytes_=0.0)
-
-
-def _with_times(cost: CollectiveCost, latencies: float, bytes_: float) -> CollectiveCost:
-    alpha_ns = cost.alpha_ns
-    times_ns = latencies * alpha_ns + bytes_ * (cost.times_ns - alpha_ns)
-    return replace(
-        cost,
-        # Not zero, because the logarithms of the times are interpolated and the line is a divisor.
-        times_ns=np.maximum(times_ns, _NEARLY_ZERO),
-        line=CostLine(alpha_ns=max(latencies * cost.line.alpha_ns, _NEARLY_ZERO), beta_ns=bytes_ * cost.line.beta_ns),
     )
 
 
@@ -158,11 +133,11 @@ def predict_changes(
     found = [
         best.changed(
             "fp16 or bf16 compression hook",
-            replace(costs, collective=halve_bytes(cost)),
+            replace(costs, collective=cost.halve_bytes()),
             "gradients are float32, and casting them takes no time",
         )
     ]
-    alone_ns = best.steps_ns(replace(costs, collective=with_zero_time(cost))).min()
+    alone_ns = best.steps_ns(replace(costs, collective=cost.scale(latency=0.0, byte_time=0.0))).min()
     for every in (2, 4):
         step_ns = float(best.step_ns + (every - 1) * alone_ns) / every
         found.append(
@@ -178,7 +153,7 @@ def predict_changes(
         found.append(
             best.changed("gradient_as_bucket_view=True", replace(costs, copy_in=ZERO_COST, copy_out=ZERO_COST), "")
         )
-    found.append(best.changed("links of twice the bandwidth", replace(costs, collective=cost.with_bandwidth(2.0)), ""))
+    found.append(best.changed("links of twice the bandwidth", replace(costs, collective=cost.scale(byte_time=0.5)), ""))
     links = "links like those within this host" if hosts == 1 else f"links like those between these {hosts} hosts"
     algorithms = list_algorithms(costs)
     for times in (2, 4):
@@ -225,9 +200,3 @@ class _BestSize:
         best = int(np.argmin(steps_ns))
         plan = self._plans[best]
         return float(steps_ns[best]), None if plan.is_default else plan.cap_mb
-
-
-def halve_bytes(cost: CollectiveCost) -> CollectiveCost:
-    """Return the cost of gradients that are sent in half of their bytes, as by an fp16 compression hook."""
-    line = CostLine(alpha_ns=cost.line.alpha_ns, beta_ns=cost.line.beta_ns / 2)
-    return replace(cost, sizes_bytes=2 * cost.sizes_bytes, line=line)

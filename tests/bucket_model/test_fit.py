@@ -15,6 +15,7 @@ from overlapscope.bucket_model.fit import FittedModel, fit_model
 from overlapscope.bucket_model.observation import Observations, Spans
 from overlapscope.bucket_model.partition import Buckets, fill_plan
 from overlapscope.bucket_model.plans import plan_probe
+from overlapscope.bucket_model.prediction import Options, draw_step_times_ns
 from overlapscope.bucket_model.schedule import replay
 from overlapscope.bucket_model.work import extract_backward
 from tests.bucket_model.jobs import costs_of, jobs, plans_of
@@ -170,7 +171,7 @@ def test_more_cycles_make_it_surer() -> None:
     few = fit_model(observations.select_cycles(np.arange(24) % 4 == 0), lanes=1)
     many = fit_model(observations, lanes=1)
     plans = list(observations.plans)
-    narrow, wide = (np.ptp(each.draw_step_times_ns(plans, 60), axis=0).mean() for each in (many, few))
+    narrow, wide = (np.ptp(draw_step_times_ns(each, plans, Options(), count=60), axis=0).mean() for each in (many, few))
     assert narrow < wide
 
 
@@ -197,18 +198,18 @@ def test_a_plan_is_off_like_the_recorded_ones_with_about_as_many_buckets() -> No
     assert many > 0.15
     assert few < 0.03
     plans = [probed.plans[probed.plan_of_step[number]] for number in (counts.argmax(), counts.argmin())]
-    unsure, sure = np.std(np.log(fitted.draw_step_times_ns([observations.plans[0], *plans], 100)[:, 1:]), axis=0)
+    unsure, sure = np.std(np.log(draw_step_times_ns(fitted, [observations.plans[0], *plans], Options())[:, 1:]), axis=0)
     assert unsure > 2 * sure
 
 
 def test_draws_are_about_the_prediction_and_the_same_each_time() -> None:
     fitted = fit_model(recording(probed_job(), noise=0.03), lanes=1)
     plans = list(fitted.observations.plans)
-    draws = fitted.draw_step_times_ns(plans, 80)
+    draws = draw_step_times_ns(fitted, plans, Options(), count=80)
     low, high = np.quantile(draws, [0.02, 0.98], axis=0)
     predicted = replay(plans, fitted.work, fitted.costs).typical_ns
     assert ((low <= predicted) & (predicted <= high)).all()
-    np.testing.assert_array_equal(draws[:10], fitted.draw_step_times_ns(plans, 10))
+    np.testing.assert_array_equal(draws[:10], draw_step_times_ns(fitted, plans, Options(), count=10))
 
 
 def _predicted(fitted: FittedModel, plan: Buckets) -> float:

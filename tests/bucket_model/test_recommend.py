@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from overlapscope.bucket_model import text as sentences
-from overlapscope.bucket_model.curve import Options, predict_curve
 from overlapscope.bucket_model.fit import FittedModel, fit_model
-from overlapscope.bucket_model.measured import MeasuredSteps
 from overlapscope.bucket_model.partition import Buckets, fill_plan
 from overlapscope.bucket_model.plans import default_plan
+from overlapscope.bucket_model.prediction import MeasuredSteps, Options, predict_curve
 from overlapscope.bucket_model.recommend import Recommendation, recommend
 from overlapscope.bucket_model.search import merge_gradients
 from overlapscope.bucket_model.what_if import find_limits

@@ -158,7 +158,7 @@ def test_it_is_never_below_the_critical_path(job: Job, data: st.DataObject) -> N
 def test_twice_the_bandwidth_never_costs_time(job: Job, data: st.DataObject) -> None:
     job = replace(job, s=1.0, c=1.0)
     plan, costs = data.draw(plans_of(job)), costs_of(job)
-    faster = replace(costs, collective=costs.collective.with_bandwidth(2.0))
+    faster = replace(costs, collective=costs.collective.scale(byte_time=0.5))
     work = work_of_job(job)
     assert replay([plan], work, faster).cycle_ns[0, 0] <= replay([plan], work, costs).cycle_ns[0, 0] + 1e-6
 

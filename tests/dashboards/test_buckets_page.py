@@ -27,16 +27,16 @@ from dashboards.plots.buckets import BucketChoice, BucketsPlot, ChoiceMarkup, se
 from dashboards.recording import RecordingCache
 from overlapscope.advice.advice import Advice
 from overlapscope.breakdown.lanes import CATEGORIES
-from overlapscope.bucket_model.curve import Options
 from overlapscope.bucket_model.fit import fit_model
 from overlapscope.bucket_model.partition import MB, fill_plan
 from overlapscope.bucket_model.plans import UniformPlan
+from overlapscope.bucket_model.prediction import Options
 from overlapscope.bucket_model.recommend import recommend
 from overlapscope.bucket_model.schedule import replay_step
 from overlapscope.errors import OverlapScopeError
 from tests.bucket_model.oracle import Job
 from tests.bucket_model.test_fit import probed_job, recording
-from tests.bucket_model.test_measured import measured_in
+from tests.bucket_model.test_prediction import measured_in
 from tests.cli.test_recommend import calibrated
 from tests.dashboards.test_pages import words
 from tests.ordered import end, steps, write_order

@@ -15,7 +15,7 @@ from dashboards import recording as recording_module
 from dashboards.forecast import Forecast
 from dashboards.recording import LiveStatus, RecordingCache, RecordingStatus, Snapshot
 from dashboards.runs import RunIndex
-from overlapscope.bucket_model.curve import Options
+from overlapscope.bucket_model.prediction import Options
 from tests.dashboards.running import running
 from tests.synthetic import write_recording
 

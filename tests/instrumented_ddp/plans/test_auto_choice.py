@@ -18,8 +18,8 @@ from instrumented_ddp.plans.auto_choice import (
     trial_blocks,
     trials_of,
 )
-from overlapscope.bucket_model.measured import MIN_GAIN
 from overlapscope.bucket_model.plans import default_plan, uniform_plans
+from overlapscope.bucket_model.search import MIN_GAIN
 from tests.bucket_model.test_fit import probed_job, recording
 
 UNKNOWN = float("nan")

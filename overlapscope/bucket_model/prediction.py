@@ -1,26 +1,28 @@
-"""Predicted step times as a curve over all bucket sizes, under options that apply to all of them."""
+"""Predicted step times: of single plans relative to measured ones, and as a curve over all bucket sizes.
+
+The model omits some costs, so it is off where it can be compared: for the plan whose steps were measured. Predictions
+for another plan are therefore relative to that one. The measured plan has its measured mean, and the prediction for
+another one is a breakdown again: backward and copies change by as much as in the model, and the rest of the change is
+more or less exposed communication.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Literal
 
 import numpy as np
 
 from overlapscope.bucket_model.fit import FittedModel
-from overlapscope.bucket_model.measured import (
-    MeasuredSteps,
-    PredictedSizes,
-    PredictedSteps,
-    predict_sizes,
-    predict_steps,
-)
-from overlapscope.bucket_model.partition import MB, Buckets, Float64Array, Gradients, build_table
+from overlapscope.bucket_model.partition import MB, Buckets, Float64Array, Gradients, PlanTable, build_table
 from overlapscope.bucket_model.plans import UniformPlan, default_plan, find_caps_mb, format_caps
-from overlapscope.bucket_model.schedule import Costs
-from overlapscope.bucket_model.what_if import halve_bytes
-from overlapscope.interval import Interval
+from overlapscope.bucket_model.schedule import Costs, ReplayResult, replay
+from overlapscope.bucket_model.search import PredictedSizes, predict_sizes
+from overlapscope.bucket_model.work import ComputeTimes
+from overlapscope.interval import SIGMAS_90, Interval
 
 _SIZES: Final = 48
 """Number of sizes that can be distinguished when they are drawn."""
@@ -28,6 +30,11 @@ _MIN_BAND_RATIO: Final = 1.01
 """Ratio of the ends of a cap band below which the band is left out: nobody sets a size to within 1 %."""
 _DRAWS: Final = 100
 _INTERVAL: Final = (0.05, 0.95)
+_MIN_ERROR: Final = 0.02
+"""Minimum error of predictions for unrecorded plans. Like ``_BETWEEN_RUN_SIGMA`` a share of the step, from nine sweeps
+of sizes (``benchmarks/bucket_advice.py``): with both, 88 % of the measurements there lie in the 90 % intervals."""
+_BETWEEN_RUN_SIGMA: Final = 0.025
+"""Share by which the same training is slower or faster in another run."""
 
 Special = Literal["present", "default", "best"]
 """Names of plans that need not be the plan of any size."""
@@ -45,7 +52,126 @@ class Options:
 
     def apply_to(self, costs: Costs) -> Costs:
         """Return the costs of a step under these options."""
-        return replace(costs, collective=halve_bytes(costs.collective)) if self.is_compressed else costs
+        return replace(costs, collective=costs.collective.halve_bytes()) if self.is_compressed else costs
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredSteps:
+    """Measured mean step of the job as it is."""
+
+    plan: Buckets
+    step_ns: Interval
+    exposed_ns: float
+    """Exposed communication in that step."""
+    others_ns: Mapping[Buckets, Interval] = field(default_factory=dict)
+    """Measured mean steps with other plans."""
+
+    def steps_ns(self, plan: Buckets) -> Interval | None:
+        """Return the measured mean step with a plan; None if it was not measured."""
+        return self.step_ns if plan == self.plan else self.others_ns.get(plan)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PredictedSteps:
+    """Predicted mean steps of Q plans."""
+
+    step_ns: Float64Array
+    """(Q,) step times."""
+    exposed_ns: Float64Array
+    """(Q,) exposed communication."""
+    backward_ns: Float64Array
+    """(Q,) how much longer backward takes than with the measured plan; 0 if no plan was measured."""
+    copies_ns: Float64Array
+    """(Q,) how much longer copies out take than with the measured plan; 0 if no plan was measured."""
+    error: float
+    """Share of the step by which the model alone is off for the measured plan; NaN if no plan was measured."""
+
+
+def predict_steps(
+    table: PlanTable, work: ComputeTimes, costs: Costs, usual: Costs, measured: MeasuredSteps | None
+) -> PredictedSteps:
+    """Predict the mean steps of plans, relative to the measured one if there is one.
+
+    Args:
+        table: Table of Q plans.
+        costs: Costs to predict with.
+        usual: Fitted costs, without further assumptions.
+    """
+    step_ns, exposed_ns, backward_ns = _median_times(replay(table, work, costs))
+    if measured is None:
+        nothing = np.zeros_like(step_ns)
+        return PredictedSteps(
+            step_ns=step_ns, exposed_ns=exposed_ns, backward_ns=nothing, copies_ns=nothing, error=float("nan")
+        )
+    now_ns, exposed_now_ns, backward_now_ns = _median_times(
+        replay(build_table([measured.plan], work.gradients), work, usual)
+    )
+    factor = measured.step_ns.value / now_ns
+    change_ns, backward_change_ns = (step_ns - now_ns) * factor, (backward_ns - backward_now_ns) * factor
+    copies_ns, copies_now_ns = step_ns - backward_ns - exposed_ns, now_ns - backward_now_ns - exposed_now_ns
+    copies_change_ns = (copies_ns - copies_now_ns) * factor
+    exposed_ns = measured.exposed_ns + change_ns - backward_change_ns - copies_change_ns
+    return PredictedSteps(
+        step_ns=measured.step_ns.value + change_ns,
+        exposed_ns=np.maximum(exposed_ns, 0.0),
+        backward_ns=backward_change_ns + np.minimum(exposed_ns, 0.0),  # exposed time can't be negative
+        copies_ns=copies_change_ns,
+        error=float(now_ns[0] / measured.step_ns.value - 1),
+    )
+
+
+def _median_times(replayed: ReplayResult) -> tuple[Float64Array, Float64Array, Float64Array]:
+    """Return (Q,) step times, exposed communication, and the end of backward."""
+    exposed_ns = np.median(replayed.exposed_ns, axis=1)
+    return replayed.typical_ns, exposed_ns, np.median(replayed.backward_end_ns, axis=1)
+
+
+def draw_step_times_ns(
+    fitted: FittedModel,
+    plans: Sequence[Buckets],
+    options: Options,
+    measured: MeasuredSteps | None = None,
+    count: int = _DRAWS,
+) -> Float64Array:
+    """Draw step times of plans from many equally likely models.
+
+    All plans of a draw share its model, so that the difference of two plans is more certain than either; the error
+    of the model (``FittedModel.estimate_model_errors``) is independent for each plan. Variation between runs shifts all
+    plans alike.
+
+    Args:
+        plans: Q plans.
+        measured: Measurement that predictions are relative to, if there is one.
+        count: Number of draws, D.
+
+    Returns:
+        (D, Q)
+    """
+    table = build_table(plans, fitted.work.gradients)
+    # Separate generators, so that curves of different plans share the variation between runs.
+    day, own, mean = (np.random.default_rng([0, number]) for number in range(3))
+    step_ns = np.empty((count, len(table)))
+    for drawn_ns, (work, costs) in zip(step_ns, fitted.draws(count), strict=True):
+        drawn_ns[:] = replay(table, work, options.apply_to(costs)).typical_ns
+        if measured is not None:
+            now_ns = replay([measured.plan], work, costs).typical_ns[0]
+            drawn_ns *= _draw_from_interval(measured.step_ns, float(mean.standard_normal())) / now_ns
+    errors = np.maximum(fitted.estimate_model_errors(table.is_bucket.sum(axis=1)), _MIN_ERROR)
+    if measured is not None and not options.is_compressed:
+        errors[[plan == measured.plan for plan in plans]] = 0.0
+    off = _BETWEEN_RUN_SIGMA * day.standard_normal((count, 1)) + errors * own.standard_normal((count, len(table)))
+    drawn: Float64Array = step_ns * np.exp(off)
+    return drawn
+
+
+def _draw_from_interval(interval: Interval, chance: float) -> float:
+    """Return a plausible true value of an interval.
+
+    Args:
+        chance: Drawn from the standard normal distribution.
+    """
+    edge = interval.high if chance > 0 else interval.low
+    return interval.value if math.isnan(edge) else interval.value + chance * abs(edge - interval.value) / SIGMAS_90
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -163,9 +289,7 @@ def predict_curve(
         sizes=selected,
         special={name: plans.index(buckets) for name, buckets in specials.items()},
         plans=tuple(plans),
-        draws_ns=fitted.draw_step_times_ns(
-            plans, _DRAWS, under=options.apply_to if options.is_compressed else None, measured=measured
-        ),
+        draws_ns=draw_step_times_ns(fitted, plans, options, measured),
         predicted=predict_steps(table, fitted.work, costs, fitted.costs, measured),
         measured=measured,
     )

@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.bucket_model.curve import Options, predict_curve
 from overlapscope.bucket_model.fit import FittedModel, fit_model
-from overlapscope.bucket_model.measured import MeasuredSteps, predict_steps
 from overlapscope.bucket_model.partition import build_table
+from overlapscope.bucket_model.prediction import (
+    MeasuredSteps,
+    Options,
+    draw_step_times_ns,
+    predict_curve,
+    predict_steps,
+)
 from overlapscope.bucket_model.schedule import replay
 from overlapscope.interval import Interval
 from tests.bucket_model.test_fit import probed_job, recording
@@ -84,7 +89,7 @@ def test_a_curve_goes_through_what_was_measured_and_its_interval(fitted: FittedM
 def test_what_is_sure_of_a_plan_is_sure_of_its_gain_though_another_day_is_slower(fitted: FittedModel) -> None:
     known = measured_in(fitted)
     plans = [known.plan, fitted.observations.plans[0]]
-    draws_ns = fitted.draw_step_times_ns(plans, 200, measured=known)
+    draws_ns = draw_step_times_ns(fitted, plans, Options(), count=200, measured=known)
     gains = 1 - draws_ns[:, 1] / draws_ns[:, 0]
     assert np.std(np.log(draws_ns[:, 0])) > 0.02, "another day"
     assert np.std(gains) < np.std(np.log(draws_ns[:, 1])), "which both have in common"
