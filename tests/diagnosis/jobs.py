@@ -13,10 +13,18 @@ from overlapscope.diagnosis.evidence import (
     Failure,
     GroupOrder,
     Liveness,
+    ModelParameters,
     RankEvidence,
     RankPosition,
+    UnreadyParameter,
 )
-from overlapscope.trace.collective_log import FAILED
+from overlapscope.diagnosis.replica_drift import (
+    ComparedReplicas,
+    HyperparameterChange,
+    OptimizerHyperparameters,
+    ReplicaDifference,
+)
+from overlapscope.trace.collective_log import FAILED, REACHED, UNREACHED
 from overlapscope.trace.schema import Signature
 from tests.ordered import bucket
 
@@ -129,3 +137,157 @@ def held_up(one: RankEvidence, **more: object) -> Evidence:
 def failing(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
     """The last one ended with an error of the backend."""
     return (*entries[:-1], replace(entries[-1], flags=FAILED, completed_ns=entries[-1].announced_ns + 1))
+
+
+ALIKE = group(dict.fromkeys(range(3), trained(9)))
+ENDED = tuple(rank(number, "ended", step=3) for number in range(3))
+
+# Ranks that launched different things.
+
+
+def diverged(kind: str, mine: list[Signature], theirs: list[Signature]) -> Evidence:
+    """Rank 1 has launched others than ranks 0 and 2, from the second on."""
+    same = [entry(1, bucket(0))]
+    usual = (*same, *(entry(number, one) for number, one in enumerate(theirs, start=2)))
+    other = (*same, *(entry(number, one, line=88) for number, one in enumerate(mine, start=2)))
+    order = group({0: usual, 1: other, 2: usual}, first_divergence=2, divergence=kind)
+    return job(*(rank(n, "gone") for n in range(3)), groups=[order])
+
+
+def in_steps(*windows: tuple[int, ...]) -> Evidence:
+    """Ranks have launched the same bucket in these steps, the last time as their fourth collective."""
+    order = group(
+        {
+            n: [entry(5 - len(steps) + turn, bucket(0), step=step) for turn, step in enumerate(steps)]
+            for n, steps in enumerate(windows)
+        },
+        first_divergence=4,
+        divergence="step",
+    )
+    return job(*(rank(n, "ended") for n in range(len(windows))), groups=[order])
+
+
+def at_batches(*windows: tuple[int | None, ...], number: int = 2) -> Evidence:
+    """Ranks have launched the same bucket in steps 1, 2 ... for these batches; they differ from this number on."""
+    order = group(
+        {
+            n: [replace(entry(turn, bucket(0), step=turn), batch=batch) for turn, batch in enumerate(batches, start=1)]
+            for n, batches in enumerate(windows)
+        },
+        first_divergence=number,
+        divergence="batch",
+    )
+    return job(*(rank(n, "ended") for n in range(len(windows))), groups=[order])
+
+
+def after_update(step: int, rank_1: list[Signature]) -> Evidence:
+    """Ranks 0 and 2 reduce in a step in which rank 1 has launched something else, after its update."""
+    same = tuple(entry(number, bucket(number - 1), step=step - 1) for number in (1, 2))
+    usual = (*same, *(entry(number, bucket(number - 3), step=step) for number in (3, 4)))
+    other = (*same, *(entry(number, one, step=step + 1, line=88) for number, one in enumerate(rank_1, start=3)))
+    order = group({0: usual, 1: other, 2: usual}, first_divergence=3, divergence="signature")
+    return job(*(rank(n, "gone") for n in range(3)), groups=[order])
+
+
+# Ranks whose gradients never came.
+
+UNREADY = tuple(
+    UnreadyParameter(model=0, name=f"branch.{name}", module="branch (Linear)", bucket=1) for name in ("weight", "bias")
+)
+BRANCHED = ModelParameters(
+    model=0,
+    class_name="Net",
+    parameters=tuple((name, (2,), "float32") for name in ("branch.weight", "branch.bias", "c")),
+)
+
+
+def without_gradients(**more: Any) -> Evidence:
+    """The others wait for bucket 1 of rank 1, whose backward is over unless this says otherwise."""
+    one = rank(
+        1, **{"phase": "optimizer", "step": 2, "since_ns": 10**9, "unready": UNREADY, "models": (BRANCHED,)} | more
+    )
+    return job(rank(0, step=2), one, rank(2, step=2), groups=[group({0: WAITING, 1: trained(7), 2: WAITING})])
+
+
+# Devices that are behind their hosts.
+
+
+def launched(*is_reached: bool | None, done: int = 6) -> tuple[Entry, ...]:
+    """So many have completed; then these, of which it is known, or not, whether the device has come to them."""
+    flags = {None: 0, True: UNREACHED | REACHED, False: UNREACHED}
+    numbers = range(done + 1, done + 1 + len(is_reached))
+    ahead = (entry(n, bucket((n - 1) % 3), step=(n - 1) // 3, is_done=False) for n in numbers)
+    return trained(done) + tuple(replace(one, flags=flags[each]) for one, each in zip(ahead, is_reached, strict=True))
+
+
+def on_devices(*windows: tuple[Entry, ...], seconds: float = 5, **more: Any) -> Evidence:
+    """Hosts have launched these over NCCL, and ask their devices again and again."""
+    ranks = [
+        idle(rank(n, "running", phase="loop", step=3, since_ns=10**9, is_working=True), seconds)
+        for n in range(len(windows))
+    ]
+    return job(*ranks, groups=[group(dict(enumerate(windows)), backend="nccl")], **more)
+
+
+INSIDE, BEFORE = launched(True, False, False), launched(False, False, False)
+
+# Replicas that differ.
+
+DIFFERENCE = ReplicaDifference(
+    names=("stem.weight", "head.bias"),
+    kind="trained",
+    sides=((0, 2), (1,)),
+    equal_at=12,
+    equal_step=12,
+    differs_at=13,
+    differs_step=13,
+    is_at_once=True,
+)
+DRIFTED = ComparedReplicas(
+    model=0,
+    class_name="Net",
+    ranks=(0, 1, 2),
+    tensors=2,
+    moments=40,
+    latest_step=50,
+    difference=DIFFERENCE,
+    buckets={"stem.weight": 1, "head.bias": 0},
+    processors={"EPYC": (0, 1, 2)},
+)
+
+
+def sgd(*changes: tuple[int, int, float], key: str = "a", updates: int = 40) -> tuple[OptimizerHyperparameters, ...]:
+    """From (update, step, lr)."""
+    told = tuple(HyperparameterChange(update=update, step=step, values=(lr, 0.9)) for update, step, lr in changes)
+    return (
+        OptimizerHyperparameters(key=key, class_name="SGD", names=("lr", "momentum"), changes=told, updates=updates),
+    )
+
+
+def drifted(
+    *compared: ComparedReplicas, settings: Sequence[tuple[OptimizerHyperparameters, ...]] = ((), (), ())
+) -> Evidence:
+    """A job that came to its end, with these replicas and settings of each rank's optimizer."""
+    ranks = [replace(one, hyperparameters=own) for one, own in zip(ENDED, settings, strict=True)]
+    return job(*ranks, groups=[ALIKE], replicas=compared)
+
+
+# Jobs that were ended from outside.
+
+SECOND_NS = 10**9
+TOLD_NS = 2 * SECOND_NS
+"""Ranks have launched their latest collective after 0.9 ms, and one that is told here has hung."""
+
+
+def interrupt(time_ns: int) -> dict[str, Any]:
+    return {"failure": Failure(type="KeyboardInterrupt", message="", time_ns=time_ns), "ended_ns": time_ns}
+
+
+def told(number: int, status: int | None = None) -> dict[str, Any]:
+    return {"signaled_at_ns": TOLD_NS, "signal_received": number, "exit_status": -number if status is None else status}
+
+
+def of_three(*ends: RankEvidence, number: int | None = None, **more: Any) -> Evidence:
+    """Of a command that was sent this signal, if any."""
+    sent = {} if number is None else {"job_signal": number, "job_signaled_ns": TOLD_NS, "job_status": 1}
+    return job(*ends, **({"groups": [ALIKE]} | sent | more))

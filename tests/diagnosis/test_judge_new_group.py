@@ -52,9 +52,8 @@ def test_a_group_that_only_some_ranks_make(world: int, blamed: tuple[int, ...]) 
     logs = group(waiting, ranks=range(world))
     verdict = judge(job(*ranks, groups=[logs], is_live=True))
     assert (verdict.kind, verdict.blamed, verdict.certainty) == ("missing collective", blamed, "certain")
-    assert verdict.sentence.startswith("Rank 0 waits in new_group([0, 1]) for rank 1, which has not called it")
     all_have = [replace(one, new_group_calls=2) for one in ranks]
-    assert "new_group" not in judge(job(*all_have, groups=[logs], is_live=True)).sentence
+    assert judge(job(*all_have, groups=[logs], is_live=True)).kind != "missing collective"
     away = [replace(one, stacks="") for one in ranks]
     assert judge(job(*away, groups=[logs], is_live=True)).certainty == "likely"
 
@@ -92,4 +91,3 @@ def test_where_no_log_says_anything_of_the_member_it_is_said_what_is_known() -> 
     hung = replace(idle(rank(1, phase="loop", step=1), 5), new_group_calls=1)
     verdict = verdict_on(member=hung, members=(0, 2))
     assert (verdict.kind, verdict.suspected) == ("stuck", (0,))
-    assert "Rank 0 has been in a call of torch.distributed" in verdict.sentence

@@ -34,8 +34,6 @@ def test_nobody_is_accused_of_what_was_not_recorded(phase: str | None, liveness:
     others = [idle(rank(n, step=2), 60) for n in (0, 2)]
     verdict = judge(job(others[0], idle(lost, 60), others[1], groups=[HELD_UP], is_live=is_live))
     assert (verdict.kind, verdict.blamed) == ("cannot tell", ())
-    assert "whether rank 1 has reached it is unknown" in verdict.sentence
-    assert "The recording of rank 1 ended early in step 1 (disk): what it did next is unknown." in verdict.evidence
 
 
 def test_a_job_that_was_recorded_in_part_is_not_called_healthy() -> None:
@@ -43,8 +41,6 @@ def test_a_job_that_was_recorded_in_part_is_not_called_healthy() -> None:
     order = group({0: trained(9), 1: trained(6), 2: trained(9)})
     verdict = judge(job(rank(0, "ended"), lost, rank(2, "ended"), groups=[order]))
     assert (verdict.kind, verdict.blamed) == ("cannot tell", ())
-    assert "rank 1 was not recorded to the end" in verdict.sentence
-    assert "(6 in 1 group)" in verdict.sentence
 
 
 def test_what_was_recorded_of_a_rank_still_counts() -> None:

@@ -12,19 +12,17 @@ from overlapscope.diagnosis.evidence import (
     Failure,
     InterruptedBackward,
     RankEvidence,
-    UnreadyParameter,
 )
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.wait_graph import Facts
-from overlapscope.trace.schema import Signature
 from tests.diagnosis.jobs import (
     CLOSED,
     HELD_UP,
     IN_LOADER,
     LATE,
     TIMED_OUT,
+    UNREADY,
     WAITING,
-    entry,
     group,
     held_up,
     idle,
@@ -32,88 +30,26 @@ from tests.diagnosis.jobs import (
     rank,
     site,
     trained,
-)
-
-
-def test_a_rank_in_its_data_loader_waits_for_data() -> None:
-    late = rank(1, phase="loop", step=2, since_ns=10**9, stacks=IN_LOADER)
-    verdict = judge(held_up(idle(late, 5), is_live=True))
-    assert (verdict.kind, verdict.suspected, verdict.step, verdict.number) == ("waits for data", (1,), 2, 7)
-    assert "ranks 0, 2 wait in collective 7" in verdict.sentence
-
-
-@pytest.mark.parametrize(
-    ("file", "said"),
-    [
-        ("/usr/lib/python3.11/threading.py", "has been waiting for a lock or another thread"),
-        ("/usr/lib/python3.11/socket.py", "has been waiting for a socket"),
-        ("/usr/lib/python3.11/subprocess.py", "has been waiting for another process"),
-        ("/venv/lib/python3.11/site-packages/torch/serialization.py", "has been reading or writing a file"),
-        ("/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", "in a call of torch.distributed"),
-        ("/home/me/model.py", "has made no progress"),
-    ],
-)
-def test_what_else_a_rank_does_between_two_steps_is_no_wait_for_data(file: str, said: str) -> None:
-    stacks = (
-        "Current thread 0x00007f (most recent call first):\n"
-        f'  File "{file}", line 320 in wait\n'
-        '  File "/home/me/train.py", line 12 in main\n'
-    )
-    late = rank(1, phase="loop", step=2, since_ns=10**9, stacks=stacks)
-    verdict = judge(held_up(idle(late, 5), is_live=True))
-    assert verdict.kind == "stuck"
-    assert said in verdict.sentence
-    assert "(between steps 1 and 2)" in verdict.sentence
-
-
-def test_a_rank_in_forward_is_stuck_there() -> None:
-    verdict = judge(held_up(idle(rank(1, phase="forward", step=2, since_ns=10**9), 5), is_live=True))
-    assert (verdict.kind, verdict.blamed, verdict.suspected) == ("stuck", (), (1,))
-
-
-def test_who_ended_while_the_others_wait_ran_out_of_data() -> None:
-    verdict = judge(held_up(rank(1, "ended", phase="loop", step=2, since_ns=10**9)))
-    assert (verdict.kind, verdict.blamed, verdict.step) == ("uneven inputs", (1,), 2)
-
-
-def test_peers_that_timed_out_waited_for_a_rank_that_was_still_there() -> None:
-    loader = rank(1, "gone", phase="loop", step=2, since_ns=10**9, stacks=IN_LOADER)
-    ranks = (rank(0, "failed", step=2, failure=TIMED_OUT), loader, rank(2, "failed", step=2, failure=TIMED_OUT))
-    verdict = judge(job(*ranks, groups=[HELD_UP]))
-    assert (verdict.kind, verdict.blamed) == ("waits for data", (1,))
-
-
-def test_a_collective_that_all_have_entered_and_that_never_ends_is_nobodys_fault() -> None:
-    inside = group(dict.fromkeys(range(3), WAITING))
-    verdict = judge(job(*(idle(rank(n, step=2), 9) for n in range(3)), groups=[inside], is_live=True))
-    assert (verdict.kind, verdict.blamed, verdict.number) == ("stuck", (), 9)
-
-
-UNREADY = (
-    UnreadyParameter(model=0, name="branch.weight", module="branch (Linear)", bucket=1),
-    UnreadyParameter(model=0, name="branch.bias", module="branch (Linear)", bucket=1),
+    without_gradients,
 )
 
 
 @pytest.mark.parametrize(("seen_in", "is_said"), [(2, True), (3, True), (1, False), (None, False)])
 def test_who_was_frozen_after_it_was_wrapped_is_said_to_be(seen_in: int | None, is_said: bool) -> None:
-    at_bucket_1 = group({0: WAITING, 1: trained(7), 2: WAITING})
-    unready = (replace(UNREADY[0], frozen_in=seen_in), UNREADY[1])
-    late = rank(1, "sleeping", phase="optimizer", step=2, since_ns=10**9, unready=unready)
-    verdict = judge(job(rank(0, step=2), late, rank(2, step=2), groups=[at_bucket_1]))
-    assert ("branch.weight is frozen on rank 1 (requires_grad is False)" in verdict.sentence) == is_said
+    verdict = judge(without_gradients(unready=(replace(UNREADY[0], frozen_in=seen_in), UNREADY[1])))
+    assert (verdict.bucket, verdict.parameters) == (1, ("branch.weight", "branch.bias"))
+    assert ("frozen" in verdict.sentence) == is_said
 
 
-def test_an_exception_that_came_out_of_the_backward_is_the_reason() -> None:
-    at_bucket_1 = group({0: WAITING, 1: trained(7), 2: WAITING})
-    left = InterruptedBackward(step=2, call_site=site(30))
-    next_forward = idle(rank(1, "sleeping", phase="forward", step=2, since_ns=10**9, unready=UNREADY), 5)
-    late = replace(next_forward, interrupted_backwards=(InterruptedBackward(step=1, call_site=site(20)), left))
-    verdict = judge(job(rank(0, step=2), late, rank(2, step=2), groups=[at_bucket_1], is_live=True))
-    assert (verdict.kind, verdict.certainty, verdict.step) == ("gradients never ready", "certain", 2)
-    assert f"exception at {site(30)}" in verdict.sentence
+def test_of_an_exception_that_came_out_of_the_backward_the_line_is_named() -> None:
+    left = tuple(InterruptedBackward(step=step, call_site=site(10 * (step + 1))) for step in (1, 2))
+    verdict = judge(without_gradients(phase="forward", interrupted_backwards=left))
     assert (verdict.call_sites or {})[1] == site(30)
-    assert "Log the exception" in verdict.advice[0]
+
+
+def test_a_backward_that_computes_is_slow() -> None:
+    late = idle(rank(1, phase="backward", step=2, since_ns=10**9, unready=UNREADY, cpu_share=0.9), 5)
+    assert judge(held_up(late, is_live=True)).kind == "slow"
 
 
 def test_a_backward_that_ctrl_c_has_ended_is_not_said_to_have_left_gradients_out() -> None:
@@ -133,38 +69,11 @@ def test_an_exception_is_no_reason_for_what_a_second_attempt_leaves_out() -> Non
     assert "exception" not in verdict.sentence
 
 
-def test_exceptions_that_came_out_of_earlier_backwards_are_no_reason_but_are_noticed() -> None:
-    left = (InterruptedBackward(step=1, call_site=site(20)),)
-    late = rank(1, "ended", phase="loop", step=2, since_ns=10**9)
-    verdict = judge(held_up(replace(late, interrupted_backwards=left)))
-    assert verdict.kind == "uneven inputs"
-    assert len(verdict.evidence) == len(judge(held_up(late)).evidence) + 1
-    assert any("step 1" in note and str(site(20)) in note for note in verdict.evidence)
-
-
-def test_gradients_that_never_came_are_named_with_their_modules() -> None:
-    at_bucket_1 = group({0: WAITING, 1: trained(7), 2: WAITING})
-    late = rank(1, "sleeping", phase="optimizer", step=2, since_ns=10**9, unready=UNREADY)
-    verdict = judge(job(rank(0, step=2), late, rank(2, step=2), groups=[at_bucket_1]))
-    assert (verdict.kind, verdict.blamed, verdict.bucket) == ("gradients never ready", (1,), 1)
-    assert (verdict.parameters, verdict.step) == (("branch.weight", "branch.bias"), 2)
-    assert "branch (Linear)" in verdict.sentence
-
-
 def test_ddps_own_complaint_about_the_last_backward_is_a_gradient_that_never_came() -> None:
     complaint = Failure(type="RuntimeError", message="Expected to have finished reduction in the prior iteration ...")
     late = rank(1, "failed", phase="forward", step=3, failure=complaint, unready=UNREADY)
     verdict = judge(job(rank(0, "failed", failure=CLOSED), late, rank(2, "failed", failure=CLOSED)))
     assert (verdict.kind, verdict.blamed) == ("gradients never ready", (1,))
-
-
-def test_a_backward_that_may_still_run_is_not_said_to_have_left_parameters_without_gradients() -> None:
-    late = idle(rank(1, "sleeping", phase="backward", step=2, since_ns=10**9, unready=UNREADY), 5)
-    verdict = judge(held_up(late, is_live=True))
-    assert (verdict.kind, verdict.certainty) == ("gradients never ready", "likely")
-    assert "Rank 1 has not launched bucket 1" in verdict.sentence
-    assert "may still have been running" in verdict.alternative
-    assert judge(held_up(replace(late, cpu_share=0.9), is_live=True)).kind == "slow"
 
 
 @pytest.mark.parametrize(
@@ -180,9 +89,7 @@ def test_a_busy_rank_is_only_slow_until_nothing_in_its_history_explains_it(
         longest_recovered_stall_ns=round(longest_pause_s * 1e9),
     )
     verdict = judge(held_up(late, is_live=True))
-    assert (verdict.kind, verdict.certainty, verdict.blamed) == (kind, "likely", ())
-    assert "busy" in verdict.sentence
-    assert verdict.step == 2
+    assert (verdict.kind, verdict.certainty, verdict.blamed, verdict.step) == (kind, "likely", (), 2)
 
 
 def test_of_a_job_that_was_ended_a_busy_rank_is_suspected_and_not_said_to_have_made_no_progress() -> None:
@@ -190,7 +97,6 @@ def test_of_a_job_that_was_ended_a_busy_rank_is_suspected_and_not_said_to_have_m
     ranks = (rank(0, "failed", step=2, failure=CLOSED), late, rank(2, "failed", step=2, failure=CLOSED))
     verdict = judge(job(*ranks, groups=[HELD_UP]))
     assert (verdict.kind, verdict.suspected, verdict.certainty) == ("stuck", (1,), "likely")
-    assert "Rank 1 has been busy without getting anywhere for 20 s" in verdict.sentence
 
 
 def test_who_was_waited_for_until_the_time_was_up_is_to_blame() -> None:
@@ -198,18 +104,6 @@ def test_who_was_waited_for_until_the_time_was_up_is_to_blame() -> None:
     ranks = (rank(0, "failed", step=2, failure=TIMED_OUT), late, rank(2, "failed", step=2, failure=TIMED_OUT))
     verdict = judge(job(*ranks, groups=[HELD_UP]))
     assert (verdict.kind, verdict.blamed, verdict.certainty) == ("waits for data", (1,), "certain")
-
-
-def test_what_follows_an_update_belongs_to_its_step() -> None:
-    late = idle(rank(1, phase="loop", step=2, since_ns=10**9), 5)
-    for has_begun_next_iteration, step, said in (
-        (False, 1, "after the update of step 1"),
-        (True, 2, "before the forward of step 2"),
-    ):
-        position = replace(late.position, has_begun_next_iteration=has_begun_next_iteration)
-        verdict = judge(held_up(replace(late, position=position), is_live=True))
-        assert verdict.step == step
-        assert said in verdict.sentence
 
 
 @pytest.mark.parametrize("is_caught", [False, True])
@@ -228,15 +122,6 @@ def test_a_rank_that_was_killed_in_backward_has_unready_gradients_for_another_re
     assert judge(job(*ranks, groups=[HELD_UP])).kind == "killed"
 
 
-def test_a_rank_that_never_leaves_no_sync_has_not_run_out_of_data() -> None:
-    late = rank(1, "ended", step=60, no_sync_since=2, steps_done=60)
-    verdict = judge(held_up(late))
-    assert (verdict.kind, verdict.blamed, verdict.step) == ("not reduced", (1,), 2)
-    assert (
-        "Rank 1 has run every backward from step 2 on under no_sync(), and ranks 0, 2 wait for it" in verdict.sentence
-    )
-
-
 def test_a_rank_that_accumulates_in_the_step_in_which_others_wait_is_only_slow() -> None:
     late = idle(rank(1, phase="forward", step=2, since_ns=10**9, no_sync_since=None, steps_done=2), 2.0)
     assert judge(held_up(late, is_live=True)).kind == "slow"
@@ -252,8 +137,6 @@ def test_a_rank_that_goes_on_is_late_and_no_reason_to_raise_an_alarm() -> None:
     late = idle(rank(1, phase="loop", step=2, since_ns=10**9), 0.4)
     verdict = judge(waiting_for(3.1, late))
     assert (verdict.kind, verdict.is_fault) == ("slow", False)
-    assert "Rank 1 is slow, and goes on" in verdict.sentence
-    assert "rank 0 has waited for 3.1 s in all_reduce" in verdict.sentence
     assert judge(waiting_for(2.9, late)).kind == "healthy"
 
 
@@ -301,23 +184,3 @@ def test_where_all_are_in_a_collective_the_last_one_that_came_tells_when_that_ha
     evidence = job(*inside, groups=[group(dict.fromkeys(range(3), WAITING))], is_live=True)
     assert judge(evidence).kind == "healthy"
     assert Facts(evidence).undecided_time_ns == pytest.approx(0.5e9)
-
-
-def test_if_all_ranks_skip_the_same_branch_nobody_is_blamed_and_the_step_is_that_of_the_backward() -> None:
-    complaint = Failure(type="RuntimeError", message="Expected to have finished reduction ...", call_site=site(30))
-    ranks = (rank(n, "failed", phase="forward", step=13, failure=complaint, unready=UNREADY) for n in range(3))
-    verdict = judge(job(*ranks))
-    assert (verdict.kind, verdict.blamed, verdict.step) == ("gradients never ready", (), 12)
-    assert verdict.sentence.startswith("No rank launched bucket 1 of step 12: 2 of its parameters got no gradient")
-    assert verdict.call_sites == {0: site(30)}
-
-
-def test_a_recv_that_is_never_answered_is_no_matter_of_two_groups() -> None:
-    recv = entry(1, Signature(op="recv", dtype="float32", elements=5, peer=1), step=2, is_done=False, line=50)
-    reduced = group({0: trained(6), 1: WAITING}, ranks=(0, 1))
-    talk = group({0: (replace(recv, announced_ns=10**8),)}, ranks=(0, 1))
-    evidence = job(rank(0, step=2, phase=None), rank(1, step=2), groups=[reduced], point_to_point_orders=(talk,))
-    verdict = judge(evidence)
-    assert verdict.kind == "missing collective"
-    assert "Rank 0 waits in recv of 5 float32 from rank 1 at train.py:50 (main) in step 2" in verdict.sentence
-    assert "rank 1 has not sent: it waits for rank 0 in all_reduce(sum) of bucket 2" in verdict.sentence

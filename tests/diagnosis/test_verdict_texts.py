@@ -1,85 +1,133 @@
-"""The wording of every kind of verdict: complete reports, held by one golden file per kind and by nothing else."""
+"""What is wrong and how it is said: for every kind of verdict, jobs with who is named and where, and their reports.
+
+The wording is held by one golden file per kind, and by nothing else.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from signal import SIGINT, SIGKILL, SIGTERM
-from typing import get_args
+from typing import Any, NamedTuple, get_args
 
 import pytest
 
 from overlapscope.diagnosis.evidence import (
+    JOINING,
     Evidence,
     ExitCall,
     Failure,
+    InterruptedBackward,
     ModelParameters,
+    RankEvidence,
     RankSettings,
     RecordingGap,
-    UnreadyParameter,
+    ReportedVerdict,
     UnreducedStep,
 )
 from overlapscope.diagnosis.judge import judge
+from overlapscope.diagnosis.replica_drift import EndComparison
 from overlapscope.diagnosis.report_text import format_report
-from overlapscope.diagnosis.verdict import FaultKind
-from overlapscope.trace.collective_log import REACHED, UNREACHED
+from overlapscope.diagnosis.verdict import FaultKind, Verdict
+from overlapscope.text import rank_list
+from overlapscope.trace.schema import Signature
 from tests.diagnosis.jobs import (
+    ALIKE,
+    BEFORE,
     CLOSED,
+    DIFFERENCE,
+    DRIFTED,
+    ENDED,
     HELD_UP,
     IN_LOADER,
+    INSIDE,
     LATE,
+    SECOND_NS,
+    TOLD_NS,
     WAITING,
+    after_update,
+    at_batches,
+    diverged,
+    drifted,
     entry,
+    failing,
     group,
     held_up,
     idle,
+    in_steps,
+    interrupt,
     job,
+    launched,
+    of_three,
+    on_devices,
     rank,
+    sgd,
     site,
+    told,
     trained,
+    without_gradients,
 )
 from tests.diagnosis.test_judge_new_group import MAKER, MEMBER, OTHER
-from tests.diagnosis.test_judge_order import diverged
-from tests.diagnosis.test_judge_replicas import DIFFERENCE, DRIFTED
+from tests.diagnosis.test_segments import Jam, rounds_of
+from tests.diagnosis.test_segments import evidence_of as evidence_of_jam
 from tests.ordered import all_reduce, bucket
 
 GIB = 1024**3
-ALIKE = group(dict.fromkeys(range(3), trained(9)))
-ENDED = tuple(rank(number, "ended", step=3) for number in range(3))
-BAD_LABEL = Failure(type="ValueError", message="no such label", call_site=site(40))
+BAD_LABEL = Failure(type="ValueError", message="no such label\nsecond line", call_site=site(40))
+NO_MEMORY = Failure(type="torch.OutOfMemoryError", message="CUDA out of memory.", call_site=site(7))
+UNFINISHED = Failure(type="RuntimeError", message="Expected to have finished reduction ...", call_site=site(30))
 PARAMETERS = tuple((name, (4, 4), "float32") for name in ("left.weight", "right.weight"))
-UNREADY = tuple(UnreadyParameter(model=0, name=f"branch.{name}", module="branch (Linear)", bucket=1) for name in "wb")
-BRANCHED = ModelParameters(
-    model=0, class_name="Net", parameters=tuple((f"{name}", (2,), "float32") for name in ("branch.w", "branch.b", "c"))
-)
+BUFFERS = Signature(op="broadcast", elements=9, dtype="float32", role="buffers")
+GONE = rank(1, "gone", phase="backward", step=2, rss_bytes=95 * GIB, memory_limit_bytes=100 * GIB)
+GAP = RecordingGap(what="rank_1/collectives.log is missing", advice="Copy the folder of rank 1 as well.")
+LOST = UnreducedStep(model=0, step=2, call_site=site(7))
+SEEN = ReportedVerdict(rank=0, time_ns=1, kind="stopped", sentence="Rank 1 is stopped.", blamed=(1,))
+PIPELINE = (group({0: (entry(1, Signature(op="send", peer=1, elements=4, dtype="float32")),)}, ranks=(0, 1)),)
 
 
-def model(*places: int) -> tuple[ModelParameters, ...]:
-    return (ModelParameters(model=0, class_name="Net", parameters=tuple(PARAMETERS[place] for place in places)),)
+class Case(NamedTuple):
+    """A job, and what a verdict on it says beside its kind."""
+
+    what: str
+    facts: str
+    """As ``facts_of`` has them."""
+    evidence: Evidence
 
 
-def in_steps(*steps: int) -> Evidence:
-    """Each rank is in one of these steps at its fourth collective."""
-    windows = {n: (entry(3, bucket(0)), entry(4, bucket(0), step=step)) for n, step in enumerate(steps)}
-    order = group(windows, first_divergence=4, divergence="step")
-    return job(*(rank(n, "ended") for n in range(len(steps))), groups=[order])
+def facts_of(verdict: Verdict) -> str:
+    """Who is blamed or suspected, the step, the number of the collective, and whether something else is possible."""
+    facts = [rank_list(verdict.named)] if verdict.named else []
+    facts += [] if verdict.step is None else [f"step {verdict.step}"]
+    facts += [] if verdict.number is None else [f"collective {verdict.number}"]
+    return ", ".join([*facts, *(["likely"] if verdict.certainty == "likely" else [])])
 
 
-def at_batches(*batches: int) -> Evidence:
-    first = entry(1, bucket(0))
-    windows = {n: (first, replace(entry(2, bucket(0), step=1), batch=batch)) for n, batch in enumerate(batches)}
-    order = group(windows, first_divergence=2, divergence="batch")
-    return job(*(rank(n, "ended") for n in range(len(batches))), groups=[order])
+def with_rank(evidence: Evidence, *others: RankEvidence) -> Evidence:
+    """The same job, of which something else is known of these ranks."""
+    return replace(evidence, ranks=evidence.ranks | {one.rank: one for one in others})
 
 
-def with_settings() -> Evidence:
+def with_models(*models: tuple[int, ...], frozen: tuple[str, ...] = ()) -> Evidence:
+    """Each rank has these parameters in this order; these are frozen on rank 1."""
+    of_ranks = [
+        ModelParameters(
+            model=0,
+            class_name="Net",
+            parameters=tuple(PARAMETERS[place] for place in places),
+            frozen=frozen if number == 1 else (),
+        )
+        for number, places in enumerate(models)
+    ]
+    return job(*(rank(number, models=(one,)) for number, one in enumerate(of_ranks)))
+
+
+def with_hook(hook: str, own: Signature, lines: tuple[int, ...] = (20, 20, 20)) -> Evidence:
     """Rank 1 has a hook that reduces something else."""
-    launched = [bucket(0), replace(bucket(0), reduce_op="sum", dtype="float16"), bucket(0)]
-    windows = {n: (entry(1, all_reduce()), entry(2, one)) for n, one in enumerate(launched)}
-    hooks = ("none", "fp16_compress_hook", "none")
+    windows = {n: (entry(1, all_reduce()), entry(2, one)) for n, one in enumerate([bucket(0), own, bucket(0)])}
+    hooks = ("none", hook, "none")
     ranks = [
-        rank(n, settings=(RankSettings(model=0, values={"wrapper": "torch", "comm_hook": hook}, call_site=site(20)),))
-        for n, hook in enumerate(hooks)
+        rank(n, settings=(RankSettings(model=0, values={"wrapper": "torch", "comm_hook": one}, call_site=site(line)),))
+        for n, (one, line) in enumerate(zip(hooks, lines, strict=True))
     ]
     return job(*ranks, groups=[group(windows, first_divergence=2, divergence="signature")])
 
@@ -91,121 +139,684 @@ def interleaved() -> Evidence:
     return job(rank(0, phase=None), rank(1, phase=None), groups=[rows, columns])
 
 
-def devices(seconds: float) -> Evidence:
-    """The device of rank 1 has not reached what the others wait in."""
-    flags = {0: UNREACHED | REACHED, 1: UNREACHED, 2: UNREACHED | REACHED}
-    windows = {n: (*trained(6), replace(entry(7, bucket(0), step=2, is_done=False), flags=f)) for n, f in flags.items()}
-    ranks = [idle(rank(n, "running", phase="loop", step=3, since_ns=10**9, is_working=True), seconds) for n in flags]
-    return job(*ranks, groups=[group(windows, backend="nccl")], is_live=True)
+def dumps(*launched: int, world: int | None = None, is_waiting: bool = True, **more: Any) -> Evidence:
+    order = group(
+        {n: trained(count, is_waiting=is_waiting) for n, count in enumerate(launched)},
+        ranks=range(len(launched) if world is None else world),
+        **more,
+    )
+    return job(*(rank(n, "dumped", phase=None) for n in range(len(launched))), groups=[order], world=world)
 
 
-def dumps(*launched: int) -> Evidence:
-    order = group({n: trained(count, is_waiting=True) for n, count in enumerate(launched)})
-    return job(*(rank(n, "dumped", phase=None) for n in range(len(launched))), groups=[order])
+def failed(failure: Failure, **more: Any) -> Evidence:
+    return job(rank(0, "failed", failure=CLOSED), rank(1, "failed", **({"step": 3, "failure": failure} | more)))
 
 
-def failed(failure: Failure, **more: int) -> Evidence:
-    return job(rank(0, "failed", failure=CLOSED), rank(1, "failed", step=3, failure=failure, **more), groups=[])
+def exited(status: int, call: ExitCall | None) -> Evidence:
+    """Rank 1 exited with this status; rank 0 was told to end then."""
+    own = rank(1, "failed", phase="forward", step=2, exit_status=status, exit_call=call)
+    return job(rank(0, "gone", **told(SIGTERM)), own, rank(2, "failed", failure=CLOSED), groups=[HELD_UP])
 
 
-def left(number: int, **more: object) -> Evidence:
-    exit_call = ExitCall(status=3, call_site=site(50), caught=BAD_LABEL)
-    return job(rank(0, "failed", failure=CLOSED), rank(number, "ended", exit_status=3, exit_call=exit_call, **more))  # type: ignore[arg-type]
+def killed(*ranks_gone: int, **more: Any) -> Evidence:
+    ranks = [rank(n, "gone", **more) if n in ranks_gone else rank(n, "failed", failure=CLOSED) for n in range(3)]
+    return job(*ranks, groups=[ALIKE])
 
 
-def told(number: int) -> Evidence:
-    ranks = [replace(one, exit_status=-number, signaled_at_ns=10**9, signal_received=number) for one in ENDED]
-    return job(*ranks, groups=[ALIKE], job_signal=number, job_signaled_ns=10**9, job_status=1)
+def unanswered() -> Evidence:
+    """Rank 0 receives from rank 1, which has sent nothing and waits for a bucket."""
+    recv = entry(1, Signature(op="recv", dtype="float32", elements=5, peer=1), step=2, is_done=False, line=50)
+    reduced = group({0: trained(6), 1: WAITING}, ranks=(0, 1))
+    talk = group({0: (replace(recv, announced_ns=10**8),)}, ranks=(0, 1))
+    return job(rank(0, step=2, phase=None), rank(1, step=2), groups=[reduced], point_to_point_orders=(talk,))
 
 
-GONE = rank(1, "gone", phase="backward", step=2, rss_bytes=95 * GIB, memory_limit_bytes=100 * GIB)
-GAP = RecordingGap(what="rank_1/collectives.log is missing", advice="Copy the folder of rank 1 as well.")
-LOST = UnreducedStep(model=0, step=2, call_site=site(7))
+def left_out(*, has_failed: bool = False) -> Evidence:
+    """Rank 1 is in the next step, and has not entered what rank 0 waits in."""
+    waits = replace(entry(4, all_reduce("metric"), step=2, is_done=False, line=88), announced_ns=10**6)
+    pair = group(
+        {0: failing((waits,)) if has_failed else [waits], 1: [entry(3, all_reduce("metric"), step=1)]},
+        name="pair",
+        ranks=(0, 1),
+    )
+    later = [replace(entry(9, bucket(0), step=3, is_done=False), announced_ns=10**9)]
+    everyone = group({0: trained(8), 1: later, 2: later}, ranks=(0, 1, 2))
+    return job(rank(0, step=2, phase="loop"), rank(1, step=3), rank(2, step=3), groups=[everyone, pair])
 
-CASES: dict[str, list[Evidence]] = {
+
+def recreated() -> Evidence:
+    old = group({n: trained(9, is_waiting=n != 1) for n in range(3)}, name="0")
+    first = replace(entry(1, all_reduce(), is_done=False), announced_ns=10**7)
+    again = group({1: [first]}, name="0 (2)", ranks=(0, 1, 2))
+    return job(*(idle(rank(n, step=2), 30) for n in range(3)), groups=[old, again], is_live=True)
+
+
+def at_other_lines() -> Evidence:
+    """An extra forward of DDP on one rank: its buffers are first matched with those of the others' next forward."""
+    others = [entry(n, one, line=80 + n) for n, one in enumerate([bucket(0), BUFFERS, bucket(0)], start=1)]
+    own = [others[0], replace(others[1], call_site=site(99)), entry(3, BUFFERS, line=81)]
+    order = group({0: others, 1: own, 2: others}, first_divergence=3, divergence="signature")
+    return job(*(rank(n) for n in range(3)), groups=[order])
+
+
+def with_batches(*batches: int, launched: Signature) -> Evidence:
+    """Rank 1 has launched something else in step 2; ranks had reached these batches."""
+    windows = {
+        n: [
+            replace(entry(1, bucket(0), step=1), batch=5),
+            replace(entry(2, launched if n == 1 else bucket(0), step=2), batch=batch),
+        ]
+        for n, batch in enumerate(batches)
+    }
+    order = group(windows, first_divergence=2, divergence="signature")
+    return job(*(rank(n) for n in range(len(batches))), groups=[order])
+
+
+def unlike(x: int, y: int, **more: Any) -> Evidence:
+    """Two ranks reduce different sizes."""
+    windows = {n: [entry(number, all_reduce("x", size))] for n, (number, size) in enumerate(((1, x), (1, y)))}
+    order = group(windows, first_divergence=1, divergence="signature", **more)
+    return job(rank(0, "gone"), rank(1, "gone"), groups=[order])
+
+
+def late(**more: Any) -> Evidence:
+    """The others wait for rank 1, which has not begun its third step."""
+    seconds = more.pop("seconds", 60)
+    one = rank(1, **({"phase": "forward", "step": 2, "since_ns": SECOND_NS} | more))
+    return held_up(idle(one, seconds))
+
+
+def at_position(**more: Any) -> Evidence:
+    """The others wait for rank 1, which is between two steps, unless this says otherwise."""
+    one = rank(1, phase="loop", step=2, since_ns=SECOND_NS)
+    assert one.position is not None
+    return held_up(idle(replace(one, position=replace(one.position, **more)), 60))
+
+
+def live(evidence: Evidence) -> Evidence:
+    return replace(evidence, is_live=True)
+
+
+def in_call_of(file: str) -> str:
+    return (
+        "Current thread 0x00007f (most recent call first):\n"
+        f'  File "{file}", line 320 in wait\n'
+        '  File "/home/me/train.py", line 12 in main\n'
+    )
+
+
+def starting(**where: Any) -> Evidence:
+    """Ranks 0 and 2 wait for the first bucket of rank 1."""
+    own = rank(1, **({"phase": "forward", "since_ns": SECOND_NS} | where))
+    assert own.position is not None
+    own = replace(own, is_starting=True, idle_ns=6 * SECOND_NS, position=replace(own.position, call_site=site(7)))
+    waiting = group({n: trained(1, is_waiting=True) for n in (0, 2)}, ranks=(0, 1, 2))
+    return job(rank(0), own, rank(2), groups=[waiting], is_live=True)
+
+
+def at_end(**more: Any) -> Evidence:
+    found = {"differing": ("head.bias",), "sides": ((1, 2), (0,))} | more
+    return drifted(replace(DRIFTED, difference=None, at_end=EndComparison(**found)))
+
+
+def healthy_replicas(**more: Any) -> Evidence:
+    return drifted(replace(DRIFTED, **({"difference": None} | more)))
+
+
+def differing(**more: Any) -> Evidence:
+    """Replicas of which this is different from what is usual here."""
+    of_difference = {name: more.pop(name) for name in list(more) if hasattr(DIFFERENCE, name)}
+    return drifted(replace(DRIFTED, difference=replace(DIFFERENCE, **of_difference), **more))
+
+
+FROM_START = {"equal_at": None, "equal_step": None, "differs_at": 0, "differs_step": 0}
+SAME_LR = (sgd((0, 0, 0.1)),) * 3
+OTHER_LR = (sgd((0, 0, 0.1)), sgd((0, 0, 0.1), (20, 20, 0.01)), sgd((0, 0, 0.1)))
+
+CASES: dict[str, list[Case]] = {
     "healthy": [
-        job(*ENDED, groups=[ALIKE]),
-        job(*(rank(n, "running", step=3) for n in range(3)), groups=[ALIKE], is_live=True),
-        job(*ENDED, groups=[ALIKE], replicas=(replace(DRIFTED, difference=None),)),
+        Case("all ranks came to their end", "", job(*ENDED, groups=[ALIKE])),
+        Case("the job runs", "", job(*(rank(n, "running", step=3) for n in range(3)), groups=[ALIKE], is_live=True)),
+        Case("nothing was launched", "", job(*ENDED)),
+        Case("only sends and receives", "", job(*ENDED[:2], point_to_point_orders=PIPELINE)),
+        Case(
+            "the folder of a rank is lost",
+            "",
+            job(*ENDED[:2], groups=[group({0: trained(9), 1: trained(9)}, ranks=range(3))], world=3),
+        ),
+        Case("SIGTERM was caught, and work was saved", "", of_three(*ENDED, number=SIGTERM, job_status=0)),
+        Case("replicas are the same", "", healthy_replicas()),
+        Case("replicas are the same at the end as well", "", at_end(differing=(), sides=((0, 1, 2),))),
+        Case(
+            "a rank may have loaded a checkpoint",
+            "",
+            at_end(differing=("stem.weight", "head.bias"), is_all_trained=True),
+        ),
+        Case("replicas are averaged now and then", "", differing(comm_hook="post_localSGD_hook")),
+        Case("replicas had been made equal again before", "", differing(was_made_equal=True)),
+        Case("replicas were made equal again", "", healthy_replicas(was_different=(3, 7))),
+        Case(
+            "buffers differ",
+            "",
+            healthy_replicas(buffers=replace(DIFFERENCE, kind="buffer", names=("norm.running_mean",))),
+        ),
     ],
     "models differ": [
-        job(*(rank(n, models=model(*((1, 0) if n == 1 else (0, 1)))) for n in range(3))),
-        job(rank(0, models=model(0, 1)), rank(1, models=model(0))),
+        Case("another order on one rank", "rank 1", with_models((0, 1), (1, 0), (0, 1))),
+        Case("two ranks, and one has a parameter more", "", with_models((0, 1), (0,))),
+        Case(
+            "a parameter is frozen on one rank", "rank 1", with_models((0, 1), (0,), (0, 1), frozen=("right.weight",))
+        ),
     ],
-    "settings differ": [with_settings()],
+    "settings differ": [
+        Case(
+            "a hook that reduces another type",
+            "rank 1, step 0, collective 2",
+            with_hook("fp16_compress_hook", replace(bucket(0), reduce_op="sum", dtype="float16")),
+        ),
+        Case(
+            "a hook that reduces the same, registered elsewhere",
+            "rank 1, step 0, collective 2, likely",
+            with_hook("my_hook", replace(bucket(0), role="hook", reduce_op=""), lines=(20, 30, 20)),
+        ),
+    ],
     "different collectives": [
-        diverged("signature", [all_reduce("x", 1001), bucket(2)], [all_reduce("x", 1000), bucket(2)])
+        Case(
+            "another size on one rank",
+            "rank 1, step 0, collective 2",
+            diverged("signature", [all_reduce("x", 1001), bucket(2)], [all_reduce("x", 1000), bucket(2)]),
+        ),
+        Case("two ranks", "step 0, collective 1", unlike(1000, 1001)),
+        Case("older than the logs", "step 0, collective 1", unlike(1000, 1001, predates_log=True, ranks=range(3))),
+        Case("a forward begins where the others reduce", "rank 1, step 0, collective 3", at_other_lines()),
+        Case("at other batches", "rank 1, step 2, collective 2", with_batches(6, 7, 6, launched=all_reduce())),
+        Case(
+            "an abort is a consequence, and a setting is not the cause",
+            "rank 1, step 0, collective 2",
+            with_rank(
+                diverged("signature", [all_reduce("x", 1001)], [all_reduce("x", 1000)]),
+                rank(0, "failed", failure=CLOSED, settings=(RankSettings(model=0, values={"static_graph": "False"}),)),
+                rank(1, "gone", settings=(RankSettings(model=0, values={"static_graph": "True"}),)),
+            ),
+        ),
     ],
     "missing collective": [
-        diverged("signature", [all_reduce(), bucket(1), bucket(2)], [bucket(1), bucket(2), bucket(0)]),
-        job(
-            MAKER,
-            MEMBER,
-            OTHER,
-            groups=[group({0: trained(3), 1: trained(4, is_waiting=True), 2: trained(4, is_waiting=True)})],
-            is_live=True,
+        Case(
+            "one too many",
+            "rank 1, step 0, collective 2",
+            diverged("signature", [all_reduce(), bucket(1), bucket(2)], [bucket(1), bucket(2), bucket(0)]),
         ),
-        job(*ENDED, groups=[group({0: WAITING, 1: LATE, 2: WAITING})]),
+        Case(
+            "one short",
+            "rank 1, step 0, collective 2",
+            diverged("signature", [bucket(2), bucket(0)], [all_reduce(), bucket(2), bucket(0)]),
+        ),
+        Case(
+            "matched with that of the next step",
+            "rank 1, step 1, collective 4",
+            replace(
+                job(*ENDED),
+                groups=(
+                    group(
+                        {n: [entry(4, all_reduce("metric"), step=2 if n == 1 else 1)] for n in range(3)},
+                        first_divergence=4,
+                        divergence="step",
+                    ),
+                ),
+            ),
+        ),
+        Case(
+            "new_group on one rank only",
+            "rank 0, step 1, collective 4, likely",
+            job(
+                MAKER,
+                MEMBER,
+                OTHER,
+                groups=[group({0: trained(3), 1: trained(4, is_waiting=True), 2: trained(4, is_waiting=True)})],
+                is_live=True,
+            ),
+        ),
+        Case("all finished, one without the latest", "rank 1, step 2, collective 7", job(*ENDED, groups=[HELD_UP])),
+        Case("in the next step without it", "rank 1, step 2, collective 4", left_out()),
+        Case("it failed because of that", "rank 1, step 2, collective 4", left_out(has_failed=True)),
+        Case("nothing was sent", "step 2, collective 1", unanswered()),
+        Case("the default group was made again", "step 0, collective 1, likely", recreated()),
     ],
-    "swapped collectives": [diverged("names", [all_reduce("a"), all_reduce("b")], [all_reduce("b"), all_reduce("a")])],
-    "step behind": [in_steps(1, 2, 1)],
-    "batch skipped": [at_batches(5, 6, 5)],
+    "swapped collectives": [
+        Case(
+            "of two names",
+            "rank 1, step 0, collective 2",
+            diverged("names", [all_reduce("a"), all_reduce("b")], [all_reduce("b"), all_reduce("a")]),
+        )
+    ],
+    "step behind": [
+        Case("no bucket in a step", "rank 1, step 1, collective 4", in_steps((0, 1), (0, 2), (0, 1))),
+        Case("the step before is not known", "rank 1, step 1, collective 4", in_steps((1,), (2,), (1,))),
+        Case("reduced again in a step", "rank 1, step 1, collective 4", in_steps((1, 2), (1, 1), (1, 2))),
+        Case("something else where the others reduce", "rank 1, step 7, collective 3", after_update(7, [all_reduce()])),
+        Case(
+            "under no_sync()",
+            "rank 1, step 1, collective 4",
+            with_rank(in_steps((0, 1), (0, 2), (0, 1)), rank(1, no_sync_since=1, steps_done=3)),
+        ),
+    ],
+    "batch skipped": [Case("on one rank", "rank 1, step 2, collective 2", at_batches((5, 5), (5, 6), (5, 5)))],
     "gradients never ready": [
-        held_up(idle(rank(1, phase="loop", step=2, since_ns=10**9, unready=UNREADY, models=(BRANCHED,)), 60)),
-        held_up(rank(1, phase="backward", step=2, unready=UNREADY, models=(BRANCHED,))),
+        Case("after the backward", "rank 1, step 2, collective 8", without_gradients()),
+        Case(
+            "the backward may still run",
+            "rank 1, step 2, collective 7, likely",
+            live(held_up(idle(without_gradients(phase="backward").ranks[1], 5))),
+        ),
+        Case(
+            "all ranks skip a branch",
+            "step 12",
+            job(
+                *(
+                    replace(
+                        without_gradients(phase="forward", step=13).ranks[1],
+                        rank=n,
+                        liveness="failed",
+                        failure=UNFINISHED,
+                    )
+                    for n in range(3)
+                )
+            ),
+        ),
+        Case(
+            "an exception came out of the backward",
+            "rank 1, step 2, collective 8",
+            without_gradients(
+                phase="forward", interrupted_backwards=(InterruptedBackward(step=2, call_site=site(30)),)
+            ),
+        ),
+        Case(
+            "frozen after it was wrapped",
+            "rank 1, step 2, collective 8",
+            without_gradients(unready=tuple(replace(one, frozen_in=2) for one in without_gradients().ranks[1].unready)),
+        ),
     ],
     "not reduced": [
-        job(*(replace(one, unreduced=LOST if one.rank == 1 else None) for one in ENDED), groups=[ALIKE]),
-        held_up(idle(rank(1, phase="loop", step=4, since_ns=10**9, no_sync_since=2, steps_done=4), 60)),
+        Case(
+            "on one rank",
+            "rank 1, step 2",
+            job(*(replace(one, unreduced=LOST if one.rank == 1 else None) for one in ENDED), groups=[ALIKE]),
+        ),
+        Case(
+            "at another batch since then",
+            "rank 1, step 2, collective 2",
+            with_rank(at_batches((1, 2, 3), (1, 3, 4), (1, 2, 3)), rank(1, unreduced=LOST)),
+        ),
+        Case(
+            "never out of no_sync()",
+            "rank 1, step 2, collective 7",
+            late(phase="loop", step=4, no_sync_since=2, steps_done=4),
+        ),
     ],
     "replicas differ": [
-        job(*ENDED, groups=[ALIKE], replicas=(DRIFTED,)),
-        job(*ENDED, groups=[ALIKE], replicas=(replace(DRIFTED, difference=replace(DIFFERENCE, equal_step=None)),)),
+        Case("since a step", "rank 1, step 12", differing()),
+        Case("since a step or before", "rank 1", differing(equal_step=None)),
+        Case(
+            "one parameter since one of several steps, settings are the same",
+            "rank 1, step 12",
+            drifted(
+                replace(DRIFTED, difference=replace(DIFFERENCE, names=("head.bias",), differs_step=29)),
+                settings=SAME_LR,
+            ),
+        ),
+        Case(
+            "a setting explains it",
+            "rank 1, step 20",
+            drifted(replace(DRIFTED, difference=replace(DIFFERENCE, differs_step=29)), settings=OTHER_LR),
+        ),
+        Case("from the start", "rank 1", differing(**FROM_START)),
+        Case("from the start, with init_sync=False", "rank 1", differing(**FROM_START, init_sync=False)),
+        Case(
+            "two ranks, of three",
+            "step 12",
+            differing(sides=((0,), (1,)), left_out=(("embedding", "its layout is sparse"),)),
+        ),
+        Case(
+            "other processors, and a hook",
+            "rank 1, step 12, likely",
+            differing(processors={"EPYC": (0, 2), "Xeon": (1,)}, comm_hook="my_hook"),
+        ),
+        Case("frozen parameters", "rank 1, step 12, likely", differing(kind="frozen")),
+        Case("when the recording ended", "rank 0, step 45, likely", at_end(equal_step=45)),
     ],
-    "uneven inputs": [held_up(rank(1, "ended", phase="loop", step=2, steps_done=2))],
-    "groups interleaved": [interleaved()],
+    "uneven inputs": [
+        Case("it ended", "rank 1, step 2, collective 7", late(liveness="ended", phase="loop", steps_done=2)),
+        Case(
+            "it called sys.exit, after an exception out of a backward",
+            "rank 1, step 2, collective 7",
+            late(
+                liveness="ended",
+                phase="loop",
+                exit_call=ExitCall(status=0, call_site=site(50)),
+                interrupted_backwards=(InterruptedBackward(step=1, call_site=site(20)),),
+            ),
+        ),
+        Case(
+            "it is past its loop",
+            "rank 1, step 2, collective 7, likely",
+            live(late(phase="loop", stacks=in_call_of("/torch/distributed/x.py").replace("in wait", "in barrier"))),
+        ),
+    ],
+    "groups interleaved": [Case("two ranks", "step 0, collective 1, likely", interleaved())],
     "waits for data": [
-        held_up(idle(rank(1, phase="loop", step=2, since_ns=10**9, stacks=IN_LOADER), 20), is_live=True)
+        Case(
+            "for a while",
+            "rank 1, step 2, collective 7, likely",
+            live(late(phase="loop", stacks=IN_LOADER, seconds=20)),
+        )
     ],
     "stuck": [
-        held_up(idle(rank(1, phase="forward", step=2, since_ns=10**9), 60)),
-        held_up(idle(rank(1, "silent", phase="forward", step=2, since_ns=10**9), 60)),
-        job(*(rank(n, step=2) for n in range(3)), groups=[group(dict.fromkeys(range(3), WAITING))]),
-        devices(120),
-        dumps(9, 6, 9),
+        Case("in forward", "rank 1, step 2, collective 7, likely", late()),
+        *(
+            Case(what, f"rank 1, step {step}, collective 7, likely", at_position(**where))
+            for what, step, where in (
+                ("after an update", 1, {"has_begun_next_iteration": False}),
+                ("in the next iteration", 2, {"has_begun_next_iteration": True}),
+                ("after a backward", 2, {"is_after_update": False}),
+                ("in an evaluation", 2, {"phase": "evaluation"}),
+                ("before a bucket", 2, {"phase": "backward", "is_after_update": False, "bucket": 1}),
+            )
+        ),
+        Case("unreachable", "rank 1, step 2, collective 7, likely", late(liveness="silent")),
+        Case(
+            "busy, and perhaps gone",
+            "rank 1, step 2, collective 7, likely",
+            late(liveness="unknown", is_working=True, cpu_share=0.98),
+        ),
+        *(
+            Case(
+                f"in {file.rpartition('/')[2]}",
+                "rank 1, step 2, collective 7, likely",
+                live(late(phase="loop", stacks=in_call_of(file))),
+            )
+            for file in (
+                "/usr/lib/python3.11/threading.py",
+                "/usr/lib/python3.11/socket.py",
+                "/usr/lib/python3.11/subprocess.py",
+                "/venv/lib/python3.11/site-packages/torch/serialization.py",
+                "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py",
+                "/home/me/model.py",
+            )
+        ),
+        Case(
+            "as its watchdog reported",
+            "rank 1",
+            job(*(rank(n, "gone") for n in range(3)), reports=(replace(SEEN, kind="stuck", sentence="Rank 1 hangs."),)),
+        ),
+        Case(
+            "all are in it",
+            "step 2, collective 9, likely",
+            job(*(rank(n, step=2) for n in range(3)), groups=[group(dict.fromkeys(range(3), WAITING))]),
+        ),
+        Case(
+            "all hosts have launched it",
+            "step 2, collective 7, likely",
+            on_devices(launched(None), launched(None), seconds=70),
+        ),
+        Case("all devices are in it", "step 2, collective 7, likely", on_devices(INSIDE, INSIDE, seconds=70)),
+        Case("no device is in it", "step 2, collective 7, likely", on_devices(BEFORE, BEFORE, seconds=70)),
+        Case(
+            "a device is late",
+            "rank 1, step 2, collective 7, likely",
+            on_devices(INSIDE, BEFORE, INSIDE, seconds=120, is_live=True),
+        ),
+        Case("dumps: not launched", "rank 1, collective 7", dumps(9, 6, 9)),
+        Case(
+            "dumps: the other side of a send",
+            "collective 1",
+            job(
+                *(rank(n, "dumped", phase=None) for n in range(2)),
+                groups=[group({0: trained(6), 1: trained(6)})],
+                point_to_point_orders=(
+                    group(
+                        {
+                            0: [
+                                replace(
+                                    entry(1, Signature(op="send", peer=1, elements=4, dtype="float32"), is_done=False),
+                                    announced_ns=SECOND_NS,
+                                )
+                            ]
+                        },
+                        ranks=(0, 1),
+                    ),
+                ),
+            ),
+        ),
+        Case("dumps: none of a rank that takes part", "collective 9", dumps(9, 9, world=3)),
+        Case(
+            "a message is lost",
+            "step 7, collective 1, likely",
+            evidence_of_jam(Jam(rounds_of("ring", 3), lost=(0, 1, 0, 3))),
+        ),
     ],
-    "stopped": [held_up(rank(1, "stopped", phase="forward", step=2, silent_for_ns=5 * 10**9))],
-    "holds the GIL": [held_up(rank(1, "running", phase="forward", step=2, holds_gil=True, silent_for_ns=9 * 10**9))],
+    "stopped": [
+        Case("in forward", "rank 1, step 2", late(liveness="stopped", since_ns=0, silent_for_ns=5 * SECOND_NS)),
+        Case(
+            "in a round of a ring", "rank 1, step 7", evidence_of_jam(Jam(rounds_of("ring", 3), victim=1, stops_at=2))
+        ),
+        Case("in a tree", "rank 1, step 7", evidence_of_jam(Jam(rounds_of("tree", 3), victim=1, stops_at=0))),
+        Case("as its watchdog reported", "rank 1, step 0", job(*(rank(n, "gone") for n in range(3)), reports=(SEEN,))),
+        Case("replicas differ as well", "rank 1, step 2", replace(late(liveness="stopped"), replicas=(DRIFTED,))),
+    ],
+    "holds the GIL": [
+        Case(
+            "in forward",
+            "rank 1, step 2",
+            held_up(rank(1, "running", phase="forward", step=2, holds_gil=True, silent_for_ns=9 * SECOND_NS)),
+        ),
+        Case(
+            "while the job runs",
+            "rank 1, step 2, likely",
+            live(held_up(rank(1, "running", phase="forward", step=2, holds_gil=True, silent_for_ns=9 * SECOND_NS))),
+        ),
+    ],
     "killed": [
-        job(rank(0, "failed", failure=CLOSED), GONE, rank(2, "failed", failure=CLOSED), groups=[HELD_UP]),
-        job(rank(0, "failed", failure=CLOSED), replace(GONE, exit_status=-SIGKILL, rss_bytes=None)),
-        job(rank(0, "gone"), rank(1, "gone")),
-        job(ENDED[0], replace(ENDED[1], exit_status=-6)),
+        Case(
+            "near its memory limit",
+            "rank 1, step 2",
+            job(rank(0, "failed", failure=CLOSED), GONE, rank(2, "failed", failure=CLOSED), groups=[HELD_UP]),
+        ),
+        Case(
+            "by a signal",
+            "rank 1, step 2",
+            job(rank(0, "failed", failure=CLOSED), replace(GONE, exit_status=-SIGKILL, rss_bytes=None)),
+        ),
+        Case("it aborted", "rank 1, step 0", killed(1, stacks="Fatal Python error: Aborted\n", phase="backward")),
+        Case(
+            "another one later",
+            "rank 1, step 2",
+            job(
+                rank(0, "failed", failure=CLOSED, step=2),
+                replace(GONE, rss_bytes=None),
+                rank(2, "gone", step=2),
+                groups=[HELD_UP],
+            ),
+        ),
+        Case(
+            "two at once, elsewhere",
+            "ranks 0, 1, step 2",
+            job(
+                rank(0, "gone", phase="forward", step=2), rank(1, "gone", phase="loop", step=3), rank(2), groups=[ALIKE]
+            ),
+        ),
+        Case("all", "step 0", job(rank(0, "gone"), rank(1, "gone"))),
+        Case(
+            "all were ended, and the folder of one is lost",
+            "step 0",
+            job(
+                *(rank(n, "gone", **told(SIGTERM)) for n in (0, 1)),
+                groups=[group({n: trained(9) for n in (0, 1)}, ranks=range(3))],
+                world=3,
+            ),
+        ),
+        Case("while Python shut down", "rank 1", job(ENDED[0], replace(ENDED[1], exit_status=-6))),
+        Case(
+            "while Python shut down, and the others because of that",
+            "rank 1",
+            job(replace(ENDED[0], liveness="gone", **told(SIGTERM)), replace(ENDED[1], exit_status=-6), groups=[ALIKE]),
+        ),
+        Case(
+            "after Ctrl-C",
+            "rank 1, step 0",
+            of_three(
+                rank(0, "gone", **told(SIGTERM)),
+                rank(1, "gone", exit_status=-9),
+                rank(2, "gone", **told(SIGTERM)),
+                number=SIGINT,
+            ),
+        ),
     ],
-    "out of memory": [failed(Failure(type="torch.OutOfMemoryError", message="CUDA out of memory.", call_site=site(7)))],
-    "failed": [failed(BAD_LABEL), left(1)],
+    "out of memory": [
+        Case("on a device", "rank 1, step 3", failed(NO_MEMORY, rss_bytes=95 * GIB, memory_limit_bytes=100 * GIB)),
+        Case("it was caught", "rank 1, step 2", exited(1, ExitCall(status=1, call_site=site(90), caught=NO_MEMORY))),
+    ],
+    "failed": [
+        Case("an exception", "rank 1, step 3", failed(BAD_LABEL)),
+        Case("in a script without steps", "rank 1, step 0", failed(BAD_LABEL, step=0, phase=None)),
+        *(
+            Case(f"ends with {message[-5:]!r}", "rank 1, step 3", failed(Failure(type="ValueError", message=message)))
+            for message in ("no such file: '../x'", "2 .. 4 labels", "no such label.", "loading ...", "word " * 100)
+        ),
+        Case(
+            "caught, and a status",
+            "rank 1, step 2",
+            exited(3, ExitCall(status=3, call_site=site(50), caught=BAD_LABEL)),
+        ),
+        Case(
+            "a text given to exit",
+            "rank 1, step 2",
+            exited(1, ExitCall(status=1, call_site=site(9), text="no such data set: /x\nsee the manual")),
+        ),
+        Case("a status without a word", "rank 1, step 2", exited(3, None)),
+    ],
     "never started": [
-        job(rank(0, phase=None), rank(1, phase=None), world=4),
-        job(idle(rank(0, phase=None), 12), world=2, is_live=True),
+        Case("two of four", "ranks 2, 3", job(rank(0, phase=None), rank(1, phase=None), world=4)),
+        Case(
+            "not so far",
+            "rank 2, likely",
+            job(*(idle(rank(n, phase=JOINING), 11) for n in (0, 1)), world=3, is_live=True),
+        ),
+        Case(
+            "others are in their first collective",
+            "rank 2",
+            job(
+                rank(0),
+                rank(1),
+                groups=[group({n: trained(1, is_waiting=True) for n in (0, 1)}, ranks=range(3))],
+                world=3,
+            ),
+        ),
     ],
     "wrong world size": [
-        job(rank(0, world_size=3), rank(1, world_size=2), rank(2, world_size=3)),
-        job(rank(0, world_size=2), rank(2, world_size=2)),
+        Case("on one rank", "rank 1", job(*(rank(n, world_size=size) for n, size in enumerate((3, 2, 3))))),
+        Case("a rank beyond it", "rank 2", job(rank(0, world_size=2), rank(2, world_size=2))),
     ],
-    "slow": [held_up(idle(rank(1, phase="forward", step=2, since_ns=10**9), 2), is_live=True), devices(5)],
-    "interrupted": [told(SIGINT), told(SIGTERM)],
+    "slow": [
+        Case("in forward", "step 2", live(late(seconds=2))),
+        Case("busy", "step 2, likely", live(late(seconds=5, is_working=True))),
+        Case("a device", "step 2, likely", on_devices(INSIDE, BEFORE, INSIDE, is_live=True)),
+        Case(
+            "it goes on",
+            "step 2",
+            job(
+                idle(rank(0, step=2), 3.1),
+                idle(rank(1, phase="loop", step=2), 0.4),
+                groups=[group({0: WAITING, 1: LATE})],
+                is_live=True,
+            ),
+        ),
+        Case("in the first step", "step 0", starting()),
+        Case("before the first step", "step 0", starting(phase=None)),
+    ],
+    "interrupted": [
+        Case(
+            "Ctrl-C",
+            "step 3",
+            of_three(*(rank(n, "failed", step=3, **interrupt(TOLD_NS + n)) for n in range(3)), number=SIGINT),
+        ),
+        Case(
+            "KeyboardInterrupt",
+            "step 3",
+            of_three(*(rank(n, "failed", step=3, **interrupt(TOLD_NS + n)) for n in range(3))),
+        ),
+        Case(
+            "SIGTERM to the command",
+            "step 3",
+            of_three(*(rank(n, "gone", step=3, **told(SIGTERM)) for n in range(3)), number=SIGTERM),
+        ),
+        Case("by the launcher", "step 3", of_three(*(rank(n, "gone", step=3, **told(SIGTERM)) for n in range(3)))),
+        Case("SIGTERM to all", "step 3", of_three(*(rank(n, "gone", step=3, exit_status=-SIGTERM) for n in range(3)))),
+    ],
     "cannot tell": [
-        job(),
-        job(*ENDED, groups=[ALIKE], gaps=(GAP,)),
-        job(*ENDED, groups=[ALIKE], job_status=1),
-        job(ENDED[0], replace(ENDED[1], unrecorded_because="the disk is full"), groups=[ALIKE]),
-        held_up(rank(1, "unknown", phase="forward", step=2, unrecorded_because="the disk is full")),
+        Case("nothing is left", "", job()),
+        Case("a part is missing", "", job(*ENDED, groups=[ALIKE], gaps=(GAP,))),
+        Case(
+            "many parts are missing, of several groups",
+            "",
+            job(
+                *(rank(n, "ended") for n in range(4)),
+                groups=[group({n: trained(5), n + 1: trained(3)}, name="pair") for n in (0, 2)],
+                gaps=tuple(RecordingGap(f"rank_0/{n}: damaged", "Copy it again.") for n in range(60)),
+            ),
+        ),
+        Case("the command failed", "", job(*ENDED, groups=[ALIKE], job_status=1)),
+        Case(
+            "a rank was recorded in part",
+            "",
+            job(ENDED[0], replace(ENDED[1], unrecorded_because="the disk is full"), groups=[ALIKE]),
+        ),
+        Case(
+            "a rank was recorded in part, and others wait",
+            "",
+            late(liveness="unknown", unrecorded_because="the disk is full"),
+        ),
+        Case(
+            "a part is missing of a job that was interrupted",
+            "step 0",
+            of_three(*(rank(n, "failed", **interrupt(TOLD_NS)) for n in range(3)), number=SIGINT, gaps=(GAP,)),
+        ),
+        Case(
+            "a rank was recorded in part of a job that was interrupted",
+            "step 0",
+            of_three(
+                *(rank(n, "failed", unrecorded_because="disk" if n else None, **interrupt(TOLD_NS)) for n in range(3)),
+                number=SIGINT,
+            ),
+        ),
+        Case(
+            "interrupted after a long silence",
+            "step 3",
+            of_three(
+                *(rank(n, "failed", step=3, **interrupt(60 * SECOND_NS)) for n in range(3)),
+                number=SIGINT,
+                job_signaled_ns=60 * SECOND_NS,
+            ),
+        ),
+        Case("dumps of some agree", "", dumps(9, 9, world=3, is_waiting=False, backend="gloo")),
+        Case(
+            "a timeout, one is gone, one elsewhere",
+            "",
+            job(
+                rank(0, "failed", failure=replace(CLOSED, message="Timed out")),
+                rank(1, "gone"),
+                rank(2, "unknown"),
+                groups=[ALIKE],
+            ),
+        ),
     ],
 }
 
 
 @pytest.mark.parametrize("kind", get_args(FaultKind))
-def test_a_verdict_reads_as_its_golden_file_says(kind: str, golden: Callable[[str, str], None]) -> None:
-    verdicts = [(judge(evidence), evidence) for evidence in CASES[kind]]
-    assert {verdict.kind for verdict, _ in verdicts} == {kind}
-    golden(f"verdict/{kind.replace(' ', '_')}", "\n\n----\n\n".join(format_report(*each) for each in verdicts))
+def test_a_verdict_is_right_and_reads_as_its_golden_file_says(kind: str, golden: Callable[[str, str], None]) -> None:
+    verdicts = [(case, judge(case.evidence)) for case in CASES[kind]]
+    assert [(case.what, one.kind, facts_of(one)) for case, one in verdicts] == [
+        (what, kind, facts) for what, facts, _ in CASES[kind]
+    ]
+    reports = [f"=== {case.what} ===\n{format_report(one, case.evidence)}" for case, one in verdicts]
+    golden(f"verdict/{kind.replace(' ', '_')}", "\n\n".join(reports))
