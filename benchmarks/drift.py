@@ -32,8 +32,8 @@ from overlapscope.diagnosis.judge import judge
 from overlapscope.lab import jobs
 from overlapscope.lab.catalog import FAULT_STEP, FAULTS, Fault
 from overlapscope.lab.truth import find_fault_script
+from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.process_files import read_reports
-from overlapscope.trace.small_files import find_rank_folders
 from tests.cluster import replicated
 from tests.cluster.ranks import run_ranks
 from tests.lab.warm_ranks import WarmRank

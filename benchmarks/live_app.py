@@ -30,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.app import PAGES, browser_memory_gb
 from benchmarks.browser import opened_page, served
 from overlapscope.trace import clocks
-from overlapscope.trace.schema import RANK_FILE, rank_folder, write_json
+from overlapscope.trace.json_files import write_json
+from overlapscope.trace.schema import RANK_FILE, rank_folder
 from tests.cluster.processes import METHOD
 from tests.synthetic import make_rank, write_step
 

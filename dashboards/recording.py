@@ -33,10 +33,10 @@ from overlapscope.trace.collective_arrival import compute_arrival_ns
 from overlapscope.trace.description import clock_offsets
 from overlapscope.trace.event_log import count_record_bytes, live_record_limit, read_latest_records
 from overlapscope.trace.flight_recorder import holds_dumps
+from overlapscope.trace.folders import attempt_number, find_rank_folders, find_sibling_attempts
 from overlapscope.trace.process_files import read_reports
 from overlapscope.trace.recording import Progress, Trace, empty_trace, read_trace
 from overlapscope.trace.schema import EVENTS_FILE, RECORD_BYTES
-from overlapscope.trace.small_files import attempt_number, find_rank_folders, find_sibling_attempts
 from overlapscope.trace.table_file import ALL_STEPS, StepRange, estimate_memory, free_bytes
 
 # Live status of a recording, without reading all of it: whether it is live, its last step, and watchdog reports.

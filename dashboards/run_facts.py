@@ -14,8 +14,9 @@ import numpy.typing as npt
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.description import describe_models
 from overlapscope.trace.event_log import read_latest_records
+from overlapscope.trace.folders import find_rank_folders
+from overlapscope.trace.json_files import read_json
 from overlapscope.trace.schema import EVENTS_FILE, RANK_FILE, RUN_FILE, Kind
-from overlapscope.trace.small_files import find_rank_folders, read_json
 
 _LATEST_RECORDS: Final = 2048
 """Number of records read from the end of an event log: some steps, even with a record for each gradient."""

@@ -24,6 +24,7 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.interop.open_metrics import Sample, generate_samples
 from overlapscope.text import capitalize
 from overlapscope.trace.event_log import read_latest_records
+from overlapscope.trace.folders import find_recorded_ranks, has_finished_recording
 from overlapscope.trace.runs import (
     NOTES_FILE,
     FoundRun,
@@ -35,7 +36,6 @@ from overlapscope.trace.runs import (
     write_notes,
 )
 from overlapscope.trace.schema import EVENTS_FILE, TABLES_FOLDER
-from overlapscope.trace.small_files import find_recorded_ranks, has_finished_recording
 
 # Summary of a run, computed from its recording, for its row in the table of runs.
 

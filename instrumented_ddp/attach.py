@@ -30,7 +30,8 @@ from instrumented_ddp.stock.plain_steps import OptimizerStepCounter
 from instrumented_ddp.stock.wrapping import call_after_import
 from instrumented_ddp.watchdog.init_watch import watch_rendezvous
 from overlapscope.trace.environment import RecordingOptions, read_recording_options
-from overlapscope.trace.schema import RANK_FILE, RUN_FILE, write_json
+from overlapscope.trace.json_files import write_json
+from overlapscope.trace.schema import RANK_FILE, RUN_FILE
 
 _log = logging.getLogger(__name__)
 

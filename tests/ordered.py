@@ -20,6 +20,7 @@ from overlapscope.trace.collective_log import (
     group_file,
 )
 from overlapscope.trace.event_log import EventLogWriter
+from overlapscope.trace.json_files import write_json
 from overlapscope.trace.schema import (
     CALL_SITES_FILE,
     ENDED_FILE,
@@ -32,7 +33,6 @@ from overlapscope.trace.schema import (
     Signature,
     pack_body,
     rank_folder,
-    write_json,
 )
 
 US = 1_000

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from overlapscope.trace.event_log import EventLogWriter
+from overlapscope.trace.json_files import write_json
 from overlapscope.trace.schema import (
     CALL_SITES_FILE,
     DEFAULT_LIMIT_BYTES,
@@ -20,7 +21,6 @@ from overlapscope.trace.schema import (
     Phase,
     pack_body,
     rank_folder,
-    write_json,
 )
 
 US = 1_000

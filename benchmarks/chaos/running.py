@@ -18,7 +18,7 @@ from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab.jobs import JobReport, diagnose, load_reports
 from overlapscope.trace.collective_log_reader import open_collective_logs
-from overlapscope.trace.small_files import find_rank_folders
+from overlapscope.trace.folders import find_rank_folders
 
 RECORDING: Final = "traces"
 OUTPUT: Final = "output.txt"

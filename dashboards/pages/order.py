@@ -23,9 +23,9 @@ from overlapscope.diagnosis.order_view import BUCKET_SLOTS, OrderLane, OrderLane
 from overlapscope.diagnosis.text import format_position, format_recorded_until
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.text import capitalize, format_ns, format_ranks, parse_ranks, rank_list
+from overlapscope.trace.folders import read_import_source
 from overlapscope.trace.process_files import WatchdogReport
 from overlapscope.trace.recording import Trace
-from overlapscope.trace.small_files import read_import_source
 
 # Watchdog reports as the Order page lists them: each report once, whichever rank made it.
 

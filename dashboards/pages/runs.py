@@ -23,8 +23,8 @@ from dashboards.runs import RunIndex, RunRow, RunSummary
 from dashboards.urls import RunUrl, run_pages_url
 from overlapscope.errors import OverlapScopeError
 from overlapscope.text import UNKNOWN, format_ns
+from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.runs import RunNotes, parse_tags
-from overlapscope.trace.small_files import find_rank_folders
 
 _POLL_INTERVAL_MS: Final = 2_000
 _NOT_SUMMARIZED: Final = RunSummary(line="")

@@ -23,8 +23,8 @@ from overlapscope.compare.side import parse_step_bounds
 from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.text import count_of, use_no_break_spaces
 from overlapscope.trace.description import describe_clocks, describe_models, describe_strategies
+from overlapscope.trace.folders import read_import_source
 from overlapscope.trace.recording import Trace
-from overlapscope.trace.small_files import read_import_source
 from overlapscope.trace.table_file import step_range_of_slice
 
 QueryArguments = Mapping[str, Sequence[bytes]]

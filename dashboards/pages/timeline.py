@@ -23,8 +23,8 @@ from dashboards.recording import Rounds, Snapshot
 from overlapscope.breakdown.lanes import LANE_NAMES, Timeline
 from overlapscope.breakdown.summary import Summary
 from overlapscope.text import format_bytes, format_ns, format_ranks, format_timestamp_ns
+from overlapscope.trace.folders import read_import_source
 from overlapscope.trace.recording import Trace
-from overlapscope.trace.small_files import read_import_source
 
 # Details of the span that is selected on the timeline, as markup.
 

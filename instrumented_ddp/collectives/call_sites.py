@@ -14,7 +14,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any, Final, TypeVar
 
 from instrumented_ddp.collectives.position import TrainingPosition
-from overlapscope.trace.checksum import dump_json_line
+from overlapscope.trace.json_files import dump_json_line
 from overlapscope.trace.schema import CALL_SITES_FILE, NO_CALL_SITE
 from overlapscope.trace.user_code import SKIPPED_PACKAGES, is_user_file
 

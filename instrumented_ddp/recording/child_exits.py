@@ -52,8 +52,8 @@ class _ChildExitRecorder:
             return
         self._recorded_pids.add(child.pid)
         with suppress(Exception):  # the folder is gone, the disk is full, or this Python lacks the package
+            from overlapscope.trace.folders import find_latest_attempt
             from overlapscope.trace.process_files import write_exit
-            from overlapscope.trace.small_files import find_latest_attempt
 
             signaled_at_ns, signal_received = self._sent_signals.get(child.pid, (None, None))
             folder = find_latest_attempt(self._folder)  # for launchers end one attempt before the next

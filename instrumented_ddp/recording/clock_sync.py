@@ -27,8 +27,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store, _get_default_store
 
 from overlapscope.trace import clocks
-from overlapscope.trace.checksum import dump_json_line
 from overlapscope.trace.clocks import host_now_ns
+from overlapscope.trace.json_files import dump_json_line
 from overlapscope.trace.schema import CLOCK_FILE
 
 # Clock server of rank 0, which other hosts ping.

@@ -32,7 +32,8 @@ from instrumented_ddp.collectives.call_sites import (
 )
 from overlapscope.diagnosis.evidence import CallSite, ExitCall, Failure
 from overlapscope.trace.clocks import host_now_ns
-from overlapscope.trace.schema import ENDED_FILE, write_json
+from overlapscope.trace.json_files import write_json
+from overlapscope.trace.schema import ENDED_FILE
 
 _EXITS: Final = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
 """Functions that scripts call to exit; the last two exist only if ``site`` was imported."""

@@ -23,9 +23,10 @@ from instrumented_ddp.collectives.dispatch import get_backend_name
 from overlapscope import __version__
 from overlapscope.diagnosis.process_state import is_on_this_host, parse_written_ns, read_liveness, read_process_start_ns
 from overlapscope.trace import clocks
-from overlapscope.trace.checksum import dump_json_line
 from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.environment import read_recording_options
+from overlapscope.trace.folders import attempt_number, find_latest_attempt, restart_folder
+from overlapscope.trace.json_files import dump_json_line, read_json
 from overlapscope.trace.schema import (
     ENDED_FILE,
     EVENTS_FILE,
@@ -36,7 +37,6 @@ from overlapscope.trace.schema import (
     SIGNATURES_FILE,
     rank_folder,
 )
-from overlapscope.trace.small_files import attempt_number, find_latest_attempt, read_json, restart_folder
 
 # Settings of this rank that should be equal on all ranks, recorded for comparison.
 

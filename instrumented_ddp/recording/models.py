@@ -19,15 +19,14 @@ from instrumented_ddp.bucket_plan import ParameterSpec
 from instrumented_ddp.collectives.call_sites import describe_frame
 from instrumented_ddp.collectives.log import CollectiveRecorder
 from overlapscope.diagnosis.evidence import CallSite, InterruptedBackward, UnreducedStep
-from overlapscope.trace.checksum import dump_json_line
 from overlapscope.trace.clocks import host_now_ns
+from overlapscope.trace.json_files import dump_json_line, write_json
 from overlapscope.trace.schema import (
     FROZEN_FILE,
     INTERRUPTED_BACKWARDS_FILE,
     NO_CALL_SITE,
     PARAMETERS_FILE,
     UNREDUCED_FILE,
-    write_json,
 )
 
 _MAX_INTERRUPTED_BACKWARDS: Final = 16

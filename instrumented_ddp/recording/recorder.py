@@ -39,6 +39,7 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.environment import Detail
 from overlapscope.trace.event_log import EventLogWriter
+from overlapscope.trace.json_files import write_json
 from overlapscope.trace.live_files import GradientReadyFile
 from overlapscope.trace.schema import (
     DEFAULT_LIMIT_BYTES,
@@ -49,7 +50,6 @@ from overlapscope.trace.schema import (
     Kind,
     Phase,
     pack_body,
-    write_json,
 )
 
 _log = logging.getLogger(__name__)

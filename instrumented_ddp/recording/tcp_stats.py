@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from instrumented_ddp.recording.background import BackgroundScheduler
-from overlapscope.trace.checksum import dump_json_line
 from overlapscope.trace.clocks import host_now_ns
+from overlapscope.trace.json_files import dump_json_line
 from overlapscope.trace.schema import LINKS_FILE
 
 # TCP sockets of this process, including those opened by other libraries.

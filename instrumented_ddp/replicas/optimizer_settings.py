@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import torch
 
-from overlapscope.trace.schema import HYPERPARAMETERS_FILE, write_json
+from overlapscope.trace.json_files import write_json
+from overlapscope.trace.schema import HYPERPARAMETERS_FILE
 
 _MAX_GROUPS: Final = 16
 """Maximum number of parameter groups per optimizer; further groups are ignored."""

@@ -21,7 +21,7 @@ from instrumented_ddp.replicas.optimizer_settings import OptimizerSettings
 from instrumented_ddp.replicas.replica import FingerprintedReplica
 from overlapscope.diagnosis.replica_drift import PassSummary, summarize_latest_pass, summarize_pass
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.checksum import dump_json_line
+from overlapscope.trace.json_files import dump_json_line
 from overlapscope.trace.live_files import FingerprintFile, fingerprint_residue
 from overlapscope.trace.schema import REPLICAS_FILE
 

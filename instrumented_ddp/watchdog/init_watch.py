@@ -27,11 +27,11 @@ from overlapscope.diagnosis.report_text import format_report
 from overlapscope.errors import OverlapScopeError
 from overlapscope.text import capitalize, rank_list
 from overlapscope.trace import clocks
-from overlapscope.trace.checksum import parse_json_text
 from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.environment import read_recording_options
+from overlapscope.trace.json_files import parse_json_text, write_json
 from overlapscope.trace.process_files import ReportLog
-from overlapscope.trace.schema import JOINING_FILE, SIGNATURES_FILE, rank_folder, write_json
+from overlapscope.trace.schema import JOINING_FILE, SIGNATURES_FILE, rank_folder
 
 _log: Final = logging.getLogger(__name__)
 

@@ -49,11 +49,11 @@ from overlapscope.diagnosis.text import format_position
 from overlapscope.trace import clocks
 from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.collective_log import CollectiveLogWriter
+from overlapscope.trace.json_files import read_json
 from overlapscope.trace.live_files import read_fingerprint_passes
 from overlapscope.trace.manifest import Manifest
 from overlapscope.trace.process_files import StallSnapshot, write_stall_snapshot
 from overlapscope.trace.schema import RUN_FILE, Phase
-from overlapscope.trace.small_files import read_json
 
 _IN_FLIGHT: Final = 16
 """Upper bound of the number of collectives of a group that are in flight at the same time."""

@@ -29,7 +29,7 @@ from overlapscope.diagnosis.order_difference import (
     find_first_difference,
 )
 from overlapscope.trace.collective_log import UNEVEN_INPUTS, UNKNOWN, CollectiveLogWriter, Entries, entry_digest
-from overlapscope.trace.dataclass_json import from_json, to_json
+from overlapscope.trace.json_files import from_json, to_json
 from overlapscope.trace.schema import NO_BUCKET, Signature
 
 _MASK: Final = 2**64 - 1

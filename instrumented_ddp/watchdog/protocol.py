@@ -23,7 +23,7 @@ from overlapscope.diagnosis.order_difference import NO_POSITION, EntryDifference
 from overlapscope.diagnosis.rank_snapshot import RankSnapshot
 from overlapscope.diagnosis.replica_drift import PassSummary
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.trace.dataclass_json import from_json, to_json
+from overlapscope.trace.json_files import from_json, to_json
 
 COLLECT_TIMEOUT_S: Final = 1.2
 """Time in seconds within which every rank that wakes up has published its snapshot."""

@@ -53,7 +53,7 @@ from instrumented_ddp.watchdog.protocol import (
 )
 from overlapscope.diagnosis.evidence import ExitCall, Failure
 from overlapscope.trace.collective_log import CollectiveLogWriter
-from overlapscope.trace.dataclass_json import from_json, to_json
+from overlapscope.trace.json_files import from_json, to_json
 from overlapscope.trace.live_files import LivenessFile
 from overlapscope.trace.process_files import WATCHDOG_ABORT_STATUS, ReportLog
 

@@ -26,8 +26,8 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
 from overlapscope.text import count_of
 from overlapscope.trace.description import FULLY_SHARD, describe_strategies
+from overlapscope.trace.folders import read_import_source
 from overlapscope.trace.recording import Trace
-from overlapscope.trace.small_files import read_import_source
 
 _PREDICTABLE_STRATEGIES: Final = ("", "per_parameter")
 """Strategies for which other bucket sizes can be predicted: they differ from the usual one in the buckets only."""

@@ -16,8 +16,7 @@ import numpy as np
 from overlapscope.bucket_model.observation import Spans
 from overlapscope.errors import OverlapScopeError
 from overlapscope.text import format_bytes, format_ns
-from overlapscope.trace.checksum import parse_json_text
-from overlapscope.trace.schema import write_json
+from overlapscope.trace.json_files import parse_json_text, write_json
 
 CALIBRATION_FILE: Final = "calibration.json"
 """Name of the calibration file in the folder of a recording."""

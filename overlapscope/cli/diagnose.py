@@ -79,7 +79,7 @@ def _select_attempt(path: Path, number: int | None) -> Path:
     Raises:
         OverlapScopeError: there is no such attempt.
     """
-    from overlapscope.trace.small_files import attempt_number, find_sibling_attempts
+    from overlapscope.trace.folders import attempt_number, find_sibling_attempts
 
     if number is None and attempt_number(path):
         return path

@@ -35,10 +35,10 @@ from overlapscope.cli.child_process import ReceivedSignal
 from overlapscope.cli.metrics_process import metrics_writer, remove_stale
 from overlapscope.errors import OverlapScopeError
 from overlapscope.text import count_of, format_bytes
-from overlapscope.trace.checksum import parse_json_text
 from overlapscope.trace.environment import DEFAULT_STALL_TIMEOUT_S, DETAILS, ON_INCIDENT, add_startup_hook
+from overlapscope.trace.folders import find_latest_attempt, remove_if_empty
+from overlapscope.trace.json_files import parse_json_text
 from overlapscope.trace.schema import RUN_FILE
-from overlapscope.trace.small_files import find_latest_attempt, remove_if_empty
 
 _CALIBRATE_HINT: Final = "measure with 'overlapscope calibrate'"
 

@@ -7,6 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.folders import (
+    find_attempts,
+    find_recorded_ranks,
+    remove_files,
+    remove_if_empty,
+    remove_stale_staging_dirs,
+    remove_tables,
+)
 from overlapscope.trace.schema import (
     EVENTS_FILE,
     GROUP_PATTERN,
@@ -14,14 +22,6 @@ from overlapscope.trace.schema import (
     RANK_FILES,
     STAGED_PATTERN,
     WATCHDOG_FOLDER,
-)
-from overlapscope.trace.small_files import (
-    find_attempts,
-    find_recorded_ranks,
-    remove_files,
-    remove_if_empty,
-    remove_stale_staging_dirs,
-    remove_tables,
 )
 
 

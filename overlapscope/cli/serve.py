@@ -70,7 +70,7 @@ def prepare_server(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    from overlapscope.trace.small_files import find_rank_folders
+    from overlapscope.trace.folders import find_rank_folders
 
     for path in args.traces:
         if path.exists() and not path.is_dir():

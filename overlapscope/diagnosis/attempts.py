@@ -13,7 +13,7 @@ from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.text import truncate_words
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError, Problem
-from overlapscope.trace.small_files import attempt_number, find_sibling_attempts
+from overlapscope.trace.folders import attempt_number, find_sibling_attempts
 
 _MAX_ATTEMPTS: Final = 8
 """Maximum number of attempts that are judged, the latest ones: a job may be restarted over and over."""

@@ -15,8 +15,8 @@ from overlapscope.diagnosis.order_view import OrderLanes
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import Problem
 from overlapscope.trace.collective_log_reader import open_collective_logs
+from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.process_files import WatchdogReport, read_reports
-from overlapscope.trace.small_files import find_rank_folders
 
 
 class Diagnosis:

@@ -28,10 +28,10 @@ from overlapscope.text import rank_list
 from overlapscope.trace import clocks
 from overlapscope.trace.collective_log_reader import CollectiveLogs, open_collective_logs
 from overlapscope.trace.event_log import is_closed
+from overlapscope.trace.folders import find_rank_folders, parse_expected_ranks, ranks_in_world, read_import_source
 from overlapscope.trace.live_files import read_final_pass, read_fingerprint_passes
 from overlapscope.trace.process_files import ProcessExit, read_exits
 from overlapscope.trace.schema import EVENTS_FILE, MANIFEST_FILE, SIGNATURES_FILE
-from overlapscope.trace.small_files import find_rank_folders, parse_expected_ranks, ranks_in_world, read_import_source
 
 _ENTERED_BY_ALL: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Operations that complete on no rank before all have entered; a broadcast may complete on its root alone."""

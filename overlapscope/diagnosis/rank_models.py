@@ -11,6 +11,7 @@ from typing import Any
 from overlapscope.diagnosis.evidence import ModelParameters, RankEvidence, UnreadyParameter
 from overlapscope.diagnosis.replica_drift import ComparedReplicas, Replica, compare_model_replicas
 from overlapscope.errors import Problem
+from overlapscope.trace.json_files import read_json, read_lines
 from overlapscope.trace.live_files import FingerprintPasses, find_models_with_ready_file, read_is_ready
 from overlapscope.trace.manifest import Manifest
 from overlapscope.trace.schema import (
@@ -21,7 +22,6 @@ from overlapscope.trace.schema import (
     RUN_FILE,
     gradient_ready_file,
 )
-from overlapscope.trace.small_files import read_json, read_lines
 
 
 def read_models(folder: Path, problems: list[Problem]) -> tuple[ModelParameters, ...]:

@@ -12,8 +12,8 @@ from overlapscope.diagnosis.process_state import parse_call_site
 from overlapscope.diagnosis.text import join_and
 from overlapscope.errors import Problem
 from overlapscope.text import rank_list
+from overlapscope.trace.json_files import read_lines
 from overlapscope.trace.schema import PARAMETERS_FILE
-from overlapscope.trace.small_files import read_lines
 
 HOOK: Final = "comm_hook"
 _NO_HOOK: Final = "none"

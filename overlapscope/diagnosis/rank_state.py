@@ -46,6 +46,7 @@ from overlapscope.diagnosis.replica_drift import OptimizerHyperparameters, Repli
 from overlapscope.diagnosis.stall_timeout import ENOUGH_STEPS
 from overlapscope.errors import Problem
 from overlapscope.trace.event_log import Records
+from overlapscope.trace.folders import find_recorded_ranks
 from overlapscope.trace.live_files import read_alive_file
 from overlapscope.trace.manifest import Manifest
 from overlapscope.trace.process_files import (
@@ -70,7 +71,6 @@ from overlapscope.trace.schema import (
     Kind,
     Phase,
 )
-from overlapscope.trace.small_files import find_recorded_ranks
 
 _NON_PROGRESS_KINDS: Final = (Kind.PAUSE, Kind.INCIDENT)
 """Kinds of records that don't indicate progress: garbage collection and watchdog reports also occur during a stall."""

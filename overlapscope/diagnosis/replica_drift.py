@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.errors import Problem
+from overlapscope.trace.json_files import read_json
 from overlapscope.trace.live_files import FingerprintPasses, fingerprint_pass_dtype, fingerprint_residue
 from overlapscope.trace.schema import HYPERPARAMETERS_FILE
-from overlapscope.trace.small_files import read_json
 
 # Comparison of the replicas of a model at the end of the recordings, after the last update and what follows it.
 

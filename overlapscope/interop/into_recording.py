@@ -11,8 +11,8 @@ from typing import Any
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interop.kineto import TraceMetadata
 from overlapscope.interop.training import Bucket, ImportedTraining
-from overlapscope.trace.checksum import dump_json_line
 from overlapscope.trace.event_log import serialize_event_log
+from overlapscope.trace.json_files import dump_json_line, write_json
 from overlapscope.trace.manifest import write_manifest
 from overlapscope.trace.schema import (
     CALL_SITES_FILE,
@@ -23,7 +23,6 @@ from overlapscope.trace.schema import (
     RANK_FILE,
     RUN_FILE,
     rank_folder,
-    write_json,
 )
 
 

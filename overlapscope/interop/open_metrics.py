@@ -20,8 +20,8 @@ from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.event_log import live_record_limit
+from overlapscope.trace.folders import find_latest_attempt, find_recorded_ranks
 from overlapscope.trace.recording import read_trace
-from overlapscope.trace.small_files import find_latest_attempt, find_recorded_ranks
 
 FAMILIES: Final = {
     "overlapscope_step_seconds": "Mean time of a step.",

@@ -21,8 +21,8 @@ from overlapscope.diagnosis.report_text import format_report
 from overlapscope.diagnosis.stall_timeout import STUCK_AFTER_NS
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.dataclass_json import from_dict
 from overlapscope.trace.environment import TRACE_VARIABLE, add_startup_hook
+from overlapscope.trace.json_files import from_dict
 from overlapscope.trace.process_files import read_reports
 from overlapscope.trace.schema import ENDED_FILE, rank_folder
 

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.checksum import dump_json_line
 from overlapscope.trace.event_log import RECORD_DTYPE, Records, serialize_event_log
+from overlapscope.trace.json_files import dump_json_line, write_json
 from overlapscope.trace.manifest import write_manifest
 from overlapscope.trace.schema import (
     CALL_SITES_FILE,
@@ -35,7 +35,6 @@ from overlapscope.trace.schema import (
     Kind,
     Phase,
     rank_folder,
-    write_json,
 )
 
 RANKS_PER_HOST: Final = 8

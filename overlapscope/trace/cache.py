@@ -35,11 +35,11 @@ import pyarrow as pa
 
 from overlapscope import __version__
 from overlapscope.errors import Problem
-from overlapscope.trace.checksum import dump_json_text, parse_json_text
 from overlapscope.trace.clock_alignment import RankClock
 from overlapscope.trace.event_log import read_log_position
+from overlapscope.trace.folders import STAGING_PREFIX, remove_stale_staging_dirs, remove_tables, try_lock
+from overlapscope.trace.json_files import dump_json_text, parse_json_text
 from overlapscope.trace.schema import EVENTS_FILE, FORMAT_VERSION, TABLES_FOLDER
-from overlapscope.trace.small_files import STAGING_PREFIX, remove_stale_staging_dirs, remove_tables, try_lock
 from overlapscope.trace.table_file import ALL_STEPS, StepRange, TableFile, read_groups, read_table_file, write_groups
 from overlapscope.trace.tables import TABLES, Shard, empty_tables
 

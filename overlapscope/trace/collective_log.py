@@ -24,9 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.checksum import add_page_checksum, is_page_intact
 from overlapscope.trace.ring_log import RingLog
-from overlapscope.trace.schema import HEADER_BYTES, NO_BUCKET, Signature
+from overlapscope.trace.schema import HEADER_BYTES, NO_BUCKET, Signature, add_page_checksum, is_page_intact
 
 GROUP_VERSION: Final = 1
 GROUP_MAGIC: Final = b"OVLGROUP"

@@ -25,6 +25,8 @@ from overlapscope.trace.collective_log import (
     CollectiveLogHeader,
     Entries,
 )
+from overlapscope.trace.folders import has_finished_recording
+from overlapscope.trace.json_files import read_lines
 from overlapscope.trace.ring_log import read_header_and_size
 from overlapscope.trace.schema import (
     CALL_SITES_FILE,
@@ -36,7 +38,6 @@ from overlapscope.trace.schema import (
     SIGNATURES_FILE,
     Signature,
 )
-from overlapscope.trace.small_files import has_finished_recording, read_lines
 
 _ADLER: Final = 65521
 _CHECK_AT: Final = int(ENTRY_DTYPE.fields["check"][1])  # type: ignore[index]

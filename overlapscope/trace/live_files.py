@@ -21,11 +21,7 @@ import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace.clocks import host_now_ns
-from overlapscope.trace.schema import (
-    GRADIENT_READY_PATTERN,
-    LIVENESS_FILE,
-    gradient_ready_file,
-)
+from overlapscope.trace.schema import GRADIENT_READY_PATTERN, LIVENESS_FILE, gradient_ready_file
 
 _ALIVE: Final = struct.Struct("<qqq")
 _ALIVE_CHECKSUM: Final = struct.Struct("<q")

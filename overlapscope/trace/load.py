@@ -21,9 +21,10 @@ from overlapscope.trace.cache import ConvertedShards, checkpoint_shard, drop_che
 from overlapscope.trace.clock_alignment import Alignment, RankClock, align_clocks, collect_all_reduces, merge_by_clock
 from overlapscope.trace.clocks import ClockMap
 from overlapscope.trace.event_log import count_record_bytes, read_step_bounds
+from overlapscope.trace.folders import parse_expected_ranks
+from overlapscope.trace.json_files import read_json, read_lines
 from overlapscope.trace.rank_folder import RankFolder
 from overlapscope.trace.schema import EVENTS_FILE, PARAMETERS_FILE, RANK_FILE, RECORD_BYTES
-from overlapscope.trace.small_files import parse_expected_ranks, read_json, read_lines
 from overlapscope.trace.table_file import TableFile
 from overlapscope.trace.tables import TABLES, Shard, add_peer_ranks, build_plans_table, map_to_clocks, read_shards
 from overlapscope.workers import Workers

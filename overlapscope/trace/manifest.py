@@ -14,15 +14,8 @@ from zlib import crc32
 
 from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace.collective_log import CollectiveLogHeader
-from overlapscope.trace.schema import (
-    EVENTS_FILE,
-    HEADER_BYTES,
-    MANIFEST_FILE,
-    LogHeader,
-    find_file_kind,
-    write_json,
-)
-from overlapscope.trace.small_files import read_json
+from overlapscope.trace.json_files import read_json, write_json
+from overlapscope.trace.schema import EVENTS_FILE, HEADER_BYTES, MANIFEST_FILE, LogHeader, find_file_kind
 
 
 def write_manifest(folder: Path) -> None:

@@ -14,10 +14,8 @@ from typing import Any, Final
 
 from overlapscope.errors import Problem
 from overlapscope.trace import clocks
-from overlapscope.trace.checksum import dump_json_line
-from overlapscope.trace.dataclass_json import from_dict
-from overlapscope.trace.schema import RANK_FILE, REPORTS_FILE, STALL_FILE, write_json
-from overlapscope.trace.small_files import read_json, read_lines
+from overlapscope.trace.json_files import dump_json_line, from_dict, read_json, read_lines, write_json
+from overlapscope.trace.schema import RANK_FILE, REPORTS_FILE, STALL_FILE
 
 _MOST_STACK_BYTES: Final = 200_000
 """Maximum number of bytes read of a stacks file: nobody reads more, and a damaged file may have any size."""

@@ -19,6 +19,8 @@ from overlapscope.trace.clocks import bounds_from_pings
 from overlapscope.trace.collective_log import AWAITED, ENTRY_DTYPE, Entries
 from overlapscope.trace.collective_log_reader import CollectiveLogFile
 from overlapscope.trace.event_log import RECORD_DTYPE, Records, is_closed, read_latest_records, read_log
+from overlapscope.trace.folders import has_collective_logs, has_finished_recording
+from overlapscope.trace.json_files import read_json, read_lines
 from overlapscope.trace.live_files import read_ready_times_ns
 from overlapscope.trace.manifest import Manifest
 from overlapscope.trace.process_files import StallSnapshot, WatchdogReport, read_rank_reports, read_stall_snapshot
@@ -40,7 +42,6 @@ from overlapscope.trace.schema import (
     Message,
     gradient_ready_file,
 )
-from overlapscope.trace.small_files import has_collective_logs, has_finished_recording, read_json, read_lines
 
 Row = TypeVar("Row")
 

@@ -15,6 +15,7 @@ from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace import cache
 from overlapscope.trace.cache import DamagedTables, staging_dir
 from overlapscope.trace.clock_alignment import collect_all_reduces, merge_by_clock, share_one_clock
+from overlapscope.trace.folders import find_rank_folders, parse_expected_ranks
 from overlapscope.trace.load import (
     assemble_shards,
     build_clock_maps,
@@ -24,7 +25,6 @@ from overlapscope.trace.load import (
 )
 from overlapscope.trace.remote import is_remote
 from overlapscope.trace.schema import EVENTS_FILE, TABLES_FOLDER
-from overlapscope.trace.small_files import find_rank_folders, parse_expected_ranks
 from overlapscope.trace.table_file import ALL_STEPS, StepRange, require_memory, with_neighbors
 from overlapscope.trace.tables import (
     TABLES,

@@ -16,8 +16,8 @@ from typing import Final
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.flight_recorder import holds_dumps
+from overlapscope.trace.folders import find_attempts
 from overlapscope.trace.schema import TABLES_FOLDER, WATCHDOG_FOLDER
-from overlapscope.trace.small_files import find_attempts
 
 NOTES_FILE: Final = "notes.json"
 MAX_TAGS: Final = 20

@@ -25,9 +25,10 @@ from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
+from zlib import crc32
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.checksum import add_page_checksum, dump_json_line, dump_json_text, is_page_intact
+from overlapscope.trace.json_files import dump_json_line
 
 NO_BUCKET: Final = -1
 
@@ -607,6 +608,20 @@ class LogHeader:
         )
 
 
+_PAGE_CHECKSUM_BYTES: Final = 4
+
+
+def add_page_checksum(page: bytes) -> bytes:
+    """Return a header page whose last four bytes, which must be unused, hold the CRC-32 of all before them."""
+    content = page[:-_PAGE_CHECKSUM_BYTES]
+    return content + crc32(content).to_bytes(_PAGE_CHECKSUM_BYTES, "little")
+
+
+def is_page_intact(page: bytes) -> bool:
+    """Return whether a header page is unchanged since it was written."""
+    return add_page_checksum(page) == page
+
+
 def gradient_ready_file(model: int) -> str:
     """Return the name of the gradient-ready file of one model."""
     return f"gradients_{model}.bin"
@@ -615,10 +630,3 @@ def gradient_ready_file(model: int) -> str:
 def rank_folder(trace_folder: Path, rank: int) -> Path:
     """Return the folder of a rank's files."""
     return trace_folder / f"rank_{rank}"
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a small JSON file atomically: a reader sees the old one or the new one, never half of it."""
-    draft = path.with_suffix(".json.part")
-    draft.write_text(dump_json_text(content), encoding="utf-8")
-    draft.replace(path)

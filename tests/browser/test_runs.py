@@ -13,8 +13,9 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from overlapscope.trace import clocks
+from overlapscope.trace.json_files import write_json
 from overlapscope.trace.runs import RunNotes, read_notes
-from overlapscope.trace.schema import RANK_FILE, rank_folder, write_json
+from overlapscope.trace.schema import RANK_FILE, rank_folder
 from tests.browser.conftest import OpenPage, served
 from tests.synthetic import make_rank, write_recording, write_step
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from overlapscope.trace.json_files import write_json
 from overlapscope.trace.recording import read_trace
-from overlapscope.trace.schema import EVENTS_FILE, RANK_FILE, RUN_FILE, rank_folder, write_json
+from overlapscope.trace.schema import EVENTS_FILE, RANK_FILE, RUN_FILE, rank_folder
 from tests.cli.command_line import overlapscope
 from tests.synthetic import write_recording
 

@@ -99,7 +99,7 @@ def test_probing_takes_detail_parameters_unless_another_is_asked_for(tmp_path: P
 PLAY_PROBING = """
 import json, os, sys
 from pathlib import Path
-from overlapscope.trace.schema import write_json
+from overlapscope.trace.json_files import write_json
 from tests.synthetic import write_recording
 folder = Path(os.environ["OVERLAPSCOPE_TRACE"])
 write_recording(folder, ranks=2, steps=3)

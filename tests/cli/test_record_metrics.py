@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from overlapscope.cli import metrics_process
 from overlapscope.interop.open_metrics import compute_metrics_text
-from overlapscope.trace.schema import JOINING_FILE, write_json
+from overlapscope.trace.json_files import write_json
+from overlapscope.trace.schema import JOINING_FILE
 from tests.cli.command_line import overlapscope
 from tests.ordered import end, steps, write_order
 from tests.synthetic import write_recording

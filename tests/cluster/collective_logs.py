@@ -7,8 +7,8 @@ from typing import Any
 
 from overlapscope.trace.collective_log import Entries
 from overlapscope.trace.collective_log_reader import open_collective_logs
+from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.schema import Signature
-from overlapscope.trace.small_files import find_rank_folders
 
 Logged = list[tuple[Signature, Any]]
 """Of each entry, in order: what it is, and its fields in the log."""

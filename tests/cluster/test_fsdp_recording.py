@@ -21,9 +21,9 @@ from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.rank_state import find_position
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.event_log import read_latest_records
+from overlapscope.trace.json_files import read_json
 from overlapscope.trace.recording import Trace, read_trace
 from overlapscope.trace.schema import EVENTS_FILE, INTERRUPTED_BACKWARDS_FILE, Kind, Phase, rank_folder
-from overlapscope.trace.small_files import read_json
 from tests.cluster.collective_logs import logged
 from tests.cluster.ranks import run_ranks
 

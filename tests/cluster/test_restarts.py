@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from overlapscope.diagnosis.attempts import Attempt, read_attempts
+from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.process_files import read_exits
-from overlapscope.trace.small_files import find_rank_folders
 from tests.cluster.test_unchanged_scripts import WITH_DDP, record, script_in
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

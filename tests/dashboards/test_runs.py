@@ -29,8 +29,9 @@ from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.errors import OverlapScopeError
 from overlapscope.text import format_ns
 from overlapscope.trace import clocks
+from overlapscope.trace.json_files import write_json
 from overlapscope.trace.runs import NOTES_FILE, RunNotes, read_notes
-from overlapscope.trace.schema import ENDED_FILE, RANK_FILE, rank_folder, write_json
+from overlapscope.trace.schema import ENDED_FILE, RANK_FILE, rank_folder
 from tests.dashboards.test_pages import words
 from tests.synthetic import make_rank, write_recording, write_step
 

@@ -18,8 +18,8 @@ from overlapscope.trace.collective_log import (
     CollectiveLogWriter,
 )
 from overlapscope.trace.collective_log_reader import open_collective_logs
+from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.schema import Phase
-from overlapscope.trace.small_files import find_rank_folders
 from tests.ordered import Collective, bucket, write_order
 
 SITE = CallSite(file="train.py", line=42, function="main")

@@ -14,6 +14,7 @@ from overlapscope.diagnosis.evidence import Evidence
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.event_log import EventLogWriter
+from overlapscope.trace.json_files import write_json
 from overlapscope.trace.live_files import READY, GradientReadyFile, pack_liveness
 from overlapscope.trace.process_files import StallSnapshot, write_stall_snapshot
 from overlapscope.trace.schema import (
@@ -27,7 +28,6 @@ from overlapscope.trace.schema import (
     Phase,
     pack_body,
     rank_folder,
-    write_json,
 )
 from tests.ordered import BEGIN_NS, Collective, all_reduce, make_folder, stands, steps, write_order
 

@@ -16,9 +16,9 @@ from overlapscope.diagnosis.evidence import RecordingGap
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.trace.checksum import dump_json_line
 from overlapscope.trace.collective_log import ENTRY_BYTES, group_file
 from overlapscope.trace.collective_log_reader import CollectiveLogs, open_collective_logs
+from overlapscope.trace.json_files import dump_json_line, write_json
 from overlapscope.trace.manifest import write_manifest
 from overlapscope.trace.schema import (
     ENDED_FILE,
@@ -29,7 +29,6 @@ from overlapscope.trace.schema import (
     RUN_FILE,
     SIGNATURES_FILE,
     rank_folder,
-    write_json,
 )
 from tests.diagnosis.jobs import group, job, rank, trained
 from tests.diagnosis.test_from_logs import write_model

@@ -14,8 +14,8 @@ from overlapscope.diagnosis.collective_order import WINDOW_MARGIN, RecordedOrder
 from overlapscope.diagnosis.evidence import GroupOrder
 from overlapscope.trace.collective_log import ENTRY_BYTES, HEADER_BYTES, SHADOW, UNEVEN_INPUTS
 from overlapscope.trace.collective_log_reader import open_collective_logs
+from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.schema import Signature
-from overlapscope.trace.small_files import find_rank_folders
 from tests.ordered import Collective, all_reduce, bucket, steps, write_order
 
 Order = list[Collective]

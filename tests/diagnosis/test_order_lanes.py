@@ -13,7 +13,7 @@ from overlapscope.diagnosis.evidence import Entry
 from overlapscope.diagnosis.order_view import Cell, OrderLanes
 from overlapscope.trace.collective_log import ENTRY_BYTES, HEADER_BYTES
 from overlapscope.trace.collective_log_reader import open_collective_logs
-from overlapscope.trace.small_files import find_rank_folders
+from overlapscope.trace.folders import find_rank_folders
 from tests.ordered import Collective, all_reduce, bucket, steps, write_order
 
 Orders = Mapping[int, Sequence[Collective]]

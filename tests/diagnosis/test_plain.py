@@ -20,7 +20,7 @@ from overlapscope.diagnosis.evidence import (
 )
 from overlapscope.diagnosis.rank_snapshot import LogExcerpt, RankSnapshot
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.trace.dataclass_json import from_dict, from_json, to_json
+from overlapscope.trace.json_files import from_dict, from_json, to_json
 from overlapscope.trace.schema import Signature
 
 THINGS = st.one_of(

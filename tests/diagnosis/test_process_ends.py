@@ -14,17 +14,9 @@ import pytest
 
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.event_log import EventLogWriter
+from overlapscope.trace.json_files import write_json
 from overlapscope.trace.process_files import write_exit
-from overlapscope.trace.schema import (
-    ENDED_FILE,
-    EVENTS_FILE,
-    RANK_FILE,
-    Kind,
-    Phase,
-    pack_body,
-    rank_folder,
-    write_json,
-)
+from overlapscope.trace.schema import ENDED_FILE, EVENTS_FILE, RANK_FILE, Kind, Phase, pack_body, rank_folder
 from tests.diagnosis.test_from_logs import evidence_of
 from tests.ordered import BEGIN_NS, Collective, all_reduce, end, fail, lives_here, stands, steps, write_order
 

@@ -18,8 +18,8 @@ from overlapscope.diagnosis.order_difference import EntryDifference
 from overlapscope.diagnosis.rank_snapshot import RankSnapshot, make_snapshot
 from overlapscope.trace.collective_log import REACHED, UNREACHED
 from overlapscope.trace.collective_log_reader import open_collective_logs
-from overlapscope.trace.dataclass_json import from_json, to_json
-from overlapscope.trace.small_files import find_rank_folders
+from overlapscope.trace.folders import find_rank_folders
+from overlapscope.trace.json_files import from_json, to_json
 from tests.diagnosis.jobs import job, rank
 from tests.ordered import Collective, all_reduce, bucket, steps, write_order
 

@@ -20,10 +20,10 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.trace import load
 from overlapscope.trace import rank_folder as rank_files
 from overlapscope.trace.cache import ConvertedShards
+from overlapscope.trace.folders import STAGING_PREFIX, try_lock
 from overlapscope.trace.load import _ShardTask
 from overlapscope.trace.recording import Trace, open_recording, read_trace
 from overlapscope.trace.schema import RUN_FILE, TABLES_FOLDER, rank_folder
-from overlapscope.trace.small_files import STAGING_PREFIX, try_lock
 from overlapscope.trace.tables import TABLES
 from tests.synthetic import US, make_rank, write_recording, write_step
 from tests.trace.test_clock_alignment import edit_json, on_another_host

@@ -23,8 +23,9 @@ from overlapscope.trace.clock_alignment import (
     tighten_map,
 )
 from overlapscope.trace.clocks import MAX_DRIFT, ClockMap
+from overlapscope.trace.json_files import write_json
 from overlapscope.trace.recording import open_recording, read_trace
-from overlapscope.trace.schema import CLOCK_FILE, RANK_FILE, RUN_FILE, TABLES_FOLDER, rank_folder, write_json
+from overlapscope.trace.schema import CLOCK_FILE, RANK_FILE, RUN_FILE, TABLES_FOLDER, rank_folder
 from overlapscope.trace.table_file import ALL_STEPS
 from overlapscope.trace.tables import TABLES
 from tests.synthetic import make_rank, write_recording

@@ -21,8 +21,8 @@ from overlapscope.trace.collective_log import (
     group_file,
 )
 from overlapscope.trace.collective_log_reader import CollectiveLogFile, open_collective_logs
+from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.schema import HEADER_BYTES, PLANS_FILE, SIGNATURES_FILE, rank_folder
-from overlapscope.trace.small_files import find_rank_folders
 from tests.ordered import all_reduce, bucket, steps, write_order
 
 

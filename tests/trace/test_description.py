@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from overlapscope.trace.description import describe_clocks, describe_models, describe_strategies
+from overlapscope.trace.json_files import write_json
 from overlapscope.trace.recording import read_trace
-from overlapscope.trace.schema import CLOCK_FILE, RANK_FILE, rank_folder, write_json
+from overlapscope.trace.schema import CLOCK_FILE, RANK_FILE, rank_folder
 from tests.synthetic import make_rank
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from overlapscope.errors import Problem
+from overlapscope.trace.json_files import write_json
 from overlapscope.trace.manifest import Manifest, write_manifest
-from overlapscope.trace.schema import MANIFEST_FILE, write_json
+from overlapscope.trace.schema import MANIFEST_FILE
 from tests.trace.logs import make_log
 
 

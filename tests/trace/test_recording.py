@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from overlapscope.breakdown.steady_steps import find_first_step_after_warm_up
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace import tables
+from overlapscope.trace.json_files import write_json
 from overlapscope.trace.recording import read_trace
 from overlapscope.trace.schema import (
     CALL_SITES_FILE,
@@ -28,7 +29,6 @@ from overlapscope.trace.schema import (
     Kind,
     pack_body,
     rank_folder,
-    write_json,
 )
 from tests.ordered import make_folder, steps, write_order
 from tests.synthetic import PARAMETERS, US, make_rank, write_recording, write_step

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.checksum import parse_json_text
 from overlapscope.trace.event_log import RECORD_DTYPE
 from overlapscope.trace.schema import (
     CHECKED_RECORD,
@@ -27,8 +25,9 @@ from overlapscope.trace.schema import (
     Flag,
     Kind,
     LogHeader,
+    add_page_checksum,
+    is_page_intact,
     pack_body,
-    write_json,
 )
 
 PATH = Path("rank_0/events.log")
@@ -126,15 +125,8 @@ def test_garbage_is_a_header_or_a_one_line_error(tail: bytes, marked: bool) -> N
     assert "\n" not in refusal
 
 
-def test_a_small_json_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "run.json"
-    write_json(path, {"a": 1})
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "replace", killed)
-    with pytest.raises(KeyboardInterrupt):
-        write_json(path, {"a": 2})
-    assert parse_json_text(path.read_bytes()) == {"a": 1}
-    assert os.path.exists(path)
+def test_a_page_is_what_was_written_or_it_is_not() -> None:
+    page = add_page_checksum(b"header".ljust(64, b"\0"))
+    assert is_page_intact(page)
+    assert not is_page_intact(page.replace(b"h", b"H"))
+    assert not is_page_intact(b"header".ljust(64, b"\0"))

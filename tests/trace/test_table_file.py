@@ -12,10 +12,10 @@ import pytest
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace import cache, table_file
 from overlapscope.trace import table_file as memory
+from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.load import staging_dir
 from overlapscope.trace.recording import open_recording, read_trace
 from overlapscope.trace.schema import EVENTS_FILE
-from overlapscope.trace.small_files import find_rank_folders
 from overlapscope.trace.tables import TABLES
 from tests.synthetic import write_recording
 

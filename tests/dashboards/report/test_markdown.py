@@ -17,7 +17,8 @@ from dashboards.recording import RecordingCache
 from dashboards.report.markdown import format_table, render_markdown_report
 from overlapscope.breakdown.text import describe_summary
 from overlapscope.report.render_markdown import escape_markdown
-from overlapscope.trace.schema import RUN_FILE, rank_folder, write_json
+from overlapscope.trace.json_files import write_json
+from overlapscope.trace.schema import RUN_FILE, rank_folder
 from tests.dashboards.report.test_html import NOW, RECORDINGS
 from tests.dashboards.test_order_page import faulty
 from tests.synthetic import write_recording

@@ -15,7 +15,8 @@ import pytest
 from instrumented_ddp.recording.metadata import find_attempt_folder, has_attempt_ended
 from overlapscope.diagnosis.process_state import read_process_start_ns
 from overlapscope.trace import clocks
-from overlapscope.trace.schema import ENDED_FILE, JOINING_FILE, rank_folder, write_json
+from overlapscope.trace.json_files import write_json
+from overlapscope.trace.schema import ENDED_FILE, JOINING_FILE, rank_folder
 
 GONE = 2**22 - 1
 """Larger than any process number."""

@@ -16,7 +16,7 @@ from instrumented_ddp.watchdog.protocol import (
     LogHead,
     Outcome,
 )
-from overlapscope.trace.dataclass_json import from_json, to_json
+from overlapscope.trace.json_files import from_json, to_json
 
 MESSAGES = st.one_of(
     [

@@ -49,7 +49,7 @@ from overlapscope.diagnosis.evidence import RankEvidence
 from overlapscope.diagnosis.order_difference import EntryDifference
 from overlapscope.diagnosis.rank_snapshot import RankSnapshot
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.trace.dataclass_json import to_json
+from overlapscope.trace.json_files import to_json
 
 CERTAIN = Verdict(kind="killed", sentence="Rank 1 was killed.", blamed=(1,))
 LIKELY = Verdict(kind="stuck", sentence="Rank 1 is stuck.", alternative="it is slow", suspected=(1,))

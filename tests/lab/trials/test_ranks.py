@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from overlapscope.lab.experiments.results import read_results
-from overlapscope.trace.small_files import find_rank_folders
+from overlapscope.trace.folders import find_rank_folders
 from tests.cli.command_line import COMMAND, REPOSITORY
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

@@ -1,4 +1,4 @@
-"""Folders of a recording: attempts, ranks, the small JSON files in them, and removal without touching a user's files.
+"""Folders of a recording: attempts, ranks, and removal without touching a user's files.
 
 A launcher such as ``torchrun --max-restarts`` restarts all ranks when one has failed. Each attempt is a separate
 recording: the first is in the folder of the run, and ``traces/restart_1`` is next to ``traces/rank_0``,
@@ -10,13 +10,12 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from overlapscope.errors import OverlapScopeError, Problem
-from overlapscope.trace.checksum import parse_json_text
+from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.schema import (
     ENDED_FILE,
     EVENTS_FILE,
@@ -143,8 +142,6 @@ def find_recorded_ranks(folder: Path) -> list[Path]:
     return [path for path in of_ranks if any((path / log).exists() for log in _LOGS)]
 
 
-Row = TypeVar("Row")
-
 _MOST_RANKS: Final = 1_000_000
 """Larger world sizes are treated as damage."""
 
@@ -211,44 +208,3 @@ def read_import_source(run: dict[str, Any]) -> str | None:
 def ranks_in_world(size: object) -> tuple[int, ...]:
     """Return all ranks of a job of this size; none if the size is not plausible."""
     return tuple(range(size)) if isinstance(size, int) and size <= _MOST_RANKS else ()
-
-
-def read_json(path: Path, problems: list[Problem]) -> dict[str, Any]:
-    """Read the JSON object in a small file; return an empty one and add a problem if it can't be read."""
-    try:
-        content = parse_json_text(path.read_bytes())
-    except (OSError, ValueError) as error:
-        problems.append(_unreadable(path, error))
-        return {}
-    if not isinstance(content, dict):
-        problems.append(Problem("error", f"{path}: damaged; it does not hold a JSON object"))
-        return {}
-    return content
-
-
-def _unreadable(path: Path, error: OSError | ValueError) -> Problem:
-    reason = error.strerror if isinstance(error, OSError) else error
-    return Problem("error", f"{path}: can't be read ({reason})")
-
-
-def read_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any], Iterable[Row]]) -> list[Row]:
-    """Read the rows of a JSON Lines file, skipping damaged lines; a truncated last line is skipped silently.
-
-    Args:
-        rows_of: returns the rows of one line's content.
-    """
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        problems.append(_unreadable(path, error))
-        return []
-    rows: list[Row] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows += rows_of(parse_json_text(line)) if line else ()
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            if number < len(lines):  # after the last line end there is nothing
-                problems.append(Problem("error", f"{path}: line {number} is damaged and skipped"))
-    return rows

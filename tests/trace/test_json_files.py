@@ -1,21 +1,17 @@
-"""Damage to a JSON text or a header page is noticed, and texts without a checksum are read as ever."""
+"""Damage to a JSON text is noticed, texts without a checksum are read too, and a file is replaced as a whole."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.trace.checksum import (
-    add_page_checksum,
-    dump_json_line,
-    dump_json_text,
-    is_page_intact,
-    parse_json_text,
-)
+from overlapscope.trace.json_files import dump_json_line, dump_json_text, parse_json_text, write_json
 
 CONTENT = {"name": 'größe "crc32":"00000000"', "shape": [3, 4], "nested": {"b": None, "a": 1.5}}
 WRITTEN = [dump_json_line(CONTENT), dump_json_text(CONTENT)]
@@ -58,8 +54,15 @@ def test_only_the_last_key_is_the_checksum(write: Callable[[dict[str, object]], 
     assert parse_json_text(json.dumps(content).encode()) == content
 
 
-def test_a_page_is_what_was_written_or_it_is_not() -> None:
-    page = add_page_checksum(b"header".ljust(64, b"\0"))
-    assert is_page_intact(page)
-    assert not is_page_intact(page.replace(b"h", b"H"))
-    assert not is_page_intact(b"header".ljust(64, b"\0"))
+def test_a_small_json_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.json"
+    write_json(path, {"a": 1})
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_json(path, {"a": 2})
+    assert parse_json_text(path.read_bytes()) == {"a": 1}
+    assert os.path.exists(path)

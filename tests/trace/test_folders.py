@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from overlapscope.trace.schema import JOINING_FILE
-from overlapscope.trace.small_files import (
+from overlapscope.trace.folders import (
     attempt_number,
     find_attempts,
     find_latest_attempt,
     find_sibling_attempts,
     restart_folder,
 )
+from overlapscope.trace.schema import JOINING_FILE
 
 
 def begun(folder: Path) -> Path:

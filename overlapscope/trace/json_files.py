@@ -1,0 +1,171 @@
+"""JSON files of a recording: written with checksums, read with problems, converted to dataclasses and back.
+
+A text has its checksum as its last key, ``"crc32": "1a2b3c4d"``: the CRC-32 of the text without the line end, with
+zeros in place of the eight digits. A text without a checksum, such as one written by hand, is taken as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from zlib import crc32
+
+from overlapscope.errors import Problem
+
+T = TypeVar("T")
+Row = TypeVar("Row")
+
+CHECKSUM_KEY: Final = "crc32"
+_NO_DIGITS: Final = b"00000000"
+_CHECKSUM: Final = re.compile(rb'"crc32": ?"(.{8})"\s*\}\s*\Z', re.DOTALL)
+
+
+def dump_json_line(content: Mapping[str, Any]) -> str:
+    """Serialize a line of a ``.jsonl`` file, with its checksum and line end."""
+    text = json.dumps(_without_checksum(content), separators=(",", ":"))
+    return _with_checksum(text[:-1] + f',"{CHECKSUM_KEY}":"00000000"}}') + "\n"
+
+
+def dump_json_text(content: Mapping[str, Any]) -> str:
+    """Serialize a JSON file that people read too: indented and sorted by key, with its checksum."""
+    text = json.dumps(_without_checksum(content), indent=1, sort_keys=True)
+    return _with_checksum(text.removesuffix("\n}") + f',\n "{CHECKSUM_KEY}": "00000000"\n}}') + "\n"
+
+
+def parse_json_text(data: bytes) -> Any:
+    """Parse a JSON text with or without a checksum, and drop the checksum.
+
+    Raises:
+        ValueError: the text is not JSON, or its checksum is wrong.
+    """
+    content = json.loads(data)
+    found = _CHECKSUM.search(data)
+    if found is not None:
+        begin, end = found.span(1)
+        if found[1] != b"%08x" % crc32(data[:begin] + _NO_DIGITS + data[end:].rstrip(b"\n")):
+            raise ValueError("its checksum is wrong")
+    return _without_checksum(content) if isinstance(content, dict) else content
+
+
+def _without_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in content.items() if key != CHECKSUM_KEY}
+
+
+def _with_checksum(text: str) -> str:
+    """Replace the zeros at the end of a text by its checksum."""
+    data = text.encode()
+    begin = data.rindex(_NO_DIGITS)
+    return text[:begin] + f"{crc32(data):08x}" + text[begin + len(_NO_DIGITS) :]
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a small JSON file atomically: a reader sees the old one or the new one, never half of it."""
+    draft = path.with_suffix(".json.part")
+    draft.write_text(dump_json_text(content), encoding="utf-8")
+    draft.replace(path)
+
+
+def read_json(path: Path, problems: list[Problem]) -> dict[str, Any]:
+    """Read the JSON object in a small file; return an empty one and add a problem if it can't be read."""
+    try:
+        content = parse_json_text(path.read_bytes())
+    except (OSError, ValueError) as error:
+        problems.append(_unreadable(path, error))
+        return {}
+    if not isinstance(content, dict):
+        problems.append(Problem("error", f"{path}: damaged; it does not hold a JSON object"))
+        return {}
+    return content
+
+
+def _unreadable(path: Path, error: OSError | ValueError) -> Problem:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return Problem("error", f"{path}: can't be read ({reason})")
+
+
+def read_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any], Iterable[Row]]) -> list[Row]:
+    """Read the rows of a JSON Lines file, skipping damaged lines; a truncated last line is skipped silently.
+
+    Args:
+        rows_of: returns the rows of one line's content.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        problems.append(_unreadable(path, error))
+        return []
+    rows: list[Row] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows += rows_of(parse_json_text(line)) if line else ()
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            if number < len(lines):  # after the last line end there is nothing
+                problems.append(Problem("error", f"{path}: line {number} is damaged and skipped"))
+    return rows
+
+
+_PRIMITIVES: Final = (int, str, float, bool)
+
+
+def to_json(thing: Any) -> str:
+    """Serialize a dataclass to one line."""
+    return json.dumps(thing, separators=(",", ":"), default=vars)  # asdict copies everything, at several times the cost
+
+
+def from_json(cls: type[T], text: str | bytes) -> T:
+    """Parse the output of ``to_json``.
+
+    Raises:
+        KeyError, TypeError, ValueError: ``text`` is not a valid ``cls``.
+    """
+    return from_dict(cls, json.loads(text))
+
+
+def from_dict(cls: type[T], plain: dict[str, Any]) -> T:
+    """Rebuild a dataclass from the output of ``dataclasses.asdict`` and JSON. Unknown fields are ignored.
+
+    Raises:
+        KeyError, TypeError, ValueError: ``plain`` is not a valid ``cls``: a field is missing, or of another type.
+    """
+    hints = _hints_of(cls)  # type: ignore[arg-type] # classes are hashable
+    return cls(**{name: _value(hints[name], value) for name, value in plain.items() if name in hints})
+
+
+@cache
+def _hints_of(cls: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in fields(cls)}
+
+
+def _value(hint: Any, value: Any) -> Any:
+    if hint in _PRIMITIVES:
+        return _primitive(hint, value)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return None if value is None else _value(next(one for one in arguments if one is not type(None)), value)
+    if origin is tuple:
+        if arguments[0] in _PRIMITIVES and arguments[-1] is Ellipsis:
+            return tuple(value)
+        hints = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        return tuple(_value(one, item) for one, item in zip(hints, value, strict=True))
+    if origin is dict:
+        of_key, of_value = arguments
+        return {of_key(key): _value(of_value, item) for key, item in value.items()}
+    if is_dataclass(hint):
+        return from_dict(hint, value)  # type: ignore[arg-type] # is_dataclass is true of instances as well
+    return value
+
+
+def _primitive(hint: Any, value: Any) -> Any:
+    if not isinstance(value, (int, float) if hint is float else hint):
+        raise TypeError(f"{value!r} is not of type {hint.__name__}")
+    return value
