@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from instrumented_ddp import DistributedDataParallel
 from instrumented_ddp.plans import auto, auto_choice, auto_measuring, probing
 from instrumented_ddp.plans.auto_choice import Candidate
 from overlapscope.advice.observations import extract_observations
+from overlapscope.bucket_model import plans
 from overlapscope.bucket_model.observation import BucketCycles, Observations
 from overlapscope.bucket_model.partition import Buckets
 from overlapscope.errors import OverlapScopeError
@@ -268,7 +268,7 @@ def train_with_faults(trace: str | None, faulty_rank: int) -> dict[str, tuple[St
     make_one_bucket_faster()
     auto.MIN_STEPS_BETWEEN_DECISIONS, auto.CHECK_EVERY_STEPS = 2, 1
     auto._WINDOW_STEPS = 2
-    probing.plan_probe, auto_choice.MAX_TRIAL_STEPS = partial(probing.plan_probe, steps=10), 12
+    plans.PROBED_STEPS, auto_choice.MAX_TRIAL_STEPS = 10, 12
     places = {name: place for name, place in FAULTS.items() if (name in OF_RECORDINGS) == (trace is not None)}
     ended = {}
     for name, (owner, attribute) in {"nothing": (auto, "propose_candidates"), **places}.items():
