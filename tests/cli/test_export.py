@@ -55,39 +55,6 @@ def test_metrics_are_of_the_folders_name(traces: Path, tmp_path: Path) -> None:
     assert 'overlapscope_ranks{run="traces"} 3' in (tmp_path / "a.prom").read_text().splitlines()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--ranks", "1,9"), "--ranks 1,9: {traces} has no such rank; it has 0-2"),
-        (("--ranks", ""), "--ranks : {traces} has no such rank; it has 0-2"),
-        (("--steps", "90:"), "{traces}: has no step from 90 on; it has 0 to 4"),
-        (("--format", "csv", "--ranks", "1"), "--steps and --ranks choose from a trace: csv has the whole recording"),
-    ],
-)
-def test_a_choice_of_nothing_is_refused_and_leaves_no_file(
-    traces: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
-) -> None:
-    ran = overlapscope("export", traces, "-o", tmp_path / "a", *arguments)
-    assert (ran.returncode, ran.stderr) == (1, f"overlapscope export: {said.format(traces=traces)}\n")
-    assert not (tmp_path / "a").exists()
-
-
-def test_an_existing_file_stays_as_it_is(traces: Path, tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("mine")
-    ran = overlapscope("export", traces, "-o", tmp_path / "a")
-    assert (ran.returncode, ran.stderr) == (
-        1,
-        f"overlapscope export: {tmp_path / 'a'}: already exists: remove it, or give another name with -o\n",
-    )
-    assert (tmp_path / "a").read_text() == "mine"
-
-
-def test_where_nothing_can_be_written_it_is_said_in_a_line(traces: Path, tmp_path: Path) -> None:
-    ran = overlapscope("export", traces, "-o", tmp_path / "nowhere" / "a")
-    said = f"{tmp_path / 'nowhere' / 'a'}: can't be written (No such file or directory)"
-    assert (ran.returncode, ran.stderr) == (1, f"overlapscope export: {said}\n")
-
-
 def edited(path: Path, **changes: object) -> None:
     write_json(path, json.loads(path.read_text()) | changes)
 
@@ -99,7 +66,7 @@ def test_a_rank_whose_clock_is_not_known_says_so_in_the_file(traces: Path, tmp_p
             rank_folder(traces, rank) / RUN_FILE, models=[{"model": 0, "class": "GPT", "comm_hook": "of the user's"}]
         )
     ran = overlapscope("export", traces, "-o", tmp_path / "a.json", "--format", "chrome")
-    assert "can't be aligned with rank 0" in ran.stderr
+    assert "note: rank 2 " in ran.stderr
     events = json.loads((tmp_path / "a.json").read_text())["traceEvents"]
     assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == [
         "rank 0 (node0, cpu)",

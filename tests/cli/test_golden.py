@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,18 @@ from tests.cli.command_line import overlapscope
 from tests.synthetic import write_straggling_recording
 
 Golden = Callable[[str, str], None]
+
+PROFILE = Path(__file__).parents[1] / "interop" / "data" / "resnet50_ddp_nccl_rank0of2.json.gz"
+LAB = ("fault", "run", "figures", "synth", "cluster")
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("command", ["summary", "stragglers", "recommend", "diagnose"])
 def test_a_command_reads_as_its_golden_file(folder: Path, command: str, golden: Golden) -> None:
-    ran = overlapscope(command, folder, TZ="UTC")
+    ran = overlapscope(command, folder)
     golden(f"cli/{command}", ran.stdout.replace(str(folder), "traces"))
 
 
@@ -32,6 +46,33 @@ def test_a_comparison_reads_as_its_golden_file(folder: Path, golden: Golden) -> 
     golden("cli/compare", ran.stdout.replace(str(folder), "traces"))
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_a_report_reads_as_its_golden_file(folder: Path, golden: Golden) -> None:
+    ran = overlapscope("report", folder, "--format", "md")
+    golden("cli/report", re.sub(r"made on .* by OverlapScope .*", "made NOW", ran.stdout))
+
+
+def test_exports_are_announced_as_in_the_golden_file(folder: Path, tmp_path: Path, golden: Golden) -> None:
+    said = []
+    for form in ("perfetto", "chrome", "openmetrics", "csv", "parquet"):
+        ran = overlapscope("export", folder, "-o", tmp_path / form, "--format", form)
+        assert (ran.returncode, ran.stdout) == (0, "")
+        said.append(ran.stderr.replace(f"{tmp_path}/", ""))
+    golden("cli/export", "".join(said))
+
+
+def test_an_import_reads_as_its_golden_file(tmp_path: Path, golden: Golden) -> None:
+    ran = overlapscope("import", PROFILE, "-o", tmp_path / "traces")
+    assert (ran.returncode, ran.stdout) == (0, "")
+    golden("cli/import", ran.stderr.replace(f"{tmp_path}/", "").replace(str(PROFILE), PROFILE.name))
+
+
+def test_the_lab_reads_as_its_golden_file(tmp_path: Path, golden: Golden) -> None:
+    synth = ("synth", "--ranks", 2, "--steps", 1, "--buckets", 1, "-o", tmp_path / "planned")
+    said = [overlapscope("lab", *arguments).stdout for arguments in (("faults",), ("experiments",), synth)]
+    golden("cli/lab", "\n".join(said).replace(f"{tmp_path}/", ""))
+    assert overlapscope("lab").stdout == overlapscope("lab", "--help").stdout
+
+
+@pytest.mark.parametrize("command", [*sorted(COMMANDS), *(f"lab {name}" for name in LAB)])
 def test_the_help_of_a_command_reads_as_its_golden_file(command: str, golden: Golden) -> None:
-    golden(f"help/{command}", overlapscope(command, "--help", COLUMNS="120").stdout)
+    golden(f"help/{command.replace(' ', '_')}", overlapscope(*command.split(), "--help", COLUMNS="120").stdout)

@@ -6,7 +6,6 @@ import importlib
 import pkgutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -71,14 +70,3 @@ def test_an_unknown_option_is_answered_with_how_to_use_its_command(arguments: tu
     assert ran.returncode == 2
     assert ran.stderr.startswith(f"usage: overlapscope {arguments[0]} ")
     assert "unrecognized arguments: --" in ran.stderr
-
-
-@pytest.mark.parametrize("command", ["summary", "stragglers"])
-def test_a_folder_that_is_not_there_is_one_line_and_exit_code_1(tmp_path: Path, command: str) -> None:
-    ran = overlapscope(command, tmp_path / "nowhere")
-    assert ran.returncode == 1
-    assert ran.stdout == ""
-    assert ran.stderr == (
-        f"overlapscope {command}: {tmp_path}/nowhere: no such folder; "
-        f"record one with 'overlapscope record -o {tmp_path}/nowhere -- torchrun ...'\n"
-    )

