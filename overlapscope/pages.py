@@ -72,8 +72,8 @@ def render_report(
 
 
 def render_comparison(found: Comparison, parts: Sequence[str], fail_above: float) -> str:
-    """Return a comparison as one HTML file: see ``dashboards.pages.compare.render_comparison_file``."""
-    from dashboards.pages.compare import render_comparison_file
+    """Return a comparison as one HTML file: see ``dashboards.report.html.render_comparison_file``."""
+    from dashboards.report.html import render_comparison_file
 
     return render_comparison_file(found, parts, fail_above)
 

@@ -63,9 +63,15 @@
     if (reason instanceof DOMException && /transition/i.test(reason.message)) event.preventDefault()
   })
 
+  // A page that is reloaded before it is drawn is restored to the state before the first reload, but for a new focus.
+  function lastSeen() {
+    if (isRestored) return look()
+    return document.activeElement === document.body ? seen : {...seen, focused: look().focused}
+  }
+
   window.addEventListener("pagehide", () => {
     try {
-      if (next !== null) sessionStorage.setItem(key, JSON.stringify({address: next, seen: isRestored ? look() : seen}))
+      if (next !== null) sessionStorage.setItem(key, JSON.stringify({address: next, seen: lastSeen()}))
     } catch {
       // Private windows may refuse to store; then the page begins at its top.
     }
@@ -83,7 +89,7 @@
 
   const seen = opened()
   if (!seen) return
-  isRestored = false // if this page is reloaded before it is drawn, it is restored to the state before the first reload
+  isRestored = false
   holdPicture()
   window.addEventListener("pagereveal", ({viewTransition}) => {
     if (!viewTransition) return letGo()

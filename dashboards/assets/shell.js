@@ -126,9 +126,9 @@ window.overlapscope = (() => {
     button.remove()
   }
 
-  // Actions by key, for when nothing is being typed.
-  function onKeys(acts) {
-    document.addEventListener("keydown", (event) => {
+  // Actions by key on the page, or on a part of it that has the focus, for when nothing is being typed.
+  function onKeys(acts, area = document) {
+    area.addEventListener("keydown", (event) => {
       const isTyping = event.target.closest?.("textarea, select, dialog, input:not([type=radio], [type=checkbox])")
       const act = acts[event.key.length === 1 ? event.key.toLowerCase() : event.key]
       if (isTyping || !act || event.ctrlKey || event.metaKey || event.altKey) return

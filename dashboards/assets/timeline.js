@@ -172,21 +172,10 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   let pointings = 0
   let isDragging = false
 
-  function spanAt(x, y) {
-    const {left, right, top, bottom, lane, row} = plot.spans.data
-    const nsPerPx = (range.end - range.start) / (root.inner_width || 1)
-    let best = null
-    let nearest = 4 * nsPerPx
-    for (let i = 0; i < left.length; i++) {
-      if (y < top[i] || y > bottom[i]) continue
-      const away = Math.max(left[i] - x, x - right[i], 0)
-      // The shortest of the spans under the pointer: an instant within a long span can still be reached.
-      if (away < nearest || (away === 0 && best && right[i] - left[i] < best.length)) {
-        nearest = away
-        best = {lane: lane[i], row: row[i], length: right[i] - left[i]}
-      }
-    }
-    return best && {...best, round: roundAt(best, x, y)}
+  function spanAt({x, y}) {
+    const {lane, row} = plot.spans.data
+    const i = window.overlapscope.spanAt(plot.spans.data, {x, y}, (range.end - range.start) / (root.inner_width || 1))
+    return i < 0 ? null : {lane: lane[i], row: row[i], round: roundAt({lane: lane[i], row: row[i]}, x, y)}
   }
 
   // The round of an all-reduce: of several at that time the one that is nearest to the pointer.
@@ -219,7 +208,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   function point(event) {
     pointer.x = event.x
     if (isDragging || ruler.isPlacing()) return
-    const span = spanAt(event.x, event.y)
+    const span = spanAt(event)
     if (!span) return hideTip()
     tip.place(event, ranksAround(event.sy))
     if (under && ["lane", "row", "round"].every((name) => span[name] === under[name])) return
@@ -241,7 +230,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   function select(event) {
     tapped = event
-    const span = spanAt(event.x, event.y)
+    const span = spanAt(event)
     if (!span) return clearSelection()
     plot.chosen.data = {lane: [span.lane], row: [span.row], name: [""]}
   }

@@ -1,4 +1,4 @@
-"""Compare page: a comparison of the runs, steps and plans in the query, or of two runs as one self-contained file."""
+"""Compare page: a comparison of the runs, steps and plans in the query."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from bokeh.document import Document
+from bokeh.model import Model
 
 from dashboards.comparisons import ComparisonResult, SideRequest
 from dashboards.pages.breakdown import build_step_bar
 from dashboards.pages.shell import QueryArguments, render
-from dashboards.plots.step_drawing import StepDrawing, draw_pairs
+from dashboards.plots.step_drawing import StepDrawing, StepPlots
 from dashboards.runs import RunIndex
 from dashboards.urls import RunUrl, run_pages_url
 from overlapscope.breakdown.breakdown import BLOCKS
@@ -22,7 +23,7 @@ from overlapscope.compare.changes import TimeDifference
 from overlapscope.compare.comparison import Comparison
 from overlapscope.compare.side import STEP, StepChoice, parse_step_bounds
 from overlapscope.compare.text import describe_outcomes, describe_sides
-from overlapscope.errors import OverlapScopeError
+from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.report.compare import build_comparison_tables
 from overlapscope.text import capitalize, format_ns_change
 
@@ -221,28 +222,6 @@ class StepLinks:
     can_be_drawn: bool
 
 
-def render_comparison_file(found: Comparison, parts: Sequence[str], fail_above: float) -> str:
-    """Return the page as one self-contained file.
-
-    Args:
-        found: the comparison.
-        parts: quantities to judge, of ``PARTS``.
-        fail_above: threshold, as in ``Comparison.outcome``.
-    """
-    document = Document()
-    render(
-        document,
-        "compare_file.html",
-        title="Comparison",
-        is_plain=True,
-        further_problems=_collect_problems(found),
-        **build_comparison_context(found, next(draw_pairs(found), ()), parts, fail_above),
-        drawn=0,
-        step_links=[],
-    )
-    return str(document.template.render(roots=[], plot_script="", **document.template_variables))
-
-
 def build(document: Document, runs: RunIndex, arguments: QueryArguments) -> None:
     """Fill a document with the comparison in the query, or with what is missing for one."""
     has_table = runs.only_run is None
@@ -264,7 +243,8 @@ def build(document: Document, runs: RunIndex, arguments: QueryArguments) -> None
         document,
         "compare.html",
         title="Compare",
-        further_problems=[] if found is None else _collect_problems(found),
+        roots=[] if compared is None else _draw_steps(document, compared, arguments),
+        further_problems=[] if found is None else collect_problems(found),
         names=[row.run.latest_name for row in runs.latest()] if has_table else [],
         sides=build_side_views(chosen, compared),
         swapped=format_compare_url(*reversed(chosen)),
@@ -308,6 +288,18 @@ def parse_drawn_index(found: Comparison, arguments: QueryArguments) -> int:
     return numbers.index(asked) if asked in numbers else 0
 
 
+def _draw_steps(document: Document, compared: ComparisonResult, arguments: QueryArguments) -> list[Model]:
+    """Return the figures of the chosen one of the steps that differ most, and connect them; empty if there is none."""
+    if compared.found is None or not compared.drawings:
+        return []
+    drawings = compared.drawings[parse_drawn_index(compared.found, arguments)]
+    if not drawings:
+        return []
+    plots = StepPlots(drawings)
+    document.js_on_event("document_ready", plots.start_script)
+    return plots.roots
+
+
 def _build_result_context(
     found: Comparison, compared: ComparisonResult, chosen: Sequence[SideChoice], arguments: QueryArguments
 ) -> dict[str, Any]:
@@ -340,5 +332,6 @@ def _build_computing(document: Document) -> None:
     )
 
 
-def _collect_problems(found: Comparison) -> list[Any]:
+def collect_problems(found: Comparison) -> list[Problem]:
+    """Return the problems with the recordings of both sides."""
     return [problem for side in (found.base, found.new) for problem in side.trace.problems]

@@ -112,11 +112,10 @@ def render(
     document.js_on_event("connection_lost", CustomJS(code="window.overlapscope.reconnect()"))
 
 
-def render_standalone(template: str, *, title: str, **variables: Any) -> str:
-    """Return the markup of a page without header and plots, for visitors who are not logged in."""
-    return render_fragment(
-        template, roots=[], is_plain=True, navigation=(), **build_shell_context(title, None), **variables
-    )
+def render_standalone(template: str, *, title: str, further_problems: Sequence[Problem] = (), **variables: Any) -> str:
+    """Return the markup of a page without header, for files and for visitors who are not logged in."""
+    context = build_shell_context(title, None, further_problems)
+    return render_fragment(template, roots=[], is_plain=True, navigation=(), **context, **variables)
 
 
 def build_shell_context(title: str, trace: Trace | None, further_problems: Sequence[Problem] = ()) -> dict[str, Any]:

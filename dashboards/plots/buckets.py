@@ -35,8 +35,16 @@ from dashboards.plots.bucket_columns import (
     build_size_tooltip,
     build_step_tooltip,
 )
-from dashboards.plots.tooltip import draw_span_text, make_span_mapper
-from dashboards.plots.wide_figure import SMALL_TEXT, BucketHatches, fit_ticks, make_wide_figure, style_axis
+from dashboards.plots.wide_figure import (
+    SMALL_TEXT,
+    BucketHatches,
+    draw_span_text,
+    draw_spans,
+    draw_time_axis,
+    make_span_mapper,
+    make_wide_figure,
+    style_axis,
+)
 from dashboards.theme import paint
 from overlapscope.bucket_model.partition import Buckets
 from overlapscope.bucket_model.prediction import SPECIALS, Curve, Options, Special
@@ -50,9 +58,7 @@ CURVE_RIGHT_PX: Final = 18
 _SIZES_MB: Final = [mantissa * 10.0**exponent for exponent in range(-4, 6) for mantissa in (1, 2, 5)]
 _SIZE_LABELS: Final = "return tick.toLocaleString('en-US', {maximumSignificantDigits: 3}) + ' MB'"
 _CURVE_HEIGHT_PX: Final = 220
-_AXIS_HEIGHT_PX: Final = 24
 _STRIP_HEIGHT_PX: Final = 30
-_EDGES: Final = {"left": "left", "right": "right", "top": "top", "bottom": "bottom"}
 
 
 def draw_curve(
@@ -154,7 +160,7 @@ def draw_steps(
     plot.xaxis.visible = False
     color = {"field": "category", "transform": make_span_mapper()}
     for source in spans:
-        plot.quad(**_EDGES, source=source, fill_color=color, line_color=None)
+        draw_spans(plot, source)
     for each in hatches:
         each.draw(plot)
     for source in ready:
@@ -169,18 +175,6 @@ def draw_steps(
     return plot
 
 
-def draw_time(time_range: Range1d) -> Any:
-    """Draw the time axis above the two steps."""
-    plot = make_wide_figure(time_range, Range1d(start=0, end=1), _AXIS_HEIGHT_PX, "time", x_axis_location="above")
-    axis = plot.xaxis[0]
-    fit_ticks(plot, 10)
-    axis.formatter = CustomJSTickFormatter(code=read_asset("time_ticks.js"))
-    style_axis(axis)
-    # Bokeh warns about a figure without renderers.
-    plot.vspan(x=[0.0], line_alpha=0)
-    return plot
-
-
 def draw_strip(total_bytes: int, strip: ColumnDataSource, hatches: BucketHatches, labels: ColumnDataSource) -> Any:
     """Draw the plan, from the first gradient to the last; x is bytes."""
     plot = make_wide_figure(
@@ -188,8 +182,7 @@ def draw_strip(total_bytes: int, strip: ColumnDataSource, hatches: BucketHatches
     )
     plot.xaxis.visible = False
     plot.toolbar.tools = []
-    color = {"field": "category", "transform": make_span_mapper()}
-    parts = plot.quad(**_EDGES, source=strip, fill_color=color, line_width=1)
+    parts = draw_spans(plot, strip, line_width=1)
     paint(parts.glyph, line_color="surface")
     hatches.draw(plot)
     draw_span_text(plot, labels, text_align="center")
@@ -302,7 +295,7 @@ class BucketsPlot:
             labels=self.labels,
             ends=self.ends,
         )
-        self.time = draw_time(self.step_range)
+        self.time = draw_time_axis(self.step_range, "time")
         self.plan = draw_strip(forecast.gradients.total_bytes, self.strip, self.strip_hatches, self.strip_labels)
         self._width_px = _FIRST_WIDTH_PX
         self._draw_curve(curve)

@@ -32,7 +32,7 @@ from dashboards.plots.order_columns import (
     make_empty_columns,
 )
 from dashboards.plots.tooltip import Rows
-from dashboards.plots.wide_figure import FONT, SMALL_TEXT, fit_ticks, make_wide_figure, style_axis
+from dashboards.plots.wide_figure import EDGES, FONT, SMALL_TEXT, fit_ticks, make_wide_figure, style_axis
 from dashboards.theme import paint
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Divergence
 from overlapscope.diagnosis.order_view import CATEGORIES, OrderLane, OrderLanes
@@ -43,7 +43,6 @@ from overlapscope.trace.schema import NO_BUCKET
 # Bokeh figures of the lanes of collectives: the lanes, and above them their numbers and steps.
 
 AXIS_HEIGHT_PX: Final = 62
-_EDGES: Final = {"left": "left", "right": "right", "top": "top", "bottom": "bottom"}
 
 
 def draw_order(
@@ -69,14 +68,14 @@ def draw_order(
     for side in ("left", "right"):
         edge = plot.vspan(x=side, source=band, line_width=1.5, level="overlay")
         paint(edge.glyph, line_color="exposed")
-    empty = plot.quad(**_EDGES, source=missing, fill_color=None, line_width=1, line_dash=[3, 3])
+    empty = plot.quad(**EDGES, source=missing, fill_color=None, line_width=1, line_dash=[3, 3])
     paint(empty.glyph, line_color="faint")
 
     mapper = LinearColorMapper(low=-0.5, high=len(CATEGORIES) - 0.5)
     paint(mapper, palette="collective_colors")
     color = {"field": "category", "transform": mapper}
     plot.quad(
-        **_EDGES,
+        **EDGES,
         source=cells,
         fill_color=color,
         fill_alpha="alpha",
@@ -91,9 +90,9 @@ def draw_order(
     paint(begins.glyph, line_color="muted")
     # Not everybody can distinguish red from some of the colors, so a line in the page's background color surrounds it.
     for role, width in (("surface", 5.5), ("exposed", 2.5)):
-        marks = plot.quad(**_EDGES, source=differing, fill_color=None, line_width=width, level="overlay")
+        marks = plot.quad(**EDGES, source=differing, fill_color=None, line_width=width, level="overlay")
         paint(marks.glyph, line_color=role)
-    chosen = plot.quad(**_EDGES, source=selected, fill_color=None, line_width=2.5, level="overlay")
+    chosen = plot.quad(**EDGES, source=selected, fill_color=None, line_width=2.5, level="overlay")
     paint(chosen.glyph, line_color="ink")
     inks, grounds = (LinearColorMapper(low=-0.5, high=len(CATEGORIES) + 0.5) for _ in range(2))
     paint(inks, palette="collective_text_colors")

@@ -1,4 +1,4 @@
-"""Drawing of a step that needs no server: every span with its name and details."""
+"""Drawing of steps that needs no server: every span with its name and details, on one time axis."""
 
 from __future__ import annotations
 
@@ -6,18 +6,32 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from bokeh.models import ColumnDataSource, CustomJS, Range1d
+
 from dashboards.plots.span_details import SpanDetails, get_span_details
-from dashboards.plots.timeline import MAX_SPANS, compute_step_view
+from dashboards.plots.timeline import MAX_SPANS, MIN_VIEW_NS, compute_step_view, draw_unfinished
 from dashboards.plots.timeline_columns import (
+    LABEL_COLUMNS,
+    Columns,
     LaneLayout,
     View,
     build_span_columns,
     build_unfinished_columns,
     format_span_label,
     layout_lanes,
+    make_empty_columns,
 )
 from dashboards.plots.tooltip import build_tooltip
-from overlapscope.breakdown.lanes import CATEGORIES, LANE_NAMES, LaneCache, Timeline
+from dashboards.plots.wide_figure import (
+    TIME_AXIS_PX,
+    BucketHatches,
+    draw_span_text,
+    draw_spans,
+    draw_time_axis,
+    make_wide_figure,
+)
+from dashboards.theme import paint
+from overlapscope.breakdown.lanes import LANE_NAMES, LaneCache, Timeline
 from overlapscope.compare.comparison import Comparison
 from overlapscope.text import format_ns, format_timestamp_ns
 from overlapscope.trace.recording import Trace
@@ -40,21 +54,29 @@ class SpanRow:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepDrawing:
-    """One step of some ranks."""
+    """One step of some ranks; times are nanoseconds from its start."""
 
     number: int
     ranks: tuple[int, ...]
     all_ranks: int
     layout: LaneLayout
-    data: dict[str, Any]
-    """Input of the page's script; times are nanoseconds from the start of the step."""
+    view: View
+    spans: Columns
+    """Spans of the step and its neighbors in view: ``SPAN_COLUMNS``, ``end``, ``text``, and title, labels and values of
+    the tooltip."""
+    unfinished: Columns
     rows: tuple[SpanRow, ...]
     """Phases and collectives of the step."""
 
     @property
     def lane_labels(self) -> list[tuple[str, tuple[int, int]]]:
-        """Return the names of a rank's lanes, each with its top and bottom in pixels."""
+        """The names of a rank's lanes, each with its top and bottom in pixels."""
         return [(name, self.layout.lane_px(LANE_NAMES.index(name))) for name in self.layout.labeled_lanes]
+
+    @property
+    def axis_px(self) -> int:
+        """Height of the time axis above the lanes."""
+        return TIME_AXIS_PX
 
 
 def draw_step(trace: Trace, lanes: LaneCache, number: int, ranks: Sequence[int]) -> StepDrawing:
@@ -74,38 +96,14 @@ def draw_step(trace: Trace, lanes: LaneCache, number: int, ranks: Sequence[int])
         get_span_details(trace, timeline.begin_ns, timeline.lanes[lane], int(row))
         for lane, row in zip(spans["lane"], spans["row"], strict=True)
     ]
-    labels = [
-        format_span_label(timeline.lanes[lane], category, row, trace.collectives)
-        for lane, category, row in zip(spans["lane"], spans["category"], spans["row"], strict=True)
-    ]
-    unfinished = build_unfinished_columns(timeline, layout)
     return StepDrawing(
         number=number,
         ranks=timeline.ranks,
         all_ranks=len(trace.ranks),
         layout=layout,
-        data={
-            "view": [view[0] - start_ns, view[1] - start_ns],
-            "height": layout.height_px,
-            "rank_height": layout.rank_height_px,
-            "categories": [name.replace("_", "-") for name in CATEGORIES],
-            "left": [int(left) - start_ns for left in spans["left"]],
-            "right": [int(right) - start_ns for right in spans["right"]],
-            "top": [round(float(top), 1) for top in spans["top"]],
-            "bottom": [round(float(bottom), 1) for bottom in spans["bottom"]],
-            "category": spans["category"].tolist(),
-            "pattern": spans["pattern"].tolist(),
-            "alpha": [round(float(alpha), 2) for alpha in spans["alpha"]],
-            "label": labels,
-            "tip": [build_tooltip(each) for each in details],
-            "unfinished": [
-                [left - start_ns, right - start_ns, round(top, 1), round(bottom, 1)]
-                for left, right, top, bottom in zip(
-                    *(unfinished[name] for name in ("left", "right", "top", "bottom")), strict=True
-                )
-                if right > view[0] and left < view[1]
-            ],
-        },
+        view=(view[0] - start_ns, view[1] - start_ns),
+        spans=_shift(spans, start_ns) | _build_texts(timeline, trace, spans, details),
+        unfinished=_shift(build_unfinished_columns(timeline, layout), start_ns),
         rows=tuple(
             _build_span_row(each)
             for each, lane in zip(details, spans["lane"], strict=True)
@@ -142,6 +140,25 @@ def _select_drawable_ranks(lanes: LaneCache, number: int, ranks: Sequence[int]) 
         ranks = ranks[: len(ranks) // 2]
 
 
+def _shift(columns: Columns, start_ns: int) -> Columns:
+    """Return columns whose times count from ``start_ns``."""
+    return columns | {name: [ns - start_ns for ns in columns[name]] for name in ("left", "right")}
+
+
+def _build_texts(timeline: Timeline, trace: Trace, spans: Columns, details: Sequence[SpanDetails]) -> Columns:
+    """Return the name of each span, empty for spans without one, and its tooltip."""
+    tooltips = [build_tooltip(each) for each in details]
+    return {
+        "text": [
+            format_span_label(timeline.lanes[lane], category, row, trace.collectives)
+            for lane, category, row in zip(spans["lane"], spans["category"], spans["row"], strict=True)
+        ],
+        "title": [title for title, _ in tooltips],
+        "labels": [[label for label, _ in rows] for _, rows in tooltips],
+        "values": [[value for _, value in rows] for _, rows in tooltips],
+    }
+
+
 def _build_span_row(span: SpanDetails) -> SpanRow:
     return SpanRow(
         rank=span.rank,
@@ -150,3 +167,53 @@ def _build_span_row(span: SpanDetails) -> SpanRow:
         end="never seen" if span.end_ns is None else format_timestamp_ns(span.end_ns),
         duration=format_ns(span.duration_ns),
     )
+
+
+class StepPlots:
+    """Figures of steps, of lanes (``lanes_0`` ...) and time axes (``axis_0`` ...), zoomed and panned together.
+
+    Args:
+        drawings: the steps.
+    """
+
+    def __init__(self, drawings: Sequence[StepDrawing]) -> None:
+        """Draw the steps."""
+        starts_ns, ends_ns = zip(*(drawing.view for drawing in drawings), strict=True)
+        whole = min(starts_ns), max(ends_ns)
+        self.time_range = Range1d(start=whole[0], end=whole[1], bounds=whole, min_interval=MIN_VIEW_NS)
+        self.roots: list[Any] = []
+        self._steps = [self._draw(drawing, index) for index, drawing in enumerate(drawings)]
+
+    @property
+    def start_script(self) -> CustomJS:
+        """A script that the browser runs when the document is ready: connects mouse and keys, and fits texts."""
+        return CustomJS(
+            args={"range": self.time_range, "steps": self._steps},
+            code="window.overlapscope.startSteps(range, steps)",
+        )
+
+    def _draw(self, drawing: StepDrawing, index: int) -> dict[str, Any]:
+        """Draw a step; return the models that the browser changes."""
+        layout = drawing.layout
+        lanes = make_wide_figure(
+            self.time_range, Range1d(start=layout.height_px, end=0), layout.height_px, f"lanes_{index}"
+        )
+        lanes.xaxis.visible = False
+        axis = draw_time_axis(self.time_range, f"axis_{index}")
+        lanes.xgrid.visible = True
+        lanes.xgrid.ticker = axis.xaxis[0].ticker
+        paint(lanes.xgrid[0], grid_line_color="grid")
+        edges = [rank * layout.rank_height_px for rank in range(1, layout.ranks)]
+        paint(lanes.hspan(y=edges, line_width=1).glyph, line_color="line")
+        spans, hatches = ColumnDataSource(data=drawing.spans | {"end": drawing.spans["right"]}), BucketHatches()
+        draw_spans(lanes, spans, fill_alpha="alpha")
+        hatches.update(drawing.spans)
+        hatches.draw(lanes)
+        draw_unfinished(lanes, ColumnDataSource(data=drawing.unfinished))
+        labels = ColumnDataSource(data=make_empty_columns(*LABEL_COLUMNS))
+        draw_span_text(lanes, labels)
+        self.roots += [axis, lanes]
+        zoom = [figure.toolbar.active_scroll for figure in (axis, lanes)]
+        for tool in zoom:
+            tool.modifiers = {"ctrl": True}  # otherwise the wheel scrolls the page
+        return {"axis": axis, "lanes": lanes, "spans": spans, "labels": labels, "zoom": zoom}

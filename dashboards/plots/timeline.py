@@ -16,13 +16,11 @@ from bokeh.models import (
     ColumnDataSource,
     CrosshairTool,
     CustomJS,
-    CustomJSTickFormatter,
     LinearColorMapper,
     Range1d,
 )
 from bokeh.models.annotations import Span
 
-from dashboards.assets import read_asset
 from dashboards.plots.browser_rpc import TOOLTIP_COLUMNS, BrowserRpc, RequestColumns, build_tooltip_columns
 from dashboards.plots.ideal import IdealCycles, compute_ideal
 from dashboards.plots.span_details import get_span_details
@@ -51,13 +49,15 @@ from dashboards.plots.timeline_columns import (
     make_empty_columns,
 )
 from dashboards.plots.timeline_selection import RenderSelection, TimelineSelection
-from dashboards.plots.tooltip import build_round_rows, build_tooltip, draw_span_text, make_span_mapper
+from dashboards.plots.tooltip import build_round_rows, build_tooltip
 from dashboards.plots.wide_figure import (
+    EDGES,
     SMALL_TEXT,
     BucketHatches,
-    fit_ticks,
+    draw_span_text,
+    draw_spans,
+    draw_time_axis,
     make_wide_figure,
-    style_axis,
     update_source,
 )
 from dashboards.recording import Snapshot
@@ -88,7 +88,8 @@ def draw_lanes(
     path: ColumnDataSource,
 ) -> Any:
     """Draw all lanes of the ranks shown; y is pixels from the top."""
-    plot = _make_figure(time_range, Range1d(start=layout.height_px, end=0), layout.height_px, "lanes")
+    rows = Range1d(start=layout.height_px, end=0)
+    plot = make_wide_figure(time_range, rows, layout.height_px, "lanes", tools=[_make_crosshair()])
     plot.xaxis.visible = False
 
     shade_mapper = LinearColorMapper(low=-0.5, high=len(CATEGORIES) * SHADES - 0.5)
@@ -97,44 +98,17 @@ def draw_lanes(
     gaps = [layout.lane_px(lane)[edge] for lane in range(layout.ranks * 4) for edge in (0, 1)]
     paint(plot.hspan(y=gaps, line_width=2, level="glyph").glyph, line_color="surface")
 
-    color = {"field": "category", "transform": make_span_mapper()}
-    plot.quad(
-        left="left",
-        right="right",
-        top="top",
-        bottom="bottom",
-        source=spans,
-        fill_color=color,
-        fill_alpha="alpha",
-        line_color=None,
-    )
+    draw_spans(plot, spans, fill_alpha="alpha")
     hatches.draw(plot)
-    strips = plot.quad(
-        left="left", right="right", top="top", bottom="bottom", source=segments, fill_alpha="alpha", line_width=1
-    )
+    strips = plot.quad(**EDGES, source=segments, fill_alpha="alpha", line_width=1)
     paint(strips.glyph, fill_color="surface", line_color="surface")
-    hatched = plot.quad(
-        left="left",
-        right="right",
-        top="top",
-        bottom="bottom",
-        source=unfinished,
-        fill_color=None,
-        hatch_pattern="right_diagonal_line",
-        hatch_scale=8,
-        hatch_weight=1.5,
-        line_width=1.5,
-        line_dash="dashed",
-    )
-    paint(hatched.glyph, hatch_color="exposed", line_color="exposed")
+    draw_unfinished(plot, unfinished)
     brackets = plot.line(x="x", y="y", source=exposed, line_width=2, line_join="miter")
     paint(brackets.glyph, line_color="exposed")
     begins = plot.vspan(x="x", source=step_lines, line_width=1, level="overlay", line_dash=[2, 3])
     paint(begins.glyph, line_color="faint")
     draw_span_text(plot, labels)
-    ideal = plot.quad(
-        left="left", right="right", top="top", bottom="bottom", source=outlines, fill_color=None, line_width=1.5
-    )
+    ideal = plot.quad(**EDGES, source=outlines, fill_color=None, line_width=1.5)
     paint(ideal.glyph, line_color="accent")
     for role, line_width in (("surface", 6), ("ink", 2.5)):  # a line on a halo is visible on any color
         paint(plot.line(x="x", y="y", source=path, line_width=line_width, level="overlay").glyph, line_color=role)
@@ -143,15 +117,24 @@ def draw_lanes(
     return plot
 
 
-def draw_axis(
-    time_range: Range1d, step_lines: ColumnDataSource, ideal_ends: ColumnDataSource, tick_label_script: str
-) -> Any:
+def draw_unfinished(plot: Any, source: ColumnDataSource) -> None:
+    """Draw collectives that never completed."""
+    hatched = plot.quad(
+        **EDGES,
+        source=source,
+        fill_color=None,
+        hatch_pattern="right_diagonal_line",
+        hatch_scale=8,
+        hatch_weight=1.5,
+        line_width=1.5,
+        line_dash="dashed",
+    )
+    paint(hatched.glyph, hatch_color="exposed", line_color="exposed")
+
+
+def draw_axis(time_range: Range1d, step_lines: ColumnDataSource, ideal_ends: ColumnDataSource) -> Any:
     """Draw the time axis, the numbers of the steps, and how much earlier the ideal ends."""
-    plot = _make_figure(time_range, Range1d(start=0, end=1), AXIS_HEIGHT_PX, "axis", x_axis_location="above")
-    axis = plot.xaxis[0]
-    fit_ticks(plot, 10)
-    axis.formatter = CustomJSTickFormatter(code=tick_label_script)
-    style_axis(axis)
+    plot = draw_time_axis(time_range, "axis", AXIS_HEIGHT_PX, tools=[_make_crosshair()])
     numbers = plot.text(x="x", y=0.5, text="label", source=step_lines, x_offset=4, **SMALL_TEXT)
     paint(numbers.glyph, text_color="muted")
     begins = plot.vspan(x="x", source=step_lines, line_width=1, line_dash=[2, 3])
@@ -161,10 +144,10 @@ def draw_axis(
     return plot
 
 
-def _make_figure(time_range: Range1d, y_range: Range1d, height_px: int, name: str, **options: Any) -> Any:
+def _make_crosshair() -> CrosshairTool:
     line = Span(dimension="height", line_width=1)
     paint(line, line_color="accent")
-    return make_wide_figure(time_range, y_range, height_px, name, tools=[CrosshairTool(overlay=line)], **options)
+    return CrosshairTool(overlay=line)
 
 
 # Ruler on the timeline: the duration between two times, and how much of it is exposed communication.
@@ -193,8 +176,7 @@ class TimelineRuler:
 
     def draw(self, plot: Any) -> None:
         """Add the ruler to the figure of the lanes."""
-        edges = {"left": "left", "right": "right", "top": "top", "bottom": "bottom", "source": self.ruler}
-        area = plot.quad(**edges, fill_alpha=0.12, line_width=1.5, level="overlay")
+        area = plot.quad(**EDGES, source=self.ruler, fill_alpha=0.12, line_width=1.5, level="overlay")
         paint(area.glyph, fill_color="ink", line_color="ink")
         text = plot.text(
             x="x", y="y", text="label", text_align="center", source=self.ruler, level="overlay", **SMALL_TEXT
@@ -319,7 +301,7 @@ class TimelinePlot:
         self.selection.draw(self.root)
         self.ruler.draw(self.root)
         self._rpc.attach(self.root)
-        self.axis = draw_axis(self.time_range, self.step_lines, self.ideal_ends, read_asset("time_ticks.js"))
+        self.axis = draw_axis(self.time_range, self.step_lines, self.ideal_ends)
         self.update(first, width_px=1400)
 
     @property

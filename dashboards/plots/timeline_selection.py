@@ -14,7 +14,7 @@ from dashboards.plots.browser_rpc import BrowserRpc, RequestColumns
 from dashboards.plots.related_spans import compute_bucket_flow, find_related_spans, get_subject
 from dashboards.plots.span_search import find_span, find_span_by_name, make_span_name
 from dashboards.plots.timeline_columns import Columns, LaneLayout, compute_rows_px, make_empty_columns
-from dashboards.plots.wide_figure import update_source
+from dashboards.plots.wide_figure import EDGES, update_source
 from dashboards.theme import paint
 from overlapscope.breakdown.lanes import Timeline
 from overlapscope.trace.recording import Trace
@@ -192,16 +192,7 @@ class TimelineSelection:
         for role, width_px in (("surface", halo_px), ("accent", line_px)):
             line = plot.line(x="x", y="y", source=self.bucket_path, line_width=width_px, level="overlay")
             paint(line.glyph, line_color=role)
-        around = plot.quad(
-            left="left",
-            right="right",
-            top="top",
-            bottom="bottom",
-            source=self.outlines,
-            fill_color=None,
-            line_width="line_width",
-            level="overlay",
-        )
+        around = plot.quad(**EDGES, source=self.outlines, fill_color=None, line_width="line_width", level="overlay")
         paint(around.glyph, line_color="ink")
         marks = plot.scatter(
             x="x", y="y", marker="marker", source=self.marks, size=mark_px, line_width=line_px, level="overlay"

@@ -1,4 +1,4 @@
-"""Page-wide Bokeh figure, in which the wheel zooms and a drag pans along x only, and updates of its sources."""
+"""Page-wide Bokeh figures, in which the wheel zooms and a drag pans along x only, and the spans drawn in them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,30 @@ from typing import Any, Final
 
 import numpy as np
 from bokeh.core.properties import value
-from bokeh.models import BasicTicker, ColumnDataSource, CustomJS, PanTool, Range1d, Tool, WheelZoomTool
+from bokeh.models import (
+    BasicTicker,
+    ColumnDataSource,
+    CustomJS,
+    CustomJSTickFormatter,
+    LinearColorMapper,
+    PanTool,
+    Range1d,
+    Tool,
+    WheelZoomTool,
+)
 from bokeh.plotting import figure
 
+from dashboards.assets import read_asset
 from dashboards.theme import HATCHES, paint
+from overlapscope.breakdown.lanes import CATEGORIES
 
 FONT: Final = "system-ui, sans-serif"
 _TICK_PX: Final = 84
 """Width of the longest label with some space."""
+TIME_AXIS_PX: Final = 24
+"""Height of a figure of nothing but a time axis."""
+EDGES: Final = {name: name for name in ("left", "right", "top", "bottom")}
+"""Columns of rectangles, as arguments of ``quad``."""
 SMALL_TEXT: Final = {"text_baseline": "middle", "text_font": value(FONT), "text_font_size": "11px"}
 
 
@@ -75,6 +91,54 @@ def fit_ticks(plot: Any, most: int, **options: Any) -> None:
     plot.js_on_change("inner_width", CustomJS(args={"ticker": ticker}, code=code))
 
 
+def draw_time_axis(time_range: Range1d, name: str, height_px: int = TIME_AXIS_PX, **options: Any) -> Any:
+    """Create the figure with the time axis above lanes, which are another figure so that they can be scrolled.
+
+    Args:
+        time_range: range in view.
+        name: name by which the page finds it.
+        height_px: height of the figure.
+        **options: further options of ``make_wide_figure``.
+    """
+    plot = make_wide_figure(time_range, Range1d(start=0, end=1), height_px, name, x_axis_location="above", **options)
+    fit_ticks(plot, 10)
+    plot.xaxis.formatter = CustomJSTickFormatter(code=read_asset("time_ticks.js"))
+    style_axis(plot.xaxis[0])
+    plot.vspan(x=[0.0], line_alpha=0)  # Bokeh warns about a figure without renderers
+    return plot
+
+
+def make_span_mapper(palette: str = "span_colors") -> LinearColorMapper:
+    """Return the mapping from categories of spans to colors, or to text colors that are readable on them.
+
+    Args:
+        palette: a role of ``dashboards.theme``.
+    """
+    mapper = LinearColorMapper(low=-0.5, high=len(CATEGORIES) - 0.5)
+    paint(mapper, palette=palette)
+    return mapper
+
+
+def draw_spans(plot: Any, source: ColumnDataSource, **options: Any) -> Any:
+    """Draw the rectangles in a source (left, right, top, bottom, category) in the color of their category."""
+    color = {"field": "category", "transform": make_span_mapper()}
+    return plot.quad(**EDGES, source=source, fill_color=color, **{"line_color": None, **options})
+
+
+def draw_span_text(plot: Any, source: ColumnDataSource, **options: Any) -> None:
+    """Draw the names in a source (x, y, text, category), on the color of the span without its hatches."""
+    plot.text(
+        x="x",
+        y="y",
+        text="text",
+        source=source,
+        text_color={"field": "category", "transform": make_span_mapper("span_text_colors")},
+        background_fill_color={"field": "category", "transform": make_span_mapper()},
+        **SMALL_TEXT,
+        **options,
+    )
+
+
 def update_source(source: ColumnDataSource, columns: Mapping[str, Any]) -> None:
     """Replace the columns of a source. Messages cost the browser time, so an empty source is not sent again."""
     if _is_filled(columns) or _is_filled(source.data):
@@ -87,21 +151,19 @@ def _is_filled(columns: Any) -> bool:
 
 # Hatches that distinguish buckets of the same color, over the rectangles of any figure.
 
-_EDGES: Final = ("left", "right", "top", "bottom")
-
 
 class BucketHatches:
     """One source per hatch: Bokeh makes one image for each source, but many if the hatch were a column."""
 
     def __init__(self) -> None:
         """Create an empty source per hatch."""
-        self.sources = tuple(ColumnDataSource(data={name: [] for name in _EDGES}) for _ in HATCHES)
+        self.sources = tuple(ColumnDataSource(data={name: [] for name in EDGES}) for _ in HATCHES)
 
     def draw(self, plot: Any) -> None:
         """Add the hatches to a figure, above what was drawn before."""
         for source, hatch in zip(self.sources, HATCHES, strict=True):
             plot.quad(
-                **{name: name for name in _EDGES},
+                **EDGES,
                 source=source,
                 fill_color=None,
                 line_color=None,
@@ -121,4 +183,4 @@ class BucketHatches:
         patterns = np.asarray(columns["pattern"])
         for number, source in enumerate(self.sources, start=1):
             rows = np.flatnonzero(patterns == number)
-            update_source(source, {name: np.asarray(columns[name])[rows] for name in _EDGES})
+            update_source(source, {name: np.asarray(columns[name])[rows] for name in EDGES})

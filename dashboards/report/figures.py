@@ -1,8 +1,8 @@
-"""Plots of the report: those of the pages, each in one fixed view, so that they need no server."""
+"""Plots in files: those of the pages, so that they need no server, in one fixed view except for steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
@@ -20,6 +20,7 @@ from dashboards.plots import trend
 from dashboards.plots.buckets import draw_fixed_curve
 from dashboards.plots.heatmap import FIGURES, HeatmapPlot
 from dashboards.plots.order import AXIS_HEIGHT_PX, OrderPlot
+from dashboards.plots.step_drawing import StepDrawing, StepPlots
 from dashboards.rank_map import Heatmap
 from dashboards.recording import Snapshot
 from overlapscope.breakdown.summary import Summary
@@ -33,7 +34,7 @@ _ORDER_WIDTH_PX: Final = 1200
 
 @dataclass(eq=False)
 class ReportFigures:
-    """The Bokeh models of a report, collected while its sections are built, and embedded together."""
+    """The Bokeh models of a file, collected while its sections are built, and embedded together."""
 
     models: dict[str, Any] = field(default_factory=dict)
 
@@ -88,6 +89,12 @@ class ReportFigures:
             "has_two_lines": plot.layout.has_two_lines,
             "details": plot.details.data["markup"][0],
         }
+
+    def add_steps(self, drawings: Sequence[StepDrawing]) -> None:
+        """Add steps, which can be zoomed and panned."""
+        plots = StepPlots(drawings)
+        self.models |= {root.name: root for root in plots.roots}
+        self._scripts.append(plots.start_script)
 
     def embed(self) -> tuple[Mapping[str, Markup], Markup]:
         """Return the element of each model by its name, and the script by which BokehJS fills them."""

@@ -1,4 +1,4 @@
-"""Report as one HTML file: the pages below each other, with drawings instead of plots that need a server."""
+"""Report as one HTML file, the pages below each other, and comparison as one: with plots that need no server."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 from markupsafe import Markup
 
 from dashboards.pages.breakdown import build_breakdown_context
+from dashboards.pages.compare import build_comparison_context, collect_problems
 from dashboards.pages.order import OTHER_COLORS
 from dashboards.pages.rank_choice import MAX_RANKS
-from dashboards.pages.shell import build_shell_context, render_fragment
-from dashboards.plots.step_drawing import draw_step
+from dashboards.pages.shell import build_shell_context, render_fragment, render_standalone
+from dashboards.plots.step_drawing import draw_pairs, draw_step
 from dashboards.recording import Snapshot
 from dashboards.report.about import get_recording_name, list_report_facts, redact_path
 from dashboards.report.figures import ReportFigures, load_bokeh_js
@@ -21,6 +22,7 @@ from dashboards.report.sections import ReportContent, ReportSection, build_repor
 from overlapscope.advice.advice import Advice, predict_mean_step
 from overlapscope.breakdown.lanes import BUCKET_SLOTS
 from overlapscope.bucket_model.text import list_assumptions
+from overlapscope.compare.comparison import Comparison
 from overlapscope.errors import OverlapScopeError
 from overlapscope.report.buckets import tabulate_sizes, tabulate_what_ifs
 
@@ -52,6 +54,31 @@ def render_section_html(content: ReportContent, name: str) -> str:
     return _render_page(content, sections, is_plain=True)
 
 
+def render_comparison_file(found: Comparison, parts: Sequence[str], fail_above: float) -> str:
+    """Return a comparison as a file.
+
+    Args:
+        found: the comparison.
+        parts: quantities to judge, of ``PARTS``.
+        fail_above: threshold, as in ``Comparison.outcome``.
+    """
+    drawings, figures = next(draw_pairs(found), ()), ReportFigures()
+    if drawings:
+        figures.add_steps(drawings)
+    elements, script = figures.embed()
+    page = render_standalone(
+        "compare_file.html",
+        title="Comparison",
+        further_problems=collect_problems(found),
+        **build_comparison_context(found, drawings, parts, fail_above),
+        figures=elements,
+        script=script,
+        drawn=0,
+        step_links=[],
+    )
+    return _add_bokeh_js(page, script)
+
+
 def _render_page(
     content: ReportContent, sections: Sequence[ReportSection], *, is_plain: bool = False, **about_context: Any
 ) -> str:
@@ -78,6 +105,10 @@ def _render_page(
         **about_context,
     )
     page = redact_path(_link_within_page(page, snapshot.summary.typical_step), snapshot.trace.path)
+    return _add_bokeh_js(page, script)
+
+
+def _add_bokeh_js(page: str, script: Markup) -> str:
     return page.replace("<script></script>", load_bokeh_js(), 1) if script else page
 
 
@@ -95,7 +126,9 @@ def _add_figures(content: ReportContent, section: ReportSection, figures: Report
         return figures.add_trends(snapshot.summary) if section.variables["rank_rows"] else {"trends": ()}
     if section.name == "timeline":
         ranks = sorted(snapshot.trace.ranks["rank"].tolist())[:MAX_RANKS]
-        return {"drawing": draw_step(snapshot.trace, snapshot.lanes, section.variables["number"], ranks)}
+        drawing = draw_step(snapshot.trace, snapshot.lanes, section.variables["number"], ranks)
+        figures.add_steps([drawing])
+        return {"drawing": drawing}
     if section.name == "stragglers":
         return figures.add_heatmaps(snapshot.heatmap)
     if section.name == "buckets" and advice is not None:

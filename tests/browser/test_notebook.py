@@ -106,7 +106,7 @@ def test_every_cell_runs_and_what_it_draws_is_to_be_seen(open_page: OpenPage, fo
         breakdown = page.locator(".jp-OutputArea-output", has=page.locator("table")).first
         expect(breakdown).to_contain_text(open_run(folder / "traces").breakdown().sentence)
         expect(breakdown.locator("tbody tr").first).to_contain_text("data wait")
-        step = page.frame_locator("iframe[title=timeline]").locator("#step")
+        step = page.frame_locator("iframe[title=timeline]").locator("#lanes_0 canvas").nth(2)
         expect(step).to_be_visible()
         assert step.evaluate(COLORS) > 20
         curve = page.frame_locator("iframe[title=buckets]").locator(".bk-Figure canvas").first

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Frame, Page, expect
 
 from dashboards.theme import browser_colors
 from overlapscope import open as open_run
@@ -52,12 +52,17 @@ def page(request: pytest.FixtureRequest, browser: Browser, written: Path) -> Ite
     assert wrong == []
 
 
-def view(page: Page) -> tuple[int, int]:
-    """What of the step is drawn, in nanoseconds."""
-    expect(page.locator("#step")).to_have_attribute("data-view", re.compile(r"\d"))
+def view(page: Page | Frame) -> tuple[float, float]:
+    """What of the step is shown, in nanoseconds."""
+    expect(page.locator("body")).to_have_attribute("data-answered", re.compile(r"\d"))
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    start, end = str(page.locator("#step").get_attribute("data-view")).split()
-    return int(start), int(end)
+    start, end = page.evaluate(
+        """() => {
+          const {start, end} = Bokeh.index.roots.find(({model}) => model.name === "lanes_0").model.x_range
+          return [start, end]
+        }"""
+    )
+    return start, end
 
 
 def test_it_shows_what_the_summary_says(page: Page, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +78,7 @@ def test_it_shows_what_the_summary_says(page: Page, folder: Path, capsys: pytest
 
 
 def test_the_typical_step_is_zoomed_panned_and_shown_whole_again(page: Page) -> None:
-    step = page.locator("#step")
+    step = page.locator("#lanes_0")
     step.scroll_into_view_if_needed()
     whole = view(page)
     box = step.bounding_box()
@@ -81,7 +86,7 @@ def test_the_typical_step_is_zoomed_panned_and_shown_whole_again(page: Page) -> 
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 40)
     page.mouse.wheel(0, -400)
     zoomed = view(page)
-    assert zoomed[1] - zoomed[0] == pytest.approx((whole[1] - whole[0]) / 2.718, rel=0.02)
+    assert zoomed[1] - zoomed[0] < 0.7 * (whole[1] - whole[0])
     assert sum(zoomed) == pytest.approx(sum(whole), rel=0.05), "about the pointer"
     page.keyboard.press("ArrowRight")
     moved = view(page)
@@ -94,7 +99,7 @@ def test_the_typical_step_is_zoomed_panned_and_shown_whole_again(page: Page) -> 
 
 
 def test_the_wheel_scrolls_the_page_until_the_step_has_been_clicked(page: Page) -> None:
-    step = page.locator("#step")
+    step = page.locator("#lanes_0")
     step.scroll_into_view_if_needed()
     whole, before = view(page), page.evaluate("scrollY")
     step.hover()
@@ -104,16 +109,17 @@ def test_the_wheel_scrolls_the_page_until_the_step_has_been_clicked(page: Page) 
 
 
 def test_pointing_at_a_span_says_what_it_is_and_the_table_says_the_same(page: Page) -> None:
-    step = page.locator("#step")
+    step = page.locator("#lanes_0")
     step.scroll_into_view_if_needed()
     view(page)
-    at = step.evaluate(
-        """(canvas) => {
-          const data = JSON.parse(document.getElementById("step-data").textContent)
-          const span = data.label.indexOf("backward")
-          const middle = (data.left[span] + data.right[span]) / 2
-          const share = (middle - data.view[0]) / (data.view[1] - data.view[0])
-          return {x: share * canvas.clientWidth, y: 24 + (data.top[span] + data.bottom[span]) / 2}
+    at = page.evaluate(
+        """() => {
+          const {model} = Bokeh.index.roots.find(({model}) => model.name === "lanes_0")
+          const {data} = model.renderers.map((each) => each.data_source).find(({data}) => data.title)
+          const span = data.text.indexOf("backward")
+          const {start, end} = model.x_range
+          const share = ((data.left[span] + data.right[span]) / 2 - start) / (end - start)
+          return {x: share * model.inner_width, y: 24 + (data.top[span] + data.bottom[span]) / 2}
         }"""
     )
     step.hover(position=at)
@@ -162,12 +168,11 @@ def test_a_notebook_shows_a_chapter_in_a_frame_of_its_own(browser: Browser, fold
     page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.set_content(open_run(folder).timeline()._repr_html_())
-    step = page.frame_locator("iframe").locator("#step")
-    expect(step).to_have_attribute("data-view", re.compile(r"\d"))
-    before = step.get_attribute("data-view")
-    step.click()
+    frame = page.frames[1]
+    before = view(frame)
+    frame.locator("#lanes_0").click()
     page.keyboard.press("+")
-    expect(step).not_to_have_attribute("data-view", str(before))
+    assert view(frame) != before
     context.close()
     assert wrong == []
 

@@ -194,7 +194,7 @@ def test_each_of_the_steps_that_differ_most_is_drawn_of_both_sides(folder: Path)
     for pair, drawings in zip(found.found.steps, found.drawings, strict=True):
         assert [drawing.number for drawing in drawings] == [pair.base_step, pair.new_step]
         assert all(sorted(pair.ranks) == list(drawing.ranks) for drawing in drawings)
-        ends_ns = [drawing.data["right"][drawing.data["label"].index("forward")] for drawing in drawings]
+        ends_ns = [drawing.spans["right"][drawing.spans["text"].index("forward")] for drawing in drawings]
         assert ends_ns[1] - ends_ns[0] == pytest.approx(pair.new_block_ns - pair.base_block_ns, abs=1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from datetime import datetime
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dashboards.pages import overview, stragglers
+from dashboards.plots.step_drawing import draw_step
 from dashboards.recording import RecordingCache, Snapshot
 from dashboards.report.figures import ReportFigures, load_bokeh_js
 from dashboards.report.html import render_html_report
@@ -121,23 +121,20 @@ def test_it_has_the_sentences_and_figures_of_the_pages(tmp_path: Path) -> None:
     ]
 
 
-def drawn(page: str) -> dict[str, list[float]]:
-    found = re.search(r'id="step-data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    content: dict[str, list[float]] = json.loads(found[1])
-    return content
-
-
 def test_the_typical_step_is_drawn_from_its_start_with_what_is_known_of_every_span(tmp_path: Path) -> None:
     snapshot = RecordingCache(write_recording(tmp_path / "traces", steps=12)).latest()
-    step = drawn(render_html_report(snapshot, NOW))
-    spans = dict(zip(zip(step["label"], step["left"], strict=True), step["right"], strict=True))
+    assert snapshot.summary.typical_step is not None
+    step = draw_step(snapshot.trace, snapshot.lanes, snapshot.summary.typical_step, (0, 1))
+    spans = dict(zip(zip(step.spans["text"], step.spans["left"], strict=True), step.spans["right"], strict=True))
     assert spans["backward", 3_000_000] == 7_000_000
     assert spans["bucket 1", 5_000_000] == 6_500_000
     assert spans["bucket 1", 5_050_000] == 6_550_000, "of rank 1, which begins 50 µs later"
-    titles = {title for title, _ in step["tip"]}
+    titles = set(step.spans["title"])
     assert {"Backward", "All-reduce · bucket 2", "Gradient ready · bucket 0", "Copy in · bucket 1"} <= titles
-    assert step["view"][0] < 0 < 10_000_000 < step["view"][1]
+    assert step.view[0] < 0 < 10_000_000 < step.view[1]
+    figures = ReportFigures()
+    figures.add_steps([step])
+    assert (figures.models["lanes_0"].x_range.start, figures.models["lanes_0"].x_range.end) == step.view
 
 
 def test_the_typical_step_is_the_one_closest_to_the_mean(tmp_path: Path) -> None:
@@ -196,4 +193,5 @@ def test_names_in_a_recording_are_text_and_never_markup(tmp_path: Path) -> None:
     page = report(folder)
     assert evil not in page
     assert "<img" not in page
-    assert ["parameter", evil] in [line for _, lines in drawn(page)["tip"] for line in lines]
+    snapshot = RecordingCache(folder).latest()
+    assert [evil] in [values[2:3] for values in draw_step(snapshot.trace, snapshot.lanes, 2, (0,)).spans["values"]]
