@@ -1,4 +1,4 @@
-"""Replicas that differ: what is said of them, how surely, and when it is not."""
+"""Models, gradients and replicas that differ: what is said of them, how surely, and when it is not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from overlapscope.diagnosis.evidence import UnreducedStep
+from overlapscope.diagnosis.evidence import (
+    ModelParameters,
+    UnreducedStep,
+)
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.replica_drift import (
     ComparedReplicas,
@@ -15,7 +18,21 @@ from overlapscope.diagnosis.replica_drift import (
     OptimizerHyperparameters,
 )
 from overlapscope.diagnosis.verdict import Verdict
-from tests.diagnosis.jobs import ALIKE, DIFFERENCE, DRIFTED, drifted, entry, failing, group, job, rank, sgd, trained
+from tests.diagnosis.jobs import (
+    ALIKE,
+    CLOSED,
+    DIFFERENCE,
+    DRIFTED,
+    drifted,
+    entry,
+    failing,
+    group,
+    job,
+    rank,
+    sgd,
+    site,
+    trained,
+)
 from tests.ordered import all_reduce
 
 
@@ -79,3 +96,33 @@ def test_a_rank_that_dies_while_python_shuts_down_does_not_hide_that_replicas_di
     verdict = judge(job(*ranks, groups=[ALIKE], replicas=(DRIFTED,)))
     assert (verdict.kind, verdict.blamed) == ("replicas differ", (1,))
     assert len(verdict.also) == 1
+
+
+A, B = ("left.weight", (4, 4), "float32"), ("right.weight", (4, 4), "float32")
+
+
+def model(*parameters: tuple[str, tuple[int, ...], str], frozen: tuple[str, ...] = ()) -> tuple[ModelParameters, ...]:
+    return (ModelParameters(model=0, class_name="Net", parameters=parameters, frozen=frozen),)
+
+
+@pytest.mark.parametrize(
+    ("models", "blamed", "parameter"),
+    [
+        ((model(A, B), model(B, A), model(A, B)), (1,), "left.weight"),
+        ((model(A, B), model(A)), (), "right.weight"),
+        ((model(A, B), model(A, frozen=("right.weight",)), model(A, B)), (1,), "right.weight"),
+    ],
+    ids=["another order", "two ranks", "frozen on one"],
+)
+def test_the_first_parameter_that_differs_is_named_whatever_comes_of_it(
+    models: tuple[tuple[ModelParameters, ...], ...], blamed: tuple[int, ...], parameter: str
+) -> None:
+    ranks = [rank(n, "failed", models=one, failure=CLOSED) for n, one in enumerate(models)]
+    verdict = judge(job(*ranks))
+    assert (verdict.kind, verdict.blamed, verdict.parameters) == ("models differ", blamed, (parameter,))
+
+
+def test_gradients_that_were_never_reduced_are_a_fault_of_a_job_that_ended_well() -> None:
+    unreduced = UnreducedStep(model=0, step=12, call_site=site(20))
+    verdict = judge(job(*(rank(n, "ended", unreduced=unreduced) for n in range(3))))
+    assert (verdict.kind, verdict.blamed, verdict.step, verdict.is_fault) == ("not reduced", (), 12, True)

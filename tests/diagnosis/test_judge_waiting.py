@@ -11,7 +11,10 @@ from overlapscope.diagnosis.evidence import (
     ExitCall,
     Failure,
     InterruptedBackward,
+    Liveness,
+    ModelParameters,
     RankEvidence,
+    UnreadyParameter,
 )
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.wait_graph import Facts
@@ -23,6 +26,7 @@ from tests.diagnosis.jobs import (
     TIMED_OUT,
     UNREADY,
     WAITING,
+    entry,
     group,
     held_up,
     idle,
@@ -32,6 +36,7 @@ from tests.diagnosis.jobs import (
     trained,
     without_gradients,
 )
+from tests.ordered import all_reduce
 
 
 @pytest.mark.parametrize(("seen_in", "is_said"), [(2, True), (3, True), (1, False), (None, False)])
@@ -184,3 +189,50 @@ def test_where_all_are_in_a_collective_the_last_one_that_came_tells_when_that_ha
     evidence = job(*inside, groups=[group(dict.fromkeys(range(3), WAITING))], is_live=True)
     assert judge(evidence).kind == "healthy"
     assert Facts(evidence).undecided_time_ns == pytest.approx(0.5e9)
+
+
+@pytest.mark.parametrize("phase", ["loop", "forward", "backward", None])
+@pytest.mark.parametrize("liveness", ["sleeping", "running", "ended", "unknown"])
+@pytest.mark.parametrize("is_live", [True, False])
+def test_nobody_is_accused_of_what_was_not_recorded(phase: str | None, liveness: Liveness, is_live: bool) -> None:
+    unready = (UnreadyParameter(model=0, name="a", module="A", bucket=0),)
+    model = ModelParameters(model=0, class_name="Net", parameters=(("a", (2,), "float32"), ("b", (2,), "float32")))
+    lost = rank(1, liveness, phase=phase, step=1, unrecorded_because="disk", unready=unready, models=(model,))
+    others = [idle(rank(n, step=2), 60) for n in (0, 2)]
+    verdict = judge(job(others[0], idle(lost, 60), others[1], groups=[HELD_UP], is_live=is_live))
+    assert (verdict.kind, verdict.blamed) == ("cannot tell", ())
+
+
+def test_a_job_that_was_recorded_in_part_is_not_called_healthy() -> None:
+    lost = rank(1, "ended", unrecorded_because="disk")
+    order = group({0: trained(9), 1: trained(6), 2: trained(9)})
+    verdict = judge(job(rank(0, "ended"), lost, rank(2, "ended"), groups=[order]))
+    assert (verdict.kind, verdict.blamed) == ("cannot tell", ())
+
+
+def test_what_was_recorded_of_a_rank_still_counts() -> None:
+    lost = rank(1, "ended", unrecorded_because="disk")
+    order = group({0: trained(9), 1: (*trained(3), entry(4, all_reduce())), 2: trained(9)}, first_divergence=4)
+    verdict = judge(job(rank(0), lost, rank(2), groups=[replace(order, divergence="signature")]))
+    assert (verdict.number, verdict.blamed) == (4, (1,))
+
+
+def test_a_job_that_goes_on_is_healthy_although_ranks_are_not_at_the_same_collective() -> None:
+    ranks = (idle(rank(n, phase="backward", step=2), 0.01) for n in range(3))
+    assert judge(job(*ranks, groups=[HELD_UP], is_live=True)).kind == "healthy"
+
+
+def test_steps_of_a_minute_are_no_reason_to_call_a_rank_stuck_after_three() -> None:
+    late = idle(rank(1, phase="forward", step=2, since_ns=10**9), 180, step_s=60)
+    assert judge(held_up(late, is_live=True)).kind == "slow"
+
+
+def test_a_first_step_that_takes_long_is_a_fact_and_no_fault() -> None:
+    starting = replace(rank(1, phase="forward", step=0, since_ns=10**9), is_starting=True, idle_ns=6 * 10**9)
+    starting = replace(starting, position=replace(starting.position, call_site=site(7)))
+    waiting = group({0: trained(1, is_waiting=True), 2: trained(1, is_waiting=True)}, ranks=(0, 1, 2))
+    early = judge(job(rank(0), starting, rank(2), groups=[waiting], is_live=True))
+    assert (early.kind, early.is_fault) == ("slow", False)
+    later = replace(starting, idle_ns=21 * 10**9)
+    late = judge(job(rank(0), later, rank(2), groups=[waiting], is_live=True))
+    assert (late.kind, late.certainty) == ("stuck", "likely")

@@ -142,10 +142,6 @@ def test_a_wait_that_ctrl_c_ended_was_a_wait_until_then(tmp_path: Path, waited_s
     assert verdict.kind == kind
     if kind == "stuck":
         assert (verdict.suspected, verdict.number) == ((1,), 7)
-    else:
-        assert verdict.sentence.endswith(
-            "nothing was found wrong until then: 6 collectives in 1 group are the same on all ranks."
-        )
 
 
 @pytest.mark.parametrize(("status", "liveness"), [(0, "ended"), (-9, "gone")])

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -236,36 +235,6 @@ def test_who_is_killed_is_accused_and_never_who_fails_for_it(name: str, size: in
     assert (verdict.kind, verdict.blamed) == ("killed", (victim,))
 
 
-@pytest.mark.parametrize(
-    ("name", "stops_at", "sentences"),
-    [
-        (
-            "ring",
-            2,
-            [
-                "Rank 0 waits in round 1 of 2 (all-gather) of the sum of bucket 0 by some strategy in step 7 "
-                "for rank 1 to receive its part.",
-                "Rank 2 waits in round 1 of 2 (all-gather) of the sum of bucket 0 by some strategy in step 7 "
-                "for rank 1 to send its part.",
-            ],
-        ),
-        (
-            "tree",
-            0,
-            [
-                "Rank 0 waits in the sum of bucket 0 by some strategy in step 7 (up the tree) "
-                "for rank 1 to send its part.",
-                "Rank 2 waits in the sum of bucket 0 by some strategy in step 7 (down the tree) "
-                "for rank 0, which waits for rank 1, to send its part.",
-            ],
-        ),
-    ],
-)
-def test_the_round_and_the_peer_are_named(name: str, stops_at: int, sentences: list[str]) -> None:
-    evidence = judge(evidence_of(Jam(rounds_of(name, 3), victim=1, stops_at=stops_at))).evidence
-    assert [text for text in evidence if " waits in " in text] == sentences
-
-
 @settings(deadline=None, max_examples=100)
 @given(st.sampled_from(sorted(ALGORITHMS)), st.integers(2, 6), st.data())
 def test_of_a_message_that_is_lost_nobody_is_accused(name: str, size: int, data: st.DataObject) -> None:
@@ -283,12 +252,3 @@ def test_of_a_message_that_is_lost_nobody_is_accused(name: str, size: int, data:
     evidence = evidence_of(jam)
     assert Facts(evidence).awaited == ()
     assert judge(evidence).named == ()
-
-
-def test_where_a_message_is_lost_is_said() -> None:
-    verdict = judge(evidence_of(Jam(rounds_of("ring", 3), lost=(0, 1, 0, 3))))
-    assert (verdict.kind, verdict.named) == ("stuck", ())
-    assert [text for text in verdict.evidence if "has not arrived" in text] == [
-        "Rank 1 waits in round 1 of 2 (all-gather) of the sum of bucket 0 by some strategy in step 7 "
-        "for what rank 0 sends, and it has not arrived."
-    ]
