@@ -26,7 +26,7 @@ from overlapscope.trace.collective_log import (
     Entries,
 )
 from overlapscope.trace.folders import has_finished_recording
-from overlapscope.trace.json_files import read_lines
+from overlapscope.trace.json_files import from_dict, read_lines
 from overlapscope.trace.ring_log import read_header_and_size
 from overlapscope.trace.schema import (
     CALL_SITES_FILE,
@@ -257,14 +257,8 @@ class CollectiveLogs:
         if rank not in self._signatures:
 
             def row(line: Any) -> list[tuple[int, Signature]]:
-                number, signature = Signature.from_json(line)
-                numbers = (signature.elements, signature.bytes, signature.bucket, signature.model, signature.plan_epoch)
-                texts = (signature.op, signature.reduce_op, signature.dtype, signature.role, signature.plan_hash)
-                if not all(isinstance(one, int) for one in (*numbers, signature.peer or 0)):
-                    raise TypeError("a number is none")
-                if not all(isinstance(text, str) for text in texts):
-                    raise TypeError("a text is none")
-                return [(number, self._interned.setdefault(signature, signature))]
+                signature = from_dict(Signature, line)
+                return [(int(line["signature"]), self._interned.setdefault(signature, signature))]
 
             path = self.folders[rank] / SIGNATURES_FILE
             self._signatures[rank] = dict(read_lines(path, self.problems, row))

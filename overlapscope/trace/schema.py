@@ -111,19 +111,6 @@ class Signature:
         """Serialize a line of ``signatures.jsonl``, with its line end."""
         return dump_json_line({"signature": number, **asdict(self)})
 
-    @classmethod
-    def from_json(cls, line: dict[str, Any]) -> tuple[int, Signature]:
-        """Parse a line; return the number and the signature.
-
-        Raises:
-            KeyError, TypeError, ValueError: the line is damaged.
-        """
-        number = int(line["signature"])
-        known = {name: line[name] for name in cls.__dataclass_fields__ if name in line}
-        known["shapes"] = tuple(tuple(int(n) for n in shape) for shape in known.get("shapes", ()))
-        known["names"] = tuple(str(name) for name in known.get("names", ()))
-        return number, cls(**known)
-
 
 def _hash64(what: Any) -> int:
     return int.from_bytes(blake2b(json.dumps(what).encode(), digest_size=8).digest(), "little")
