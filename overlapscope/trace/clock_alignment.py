@@ -226,8 +226,6 @@ def _bounds_from_fixes(fixes: Sequence[Fix]) -> OffsetBounds:
 Pings = Sequence[Sequence[int]]
 """Pings of one burst: times sent, answered and received, in nanoseconds."""
 
-_MOST_NAMES: Final = 8
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RankClock:
@@ -349,8 +347,7 @@ def _align_by_wall_clock(rank: RankClock, reference: RankClock) -> Alignment:
 
 
 def _problem(ranks: list[int], violation: Violation | None, reference: int) -> Problem:
-    names = rank_list(ranks[:_MOST_NAMES]) + (" ..." if len(ranks) > _MOST_NAMES else "")
-    who = f"{names} can't be aligned with rank {reference}"
+    who = f"{rank_list(ranks)} can't be aligned with rank {reference}"
     left_out = f"numbers that compare ranks leave {'them' if len(ranks) > 1 else 'it'} out"
     if violation is None:
         return Problem("note", f"{who}: no pings, and all-reduces leave the offset open; {left_out}")

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.errors import OverlapScopeError, Problem
+from overlapscope.text import format_ranks
 from overlapscope.trace import cache
 from overlapscope.trace.cache import ConvertedShards, checkpoint_shard, drop_checkpoints, load_checkpoint, staging_dir
 from overlapscope.trace.clock_alignment import Alignment, RankClock, align_clocks, collect_all_reduces, merge_by_clock
@@ -28,8 +29,6 @@ from overlapscope.trace.schema import EVENTS_FILE, PARAMETERS_FILE, RANK_FILE, R
 from overlapscope.trace.table_file import TableFile
 from overlapscope.trace.tables import TABLES, Shard, add_peer_ranks, build_plans_table, map_to_clocks, read_shards
 from overlapscope.workers import Workers
-
-_MOST_NAMES: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -164,7 +163,7 @@ def _report_missing_ranks(path: Path, folders: Mapping[int, Path], run: dict[str
     missing = sorted(set(expected) - folders.keys())
     if not missing:
         return []
-    names = ", ".join(map(str, missing[:_MOST_NAMES])) + (" ..." if len(missing) > _MOST_NAMES else "")
+    names = format_ranks(missing)
     return [Problem("error", f"{path}: {len(missing)} of {len(expected)} ranks left no log: {names}")]
 
 

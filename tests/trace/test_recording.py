@@ -114,8 +114,8 @@ def test_what_is_not_a_recording_is_refused_in_one_line(
 
 
 def test_ranks_that_left_no_log_are_named(tmp_path: Path) -> None:
-    trace = read_trace(write_recording(tmp_path, ranks=2, world_size=4))
-    assert [str(problem) for problem in trace.errors] == [f"{tmp_path}: 2 of 4 ranks left no log: 2, 3"]
+    trace = read_trace(write_recording(tmp_path, ranks=2, world_size=1000))
+    assert [str(problem) for problem in trace.errors] == [f"{tmp_path}: 998 of 1000 ranks left no log: 2-999"]
     assert trace.steps["rank"].unique().tolist() == [0, 1]
 
 
@@ -124,13 +124,6 @@ def test_a_rank_whose_recording_ended_early_is_named_with_the_reason(tmp_path: P
     write_json(folder / ENDED_FILE, {"how": "ended", "unrecorded_because": "no space left", "time_ns": 1})
     assert [str(problem) for problem in read_trace(tmp_path).errors] == [
         f"{folder}: the recording ended before the training (no space left); what this rank did afterwards is missing"
-    ]
-
-
-def test_of_a_thousand_missing_ranks_the_line_stays_short(tmp_path: Path) -> None:
-    trace = read_trace(write_recording(tmp_path, ranks=1, world_size=1000))
-    assert [str(problem) for problem in trace.errors] == [
-        f"{tmp_path}: 999 of 1000 ranks left no log: 1, 2, 3, 4, 5, 6, 7, 8 ..."
     ]
 
 
