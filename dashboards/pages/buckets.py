@@ -15,7 +15,6 @@ from dashboards.plots.bucket_columns import HEAD_PX, LANE_PX, RANK_PX, format_ca
 from dashboards.plots.buckets import CURVE_LEFT_PX, CURVE_RIGHT_PX, BucketChoice, BucketsPlot, ChoiceMarkup, ChosenPlan
 from dashboards.recording import Snapshot
 from overlapscope.advice.advice import Advice, predict_mean_step
-from overlapscope.advice.auto_choices import describe_auto_choices
 from overlapscope.breakdown.lanes import BUCKET_SLOTS
 from overlapscope.breakdown.summary import Summary
 from overlapscope.bucket_model.prediction import SPECIALS, Options
@@ -24,6 +23,7 @@ from overlapscope.bucket_model.text import format_free_plan, format_headline, fo
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
 from overlapscope.text import count_of, format_bytes, format_ns, format_share, format_share_change
+from overlapscope.trace.description import describe_auto_choices
 from overlapscope.trace.recording import Trace
 
 _LARGEST_MB: Final = 1e6

@@ -1,10 +1,11 @@
-"""Advice on bucket sizes, from a recording and optionally a calibration."""
+"""Advice on bucket sizes, and predictions for other numbers of ranks, from a recording."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -19,9 +20,11 @@ from overlapscope.breakdown.summary import Summary
 from overlapscope.bucket_model.calibration import CALIBRATION_FILE, Calibration, collect_spans, read_calibration
 from overlapscope.bucket_model.fit import FittedModel, fit_model
 from overlapscope.bucket_model.observation import Observations
+from overlapscope.bucket_model.partition import build_table
 from overlapscope.bucket_model.plan_file import PlanFile, PlannedParameter
-from overlapscope.bucket_model.prediction import Curve, MeasuredSteps
+from overlapscope.bucket_model.prediction import Curve, MeasuredSteps, predict_steps
 from overlapscope.bucket_model.recommend import Recommendation, recommend
+from overlapscope.bucket_model.what_if import list_algorithms
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
 from overlapscope.text import count_of
@@ -157,6 +160,32 @@ def summarize_measured_plans(
         exposed_ns=summary.mean.blocks["exposed"].value,
         others_ns=others_ns,
     )
+
+
+def predict_step_times(analysis: Analysis, ranks: Sequence[int]) -> list[float]:
+    """Predict the mean step in nanoseconds for each number of ranks, with the same buckets and the same work per rank.
+
+    Args:
+        ranks: Numbers of ranks, 2 or more each.
+
+    Raises:
+        OverlapScopeError: The recording doesn't hold enough.
+    """
+    observations = extract_observations(analysis.trace)
+    measured = summarize_measured_plans(observations, analysis.breakdown, analysis.summary)
+    if measured is None:
+        raise OverlapScopeError(f"{analysis.trace.path}: no step to predict others from")
+    fitted = fit_model(observations, lanes=get_backend_lanes(analysis.trace))
+    table = build_table([measured.plan], fitted.work.gradients)
+    cost = fitted.costs.collective
+    return [
+        min(
+            float(predict_steps(table, fitted.work, costs, fitted.costs, measured).step_ns[0])
+            for algorithm in list_algorithms(fitted.costs)
+            for costs in [replace(fitted.costs, collective=cost.extrapolate(count, algorithm))]
+        )
+        for count in ranks
+    ]
 
 
 def _calibration(trace: Trace, path: Path | None, world_size: int) -> Calibration | None:

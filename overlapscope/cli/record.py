@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from overlapscope.advice.auto_choices import describe_auto_choices
 from overlapscope.cli import child_process, recording_folder
 from overlapscope.cli.arguments import parse_positive_int
 from overlapscope.cli.child_process import ReceivedSignal
@@ -144,6 +143,7 @@ def finish_recording(
     Returns:
         The command's exit code: the job's, or 1 if nothing was recorded.
     """
+    from overlapscope.trace.description import describe_auto_choices
     from overlapscope.trace.process_files import write_exit
 
     code = child_process.exit_code(ended.status)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from overlapscope.advice.advice import Advice
-from overlapscope.advice.auto_choices import describe_auto_choices
 from overlapscope.bucket_model import text
 from overlapscope.bucket_model.plans import format_caps
 from overlapscope.bucket_model.recommend import Recommendation
 from overlapscope.report.report import Column, Report, Section, Table
 from overlapscope.text import count_of, format_bytes
+from overlapscope.trace.description import describe_auto_choices
 from overlapscope.trace.recording import Trace
 
 

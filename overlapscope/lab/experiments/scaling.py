@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from overlapscope.advice.other_ranks import predict_step_times
+from overlapscope.advice.advice import predict_step_times
 from overlapscope.analysis import Analysis
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab.experiments.charts import LineChart, LineSeries, make_line_series

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.advice.other_ranks import predict_step_times
+from overlapscope.advice.advice import predict_step_times
 from overlapscope.analysis import Analysis
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.recording import read_trace
