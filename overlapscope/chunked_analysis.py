@@ -19,8 +19,7 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.analysis import Analysis
-from overlapscope.breakdown.breakdown import BLOCKS, Breakdown, compute_breakdown
-from overlapscope.breakdown.breakdown_table import tabulate_breakdown
+from overlapscope.breakdown.breakdown import BLOCKS, Breakdown, compute_breakdown, tabulate_breakdown
 from overlapscope.breakdown.critical_path import (
     CriticalPath,
     JobBreakdown,

@@ -14,10 +14,11 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from overlapscope.breakdown.arrivals import MatchedCollectives, match_collectives
 from overlapscope.breakdown.spans import Int64Array, RowsByRank, SpansByRank, StepsByRank, merge_intervals, merge_spans
-from overlapscope.breakdown.waits import LONG_AGO, StartConditions, Waits, compute_waits, find_start_conditions
+from overlapscope.breakdown.waits import LONG_AGO, REASONS, StartConditions, Waits, compute_waits, find_start_conditions
 from overlapscope.trace.collective_arrival import compute_arrival_ns
 from overlapscope.trace.recording import Trace
 from overlapscope.trace.tables import PHASE_NAMES
@@ -119,6 +120,9 @@ and the next forward. ``buffers``: broadcast of buffers. ``exposed``: communicat
 ``inter_phase``: outside all phases, such as the loss, between the first phase of a step and the last. ``collectives``:
 collectives issued by user code. ``unattributed``: time without any record."""
 
+COMPUTE_BLOCKS: Final = ("forward", "backward", "optimizer", "evaluation")
+"""Blocks that count as compute."""
+
 _PHASES: Final = ("finalize", "optimizer", "evaluation", "data_wait", "loop", "forward", "backward")
 _HOST_CLAIMS: Final = ("gc", "bucket_copies", "buffers", "exposed", "collectives", *_PHASES, "inter_phase")
 """Claimants of a moment on the host, by precedence, highest first."""
@@ -214,6 +218,42 @@ def compute_breakdown(trace: Trace) -> Breakdown:
         starts=starts,
         matched=matched,
         timelines=timelines,
+    )
+
+
+def tabulate_breakdown(breakdown: Breakdown) -> pd.DataFrame:
+    """Return a table of all steps of all ranks, in the order of ``trace.steps``.
+
+    Returns:
+        rank, step, step_time_ns, a column for each of ``BLOCKS`` (these sum to the step time), one for each of
+        ``REASONS`` (exposed_<reason>_ns; these sum to exposed_ns), compute_ns (sum of ``COMPUTE_BLOCKS``), hidden_ns
+        (time for which gradients are communicated while other work runs), communication_ns (hidden plus exposed),
+        overlap_ratio (hidden over communication; NaN without communication).
+    """
+    blocks_ns = {f"{name}_ns": breakdown.ns[:, index] for index, name in enumerate(BLOCKS)}
+    for_reason_ns = np.zeros(len(REASONS) * len(breakdown.rank), dtype=np.int64)
+    np.add.at(
+        for_reason_ns, breakdown.waits.reason * np.int64(len(breakdown.rank)) + breakdown.wait_row, breakdown.wait_ns
+    )
+    hidden_ns = breakdown.hidden_ns.sum(axis=1)
+    communication_ns = hidden_ns + blocks_ns["exposed_ns"]
+    nothing = np.full(len(hidden_ns), np.nan)
+    return pd.DataFrame(
+        {
+            "rank": breakdown.rank,
+            "step": breakdown.step,
+            "step_time_ns": breakdown.end_ns - breakdown.start_ns,
+            **blocks_ns,
+            **{
+                f"exposed_{reason}_ns": ns
+                for reason, ns in zip(REASONS, for_reason_ns.reshape(len(REASONS), -1), strict=True)
+            },
+            "compute_ns": np.sum([blocks_ns[f"{name}_ns"] for name in COMPUTE_BLOCKS], axis=0),
+            "hidden_ns": hidden_ns,
+            "communication_ns": communication_ns,
+            "overlap_ratio": np.divide(hidden_ns, communication_ns, out=nothing, where=communication_ns > 0),
+        },
+        copy=False,
     )
 
 

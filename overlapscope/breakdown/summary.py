@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from overlapscope.breakdown.breakdown import BLOCKS, Breakdown
-from overlapscope.breakdown.breakdown_table import COMPUTE_BLOCKS, tabulate_breakdown
+from overlapscope.breakdown.breakdown import BLOCKS, COMPUTE_BLOCKS, Breakdown, tabulate_breakdown
 from overlapscope.breakdown.critical_path import JobBreakdown, compute_job_breakdown
 from overlapscope.breakdown.means import MeanStep, compute_mean_step, mean_with_ci
 from overlapscope.breakdown.steady_steps import SteadySteps, select_steady_steps

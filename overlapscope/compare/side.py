@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.analysis import Analysis
-from overlapscope.breakdown.breakdown import BLOCKS, Breakdown, compute_breakdown
-from overlapscope.breakdown.breakdown_table import COMPUTE_BLOCKS
+from overlapscope.breakdown.breakdown import BLOCKS, COMPUTE_BLOCKS, Breakdown, compute_breakdown
 from overlapscope.breakdown.means import SEGMENTS
 from overlapscope.breakdown.spans import Float64Array, Int64Array
 from overlapscope.breakdown.summary import Summary, summarize

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from overlapscope.breakdown.breakdown import compute_breakdown
-from overlapscope.breakdown.breakdown_table import tabulate_breakdown
+from overlapscope.breakdown.breakdown import compute_breakdown, tabulate_breakdown
 from overlapscope.trace.recording import Trace, read_trace
 from overlapscope.trace.schema import Flag, Kind, Phase, pack_body
 from tests.synthetic import US, make_rank, write_recording

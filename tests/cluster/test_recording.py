@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
-from overlapscope.breakdown.breakdown import BLOCKS, compute_breakdown
-from overlapscope.breakdown.breakdown_table import tabulate_breakdown
+from overlapscope.breakdown.breakdown import BLOCKS, compute_breakdown, tabulate_breakdown
 from overlapscope.breakdown.critical_path import compute_job_breakdown
 from overlapscope.breakdown.steady_steps import select_steady_steps
 from overlapscope.trace.event_log import read_log
