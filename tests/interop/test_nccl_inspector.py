@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +72,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     )
     found, left_out = read_inspector_dumps(paths)
     assert [(each.bytes, each.times_ns) for each in found.samples] == [(MB, (100_000,))]
-    assert left_out == (
-        "1 other communicator with fewer ranks or all-reduces",
-        "2 all-reduces not in the dumps of all ranks, or not of one size",
-        "1 all-reduce whose kernel was not timed",
-        "1 damaged line",
-    )
+    assert [what.split()[0] for what in left_out] == ["1", "2", "1", "1"]
 
 
 @pytest.mark.parametrize("time_us", ["nan", -5, "inf", None, "soon"])
@@ -103,58 +99,41 @@ def test_compressed_dumps_are_read_also_if_they_are_cut_short(tmp_path: Path) ->
     assert 100 < len(samples) < 2000
 
 
-@pytest.mark.parametrize(
-    ("files", "said"),
-    [
-        ([["{}\n"]], "{folder}/node0.log: not a dump of NCCL's Inspector"),
-        ([["hello\n"]], "{folder}/node0.log: not a dump of NCCL's Inspector"),
-        ([[]], "{folder}/node0.log: empty"),
-        (
-            [[line(0, 0, MB, 5)]] * 2,
-            "{folder}/node1.log and {folder}/node0.log are both of rank 0 of communicator 0xab",
-        ),
-        ([[line(0, 0, MB, 5, coll="AllGather")]], "no all-reduce of several ranks is in these dumps"),
-        (
-            [[line(0, 0, MB, 5, coll_timing_source="collective_cpu")]],
-            "no all-reduce of several ranks is in these dumps whose kernel was timed",
-        ),
-        (
-            [[line(rank, 0, MB, 5, ranks=8)] for rank in range(3)],
-            "dumps of 3 of 8 ranks were given; an all-reduce takes as long as on the rank that comes last, so give "
-            "those of all",
-        ),
-        ([[line(rank, rank, MB, 5)] for rank in range(2)], "no all-reduce is in the dumps of all ranks"),
-    ],
+UNUSABLE = (
+    [["{}\n"]],
+    [["hello\n"]],
+    [[]],
+    [[line(0, 0, MB, 5)]] * 2,
+    [[line(0, 0, MB, 5, coll="AllGather")]],
+    [[line(0, 0, MB, 5, coll_timing_source="collective_cpu")]],
+    [[line(rank, 0, MB, 5, ranks=8)] for rank in range(3)],
+    [[line(rank, rank, MB, 5)] for rank in range(2)],
 )
-def test_what_can_not_be_used_is_one_line(tmp_path: Path, files: list[list[str]], said: str) -> None:
-    with pytest.raises(OverlapScopeError) as raised:
-        read_inspector_dumps(dumps(tmp_path, *files))
-    assert str(raised.value) == said.format(folder=tmp_path)
 
 
-def test_the_command_prints_a_table_and_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_can_not_be_used_is_one_line(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    said = []
+    for files in UNUSABLE:
+        with pytest.raises(OverlapScopeError) as raised:
+            read_inspector_dumps(dumps(tmp_path, *files))
+        said.append(str(raised.value).replace(f"{tmp_path}/", ""))
+    golden("refused/inspector", "\n".join(said))
+
+
+def test_the_command_prints_a_table_and_writes_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]
+) -> None:
     paths = dumps(tmp_path, [line(0, 0, 10 * MB, 2000)], [line(1, 0, 10 * MB, 1000)])
     output = tmp_path / "traces" / "calibration.json"
     assert main(["calibrate", "-o", str(output), "--inspector", *map(str, paths)]) == 0
-    title, heading, row, done = capsys.readouterr().out.splitlines()
-    assert title == "all-reduces of 2 ranks on 2 hosts, nccl, in a job that has run"
-    assert heading.split() == ["size", "time", "algbw", "busbw", "times"]
-    assert row.split() == ["9.54", "MB", "1.00", "ms", "10.000", "GB/s", "10.000", "GB/s", "1"]
-    assert done == f"written to {output}"
+    golden("cli/calibrate", capsys.readouterr().out.replace(f"{tmp_path}/", ""))
     assert read_calibration(output).samples[0].times_ns == (1_000_000,)
 
 
 def test_whoever_imports_one_is_told_what_it_is_good_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (path,) = dumps(tmp_path, [line(0, 0, MB, 5)])
     assert main(["import", str(path), "-o", str(tmp_path / "imported")]) == 1
-    assert capsys.readouterr().err == (
-        f"overlapscope import: {path}: a dump of NCCL's Inspector, in which there are no steps; 'overlapscope "
-        "calibrate --inspector FILE ...' takes from such dumps how long all-reduces take\n"
-    )
+    said = capsys.readouterr().err
+    assert said.startswith(f"overlapscope import: {path}: ")
+    assert "'overlapscope calibrate --inspector FILE ...'" in said
     assert not (tmp_path / "imported").exists()
-
-
-def test_nothing_is_started_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["calibrate", "--nproc", "2", "-o", str(tmp_path / "c.json"), "--inspector", "x.log"]) == 1
-    said = "overlapscope calibrate: --inspector: what it reads was measured before; start no ranks as well\n"
-    assert capsys.readouterr().err == said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -72,14 +73,17 @@ def test_where_it_comes_from_is_said(both: tuple[Trace, Trace]) -> None:
 
 
 def test_communication_of_kernels_is_that_of_torch_profiler(report: Path, tmp_path: Path) -> None:
-    ran = overlapscope("import", report, "-o", tmp_path / "traces")
-    assert "46.9 ms of communication on the device, 7.32 ms (16 %) of it while other kernels ran" in ran.stderr
+    first_lines = {
+        overlapscope("import", file, "-o", tmp_path / file.stem).stderr.splitlines()[0].partition(f"{file}: ")[2]
+        for file in (report, RESNET)
+    }
+    assert len(first_lines) == 1
 
 
 def test_sizes_that_are_not_there_are_asked_for(tmp_path: Path) -> None:
     file = export(RESNET, tmp_path / "rank0.sqlite", has_sizes=False)
     ran = overlapscope("import", file, "-o", tmp_path / "traces")
-    assert "does not say how large all-reduces are; profile with record_shapes=True" in ran.stderr
+    assert "record_shapes=True" in ran.stderr
     assert set(read_trace(tmp_path / "traces").collectives["bytes"]) == {0}
 
 
@@ -117,7 +121,7 @@ def test_what_was_lost_is_said(tmp_path: Path, report: Path) -> None:
             database.execute("INSERT INTO DIAGNOSTIC_EVENT VALUES (0, 2, 0, ?)", (text,))
         database.commit()
     ran = overlapscope("import", tmp_path / "rank0.sqlite", "-o", tmp_path / "traces")
-    assert "rank 0: Nsight Systems says: Not all CUDA events were collected: 12 lost." in ran.stderr
+    assert "Not all CUDA events were collected: 12 lost." in ran.stderr
     assert "Number of NVTX events" not in ran.stderr
 
 
@@ -131,46 +135,38 @@ def test_a_report_that_nsight_systems_itself_has_written_is_read(tmp_path: Path)
     assert trace.ranks["device"].tolist() == ["cpu"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "what"),
-    [
-        ("rank0.nsys-rep", b"report", "rank0.nsys-rep: make SQLite of it first: nsys export --type sqlite"),
-        ("rank0.sqlite", b"SQLite format 3\x00" + bytes(200), "rank0.sqlite: not as Nsight Systems exports it ("),
-        ("rank0.sqlite", b"SQLite format 3\x00", "rank0.sqlite: not as Nsight Systems exports it ("),
-    ],
+UNREADABLE = (
+    ("rank0.nsys-rep", b"report"),
+    ("rank0.sqlite", b"SQLite format 3\x00" + bytes(200)),
+    ("rank0.sqlite", b"SQLite format 3\x00"),
 )
-def test_what_can_not_be_read_is_told_in_one_line(tmp_path: Path, name: str, content: bytes, what: str) -> None:
-    (tmp_path / name).write_bytes(content)
-    ran = overlapscope("import", tmp_path / name, "-o", tmp_path / "traces")
-    assert ran.returncode == 1
-    assert what in ran.stderr
-    assert len(ran.stderr.splitlines()) == 1
-    assert not (tmp_path / "traces").exists()
+INCOMPLETE = ((), ("DistributedDataParallel.forward, op_id = 1",))
+"""Ranges of reports in which a forward, or the steps of an optimizer are missing."""
 
 
-@pytest.mark.parametrize(
-    ("ranges", "what"),
-    [
-        ([], "no forward of DistributedDataParallel in it; train under torch.autograd.profiler.emit_nvtx()"),
-        (
-            ["DistributedDataParallel.forward, op_id = 1"],
-            "no step of an optimizer in it; profile whole steps of a DDP",
-        ),
-    ],
-)
-def test_what_is_not_in_a_report_is_named(tmp_path: Path, ranges: list[str], what: str) -> None:
-    with Report(tmp_path / "rank0.sqlite") as report:
-        for number, name in enumerate(ranges):
-            report.range(name, 1 << 24, (10 * number, 10 * number + 5))
-    ran = overlapscope("import", tmp_path / "rank0.sqlite", "-o", tmp_path / "traces")
-    assert (ran.returncode, len(ran.stderr.splitlines())) == (1, 1)
-    assert what in ran.stderr
+def test_what_can_not_be_read_is_told_in_one_line(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    said = []
+    for name, content in UNREADABLE:
+        (tmp_path / name).write_bytes(content)
+        said.append(refusal(tmp_path, tmp_path / name))
+    for case, ranges in enumerate(INCOMPLETE):
+        with Report(tmp_path / f"rank{case}.sqlite3") as report:
+            for number, name in enumerate(ranges):
+                report.range(name, 1 << 24, (10 * number, 10 * number + 5))
+        said.append(refusal(tmp_path, tmp_path / f"rank{case}.sqlite3"))
+    golden("refused/import_nsight", "".join(said))
+
+
+def refusal(folder: Path, file: Path) -> str:
+    """Return what the import of a file says, which is one line and leaves no folder."""
+    ran = overlapscope("import", file, "-o", folder / "traces")
+    assert (ran.returncode, ran.stderr.count("\n")) == (1, 1)
+    assert not (folder / "traces").exists()
+    return ran.stderr.replace(f"{folder}/", "")
 
 
 def test_a_database_of_something_else_is_told(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "rank0.sqlite")) as database:
         database.execute("CREATE TABLE NVTX_EVENTS (start TEXT)")
         database.commit()
-    ran = overlapscope("import", tmp_path / "rank0.sqlite", "-o", tmp_path / "traces")
-    assert ran.returncode == 1
-    assert "not as Nsight Systems exports it" in ran.stderr
+    assert "rank0.sqlite" in refusal(tmp_path, tmp_path / "rank0.sqlite")
