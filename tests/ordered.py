@@ -17,6 +17,7 @@ from overlapscope.trace.collective_log import (
     UNKNOWN_PHASE,
     CollectiveLogHeader,
     CollectiveLogWriter,
+    Signature,
     group_file,
 )
 from overlapscope.trace.event_log import EventLogWriter
@@ -30,7 +31,6 @@ from overlapscope.trace.schema import (
     SIGNATURES_FILE,
     Kind,
     Phase,
-    Signature,
     pack_body,
     rank_folder,
 )

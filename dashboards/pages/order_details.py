@@ -11,8 +11,8 @@ from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.diagnosis.evidence import Entry
 from overlapscope.diagnosis.order_view import OrderLanes, OrderSide, compare_sides, group_into_sides
 from overlapscope.text import format_bytes, rank_list
+from overlapscope.trace.collective_log import Signature
 from overlapscope.trace.recording import Trace
-from overlapscope.trace.schema import Signature
 
 _MAX_SIDES: Final = 8
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from overlapscope.diagnosis.order_view import CATEGORIES, Cell, Window, collective_category
 from overlapscope.text import format_count
-from overlapscope.trace.schema import Signature
+from overlapscope.trace.collective_log import Signature
 
 # Vertical layout of the lanes of collectives, in pixels from the top.
 

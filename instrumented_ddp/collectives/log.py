@@ -31,13 +31,15 @@ from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.collective_log import (
     AFTER_UPDATE,
     AWAITED,
+    POINT_TO_POINT,
     REACHED,
     UNREACHED,
     CollectiveLogHeader,
     CollectiveLogWriter,
+    Signature,
     group_file,
 )
-from overlapscope.trace.schema import EVENTS_FILE, NO_CALL_SITE, POINT_TO_POINT, Signature
+from overlapscope.trace.schema import EVENTS_FILE, NO_CALL_SITE
 
 _log = logging.getLogger(__name__)
 

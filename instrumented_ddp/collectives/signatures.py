@@ -18,8 +18,8 @@ from instrumented_ddp.bucket_plan import dtype_name
 from instrumented_ddp.collectives.call_sites import read_variables
 from instrumented_ddp.collectives.dispatch import Call
 from instrumented_ddp.collectives.roles import CollectiveRole
-from overlapscope.trace.collective_log import CollectiveLogHeader
-from overlapscope.trace.schema import SIGNATURES_FILE, Signature
+from overlapscope.trace.collective_log import CollectiveLogHeader, Signature
+from overlapscope.trace.schema import SIGNATURES_FILE
 
 _MAX_CONTAINER_ITEMS: Final = 64
 """Maximum size of a container that is searched for tensors."""

@@ -41,10 +41,10 @@ from overlapscope.diagnosis.report_text import format_report
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wait_graph import Facts
 from overlapscope.trace.clocks import get_boot_id, host_now_ns
-from overlapscope.trace.collective_log import ENTRY_DTYPE, Entries
+from overlapscope.trace.collective_log import ENTRY_DTYPE, Entries, Signature
 from overlapscope.trace.collective_log_reader import open_collective_logs
 from overlapscope.trace.process_files import read_exits
-from overlapscope.trace.schema import LIVENESS_FILE, Signature, rank_folder
+from overlapscope.trace.schema import LIVENESS_FILE, rank_folder
 
 SILENT_AFTER_NS: Final = 2_500_000_000
 """Time in ns without a sign of life after which a watchdog counts as not waking up."""

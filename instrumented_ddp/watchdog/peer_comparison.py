@@ -28,9 +28,16 @@ from overlapscope.diagnosis.order_difference import (
     extract_compared,
     find_first_difference,
 )
-from overlapscope.trace.collective_log import UNEVEN_INPUTS, UNKNOWN, CollectiveLogWriter, Entries, entry_digest
+from overlapscope.trace.collective_log import (
+    UNEVEN_INPUTS,
+    UNKNOWN,
+    CollectiveLogWriter,
+    Entries,
+    Signature,
+    entry_digest,
+)
 from overlapscope.trace.json_files import from_json, to_json
-from overlapscope.trace.schema import NO_BUCKET, Signature
+from overlapscope.trace.schema import NO_BUCKET
 
 _MASK: Final = 2**64 - 1
 _CHUNK_ENTRIES: Final = 64

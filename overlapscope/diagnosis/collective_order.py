@@ -28,9 +28,9 @@ from overlapscope.diagnosis.order_difference import (
     find_first_difference,
     find_first_mismatch,
 )
-from overlapscope.trace.collective_log import UNEVEN_INPUTS, UNKNOWN, Entries, oldest_incomplete
+from overlapscope.trace.collective_log import UNEVEN_INPUTS, UNKNOWN, Entries, Signature, oldest_incomplete
 from overlapscope.trace.collective_log_reader import CollectiveLogs, GroupLogs
-from overlapscope.trace.schema import Phase, Signature
+from overlapscope.trace.schema import Phase
 
 # Interfaces that read the order of collectives a few entries at a time: from logs, or dumps of another tool.
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from overlapscope.diagnosis.replica_drift import ComparedReplicas, OptimizerHyperparameters, Replica
-from overlapscope.trace.collective_log import AFTER_UPDATE, FAILED, REACHED, UNREACHED
-from overlapscope.trace.schema import Signature
+from overlapscope.trace.collective_log import AFTER_UPDATE, FAILED, REACHED, UNREACHED, Signature
 
 Liveness = Literal[
     "running", "sleeping", "stopped", "gone", "ended", "failed", "never started", "silent", "dumped", "unknown"

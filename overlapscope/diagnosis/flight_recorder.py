@@ -37,9 +37,9 @@ from overlapscope.diagnosis.stall_timeout import STUCK_AFTER_NS
 from overlapscope.diagnosis.text import plural
 from overlapscope.errors import Problem
 from overlapscope.text import rank_list
-from overlapscope.trace.collective_log import FAILED, REACHED, UNREACHED
+from overlapscope.trace.collective_log import FAILED, REACHED, UNREACHED, Signature
 from overlapscope.trace.flight_recorder import Dump, DumpEntry, read_all_dumps
-from overlapscope.trace.schema import DTYPE_BYTES, Signature
+from overlapscope.trace.schema import DTYPE_BYTES
 
 # Conversion of operations in a Flight Recorder dump to signatures of collective logs.
 

@@ -23,8 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.diagnosis.evidence import Divergence
-from overlapscope.trace.collective_log import UNEVEN_INPUTS, UNKNOWN, Entries
-from overlapscope.trace.schema import Signature
+from overlapscope.trace.collective_log import UNEVEN_INPUTS, UNKNOWN, Entries, Signature
 
 NO_POSITION: Final = -1
 """Value of ``step`` and ``batch`` if they carry no information: unknown, or launched inside ``join()``."""

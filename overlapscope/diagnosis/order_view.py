@@ -17,8 +17,7 @@ from overlapscope.diagnosis.collective_order import OrderSource, ProcessGroup, R
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Divergence, Entry
 from overlapscope.diagnosis.text import format_device_progress
 from overlapscope.text import format_bytes, format_ns
-from overlapscope.trace.collective_log import SHADOW, UNEVEN_INPUTS, hashed_step
-from overlapscope.trace.schema import Signature
+from overlapscope.trace.collective_log import SHADOW, UNEVEN_INPUTS, Signature, hashed_step
 
 # Side-by-side comparison of the collectives that the ranks of a group have at one number.
 

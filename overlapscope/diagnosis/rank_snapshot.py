@@ -8,8 +8,7 @@ from typing import Final
 
 from overlapscope.diagnosis.collective_order import WINDOW_MARGIN
 from overlapscope.diagnosis.evidence import CallSite, RankEvidence
-from overlapscope.trace.collective_log import ReadableLog, oldest_incomplete
-from overlapscope.trace.schema import Signature
+from overlapscope.trace.collective_log import ReadableLog, Signature, oldest_incomplete
 
 _MAX_ENTRIES: Final = 12
 _MAX_MESSAGES: Final = 64

@@ -15,7 +15,8 @@ from overlapscope.diagnosis.evidence import (
     RankPosition,
 )
 from overlapscope.text import rank_list
-from overlapscope.trace.schema import NO_BUCKET, Signature
+from overlapscope.trace.collective_log import Signature
+from overlapscope.trace.schema import NO_BUCKET
 
 _MOST_NAMES: Final = 3
 _MAX_POSITIONS: Final = 4

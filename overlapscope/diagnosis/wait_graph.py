@@ -10,7 +10,7 @@ from typing import Final
 from overlapscope.diagnosis.evidence import Entry, Evidence, GroupOrder, RankEvidence
 from overlapscope.diagnosis.failures import is_consequence
 from overlapscope.diagnosis.stall_timeout import BUSY_STALL_TIMEOUT_NS, is_busy, long_stall_timeout_ns, stall_timeout_ns
-from overlapscope.trace.schema import POINT_TO_POINT
+from overlapscope.trace.collective_log import POINT_TO_POINT
 
 # Bucket sums that strategies build from sends and receives: the round in which a rank waits, and for whom.
 #

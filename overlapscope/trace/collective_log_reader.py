@@ -24,6 +24,7 @@ from overlapscope.trace.collective_log import (
     UNREACHED,
     CollectiveLogHeader,
     Entries,
+    Signature,
 )
 from overlapscope.trace.folders import has_finished_recording
 from overlapscope.trace.json_files import from_dict, read_lines
@@ -36,7 +37,6 @@ from overlapscope.trace.schema import (
     PLANS_FILE,
     POINT_TO_POINT_PATTERN,
     SIGNATURES_FILE,
-    Signature,
 )
 
 _ADLER: Final = 65521

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from overlapscope.trace.collective_log import Entries
+from overlapscope.trace.collective_log import Entries, Signature
 from overlapscope.trace.collective_log_reader import open_collective_logs
 from overlapscope.trace.folders import find_rank_folders
-from overlapscope.trace.schema import Signature
 
 Logged = list[tuple[Signature, Any]]
 """Of each entry, in order: what it is, and its fields in the log."""

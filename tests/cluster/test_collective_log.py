@@ -22,9 +22,10 @@ from overlapscope.trace.collective_log import (
     SHADOW,
     UNEVEN_INPUTS,
     CollectiveLogHeader,
+    Signature,
     group_file,
 )
-from overlapscope.trace.schema import PARAMETERS_FILE, SIGNATURES_FILE, UNREDUCED_FILE, Signature, rank_folder
+from overlapscope.trace.schema import PARAMETERS_FILE, SIGNATURES_FILE, UNREDUCED_FILE, rank_folder
 from tests.cluster.ranks import run_ranks
 
 pytestmark = pytest.mark.cluster

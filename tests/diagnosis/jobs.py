@@ -24,8 +24,7 @@ from overlapscope.diagnosis.replica_drift import (
     OptimizerHyperparameters,
     ReplicaDifference,
 )
-from overlapscope.trace.collective_log import FAILED, REACHED, UNREACHED
-from overlapscope.trace.schema import Signature
+from overlapscope.trace.collective_log import FAILED, REACHED, UNREACHED, Signature
 from tests.ordered import bucket
 
 CLOSED = Failure(

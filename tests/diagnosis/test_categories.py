@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overlapscope.diagnosis.order_view import BUCKET_SLOTS, CATEGORIES, collective_category
-from overlapscope.trace.schema import Signature
+from overlapscope.trace.collective_log import Signature
 from tests.ordered import all_reduce, bucket
 
 

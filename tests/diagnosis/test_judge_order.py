@@ -8,7 +8,7 @@ import pytest
 
 from overlapscope.diagnosis.evidence import UnreducedStep
 from overlapscope.diagnosis.judge import judge
-from overlapscope.trace.schema import Signature
+from overlapscope.trace.collective_log import Signature
 from tests.diagnosis.jobs import after_update, at_batches, diverged, entry, group, job, rank, site, trained
 from tests.ordered import all_reduce, bucket
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from overlapscope.diagnosis.collective_order import WINDOW_MARGIN, RecordedOrder, compare_orders
 from overlapscope.diagnosis.evidence import GroupOrder
-from overlapscope.trace.collective_log import ENTRY_BYTES, HEADER_BYTES, SHADOW, UNEVEN_INPUTS
+from overlapscope.trace.collective_log import ENTRY_BYTES, HEADER_BYTES, SHADOW, UNEVEN_INPUTS, Signature
 from overlapscope.trace.collective_log_reader import open_collective_logs
 from overlapscope.trace.folders import find_rank_folders
-from overlapscope.trace.schema import Signature
 from tests.ordered import Collective, all_reduce, bucket, steps, write_order
 
 Order = list[Collective]

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from overlapscope.diagnosis.evidence import CallSite, Entry
 from overlapscope.diagnosis.order_view import compare_sides, group_into_sides
-from overlapscope.trace.collective_log import REACHED, UNREACHED
-from overlapscope.trace.schema import Signature
+from overlapscope.trace.collective_log import REACHED, UNREACHED, Signature
 from tests.ordered import all_reduce, bucket
 
 MS = 1_000_000

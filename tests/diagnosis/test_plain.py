@@ -20,8 +20,8 @@ from overlapscope.diagnosis.evidence import (
 )
 from overlapscope.diagnosis.rank_snapshot import LogExcerpt, RankSnapshot
 from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.trace.collective_log import Signature
 from overlapscope.trace.json_files import from_dict, from_json, to_json
-from overlapscope.trace.schema import Signature
 
 THINGS = st.one_of(
     [

@@ -15,8 +15,7 @@ from instrumented_ddp.strategies import all_reduces, parameter_server
 from overlapscope.diagnosis.evidence import Entry, Evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.wait_graph import Facts
-from overlapscope.trace.collective_log import FAILED
-from overlapscope.trace.schema import Signature
+from overlapscope.trace.collective_log import FAILED, Signature
 from tests.diagnosis.jobs import CLOSED, group, idle, job, rank
 
 NAME = "some strategy"

@@ -11,8 +11,9 @@ from instrumented_ddp.recording.metadata import collect_environment, collect_mod
 from overlapscope.diagnosis.evidence import Evidence, RankEvidence, RankSettings
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.rank_settings import read_rank_settings
+from overlapscope.trace.collective_log import Signature
 from overlapscope.trace.json_files import dump_json_line
-from overlapscope.trace.schema import PARAMETERS_FILE, Signature
+from overlapscope.trace.schema import PARAMETERS_FILE
 from tests.diagnosis.jobs import entry, group, held_up, idle, job, rank, site
 from tests.ordered import bucket
 

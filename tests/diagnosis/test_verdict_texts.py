@@ -30,7 +30,7 @@ from overlapscope.diagnosis.replica_drift import EndComparison
 from overlapscope.diagnosis.report_text import format_report
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.text import rank_list
-from overlapscope.trace.schema import Signature
+from overlapscope.trace.collective_log import Signature
 from tests.diagnosis.jobs import (
     ALIKE,
     BEFORE,

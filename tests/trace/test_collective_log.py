@@ -26,10 +26,11 @@ from overlapscope.trace.collective_log import (
     CollectiveLogHeader,
     CollectiveLogWriter,
     Entries,
+    Signature,
     oldest_incomplete,
 )
 from overlapscope.trace.collective_log_reader import CollectiveLogFile
-from overlapscope.trace.schema import HEADER_BYTES, Signature
+from overlapscope.trace.schema import HEADER_BYTES
 
 HEADER = CollectiveLogHeader(name="0", ranks=(0, 1), rank=0)
 BUCKET = Signature(op="all_reduce", dtype="float32", elements=10, role="bucket", plan_hash="ab", bucket=0)

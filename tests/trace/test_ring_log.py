@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.collective_log import CollectiveLogHeader, CollectiveLogWriter
+from overlapscope.trace.collective_log import CollectiveLogHeader, CollectiveLogWriter, Signature
 from overlapscope.trace.collective_log_reader import CollectiveLogFile
 from overlapscope.trace.event_log import EventLogWriter, read_latest_records, read_log
 from overlapscope.trace.ring_log import RingLog
-from overlapscope.trace.schema import HEADER_BYTES, Signature
+from overlapscope.trace.schema import HEADER_BYTES
 from tests.trace.logs import PHASE_BEGIN
 
 LOSS = Signature(op="all_reduce", reduce_op="sum", dtype="float32", elements=1)

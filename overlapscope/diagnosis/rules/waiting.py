@@ -17,7 +17,8 @@ from overlapscope.diagnosis.text import loop_step
 from overlapscope.diagnosis.texts import waiting as text
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wait_graph import Facts, SegmentMessage, Wait, has_finished, runs_on_device
-from overlapscope.trace.schema import NO_BUCKET, POINT_TO_POINT
+from overlapscope.trace.collective_log import POINT_TO_POINT
+from overlapscope.trace.schema import NO_BUCKET
 
 _MAX_WAIT_NOTES: Final = 8
 _END_OF_SCRIPT: Final = re.compile(r"in (destroy_process_group|_shutdown|barrier|_exit_function|_python_exit)\b")

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from instrumented_ddp.watchdog.peer_comparison import LogComparison, compared_columns, log_head
 from overlapscope.diagnosis.order_difference import find_first_difference
-from overlapscope.trace.collective_log import UNEVEN_INPUTS, CollectiveLogHeader, CollectiveLogWriter
-from overlapscope.trace.schema import Signature
+from overlapscope.trace.collective_log import UNEVEN_INPUTS, CollectiveLogHeader, CollectiveLogWriter, Signature
 
 
 class Rank:
