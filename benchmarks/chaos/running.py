@@ -113,7 +113,7 @@ def _progress(recording: Path) -> int:
         logs = open_collective_logs(find_rank_folders(recording))
     except OverlapScopeError:  # none has come so far
         return 0
-    return sum(file.latest for group in logs.groups.values() for file in group.files.values())
+    return sum(file.latest for files in logs.groups.values() for file in files.values())
 
 
 def _hangs_and_says_so(recording: Path) -> bool:

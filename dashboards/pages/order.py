@@ -16,13 +16,13 @@ from dashboards.pages.shell import QueryArguments, render
 from dashboards.plots.order import OrderPlot, SelectedCell
 from dashboards.recording import Snapshot
 from overlapscope.diagnosis.attempts import format_other_attempts
-from overlapscope.diagnosis.collective_order import ProcessGroup
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.diagnosis.evidence import Evidence, Liveness, RankEvidence
 from overlapscope.diagnosis.order_view import BUCKET_SLOTS, OrderLane, OrderLanes
 from overlapscope.diagnosis.text import format_position, format_recorded_until
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.text import capitalize, format_ns, format_ranks, parse_ranks, rank_list
+from overlapscope.trace.collective_log import ProcessGroup
 from overlapscope.trace.folders import read_import_source
 from overlapscope.trace.process_files import WatchdogReport
 from overlapscope.trace.recording import Trace

@@ -25,7 +25,6 @@ from instrumented_ddp.watchdog.process_state import (
 )
 from instrumented_ddp.watchdog.protocol import DivergenceLocation, Heartbeat, Investigation, Outcome
 from overlapscope.diagnosis.collective_order import (
-    ProcessGroup,
     RecordedOrder,
     compare_orders,
     decode_entries,
@@ -41,7 +40,7 @@ from overlapscope.diagnosis.report_text import format_report
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wait_graph import Facts
 from overlapscope.trace.clocks import get_boot_id, host_now_ns
-from overlapscope.trace.collective_log import ENTRY_DTYPE, Entries, Signature
+from overlapscope.trace.collective_log import ENTRY_DTYPE, Entries, ProcessGroup, Signature
 from overlapscope.trace.collective_log_reader import open_collective_logs
 from overlapscope.trace.process_files import read_exits
 from overlapscope.trace.schema import LIVENESS_FILE, rank_folder
@@ -210,7 +209,7 @@ def read_snapshot(run_folder: Path, rank: int, differences: Mapping[str, int]) -
         evidence = replace(evidence, position=replace(evidence.position, call_site=site))
     return make_snapshot(
         evidence,
-        [group.files[rank] for group in logs.groups.values()],
+        [files[rank] for files in logs.groups.values()],
         signature_of=logs.signatures(rank).get,
         call_site_of=source.call_sites(rank).get,
         differences=differences,
@@ -299,19 +298,10 @@ class LiveCollectiveOrder:
         self._excerpts: dict[ProcessGroup, dict[int, LogExcerpt]] = {}
         for rank, snapshot in sorted(snapshots.items()):
             for excerpt in snapshot.logs:
-                group = ProcessGroup(
-                    name=excerpt.name,
-                    ranks=excerpt.ranks,
-                    is_point_to_point=excerpt.is_point_to_point,
-                    backend=excerpt.backend,
-                    description=excerpt.description,
-                )
-                self._excerpts.setdefault(group, {})[rank] = excerpt
+                self._excerpts.setdefault(excerpt.group, {})[rank] = excerpt
         self._latest = {
             group: self._latest_in(group, excerpts, latest)
-            for group, excerpts in sorted(
-                self._excerpts.items(), key=lambda item: (item[0].is_point_to_point, item[0].name, item[0].ranks)
-            )
+            for group, excerpts in sorted(self._excerpts.items(), key=lambda item: item[0].order)
         }
 
     def groups(self) -> tuple[ProcessGroup, ...]:

@@ -10,8 +10,6 @@ Example: of entries 1 to 100, of which 1 to 36 agree, bisection probes 100, 50, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 from types import MappingProxyType
 from typing import Final, Protocol, runtime_checkable
@@ -28,31 +26,18 @@ from overlapscope.diagnosis.order_difference import (
     find_first_difference,
     find_first_mismatch,
 )
-from overlapscope.trace.collective_log import UNEVEN_INPUTS, UNKNOWN, Entries, Signature, oldest_incomplete
-from overlapscope.trace.collective_log_reader import CollectiveLogs, GroupLogs
+from overlapscope.trace.collective_log import (
+    UNEVEN_INPUTS,
+    UNKNOWN,
+    Entries,
+    ProcessGroup,
+    Signature,
+    oldest_incomplete,
+)
+from overlapscope.trace.collective_log_reader import CollectiveLogs
 from overlapscope.trace.schema import Phase
 
 # Interfaces that read the order of collectives a few entries at a time: from logs, or dumps of another tool.
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessGroup:
-    """A process group of the job, identified by its name and members."""
-
-    name: str
-    """Name of the group, the same on all of its ranks."""
-    ranks: tuple[int, ...]
-    """Members of the group, whether or not they left anything."""
-    is_point_to_point: bool = False
-    """True for the group's sends and receives, which each rank numbers separately."""
-    backend: str = field(default="", compare=False)
-    description: str = field(default="", compare=False)
-
-    @property
-    def title(self) -> str:
-        """Return the name of the group for a sentence."""
-        name = self.name if self.description in ("", "undefined") else self.description.removesuffix("_pg")
-        return f"{name}, sends and receives" if self.is_point_to_point else name
 
 
 class OrderSource(Protocol):
@@ -160,22 +145,8 @@ class RecordedOrder:
 
     def __init__(self, logs: CollectiveLogs) -> None:
         self.logs = logs
+        self._files = dict(sorted(logs.groups.items(), key=lambda item: item[0].order))
         self._call_sites: dict[int, dict[int, CallSite]] = {}
-
-    @cached_property
-    def _files(self) -> dict[ProcessGroup, GroupLogs]:
-        found = [
-            ProcessGroup(
-                name=files.name,
-                ranks=files.ranks,
-                is_point_to_point=files.is_point_to_point,
-                backend=files.backend,
-                description=files.description,
-            )
-            for files in self.logs.groups.values()
-        ]
-        pairs = zip(found, self.logs.groups.values(), strict=True)
-        return dict(sorted(pairs, key=lambda pair: (pair[0].is_point_to_point, pair[0].name, pair[0].ranks)))
 
     def groups(self) -> tuple[ProcessGroup, ...]:
         """Return all groups in which anything was launched: collectives first, each sorted by name."""
@@ -183,20 +154,20 @@ class RecordedOrder:
 
     def recorded(self, group: ProcessGroup) -> tuple[int, ...]:
         """Return the members of a group that left entries, in order."""
-        return tuple(sorted(rank for rank, file in self._files[group].files.items() if file.latest))
+        return tuple(sorted(rank for rank, file in self._files[group].items() if file.latest))
 
     def groups_of(self, rank: int) -> tuple[ProcessGroup, ...]:
         """Return the groups in which a rank left entries."""
-        return tuple(group for group, files in self._files.items() if rank in files.files)
+        return tuple(group for group, files in self._files.items() if rank in files)
 
     def oldest(self, group: ProcessGroup, rank: int) -> int:
         """Return the number of the oldest entry that is left; 1 if there is none."""
-        file = self._files[group].files.get(rank)
+        file = self._files[group].get(rank)
         return file.oldest if file else 1
 
     def latest(self, group: ProcessGroup, rank: int) -> int:
         """Return the number of the latest entry; 0 if there is none."""
-        file = self._files[group].files.get(rank)
+        file = self._files[group].get(rank)
         return file.latest if file else 0
 
     def entries(self, group: ProcessGroup, rank: int, first: int, last: int) -> tuple[Entry, ...]:
@@ -211,13 +182,13 @@ class RecordedOrder:
 
     def oldest_incomplete(self, group: ProcessGroup, rank: int) -> Entry | None:
         """Return the first entry of the trailing run of incomplete ones; None if the latest is completed."""
-        file = self._files[group].files.get(rank)
+        file = self._files[group].get(rank)
         numbers = [] if file is None else oldest_incomplete(file)["number"].tolist()
         return next((entry for number in numbers for entry in self.entries(group, rank, number, number)), None)
 
     def columns(self, group: ProcessGroup, rank: int, first: int, last: int) -> Entries:
         """Return the entries with the numbers ``first`` to ``last``, as an array of ``ENTRY_DTYPE``."""
-        file = self._files[group].files.get(rank)
+        file = self._files[group].get(rank)
         return file.read(first, last) if file else np.empty(0, dtype=np.dtype([]))
 
     def signatures(self, rank: int) -> Mapping[int, Signature]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from overlapscope.diagnosis.collective_order import OrderSource, ProcessGroup, RecordedOrder
+from overlapscope.diagnosis.collective_order import OrderSource, RecordedOrder
 from overlapscope.diagnosis.evidence import Evidence, GroupOrder
 from overlapscope.diagnosis.flight_recorder import FlightRecorderDumps, read_dumps
 from overlapscope.diagnosis.from_recording import read_evidence
@@ -14,6 +14,7 @@ from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.order_view import OrderLanes
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import Problem
+from overlapscope.trace.collective_log import ProcessGroup
 from overlapscope.trace.collective_log_reader import open_collective_logs
 from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.process_files import WatchdogReport, read_reports

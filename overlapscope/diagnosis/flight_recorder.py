@@ -16,12 +16,7 @@ from itertools import chain, groupby, takewhile
 from pathlib import Path
 from typing import Final
 
-from overlapscope.diagnosis.collective_order import (
-    OrderSource,
-    ProcessGroup,
-    make_group_order,
-    read_point_to_point_orders,
-)
+from overlapscope.diagnosis.collective_order import OrderSource, make_group_order, read_point_to_point_orders
 from overlapscope.diagnosis.evidence import (
     UNKNOWN_STEP,
     CallSite,
@@ -37,7 +32,7 @@ from overlapscope.diagnosis.stall_timeout import STUCK_AFTER_NS
 from overlapscope.diagnosis.text import plural
 from overlapscope.errors import Problem
 from overlapscope.text import rank_list
-from overlapscope.trace.collective_log import FAILED, REACHED, UNREACHED, Signature
+from overlapscope.trace.collective_log import FAILED, REACHED, UNREACHED, ProcessGroup, Signature
 from overlapscope.trace.flight_recorder import Dump, DumpEntry, read_all_dumps
 from overlapscope.trace.schema import DTYPE_BYTES
 
@@ -219,7 +214,7 @@ class FlightRecorderDumps:
 
     def groups(self) -> tuple[ProcessGroup, ...]:
         """Return all groups in which anything was launched: collectives first, each sorted by name."""
-        return tuple(sorted(self._entries, key=lambda group: (group.is_point_to_point, group.name, group.ranks)))
+        return tuple(sorted(self._entries, key=lambda group: group.order))
 
     def recorded(self, group: ProcessGroup) -> tuple[int, ...]:
         """Return the members of a group that left entries, in order."""

@@ -267,8 +267,8 @@ def _mark_signaled(one: RankEvidence, alive_ns: int | None, signaled_at_ns: int)
 def _closed_logs(logs: CollectiveLogs) -> dict[int, bool]:
     """Return for each rank whether it has logs and all of them were closed, as at the end of a process."""
     states: dict[int, list[bool]] = {rank: [] for rank in logs.folders}
-    for group in logs.groups.values():
-        for rank, file in group.files.items():
+    for files in logs.groups.values():
+        for rank, file in files.items():
             states[rank].append(file.header.closed)
     for rank, folder in logs.folders.items():
         if (folder / EVENTS_FILE).exists():

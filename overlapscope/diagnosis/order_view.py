@@ -13,11 +13,11 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final, Literal, get_args
 
-from overlapscope.diagnosis.collective_order import OrderSource, ProcessGroup, RunningHashes
+from overlapscope.diagnosis.collective_order import OrderSource, RunningHashes
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Divergence, Entry
 from overlapscope.diagnosis.text import format_device_progress
 from overlapscope.text import format_bytes, format_ns
-from overlapscope.trace.collective_log import SHADOW, UNEVEN_INPUTS, Signature, hashed_step
+from overlapscope.trace.collective_log import SHADOW, UNEVEN_INPUTS, ProcessGroup, Signature, hashed_step
 
 # Side-by-side comparison of the collectives that the ranks of a group have at one number.
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from overlapscope.diagnosis.collective_order import WINDOW_MARGIN
 from overlapscope.diagnosis.evidence import CallSite, RankEvidence
-from overlapscope.trace.collective_log import ReadableLog, Signature, oldest_incomplete
+from overlapscope.trace.collective_log import ProcessGroup, ReadableLog, Signature, oldest_incomplete
 
 _MAX_ENTRIES: Final = 12
 _MAX_MESSAGES: Final = 64
@@ -19,11 +19,7 @@ _MAX_MESSAGES: Final = 64
 class LogExcerpt:
     """An excerpt of one collective log."""
 
-    name: str
-    ranks: tuple[int, ...]
-    is_point_to_point: bool
-    description: str
-    backend: str
+    group: ProcessGroup
     latest: int
     """Number of the latest entry of the log, whether or not it is among ``rows``."""
     rows: tuple[tuple[int, ...], ...]
@@ -78,11 +74,7 @@ def _excerpt(log: ReadableLog, differences: Mapping[str, int]) -> LogExcerpt:
     if header.name in differences and not header.point_to_point:
         first, last = differences[header.name] - WINDOW_MARGIN, differences[header.name] + WINDOW_MARGIN
     return LogExcerpt(
-        name=header.name,
-        ranks=header.ranks,
-        is_point_to_point=header.point_to_point,
-        description=header.description,
-        backend=header.backend,
+        group=header.group,
         latest=latest,
         rows=tuple(log.read(max(1, first), last).tolist()),
         oldest_incomplete=tuple(oldest_incomplete(log).tolist()),

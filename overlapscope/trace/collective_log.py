@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -202,6 +202,31 @@ def hashed_step(signature: Signature, step: int, flags: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProcessGroup:
+    """A process group of the job, identified by its name and members."""
+
+    name: str
+    """Name of the group, the same on all of its ranks."""
+    ranks: tuple[int, ...]
+    """Members of the group, whether or not they left anything."""
+    is_point_to_point: bool = False
+    """True for the group's sends and receives, which each rank numbers separately."""
+    backend: str = field(default="", compare=False)
+    description: str = field(default="", compare=False)
+
+    @property
+    def title(self) -> str:
+        """Return the name of the group for a sentence."""
+        name = self.name if self.description in ("", "undefined") else self.description.removesuffix("_pg")
+        return f"{name}, sends and receives" if self.is_point_to_point else name
+
+    @property
+    def order(self) -> tuple[bool, str, tuple[int, ...]]:
+        """Return the sort key of groups: collectives first, each by name."""
+        return self.is_point_to_point, self.name, self.ranks
+
+
+@dataclass(frozen=True, kw_only=True)
 class CollectiveLogHeader:
     """Header of a log: the group that it belongs to."""
 
@@ -220,6 +245,17 @@ class CollectiveLogHeader:
     written: int | None = None
     """Number of entries ever announced, if the log is closed; None before."""
     version: int = GROUP_VERSION
+
+    @property
+    def group(self) -> ProcessGroup:
+        """Return the group that the log belongs to."""
+        return ProcessGroup(
+            name=self.name,
+            ranks=self.ranks,
+            is_point_to_point=self.point_to_point,
+            backend=self.backend,
+            description=self.description,
+        )
 
     @property
     def full_bytes(self) -> int:

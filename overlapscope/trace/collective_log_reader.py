@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from overlapscope.trace.collective_log import (
     UNREACHED,
     CollectiveLogHeader,
     Entries,
+    ProcessGroup,
     Signature,
 )
 from overlapscope.trace.folders import has_finished_recording
@@ -38,6 +39,8 @@ from overlapscope.trace.schema import (
     POINT_TO_POINT_PATTERN,
     SIGNATURES_FILE,
 )
+
+T = TypeVar("T")
 
 _ADLER: Final = 65521
 _CHECK_AT: Final = int(ENTRY_DTYPE.fields["check"][1])  # type: ignore[index]
@@ -219,30 +222,13 @@ class CollectiveLogFile:
         return int(kept.min()), latest
 
 
-GroupKey = tuple[str, tuple[int, ...], bool]
-"""Name, members, and whether it is the log of sends and receives."""
-
-
-@dataclass(frozen=True)
-class GroupLogs:
-    """Logs of one group."""
-
-    name: str
-    ranks: tuple[int, ...]
-    """Members of the group, whether or not they left a log."""
-    is_point_to_point: bool
-    backend: str
-    description: str
-    files: dict[int, CollectiveLogFile] = field(default_factory=dict)
-    """Logs by rank."""
-
-
 @dataclass
 class CollectiveLogs:
     """Collective logs of all ranks, and the lines that the numbers in their entries refer to."""
 
     folders: dict[int, Path]
-    groups: dict[GroupKey, GroupLogs] = field(default_factory=dict)
+    groups: dict[ProcessGroup, dict[int, CollectiveLogFile]] = field(default_factory=dict)
+    """Logs of each group, by rank."""
     problems: list[Problem] = field(default_factory=list)
     _signatures: dict[int, dict[int, Signature]] = field(default_factory=dict)
     _call_sites: dict[int, dict[int, tuple[str, int, str]]] = field(default_factory=dict)
@@ -250,7 +236,10 @@ class CollectiveLogs:
     """Names of the parameters of a bucket, by plan hash and bucket number."""
     _plans_read: set[int] = field(default_factory=set)
     _interned: dict[Any, Any] = field(default_factory=dict)
-    """Interned lines, because most are the same on all ranks."""
+
+    def intern(self, thing: T) -> T:
+        """Return the first object that is equal to this one: most groups and lines are the same on all ranks."""
+        return self._interned.setdefault(thing, thing)
 
     def signatures(self, rank: int) -> dict[int, Signature]:
         """Return a rank's signatures by number."""
@@ -258,7 +247,7 @@ class CollectiveLogs:
 
             def row(line: Any) -> list[tuple[int, Signature]]:
                 signature = from_dict(Signature, line)
-                return [(int(line["signature"]), self._interned.setdefault(signature, signature))]
+                return [(int(line["signature"]), self.intern(signature))]
 
             path = self.folders[rank] / SIGNATURES_FILE
             self._signatures[rank] = dict(read_lines(path, self.problems, row))
@@ -287,7 +276,7 @@ class CollectiveLogs:
 
             def row(line: Any) -> list[tuple[int, tuple[str, int, str]]]:
                 site = str(line["file"]), int(line["line"]), str(line["function"])
-                return [(int(line["call_site"]), self._interned.setdefault(site, site))]
+                return [(int(line["call_site"]), self.intern(site))]
 
             path = self.folders[rank] / CALL_SITES_FILE
             self._call_sites[rank] = dict(read_lines(path, self.problems, row))
@@ -327,17 +316,14 @@ def _add(logs: CollectiveLogs, rank: int, path: Path) -> None:
         text = f"{path}: this is the log of rank {header.rank}, in the folder of rank {rank}; it is skipped"
         logs.problems.append(Problem("error", text))
         return
-    key = (header.name, header.ranks, header.point_to_point)
-    group = logs.groups.get(key)
-    if group is None:
-        group = GroupLogs(header.name, header.ranks, header.point_to_point, header.backend, header.description)
-        logs.groups[key] = group
-    if rank in group.files:
-        text = f"{path}: a second log of group {header.name}, after {group.files[rank].path.name}; it is skipped"
+    group = logs.intern(header.group)
+    files = logs.groups.setdefault(group, {})
+    if rank in files:
+        text = f"{path}: a second log of group {header.name}, after {files[rank].path.name}; it is skipped"
         logs.problems.append(Problem("error", text))
         return
     file.header = replace(header, ranks=group.ranks)  # so that a thousand ranks share one list of a thousand members
-    group.files[rank] = file
+    files[rank] = file
 
 
 def _was_just_made(path: Path) -> bool:

@@ -19,7 +19,7 @@ def logged(folder: Path, rank: int = 0) -> Logged:
     assert not [problem for problem in logs.problems if problem.severity == "error"]
     signatures = logs.signatures(rank)
     found: Logged = []
-    for group in (each for each in logs.groups.values() if rank in each.files):
-        entries: Entries = group.files[rank].read(1, group.files[rank].latest)
+    for files in (each for each in logs.groups.values() if rank in each):
+        entries: Entries = files[rank].read(1, files[rank].latest)
         found += [(signatures[int(entry["signature"])], entry) for entry in entries]
     return found

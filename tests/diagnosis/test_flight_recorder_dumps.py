@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.diagnosis.collective_order import OrderSource, ProcessGroup
+from overlapscope.diagnosis.collective_order import OrderSource
 from overlapscope.diagnosis.evidence import Entry
 from overlapscope.diagnosis.flight_recorder import FlightRecorderDumps
-from overlapscope.trace.collective_log import FAILED, REACHED, UNREACHED
+from overlapscope.trace.collective_log import FAILED, REACHED, UNREACHED, ProcessGroup
 from tests.nccl_dumps import NcclRank
 
 DUMPS = Path(__file__).parent.parent / "data" / "flight_recorder"

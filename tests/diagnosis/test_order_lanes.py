@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.diagnosis.collective_order import ProcessGroup, RecordedOrder, compare_order
+from overlapscope.diagnosis.collective_order import RecordedOrder, compare_order
 from overlapscope.diagnosis.evidence import Entry
 from overlapscope.diagnosis.order_view import Cell, OrderLanes
-from overlapscope.trace.collective_log import ENTRY_BYTES, HEADER_BYTES
+from overlapscope.trace.collective_log import ENTRY_BYTES, HEADER_BYTES, ProcessGroup
 from overlapscope.trace.collective_log_reader import open_collective_logs
 from overlapscope.trace.folders import find_rank_folders
 from tests.ordered import Collective, all_reduce, bucket, steps, write_order

@@ -33,7 +33,7 @@ def told(source: RecordedOrder, differences: Mapping[str, int] | None = None) ->
     cards = {
         number: make_snapshot(
             rank(number),
-            [group.files[number] for group in source.logs.groups.values() if number in group.files],
+            [files[number] for files in source.logs.groups.values() if number in files],
             signature_of=source.logs.signatures(number).get,
             call_site_of=source.call_sites(number).get,
             differences=differences or {},

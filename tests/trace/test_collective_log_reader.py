@@ -132,7 +132,7 @@ def test_one_bad_log_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     (rank_folder(tmp_path, 1) / group_file(0)).write_bytes(b"nonsense")
     logs = open_collective_logs(find_rank_folders(tmp_path))
     ((files),) = logs.groups.values()
-    assert sorted(files.files) == [0, 2]
+    assert sorted(files) == [0, 2]
     assert [str(problem) for problem in logs.problems] == [
         f"{rank_folder(tmp_path, 1) / group_file(0)}: not a collective log (offset 0: no OVLGROUP mark)"
     ]
