@@ -30,7 +30,6 @@ from overlapscope.stragglers.stragglers import get_hosts
 from overlapscope.trace import cache
 from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.collective_arrival import compute_arrival_ns
-from overlapscope.trace.description import clock_offsets
 from overlapscope.trace.event_log import count_record_bytes, live_record_limit, read_latest_records
 from overlapscope.trace.flight_recorder import holds_dumps
 from overlapscope.trace.folders import attempt_number, find_rank_folders, find_sibling_attempts
@@ -197,7 +196,7 @@ class Snapshot(Analysis):
     def diagnosis(self) -> Diagnosis | None:
         """Diagnose faults from the order of collectives; None without collective logs."""
         self._diagnosed_s = time.monotonic()
-        return Diagnosis.of(self.trace.path, clock_offsets(self.trace))
+        return Diagnosis.of(self.trace.path, self.trace.clock_offsets_ns)
 
     @cached_property
     def attempts(self) -> tuple[Attempt, ...]:

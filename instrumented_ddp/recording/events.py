@@ -1,6 +1,6 @@
 """Events of the reduction of one model: an interface of no-ops for the reducer, and how the recorder writes them.
 
-There is one place for each event: the reducer, its averaging and the wrapper call ``ReductionEvents`` for the model;
+Each event is raised in one place: the reducer, its averaging and the wrapper call ``ReductionEvents`` for the model;
 ``RecordedReduction`` is its implementation for a model that is recorded. It writes to an ``EventSink``, which is the
 recorder of the process, or a meter for some steps.
 """

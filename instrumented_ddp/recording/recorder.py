@@ -287,7 +287,7 @@ class Recorder(EventSink):
             timer.on_step_start()
         self.log.reserve()
         if self.log.is_disk_full:
-            self._warn_once("the disk is full; the newest steps are kept")
+            self._warn_once("the disk is full; the latest steps are kept")
 
     def _update_begins(self, optimizer: torch.optim.Optimizer) -> None:
         if self.log.closed:

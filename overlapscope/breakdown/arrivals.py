@@ -77,7 +77,7 @@ def match_collectives(trace: Trace) -> MatchedCollectives:
     ranks = np.array(sorted(set(trace.aligned_ranks) & set(together)), dtype=np.int64)
     table = trace.collectives
     wanted = table["rank"].isin(ranks) & table["end_ns"].notna()
-    places = np.flatnonzero(wanted)
+    wanted_rows = np.flatnonzero(wanted)
     if not wanted.all():
         table = table[wanted]
     rows = _rows_of_complete(table, ranks)
@@ -89,7 +89,7 @@ def match_collectives(trace: Trace) -> MatchedCollectives:
     lowest_rows = rows[:, :1].ravel()
     return MatchedCollectives(
         ranks=ranks,
-        rows=places[rows],
+        rows=wanted_rows[rows],
         step=step[lowest_rows],
         bucket=table["bucket"].to_numpy(dtype=np.int64)[lowest_rows],
         op=table["op"].cat.codes.to_numpy().astype(np.int8)[lowest_rows],

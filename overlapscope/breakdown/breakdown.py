@@ -199,8 +199,8 @@ def compute_breakdown(trace: Trace) -> Breakdown:
         spans_ns_by_kind = [steps_ns, sent.edges_ns, waits_ns[:, own], waits_ns[:, awaited]]
         # One call for all spans, because each call takes running sums over the whole timeline.
         shares_ns = timeline.within(*np.concatenate(spans_ns_by_kind, axis=1))
-        places = np.cumsum([stretches.shape[1] for stretches in spans_ns_by_kind[:-1]])
-        ns[row], sent_ns, exposed_ns, straggler_ns[awaited] = np.split(shares_ns, places)
+        begins = np.cumsum([spans_ns.shape[1] for spans_ns in spans_ns_by_kind[:-1]])
+        ns[row], sent_ns, exposed_ns, straggler_ns[awaited] = np.split(shares_ns, begins)
         _add_to_rows(hidden_ns, sent.row, sent_ns)
         wait_ns[own] = exposed_ns[:, exposed]
     hidden_ns[:, exposed] = 0
@@ -310,12 +310,12 @@ def _phase_hulls(phases_ns: Int64Array, steps_ns: Int64Array) -> Int64Array:
     Example: a step from 0 to 100 ns with phases from 10 to 40 and from 60 to 90 gives the span from 10 to 90.
     """
     steps_ns = steps_ns[:, np.argsort(steps_ns[0], kind="stable")]
-    place = np.searchsorted(steps_ns[1], phases_ns[0], side="right")
-    inside = place < steps_ns.shape[1]
-    place, phases_ns = place[inside], phases_ns[:, inside]
+    index = np.searchsorted(steps_ns[1], phases_ns[0], side="right")
+    inside = index < steps_ns.shape[1]
+    index, phases_ns = index[inside], phases_ns[:, inside]
     first_ns, last_ns = steps_ns[1].copy(), steps_ns[0].copy()
-    np.minimum.at(first_ns, place, phases_ns[0])
-    np.maximum.at(last_ns, place, phases_ns[1])
+    np.minimum.at(first_ns, index, phases_ns[0])
+    np.maximum.at(last_ns, index, phases_ns[1])
     return np.stack([np.maximum(first_ns, steps_ns[0]), np.minimum(last_ns, steps_ns[1])])
 
 

@@ -296,7 +296,7 @@ class LaneCache:
         made = [self._lanes_of(rank) for rank in ranks]
         number = LANE_NAMES.index("communication")
         unfinished = [
-            of_rank.unfinished.assign(lane=place * len(LANE_NAMES) + number) for place, of_rank in enumerate(made)
+            of_rank.unfinished.assign(lane=index * len(LANE_NAMES) + number) for index, of_rank in enumerate(made)
         ]
         return Timeline(
             lanes=tuple(lane for of_rank in made for lane in of_rank.lanes),
@@ -397,7 +397,7 @@ def _rows_by_rank(table: pd.DataFrame, ranks: Int64Array) -> dict[int, Int64Arra
     rank_of_row = table["rank"].to_numpy(dtype=np.int64)
     order = np.argsort(rank_of_row, kind="stable")
     first, after = (np.searchsorted(rank_of_row, ranks, side=side, sorter=order) for side in ("left", "right"))
-    return {rank: order[first[place] : after[place]] for place, rank in enumerate(ranks.tolist())}
+    return {rank: order[first[index] : after[index]] for index, rank in enumerate(ranks.tolist())}
 
 
 def _add_open_ends(collectives: pd.DataFrame, steps: pd.DataFrame, begin_ns: int, end_ns: int) -> pd.DataFrame:

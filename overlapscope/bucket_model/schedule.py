@@ -216,12 +216,12 @@ class _Replay:
     """Replay of some plans in all cycles: arrays of buckets × plans × cycles (B, Q, S), mostly in compute time."""
 
     def __init__(self, table: PlanTable, last_ready_ns: Float64Array, last_end_ns: Float64Array, costs: Costs) -> None:
-        stretch = costs.communication_slowdown / costs.compute_slowdown
-        self._wall_per_compute_after_backward = 1 / stretch
+        relative_slowdown = costs.communication_slowdown / costs.compute_slowdown
+        self._wall_per_compute_after_backward = 1 / relative_slowdown
         self._extra_wall_per_busy = costs.compute_slowdown - 1
         is_bucket, bytes_ = table.is_bucket.T, table.bytes.T
-        transfer = np.where(is_bucket, costs.collective.time_ns(bytes_), 0.0) * stretch
-        latency = np.minimum(costs.collective.alpha_ns * stretch, transfer)
+        transfer = np.where(is_bucket, costs.collective.time_ns(bytes_), 0.0) * relative_slowdown
+        latency = np.minimum(costs.collective.alpha_ns * relative_slowdown, transfer)
         copy_in = np.where(is_bucket, costs.copy_in.time_ns(bytes_), 0.0)
         copy_out = np.where(is_bucket, costs.copy_out.time_ns(bytes_), 0.0)
         self.copied = np.cumsum(copy_in, axis=0)

@@ -205,9 +205,9 @@ def find_cuts_by_count(work: ComputeTimes, costs: Costs, *, is_latency_hidden: b
     """
     gradients = work.gradients
     positions = len(gradients.order)
-    stretch = costs.communication_slowdown / costs.compute_slowdown
+    relative_slowdown = costs.communication_slowdown / costs.compute_slowdown
     transfer, copy_out = _segment_costs(gradients, costs, is_latency_hidden=is_latency_hidden)
-    transfer *= stretch
+    transfer *= relative_slowdown
     transfer[:, -1] += copy_out
     filled = np.cumsum(gradients.bytes[gradients.order])
     ready = work.last_ready_ns[0] + costs.copy_in.beta_ns * filled

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.remote import is_url, resolve_recording_path
+from overlapscope.trace.folders import is_url, resolve_recording_path
 
 if TYPE_CHECKING:
     from overlapscope.trace.table_file import StepRange

@@ -32,7 +32,7 @@ from overlapscope.cli.reading import report_problems
 from overlapscope.console import Progress
 from overlapscope.errors import OverlapScopeError
 from overlapscope.text import count_of, format_ranks, parse_ranks
-from overlapscope.trace.remote import is_remote
+from overlapscope.trace.folders import is_remote
 
 if TYPE_CHECKING:
     from overlapscope.analysis import Analysis

@@ -242,8 +242,8 @@ class _ProfileBuilder:
                 op = parse_kernel_op(name) if category in ("kernel", "Kernel") else ""
                 identity = args.get("External id", args.get("external id", -1))
                 stream = args.get("stream", event["tid"])
-                place = stream, args.get("correlation", -1), identity, op
-                self.kernels.rows.append((_DEVICE_CATEGORIES[category], *place, *_event_span(event)))
+                where = stream, args.get("correlation", -1), identity, op
+                self.kernels.rows.append((_DEVICE_CATEGORIES[category], *where, *_event_span(event)))
 
     def _add_host_event(self, event: Event, name: str) -> None:
         if name == _COLLECTIVE:

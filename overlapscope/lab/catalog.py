@@ -206,7 +206,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         name="killed-in-backward",
         letter="e1",
         kinds=("killed",),
-        stock="Connection reset, no rank or place",
+        stock="Connection reset, no rank or line",
         bucket=2,
         is_known_with_two=True,
     ),

@@ -398,9 +398,9 @@ def _mean_ranks(values: Floats) -> Floats:
 
     Example: the values [5, 7, 7] have the ranks [1, 2.5, 2.5].
     """
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
-    ranks: Floats = (last - (counts - 1) / 2)[place.ravel()]
+    ranks: Floats = (last - (counts - 1) / 2)[index.ravel()]
     return ranks
 
 

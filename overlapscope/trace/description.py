@@ -82,9 +82,3 @@ def describe_clocks(trace: Trace) -> str:
     if trace.clock_error_ns:
         return f"aligned to ±{ceil(trace.clock_error_ns / 1000)} µs"
     return "one shared clock"
-
-
-def clock_offsets(trace: Trace) -> dict[int, float]:
-    """Return the nanoseconds to add to the times of each rank to compare them, for ranks whose clocks are known."""
-    known = trace.ranks[trace.ranks["clock"] != "none"]
-    return dict(zip(known["rank"].tolist(), known["offset_ns"].astype(float).tolist(), strict=True))

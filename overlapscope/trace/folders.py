@@ -3,6 +3,9 @@
 A launcher such as ``torchrun --max-restarts`` restarts all ranks when one has failed. Each attempt is a separate
 recording: the first is in the folder of the run, and ``traces/restart_1`` is next to ``traces/rank_0``,
 ``traces/rank_1`` ...
+
+On remote storage (``s3://bucket/run``, ``gs://...``, and other URLs that fsspec supports) only the tables are read,
+which exist once a recording was opened where it is stored.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard, cast
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.schema import (
@@ -208,3 +211,34 @@ def read_import_source(run: dict[str, Any]) -> str | None:
 def ranks_in_world(size: object) -> tuple[int, ...]:
     """Return all ranks of a job of this size; none if the size is not plausible."""
     return tuple(range(size)) if isinstance(size, int) and size <= _MOST_RANKS else ()
+
+
+def is_url(location: str) -> bool:
+    """Return whether a user's argument is a URL."""
+    return "://" in location
+
+
+def resolve_recording_path(location: str) -> Path:
+    """Return the folder for a path or URL that a user gave.
+
+    Returns:
+        For a URL, an object with the methods of a path that readers of tables use.
+
+    Raises:
+        OverlapScopeError: this kind of URL is not supported.
+    """
+    if not is_url(location):
+        return Path(location)
+    try:
+        from upath import UPath
+    except ImportError:
+        raise OverlapScopeError(f"{location}: reading URLs needs 'pip install overlapscope[remote]'") from None
+    try:
+        return cast(Path, UPath(location))
+    except (ValueError, ImportError) as error:
+        raise OverlapScopeError(f"{location}: {' '.join(str(error).split())}") from None
+
+
+def is_remote(path: Path | str) -> TypeGuard[Path]:
+    """Return whether a folder is on remote storage."""
+    return not isinstance(path, (Path, str))

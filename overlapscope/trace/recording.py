@@ -15,7 +15,7 @@ from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace import cache
 from overlapscope.trace.cache import DamagedTables, staging_dir
 from overlapscope.trace.clock_alignment import collect_all_reduces, merge_by_clock, share_one_clock
-from overlapscope.trace.folders import find_rank_folders, parse_expected_ranks
+from overlapscope.trace.folders import find_rank_folders, is_remote, parse_expected_ranks
 from overlapscope.trace.load import (
     assemble_shards,
     build_clock_maps,
@@ -23,7 +23,6 @@ from overlapscope.trace.load import (
     convert_recording,
     partition_recording,
 )
-from overlapscope.trace.remote import is_remote
 from overlapscope.trace.schema import EVENTS_FILE, TABLES_FOLDER
 from overlapscope.trace.table_file import ALL_STEPS, StepRange, require_memory, with_neighbors
 from overlapscope.trace.tables import (
@@ -90,6 +89,12 @@ class Trace:
     def aligned_ranks(self) -> tuple[int, ...]:
         """Return the ranks whose times can be compared with each other, to within ``clock_error_ns``."""
         return tuple(self.ranks.loc[self.ranks["clock"] != "none", "rank"].tolist())
+
+    @property
+    def clock_offsets_ns(self) -> dict[int, float]:
+        """Return the nanoseconds to add to the times of each aligned rank to compare them."""
+        known = self.ranks[self.ranks["clock"] != "none"]
+        return dict(zip(known["rank"].tolist(), known["offset_ns"].astype(float).tolist(), strict=True))
 
     @property
     def clock_error_ns(self) -> float:

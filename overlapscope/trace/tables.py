@@ -192,7 +192,7 @@ def drop_steps_cut_by_ring(records: Records, *, starts_mid_step: bool = False) -
     np.minimum.at(cut_up_to, run_number[is_prompt], step[is_prompt])
     if records["sequence"][0] == 1:
         cut_up_to[0] = -1
-    # Steps are 32-bit numbers, so a stretch and a step share 64 bits without loss.
+    # Steps are 32-bit numbers, so a run and a step share 64 bits without loss.
     coordinates, is_end = (run_number << 32) | step, records["kind"] == Kind.STEP
     has_ended = (run_number == last) | np.isin(coordinates, coordinates[is_end])
     is_newest = (step == step.max()) & (run_number == last) & ~np.any(is_end & (step == step.max()))

@@ -11,8 +11,8 @@ import pytest
 
 from overlapscope.chunked_analysis import ChunkedAnalysis, analyze_recording
 from overlapscope.trace import load
+from overlapscope.trace.folders import resolve_recording_path
 from overlapscope.trace.recording import open_recording, read_trace
-from overlapscope.trace.remote import resolve_recording_path
 from overlapscope.trace.schema import TABLES_FOLDER
 from overlapscope.workers import processes
 from tests.cli.command_line import overlapscope, overlapscope_process
