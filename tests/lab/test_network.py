@@ -39,25 +39,30 @@ def test_fractions_and_no_latency_at_all_can_be_written():
 
 
 @pytest.mark.parametrize("text", ["", "fast", "1", "1gb", "1 gbit", "-1gbit", "1gbit; reboot", "nan"])
-def test_what_is_no_rate_is_answered_with_examples(text):
-    with pytest.raises(OverlapScopeError) as refused:
+def test_what_is_no_rate_is_refused(text):
+    with pytest.raises(OverlapScopeError, match="not a rate"):
         parse_rate(text)
-    assert str(refused.value) == f"{text}: not a rate; write it as tc does, such as 1gbit or 25mbit"
 
 
 @pytest.mark.parametrize("text", ["", "2", "2m", "-2ms", "2ms 3ms", "inf"])
-def test_what_is_no_latency_is_answered_with_examples(text):
-    with pytest.raises(OverlapScopeError) as refused:
+def test_what_is_no_latency_is_refused(text):
+    with pytest.raises(OverlapScopeError, match="not a latency"):
         parse_latency(text)
-    assert str(refused.value) == f"{text}: not a latency; write it as tc does, such as 2ms or 500us"
 
 
-def test_what_no_link_here_can_have_is_refused():
-    for text in ("1kbit", "0mbit", "200gbit"):
-        with pytest.raises(OverlapScopeError, match="a link can have 1mbit to 100gbit"):
-            parse_rate(text)
-    with pytest.raises(OverlapScopeError, match="up to 1s"):
-        parse_latency("2s")
+@pytest.mark.parametrize("text", ["1kbit", "0mbit", "200gbit"])
+def test_a_rate_that_no_link_here_can_have_is_refused(text):
+    with pytest.raises(OverlapScopeError, match="1mbit to 100gbit"):
+        parse_rate(text)
+
+
+def test_refusals(golden):
+    said = []
+    for parse, text in ((parse_rate, "fast"), (parse_latency, "2m"), (parse_rate, "200gbit"), (parse_latency, "2s")):
+        with pytest.raises(OverlapScopeError) as refused:
+            parse(text)
+        said.append(str(refused.value))
+    golden("lab/links", "\n".join(said))
 
 
 @pytest.fixture
@@ -79,34 +84,18 @@ def test_a_machine_that_has_everything_lacks_nothing(able):
     assert find_missing_requirement(FAR) is None
 
 
-def test_it_takes_linux(able, monkeypatch):
-    monkeypatch.setattr("sys.platform", "darwin")
-    assert find_missing_requirement(NEAR) == "this needs network namespaces, which only Linux has; this is darwin"
-
-
-@pytest.mark.parametrize(
-    ("effective", "lacking"),
-    [
-        ("0000000000000000", "CAP_NET_ADMIN and CAP_SYS_ADMIN"),
-        ("0000000000001000", "CAP_SYS_ADMIN"),
-        ("00000000a80425fb", "CAP_NET_ADMIN and CAP_SYS_ADMIN"),  # root in a container of Docker
-    ],
-)
-def test_who_lacks_a_capability_is_told_which_and_to_use_sudo(able, effective, lacking):
-    (able / "status").write_text(f"CapEff:\t{effective}\n")
-    assert find_missing_requirement(NEAR) == f"this needs root ({lacking}) to make network namespaces; run it with sudo"
-
-
-def test_a_missing_program_is_named_with_its_package(able):
-    (able / "tc").unlink()
-    assert find_missing_requirement(NEAR) == "there is no program tc; install the package iproute2"
-    (able / "ip").unlink()
-    assert find_missing_requirement(NEAR) == "there is no program ip and no tc; install the package iproute2"
-
-
-def test_only_a_latency_needs_the_tun_device(able):
+def test_what_a_machine_lacks_is_named_with_how_to_get_it(able, monkeypatch, golden):
+    lacking = []
     (able / "tun").unlink()
     assert find_missing_requirement(NEAR) is None
-    missing = find_missing_requirement(FAR)
-    assert missing is not None
-    assert missing.endswith("can't be used, and a latency needs it; try 'modprobe tun', or leave out the latency")
+    lacking.append(find_missing_requirement(FAR))
+    (able / "tc").unlink()
+    lacking.append(find_missing_requirement(NEAR))
+    (able / "ip").unlink()
+    lacking.append(find_missing_requirement(NEAR))
+    for effective in ("0000000000000000", "0000000000001000", "00000000a80425fb"):  # the last: root in Docker
+        (able / "status").write_text(f"CapEff:\t{effective}\n")
+        lacking.append(find_missing_requirement(NEAR))
+    monkeypatch.setattr("sys.platform", "darwin")
+    lacking.append(find_missing_requirement(NEAR))
+    golden("lab/requirements", "\n".join(map(str, lacking)).replace(str(able), "/dev/net"))

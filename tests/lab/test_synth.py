@@ -68,7 +68,7 @@ def test_the_command_writes_one_and_says_what_to_do_with_it(tmp_path: Path) -> N
 def test_an_earlier_recording_is_not_overwritten(recording: Path) -> None:
     ran = overlapscope("lab", "synth", "-o", recording)
     assert ran.returncode == 1
-    assert ran.stderr == (f"overlapscope lab: {recording}: already holds a recording; give another folder with -o\n")
+    assert "already holds a recording" in ran.stderr
 
 
 def test_more_than_the_disk_holds_is_one_line(tmp_path: Path) -> None:
