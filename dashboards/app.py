@@ -204,7 +204,7 @@ ROUTES: Final[dict[str, PageBuilder]] = {
 DEFAULT_PORT: Final = 5006
 
 _PREPARATION_PHASES: Final = (
-    ("dividing steps", ("summary", "rank_means")),
+    ("dividing steps", ("summary", "breakdown_section")),
     ("looking for stragglers", ("stragglers", "heatmap")),
     ("comparing the order of collectives", ("diagnosis",)),
 )

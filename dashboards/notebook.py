@@ -127,8 +127,8 @@ class OpenedRecording:
         """
         advice = self._content.advice
         if advice is None:
-            reason = next((each.reason for each in self._content.sections if each.name == "buckets"), None)
-            raise OverlapScopeError(f"{self.trace.path}: {reason['message'] if reason else 'it has no steps'}")
+            reason = next((each.basis for each in self._content.sections if each.name == "buckets"), "it has no steps")
+            raise OverlapScopeError(f"{self.trace.path}: {reason}")
         found = advice.recommendation
         rows = [
             _size(each) | {"is_best": each.buckets == found.best.buckets, "is_now": each.buckets == found.now.buckets}

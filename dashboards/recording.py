@@ -26,6 +26,8 @@ from overlapscope.diagnosis.attempts import Attempt, read_attempts
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.diagnosis.rank_state import is_running
 from overlapscope.errors import OverlapScopeError
+from overlapscope.report.report import Section
+from overlapscope.report.summary import build_breakdown_section
 from overlapscope.stragglers.stragglers import get_hosts
 from overlapscope.trace import cache
 from overlapscope.trace.clocks import host_now_ns
@@ -233,9 +235,9 @@ class Snapshot(Analysis):
         return Rounds(self.trace)
 
     @cached_property
-    def rank_means(self) -> pd.DataFrame:
-        """Return the means of each rank, from ``Summary.means_by_rank``."""
-        return self.summary.means_by_rank()
+    def breakdown_section(self) -> Section:
+        """Build the section on the mean step, which the head of several pages shows."""
+        return build_breakdown_section(self.summary)
 
     @cached_property
     def heatmap(self) -> Heatmap | None:

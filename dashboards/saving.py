@@ -68,7 +68,7 @@ def breakdown_table(summary: Summary) -> pd.DataFrame:
 def ranks_table(snapshot: Snapshot) -> pd.DataFrame:
     """Tabulate the means of each rank's steps, from ``Summary.means_by_rank``, with its host and device."""
     places = snapshot.trace.ranks[["rank", "host", "device"]]
-    return places.merge(snapshot.rank_means, on="rank")
+    return places.merge(snapshot.summary.means_by_rank(), on="rank")
 
 
 def steps_table(summary: Summary) -> pd.DataFrame:

@@ -35,6 +35,19 @@ assert len(HATCHES) == PATTERNS - 1
 LATENESS_SHADES: Final = 255
 """Number of shades from on time to late; with the transparent one they fit into a byte."""
 
+NUMBER_COLORS: Final = {
+    "step": "accent",
+    "compute": "span-backward",
+    "exposed": "exposed",
+    "overlap": "hidden",
+    "fixed": "exposed",
+    "equal_ranks": "hidden",
+    "best_transfers": "span-bucket-0",
+    "gain": "hidden",
+    "buckets": "span-bucket-0",
+}
+"""Color of each number at the head of a page, by its key, as ``css_variables`` names it."""
+
 _INK: Final[Mapping[ThemeName, Mapping[str, str]]] = {
     "light": {
         "page": "#f6f7f9",

@@ -9,7 +9,7 @@ from typing import Any, Final
 from bokeh.document import Document
 
 from dashboards.forecast import Forecast
-from dashboards.pages.breakdown import Headline, build_breakdown_context
+from dashboards.pages.breakdown import build_breakdown_context
 from dashboards.pages.shell import QueryArguments, has_only_collectives, render, render_fragment
 from dashboards.plots.bucket_columns import HEAD_PX, LANE_PX, RANK_PX, format_caps
 from dashboards.plots.buckets import CURVE_LEFT_PX, CURVE_RIGHT_PX, BucketChoice, BucketsPlot, ChoiceMarkup, ChosenPlan
@@ -19,10 +19,11 @@ from overlapscope.breakdown.lanes import BUCKET_SLOTS
 from overlapscope.breakdown.summary import Summary
 from overlapscope.bucket_model.prediction import SPECIALS, Options
 from overlapscope.bucket_model.schedule import DrawnStep
-from overlapscope.bucket_model.text import format_free_plan, format_headline, format_limit, format_model_error
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
-from overlapscope.text import count_of, format_bytes, format_ns, format_share, format_share_change
+from overlapscope.report.buckets import build_buckets_section, describe_basis
+from overlapscope.report.report import Number
+from overlapscope.text import format_bytes, format_ns, format_share, format_share_change
 from overlapscope.trace.description import describe_auto_choices
 from overlapscope.trace.recording import Trace
 
@@ -108,14 +109,10 @@ def _build_age_context(shown: Snapshot, latest: Snapshot) -> dict[str, Any]:
 
 
 def build_advice_context(trace: Trace, advice: Advice) -> dict[str, Any]:
-    """Return the advice on bucket sizes and what it is based on, as template variables."""
-    found = advice.recommendation
-    return {
-        "sentence": format_headline(found),
-        "further": [format_free_plan(found), format_limit(found.limits), *describe_auto_choices(trace.run)],
-        "basis": describe_basis(advice),
-        "missing": found.missing,
-    }
+    """Return the section on bucket sizes and what it is based on, as template variables."""
+    section = build_buckets_section(advice)
+    basis = [f"Predicted from {describe_basis(advice)}.", *section.notes, *section.actions]
+    return {"section": section, "basis": " ".join([*basis, *describe_auto_choices(trace.run)])}
 
 
 def parse_choice(arguments: QueryArguments) -> BucketChoice:
@@ -129,17 +126,6 @@ def parse_choice(arguments: QueryArguments) -> BucketChoice:
         cap_mb=_parse_size_mb(_get_text(arguments, "cap_mb")),
         special=next((name for name in SPECIALS if name == plan), None),
     )
-
-
-def describe_basis(advice: Advice) -> str:
-    """Return a sentence on the data that the prediction is based on."""
-    observations = advice.fitted.observations
-    steps, plans = len(observations.steps), observations.used_plan_count
-    calibrated = ", and a calibration" if advice.is_calibrated else ""
-    return (
-        f"Predicted from {count_of(steps, 'step')} of {observations.world_size:,} ranks, with "
-        f"{count_of(plans, 'bucket plan')}{calibrated}. {format_model_error(advice.recommendation)}"
-    ).rstrip()
 
 
 def render_choice(summary: Summary, forecast: Forecast, chosen: ChosenPlan, step: DrawnStep) -> ChoiceMarkup:
@@ -158,30 +144,34 @@ def render_choice(summary: Summary, forecast: Forecast, chosen: ChosenPlan, step
 def _render_figures(forecast: Forecast, chosen: ChosenPlan, step: DrawnStep) -> str:
     curve, index, options = chosen.curve, chosen.index, chosen.choice.options
     low, high = curve.interval_ns[:, index]
+    exposed_ns = float(curve.predicted.exposed_ns[index])
     is_measured = curve.measured is not None and not options.is_compressed and curve.plans[index] == curve.measured.plan
     code = curve.format_setting(index, chosen.choice.special)
     size = curve.sizes[index] if index < len(curve.sizes) and chosen.choice.special is None else None
     return render_fragment(
         "buckets_chosen.html",
-        headlines=[
-            Headline(
+        numbers=[
+            Number(
+                key="step",
                 label="Measured step time" if is_measured else "Predicted step time",
-                value=format_ns(curve.predicted_ns[index]),
+                value=curve.predicted_ns[index],
+                unit="ns",
                 note=f"{format_ns(low)} to {format_ns(high)}",
-                color="accent",
             ),
-            _build_gain_headline(curve.compute_gain(index, forecast.reference)),
-            Headline(
+            _build_gain_number(curve.compute_gain(index, forecast.reference)),
+            Number(
+                key="exposed",
                 label="Exposed",
-                value=format_ns(curve.predicted.exposed_ns[index]),
-                note=f"{format_share(curve.predicted.exposed_ns[index] / curve.predicted_ns[index])} of the step",
-                color="exposed",
+                value=exposed_ns,
+                unit="ns",
+                note=f"{format_share(exposed_ns / curve.predicted_ns[index])} of the step",
             ),
-            Headline(
+            Number(
+                key="buckets",
                 label="Buckets",
-                value=f"{len(step.plan):,}",
+                value=len(step.plan),
+                unit="count",
                 note=_format_size_range(int(step.bytes.min()), int(step.bytes.max())),
-                color="span-bucket-0",
             ),
         ],
         code=code,
@@ -192,14 +182,10 @@ def _render_figures(forecast: Forecast, chosen: ChosenPlan, step: DrawnStep) -> 
     )
 
 
-def _build_gain_headline(gain: Interval) -> Headline:
-    value, low, high = (format_share_change(-share) for share in (gain.value, gain.high, gain.low))
-    return Headline(
-        label="Versus now",
-        value=value,
-        note=f"{low} to {high}" if low != high else "as it is set now",
-        color="hidden",
-    )
+def _build_gain_number(gain: Interval) -> Number:
+    low, high = (format_share_change(-share) for share in (gain.high, gain.low))
+    note = f"{low} to {high}" if low != high else "as it is set now"
+    return Number(key="gain", label="Versus now", value=-gain.value, unit="share change", note=note)
 
 
 def _format_size_range(least: int, most: int) -> str:

@@ -22,9 +22,9 @@ from overlapscope.breakdown.text import BLOCK_LABELS
 from overlapscope.compare.changes import TimeDifference
 from overlapscope.compare.comparison import Comparison
 from overlapscope.compare.side import STEP, StepChoice, parse_step_bounds
-from overlapscope.compare.text import describe_outcomes, describe_sides
+from overlapscope.compare.text import describe_sides
 from overlapscope.errors import OverlapScopeError, Problem
-from overlapscope.report.compare import build_comparison_tables
+from overlapscope.report.compare import build_comparison_section
 from overlapscope.text import capitalize, format_ns_change
 
 # Sides of a comparison: parsed from the query of the page, and shown in the form at its top.
@@ -270,11 +270,10 @@ def build_comparison_context(
     longest_ns = max(side.summary.mean.step.value for _, side in sides)
     return {
         "is_slower": any(found.outcome(part, fail_above) == "slower" for part in parts),
-        "sentences": describe_outcomes(found, parts, fail_above),
+        "section": build_comparison_section(found, parts, fail_above),
         "facts_of_sides": list(describe_sides(found)),
         "bars": [build_step_bar(label, side.summary.mean, longest_ns, {}) for label, side in sides],
         "waterfall": build_waterfall(found),
-        "tables": build_comparison_tables(found),
         "drawings": [
             (label, side.name, drawing) for (label, side), drawing in zip(sides, drawings, strict=bool(drawings))
         ],

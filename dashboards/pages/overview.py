@@ -3,66 +3,34 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from statistics import median
+from typing import Any, Final, cast
 
-import pandas as pd
 from bokeh.document import Document
 
 from dashboards.forecast import soon
-from dashboards.pages.breakdown import Headline, build_breakdown_context, build_breakdown_table_context, describe_sample
+from dashboards.pages.breakdown import build_breakdown_context, find_longest_occurrences
 from dashboards.pages.shell import PageBuilder, QueryArguments, has_only_collectives, render
 from dashboards.plots.trend import FIGURES, TrendFigure, TrendPlot
 from dashboards.recording import Snapshot
 from overlapscope.advice.advice import Advice
 from overlapscope.advice.worth_doing import find_improvements
-from overlapscope.breakdown.summary import Summary
-from overlapscope.breakdown.text import BLOCK_LABELS, describe_summary
+from overlapscope.breakdown.text import BLOCK_LABELS
 from overlapscope.diagnosis.attempts import format_other_attempts
 from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.report.improvements import tabulate_improvements
+from overlapscope.report.report import Column, Section, Table
 from overlapscope.stragglers import text
-from overlapscope.text import format_interval_ns, format_ns, format_share
+from overlapscope.text import format_ns
 from overlapscope.trace.recording import Trace
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankRow:
-    """One row of the table of ranks."""
-
-    rank: int
-    place: str
-    cells: tuple[str, ...]
-    parts: tuple[tuple[str, str, float], ...]
-    """Block, its label and time, and its percentage of the longest step time, for the bar."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImprovementRow:
-    """A change that would save time."""
-
-    what: str
-    saves: str
-    interval: str
-    share: str
-    link: str
-    evidence: str
-
-
-COLUMNS: Final = (
-    ("step_time_ns", "Step time"),
-    ("compute_ns", "Compute"),
-    ("communication_ns", "Communication"),
-    ("hidden_ns", "Hidden"),
-    ("exposed_ns", "Exposed"),
-    ("overlap_ratio", "Overlap"),
-)
-
-
-MAX_SHOWN_RANKS: Final = 16
-"""Number of ranks shown; further ones are folded."""
+_UNFOLDED_RANKS: Final = 16
+"""Number of ranks that the page doesn't fold."""
 
 
 def build(document: Document, snapshot: Snapshot, _arguments: QueryArguments) -> None:
@@ -88,18 +56,52 @@ def build(document: Document, snapshot: Snapshot, _arguments: QueryArguments) ->
 
 
 def build_overview_context(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the figures of steps and ranks, as template variables."""
+    """Return the breakdown section with what its page adds, as template variables."""
     summary = snapshot.summary
     return {
-        "sentence": describe_summary(summary),
-        "basis": describe_sample(summary),
-        "headlines": build_headlines(summary),
-        "columns": [label for _, label in COLUMNS],
-        "rank_rows": build_rank_rows(snapshot.trace, snapshot.rank_means) if len(snapshot.trace.steps) else [],
-        "shown_rows": MAX_SHOWN_RANKS,
+        "section": snapshot.breakdown_section,
+        "has_steps": bool(len(snapshot.trace.steps)),
+        "longest": find_longest_occurrences(summary),
         **build_breakdown_context(summary, *([("Critical path", summary.job)] if summary.job is not None else [])),
-        **build_breakdown_table_context(summary),
+        **(_build_ranks_context(snapshot) if len(snapshot.trace.steps) else {}),
     }
+
+
+def _build_ranks_context(snapshot: Snapshot) -> dict[str, Any]:
+    table = build_ranks_table(snapshot.trace, snapshot.breakdown_section)
+    rows: list[Any] = [*table.rows]
+    longest_ns = max((row["step_time_ns"] for row in rows), default=0.0)
+    return {"ranks": table, "rank_bars": {row["rank"]: build_rank_bar(row, longest_ns) for row in rows}}
+
+
+def build_ranks_table(trace: Trace, breakdown: Section) -> Table:
+    """Return the table of ranks of a breakdown, with where each is.
+
+    Of many ranks, those come first whose compute differs most from the median.
+    """
+    table = breakdown.table("ranks")
+    ranks = trace.ranks
+    where = {
+        int(rank): f"{host} · {device}"
+        for rank, host, device in zip(ranks["rank"], ranks["host"], ranks["device"], strict=True)
+    }
+    rows: list[Any] = [{**row, "where": where[int(row["rank"])]} for row in cast("list[Any]", table.rows)]
+    notes = table.notes
+    if len(rows) > _UNFOLDED_RANKS:
+        median_ns = median(row["compute_ns"] for row in rows)
+        rows.sort(key=lambda row: -abs(row["compute_ns"] - median_ns))
+        notes = ("The ranks come first whose compute differs most from the median.",)
+    columns = (table.columns[0], Column("where", "where", "text"), *table.columns[1:])
+    return replace(table, columns=columns, rows=tuple(rows), notes=notes)
+
+
+def build_rank_bar(row: Any, longest_ns: float) -> list[tuple[str, str, float]]:
+    """Return the blocks of a rank's mean step: name, label with the time, and percentage of the longest step."""
+    return [
+        (name, f"{label}: {format_ns(row[f'{name}_ns'])}", 100 * row[f"{name}_ns"] / longest_ns)
+        for name, label in BLOCK_LABELS.items()
+        if row[f"{name}_ns"]
+    ]
 
 
 def _build_known_improvements(snapshot: Snapshot) -> dict[str, Any]:
@@ -119,30 +121,22 @@ def _build_known_improvements(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def build_improvements_context(snapshot: Snapshot, advice: Advice | None) -> dict[str, Any]:
-    """Return the changes worth making, as template variables of ``find_improvements.html``.
+    """Return the changes worth making, as template variables of ``worth_doing.html``.
 
     Args:
         snapshot: the recording.
         advice: advice on bucket sizes, if there is any.
     """
-    nothing = {"worth_doing": [], "is_worth_known": True, "is_live": False, "why_unknown": ""}
+    nothing = {"worth_doing": None, "is_worth_known": True, "is_live": False, "why_unknown": ""}
     if not snapshot.summary.steps:
         return nothing | {"has_mean": False}
     if snapshot.stragglers is None:
         return nothing | {"has_mean": True, "why_unknown": text.explain_missing_stragglers(snapshot.trace).message}
-    step_ns = snapshot.summary.mean.step.value
-    rows = [
-        ImprovementRow(
-            what=each.what,
-            saves=format_ns(each.saves.value),
-            interval=format_interval_ns(each.saves),
-            share=format_share(each.saves.value / step_ns),
-            link=each.link,
-            evidence=each.evidence,
-        )
-        for each in find_improvements(snapshot, advice)
-    ]
-    return nothing | {"worth_doing": rows, "has_mean": True}
+    improvements = find_improvements(snapshot, advice)
+    return nothing | {
+        "worth_doing": tabulate_improvements(improvements, snapshot.summary.mean.step.value) if improvements else None,
+        "has_mean": True,
+    }
 
 
 def get_incident(snapshot: Snapshot) -> Verdict | None:
@@ -170,71 +164,3 @@ TREND_ROUTES: Final[dict[str, PageBuilder]] = {
     f"/plots/{shown.column.removesuffix('_ns')}": partial(build_trend, shown=shown) for shown in FIGURES
 }
 """Route of each trend on a page without anything else."""
-
-
-def build_headlines(summary: Summary) -> list[Headline]:
-    """Return the headline figures."""
-
-    def of_step(part_ns: float) -> str:
-        return f"{format_share(part_ns / summary.mean.step.value)} of the step" if summary.steps else ""
-
-    exposed = summary.mean.blocks["exposed"]
-    hidden = "no communication was recorded"
-    if summary.communication_ns:
-        hidden = f"{format_ns(summary.hidden.value)} of {format_ns(summary.communication_ns)} is hidden"
-    return [
-        Headline(
-            label="Step time",
-            value=format_ns(summary.mean.step.value),
-            note=f"90 %: {format_interval_ns(summary.mean.step)}" if summary.steps else "",
-            color="accent",
-        ),
-        Headline(
-            label="Compute",
-            value=format_ns(summary.compute_ns),
-            note=of_step(summary.compute_ns),
-            color="span-backward",
-        ),
-        Headline(
-            label="Exposed communication",
-            value=format_ns(exposed.value),
-            note=of_step(exposed.value),
-            color="exposed",
-        ),
-        Headline(label="Overlap ratio", value=format_share(summary.overlap_ratio), note=hidden, color="hidden"),
-    ]
-
-
-def build_rank_rows(trace: Trace, means: pd.DataFrame) -> list[RankRow]:
-    """Return the table of ranks in order, or of many ranks those first whose compute differs most from the median.
-
-    Args:
-        trace: the recording.
-        means: means by rank, from ``Summary.means_by_rank``.
-    """
-    if len(means) > MAX_SHOWN_RANKS:
-        deviation_ns = (means["compute_ns"] - means["compute_ns"].median()).abs()
-        means = means.loc[deviation_ns.sort_values(ascending=False, kind="stable").index]
-    places = {
-        int(rank): f"{host} · {device}" for rank, host, device in _list_rows(trace.ranks, "rank", "host", "device")
-    }
-    longest_ns = means["step_time_ns"].max()
-    rows = []
-    for row in means.to_dict("records"):
-        cells = tuple(_format_cell(name, row[name]) for name, _ in COLUMNS)
-        parts = tuple(
-            (name, f"{label}: {format_ns(row[f'{name}_ns'])}", 100 * row[f"{name}_ns"] / longest_ns)
-            for name, label in BLOCK_LABELS.items()
-            if row[f"{name}_ns"]
-        )
-        rank = int(row["rank"])
-        rows.append(RankRow(rank=rank, place=places.get(rank, ""), cells=cells, parts=parts))
-    return rows
-
-
-def _format_cell(name: str, value: float) -> str:
-    return format_share(value) if name == "overlap_ratio" else format_ns(value)
-
-
-def _list_rows(table: pd.DataFrame, *names: str) -> list[tuple[str, ...]]:
-    return list(table[list(names)].itertuples(index=False, name=None))

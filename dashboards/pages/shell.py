@@ -45,7 +45,9 @@ NAVIGATION: Final = (
 _ENVIRONMENT: Final = Environment(
     loader=PackageLoader("dashboards", "assets"), autoescape=True, undefined=StrictUndefined
 )
-_ENVIRONMENT.globals.update(blocks=BLOCKS, phases=PHASE_LABELS, bucket_slots=BUCKET_SLOTS)
+_ENVIRONMENT.globals.update(
+    blocks=BLOCKS, phases=PHASE_LABELS, bucket_slots=BUCKET_SLOTS, number_colors=theme.NUMBER_COLORS
+)
 _ENVIRONMENT.globals["place"] = RunUrl()  # unless the document has another
 _ENVIRONMENT.globals["can_save"] = False  # except on a server
 _ENVIRONMENT.globals["is_recorded"] = False  # unless the document is a page of a recording on a server

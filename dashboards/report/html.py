@@ -9,22 +9,26 @@ from typing import Any
 
 from markupsafe import Markup
 
+from dashboards.pages import buckets, order, overview, stragglers
 from dashboards.pages.breakdown import build_breakdown_context
 from dashboards.pages.compare import build_comparison_context, collect_problems
-from dashboards.pages.order import OTHER_COLORS
 from dashboards.pages.rank_choice import MAX_RANKS
 from dashboards.pages.shell import build_shell_context, render_fragment, render_standalone
 from dashboards.plots.step_drawing import draw_pairs, draw_step
 from dashboards.recording import Snapshot
-from dashboards.report.about import get_recording_name, list_report_facts, redact_path
 from dashboards.report.figures import ReportFigures, load_bokeh_js
-from dashboards.report.sections import ReportContent, ReportSection, build_report_content
+from dashboards.report.sections import (
+    ReportContent,
+    build_report_content,
+    get_recording_name,
+    list_report_facts,
+    redact_path,
+)
 from overlapscope.advice.advice import Advice, predict_mean_step
 from overlapscope.breakdown.lanes import BUCKET_SLOTS
-from overlapscope.bucket_model.text import list_assumptions
 from overlapscope.compare.comparison import Comparison
 from overlapscope.errors import OverlapScopeError
-from overlapscope.report.buckets import tabulate_sizes, tabulate_what_ifs
+from overlapscope.report.report import Section
 
 
 def render_html_report(snapshot: Snapshot, now: datetime) -> str:
@@ -80,7 +84,7 @@ def render_comparison_file(found: Comparison, parts: Sequence[str], fail_above: 
 
 
 def _render_page(
-    content: ReportContent, sections: Sequence[ReportSection], *, is_plain: bool = False, **about_context: Any
+    content: ReportContent, sections: Sequence[Section], *, is_plain: bool = False, **about_context: Any
 ) -> str:
     snapshot, diagnosis = content.snapshot, content.snapshot.diagnosis
     name = get_recording_name(snapshot.trace.path)
@@ -97,7 +101,11 @@ def _render_page(
         sections=[
             (
                 section,
-                Markup(render_fragment(f"report_{section.name}.html", figures=elements, **variables)),
+                Markup(
+                    render_fragment("report_reason.html", section=section)
+                    if section.name in content.missing
+                    else render_fragment(f"report_{section.name}.html", figures=elements, **variables)
+                ),
             )
             for section, variables in contexts
         ],
@@ -112,51 +120,40 @@ def _add_bokeh_js(page: str, script: Markup) -> str:
     return page.replace("<script></script>", load_bokeh_js(), 1) if script else page
 
 
-def _build_section_context(content: ReportContent, section: ReportSection, figures: ReportFigures) -> dict[str, Any]:
+def _build_section_context(content: ReportContent, section: Section, figures: ReportFigures) -> dict[str, Any]:
     """Return the template variables of a section: those of its page, and those around its plots."""
-    if section.reason is not None:
-        return {"reason": section.reason}
-    return {"reason": None} | section.variables | _add_figures(content, section, figures)
-
-
-def _add_figures(content: ReportContent, section: ReportSection, figures: ReportFigures) -> dict[str, Any]:
-    """Add the plots of a section; return the template variables that only the report has."""
     snapshot, diagnosis, advice = content.snapshot, content.snapshot.diagnosis, content.advice
+    if section.name in content.missing:
+        return {}
     if section.name == "overview":
-        return figures.add_trends(snapshot.summary) if section.variables["rank_rows"] else {"trends": ()}
+        context = overview.build_overview_context(snapshot) | overview.build_improvements_context(snapshot, advice)
+        return context | (figures.add_trends(snapshot.summary) if context["has_steps"] else {"trends": ()})
     if section.name == "timeline":
-        ranks = sorted(snapshot.trace.ranks["rank"].tolist())[:MAX_RANKS]
-        drawing = draw_step(snapshot.trace, snapshot.lanes, section.variables["number"], ranks)
+        ranks, step = sorted(snapshot.trace.ranks["rank"].tolist())[:MAX_RANKS], snapshot.summary.typical_step
+        assert step is not None
+        drawing = draw_step(snapshot.trace, snapshot.lanes, step, ranks)
         figures.add_steps([drawing])
         return {"drawing": drawing}
     if section.name == "stragglers":
-        return figures.add_heatmaps(snapshot.heatmap)
-    if section.name == "buckets" and advice is not None:
+        assert snapshot.stragglers is not None
+        context = stragglers.build_stragglers_context(snapshot, snapshot.stragglers)
+        return context | figures.add_heatmaps(snapshot.heatmap)
+    if section.name == "buckets":
+        assert advice is not None
         figures.add_curve(advice.recommendation.curve)
         return _build_buckets_context(content, advice)
-    if section.name == "order" and diagnosis is not None:
-        return {
-            **figures.add_order(snapshot, diagnosis),
-            "bucket_slots": BUCKET_SLOTS,
-            "other_colors": OTHER_COLORS,
-        }
-    return {}
+    assert diagnosis is not None
+    context = order.build_verdict_context(diagnosis) | figures.add_order(snapshot, diagnosis)
+    return context | {"bucket_slots": BUCKET_SLOTS, "other_colors": order.OTHER_COLORS}
 
 
 def _build_buckets_context(content: ReportContent, advice: Advice) -> dict[str, Any]:
-    found, mean = advice.recommendation, content.snapshot.summary.mean
+    found, summary = advice.recommendation, content.snapshot.summary
     curve = found.curve
-    best = curve.plans.index(found.best.buckets)
-    return {
-        "tables": (
-            ("By size", "of one limit for all buckets", tabulate_sizes(found)),
-            ("What if", "each with the best size for it", tabulate_what_ifs(found)),
-        ),
-        "assumptions": list_assumptions(found),
-        **build_breakdown_context(
-            content.snapshot.summary, ("With the best size", predict_mean_step(mean, curve, best))
-        ),
-    }
+    best = predict_mean_step(summary.mean, curve, curve.plans.index(found.best.buckets))
+    return buckets.build_advice_context(content.snapshot.trace, advice) | build_breakdown_context(
+        summary, ("With the best size", best)
+    )
 
 
 def _link_within_page(page: str, step: int | None) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
+from dashboards.pages.order import build_report_rows
 from dashboards.recording import Snapshot
-from dashboards.report.about import get_recording_name, list_report_facts, redact_path
-from dashboards.report.sections import ReportContent, ReportSection, build_report_content
-from overlapscope.report.buckets import tabulate_sizes
-from overlapscope.report.render_markdown import escape_markdown, render_markdown_table
+from dashboards.report.sections import build_report_content, get_recording_name, list_report_facts, redact_path
+from overlapscope.diagnosis.diagnosis import Diagnosis
+from overlapscope.diagnosis.report_text import format_report
+from overlapscope.report.render_markdown import escape_markdown, render_markdown_section
 
-_MAX_ROWS: Final = 16
 _MAX_PROBLEMS: Final = 12
 
 
@@ -25,117 +26,28 @@ def render_markdown_report(snapshot: Snapshot, now: datetime) -> str:
     for section in content.sections:
         if section.name == "timeline":
             continue  # the timeline is useless without zooming
-        lines += ["", f"## {section.title}", "", *_render_section(content, section)]
-    lines += [
-        "",
-        "## About",
-        "",
-        *(f"- {label}: {escape_markdown(value)}" for label, value in list_report_facts(snapshot.trace, now)),
-    ]
-    lines += _problems(snapshot)
+        lines += ["", f"## {section.title}", "", *render_markdown_section(section)]
+        if section.name == "order" and section.name not in content.missing and snapshot.diagnosis is not None:
+            lines += _render_diagnosis(snapshot.diagnosis)
+    facts = list_report_facts(snapshot.trace, now)
+    lines += ["", "## About", "", *(f"- {label}: {escape_markdown(value)}" for label, value in facts)]
+    lines += _render_problems(snapshot)
     return redact_path("\n".join(lines) + "\n", snapshot.trace.path)
 
 
-def format_table(columns: Sequence[object], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Return a table whose first column is text and whose others are numbers."""
-    return [
-        f"| {' | '.join(map(escape_markdown, columns))} |",
-        f"|---|{'---:|' * (len(columns) - 1)}",
-        *(f"| {' | '.join(map(escape_markdown, row))} |" for row in rows[:_MAX_ROWS]),
-        *([f"\nand {len(rows) - _MAX_ROWS:,} more"] if len(rows) > _MAX_ROWS else []),
-    ]
+def _render_diagnosis(diagnosis: Diagnosis) -> Iterator[str]:
+    """Generate what ``overlapscope diagnose`` prints, as it is, and what the watchdog reported."""
+    verdict = diagnosis.verdict
+    _sentence, _, text = format_report(verdict, diagnosis.evidence).partition("\n")
+    if text:
+        fence = max(re.findall(r"`{3,}", text), default="``") + "`"  # longer than any within
+        yield from ["", fence, *text.strip("\n").splitlines(), fence]
+    if reports := build_report_rows(diagnosis.reports, verdict.named, verdict_sentence=verdict.sentence):
+        yield from ["", "What the watchdog reported:", ""]
+        yield from (f"- {escape_markdown(f'{row.when}: {row.sentence} {row.retracted}')}" for row in reports)
 
 
-def _render_section(content: ReportContent, section: ReportSection) -> Iterator[str]:
-    if section.reason is not None:
-        yield escape_markdown(
-            " ".join([f"{section.reason['headline']}.", section.reason["message"], section.reason["advice"]])
-        )
-        return
-    context = section.variables
-    if section.name == "overview":
-        yield from _overview(context)
-    elif section.name == "stragglers":
-        yield from _stragglers(context)
-    elif section.name == "buckets" and content.advice is not None:
-        yield from [f"**{escape_markdown(context['sentence'])}**", ""]
-        yield escape_markdown(" ".join([*context["further"], context["basis"], *context["missing"]]))
-        yield from ["", *render_markdown_table(tabulate_sizes(content.advice.recommendation))]
-    elif section.name == "order":
-        yield from _order(context)
-
-
-def _overview(context: dict[str, Any]) -> Iterator[str]:
-    yield from [f"**{escape_markdown(context['sentence'])}**", "", escape_markdown(context["basis"])]
-    if not context["rank_rows"]:
-        return
-    yield ""
-    for each in context["headlines"]:
-        yield f"- {escape_markdown(each.label)}: **{escape_markdown(each.value)}**" + (
-            f" ({escape_markdown(each.note)})" if each.note else ""
-        )
-    on_path = ["on the critical path"] if context["has_job"] else []
-    rows = [
-        [
-            row.label if row.block else f"of it {row.label}",
-            row.mean,
-            row.interval,
-            row.share,
-            *([row.job] if on_path else []),
-        ]
-        for row in context["breakdown"]
-    ]
-    total = [
-        context["breakdown_step"],
-        context["breakdown_interval"],
-        "100 %",
-        *([context["breakdown_step"]] if on_path else []),
-    ]
-    yield from ["", *format_table(["a step", "mean", "90 % interval", "share", *on_path], [*rows, ["step", *total]])]
-    if context["worth_doing"]:
-        yield from ["", "Recommended changes, with the saving of each one alone:", ""]
-        yield from (
-            f"- {escape_markdown(row.what)}: saves {row.saves} ({row.share}; {row.interval})"
-            for row in context["worth_doing"]
-        )
-    yield from [
-        "",
-        *format_table(
-            ["rank", "where", *context["columns"]], [[r.rank, r.place, *r.cells] for r in context["rank_rows"]]
-        ),
-    ]
-
-
-def _stragglers(context: dict[str, Any]) -> Iterator[str]:
-    yield from [f"**{escape_markdown(context['verdict'])}**", "", escape_markdown(context["basis"])]
-    if context["blame"]:
-        rows = [
-            [row.who, row.blame, row.evidence, row.delay, row.cost, f"{row.saving} ({row.saving_interval})", row.step]
-            for row in context["blame"]
-        ]
-        columns = ["who", "why", "evidence", "delay", "cost", "saves if fixed", "worst step"]
-        yield from ["", *format_table(columns, rows)]
-
-
-def _order(context: dict[str, Any]) -> Iterator[str]:
-    yield from [f"**{escape_markdown(context['kind'])}: {escape_markdown(context['sentence'])}**"]
-    if context["alternative"]:
-        yield f"This is likely, not certain: {escape_markdown(context['alternative'])}."
-    if context["basis"]:
-        yield from ["", escape_markdown(context["basis"])]
-    lists = [
-        ("Where the ranks stood", [f"{who}: {where}" for who, where in context["standings"]]),
-        ("Evidence", context["evidence"]),
-        ("What to try", context["advice"]),
-        ("Also found, probably consequences", context["also"]),
-        ("What the watchdog reported", [f"{row.when}: {row.sentence} {row.retracted}" for row in context["reports"]]),
-    ]
-    for title, sentences in lists:
-        if sentences:
-            yield from ["", f"{title}:", "", *(f"- {escape_markdown(sentence)}" for sentence in sentences)]
-
-
-def _problems(snapshot: Snapshot) -> Iterator[str]:
+def _render_problems(snapshot: Snapshot) -> Iterator[str]:
     of_order = snapshot.diagnosis.problems if snapshot.diagnosis is not None else ()
     problems = list(dict.fromkeys(problem.message for problem in [*snapshot.trace.problems, *of_order]))
     if problems:

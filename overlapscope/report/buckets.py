@@ -24,7 +24,7 @@ def build_buckets_report(trace: Trace, advice: Advice, plan_path: Path | None = 
     """
     return Report(
         path=trace.path,
-        facts=(f"{trace.path}: {_describe_basis(advice)}", *describe_auto_choices(trace.run)),
+        facts=(f"{trace.path}: {describe_basis(advice)}", *describe_auto_choices(trace.run)),
         sections=(build_buckets_section(advice, plan_path),),
         problems=tuple(trace.problems),
         content=_collect_content(trace, advice),
@@ -43,12 +43,12 @@ def build_buckets_section(advice: Advice, plan_path: Path | None = None) -> Sect
             *filter(None, [text.format_model_error(found)]),
             text.format_limit(found.limits),
         ),
-        tables=(*([tabulate_sizes(found)] if found.has_choice else []), tabulate_what_ifs(found)),
+        tables=(*([_tabulate_sizes(found)] if found.has_choice else []), _tabulate_what_ifs(found)),
         actions=tuple(_generate_actions(found, plan_path)),
     )
 
 
-def tabulate_sizes(found: Recommendation) -> Table:
+def _tabulate_sizes(found: Recommendation) -> Table:
     """Tabulate each bucket size worth showing, DDP's default and the present setting of the job."""
     predictions = list(found.sizes)
     for other in (found.default, found.now):
@@ -78,7 +78,7 @@ def tabulate_sizes(found: Recommendation) -> Table:
     )
 
 
-def tabulate_what_ifs(found: Recommendation) -> Table:
+def _tabulate_what_ifs(found: Recommendation) -> Table:
     """Tabulate each change other than the size, with the best size for it."""
     return Table(
         name="what_ifs",
@@ -98,10 +98,12 @@ def tabulate_what_ifs(found: Recommendation) -> Table:
             }
             for each in found.what_ifs
         ),
+        notes=tuple(text.list_assumptions(found)),
     )
 
 
-def _describe_basis(advice: Advice) -> str:
+def describe_basis(advice: Advice) -> str:
+    """Name the data that the advice is based on."""
     observations = advice.fitted.observations
     gradients = observations.gradients
     steps, ranks = (
@@ -128,7 +130,6 @@ def _generate_caveats(advice: Advice) -> Iterator[str]:
 
 
 def _generate_actions(found: Recommendation, plan_path: Path | None) -> Iterator[str]:
-    yield from (f"  {assumption}" for assumption in text.list_assumptions(found))
     yield text.format_free_plan(found)
     if found.is_free_faster and found.free_caps_mb is not None:
         yield f"  In torch's own DDP: {format_caps(found.free_caps_mb)}"

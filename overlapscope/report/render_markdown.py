@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from overlapscope.report.report import INDENT, Report, Section, Table
-from overlapscope.text import format_value
 
 _MAX_ROWS: Final = 16
 _MARKUP: Final = re.compile(r"[\\`*<\[|~$]|(?<!\w)_|_(?!\w)|&(?=#?\w+;)|^[#>+-](?=\s)")
@@ -34,7 +33,7 @@ def render_markdown_section(section: Section) -> Iterator[str]:
         yield ""
     for number in section.numbers:
         note = f" ({escape_markdown(number.note)})" if number.note else ""
-        yield f"- {escape_markdown(number.label)}: **{format_value(number.value, number.unit)}**{note}"
+        yield f"- {escape_markdown(number.label)}: **{escape_markdown(number.text)}**{note}"
     for table in section.tables:
         yield from ["", f"### {escape_markdown(table.title)}", "", *render_markdown_table(table)]
     if section.actions:
@@ -64,3 +63,5 @@ def render_markdown_table(table: Table) -> Iterator[str]:
         yield f"| {' | '.join(escape_markdown(cell.replace(INDENT, '↳ ')) for cell in row)} |"
     if len(table.rows) > _MAX_ROWS:
         yield f"\nand {len(table.rows) - _MAX_ROWS:,} more"
+    for note in table.notes:
+        yield f"\n{escape_markdown(note)}"

@@ -47,6 +47,11 @@ class Number:
     unit: Unit
     note: str = ""
 
+    @property
+    def text(self) -> str:
+        """Return the value as it is read."""
+        return format_value(self.value, self.unit)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
@@ -58,7 +63,10 @@ class Table:
     rows: tuple[Row, ...]
     groups: tuple[int, ...] = ()
     """Indexes of the rows behind which a line is drawn."""
-    note: str = ""
+    shown: int | None = None
+    """Number of rows that matter most; where space is short, the others are folded or left out. None for all."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the table needs to know, a sentence each."""
 
     def format_rows(self) -> list[tuple[str, ...]]:
         """Return the cells of each row as they are read."""
@@ -75,11 +83,16 @@ class Section:
     basis: str = ""
     """What the answer is based on: steps, ranks, clocks."""
     numbers: tuple[Number, ...] = ()
+    """Figures to see at a glance, on pages and in Markdown; a terminal has them in the headline and the tables."""
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
     """Caveats and evidence, a sentence each."""
     actions: tuple[str, ...] = ()
     """What to do, a sentence each."""
+
+    def table(self, name: str) -> Table:
+        """Return the table with a name."""
+        return next(table for table in self.tables if table.name == name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,25 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+import pandas as pd
+
 from overlapscope.analysis import Analysis
 from overlapscope.breakdown.means import MeanStep
-from overlapscope.report.report import Column, Report, Row, Section, Table, list_rows
+from overlapscope.report.report import Column, Number, Report, Row, Section, Table, list_rows
 from overlapscope.stragglers.finding import Finding
 from overlapscope.stragglers.stragglers import Stragglers
 from overlapscope.stragglers.text import (
+    CAUSE_LABELS,
     PART_LABELS,
     describe,
+    describe_cost,
     describe_equal_ranks,
+    describe_equalized_rank,
     describe_missing_ranks,
     describe_verdict,
+    describe_when,
     explain_missing_stragglers,
+    name_culprit,
 )
 from overlapscope.stragglers.transfers import measure_link_rates
-from overlapscope.text import count_of, format_ns
+from overlapscope.text import capitalize, count_of, format_ns, format_share
 from overlapscope.trace.description import describe_chosen_steps
 
-_MAX_RANKS: Final = 12
-"""Number of ranks in the table of ranks; of more, it has the most expensive."""
+_SHOWN_RANKS: Final = 12
+"""Number of ranks that a terminal shows; of more, the most expensive."""
+_BEST_TRANSFERS: Final = "all-reduces at their best"
 
 
 def build_stragglers_report(analysis: Analysis) -> Report:
@@ -47,7 +55,7 @@ def build_stragglers_report(analysis: Analysis) -> Report:
             actions=(reason.advice,) * bool(reason.advice),
         )
     else:
-        facts = (f"{trace.path}: {_describe_basis(analysis, stragglers)}",)
+        facts = (f"{trace.path}: {describe_basis(analysis, stragglers)}",)
         section = build_stragglers_section(stragglers)
         content |= _collect_content(analysis, stragglers)
     return Report(path=trace.path, facts=facts, sections=(section,), problems=tuple(trace.problems), content=content)
@@ -64,13 +72,78 @@ def build_stragglers_section(stragglers: Stragglers) -> Section:
         tables=(
             _tabulate_what_ifs(stragglers),
             _tabulate_ranks(stragglers),
-            _tabulate_causes(stragglers),
+            *([_tabulate_hosts(stragglers)] if len(stragglers.by_host) > 1 else []),
+            _tabulate_phases(stragglers),
             _tabulate_buckets(stragglers),
+        ),
+        numbers=tuple(_list_numbers(stragglers)),
+    )
+
+
+def tabulate_findings(stragglers: Stragglers) -> Table:
+    """Tabulate the findings, for where there is room for more than their sentences."""
+    return Table(
+        name="findings",
+        title="Who the others wait for",
+        columns=(
+            Column("who", "", "text"),
+            Column("why", "why, and the evidence", "text"),
+            Column("delay", "delay", "ns"),
+            Column("cost", "cost", "text"),
+            Column("saving", "saves if fixed", "ns"),
+            Column("saving", "90 % interval", "ns range"),
+            Column("worst_step", "worst step", "count"),
+        ),
+        rows=tuple(
+            {
+                "who": _label_culprit(finding),
+                "why": f"{CAUSE_LABELS[finding.cause]} {describe_when(finding)}",
+                "evidence": finding.pattern.statistic,
+                "delay": finding.delay_ns,
+                "cost": describe_cost(finding),
+                "cost_share": finding.cost_share,
+                "saving": finding.saving.step,
+                "worst_step": finding.worst_step,
+                "rank": finding.ranks[0] if finding.ranks else None,
+            }
+            for finding in stragglers.findings
         ),
     )
 
 
-def _describe_basis(analysis: Analysis, stragglers: Stragglers) -> str:
+def _label_culprit(finding: Finding) -> str:
+    """Return the late ranks or the slow link of a finding, short enough for a table."""
+    if finding.link is not None:
+        return f"Link {finding.link.rank} → {finding.link.peer_rank}"
+    return capitalize(name_culprit(finding))
+
+
+def _list_numbers(stragglers: Stragglers) -> Iterator[Number]:
+    """Generate the step time as recorded, and as it would be with one thing fixed."""
+    step_ns, cycles = stragglers.step_time_ns, stragglers.cycles
+    yield Number(key="step", label="Step time", value=step_ns, unit="ns", note="as recorded")
+    best = stragglers.by_rank.iloc[int(stragglers.by_rank["saving_ns"].to_numpy().argmax())]
+    fixed, fixed_ns = describe_equalized_rank(int(best["rank"]), cycles), float(best["saving_ns"])
+    if stragglers.findings and stragglers.findings[0].link:
+        worst = stragglers.findings[0]
+        fixed, fixed_ns = f"{_label_culprit(worst)} like the others", worst.saving.step.value
+    for key, label, saved_ns in (
+        ("fixed", fixed, fixed_ns),
+        ("equal_ranks", describe_equal_ranks(cycles), stragglers.saved_if_ranks_equal.step.value),
+        ("best_transfers", _BEST_TRANSFERS, stragglers.saved_by_best_transfers.step.value),
+    ):
+        saving = f"saves {format_ns(saved_ns)} ({format_share(saved_ns / step_ns)})"
+        yield Number(
+            key=key,
+            label=capitalize(label),
+            value=step_ns - saved_ns,
+            unit="ns",
+            note=saving if saved_ns >= 1 else "saves nothing",
+        )
+
+
+def describe_basis(analysis: Analysis, stragglers: Stragglers) -> str:
+    """Name the steps and ranks that findings compare, and how well clocks agree."""
     cycles = stragglers.cycles
     clocks = "on one clock" if not cycles.clock_error_ns else f"on clocks within {format_ns(cycles.clock_error_ns)}"
     left_out = f", {count_of(cycles.left_out, 'step')} left out" if cycles.left_out else ""
@@ -91,7 +164,7 @@ def _tabulate_what_ifs(stragglers: Stragglers) -> Table:
     recorded_ns = stragglers.step_time_ns
     cases = (
         (describe_equal_ranks(stragglers.cycles), stragglers.saved_if_ranks_equal.step),
-        ("all-reduces at their best", stragglers.saved_by_best_transfers.step),
+        (_BEST_TRANSFERS, stragglers.saved_by_best_transfers.step),
     )
     rows: list[Row] = [{"case": "as recorded", "step": recorded_ns}]
     for case, saves in cases:
@@ -112,34 +185,52 @@ def _tabulate_what_ifs(stragglers: Stragglers) -> Table:
 
 
 def _tabulate_ranks(stragglers: Stragglers) -> Table:
-    by_rank = stragglers.by_rank.sort_values("cost_ns", ascending=False)
-    more = len(by_rank) - _MAX_RANKS
+    has_hosts = len(stragglers.by_host) > 1
     return Table(
         name="by_rank",
         title="Cost of each rank alone, in milliseconds a step",
         columns=(
             Column("rank", "", "rank"),
+            *([Column("host", "host", "text")] if has_hosts else []),
             Column("lateness_ns", "lateness", "ms change"),
             Column("critical_share", "critical path", "share"),
             Column("cost_ns", "cost", "ms"),
             Column("slowdown", "slowdown", "share"),
             Column("saving_ns", "saving", "ms"),
         ),
-        rows=tuple(list_rows(by_rank.head(_MAX_RANKS))),
-        note=f"{count_of(more, 'more rank')} with a smaller cost: --json" if more > 0 else "",
+        rows=_list_by_cost(stragglers.by_rank),
+        shown=_SHOWN_RANKS,
+        notes=(f"Cost: this rank as it is, otherwise {describe_equal_ranks(stragglers.cycles)}.",),
     )
 
 
-def _tabulate_causes(stragglers: Stragglers) -> Table:
+def _tabulate_hosts(stragglers: Stragglers) -> Table:
     return Table(
-        name="by_cause",
+        name="by_host",
+        title="Cost of each host alone, in milliseconds a step",
+        columns=(
+            Column("host", "", "text"),
+            Column("ranks", "ranks", "text"),
+            Column("cost_ns", "cost", "ms"),
+            Column("slowdown", "slowdown", "share"),
+        ),
+        rows=_list_by_cost(stragglers.by_host),
+        shown=_SHOWN_RANKS,
+        notes=(f"Cost: this host as it is, otherwise {describe_equal_ranks(stragglers.cycles)}.",),
+    )
+
+
+def _tabulate_phases(stragglers: Stragglers) -> Table:
+    return Table(
+        name="by_phase",
         title="Cost of each phase on all ranks together, in milliseconds a step",
         columns=(
             Column("label", "", "text"),
             Column("cost_ns", "cost", "ms"),
             Column("slowdown", "slowdown", "share"),
         ),
-        rows=tuple(row | {"label": PART_LABELS[row["cause"]]} for row in list_rows(stragglers.by_cause)),
+        rows=tuple(row | {"label": PART_LABELS[row["cause"]]} for row in _list_by_cost(stragglers.by_cause)),
+        notes=("Cost: only the differences between ranks in this phase.",),
     )
 
 
@@ -158,9 +249,15 @@ def _tabulate_buckets(stragglers: Stragglers) -> Table:
         ),
         rows=tuple(
             row | {"label": f"bucket {row['bucket']}" if row["bucket"] >= 0 else "no bucket"}
-            for row in list_rows(stragglers.by_bucket)
+            for row in _list_by_cost(stragglers.by_bucket)
         ),
+        notes=("Cost: transfer time above the best, as far as it is not hidden.",),
     )
+
+
+def _list_by_cost(frame: pd.DataFrame) -> tuple[dict[str, Any], ...]:
+    """Return the rows of a table, the most expensive first."""
+    return tuple(list_rows(frame.sort_values("cost_ns", ascending=False, kind="stable")))
 
 
 def _collect_content(analysis: Analysis, stragglers: Stragglers) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from overlapscope.breakdown.text import (
 from overlapscope.diagnosis.attempts import read_attempts
 from overlapscope.interval import Interval
 from overlapscope.report.diagnosis import collect_attempts
-from overlapscope.report.report import INDENT, Column, Report, Row, Section, Table, list_rows
-from overlapscope.text import Value, count_of
+from overlapscope.report.report import INDENT, Column, Number, Report, Row, Section, Table, list_rows
+from overlapscope.text import Value, count_of, format_interval_ns, format_ns, format_share
 from overlapscope.trace.description import describe_chosen_steps, describe_clocks, describe_models, describe_strategies
 from overlapscope.trace.recording import Trace
 
@@ -61,13 +61,37 @@ def build_breakdown_section(summary: Summary) -> Section:
         name="breakdown",
         title="Step-time breakdown",
         headline=describe_summary(summary),
-        basis=f"Means of {count_of(summary.steps, 'step')} of {count_of(summary.ranks, 'rank')}.",
+        basis=f"Means of {count_of(summary.steps, 'step')} of {count_of(summary.ranks, 'rank')}."
+        if summary.steps
+        else "",
         notes=tuple(notes),
-        tables=(tabulate_blocks(summary), _tabulate_ranks(summary), _tabulate_steps(summary)),
+        numbers=tuple(_list_numbers(summary)),
+        tables=(
+            *([_tabulate_blocks(summary)] if summary.steps else []),
+            _tabulate_ranks(summary),
+            _tabulate_steps(summary),
+        ),
     )
 
 
-def tabulate_blocks(summary: Summary) -> Table:
+def _list_numbers(summary: Summary) -> Iterator[Number]:
+    if not summary.steps:
+        return
+    step, exposed = summary.mean.step, summary.mean.blocks["exposed"]
+    hidden = "no communication was recorded"
+    if summary.communication_ns:
+        hidden = f"{format_ns(summary.hidden.value)} of {format_ns(summary.communication_ns)} is hidden"
+    yield Number(key="step", label="Step time", value=step, unit="ns", note=f"90 %: {format_interval_ns(step)}")
+    for key, label, time_ns in (
+        ("compute", "Compute", summary.compute_ns),
+        ("exposed", "Exposed communication", exposed.value),
+    ):
+        share = f"{format_share(time_ns / step.value)} of the step"
+        yield Number(key=key, label=label, value=time_ns, unit="ns", note=share)
+    yield Number(key="overlap", label="Overlap ratio", value=summary.overlap_ratio, unit="share", note=hidden)
+
+
+def _tabulate_blocks(summary: Summary) -> Table:
     """Tabulate the blocks of the mean step, exposed communication also by reason, and what the job waited for."""
     rows = [*_generate_block_rows(summary), _block_row("step", summary, summary.mean.step, summary.mean.step)]
     return Table(
@@ -106,14 +130,14 @@ def _generate_block_rows(summary: Summary) -> Iterator[Row]:
     for name, mean in summary.mean.blocks.items():
         on_path = None if summary.job is None else summary.job.blocks[name]
         if mean.value or (on_path is not None and on_path.value):
-            yield _block_row(BLOCK_LABELS[name], summary, mean, on_path)
+            yield _block_row(BLOCK_LABELS[name], summary, mean, on_path) | {"block": name}
         if name == "exposed":
             for reason, part in summary.exposed_for.items():
                 if part.value:
                     yield _block_row(INDENT + REASON_LABELS[reason], summary, part, None)
 
 
-def _block_row(label: str, summary: Summary, mean: Interval, on_path: Interval | None) -> Row:
+def _block_row(label: str, summary: Summary, mean: Interval, on_path: Interval | None) -> dict[str, Value]:
     return {"label": label, "mean": mean, "share": summary.share_of(mean), "critical_path": on_path}
 
 
@@ -130,8 +154,9 @@ def _tabulate_steps(summary: Summary) -> Table:
     """Tabulate the first and last steps of the first ranks."""
     rows: list[dict[str, Value]] = []
     groups = []
-    by_rank = list(summary.figures.groupby("rank"))
-    for _, steps in by_rank[:_MAX_RANKS_WITH_STEPS]:
+    ranks = summary.figures["rank"].drop_duplicates().sort_values()
+    shown = summary.figures[summary.figures["rank"].isin(ranks[:_MAX_RANKS_WITH_STEPS])]
+    for _, steps in shown.groupby("rank"):
         elided = len(steps) - 2 * _STEPS_AT_EACH_END
         if elided <= 1:
             rows += list_rows(steps)
@@ -140,14 +165,14 @@ def _tabulate_steps(summary: Summary) -> Table:
             rows.append({"step": "...", "step_time_ns": f"{elided:,} steps"})
             rows += list_rows(steps.tail(_STEPS_AT_EACH_END))
         groups.append(len(rows) - 1)
-    more = len(by_rank) - _MAX_RANKS_WITH_STEPS
+    more = len(ranks) - _MAX_RANKS_WITH_STEPS
     return Table(
         name="steps",
         title="Steps, in milliseconds",
         columns=(Column("rank", "", "rank"), Column("step", "step", "count"), *_MEANS),
         rows=tuple(rows),
         groups=tuple(groups),
-        note=f"--json has the steps of {count_of(more, 'more rank')}" if more > 0 else "",
+        notes=(f"--json has the steps of {count_of(more, 'more rank')}",) * (more > 0),
     )
 
 

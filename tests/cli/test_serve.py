@@ -100,7 +100,7 @@ def test_what_takes_long_is_ready_before_the_address_of_a_single_recording_is_pr
     folder = write_recording(tmp_path / "traces")
     serve.run(parse(str(folder), "--no-browser"))
     snapshot = served[0].recording(folder).latest()
-    assert {"summary", "rank_means", "stragglers", "heatmap"} <= vars(snapshot).keys()
+    assert {"summary", "breakdown_section", "stragglers", "heatmap"} <= vars(snapshot).keys()
     assert capsys.readouterr().err == ""
 
 

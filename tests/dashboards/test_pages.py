@@ -38,17 +38,18 @@ def test_the_overview_shows_the_verdict_and_the_means(snapshot):
     overview.build(document, snapshot, {})
     page = words(document)
     assert describe_summary(snapshot.summary) in page
-    for figure in ("10.0 ms", "7.38 ms", "1.30 ms", "65 %"):
-        assert figure in page
+    assert [number.text for number in snapshot.breakdown_section.numbers] == ["10.0 ms", "7.38 ms", "1.30 ms", "65 %"]
+    for number in snapshot.breakdown_section.numbers:
+        assert f"{number.text}</dd>" in page
     assert "GPT" in page
     assert "gloo" in page
 
 
 def test_the_table_of_ranks_has_a_row_for_each(snapshot):
-    rows = overview.build_rank_rows(snapshot.trace, snapshot.rank_means)
-    assert [row.rank for row in rows] == [0, 1]
-    assert rows[0].cells == ("10.0 ms", "7.38 ms", "3.70 ms", "2.40 ms", "1.30 ms", "65 %")
-    assert [name for name, _, _ in rows[0].parts] == [
+    table = overview.build_ranks_table(snapshot.trace, snapshot.breakdown_section)
+    assert [row["rank"] for row in table.rows] == [0, 1]
+    assert table.format_rows()[0][3:] == ("10.00", "7.38", "3.70", "2.40", "1.30", "0.65")
+    assert [name for name, _, _ in overview.build_rank_bar(table.rows[0], 10_000_000)] == [
         *("data_wait", "forward", "inter_phase", "backward", "exposed", "bucket_copies", "optimizer")
     ]
 

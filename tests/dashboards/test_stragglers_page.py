@@ -10,11 +10,13 @@ from bokeh.document import Document
 
 from dashboards.app import ROUTES
 from dashboards.pages import overview, stragglers
-from dashboards.pages.stragglers import build_what_if_tables
 from dashboards.plots.heatmap import HeatmapPlot
 from dashboards.recording import RecordingCache, Snapshot
 from dashboards.theme import LATENESS_SHADES
+from overlapscope.report.report import Section
+from overlapscope.report.stragglers import build_stragglers_section, tabulate_findings
 from overlapscope.stragglers.stragglers import Stragglers
+from overlapscope.stragglers.text import describe_verdict
 from overlapscope.trace.recording import Trace
 from tests.dashboards.test_pages import words
 from tests.simulated_job import BUCKET_BYTES, Job
@@ -44,6 +46,10 @@ def found_in(snapshot: Snapshot) -> Stragglers:
     return snapshot.stragglers
 
 
+def section_of(snapshot: Snapshot) -> Section:
+    return build_stragglers_section(found_in(snapshot))
+
+
 def page_of(snapshot: Snapshot, **arguments: bytes) -> str:
     document = Document()
     stragglers.build(document, snapshot, {name: [value] for name, value in arguments.items()})
@@ -66,44 +72,42 @@ def point(plot: HeatmapPlot, row: int, column: int, number: int = 1) -> dict[str
 
 def test_the_verdict_names_the_late_rank_and_what_it_costs(straggling):
     page = page_of(straggling)
-    assert "Rank 2 computes 2.98 ms longer than the median rank in every step" in page
-    assert "All ranks share a clock." in page
-    assert "Means of 37 steps of 8 ranks; they sum to the step time." in page
-    assert "Findings compare 36 steps, 4 to 39; 4 left out" in page
+    assert describe_verdict(found_in(straggling)) in page
+    assert "Means of 37 steps of 8 ranks. Findings compare 36 steps of 8 ranks on one clock, 4 steps left out." in page
 
 
 def test_headlines_say_what_would_be_gained(straggling):
-    step, rank, ideal, links = stragglers.build_headlines(found_in(straggling))
-    assert step.value == "13.0 ms"
+    step, rank, ideal, links = section_of(straggling).numbers
+    assert step.text == "13.0 ms"
     assert rank.label == "Rank 2 at the median"
-    assert ideal.value == "10.0 ms"
+    assert ideal.text == "10.0 ms"
     assert ideal.note == "saves 2.98 ms (23 %)"
     assert links.note == "saves nothing"
 
 
 def test_a_finding_leads_to_its_worst_step_on_the_timeline(straggling):
-    row = stragglers.build_finding_row(found_in(straggling).findings[0])
-    assert (row.who, row.blame, row.delay) == ("Rank 2", "Compute in every step", "2.98 ms")
-    assert "sign test" in row.evidence
-    assert row.percent == pytest.approx(23, abs=0.5)
-    assert row.link == f"timeline?step={row.step}&rank=2"
-    assert f'href="timeline?step={row.step}&amp;rank=2"' in page_of(straggling)
+    table, finding = tabulate_findings(found_in(straggling)), found_in(straggling).findings[0]
+    assert table.format_rows()[0][:3] == ("Rank 2", "Compute in every step", "2.98 ms")
+    assert finding.cost_share == pytest.approx(0.23, abs=0.005)
+    page = page_of(straggling)
+    assert f"<small>{finding.pattern.statistic}</small>" in page
+    assert f'href="timeline?step={finding.worst_step}&rank=2"' in page
 
 
 def test_the_error_of_the_clocks_is_on_the_page(straggling, monkeypatch):
     monkeypatch.setattr(Trace, "clock_error_ns", property(lambda _: 2_500.0))
     page = page_of(Snapshot(straggling.trace))
-    assert "Times of different ranks may be off by up to 2.50 µs." in page
+    assert "on clocks within 2.50 µs" in page
 
 
 def test_what_if_tables_begin_with_the_most_expensive(straggling):
-    ranks, hosts, phases, buckets = build_what_if_tables(found_in(straggling))
-    assert ranks.rows[0][:2] == ("2", "node0")
-    assert float(ranks.rows[0][3].removesuffix(" %")) > 80, "the rest are transfers"
-    assert hosts.rows[0][:2] == ("node0", "4")
-    assert phases.rows[0][0] == "Forward"
-    assert {row[0] for row in buckets.rows} == {"0", "1", "2"}
-    assert "16 MB" in {row[1] for row in buckets.rows}
+    _, ranks, hosts, phases, buckets = section_of(straggling).tables
+    assert ranks.format_rows()[0][:2] == ("rank 2", "node0")
+    assert ranks.rows[0]["critical_share"] > 0.8, "the rest are transfers"
+    assert hosts.format_rows()[0][:2] == ("node0", "4")
+    assert phases.rows[0]["label"] == "forward"
+    assert {row["bucket"] for row in buckets.rows} == {0, 1, 2}
+    assert "16 MB" in {row[1] for row in buckets.format_rows()}
 
 
 def test_long_tables_are_folded(tmp_path):
@@ -114,7 +118,7 @@ def test_long_tables_are_folded(tmp_path):
     assert page.count("<tbody hidden>") == 1
     document = Document()
     overview.build(document, snapshot, {})
-    assert "and 4 more, whose compute differs less" in words(document)
+    assert "and 4 more" in words(document)
 
 
 def test_many_ranks_are_listed_by_how_much_their_compute_differs(tmp_path):
@@ -122,8 +126,8 @@ def test_many_ranks_are_listed_by_how_much_their_compute_differs(tmp_path):
         tmp_path / "traces", late_us=lambda rank, _: 2_000 if rank == 18 else 0, ranks=20, steps=6
     )
     snapshot = RecordingCache(folder).latest()
-    rows = overview.build_rank_rows(snapshot.trace, snapshot.rank_means)
-    assert rows[0].rank == 18
+    rows = overview.build_ranks_table(snapshot.trace, snapshot.breakdown_section).rows
+    assert rows[0]["rank"] == 18
     assert len(rows) == 20
 
 

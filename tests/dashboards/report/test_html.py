@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.pages import overview, stragglers
+from dashboards.pages import overview
 from dashboards.plots.step_drawing import draw_step
 from dashboards.recording import RecordingCache, Snapshot
 from dashboards.report.figures import ReportFigures, load_bokeh_js
 from dashboards.report.html import render_html_report
-from overlapscope.breakdown.text import describe_summary
+from overlapscope.report.stragglers import build_stragglers_section, tabulate_findings
 from overlapscope.text import format_ns
 from overlapscope.trace.schema import PLANS_FILE, rank_folder
 from tests.dashboards.test_order_page import DUMPS, faulty, healthy
@@ -106,15 +106,14 @@ def test_it_says_when_and_with_what_it_was_recorded_and_made(tmp_path: Path) -> 
 def test_it_has_the_sentences_and_figures_of_the_pages(tmp_path: Path) -> None:
     snapshot = RecordingCache(straggling(tmp_path / "traces")).latest()
     page = words(render_html_report(snapshot, NOW))
-    assert describe_summary(snapshot.summary) in page
     assert snapshot.stragglers is not None
-    said = [*overview.build_headlines(snapshot.summary), *stragglers.build_headlines(snapshot.stragglers)]
-    for headline in said:
-        assert f"{headline.label} {headline.value} {headline.note}".rstrip() in page
-    for row in overview.build_rank_rows(snapshot.trace, snapshot.rank_means):
-        assert " ".join([str(row.rank), row.place, *row.cells]) in page
-    for finding in snapshot.stragglers.findings:
-        assert stragglers.build_finding_row(finding).blame in page
+    for section in (snapshot.breakdown_section, build_stragglers_section(snapshot.stragglers)):
+        assert section.headline in page
+        for number in section.numbers:
+            assert f"{number.label} {number.text} {number.note}".rstrip() in page
+    ranks = overview.build_ranks_table(snapshot.trace, snapshot.breakdown_section)
+    for row in (*ranks.format_rows(), *tabulate_findings(snapshot.stragglers).format_rows()):
+        assert " ".join(row[:2]) in page
     assert chapters(render_html_report(snapshot, NOW)) == [
         *("overview", "timeline", "stragglers", "buckets", "order"),
         "about",

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from dashboards.pages import overview
 from dashboards.recording import RecordingCache
-from dashboards.report.markdown import format_table, render_markdown_report
+from dashboards.report.markdown import render_markdown_report
 from overlapscope.breakdown.text import describe_summary
-from overlapscope.report.render_markdown import escape_markdown
+from overlapscope.report.render_markdown import escape_markdown, render_markdown_table
+from overlapscope.report.report import Column, Table
 from overlapscope.trace.json_files import write_json
 from overlapscope.trace.schema import RUN_FILE, rank_folder
 from tests.dashboards.report.test_html import NOW, RECORDINGS
@@ -44,7 +44,9 @@ def test_any_text_is_shown_as_it_is(text: str) -> None:
 
 @given(cells=st.lists(MARKS, min_size=2, max_size=4))
 def test_any_text_stays_in_its_cell(cells: list[str]) -> None:
-    page = RENDER("\n".join(format_table(["a"] * len(cells), [cells])))
+    columns, row = [Column(str(at), "a", "text") for at in range(len(cells))], dict(zip("0123", cells, strict=False))
+    table = Table(name="any", title="Any", columns=tuple(columns), rows=(row,))
+    page = RENDER("\n".join(render_markdown_table(table)))
     found = [unescape(re.sub(r"</?code>", "", cell)) for cell in re.findall(r"<td[^>]*>(.*?)</td>", page)]
     assert [cell.replace("\N{ZERO WIDTH SPACE}", "").replace("`", "").strip() for cell in found] == [
         " ".join(cell.split()).replace("`", "").strip() for cell in cells
@@ -60,10 +62,10 @@ def test_it_has_the_figures_of_the_pages_in_a_table_that_renders(tmp_path: Path)
     text = render_markdown_report(snapshot, NOW)
     page = RENDER(text)
     assert f"<strong>{describe_summary(snapshot.summary)}</strong>" in page
-    for headline in overview.build_headlines(snapshot.summary):
-        assert f"<li>{headline.label}: <strong>{headline.value}</strong>" in page
-    assert page.count("<table>") == 3, "blocks, ranks, bucket sizes"
-    assert '<td>backward</td>\n<td style="text-align:right">3.88 ms</td>' in page
+    for number in snapshot.breakdown_section.numbers:
+        assert f"<li>{number.label}: <strong>{number.text}</strong>" in page
+    assert page.count("<table>") == 9, "blocks, changes, ranks, four on stragglers, two on bucket sizes"
+    assert '<td>backward</td>\n<td style="text-align:right">3.88</td>' in page
     assert "made on 02 Jan 2030" in text
     assert str(tmp_path) not in text
 
