@@ -38,7 +38,7 @@ from dashboards.urls import RUN_ROUTE, RunUrl, file_stem
 from overlapscope.console import Progress
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interop.open_metrics import Sample, format_open_metrics
-from overlapscope.interop.table_files import encode_parquet, generate_csv
+from overlapscope.interop.table_files import encode_table
 
 # Release of the memory of pages that are closed, or left for another one.
 
@@ -180,10 +180,8 @@ class _FileHandler(AuthRequestHandler):
 
 
 def _content(found: FoundExperiment, kind: str) -> bytes:
-    if kind == "csv":
-        return b"".join(generate_csv(found.rows))
-    if kind == "parquet":
-        return encode_parquet(found.rows)
+    if kind in ("csv", "parquet"):
+        return b"".join(encode_table(found.rows, "csv" if kind == "csv" else "parquet"))
     return draw_picture(found.experiment.title, found.figure, "svg" if kind == "svg" else "png")
 
 

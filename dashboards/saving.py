@@ -29,7 +29,7 @@ from overlapscope.bucket_model.schedule import DrawnStep
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Entry
 from overlapscope.diagnosis.order_view import Cell, OrderLanes
 from overlapscope.errors import OverlapScopeError
-from overlapscope.interop.table_files import encode_parquet, generate_csv
+from overlapscope.interop.table_files import encode_table
 from overlapscope.interval import Interval
 from overlapscope.stragglers import text
 from overlapscope.stragglers.finding import Finding, SlowLink
@@ -321,7 +321,7 @@ class _TableHandler(AuthRequestHandler):
             "Content-Type", "text/csv; charset=utf-8" if kind == "csv" else "application/vnd.apache.parquet"
         )
         self.set_header("Content-Disposition", f'attachment; filename="{stem}-{table}.{kind}"')
-        parts = generate_csv(frame) if kind == "csv" else iter([encode_parquet(frame)])
+        parts = encode_table(frame, "csv" if kind == "csv" else "parquet")
         while part := await asyncio.to_thread(next, parts, b""):
             self.write(part)
             await self.flush()

@@ -130,7 +130,7 @@ def _write_metrics(analysis: Analysis, args: argparse.Namespace, progress: Progr
 
 
 def _write_tables(analysis: Analysis, args: argparse.Namespace, progress: Progress) -> str:
-    from overlapscope.interop.table_files import collect_tables, write_table
+    from overlapscope.interop.table_files import collect_tables, encode_table
 
     progress.begin("dividing steps")
     tables = collect_tables(analysis)
@@ -144,7 +144,7 @@ def _write_tables(analysis: Analysis, args: argparse.Namespace, progress: Progre
             progress.count(done, len(tables))
             path = args.output / f"{name}.{args.format}"
             with _create_file(path) as file:
-                write_table(table, file, args.format)
+                file.writelines(encode_table(table, args.format))
     except OSError as error:
         raise OverlapScopeError(f"{args.output}: can't be made ({error.strerror})") from None
     return f"{args.output}: {', '.join(tables)}"

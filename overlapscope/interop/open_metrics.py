@@ -116,8 +116,6 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-# Metrics of one recording in a text file that is replaced atomically, for node_exporter's textfile collector.
-
 _WHOLE_JOB_FAMILIES: Final = ("overlapscope_fault", "overlapscope_verdict")
 
 

@@ -1,10 +1,10 @@
-"""The tables of a recording as CSV or Parquet files, one each."""
+"""Tables for other tools: those of a recording as CSV or Parquet files, and steps as scalars for trackers."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
-from typing import IO, Final, Literal
+from typing import Final, Literal
 
 import pandas as pd
 
@@ -12,10 +12,7 @@ from overlapscope.analysis import Analysis
 from overlapscope.breakdown.breakdown import BLOCKS
 from overlapscope.breakdown.summary import Summary
 
-# The step-time breakdown of each step as scalars for experiment trackers: TensorBoard, MLflow, W&B.
-
 PREFIX: Final = "overlapscope/"
-
 
 LogScalars = Callable[..., object]
 """Callback with a step's scalars by name and the step as ``step=``, like ``mlflow.log_metrics`` and ``wandb.log``."""
@@ -70,23 +67,13 @@ def collect_tables(analysis: Analysis) -> dict[str, pd.DataFrame]:
     return {name: table for name, table in tables.items() if len(table)}
 
 
-def write_table(table: pd.DataFrame, file: IO[bytes], kind: TableFormat) -> None:
-    """Write a table to a file opened in binary mode."""
+def encode_table(table: pd.DataFrame, kind: TableFormat) -> Iterator[bytes]:
+    """Generate a table as the content of a file; as CSV, some rows at a time."""
     if kind == "parquet":
-        file.write(encode_parquet(table))
-    else:
-        file.writelines(generate_csv(table))
-
-
-def generate_csv(table: pd.DataFrame) -> Iterator[bytes]:
-    """Generate a table as CSV, some rows at a time."""
+        buffer = io.BytesIO()
+        table.to_parquet(buffer, index=False)
+        yield buffer.getvalue()
+        return
     for begin in range(0, max(1, len(table)), _ROWS):
         rows = table.iloc[begin : begin + _ROWS]
         yield rows.to_csv(index=False, header=not begin, lineterminator="\n").encode()
-
-
-def encode_parquet(table: pd.DataFrame) -> bytes:
-    """Return a table as the content of a Parquet file."""
-    buffer = io.BytesIO()
-    table.to_parquet(buffer, index=False)
-    return buffer.getvalue()

@@ -1,8 +1,4 @@
-"""Writer of tracks in Perfetto's native format: protobuf, packet by packet.
-
-In a JSON trace, Perfetto misdraws slices that begin at the same time (perfetto #423), and it is several times as large.
-The packets are ``TrackDescriptor`` and ``TrackEvent``, as in perfetto.dev/docs/reference/synthetic-track-event.
-"""
+"""Writers of tracks for trace viewers: Chrome's Trace Event Format (JSON), and Perfetto's native format (protobuf)."""
 
 from __future__ import annotations
 
@@ -15,14 +11,14 @@ from typing import IO, Any, Final
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interop.tracks import CounterTrack, Track
 
-# Writer of tracks in Chrome's Trace Event Format (JSON): for chrome://tracing, Perfetto, Speedscope and scripts.
-
 _FlowPoint = tuple[int, int, int]
 """An end point of a flow arrow: (time in ns, rank, thread id of the track)."""
 
 
 class ChromeFile:
-    """Chrome trace with a process for each rank and a thread for each track; times are in µs of the common clock.
+    """Chrome trace, for chrome://tracing, Perfetto, Speedscope and scripts.
+
+    It has a process for each rank and a thread for each track; times are in µs of the common clock.
 
     Args:
         file: file opened in binary mode.
@@ -91,6 +87,10 @@ _SEQUENCE: Final = 1
 
 class PerfettoFile:
     """Perfetto trace with a tree of tracks: hosts, in each its ranks, in each its tracks.
+
+    In a JSON trace, Perfetto misdraws slices that begin at the same time (perfetto #423), and it is several times as
+    large. The packets are ``TrackDescriptor`` and ``TrackEvent``, as in
+    perfetto.dev/docs/reference/synthetic-track-event.
 
     Args:
         file: file opened in binary mode.

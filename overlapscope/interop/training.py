@@ -22,8 +22,6 @@ from overlapscope.interop.kineto import Profile
 from overlapscope.trace.event_log import RECORD_DTYPE, Records
 from overlapscope.trace.schema import DTYPE_BYTES, DTYPES, NO_INDEX, OPS, Flag, Kind, Phase
 
-# Detection of training steps and forward/backward passes in a profile, on the clock of the host.
-
 _PROFILING_HINTS: Final = {
     "torch.profiler": "with ProfilerActivity.CPU (and CUDA on a GPU)",
     "Nsight Systems": "under torch.autograd.profiler.emit_nvtx()",
@@ -151,8 +149,6 @@ def _spans_of_kind(profile: Profile, kind: str) -> Int64Array:
     own = profile.spans.loc[profile.spans["kind"] == kind, ["start_ns", "end_ns"]]
     return own.to_numpy(dtype=np.int64).reshape(-1, 2)
 
-
-# The collectives of a profile: when each was launched, and when it ran.
 
 _OPS: Final = {"allreduce": "all_reduce", "broadcast": "broadcast"}
 """Operations that an event log can hold, by their names in PyTorch's operators."""

@@ -17,7 +17,7 @@ from dashboards.recording import RecordingCache, Snapshot
 from dashboards.runs import RunIndex
 from dashboards.saving import TABLES
 from overlapscope.interop import table_files
-from overlapscope.interop.table_files import encode_parquet, generate_csv
+from overlapscope.interop.table_files import encode_table
 from tests.dashboards.running import Answer, Running, running
 from tests.dashboards.test_order_page import faulty
 from tests.segments import write_ring_recording
@@ -169,5 +169,5 @@ def test_a_long_table_is_written_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(table_files, "_ROWS", 3)
     for rows in (0, 1, 3, 7):
         frame = pd.DataFrame({"step": range(rows), "said": ['a "b", c'] * rows})
-        assert b"".join(generate_csv(frame)).decode() == frame.to_csv(index=False)
-        pd.testing.assert_frame_equal(pd.read_parquet(io.BytesIO(encode_parquet(frame))), frame)
+        assert b"".join(encode_table(frame, "csv")).decode() == frame.to_csv(index=False)
+        pd.testing.assert_frame_equal(pd.read_parquet(io.BytesIO(b"".join(encode_table(frame, "parquet")))), frame)
