@@ -16,8 +16,9 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -99,21 +100,21 @@ class Session:
         self._exit_recorder = ExitRecorder(
             self.folder, self.collectives.call_sites, self.collectives.loop, self._on_process_failure
         )
+        abort_after_s = None
+        if on_incident == "raise":
+            recording = read_recording_options(self.folder.parent)
+            assert recording is not None
+            abort_after_s = recording.stall_timeout_s
         if on_incident != "off":
             self._watchdog = Watchdog(
                 self.collectives,
                 self.models,
                 self.replicas,
                 self._scheduler,
-                abort_after_s=self._stall_timeout_s() if on_incident == "raise" else None,
+                abort_after_s=abort_after_s,
                 on_fault=self._on_fault,
                 before_exit=self._flush,
             )
-
-    def _stall_timeout_s(self) -> float:
-        recording = read_recording_options(self.folder.parent)
-        assert recording is not None
-        return recording.stall_timeout_s
 
     def record(self, group: dist.ProcessGroup, device: torch.device) -> Recorder | None:
         """Return the recorder shared by all DDP instances of this process, created on first use; None on failure.
@@ -216,25 +217,24 @@ class Session:
         self._closed = True
         self.is_recording = False
         atexit.unregister(self.close)
-        recorder, farewell, watchdog = self.recorder, self._exit_recorder, self._watchdog
-        parts: list[Callable[[], None]] = [
+        recorder, exit_recorder, watchdog = self.recorder, self._exit_recorder, self._watchdog
+        if watchdog is not None and exit_recorder is not None:
+            watchdog.exits(exit_recorder.exit_call)
+        parts = (
+            None if recorder is None else recorder.close,
+            None if exit_recorder is None else exit_recorder.close,
             self.replicas.close,
-            self._close_scheduler,
+            partial(self._scheduler.close, _CLOSE_TIMEOUT_S),
+            None if watchdog is None else watchdog.close,
             self.collectives.close,
             self.data.close,
-        ]
-        if watchdog is not None:
-            parts.insert(2, watchdog.close)
-        if watchdog is not None and farewell is not None:
-            watchdog.exits(farewell.exit_call)
-        if farewell is not None:
-            parts.insert(0, farewell.close)
-        if recorder is not None:
-            parts = [recorder.close, *parts, recorder.close_clock]
-        parts.append(lambda: write_manifest(self.folder))
+            None if recorder is None else recorder.close_clock,
+            partial(write_manifest, self.folder),
+        )
         for close in parts:
             try:
-                close()
+                if close is not None:
+                    close()
             except Exception as error:  # the others are closed all the same
                 _log.warning("rank %d: the end of its recording is incomplete: %r", self.rank, error)
 
@@ -245,9 +245,6 @@ class Session:
         self.collectives.discard()
         if self.recorder is not None:
             self.recorder.log.discard()
-
-    def _close_scheduler(self) -> None:
-        self._scheduler.close(_CLOSE_TIMEOUT_S)
 
     def _on_process_failure(self, failure: Failure) -> None:
         if self._watchdog is not None:
