@@ -42,6 +42,7 @@ from overlapscope.diagnosis.wait_graph import Facts
 from overlapscope.trace.clocks import get_boot_id, host_now_ns
 from overlapscope.trace.collective_log import ENTRY_DTYPE, Entries, ProcessGroup, Signature
 from overlapscope.trace.collective_log_reader import open_collective_logs
+from overlapscope.trace.live_files import read_alive_file
 from overlapscope.trace.process_files import read_exits
 from overlapscope.trace.schema import LIVENESS_FILE, rank_folder
 
@@ -224,10 +225,8 @@ def is_exit_recorded(run_folder: Path, pid: int) -> bool:
 
 def last_awake_ns(run_folder: Path, rank: int) -> int:
     """Return when the watchdog of a rank on this host was last awake, even if it could not publish it; 0 if unknown."""
-    try:
-        return int.from_bytes((rank_folder(run_folder, rank) / LIVENESS_FILE).read_bytes()[:8], "little")
-    except OSError:
-        return 0
+    alive_ns, _, _ = read_alive_file(rank_folder(run_folder, rank) / LIVENESS_FILE, [])
+    return alive_ns or 0
 
 
 # -- evidence of all ranks ------------------------------------------------------------------------------------------

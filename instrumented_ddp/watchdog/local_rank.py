@@ -132,7 +132,7 @@ class LocalRankMonitor:
         is_working = self._activity.is_working()
         return StallSnapshot(
             time_ns=host_now_ns(),
-            longest_recovered_stall_ns=self._longest_pause_ns,
+            longest_recovered_stall_ns=round(self.progress_tracker.longest_pause_s * 1e9),
             cpu_share=self._activity.cpu_share(),
             is_working=is_working if is_working is None else is_working or self.process.state == "D",
             has_begun_next_iteration=self._has_begun_next(),
@@ -198,6 +198,7 @@ class LocalRankMonitor:
 
     def _brief_evidence(self) -> RankEvidence:
         """Return the evidence that costs next to nothing."""
+        step_s = self.progress_tracker.step_s
         return RankEvidence(
             rank=self.rank,
             host=self._host,
@@ -208,7 +209,7 @@ class LocalRankMonitor:
             exit_call=self.exit_call,
             position=self._brief_position(),
             steps_done=self.step,
-            step_time_ns=self._step_ns(),
+            step_time_ns=None if step_s is None else round(step_s * 1e9),
             rss_bytes=self.memory[0],
             memory_limit_bytes=self.memory[1] or None,
         )
@@ -216,7 +217,7 @@ class LocalRankMonitor:
     def _brief_position(self) -> RankPosition:
         return RankPosition(
             step=self.step,
-            phase=self._phase_name(),
+            phase=phase_name(self._position.phase),
             since_ns=self._position.since_ns,
             is_after_update=self._position.has_updated,
         )
@@ -322,17 +323,6 @@ class LocalRankMonitor:
                     return None
                 following = following or known[number - 1].bucket + 1
         return following
-
-    def _phase_name(self) -> str | None:
-        return phase_name(self._position.phase)
-
-    @property
-    def _longest_pause_ns(self) -> int:
-        return round(self.progress_tracker.longest_pause_s * 1e9)
-
-    def _step_ns(self) -> int | None:
-        step_s = self.progress_tracker.step_s
-        return None if step_s is None else round(step_s * 1e9)
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
