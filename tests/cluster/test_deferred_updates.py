@@ -226,7 +226,7 @@ def test_gradients_that_are_changed_before_they_are_averaged_are_an_error(
 ) -> None:
     call = ranks_of_module(2).call
     for said in call(change_a_gradient):
-        assert said.startswith("The gradient of scale was changed after the backward, but it is not averaged yet")
+        assert "gradient of scale was changed" in said
 
 
 def ask_to_defer() -> list[str]:
@@ -249,15 +249,9 @@ def refusal(make_optimizer: Callable[[Any], torch.optim.Optimizer], **arguments:
     return ""
 
 
-def test_what_can_not_be_deferred_is_refused_in_one_line() -> None:
+def test_what_can_not_be_deferred_is_refused_in_one_line(golden: Callable[[str, str], None]) -> None:
     (said,) = run_ranks(ask_to_defer, 1)
-    assert said == [
-        "defer(): the optimizer does not update 1.weight, 1.bias",
-        "defer(): the optimizer updates parameters that are not reduced",
-        "defer(): LBFGS needs all gradients at once",
-        "defer(): find_unused_parameters=True and static_graph=True are not supported",
-        "defer(): gradient_as_bucket_view=True is not supported",
-    ]
+    golden("refusals/defer", "\n".join(said))
 
 
 ENDS_AT_ONCE = """

@@ -225,5 +225,5 @@ def test_shards_with_replicas_are_all_reduced_too_and_precisions_are_those_of_wh
 
 def test_no_size_of_buckets_is_advised_where_there_are_none(tmp_path: Path) -> None:
     run_ranks(plain, 2, str(tmp_path))
-    with pytest.raises(OverlapScopeError, match="there is no size to choose"):
+    with pytest.raises(OverlapScopeError, match="no size to choose"):
         advise(Analysis(read_trace(tmp_path)))

@@ -70,10 +70,6 @@ def ask() -> list[str]:
     return said
 
 
-def test_where_a_strategy_has_no_say_in_the_order_it_is_refused_in_one_line() -> None:
+def test_where_a_strategy_has_no_say_in_the_order_it_is_refused_in_one_line(golden: Callable[[str, str], None]) -> None:
     (said,) = run_ranks(ask, 1)
-    assert said == [
-        "strategy='forward_order' and bucket_plan both set the order of the buckets; leave one of them out",
-        "strategy='forward_order' orders buckets after the first backward, when find_unused_parameters=True leaves "
-        "them as they are; leave one of them out, or add static_graph=True",
-    ]
+    golden("refusals/bucket_order", "\n".join(said))

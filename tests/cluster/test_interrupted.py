@@ -43,9 +43,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("launcher", "number", "said"),
     [
-        ("torchrun", signal.SIGINT, "The job was interrupted (Ctrl-C, SIGINT) in step"),
-        ("torchrun", signal.SIGTERM, "The job was ended from outside (SIGTERM) in step"),
-        ("spawn", signal.SIGINT, "The job was interrupted (Ctrl-C, SIGINT) in step"),
+        ("torchrun", signal.SIGINT, "Ctrl-C, SIGINT"),
+        ("torchrun", signal.SIGTERM, "SIGTERM"),
+        ("spawn", signal.SIGINT, "Ctrl-C, SIGINT"),
     ],
 )
 def test_a_job_that_is_ended_by_a_signal_did_not_fail(
@@ -71,8 +71,8 @@ def test_a_job_that_is_ended_by_a_signal_did_not_fail(
     _, errors = recording.communicate(timeout=90)
     verdict = read_attempt(traces).verdict
     assert (verdict.kind, verdict.blamed) == ("interrupted", ()), verdict
-    assert verdict.sentence.startswith(said)
-    assert f"{verdict.sentence}\n\noverlapscope record: recorded 2 ranks" in errors
+    assert f"({said})" in verdict.sentence
+    assert f"{verdict.sentence}\n\noverlapscope record: " in errors
 
 
 WITH_TEXT = """
@@ -95,4 +95,5 @@ def test_what_a_rank_says_when_it_exits_is_in_the_verdict(tmp_path: Path, leave:
     record(traces, *torchrun(script))
     verdict = read_attempt(traces).verdict
     assert (verdict.kind, verdict.blamed) == ("failed", (1,))
-    assert verdict.sentence.endswith(f"at {script}:10 (<module>): no data in /data/x.")
+    assert verdict.sentence.endswith(": no data in /data/x.")
+    assert f" {script}:10 " in verdict.sentence

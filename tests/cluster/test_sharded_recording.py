@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.recording import read_trace
-from overlapscope.trace.schema import REPORTS_FILE, rank_folder
-from tests.cluster.collective_logs import logged
+from tests.cluster.collective_logs import logged, reports_of
 from tests.cluster.ranks import run_ranks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -71,7 +69,7 @@ def test_as_many_bytes_are_sent_as_the_layout_says_padding_included(tmp_path: Pa
 
 def test_advice_on_buckets_says_that_it_does_not_apply(tmp_path: Path) -> None:
     run_ranks(train_recorded, 2, str(tmp_path))
-    with pytest.raises(OverlapScopeError, match="gradients were reduced by strategy sharded"):
+    with pytest.raises(OverlapScopeError, match="by strategy sharded"):
         advise(Analysis(read_trace(tmp_path)))
 
 
@@ -107,11 +105,6 @@ def test_a_healthy_recording_is_healthy_and_its_waits_are_exposed_communication(
         assert (own["start_ns"].to_numpy()[1:] >= own["end_ns"].to_numpy()[:-1]).all()
 
 
-def reports_of(folder: Path, rank: int) -> list[dict[str, Any]]:
-    path = rank_folder(folder, rank) / REPORTS_FILE
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def hang_in_update(folder: str, saves: bool) -> None:
     """Until that is reported."""
     loop = Layers(folder)
@@ -133,6 +126,7 @@ def sleep_until_reported(folder: Path) -> None:
 @pytest.mark.parametrize("saves", [pytest.param(False, id="in_their_forward"), pytest.param(True, id="in_state_dict")])
 def test_a_rank_that_hangs_before_it_sends_its_shards_is_named_by_those_that_wait(tmp_path: Path, saves: bool) -> None:
     run_ranks(hang_in_update, 3, str(tmp_path), saves)
-    message = reports_of(tmp_path, 0)[0]["message"]
-    assert message.startswith("Rank 1 has made no progress")
-    assert "in the optimizer of step 20" in message
+    verdict = reports_of(tmp_path, 0)[0]["verdict"]
+    assert (verdict["kind"], verdict["step"]) == ("stuck", 20)
+    assert verdict["sentence"].startswith("Rank 1 ")
+    assert "in the optimizer" in verdict["sentence"]

@@ -89,7 +89,7 @@ def test_a_script_with_ddp_is_recorded_once_whosever_ddp_it_is(tmp_path: Path, p
     traces = tmp_path / "traces"
     ran = record(traces, *torchrun(script_in(tmp_path, WITH_DDP.format(package=package))))
     assert ran.returncode == 0, ran.stderr
-    assert "recorded 2 ranks, 3 steps" in ran.stderr
+    assert "2 ranks, 3 steps" in ran.stderr
     for rank in range(2):
         roles = [what.role for what, _ in logged(traces, rank)]
         assert roles.count("bucket") == 3
@@ -105,7 +105,7 @@ def test_ranks_that_a_script_starts_itself_are_recorded_and_it_is_not(tmp_path: 
     traces, script = tmp_path / "traces", script_in(tmp_path, WITH_SPAWN)
     ran = record(traces, sys.executable, script, method, tmp_path / "rendezvous")
     assert ran.returncode == 0, ran.stderr
-    assert "recorded 2 ranks, 4 collectives" in ran.stderr
+    assert "2 ranks, 4 collectives" in ran.stderr
     assert "overlapscope diagnose" in ran.stderr
     assert {path.name.partition("_")[0] for path in traces.iterdir()} == {"rank", "exits"}
     for rank in range(2):
@@ -129,8 +129,9 @@ def test_a_rank_that_catches_its_error_and_exits_is_named_and_the_one_that_torch
     traces = tmp_path / "traces"
     ran = record(traces, *torchrun(script_in(tmp_path, WITH_CAUGHT_ERROR), "fail"))
     assert ran.returncode == 1
-    said = ran.stderr.partition("Rank 1 exited with status 3 in step 2 at ")[2]
-    assert said.startswith(f"{tmp_path}/train.py:17 (<module>), after catching ValueError: a bad batch")
+    said = ran.stderr.partition("Rank 1 exited with status 3 ")[2]
+    assert f" {tmp_path}/train.py:17 " in said
+    assert "ValueError: a bad batch" in said
     evidence, _ = read_evidence(traces)
     assert evidence.ranks[0].was_signaled or evidence.ranks[0].failure is not None  # whichever came first
     assert not evidence.ranks[1].was_signaled
@@ -144,7 +145,7 @@ def test_a_training_that_fails_is_followed_by_the_exception_of_the_rank_that_did
     assert ran.returncode == (1 if method == "spawn" else 0)  # the script's own
     assert "Rank 1 failed" in ran.stderr
     assert "ValueError: a bad batch" in ran.stderr.split("Rank 1 failed")[1]
-    assert ran.stderr.splitlines()[-2].startswith("overlapscope record: recorded 2 ranks")
+    assert ran.stderr.splitlines()[-2].startswith("overlapscope record: ")
     ended = json.loads((traces / "rank_1" / "ended.json").read_text())
     assert (ended["how"], ended["type"], ended["message"]) == ("exception", "ValueError", "a bad batch")
 
@@ -185,5 +186,6 @@ print("trained")
     (tmp_path / "file").write_text("")
     ran = python(code, OVERLAPSCOPE_TRACE=str(tmp_path / "file"))
     assert (ran.returncode, ran.stdout) == (0, "trained\n")
-    why = f"{tmp_path}/file/rank_0: can't be created (Not a directory)"
-    assert ran.stderr.splitlines() == [f"overlapscope: rank 0: training continues unrecorded: {why}"]
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("overlapscope: rank 0: training continues")
+    assert f" {tmp_path}/file/rank_0: " in line

@@ -5,7 +5,6 @@ The protocol between them is tested without processes, in ``tests/instrumented_d
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -24,7 +23,8 @@ from instrumented_ddp import DistributedDataParallel, IncidentError
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.environment import STALL_TIMEOUT_VARIABLE
-from overlapscope.trace.schema import REPORTS_FILE, rank_folder
+from overlapscope.trace.schema import rank_folder
+from tests.cluster.collective_logs import reports_of
 from tests.cluster.ranks import run_ranks
 from tests.cluster.said import said
 
@@ -75,11 +75,6 @@ class Training:
             os.kill(pid, signal.SIGCONT)
 
         threading.Thread(target=wake, daemon=True).start()
-
-
-def reports_of(trace: Path, rank: int) -> list[dict]:
-    path = rank_folder(trace, rank) / REPORTS_FILE
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def kinds(trace: Path, rank: int) -> list[str]:
@@ -159,7 +154,8 @@ def test_a_parameter_that_was_frozen_on_one_rank_is_said_to_be(tmp_path):
     later = judge(read_evidence(tmp_path)[0])
     for kind, sentence in ((report["verdict"]["kind"], report["verdict"]["sentence"]), (later.kind, later.sentence)):
         assert kind == "gradients never ready"
-        assert "head.bias is frozen on rank 1 (requires_grad is False)" in sentence
+        assert "head.bias is frozen" in sentence
+        assert "rank 1" in sentence
 
 
 def skip_one_batch(trace: str) -> None:
@@ -199,10 +195,10 @@ def sleep_between_two_steps(trace: str) -> str | None:
 def test_a_rank_that_sleeps_is_named_and_all_ranks_are_stopped(tmp_path):
     said = run_ranks(sleep_between_two_steps, 2, str(tmp_path))
     assert said[0] == said[1]
-    assert said[0].startswith("Rank 1 has made no progress")
-    assert "before the forward of step" in said[0]
-    assert f"step {FAULT_AT}" in said[0]
+    assert said[0].startswith("Rank 1 ")
     assert "(sleep)" in said[0]
+    verdict = reports_of(tmp_path, 0)[0]["verdict"]
+    assert (verdict["kind"], verdict["step"]) == ("stuck", FAULT_AT)
     assert (rank_folder(tmp_path, 1) / "stacks_1.txt").read_text().count("Thread") > 1
 
 
@@ -221,7 +217,6 @@ def test_a_job_that_only_pauses_is_suspected_and_not_ended(tmp_path):
     run_ranks(evaluate_and_pause, 2, str(tmp_path))
     (report,) = reports_of(tmp_path, 0)
     assert report["verdict"]["certainty"] == "likely"
-    assert "This is likely, not certain" in report["message"]
     assert report["retracted_ns"] > report["time_ns"]
 
 
@@ -245,8 +240,9 @@ def test_a_rank_that_evaluates_by_itself_is_slow_and_no_fault(tmp_path, evaluato
     lines = run_ranks(evaluate_alone, 2, str(tmp_path), evaluator)
     assert [reports_of(tmp_path, rank) for rank in (0, 1)] == [[], []]
     (line,) = chain(*lines)
-    assert line.startswith(f"Rank {evaluator} is slow, and goes on (before the forward of step {FAULT_AT}")
-    assert f"rank {1 - evaluator} has waited for" in line
+    assert line.startswith(f"Rank {evaluator} is slow")
+    assert f"step {FAULT_AT}" in line
+    assert f"rank {1 - evaluator} has waited" in line
 
 
 def stop_for_a_while(trace: str) -> None:

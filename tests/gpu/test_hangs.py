@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +18,7 @@ from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.schema import REPORTS_FILE, rank_folder
+from tests.cluster.collective_logs import reports_of
 from tests.gpu.device import DEVICE, make_mlp, needs_a_device, results_of, run_on_device, sleep_on_device, train
 
 pytestmark = [*needs_a_device, pytest.mark.slow]
@@ -42,8 +41,7 @@ def train_until(folder: str, fault: str) -> list[dict]:
         elif fault == "late host" and rank == 1:
             time.sleep(STUCK_S)
     torch.cuda.synchronize()
-    path = rank_folder(Path(folder), rank) / REPORTS_FILE
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return reports_of(Path(folder), rank)
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
