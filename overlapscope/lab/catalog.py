@@ -23,8 +23,6 @@ class Fault:
 
     name: str
     """Name for ``overlapscope lab fault NAME``; its script has the same name, with underscores."""
-    letter: str = ""
-    """Row in the list of what stock PyTorch does when ranks disagree, the source of the first faults."""
     kinds: tuple[FaultKind, ...]
     """Kinds of fault that a correct verdict may have."""
     stock: str
@@ -64,16 +62,15 @@ class Fault:
         return tuple(rank for rank in self.ranks if rank < world_size)
 
 
-def _healthy_job(name: str, *, letter: str = "", may_be_slow: bool = False) -> Fault:
+def _healthy_job(name: str, *, may_be_slow: bool = False) -> Fault:
     kinds: tuple[FaultKind, ...] = ("healthy", "slow") if may_be_slow else ("healthy",)
-    return Fault(name=name, letter=letter, kinds=kinds, stock="correct", step=None, has_line=False)
+    return Fault(name=name, kinds=kinds, stock="correct", step=None, has_line=False)
 
 
 FAULTS: Final[tuple[Fault, ...]] = (
     # models
     Fault(
         name="reordered-parameters",
-        letter="a1",
         kinds=("models differ",),
         stock="at DDP(): params[0] and its sizes on one rank, Connection closed on the others",
         step=None,
@@ -81,7 +78,6 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(
         name="swapped-layers",
-        letter="a2",
         kinds=("models differ",),
         stock="silent: layers exchange gradients",
         step=None,
@@ -89,7 +85,6 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(
         name="frozen-parameter",
-        letter="n",
         kinds=("models differ",),
         stock="at DDP(): 11 params against 12, not which",
         step=None,
@@ -103,7 +98,6 @@ FAULTS: Final[tuple[Fault, ...]] = (
     # gradients
     Fault(
         name="missing-branch",
-        letter="b",
         kinds=("gradients never ready",),
         stock="at the next forward: indices 4 5 6 7",
         is_known_with_two=True,  # DDP requires all gradients, so this is not one rank's word against the other's
@@ -126,13 +120,12 @@ FAULTS: Final[tuple[Fault, ...]] = (
         bucket=4,
         parameters=("stem.weight", "stem.bias"),
     ),
-    Fault(name="uneven-data", letter="f", kinds=("uneven inputs",), stock="hangs in the last backward", has_line=False),
-    Fault(name="no-sync-on-one-rank", letter="j", kinds=("step behind",), stock="silent: averages two steps"),
-    Fault(name="skipped-batch", letter="p", kinds=("batch skipped",), stock="silent: averages two batches"),
+    Fault(name="uneven-data", kinds=("uneven inputs",), stock="hangs in the last backward", has_line=False),
+    Fault(name="no-sync-on-one-rank", kinds=("step behind",), stock="silent: averages two steps"),
+    Fault(name="skipped-batch", kinds=("batch skipped",), stock="silent: averages two batches"),
     Fault(name="skipped-update", kinds=("step behind",), stock="silent: weights drift apart"),
     Fault(
         name="bypassed-ddp",
-        letter="t",
         kinds=("not reduced",),
         stock="silent: every rank trains alone",
         ranks=(0, 1, 2, 3),
@@ -178,14 +171,13 @@ FAULTS: Final[tuple[Fault, ...]] = (
     # collectives
     Fault(
         name="extra-collective",
-        letter="c",
         kinds=("missing collective", "different collectives"),
         stock="SIGABRT, no cause",
     ),
-    Fault(name="swapped-collectives", letter="c3", kinds=("swapped collectives",), stock="silent: wrong sums"),
-    Fault(name="different-collectives", letter="c6", kinds=("different collectives",), stock="hangs"),
-    Fault(name="different-sizes", letter="d", kinds=("different collectives",), stock="SIGABRT, no cause"),
-    Fault(name="different-dtypes", letter="i2", kinds=("different collectives",), stock="SIGABRT, no cause"),
+    Fault(name="swapped-collectives", kinds=("swapped collectives",), stock="silent: wrong sums"),
+    Fault(name="different-collectives", kinds=("different collectives",), stock="hangs"),
+    Fault(name="different-sizes", kinds=("different collectives",), stock="SIGABRT, no cause"),
+    Fault(name="different-dtypes", kinds=("different collectives",), stock="SIGABRT, no cause"),
     Fault(name="different-roots", kinds=("different collectives",), stock="hangs"),
     Fault(name="interleaved-groups", kinds=("groups interleaved",), stock="hangs"),
     Fault(name="missing-member", kinds=("missing collective",), stock="hangs", world_sizes=(3, 4)),
@@ -204,22 +196,21 @@ FAULTS: Final[tuple[Fault, ...]] = (
     # ranks
     Fault(
         name="killed-in-backward",
-        letter="e1",
         kinds=("killed",),
         stock="Connection reset, no rank or line",
         bucket=2,
         is_known_with_two=True,
     ),
-    Fault(name="stopped-in-backward", letter="e2", kinds=("stopped",), stock="hangs", bucket=2, is_known_with_two=True),
+    Fault(name="stopped-in-backward", kinds=("stopped",), stock="hangs", bucket=2, is_known_with_two=True),
     Fault(name="group-on-one-rank", kinds=("missing collective",), stock="hangs"),
-    Fault(name="failed-rank", letter="e3", kinds=("failed",), stock="one traceback of several", is_known_with_two=True),
+    Fault(name="failed-rank", kinds=("failed",), stock="one traceback of several", is_known_with_two=True),
     Fault(
         name="caught-exception",
         kinds=("failed",),
         stock="Connection closed, on the others",
         is_known_with_two=True,
     ),
-    Fault(name="hanging-data", letter="g", kinds=("waits for data",), stock="hangs", is_known_with_two=True),
+    Fault(name="hanging-data", kinds=("waits for data",), stock="hangs", is_known_with_two=True),
     Fault(
         name="dead-data-worker",
         kinds=("failed", "waits for data"),  # torch checks its workers every five seconds
@@ -245,10 +236,10 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(name="wrong-world-size", kinds=("wrong world size",), stock="hangs", step=None),
     # nothing is wrong
-    _healthy_job("unused-branch", letter="b'"),
-    _healthy_job("uneven-data-joined", letter="f'"),
-    _healthy_job("different-bucket-caps", letter="h"),
-    _healthy_job("slow-step", letter="slow", may_be_slow=True),
+    _healthy_job("unused-branch"),
+    _healthy_job("uneven-data-joined"),
+    _healthy_job("different-bucket-caps"),
+    _healthy_job("slow-step", may_be_slow=True),
     _healthy_job("slow-checkpoint", may_be_slow=True),
     _healthy_job("other-names"),
     _healthy_job("evaluation-alone"),

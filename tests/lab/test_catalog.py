@@ -11,20 +11,13 @@ from overlapscope.lab.catalog import FAULT_STEP, FAULTS, Fault
 from overlapscope.lab.truth import find_fault_script, find_faulty_lines, read_explanation, read_title
 
 ROOT = Path(__file__).parents[2]
-LETTERS = {"a1", "a2", "b", "b'", "c", "c3", "c6", "d", "e1", "e2", "e3", "f", "f'", "g", "h", "i2", "j", "p", "t", "n"}
 
 every_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 
 
-def test_names_are_unique_and_all_known_cases_are_there() -> None:
-    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
-    assert {fault.letter for fault in FAULTS} == LETTERS | {"slow", ""}
-    assert sum(not fault.letter for fault in FAULTS) >= 6
-
-
-def test_every_script_is_in_the_catalog() -> None:
+def test_every_script_is_in_the_catalog_once() -> None:
     scripts = {path.name for path in (ROOT / "examples" / "faults").glob("*.py")}
-    assert scripts - {"job.py"} == {fault.script for fault in FAULTS}
+    assert sorted(scripts - {"job.py"}) == sorted(fault.script for fault in FAULTS)
 
 
 @every_fault
