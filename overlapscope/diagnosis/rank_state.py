@@ -47,6 +47,7 @@ from overlapscope.diagnosis.stall_timeout import ENOUGH_STEPS
 from overlapscope.errors import Problem
 from overlapscope.trace.event_log import Records
 from overlapscope.trace.folders import find_recorded_ranks
+from overlapscope.trace.json_files import from_dict
 from overlapscope.trace.live_files import read_alive_file
 from overlapscope.trace.manifest import Manifest
 from overlapscope.trace.process_files import (
@@ -372,32 +373,12 @@ def _interrupted_backwards(folder: RankFolder) -> tuple[InterruptedBackward, ...
 def _reported_verdicts(folder: RankFolder) -> tuple[ReportedVerdict, ...]:
     """Read the verdicts of a rank's watchdog that were not retracted."""
     found = []
-    for report in folder.reports():
-        if report.retracted_ns is not None:
-            continue
-        verdict = report.verdict
+    for report in (each for each in folder.reports() if each.retracted_ns is None):
         try:
-            one = ReportedVerdict(
-                rank=report.rank,
-                time_ns=report.time_ns,
-                kind=report.kind,
-                sentence=report.sentence,
-                alternative=str(verdict.get("alternative") or ""),
-                blamed=tuple(map(int, verdict["blamed"])),
-                suspected=tuple(map(int, verdict.get("suspected") or ())),
-                step=verdict.get("step"),
-                bucket=verdict.get("bucket"),
-                call_sites={
-                    int(number): site
-                    for number, content in (verdict.get("call_sites") or {}).items()
-                    if (site := parse_call_site(content)) is not None
-                },
-            )
+            found.append(from_dict(ReportedVerdict, {**report.verdict, "rank": report.rank, "time_ns": report.time_ns}))
         except (KeyError, TypeError, ValueError, AttributeError):
             text = f"{folder.path / REPORTS_FILE}: the verdict of report {report.number} is damaged; it is left out"
             folder.problems.append(Problem("error", text))
-        else:
-            found.append(one)
     return tuple(found)
 
 

@@ -55,7 +55,7 @@ def find_watchdog_report(facts: Facts) -> Verdict | None:
         concerned=tuple(sorted({*first.blamed, *first.suspected, *(report.rank for report in reports)})),
         step=first.step,
         bucket=first.bucket,
-        call_sites=first.call_sites or None,
+        call_sites=first.call_sites,
         evidence=(text.reported_by(first.rank),),
     )
 
