@@ -64,14 +64,17 @@ def test_closed_logs_of_a_recording_that_ended_early_say_nothing_of_the_process(
 
 
 def test_of_a_process_of_this_host_the_kernel_is_asked(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    def becomes(liveness: str) -> bool:
+        until = time.monotonic() + 10
+        while (is_so := evidence_of(tmp_path).ranks[0].liveness == liveness) is False and time.monotonic() < until:
+            time.sleep(0.01)
+        return is_so
+
     write_order(tmp_path, {0: steps(1)}, close=False)
     lives_here(tmp_path, 0, process.pid)
-    assert evidence_of(tmp_path).ranks[0].liveness == "sleeping"
+    assert becomes("sleeping")
     process.send_signal(19)
-    until = time.monotonic() + 10
-    while evidence_of(tmp_path).ranks[0].liveness != "stopped" and time.monotonic() < until:
-        time.sleep(0.01)
-    assert evidence_of(tmp_path).ranks[0].liveness == "stopped"
+    assert becomes("stopped")
     process.kill()
     process.wait()
     assert evidence_of(tmp_path).ranks[0].liveness == "gone"
