@@ -181,7 +181,7 @@ def wrong_arguments() -> list[str]:
 
 def test_what_can_not_be_meant_is_one_line(golden):
     (said,) = run_ranks(wrong_arguments, 1)
-    golden("refusals/auto_buckets", "\n".join(said))
+    golden("refused/auto_buckets", "\n".join(said))
 
 
 def cycles_measured_while_training(trace: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from overlapscope.trace.collective_log import (
     Signature,
     group_file,
 )
+from overlapscope.trace.json_files import from_dict
 from overlapscope.trace.schema import PARAMETERS_FILE, SIGNATURES_FILE, UNREDUCED_FILE, rank_folder
 from tests.cluster.ranks import run_ranks
 
@@ -44,8 +45,8 @@ class Log:
 def read(traces: Path, rank: int, group: int = 0, *, point_to_point: bool = False) -> Log:
     """Read a log that has not wrapped, with nothing of the reader that is to be used for it."""
     folder = rank_folder(traces, rank)
-    lines = (folder / SIGNATURES_FILE).read_text().splitlines()
-    signatures = dict(Signature.from_json(json.loads(line)) for line in lines)
+    lines = map(json.loads, (folder / SIGNATURES_FILE).read_text().splitlines())
+    signatures = {line["signature"]: from_dict(Signature, line) for line in lines}
     path = folder / group_file(group, point_to_point=point_to_point)
     data = path.read_bytes()
     entries = np.frombuffer(data[HEADER_BYTES:], dtype=ENTRY_DTYPE)

@@ -251,7 +251,7 @@ def refusal(make_optimizer: Callable[[Any], torch.optim.Optimizer], **arguments:
 
 def test_what_can_not_be_deferred_is_refused_in_one_line(golden: Callable[[str, str], None]) -> None:
     (said,) = run_ranks(ask_to_defer, 1)
-    golden("refusals/defer", "\n".join(said))
+    golden("refused/defer", "\n".join(said))
 
 
 ENDS_AT_ONCE = """

@@ -72,4 +72,4 @@ def ask() -> list[str]:
 
 def test_where_a_strategy_has_no_say_in_the_order_it_is_refused_in_one_line(golden: Callable[[str, str], None]) -> None:
     (said,) = run_ranks(ask, 1)
-    golden("refusals/bucket_order", "\n".join(said))
+    golden("refused/bucket_order", "\n".join(said))

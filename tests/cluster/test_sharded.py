@@ -334,4 +334,4 @@ def refusals() -> list[str]:
 
 def test_what_a_sharded_optimizer_cannot_do_is_refused_in_one_line(golden: Callable[[str, str], None]) -> None:
     (said,) = run_ranks(refusals, 1)
-    golden("refusals/sharded", "\n".join(said))
+    golden("refused/sharded", "\n".join(said))

@@ -160,7 +160,7 @@ def test_what_is_incomplete_or_of_something_else_is_refused_in_one_line(
     tmp_path: Path, golden: Callable[[str, str], None]
 ) -> None:
     (said,) = run_ranks(refusals, 1, str(tmp_path))
-    golden("refusals/checkpoint", "\n".join(said))
+    golden("refused/checkpoint", "\n".join(said))
 
 
 def save_where_one_cannot(folder: str) -> str:

@@ -163,7 +163,7 @@ def ask_for(**arguments: Any) -> str:
 
 def test_what_nobody_knows_or_contradicts_itself_is_refused_in_one_line(golden: Callable[[str, str], None]) -> None:
     (said,) = run_ranks(ask_for_both, 1)
-    golden("refusals/strategy", "\n".join(said))
+    golden("refused/strategy", "\n".join(said))
 
 
 def ask_for_both() -> list[str]:
