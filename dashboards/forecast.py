@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from overlapscope.advice.advice import Advice, advise
 from overlapscope.analysis import Analysis
+from overlapscope.breakdown.means import MeanStep
 from overlapscope.bucket_model.partition import Buckets, Gradients
 from overlapscope.bucket_model.prediction import Curve, Options, Special, predict_curve
 from overlapscope.bucket_model.schedule import DrawnStep, replay_step
 from overlapscope.bucket_model.search import find_best_plan
 from overlapscope.bucket_model.typical_step import find_typical_step
 from overlapscope.errors import OverlapScopeError
+from overlapscope.interval import Interval
 
 _EXECUTOR: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forecast")
 """Background thread for fits and predictions, which take longer than a page may take to load."""
@@ -41,6 +45,34 @@ def is_forecast_ready(forecast: Future[Forecast], options: Options) -> bool:
         return True
 
 
+@dataclass(frozen=True, kw_only=True)
+class BucketChoice:
+    """The choice of the user."""
+
+    options: Options = field(default_factory=Options)
+    cap_mb: float | None = None
+    """A bucket size; the best one if not given."""
+    special: Special | None = None
+    """A plan instead of a size, which possibly no size gives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenPlan:
+    """A choice and the resulting plan."""
+
+    choice: BucketChoice
+    curve: Curve
+    index: int
+    """Index of the plan on the curve."""
+    step: DrawnStep
+    """The typical step with this plan."""
+
+    @property
+    def plan(self) -> Buckets:
+        """Return the buckets of the plan."""
+        return self.curve.plans[self.index]
+
+
 class Forecast:
     """The performance model of a recording, and the curves predicted by it.
 
@@ -66,9 +98,14 @@ class Forecast:
         """Return the gradients that are reduced."""
         return self.fitted.work.gradients
 
-    def step_with(self, plan: Buckets, options: Options) -> DrawnStep:
-        """Predict the typical step with other buckets."""
-        return replay_step(plan, self.step.work, options.apply_to(self.fitted.costs))
+    def choose(self, choice: BucketChoice) -> Future[ChosenPlan]:
+        """Return the plan of a choice, computed in the background if its curve is."""
+        curve = self.curve(choice.options)
+        if not curve.done():
+            return _EXECUTOR.submit(lambda: self._choose(choice, curve.result()))  # after the curve
+        chosen: Future[ChosenPlan] = Future()
+        chosen.set_result(self._choose(choice, curve.result()))
+        return chosen
 
     def curve(self, options: Options) -> Future[Curve]:
         """Return the curve for some options, computed in the background if not cached."""
@@ -79,6 +116,16 @@ class Forecast:
         if options not in self._curves:
             self._curves[options] = _EXECUTOR.submit(self._curve, options)
         return self._curves[options]
+
+    def _choose(self, choice: BucketChoice, curve: Curve) -> ChosenPlan:
+        """Resolve a choice: by default the best size, or DDP's default if no size is better."""
+        if choice.special is None and choice.cap_mb is None and curve.is_default_best:
+            choice = replace(choice, special="default")
+        index = curve.fastest if choice.cap_mb is None else curve.index_of_cap(choice.cap_mb)
+        if choice.special is not None:
+            index = curve.special[choice.special]
+        step = replay_step(curve.plans[index], self.step.work, choice.options.apply_to(self.fitted.costs))
+        return ChosenPlan(choice=choice, curve=curve, index=index, step=step)
 
     def _curve(self, options: Options) -> Curve:
         advice, fitted = self.advice.recommendation, self.fitted
@@ -91,3 +138,20 @@ class Forecast:
             "best": best,
         }
         return predict_curve(fitted, options, specials, advice.curve.measured)
+
+
+def predict_mean_step(mean: MeanStep, curve: Curve, index: int) -> MeanStep:
+    """Return the breakdown of a predicted step.
+
+    Args:
+        mean: mean of the measured steps.
+        index: index of the plan on the curve.
+    """
+    predicted = curve.predicted
+    changed_ns = {
+        "backward": mean.blocks["backward"].value + float(predicted.backward_ns[index]),
+        "bucket_copies": mean.blocks["bucket_copies"].value + float(predicted.copies_ns[index]),
+        "exposed": float(predicted.exposed_ns[index]),
+    }
+    changed = {name: Interval(value=ns, low=math.nan, high=math.nan) for name, ns in changed_ns.items()}
+    return MeanStep(step=curve.step_of(index), blocks={**mean.blocks, **changed})

@@ -16,7 +16,6 @@ from dashboards.pages.buckets import parse_choice
 from dashboards.pages.order import parse_group
 from dashboards.pages.runs import build_runs_table
 from dashboards.pages.shell import QueryArguments, parse_step_range, render_standalone
-from dashboards.plots.buckets import resolve_choice
 from dashboards.rank_map import Heatmap
 from dashboards.recording import Snapshot
 from dashboards.runs import RunIndex
@@ -261,9 +260,8 @@ def _sizes(snapshot: Snapshot, arguments: QueryArguments) -> pd.DataFrame:
 
 
 def _predicted_bucket_spans(snapshot: Snapshot, arguments: QueryArguments) -> pd.DataFrame:
-    forecast, choice = snapshot.forecast.result(), parse_choice(arguments)
-    plan = resolve_choice(choice, forecast.curve(choice.options).result()).plan
-    return bucket_spans_table(forecast.step.recorded, forecast.step_with(plan, choice.options))
+    forecast = snapshot.forecast.result()
+    return bucket_spans_table(forecast.step.recorded, forecast.choose(parse_choice(arguments)).result().step)
 
 
 def _stragglers(snapshot: Snapshot) -> Stragglers:

@@ -8,17 +8,16 @@ from typing import Any, Final
 
 from bokeh.document import Document
 
-from dashboards.forecast import Forecast
+from dashboards.forecast import BucketChoice, ChosenPlan, Forecast, predict_mean_step
 from dashboards.pages.breakdown import build_breakdown_context
 from dashboards.pages.shell import QueryArguments, has_only_collectives, render, render_fragment
 from dashboards.plots.bucket_columns import HEAD_PX, LANE_PX, RANK_PX, format_caps
-from dashboards.plots.buckets import CURVE_LEFT_PX, CURVE_RIGHT_PX, BucketChoice, BucketsPlot, ChoiceMarkup, ChosenPlan
+from dashboards.plots.buckets import CURVE_LEFT_PX, CURVE_RIGHT_PX, BucketsPlot, ChoiceMarkup
 from dashboards.recording import Snapshot
-from overlapscope.advice.advice import Advice, predict_mean_step
+from overlapscope.advice.advice import Advice
 from overlapscope.breakdown.lanes import BUCKET_SLOTS
 from overlapscope.breakdown.summary import Summary
 from overlapscope.bucket_model.prediction import SPECIALS, Options
-from overlapscope.bucket_model.schedule import DrawnStep
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
 from overlapscope.report.buckets import build_buckets_section, describe_basis
@@ -67,13 +66,11 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         return
     try:
         forecast = shown.forecast.result()
-        curve = forecast.curve(choice.options).result()
+        chosen = forecast.choose(choice).result()
     except OverlapScopeError as error:
         _build_unavailable(document, shown, str(error), is_plain=is_plain)
         return
-    plot = BucketsPlot(
-        forecast, choice, curve, lambda chosen, step: render_choice(shown.summary, forecast, chosen, step)
-    )
+    plot = BucketsPlot(forecast, chosen, lambda chosen: render_choice(shown.summary, forecast, chosen))
     document.js_on_event("document_ready", plot.start_script)
     described = plot.describe()
     first_mb = choice.options.first_mb
@@ -91,7 +88,7 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         is_compressed=choice.options.is_compressed,
         chosen=described.figures,
         breakdown=described.breakdown,
-        ranks=[int(plot.step.ranks[index]) for index in plot.shown],
+        ranks=[int(chosen.step.ranks[index]) for index in plot.shown],
         all_ranks=forecast.fitted.observations.world_size,
         step_number=forecast.step.number,
         step_px=plot.layout.step_px,
@@ -128,10 +125,10 @@ def parse_choice(arguments: QueryArguments) -> BucketChoice:
     )
 
 
-def render_choice(summary: Summary, forecast: Forecast, chosen: ChosenPlan, step: DrawnStep) -> ChoiceMarkup:
+def render_choice(summary: Summary, forecast: Forecast, chosen: ChosenPlan) -> ChoiceMarkup:
     """Return the figures and the setting of the choice, and its step as a bar below the recorded one."""
     return ChoiceMarkup(
-        figures=_render_figures(forecast, chosen, step),
+        figures=_render_figures(forecast, chosen),
         breakdown=render_fragment(
             "breakdown.html",
             **build_breakdown_context(
@@ -141,8 +138,8 @@ def render_choice(summary: Summary, forecast: Forecast, chosen: ChosenPlan, step
     )
 
 
-def _render_figures(forecast: Forecast, chosen: ChosenPlan, step: DrawnStep) -> str:
-    curve, index, options = chosen.curve, chosen.index, chosen.choice.options
+def _render_figures(forecast: Forecast, chosen: ChosenPlan) -> str:
+    curve, index, options, step = chosen.curve, chosen.index, chosen.choice.options, chosen.step
     low, high = curve.interval_ns[:, index]
     exposed_ns = float(curve.predicted.exposed_ns[index])
     is_measured = curve.measured is not None and not options.is_compressed and curve.plans[index] == curve.measured.plan

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from bokeh.models import (
 from bokeh.plotting import figure
 
 from dashboards.assets import read_asset
-from dashboards.forecast import Forecast
+from dashboards.forecast import BucketChoice, ChosenPlan, Forecast
 from dashboards.plots import bucket_columns
 from dashboards.plots import bucket_columns as content
 from dashboards.plots.browser_rpc import TOOLTIP_COLUMNS, BrowserRpc, RequestColumns, build_tooltip_columns
@@ -46,8 +46,7 @@ from dashboards.plots.wide_figure import (
     style_axis,
 )
 from dashboards.theme import paint
-from overlapscope.bucket_model.partition import Buckets
-from overlapscope.bucket_model.prediction import SPECIALS, Curve, Options, Special
+from overlapscope.bucket_model.prediction import SPECIALS, Curve, Options
 from overlapscope.bucket_model.schedule import DrawnStep
 
 # Bokeh figures of the Buckets page: step time against bucket size, two steps, and a plan.
@@ -195,31 +194,6 @@ _AXIS_MARGIN: Final = 1.03
 
 
 @dataclass(frozen=True, kw_only=True)
-class BucketChoice:
-    """The choice of the user."""
-
-    options: Options = field(default_factory=Options)
-    cap_mb: float | None = None
-    """A bucket size; the best one if not given."""
-    special: Special | None = None
-    """A plan instead of a size, which possibly no size gives."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChosenPlan:
-    """A choice and the resulting plan."""
-
-    choice: BucketChoice
-    curve: Curve
-    index: int
-
-    @property
-    def plan(self) -> Buckets:
-        """Return the buckets of the plan."""
-        return self.curve.plans[self.index]
-
-
-@dataclass(frozen=True, kw_only=True)
 class ChoiceMarkup:
     """Markup of a choice."""
 
@@ -233,17 +207,15 @@ class BucketsPlot:
 
     Args:
         forecast: predictions for the recording.
-        choice: the choice to begin with.
-        curve: predicted step times, under the options of the choice.
-        describe: returns the choice as markup.
+        chosen: the plan to begin with.
+        describe: returns a choice as markup.
     """
 
     def __init__(
         self,
         forecast: Forecast,
-        choice: BucketChoice,
-        curve: Curve,
-        describe: Callable[[ChosenPlan, DrawnStep], ChoiceMarkup],
+        chosen: ChosenPlan,
+        describe: Callable[[ChosenPlan], ChoiceMarkup],
     ) -> None:
         """Create the sources and draw the first choice."""
         self._forecast = forecast
@@ -298,11 +270,10 @@ class BucketsPlot:
         self.time = draw_time_axis(self.step_range, "time")
         self.plan = draw_strip(forecast.gradients.total_bytes, self.strip, self.strip_hatches, self.strip_labels)
         self._width_px = _FIRST_WIDTH_PX
-        self._draw_curve(curve)
+        self._draw_curve(chosen.curve)
         self._draw_step(0, recorded)
-        self.chosen = ChosenPlan(choice=choice, curve=curve, index=0)
-        self.step = recorded
-        self.update(choice, curve)
+        self.chosen = chosen
+        self.update(chosen)
 
     @property
     def roots(self) -> list[Any]:
@@ -318,21 +289,19 @@ class BucketsPlot:
             code="window.overlapscope.startBuckets(plot)",
         )
 
-    def update(self, choice: BucketChoice, curve: Curve) -> None:
-        """Show another choice; ``curve`` is the one under its options."""
-        if curve is not self.chosen.curve:
-            self._draw_curve(curve)
-        self.chosen = resolve_choice(choice, curve)
-        plan = self.chosen.plan
-        self.step = self._forecast.step_with(plan, choice.options)
-        self._draw_step(1, self.step)
+    def update(self, chosen: ChosenPlan) -> None:
+        """Show another plan."""
+        if chosen.curve is not self.chosen.curve:
+            self._draw_curve(chosen.curve)
+        self.chosen, plan = chosen, chosen.plan
+        self._draw_step(1, chosen.step)
         gradients = self._forecast.gradients
         strip = content.build_strip_columns(gradients, plan)
         self.strip.data = strip
         self.strip_hatches.update(strip)
         bytes_per_px = gradients.total_bytes / self._width_px
         self.strip_labels.data = content.build_strip_label_columns(gradients, plan, bytes_per_px)
-        x_mb, y_ns = self.shown_mb, [float(curve.predicted_ns[self.chosen.index])]
+        x_mb, y_ns = self.shown_mb, [float(chosen.curve.predicted_ns[chosen.index])]
         self.point.data = {"x": [] if x_mb is None else [x_mb], "y": [] if x_mb is None else y_ns}
 
     @property
@@ -369,20 +338,19 @@ class BucketsPlot:
         self.ends[index].data = content.build_end_columns(step, self.layout, index)
 
     def _on_asked(self, asked: RequestColumns) -> None:
-        choice = _parse_request(asked, self.chosen)
-        future, document = self._forecast.curve(choice.options), self.root.document
+        future, document = self._forecast.choose(_parse_request(asked, self.chosen)), self.root.document
         if future.done() or document is None:
-            self._answer(asked, choice, future)
+            self._answer(asked, future)
         else:
-            response = partial(self._answer, asked, choice)
+            response = partial(self._answer, asked)
             future.add_done_callback(lambda done: document.add_next_tick_callback(partial(response, done)))
 
-    def _answer(self, asked: RequestColumns, choice: BucketChoice, curve: Future[Curve]) -> None:
+    def _answer(self, asked: RequestColumns, chosen: Future[ChosenPlan]) -> None:
         width_px = int(asked["width_px"][0])
         if width_px != self._width_px:
             self._width_px = width_px
             self._draw_step(0, self._forecast.step.recorded)
-        self.update(choice, curve.result())
+        self.update(chosen.result())
         choice, described = self.chosen.choice, self.describe()
         # Last, because the browser waits for it, and then has everything else.
         self.response.data = {
@@ -398,7 +366,7 @@ class BucketsPlot:
 
     def describe(self) -> ChoiceMarkup:
         """Return the choice as markup."""
-        return self._describe(self.chosen, self.step)
+        return self._describe(self.chosen)
 
     def _on_pointed(self, asked: RequestColumns) -> None:
         title, rows = self._tooltip(asked["plot"][0], float(asked["x"][0]), float(asked["y"][0]), asked)
@@ -408,23 +376,9 @@ class BucketsPlot:
         if plot == "curve":
             return build_size_tooltip(self.chosen.curve, x)
         if plot == "strip":
-            return build_parameter_tooltip(self._forecast.gradients, self.step.plan, x)
-        step = self._forecast.step.recorded if y < self.layout.step_px else self.step
+            return build_parameter_tooltip(self._forecast.gradients, self.chosen.plan, x)
+        step = self._forecast.step.recorded if y < self.layout.step_px else self.chosen.step
         return build_step_tooltip(step, self.shown, self.layout, x, y, float(asked["ns_per_px"][0]))
-
-
-def resolve_choice(choice: BucketChoice, curve: Curve) -> ChosenPlan:
-    """Return the plan of a choice: by default the best size, or DDP's default if no size is better.
-
-    Args:
-        choice: the choice of the user.
-        curve: predicted step times, under the options of the choice.
-    """
-    if choice.special is None and choice.cap_mb is None and curve.is_default_best:
-        choice = replace(choice, special="default")
-    index = curve.fastest if choice.cap_mb is None else curve.index_of_cap(choice.cap_mb)
-    index = index if choice.special is None else curve.special[choice.special]
-    return ChosenPlan(choice=choice, curve=curve, index=index)
 
 
 def select_ranks(step: DrawnStep) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from dashboards.forecast import predict_mean_step
 from dashboards.pages import buckets, order, overview, stragglers
 from dashboards.pages.breakdown import build_breakdown_context
 from dashboards.pages.compare import build_comparison_context, collect_problems
@@ -24,7 +25,7 @@ from dashboards.report.sections import (
     list_report_facts,
     redact_path,
 )
-from overlapscope.advice.advice import Advice, predict_mean_step
+from overlapscope.advice.advice import Advice
 from overlapscope.breakdown.lanes import BUCKET_SLOTS
 from overlapscope.compare.comparison import Comparison
 from overlapscope.errors import OverlapScopeError

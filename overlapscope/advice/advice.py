@@ -14,7 +14,7 @@ import numpy as np
 from overlapscope.advice.observations import extract_observations, find_reduced_models, get_backend_lanes
 from overlapscope.analysis import Analysis
 from overlapscope.breakdown.breakdown import Breakdown
-from overlapscope.breakdown.means import MeanStep, mean_with_ci
+from overlapscope.breakdown.means import mean_with_ci
 from overlapscope.breakdown.steady_steps import outlier_sign
 from overlapscope.breakdown.summary import Summary
 from overlapscope.bucket_model.calibration import CALIBRATION_FILE, Calibration, collect_spans, read_calibration
@@ -22,11 +22,10 @@ from overlapscope.bucket_model.fit import FittedModel, fit_model
 from overlapscope.bucket_model.observation import Observations
 from overlapscope.bucket_model.partition import build_table
 from overlapscope.bucket_model.plan_file import PlanFile, PlannedParameter
-from overlapscope.bucket_model.prediction import Curve, MeasuredSteps, predict_steps
+from overlapscope.bucket_model.prediction import MeasuredSteps, predict_steps
 from overlapscope.bucket_model.recommend import Recommendation, recommend
 from overlapscope.bucket_model.what_if import list_algorithms
 from overlapscope.errors import OverlapScopeError
-from overlapscope.interval import Interval
 from overlapscope.text import count_of
 from overlapscope.trace.description import FULLY_SHARD, describe_strategies
 from overlapscope.trace.folders import read_import_source
@@ -112,23 +111,6 @@ def advise(analysis: Analysis, calibration: Path | None = None) -> Advice:
         other_models=len(find_reduced_models(trace)) - 1,
         missing_ranks=max(0, observations.world_size - len(trace.ranks)),
     )
-
-
-def predict_mean_step(mean: MeanStep, curve: Curve, plan_index: int) -> MeanStep:
-    """Return the breakdown of a predicted step.
-
-    Args:
-        mean: Mean of the measured steps.
-        plan_index: Index of the plan on the curve.
-    """
-    predicted = curve.predicted
-    changed_ns = {
-        "backward": mean.blocks["backward"].value + float(predicted.backward_ns[plan_index]),
-        "bucket_copies": mean.blocks["bucket_copies"].value + float(predicted.copies_ns[plan_index]),
-        "exposed": float(predicted.exposed_ns[plan_index]),
-    }
-    changed = {name: Interval(value=ns, low=math.nan, high=math.nan) for name, ns in changed_ns.items()}
-    return MeanStep(step=curve.step_of(plan_index), blocks={**mean.blocks, **changed})
 
 
 def summarize_measured_plans(

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from overlapscope.advice.advice import advise, predict_mean_step
 from overlapscope.advice.worth_doing import find_improvements
 from overlapscope.analysis import Analysis
-from overlapscope.trace.recording import read_trace
 from tests.simulated_job import MS, Job
-from tests.synthetic import write_recording
 
 STEPS = 100
 
@@ -60,22 +55,6 @@ def test_buffers_are_worth_it_if_their_broadcast_takes_time() -> None:
     (first, saved_ms), *_ = found_in(job)
     assert "broadcast_buffers=False" in first
     assert saved_ms == pytest.approx(5, rel=0.2)
-
-
-def test_a_prediction_is_a_breakdown_of_the_same_step_and_sums_to_it(tmp_path: Path) -> None:
-    analysis = Analysis(read_trace(write_recording(tmp_path, steps=20)))
-    curve = advise(analysis).recommendation.curve
-    mean = analysis.summary.mean
-    for place in range(len(curve.plans)):
-        predicted = predict_mean_step(mean, curve, place)
-        assert sum(each.value for each in predicted.blocks.values()) == pytest.approx(predicted.step.value)
-        assert {"backward", "bucket_copies", "exposed"} >= {
-            name for name, each in predicted.blocks.items() if each != mean.blocks[name]
-        }
-    now = predict_mean_step(mean, curve, curve.special["present"])
-    assert {name: each.value for name, each in now.blocks.items()} == pytest.approx(
-        {name: each.value for name, each in mean.blocks.items()}
-    )
 
 
 def test_without_a_step_or_a_second_rank_nothing_is_said() -> None:

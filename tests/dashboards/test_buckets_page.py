@@ -12,7 +12,7 @@ import pytest
 from bokeh.document import Document
 
 from dashboards.app import ROUTES
-from dashboards.forecast import Forecast
+from dashboards.forecast import BucketChoice, Forecast, predict_mean_step
 from dashboards.pages import buckets
 from dashboards.plots.bucket_columns import (
     build_curve_columns,
@@ -23,9 +23,10 @@ from dashboards.plots.bucket_columns import (
     compute_size_range_mb,
     format_caps,
 )
-from dashboards.plots.buckets import BucketChoice, BucketsPlot, ChoiceMarkup, select_ranks
+from dashboards.plots.buckets import BucketsPlot, ChoiceMarkup, select_ranks
 from dashboards.recording import RecordingCache
-from overlapscope.advice.advice import Advice
+from overlapscope.advice.advice import Advice, advise
+from overlapscope.analysis import Analysis
 from overlapscope.breakdown.lanes import CATEGORIES
 from overlapscope.bucket_model.fit import fit_model
 from overlapscope.bucket_model.partition import MB, fill_plan
@@ -34,6 +35,7 @@ from overlapscope.bucket_model.prediction import Options
 from overlapscope.bucket_model.recommend import recommend
 from overlapscope.bucket_model.schedule import replay_step
 from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.recording import read_trace
 from tests.bucket_model.oracle import Job
 from tests.bucket_model.test_fit import probed_job, recording
 from tests.bucket_model.test_prediction import measured_in
@@ -68,12 +70,12 @@ def forecast() -> Forecast:
 
 @pytest.fixture
 def plot(forecast: Forecast) -> BucketsPlot:
-    def describe(chosen: Any, step: Any) -> ChoiceMarkup:
+    def describe(chosen: Any) -> ChoiceMarkup:
         return ChoiceMarkup(
-            figures=f"{len(step.plan)} buckets, {buckets._render_figures(forecast, chosen, step)}", breakdown=""
+            figures=f"{len(chosen.plan)} buckets, {buckets._render_figures(forecast, chosen)}", breakdown=""
         )
 
-    return BucketsPlot(forecast, BucketChoice(), forecast.reference, describe)
+    return BucketsPlot(forecast, forecast.choose(BucketChoice()).result(), describe)
 
 
 @pytest.fixture
@@ -147,7 +149,7 @@ def test_the_predicted_step_of_the_recorded_plan_is_the_recorded_one(forecast):
 
 
 def test_lanes_hold_backward_what_is_exposed_and_each_bucket(plot, forecast):
-    step = plot.step
+    step = plot.chosen.step
     spans = build_span_columns(step, [0], plot.layout, 1)
     exposed = spans["category"].index(category("finalize"))
     assert spans["left"][exposed] == step.backward_end_ns[0]
@@ -216,8 +218,8 @@ def test_half_the_bytes_are_never_slower_and_the_gain_is_against_the_job_as_it_i
 def test_a_limit_of_the_first_bucket_splits_it_off(forecast, plot, ask):
     response = ask(cap_mb=100.0, first_mb=0.1)
     assert response["first_mb"] == 0.1
-    assert len(plot.step.plan) == 2
-    assert plot.step.bytes[0] < 0.1 * MB + forecast.gradients.bytes.max()
+    assert len(plot.chosen.step.plan) == 2
+    assert plot.chosen.step.bytes[0] < 0.1 * MB + forecast.gradients.bytes.max()
 
 
 def test_pointing_reads_sizes_buckets_and_parameters(plot, ask):
@@ -234,7 +236,7 @@ def test_pointing_reads_sizes_buckets_and_parameters(plot, ask):
     title, rows = read("strip", 1.0)
     assert title == "p0"
     assert rows["bucket"].startswith("0 of")
-    step, layout = plot.step, plot.layout
+    step, layout = plot.chosen.step, plot.layout
     top, bottom = layout.lane_px(1, 1, "communication")
     title, rows = read("steps", float(step.start_ns[1, 0] + step.end_ns[1, 0]) / 2, (top + bottom) / 2)
     assert title.startswith("Bucket 0")
@@ -315,3 +317,19 @@ def test_a_calibration_that_is_made_later_is_taken_up(tmp_path: Path):
 def test_the_ends_of_a_narrow_band_read_differently():
     size = UniformPlan(buckets=((0,),), low_bytes=10_083_000, high_bytes=10_084_000)
     assert format_caps(size) == "Sizes above 9.616 MB, up to 9.617 MB"
+
+
+def test_a_prediction_is_a_breakdown_of_the_same_step_and_sums_to_it(tmp_path: Path) -> None:
+    analysis = Analysis(read_trace(write_recording(tmp_path, steps=20)))
+    curve = advise(analysis).recommendation.curve
+    mean = analysis.summary.mean
+    for place in range(len(curve.plans)):
+        predicted = predict_mean_step(mean, curve, place)
+        assert sum(each.value for each in predicted.blocks.values()) == pytest.approx(predicted.step.value)
+        assert {"backward", "bucket_copies", "exposed"} >= {
+            name for name, each in predicted.blocks.items() if each != mean.blocks[name]
+        }
+    now = predict_mean_step(mean, curve, curve.special["present"])
+    assert {name: each.value for name, each in now.blocks.items()} == pytest.approx(
+        {name: each.value for name, each in mean.blocks.items()}
+    )
