@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import urlencode
 
 from bokeh.document import Document
@@ -17,14 +17,13 @@ from dashboards.pages.shell import QueryArguments, render
 from dashboards.plots.step_drawing import StepDrawing, StepPlots
 from dashboards.runs import RunIndex
 from dashboards.urls import RunUrl, run_pages_url
-from overlapscope.breakdown.breakdown import BLOCKS
-from overlapscope.breakdown.text import BLOCK_LABELS
-from overlapscope.compare.changes import TimeDifference
 from overlapscope.compare.comparison import Comparison
 from overlapscope.compare.side import STEP, StepChoice, parse_step_bounds
 from overlapscope.compare.text import describe_sides
 from overlapscope.errors import OverlapScopeError, Problem
+from overlapscope.interval import Interval
 from overlapscope.report.compare import build_comparison_section
+from overlapscope.report.report import Table
 from overlapscope.text import capitalize, format_ns_change
 
 # Sides of a comparison: parsed from the query of the page, and shown in the form at its top.
@@ -157,20 +156,10 @@ class Waterfall:
     """Position on the axis and label of each tick."""
 
 
-def build_waterfall(found: Comparison) -> Waterfall:
-    """Lay out the differences of the blocks that occur on any side.
-
-    Blocks that changed by +2 ms and -3 ms give rows from 0 to +2 ms and from +2 ms to -1 ms, and a row from 0 to
-    -1 ms for the step.
-    """
-    present = [name for name in BLOCKS if found.changes[name].mean.base or found.changes[name].mean.new]
-    rows: list[tuple[str, float, TimeDifference]] = []
-    now_ns = 0.0
-    for name in present:
-        rows.append((name, now_ns, found.changes[name].mean))
-        now_ns += found.changes[name].mean.ns.value
-    rows.append(("", 0.0, found.step.mean))
-    edges_ns = [from_ns + edge for _, from_ns, each in rows for edge in (0.0, each.ns.low, each.ns.high)]
+def build_waterfall(table: Table) -> Waterfall:
+    """Lay out the rows of a waterfall."""
+    rows = [(row, cast("float", row["from"]), cast("Interval", row["difference"])) for row in table.rows]
+    edges_ns = [from_ns + edge for _, from_ns, each in rows for edge in (0.0, each.low, each.high)]
     first_ns, last_ns = min(edges_ns), max(edges_ns)
     first_ns, last_ns = (first_ns, last_ns) if last_ns > first_ns else (first_ns - 1, last_ns + 1)
 
@@ -180,17 +169,17 @@ def build_waterfall(found: Comparison) -> Waterfall:
     return Waterfall(
         falls=tuple(
             WaterfallBar(
-                label=BLOCK_LABELS.get(name, "step"),
-                block=name,
-                left=to_percent(min(from_ns, from_ns + each.ns.value)),
-                width=to_percent(first_ns + abs(each.ns.value)),
-                low=to_percent(from_ns + each.ns.low),
-                high=to_percent(from_ns + each.ns.high),
-                difference=format_ns_change(each.ns.value),
-                interval=f"{format_ns_change(each.ns.low)} to {format_ns_change(each.ns.high)}",
-                is_significant=each.is_significant,
+                label=str(row["label"]),
+                block=str(row.get("block", "")),
+                left=to_percent(min(from_ns, from_ns + each.value)),
+                width=to_percent(first_ns + abs(each.value)),
+                low=to_percent(from_ns + each.low),
+                high=to_percent(from_ns + each.high),
+                difference=format_ns_change(each.value),
+                interval=f"{format_ns_change(each.low)} to {format_ns_change(each.high)}",
+                is_significant=each.low > 0 or each.high < 0,
             )
-            for name, from_ns, each in rows
+            for row, from_ns, each in rows
         ),
         ticks=tuple(
             (to_percent(ns), "0" if ns == 0 else format_ns_change(ns)) for ns in _compute_ticks(first_ns, last_ns)
@@ -266,14 +255,15 @@ def build_comparison_context(
         parts: quantities to judge, of ``PARTS``.
         fail_above: threshold, as in ``Comparison.outcome``.
     """
+    section = build_comparison_section(found, parts, fail_above)
     sides = (("Base", found.base), ("New", found.new))
     longest_ns = max(side.summary.mean.step.value for _, side in sides)
     return {
         "is_slower": any(found.outcome(part, fail_above) == "slower" for part in parts),
-        "section": build_comparison_section(found, parts, fail_above),
+        "section": section,
         "facts_of_sides": list(describe_sides(found)),
         "bars": [build_step_bar(label, side.summary.mean, longest_ns, {}) for label, side in sides],
-        "waterfall": build_waterfall(found),
+        "waterfall": build_waterfall(section.figures[0].table),
         "drawings": [
             (label, side.name, drawing) for (label, side), drawing in zip(sides, drawings, strict=bool(drawings))
         ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Final
@@ -11,7 +10,6 @@ from dashboards.pages.order import build_report_rows
 from dashboards.recording import Snapshot
 from dashboards.report.sections import build_report_content, get_recording_name, list_report_facts, redact_path
 from overlapscope.diagnosis.diagnosis import Diagnosis
-from overlapscope.diagnosis.report_text import format_report
 from overlapscope.report.render_markdown import escape_markdown, render_markdown_section
 
 _MAX_PROBLEMS: Final = 12
@@ -28,20 +26,15 @@ def render_markdown_report(snapshot: Snapshot, now: datetime) -> str:
             continue  # the timeline is useless without zooming
         lines += ["", f"## {section.title}", "", *render_markdown_section(section)]
         if section.name == "order" and section.name not in content.missing and snapshot.diagnosis is not None:
-            lines += _render_diagnosis(snapshot.diagnosis)
+            lines += _render_watchdog_reports(snapshot.diagnosis)
     facts = list_report_facts(snapshot.trace, now)
     lines += ["", "## About", "", *(f"- {label}: {escape_markdown(value)}" for label, value in facts)]
     lines += _render_problems(snapshot)
     return redact_path("\n".join(lines) + "\n", snapshot.trace.path)
 
 
-def _render_diagnosis(diagnosis: Diagnosis) -> Iterator[str]:
-    """Generate what ``overlapscope diagnose`` prints, as it is, and what the watchdog reported."""
+def _render_watchdog_reports(diagnosis: Diagnosis) -> Iterator[str]:
     verdict = diagnosis.verdict
-    _sentence, _, text = format_report(verdict, diagnosis.evidence).partition("\n")
-    if text:
-        fence = max(re.findall(r"`{3,}", text), default="``") + "`"  # longer than any within
-        yield from ["", fence, *text.strip("\n").splitlines(), fence]
     if reports := build_report_rows(diagnosis.reports, verdict.named, verdict_sentence=verdict.sentence):
         yield from ["", "What the watchdog reported:", ""]
         yield from (f"- {escape_markdown(f'{row.when}: {row.sentence} {row.retracted}')}" for row in reports)

@@ -19,6 +19,7 @@ from overlapscope.advice.advice import Advice, advise
 from overlapscope.diagnosis.attempts import format_other_attempts
 from overlapscope.errors import OverlapScopeError
 from overlapscope.report.buckets import build_buckets_section
+from overlapscope.report.diagnosis import build_diagnosis_section
 from overlapscope.report.report import Section
 from overlapscope.report.stragglers import build_stragglers_section
 from overlapscope.stragglers.text import explain_missing_stragglers
@@ -110,7 +111,9 @@ def _build_order_section(snapshot: Snapshot) -> _FoundSection:
     diagnosis = snapshot.diagnosis
     if diagnosis is not None and (diagnosis.groups or diagnosis.verdict.is_fault):
         verdict = diagnosis.verdict
-        return Section(name="order", title="Order", headline=f"{order.format_kind(verdict)}: {verdict.sentence}"), True
+        section = build_diagnosis_section(verdict, diagnosis.evidence)
+        headline = f"{order.format_kind(verdict)}: {section.headline}"
+        return replace(section, name="order", title="Order", headline=headline), True
     reason = order.build_unavailable_context(snapshot.trace, diagnosis.verdict if diagnosis else None)
     return _build_missing("order", "Order", **reason), False
 

@@ -10,7 +10,7 @@ from overlapscope.compare.buckets import BucketChange
 from overlapscope.compare.changes import Change, TimeDifference
 from overlapscope.compare.comparison import Comparison
 from overlapscope.compare.text import MIDDLE, describe_outcomes, describe_sides
-from overlapscope.report.report import INDENT, Column, Report, Row, Section, Table
+from overlapscope.report.report import INDENT, Column, Figure, Report, Row, Section, Table
 from overlapscope.text import Value
 
 
@@ -37,12 +37,13 @@ def build_comparison_section(found: Comparison, parts: Sequence[str], fail_above
         name="comparison",
         title="Comparison",
         headline=" ".join(outcomes),
-        tables=build_comparison_tables(found),
+        tables=_tabulate(found),
+        figures=(Figure(kind="waterfall", table=_tabulate_waterfall(found)),),
     )
 
 
-def build_comparison_tables(found: Comparison) -> tuple[Table, ...]:
-    """Build the non-empty tables: breakdown, buckets, the steps that differ most, and settings that differ."""
+def _tabulate(found: Comparison) -> tuple[Table, ...]:
+    """Return the non-empty tables: breakdown, buckets, the steps that differ most, and settings that differ."""
     return (
         _tabulate_blocks(found),
         *([_tabulate_buckets(found)] if found.buckets else []),
@@ -84,6 +85,33 @@ def _tabulate_blocks(found: Comparison) -> Table:
 
 def _difference_cells(found: Comparison, change: TimeDifference) -> dict[str, Value]:
     return {"base": change.base, "new": change.new, "difference": change.ns, "share": found.share(change.ns.value)}
+
+
+def _tabulate_waterfall(found: Comparison) -> Table:
+    """Tabulate the differences of the blocks that occur on any side, each from the end of the one before.
+
+    Blocks that changed by +2 ms and -3 ms give rows from 0 to +2 ms and from +2 ms to -1 ms, and a row from 0 to
+    -1 ms for the step.
+    """
+    rows: list[Row] = []
+    now_ns = 0.0
+    for name, label in BLOCK_LABELS.items():
+        mean = found.changes[name].mean
+        if mean.base or mean.new:
+            rows.append({"block": name, "label": label, "from": now_ns, "difference": mean.ns})
+            now_ns += mean.ns.value
+    rows.append({"label": "step", "from": 0.0, "difference": found.step.mean.ns})
+    return Table(
+        name="waterfall",
+        title="From the base to the new one, in milliseconds",
+        columns=(
+            Column("label", "", "text"),
+            Column("from", "from", "ms change"),
+            Column("difference", "difference", "ms change"),
+            Column("difference", "99 % interval", "ms change range"),
+        ),
+        rows=tuple(rows),
+    )
 
 
 def _tabulate_buckets(found: Comparison) -> Table:

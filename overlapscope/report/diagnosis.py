@@ -7,9 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from overlapscope.diagnosis.attempts import Attempt, format_attempts
-from overlapscope.diagnosis.evidence import RankEvidence
+from overlapscope.diagnosis.evidence import Evidence, RankEvidence
 from overlapscope.diagnosis.report_text import format_report
 from overlapscope.diagnosis.text import loop_step
+from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.report.report import Report, Section
 
 
@@ -19,15 +20,19 @@ def build_diagnosis_report(shown: Attempt, attempts: Sequence[Attempt]) -> Repor
     Args:
         attempts: All attempts of the job, if it was restarted.
     """
-    # The training prints the same text, without rich.
-    headline, *lines = format_report(shown.verdict, shown.evidence).splitlines()
     return Report(
         path=shown.path,
         facts=tuple(format_attempts(attempts)),
-        sections=(Section(name="diagnosis", title="Diagnosis", headline=headline, notes=tuple(lines)),),
+        sections=(build_diagnosis_section(shown.verdict, shown.evidence),),
         problems=shown.problems,
         content=_collect_content(shown, attempts),
     )
+
+
+def build_diagnosis_section(verdict: Verdict, evidence: Evidence) -> Section:
+    """Build the one section: the verdict, and the text that the training prints below it, as it is."""
+    headline, _, text = format_report(verdict, evidence).partition("\n")
+    return Section(name="diagnosis", title="Diagnosis", headline=headline, preformatted=text)
 
 
 def collect_attempts(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:

@@ -26,6 +26,9 @@ def render_markdown(report: Report, title: str) -> str:
 def render_markdown_section(section: Section) -> Iterator[str]:
     """Generate the lines of a section below its title: headline, notes, numbers, tables and actions."""
     yield f"**{escape_markdown(section.headline)}**"
+    if section.preformatted:
+        fence = max(re.findall(r"`{3,}", section.preformatted), default="``") + "`"  # longer than any within
+        yield from ["", fence, *section.preformatted.strip("\n").splitlines(), fence]
     for line in (section.basis, *section.notes):
         if line:
             yield from ["", escape_markdown(line)]

@@ -29,6 +29,8 @@ def print_report(report: Report) -> None:
 
 def _print_section(console: Console, section: Section) -> None:
     console.print(section.headline, style="bold", markup=False)
+    if section.preformatted:
+        console.print(section.preformatted, markup=False)
     for line in (*([section.basis] if section.basis else []), *section.notes):
         console.print(line, markup=False)
     for table in section.tables:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
 from overlapscope.errors import Problem
 from overlapscope.text import Unit, Value, format_value
@@ -74,17 +74,29 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A figure as data; a renderer that can't draw leaves it out, as tables have the same numbers."""
+
+    kind: Literal["waterfall"]
+    """A waterfall has a bar for each row, from ``from`` to ``from`` plus ``difference``."""
+    table: Table
+
+
+@dataclass(frozen=True, kw_only=True)
 class Section:
     """The answer to one question."""
 
     name: str
     title: str
     headline: str
+    preformatted: str = ""
+    """Lines below the headline that are shown as they are, in a font of one width."""
     basis: str = ""
     """What the answer is based on: steps, ranks, clocks."""
     numbers: tuple[Number, ...] = ()
     """Figures to see at a glance, on pages and in Markdown; a terminal has them in the headline and the tables."""
     tables: tuple[Table, ...] = ()
+    figures: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = ()
     """Caveats and evidence, a sentence each."""
     actions: tuple[str, ...] = ()

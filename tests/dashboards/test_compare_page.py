@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.pages.compare import build_waterfall
+from dashboards.pages.compare import Waterfall, build_waterfall
 from dashboards.report.figures import load_bokeh_js
 from dashboards.report.html import render_comparison_file
 from overlapscope.compare.comparison import Comparison, compare
 from overlapscope.compare.text import describe_outcomes
-from overlapscope.report.compare import build_comparison_tables
+from overlapscope.report.compare import build_comparison_section
 from overlapscope.trace.recording import read_trace
 from tests.cli.test_compare import recorded
 from tests.compare.jobs import side_of, trace_of
@@ -27,8 +27,12 @@ def found() -> Comparison:
     )
 
 
+def waterfall_of(found: Comparison) -> Waterfall:
+    return build_waterfall(build_comparison_section(found, ["step"], 0.0).figures[0].table)
+
+
 def test_each_fall_begins_where_the_one_before_ends_and_the_step_is_their_sum(found: Comparison) -> None:
-    *falls, step = build_waterfall(found).falls
+    *falls, step = waterfall_of(found).falls
     assert [fall.block for fall in falls] == ["data_wait", "forward", "backward", "exposed"]
     now = start = step.left  # the step is longer, so its bar begins at 0
     for fall in falls:
@@ -39,7 +43,7 @@ def test_each_fall_begins_where_the_one_before_ends_and_the_step_is_their_sum(fo
 
 
 def test_intervals_are_drawn_about_the_ends_of_the_bars_and_within_the_axis(found: Comparison) -> None:
-    waterfall = build_waterfall(found)
+    waterfall = waterfall_of(found)
     for fall in waterfall.falls:
         assert 0 <= fall.low <= fall.high <= 100 + 1e-9
         ends = (fall.left, fall.left + fall.width)
@@ -51,7 +55,7 @@ def test_intervals_are_drawn_about_the_ends_of_the_bars_and_within_the_axis(foun
 
 def test_a_comparison_without_any_difference_has_a_waterfall_too() -> None:
     sides = [side_of(trace_of(path=path, noise=0.0)) for path in ("base", "new")]
-    falls = build_waterfall(compare(*sides)).falls
+    falls = waterfall_of(compare(*sides)).falls
     assert {(fall.left, fall.width, fall.is_significant) for fall in falls} == {(50.0, 0.0, False)}
 
 
@@ -62,7 +66,7 @@ def test_the_page_says_what_the_command_says_and_asks_for_nothing_else(tmp_path:
     words = re.sub(r"<[^>]+>", "", page.partition("<body")[2]).replace("\N{NO-BREAK SPACE}", " ")
     for sentence in describe_outcomes(found, ["step", "exposed"], 0.0):
         assert sentence in words
-    for table in build_comparison_tables(found):
+    for table in build_comparison_section(found, ["step"], 0.0).tables:
         assert table.title in words
         for row in table.format_rows():
             assert all(cell.replace("\N{NO-BREAK SPACE}", " ") in words for cell in row)
