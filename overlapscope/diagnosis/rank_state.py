@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,11 +15,8 @@ from overlapscope.diagnosis.evidence import (
     JOINING,
     LIVE_STATES,
     Entry,
-    ExitCall,
-    Failure,
     InterruptedBackward,
     Liveness,
-    ModelParameters,
     RankEvidence,
     RankPosition,
     ReportedVerdict,
@@ -42,7 +39,7 @@ from overlapscope.diagnosis.process_state import (
 )
 from overlapscope.diagnosis.rank_models import read_models, read_replicas, read_unready_parameters
 from overlapscope.diagnosis.rank_settings import read_rank_settings
-from overlapscope.diagnosis.replica_drift import OptimizerHyperparameters, Replica, read_hyperparameters
+from overlapscope.diagnosis.replica_drift import read_hyperparameters
 from overlapscope.diagnosis.stall_timeout import ENOUGH_STEPS
 from overlapscope.errors import Problem
 from overlapscope.trace.event_log import Records
@@ -246,21 +243,20 @@ def read_rank(
     has_gone_on = state_before is not None and not is_closed and ended.get("how") != "exception"
     if has_gone_on:
         ended = {}
-    left = _LeftFiles(**{name: read(folder) for name, read in _READ_ORDER})
+    left = _read_left(folder)
     seen = _current_stall(left, latest)
     stacks = read_stacks(path, None if seen is None else seen.stacks)
     alive_ns = _alive_ns(left)
-    end = _find_end(ended, find_exit(begun.where, exits), has_report=bool(left.reports), alive_ns=alive_ns)
+    own_exit = find_exit(begun.where, exits)
+    end = _find_end(rank, ended, own_exit, has_report=bool(left.reports), alive_ns=alive_ns)
     if has_gone_on and state_before is not None:
         end = replace(end, liveness=_combine(state_before, end))
     else:
         has_record = folder.has(ENDED_FILE)
         recorded = _recorded_liveness(ended, begun.where, is_closed=is_closed, has_record=has_record)
-        end = replace(end, liveness=_combine(recorded, end), is_unreadable=has_record and not ended)
+        end = replace(end, liveness=_combine(recorded, end), is_end_unreadable=has_record and not ended)
     position = _find_position(begun, ended, left, latest, exits, seen=seen, stacks=stacks)
-    settings = read_rank_settings(path, begun.run if begun.has_joined else begun.joining, folder.problems)
-    evidence = _build_evidence(rank, begun, left, end, position)
-    evidence = replace(evidence, settings=settings, stacks=stacks)
+    evidence = replace(_add_files(end, folder, begun, left, position), stacks=stacks)
     if seen is not None:
         evidence = replace(
             evidence,
@@ -271,7 +267,7 @@ def read_rank(
     _report_missing_log(folder, begun, left, end)
     boot = begun.where.get("boot_id")
     return RankState(
-        evidence=_with_idle_time(evidence, begun, left.records, latest, alive_ns),
+        evidence=_add_idle_time(evidence, begun, left.records, latest, alive_ns),
         run=begun.run,
         reports=left.reports,
         boot=str(boot) if boot else None,
@@ -282,36 +278,29 @@ def read_rank(
     )
 
 
-def _build_evidence(
-    rank: int, begun: _BegunFiles, left: _LeftFiles, end: _ProcessEnd, position: RankPosition | None
+def _add_files(
+    end: RankEvidence, folder: RankFolder, begun: _BegunFiles, left: _LeftFiles, position: RankPosition | None
 ) -> RankEvidence:
-    """Return the evidence about a rank, without what depends on the time at which it was read."""
+    """Add to how a rank ended what its files hold, but for what depends on the time at which they are read."""
     steps = left.records[left.records["kind"] == Kind.STEP]
     world_size = begun.run.get("world_size")
-    return RankEvidence(
-        rank=rank,
+    _, rss_bytes, memory_limit_bytes = left.liveness
+    return replace(
+        end,
         host=str(begun.where.get("host", "")),
         pid=_int(begun.where.get("pid"), -1),
-        liveness=end.liveness,
-        unrecorded_because=end.unrecorded_because,
-        failure=end.failure,
-        exit_status=end.status,
-        exit_call=end.call,
-        signaled_at_ns=end.signaled_at_ns,
-        signal_received=end.signal_received,
-        ended_ns=end.ended_ns,
-        is_end_unreadable=end.is_unreadable,
         position=position,
         steps_done=max(int(steps["step"][-1]) + 1 if len(steps) else 0, position.step if position else 0),
         step_time_ns=int(np.median(steps["end_ns"] - steps["start_ns"])) if len(steps) else None,
-        rss_bytes=left.liveness[1],
-        memory_limit_bytes=left.liveness[2],
+        rss_bytes=rss_bytes,
+        memory_limit_bytes=memory_limit_bytes,
         unready=_find_unready(left, end),
-        models=left.models,
-        replicas=left.replicas,
-        hyperparameters=left.hyperparameters,
-        unreduced=left.unreduced,
-        interrupted_backwards=left.interrupted_backwards,
+        models=read_models(folder.path, folder.problems),
+        settings=read_rank_settings(folder.path, begun.run if begun.has_joined else begun.joining, folder.problems),
+        replicas=read_replicas(folder.path, folder.problems),
+        hyperparameters=read_hyperparameters(folder.path, folder.problems),
+        unreduced=_unreduced(folder),
+        interrupted_backwards=_interrupted_backwards(folder),
         no_sync_since=_no_sync_since(left.records),
         world_size=world_size if isinstance(world_size, int) else None,
     )
@@ -346,11 +335,19 @@ class _LeftFiles:
     reports: tuple[ReportedVerdict, ...]
     stall: StallSnapshot | None
     liveness: tuple[int | None, int | None, int | None]
-    models: tuple[ModelParameters, ...]
-    replicas: tuple[Replica, ...]
-    hyperparameters: tuple[OptimizerHyperparameters, ...]
-    unreduced: UnreducedStep | None
-    interrupted_backwards: tuple[InterruptedBackward, ...]
+
+
+def _read_left(folder: RankFolder) -> _LeftFiles:
+    """Read in an order in which what is read later may only be newer, because the rank may continue meanwhile."""
+    unready = read_unready_parameters(folder.path, folder.manifest, folder.problems)  # before its phase, in the records
+    records = folder.latest_events(_LATEST_RECORDS)  # before the stall, which is over if something happened since
+    return _LeftFiles(
+        unready=unready,
+        records=records,
+        reports=_reported_verdicts(folder),
+        stall=folder.stall_snapshot(),
+        liveness=read_alive_file(folder.path / LIVENESS_FILE, folder.problems),
+    )
 
 
 def _unreduced(folder: RankFolder) -> UnreducedStep | None:
@@ -382,23 +379,6 @@ def _reported_verdicts(folder: RankFolder) -> tuple[ReportedVerdict, ...]:
     return tuple(found)
 
 
-_READ_ORDER: Final[tuple[tuple[str, Callable[[RankFolder], Any]], ...]] = (
-    # Before the phase, which is in the records: the rank may continue meanwhile.
-    ("unready", lambda folder: read_unready_parameters(folder.path, folder.manifest, folder.problems)),
-    ("records", lambda folder: folder.latest_events(_LATEST_RECORDS)),
-    ("reports", _reported_verdicts),
-    # After the records, whose last activity decides whether the stall is over.
-    ("stall", RankFolder.stall_snapshot),
-    ("liveness", lambda folder: read_alive_file(folder.path / LIVENESS_FILE, folder.problems)),
-    ("models", lambda folder: read_models(folder.path, folder.problems)),
-    ("replicas", lambda folder: read_replicas(folder.path, folder.problems)),
-    ("hyperparameters", lambda folder: read_hyperparameters(folder.path, folder.problems)),
-    ("unreduced", _unreduced),
-    ("interrupted_backwards", _interrupted_backwards),
-)
-"""Fields of ``_LeftFiles`` with their readers, in the order in which they are read while the rank may still run."""
-
-
 def _find_position(
     begun: _BegunFiles,
     ended: dict[str, Any],
@@ -427,26 +407,10 @@ def _find_position(
     return replace(position, has_begun_next_iteration=has_begun_next_iteration(stacks, of_backward))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ProcessEnd:
-    """How a process ended, according to its own record and its parent's; nothing is set while it runs."""
-
-    liveness: Liveness = "unknown"
-    status: int | None
-    call: ExitCall | None
-    failure: Failure | None
-    ended_ns: int | None
-    signaled_at_ns: int | None
-    signal_received: int | None
-    unrecorded_because: str | None
-    """Why the recording ended before the training."""
-    is_unreadable: bool = False
-    """True if it recorded how it ended, but the record is lost."""
-
-
 def _find_end(
-    ended: dict[str, Any], own_exit: ProcessExit | None, *, has_report: bool, alive_ns: int | None
-) -> _ProcessEnd:
+    rank: int, ended: dict[str, Any], own_exit: ProcessExit | None, *, has_report: bool, alive_ns: int | None
+) -> RankEvidence:
+    """Return how a process ended, according to its own record and its parent's; nothing is set while it runs."""
     call, ended_ns = parse_exit_call(ended), parse_written_ns(ended)
     own_status = None if call is None else call.status
     status, signaled_at_ns, signal = _observed_exit(own_exit, own_status, ended_ns)
@@ -455,9 +419,10 @@ def _find_end(
     if signaled_at_ns is None and (is_ended_by_watchdog or ended.get("has_lost_parent") is True):
         signaled_at_ns = ended_ns or alive_ns or 0
     why = ended.get("unrecorded_because")
-    return _ProcessEnd(
-        status=status,
-        call=call,
+    return RankEvidence(
+        rank=rank,
+        exit_status=status,
+        exit_call=call,
         failure=parse_failure(ended),
         ended_ns=ended_ns,
         signaled_at_ns=signaled_at_ns,
@@ -489,9 +454,9 @@ def _recorded_liveness(ended: dict[str, Any], where: dict[str, Any], *, is_close
     return read_liveness(where) if is_on_this_host(where) else "unknown"
 
 
-def _combine(liveness: Liveness, end: _ProcessEnd) -> Liveness:
+def _combine(liveness: Liveness, end: RankEvidence) -> Liveness:
     """Combine the state of a process with its exit status and signal."""
-    liveness = combine_liveness_and_status(liveness, end.status)
+    liveness = combine_liveness_and_status(liveness, end.exit_status)
     # A signal handler, or spawn, may turn the signal into a normal exit.
     return "gone" if end.signaled_at_ns is not None and liveness == "ended" else liveness
 
@@ -508,21 +473,21 @@ def _alive_ns(left: _LeftFiles) -> int | None:
     return None if alive_ns is None else max([alive_ns, *(report.time_ns for report in left.reports)])
 
 
-def _find_unready(left: _LeftFiles, end: _ProcessEnd) -> tuple[UnreadyParameter, ...]:
+def _find_unready(left: _LeftFiles, end: RankEvidence) -> tuple[UnreadyParameter, ...]:
     """Return the parameters without a gradient, without those that the gradient-ready file must be wrong about."""
     if end.unrecorded_because is not None:  # the file is from a step long ago
         return ()
     return tuple(parameter for parameter in left.unready if not _was_launched(parameter, left.records))
 
 
-def _report_missing_log(folder: RankFolder, begun: _BegunFiles, left: _LeftFiles, end: _ProcessEnd) -> None:
+def _report_missing_log(folder: RankFolder, begun: _BegunFiles, left: _LeftFiles, end: RankEvidence) -> None:
     if end.unrecorded_because or len(left.records) or not begun.run.get("models") or folder.has(EVENTS_FILE):
         return
     text = f"{folder.path / EVENTS_FILE}: missing; this rank trained with a model"
     folder.problems.append(Problem("error", text))
 
 
-def _with_idle_time(
+def _add_idle_time(
     evidence: RankEvidence, begun: _BegunFiles, records: Records, latest: Entry | None, alive_ns: int | None
 ) -> RankEvidence:
     """Add how long there has been no activity, until now or until the rank was last heard from."""
