@@ -14,6 +14,7 @@ from overlapscope.diagnosis.texts import processes as process_text
 from overlapscope.diagnosis.texts import waiting as text
 from overlapscope.diagnosis.verdict import FaultKind, Verdict, VerdictText
 from overlapscope.diagnosis.wait_graph import Facts, find_minority
+from overlapscope.text import rank_list
 
 _SLOW_AFTER_NS: Final = 1_000_000_000
 _SLOW_AFTER_STEPS: Final = 3
@@ -169,30 +170,27 @@ def judge_healthy(facts: Facts) -> Verdict | None:
         return None
     if facts.evidence.gaps:
         return Verdict(kind="cannot tell", **_incomplete(facts), concerned=going)
-    compared, groups = _compared(facts), len(facts.evidence.groups)
+    compared = format_compared(facts)
     if facts.unrecorded:
-        words = text.not_recorded_to_end(facts.unrecorded, compared, groups)
+        words = text.not_recorded_to_end(facts.unrecorded, compared)
         return Verdict(kind="cannot tell", **words, concerned=going)
     is_over = len(facts.ranks_with_liveness("ended")) == len(facts.ranks)
     if is_over and facts.evidence.job_status:
-        words = text.command_failed(facts.evidence.job_status, compared, groups)
+        words = text.command_failed(facts.evidence.job_status, compared)
         return Verdict(kind="cannot tell", **words, concerned=going)
     notes = replicas.note_replica_comparison(facts)
-    return Verdict(kind="healthy", **text.healthy(format_compared(facts), notes, is_over=is_over), concerned=going)
+    return Verdict(kind="healthy", **text.healthy(compared, notes, is_over=is_over), concerned=going)
 
 
 def format_compared(facts: Facts) -> str:
     """Format what is the same on all ranks, if nothing differs: part of a sentence."""
     if not facts.evidence.groups:
         return text.nothing_compared(has_messages=bool(facts.evidence.point_to_point_orders))
-    return text.compared_text(_compared(facts), len(facts.evidence.groups))
-
-
-def _compared(facts: Facts) -> int:
-    return sum(
+    collectives = sum(
         min([*group.latest.values(), *(group.latest.get(rank, 0) for rank in facts.unrecorded)], default=0)
         for group in facts.evidence.groups
     )
+    return text.compared_text(collectives, len(facts.evidence.groups))
 
 
 def _incomplete(facts: Facts) -> VerdictText:
@@ -200,7 +198,8 @@ def _incomplete(facts: Facts) -> VerdictText:
     compared = [group for group in facts.evidence.groups if len(group.latest) > 1]
     sides = {tuple(sorted(group.latest)) for group in compared}
     number = sum(min(group.latest.values()) for group in compared)
-    return text.incomplete(facts.evidence.gaps, number, len(compared), sides.pop() if len(sides) == 1 else None)
+    on = rank_list(sides.pop()) if len(sides) == 1 else "their ranks"
+    return text.incomplete(facts.evidence.gaps, text.compared_text(number, len(compared), on) if number else "")
 
 
 def judge_undecided(facts: Facts) -> Verdict:

@@ -111,14 +111,12 @@ def _never_ready(
     bucket, step = unready[0].bucket, _step_of(one)
     if (launched := _missed_bucket(facts, ranks, unready[0], wait)) is not None:
         step = launched.step
-    inside = [parameter for parameter in unready if parameter.bucket == bucket]
     is_everywhere = len(ranks) == len(facts.world) > 1
     left = interrupted_backward_in(one, step)
     backward = _line_of_backward(facts, one.rank) if is_over else None
     if left is not None:
         backward = left.call_site
     location: dict[str, Any] = wait_fields(facts, wait, ranks) if wait else {"step": step}
-    names = tuple(parameter.name for parameter in unready)
     site = _line_of_fault(one, backward, is_interrupted=left is not None)
     sites: dict[int, CallSite] = location.pop("call_sites", None) or {}
     if site is not None and (is_over or not sites):
@@ -132,27 +130,20 @@ def _never_ready(
             is_everywhere=is_everywhere,
             is_over=is_over,
             waiting=facts.waiting,
-            names=names,
-            in_bucket=[parameter.name for parameter in inside],
-            modules=_modules_of(unready),
-            bucket_modules=_modules_of(inside),
-            frozen=_frozen_in(inside, step),
+            unready=unready,
+            frozen=_frozen_in([parameter for parameter in unready if parameter.bucket == bucket], step),
             interrupted=left,
             backward=backward,
         ),
         blamed=() if is_everywhere else ranks,
         concerned=tuple(sorted({*ranks, *facts.waiting})),
         call_sites=sites or None,
-        **location | {"bucket": bucket, "parameters": names},
+        **location | {"bucket": bucket, "parameters": tuple(one.name for one in unready)},
     )
 
 
 def _missed_bucket(facts: Facts, ranks: tuple[int, ...], unready: UnreadyParameter, wait: Wait | None) -> Entry | None:
     return wait.first_missed_by(ranks) if wait else _bucket_of_others(facts, ranks[0], unready)
-
-
-def _modules_of(parameters: Sequence[UnreadyParameter]) -> list[str]:
-    return sorted({parameter.module for parameter in parameters})
 
 
 def _line_of_fault(one: RankEvidence, backward: CallSite | None, *, is_interrupted: bool) -> CallSite | None:

@@ -11,7 +11,7 @@ from overlapscope.diagnosis.rank_settings import SettingDifference
 from overlapscope.diagnosis.text import at_line, collective_text, group_text, in_step, join_and, plural
 from overlapscope.diagnosis.verdict import FaultKind, Verdict, VerdictText
 from overlapscope.diagnosis.wait_graph import Wait
-from overlapscope.text import capitalize, rank_list
+from overlapscope.text import capitalize, count_of, rank_list
 
 NO_MAJORITY: Final = "No side has a majority, so no rank is blamed."
 _FIND_CONDITION: Final = "Look for a collective inside an `if` that depends on the rank or on the data."
@@ -257,7 +257,7 @@ def models_differ(
         is_order: True if the parameters are the same in a different order.
     """
     evidence = [
-        f"{capitalize(rank_list(ranks))}: {class_name}, {count} {plural(range(count), 'parameter', 'parameters')}"
+        f"{capitalize(rank_list(ranks))}: {class_name}, {count_of(count, 'parameter')}"
         + (f", {frozen} frozen" if frozen else "")
         for ranks, class_name, count, frozen in contents
     ]
@@ -277,7 +277,7 @@ def extra_parameter(index: int, parameter: str, having: Sequence[int], lacking: 
     """Say which ranks have a parameter more."""
     return (
         f"{rank_list(having)} {plural(having, 'has', 'have')} parameter {index}, {parameter}, and {rank_list(lacking)} "
-        f"{plural(lacking, 'has', 'have')} only {index} {plural(range(index), 'parameter', 'parameters')}"
+        f"{plural(lacking, 'has', 'have')} only {count_of(index, 'parameter')}"
     )
 
 

@@ -10,7 +10,7 @@ from overlapscope.diagnosis.text import at_line, first_few, join_and, plural
 from overlapscope.diagnosis.texts.collectives import NO_MAJORITY
 from overlapscope.diagnosis.verdict import VerdictText
 from overlapscope.diagnosis.wait_graph import find_minority
-from overlapscope.text import capitalize, format_ranks, rank_list
+from overlapscope.text import capitalize, count_of, format_ranks, rank_list
 
 
 def unreduced(ranks: Sequence[int], step: UnreducedStep) -> VerdictText:
@@ -191,9 +191,8 @@ def comparison_notes(one: ComparedReplicas, model: str) -> list[str]:
 
 def _equal_notes(one: ComparedReplicas, model: str) -> list[str]:
     is_equal_at_end = one.at_end is not None and not one.at_end.differing
-    count = range(one.tensors)
     notes = [
-        f"{one.tensors:,} {plural(count, 'parameter', 'parameters')} of {model} {plural(count, 'is', 'are')} "
+        f"{count_of(one.tensors, 'parameter')} of {model} {'is' if one.tensors == 1 else 'are'} "
         f"the same on "
         f"{rank_list(one.ranks)} in {one.moments:,} comparisons, the latest at the beginning of step "
         f"{one.latest_step}{', and when the recording ended' if is_equal_at_end else ''}."

@@ -14,6 +14,7 @@ from overlapscope.diagnosis.evidence import (
     RankEvidence,
     RankPosition,
     RecordingGap,
+    UnreadyParameter,
 )
 from overlapscope.diagnosis.process_state import WaitReason
 from overlapscope.diagnosis.text import (
@@ -30,7 +31,7 @@ from overlapscope.diagnosis.text import (
 )
 from overlapscope.diagnosis.verdict import VerdictText
 from overlapscope.diagnosis.wait_graph import SegmentMessage, Wait
-from overlapscope.text import capitalize, rank_list
+from overlapscope.text import capitalize, count_of, rank_list
 
 _MAX_GAPS: Final = 3
 _WAITING: Final[dict[WaitReason, str]] = {
@@ -308,10 +309,7 @@ def never_ready(
     is_everywhere: bool,
     is_over: bool,
     waiting: Collection[int],
-    names: Sequence[str],
-    in_bucket: Sequence[str],
-    modules: Sequence[str],
-    bucket_modules: Sequence[str],
+    unready: Sequence[UnreadyParameter],
     frozen: Sequence[str],
     interrupted: InterruptedBackward | None,
     backward: CallSite | None,
@@ -322,13 +320,14 @@ def never_ready(
         ranks: ranks that lack the same gradients.
         is_everywhere: True if these are all ranks.
         is_over: True if their backward has certainly ended.
-        names: parameters without a gradient; ``in_bucket`` are those of the bucket.
-        modules: modules of the parameters; ``bucket_modules`` are those of the bucket.
+        unready: the parameters without a gradient.
         frozen: parameters of the bucket that were frozen after they had been passed to DDP.
         interrupted: the backward of the first rank, if an exception came out of it.
         backward: line of the backward, if known.
     """
-    who = capitalize(rank_list(ranks))
+    who, names = capitalize(rank_list(ranks)), [one.name for one in unready]
+    of_bucket = [one for one in unready if one.bucket == bucket]
+    in_bucket = [one.name for one in of_bucket]
     subject = f"{who} never launched" if is_over else f"{who} {plural(ranks, 'has', 'have')} not launched"
     if is_everywhere:
         subject = f"No rank {'launched' if is_over else 'has launched'}"
@@ -343,7 +342,7 @@ def never_ready(
     have = "got" if is_over else plural(in_bucket, "has", "have")
     advice: tuple[str, ...] = (
         "Use the same branches of the model on all ranks, or pass find_unused_parameters=True.",
-        f"Look at what forward does with {first_few(modules)} on {rank_list(ranks)}.",
+        f"Look at what forward does with {first_few(_modules_of(unready))} on {rank_list(ranks)}.",
     )
     if interrupted is not None:
         advice = (
@@ -356,7 +355,7 @@ def never_ready(
         advice = ("Pass find_unused_parameters=True, or leave what forward does not use out of the model.",)
     return {
         "sentence": f"{subject} bucket {bucket}{when}{result}: {cause}{len(in_bucket)} of its parameters {have} no "
-        f"gradient ({first_few(in_bucket)}; in {first_few(bucket_modules)}){_frozen_text(frozen, ranks)}.",
+        f"gradient ({first_few(in_bucket)}; in {first_few(_modules_of(of_bucket))}){_frozen_text(frozen, ranks)}.",
         "alternative": "" if is_over else f"the backward of {rank_list(ranks)} may still have been running",
         "evidence": (
             f"The backward of {rank_list(ranks)}{at_line(backward)} "
@@ -365,6 +364,10 @@ def never_ready(
         ),
         "advice": advice,
     }
+
+
+def _modules_of(parameters: Sequence[UnreadyParameter]) -> list[str]:
+    return sorted({parameter.module for parameter in parameters})
 
 
 def _frozen_text(names: Sequence[str], ranks: Sequence[int]) -> str:
@@ -437,18 +440,14 @@ def late(
     }
 
 
-def compared_text(collectives: int, groups: int) -> str:
-    """Say how many collectives are the same on all ranks: part of a sentence."""
-    return f"{collectives:,} collectives in {_group_count(groups)} are the same on all ranks"
+def compared_text(collectives: int, groups: int, on: str = "all ranks") -> str:
+    """Say how many collectives are the same on all ranks, or on some: part of a sentence."""
+    return f"{collectives:,} collectives in {count_of(groups, 'group')} are the same on {on}"
 
 
 def nothing_compared(*, has_messages: bool) -> str:
     """Say that there are no collectives to compare: part of a sentence."""
     return f"no collectives were launched{', only sends and receives' if has_messages else ''}"
-
-
-def _group_count(number: int) -> str:
-    return "1 group" if number == 1 else f"{number} groups"
 
 
 def healthy(compared: str, notes: Sequence[str], *, is_over: bool) -> VerdictText:
@@ -462,34 +461,28 @@ def healthy(compared: str, notes: Sequence[str], *, is_over: bool) -> VerdictTex
     return {"sentence": f"{what}: {compared}.", "evidence": tuple(notes)}
 
 
-def not_recorded_to_end(ranks: Collection[int], collectives: int, groups: int) -> VerdictText:
+def not_recorded_to_end(ranks: Collection[int], compared: str) -> VerdictText:
     """Describe a job without a known fault, with ranks whose recording ended before."""
     return {
-        "sentence": f"Nothing is wrong in what was recorded, but {rank_list(ranks)} {plural(ranks, 'was', 'were')} not "
-        f"recorded to the end. The order of collectives is the same on all ranks as far as it is known "
-        f"({collectives:,} "
-        f"in {_group_count(groups)}).",
+        "sentence": f"Nothing is wrong in what was recorded ({compared}), but {rank_list(ranks)} "
+        f"{plural(ranks, 'was', 'were')} not recorded to the end."
     }
 
 
-def command_failed(status: int, collectives: int, groups: int) -> VerdictText:
+def command_failed(status: int, compared: str) -> VerdictText:
     """Describe a job without a known fault whose command failed."""
     how = f"was ended by signal {-status}" if status < 0 else f"exited with status {status}"
     return {
-        "sentence": f"All ranks finished without a recorded error, but the command {how}. {collectives:,} "
-        f"collectives in {_group_count(groups)} are the same on all ranks.",
+        "sentence": f"All ranks finished without a recorded error ({compared}), but the command {how}.",
         "advice": ("Look at the command's output: its ranks recorded no failure.",),
     }
 
 
-def incomplete(
-    gaps: Sequence[RecordingGap], collectives: int, groups: int, ranks: Collection[int] | None
-) -> VerdictText:
-    """Describe a recording without a known fault of which parts are missing; ``ranks`` are those compared, if alike."""
-    where = "their ranks" if ranks is None else rank_list(ranks)
-    agreed = f" What is there agrees: {collectives:,} collectives in {_group_count(groups)} are the same on {where}."
+def incomplete(gaps: Sequence[RecordingGap], compared: str) -> VerdictText:
+    """Describe a recording without a known fault of which parts are missing."""
+    agreed = f" What is there agrees: {compared}." if compared else ""
     return {
-        "sentence": f"Can't tell whether anything is wrong: {gaps_text(gaps)}{agreed if collectives else ''}",
+        "sentence": f"Can't tell whether anything is wrong: {gaps_text(gaps)}{agreed}",
         "advice": gap_advice(gaps),
     }
 
