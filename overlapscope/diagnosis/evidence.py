@@ -309,7 +309,7 @@ class ReportedVerdict:
     suspected: tuple[int, ...] = ()
     step: int | None = None
     bucket: int | None = None
-    call_sites: dict[int, CallSite] | None = None
+    call_sites: dict[int, CallSite] = field(default_factory=dict)
     """Relevant line of code, by rank."""
 
 

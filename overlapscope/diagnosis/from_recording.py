@@ -306,7 +306,7 @@ def _add_reported_call_sites(
     found = dict(ranks)
     for report in sorted(reports, key=lambda report: report.time_ns):
         for rank in (*report.blamed, *report.suspected):
-            one, site = found.get(rank), (report.call_sites or {}).get(rank)
+            one, site = found.get(rank), report.call_sites.get(rank)
             if one is None or site is None or report.kind not in _POSITION_REPORTS or one.position is None:
                 continue
             if one.position.call_site is None and one.position.since_ns <= report.time_ns:

@@ -46,7 +46,7 @@ def format_report(verdict: Verdict, evidence: Evidence) -> str:
     if evidence.ranks:
         parts.append(["Last known positions:", *_position_lines(evidence)])
     if verdict.windows:
-        parts.append(_sequences(verdict, verdict.windows, evidence))
+        parts.append(_sequences(verdict, evidence))
     if unready := _unready(verdict, evidence):
         parts.append(unready)
     for title, sentences in (
@@ -109,10 +109,10 @@ def _newest(evidence: Evidence, rank: int) -> str:
     return f"{entry.number} of {group_text(group)}: {_short(entry)}"
 
 
-def _sequences(verdict: Verdict, windows: dict[int, tuple[Entry, ...]], evidence: Evidence) -> list[str]:
+def _sequences(verdict: Verdict, evidence: Evidence) -> list[str]:
     """Return what the ranks did around the first difference, side by side; ranks that did the same share a column."""
-    group = _find_group(verdict, windows, evidence)
-    columns = _columns(windows)
+    group = _find_group(verdict, evidence)
+    columns = _columns(verdict.windows)
     missing = _NOT_YET_LAUNCHED if evidence.is_live else _NEVER_LAUNCHED
 
     def format_cell(ranks: tuple[int, ...], entry: Entry | None, number: int) -> str:
@@ -137,7 +137,7 @@ def _call_site_rows(entries: Sequence[Entry | None]) -> list[tuple[str, ...]]:
     return [("", "", *(f" {site}" for site in sites))] if any(sites) else []
 
 
-def _find_group(verdict: Verdict, windows: dict[int, tuple[Entry, ...]], evidence: Evidence) -> GroupOrder | None:
+def _find_group(verdict: Verdict, evidence: Evidence) -> GroupOrder | None:
     """Return the group that the windows are of; None if they are of several.
 
     A group and the messages between its ranks have the same name.
@@ -147,7 +147,7 @@ def _find_group(verdict: Verdict, windows: dict[int, tuple[Entry, ...]], evidenc
             one
             for one in (*evidence.groups, *evidence.point_to_point_orders)
             if one.name == verdict.group
-            and all(one.windows.get(rank, ())[-1:] == own[-1:] for rank, own in windows.items())
+            and all(one.windows.get(rank, ())[-1:] == own[-1:] for rank, own in verdict.windows.items())
         ),
         None,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Required, TypedDict
 
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, CallSite, Entry
@@ -74,9 +75,9 @@ class Verdict:
     bucket: int | None = None
     parameters: tuple[str, ...] = ()
     """Names of the bucket's parameters, of those that never became ready, or of the first that differs."""
-    call_sites: dict[int, CallSite] | None = None
+    call_sites: dict[int, CallSite] = field(default_factory=dict)
     """Relevant line of code, by rank."""
-    windows: dict[int, tuple[Entry, ...]] | None = None
+    windows: dict[int, tuple[Entry, ...]] = field(default_factory=dict)
     """Entries of each rank in the group around the first divergence."""
     evidence: tuple[str, ...] = ()
     """What the verdict is based on, one sentence each; also what is unknown."""
@@ -105,7 +106,12 @@ class Verdict:
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict for JSON."""
         content = asdict(self) | {"certainty": self.certainty}
-        for window in (content["windows"] or {}).values():
+        for window in content["windows"].values():
             for entry in window:
                 entry["step"] = None if entry["step"] == UNKNOWN_STEP else entry["step"]
         return content
+
+
+def known_sites(sites: Mapping[int, CallSite | None]) -> dict[int, CallSite]:
+    """Return the call sites that are known, by rank in order."""
+    return {rank: site for rank, site in sorted(sites.items()) if site is not None}

@@ -120,7 +120,7 @@ def _parameters(fault: Fault, verdict: Verdict) -> VerdictCheck:
 
 def _line(fault: Fault, verdict: Verdict) -> VerdictCheck:
     lines = find_faulty_lines(fault)
-    sites = verdict.call_sites or {}
+    sites = verdict.call_sites
     ranks = [rank for rank in verdict.named if rank in sites] or list(sites)
     said = sorted({(Path(sites[rank].file).name, sites[rank].line) for rank in ranks})
     return VerdictCheck(

@@ -16,8 +16,8 @@ from tests.ordered import all_reduce, bucket
 def test_an_extra_collective_is_told_by_what_follows_it() -> None:
     verdict = judge(diverged("signature", [all_reduce(), bucket(1), bucket(2)], [bucket(1), bucket(2), bucket(0)]))
     assert (verdict.kind, verdict.blamed, verdict.number) == ("missing collective", (1,), 2)
-    assert (verdict.call_sites or {})[1] == site(88)
-    assert set(verdict.windows or {}) == {0, 1, 2}
+    assert verdict.call_sites[1] == site(88)
+    assert set(verdict.windows) == {0, 1, 2}
 
 
 def test_two_collectives_in_exchanged_places_are_swapped() -> None:

@@ -109,7 +109,7 @@ def test_an_exception_of_its_own_is_the_cause_of_the_others(kind: str, message: 
     ranks = (rank(0, "failed", failure=CLOSED), rank(1, "failed", failure=own), rank(2, "failed", failure=TIMED_OUT))
     verdict = judge(job(*ranks))
     assert (verdict.kind, verdict.blamed) == (expected, (1,))
-    assert str((verdict.call_sites or {})[1]) == "train.py:7 (main)"
+    assert str(verdict.call_sites[1]) == "train.py:7 (main)"
 
 
 def test_who_was_interrupted_with_ctrl_c_is_not_to_blame() -> None:

@@ -49,7 +49,7 @@ def test_who_was_frozen_after_it_was_wrapped_is_said_to_be(seen_in: int | None, 
 def test_of_an_exception_that_came_out_of_the_backward_the_line_is_named() -> None:
     left = tuple(InterruptedBackward(step=step, call_site=site(10 * (step + 1))) for step in (1, 2))
     verdict = judge(without_gradients(phase="forward", interrupted_backwards=left))
-    assert (verdict.call_sites or {})[1] == site(30)
+    assert verdict.call_sites[1] == site(30)
 
 
 def test_a_backward_that_computes_is_slow() -> None:

@@ -12,7 +12,7 @@ from overlapscope.diagnosis.stall_timeout import is_busy, stall_timeout_ns
 from overlapscope.diagnosis.text import loop_step
 from overlapscope.diagnosis.texts import processes as process_text
 from overlapscope.diagnosis.texts import waiting as text
-from overlapscope.diagnosis.verdict import FaultKind, Verdict, VerdictText
+from overlapscope.diagnosis.verdict import FaultKind, Verdict, VerdictText, known_sites
 from overlapscope.diagnosis.wait_graph import Facts, find_minority
 from overlapscope.text import rank_list
 
@@ -98,7 +98,7 @@ def _uneven_finish_in(facts: Facts, group: GroupOrder) -> Verdict | None:
         step=loop_step(first),
         group=group.name,
         number=first.number,
-        call_sites={ahead: first.call_site} if first.call_site else None,
+        call_sites=known_sites({ahead: first.call_site}),
         windows={rank: group.windows[rank] for rank in (*behind[:4], ahead) if rank in group.windows},
     )
 
@@ -124,7 +124,7 @@ def _position_fields(one: RankEvidence) -> dict[str, Any]:
     position = one.position
     return {
         "step": position.loop_step if position else None,
-        "call_sites": {one.rank: position.call_site} if position and position.call_site else None,
+        "call_sites": known_sites({one.rank: position.call_site if position else None}),
     }
 
 
@@ -149,13 +149,12 @@ def _goes_on(facts: Facts, rank: int) -> bool:
 
 def _slow_device(facts: Facts, one: RankEvidence, idle_ns: int) -> Verdict:
     wait = next(wait for wait in facts.device_waits if one.rank in wait.late)
-    site = wait.entry.call_site
     return Verdict(
         kind="slow",
         **text.slow_device(one.rank, idle_ns, wait),
         concerned=(one.rank,),
         step=loop_step(wait.entry),
-        call_sites={one.rank: site} if site else None,
+        call_sites=known_sites({one.rank: wait.entry.call_site}),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overlapscope.diagnosis.texts import waiting as text
-from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.verdict import Verdict, known_sites
 from overlapscope.diagnosis.wait_graph import Facts, Wait
 
 _MOST_SHOWN = 4
@@ -32,7 +32,7 @@ def _missing_launch_verdict(facts: Facts, ranks: tuple[int, ...], wait: Wait) ->
         concerned=tuple(sorted({*ranks, *waiting})),
         group=group.name,
         number=missed.number,
-        call_sites={rank: site for rank, site in sorted(sites.items()) if site} or None,
+        call_sites=known_sites(sites),
         windows={rank: group.windows[rank] for rank in sorted({*shown, *waiting[:_MOST_SHOWN]} & set(group.windows))},
     )
 
@@ -50,7 +50,7 @@ def find_missing_dump(facts: Facts) -> Verdict | None:
         concerned=tuple(sorted({*waiting, *absent})),
         group=wait.group.name,
         number=entry.number,
-        call_sites={one.rank: s for one in facts.waits[:_MOST_SHOWN] if (s := one.entry.call_site)} or None,
+        call_sites=known_sites({one.rank: one.entry.call_site for one in facts.waits[:_MOST_SHOWN]}),
         windows={rank: wait.group.windows[rank] for rank in waiting[:_MOST_SHOWN] if rank in wait.group.windows},
     )
 

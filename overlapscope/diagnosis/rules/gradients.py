@@ -118,7 +118,7 @@ def _never_ready(
         backward = left.call_site
     location: dict[str, Any] = wait_fields(facts, wait, ranks) if wait else {"step": step}
     site = _line_of_fault(one, backward, is_interrupted=left is not None)
-    sites: dict[int, CallSite] = location.pop("call_sites", None) or {}
+    sites: dict[int, CallSite] = location.pop("call_sites", {})
     if site is not None and (is_over or not sites):
         sites |= {one.rank: site}
     return Verdict(
@@ -137,7 +137,7 @@ def _never_ready(
         ),
         blamed=() if is_everywhere else ranks,
         concerned=tuple(sorted({*ranks, *facts.waiting})),
-        call_sites=sites or None,
+        call_sites=sites,
         **location | {"bucket": bucket, "parameters": tuple(one.name for one in unready)},
     )
 

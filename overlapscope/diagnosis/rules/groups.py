@@ -9,7 +9,7 @@ from overlapscope.diagnosis.process_state import find_wait_reason
 from overlapscope.diagnosis.stall_timeout import STUCK_AFTER_NS
 from overlapscope.diagnosis.text import is_recreated, loop_step
 from overlapscope.diagnosis.texts import collectives as text
-from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.verdict import Verdict, known_sites
 from overlapscope.diagnosis.wait_graph import Facts, Wait, find_minority
 from overlapscope.trace.collective_log import FAILED
 
@@ -46,7 +46,7 @@ def _new_group_verdict(facts: Facts, one: RankEvidence, waits: list[Wait]) -> Ve
         step=loop_step(wait.entry),
         group=wait.group.name,
         number=wait.entry.number,
-        call_sites={rank: site for rank, site in sorted(sites.items()) if site} or None,
+        call_sites=known_sites(sites),
         windows={rank: wait.group.windows[rank] for rank in late[:4]},
     )
 
@@ -96,7 +96,7 @@ def _wait_fields(first: Wait, waits: list[Wait]) -> dict[str, Any]:
         "step": loop_step(first.entry),
         "group": first.group.name,
         "number": first.entry.number,
-        "call_sites": {wait.rank: wait.entry.call_site for wait in waits if wait.entry.call_site} or None,
+        "call_sites": known_sites({wait.rank: wait.entry.call_site for wait in waits}),
         "windows": {wait.rank: wait.group.windows[wait.rank] for wait in waits},
     }
 
@@ -177,7 +177,7 @@ def _recreated_verdict(facts: Facts, wait: Wait, others: list[int]) -> Verdict:
         step=loop_step(wait.entry),
         group=group.name,
         number=wait.entry.number,
-        call_sites={one.rank: one.entry.call_site for one in facts.waits if one.entry.call_site} or None,
+        call_sites=known_sites({one.rank: one.entry.call_site for one in facts.waits}),
         windows={rank: group.windows[rank] for rank in made if rank in group.windows},
     )
 
@@ -224,6 +224,6 @@ def _left_out_verdict(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> Verdi
         group=wait.group.name,
         number=missed.number,
         parameters=missed.signature.parameters,
-        call_sites={wait.rank: missed.call_site} if missed.call_site else None,
+        call_sites=known_sites({wait.rank: missed.call_site}),
         windows={rank: wait.group.windows[rank] for rank in sorted({wait.rank, *ranks}) if rank in wait.group.windows},
     )

@@ -63,7 +63,7 @@ def find_settings_fault(facts: Facts) -> Verdict | None:
         kind="settings differ",
         **text.settings_differ(model, because, sites, found, is_harmless=is_harmless),
         parameters=(),
-        call_sites={rank: site for rank, site in sites.items() if rank in (found.windows or ())} or None,
+        call_sites={rank: site for rank, site in sites.items() if rank in found.windows},
     )
 
 
@@ -186,7 +186,7 @@ def _verdict(facts: Facts, number: int, sides: dict[ModelParameters, list[int]])
         blamed=blamed,
         concerned=tuple(sorted({*ranks, *others})),
         parameters=(name,) if name else (),
-        call_sites=_model_lines(facts, (*ranks, *others)) or None,
+        call_sites=_model_lines(facts, (*ranks, *others)),
     )
 
 

@@ -12,7 +12,7 @@ from overlapscope.diagnosis.rules import replicas
 from overlapscope.diagnosis.text import loop_step
 from overlapscope.diagnosis.texts import collectives as text
 from overlapscope.diagnosis.texts.collectives import Divergence, Side
-from overlapscope.diagnosis.verdict import FaultKind, Verdict, VerdictText
+from overlapscope.diagnosis.verdict import FaultKind, Verdict, VerdictText, known_sites
 from overlapscope.diagnosis.wait_graph import Facts, find_minority
 from overlapscope.trace.schema import NO_BUCKET
 
@@ -92,7 +92,7 @@ def find_divergence(facts: Facts) -> Verdict | None:
         number=number,
         bucket=_bucket_of(a, b),
         parameters=a.signature.parameters or b.signature.parameters,
-        call_sites={rank: site for rank in shown if (site := sites.get(rank))} or None,
+        call_sites=known_sites({rank: sites.get(rank) for rank in shown}),
         windows={rank: group.windows[rank] for rank in shown},
     )
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from overlapscope.diagnosis.evidence import CallSite, Failure, RankEvidence
 from overlapscope.diagnosis.failures import has_own_failure, is_consequence, is_interrupted, is_timeout
 from overlapscope.diagnosis.texts import processes as text
-from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.verdict import Verdict, known_sites
 from overlapscope.diagnosis.wait_graph import Facts
 
 _MEMORY_ERRORS: Final = ("MemoryError", "OutOfMemoryError")
@@ -44,7 +44,7 @@ def find_failure(facts: Facts) -> Verdict | None:
         blamed=_unless_all(facts, own),
         concerned=(*own, *rest),
         step=_step_of(one),
-        call_sites=_known({rank: failed.call_site for rank, failed in own.items()}),
+        call_sites=known_sites({rank: failed.call_site for rank, failed in own.items()}),
     )
 
 
@@ -70,7 +70,7 @@ def find_error_exit(facts: Facts) -> Verdict | None:
         blamed=_unless_all(facts, own),
         concerned=tuple(sorted({*own, *rest})),
         step=_step_of(one),
-        call_sites=_known({first: _exit_line(one)}),
+        call_sites=known_sites({first: _exit_line(one)}),
     )
 
 
@@ -234,13 +234,9 @@ def _location(*ranks: RankEvidence) -> dict[str, Any]:
     return {
         "step": _step_of(ranks[0]),
         "bucket": ranks[0].position.bucket if ranks[0].position else None,
-        "call_sites": _known({rank: position.call_site for rank, position in positions.items()}),
+        "call_sites": known_sites({rank: position.call_site for rank, position in positions.items()}),
     }
 
 
 def _step_of(one: RankEvidence) -> int | None:
     return one.position.loop_step if one.position else None
-
-
-def _known(sites: dict[int, CallSite | None]) -> dict[int, CallSite] | None:
-    return {rank: site for rank, site in sites.items() if site} or None

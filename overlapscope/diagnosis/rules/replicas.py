@@ -11,7 +11,7 @@ from overlapscope.diagnosis.replica_drift import (
     compare_hyperparameters,
 )
 from overlapscope.diagnosis.texts import replicas as text
-from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.verdict import Verdict, known_sites
 from overlapscope.diagnosis.wait_graph import Facts, find_minority
 
 _AVERAGED_ON_PURPOSE = "post_localSGD"
@@ -31,7 +31,7 @@ def find_unreduced_gradients(facts: Facts) -> Verdict | None:
         blamed=find_minority((ranks, others), len(facts.world)),
         concerned=ranks,
         step=first.step,
-        call_sites={rank: site for rank in ranks[:8] if (site := steps[rank].call_site)} or None,
+        call_sites=known_sites({rank: steps[rank].call_site for rank in ranks[:8]}),
     )
 
 

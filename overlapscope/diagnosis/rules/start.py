@@ -6,7 +6,7 @@ from typing import Final
 
 from overlapscope.diagnosis.evidence import CallSite, RankEvidence
 from overlapscope.diagnosis.texts import processes as text
-from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.verdict import Verdict, known_sites
 from overlapscope.diagnosis.wait_graph import Facts, find_minority
 
 _MIN_REPORTED_NS: Final = 3_000_000_000
@@ -26,7 +26,7 @@ def find_wrong_world_size(facts: Facts) -> Verdict | None:
         **text.wrong_world_size(world_sizes, beyond),
         blamed=tuple(beyond) or find_minority(world_sizes.values(), len(facts.ranks)),
         concerned=tuple(sorted(facts.ranks)),
-        call_sites={rank: site for rank, one in facts.ranks.items() if (site := _line(one)) is not None} or None,
+        call_sites=known_sites({rank: _line(one) for rank, one in facts.ranks.items()}),
     )
 
 
@@ -50,7 +50,7 @@ def find_never_started(facts: Facts) -> Verdict | None:
         ),
         blamed=gone,
         concerned=(*gone, *others),
-        call_sites={others[0]: site} if others and (site := _line(facts.ranks.get(others[0]))) is not None else None,
+        call_sites=known_sites({rank: _line(facts.ranks.get(rank)) for rank in others[:1]}),
     )
 
 
@@ -73,7 +73,7 @@ def find_slow_start(facts: Facts) -> Verdict | None:
             **text.slow_start(rank, position, one.idle_ns, facts.waiting, wait.first_missed_by((rank,))),
             concerned=(rank, *facts.waiting),
             step=position.step,
-            call_sites={rank: position.call_site} if position.call_site else None,
+            call_sites=known_sites({rank: position.call_site}),
         )
     return None
 

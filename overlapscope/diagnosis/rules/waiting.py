@@ -15,7 +15,7 @@ from overlapscope.diagnosis.process_state import find_wait_reason
 from overlapscope.diagnosis.stall_timeout import is_busy
 from overlapscope.diagnosis.text import loop_step
 from overlapscope.diagnosis.texts import waiting as text
-from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.verdict import Verdict, known_sites
 from overlapscope.diagnosis.wait_graph import Facts, SegmentMessage, Wait, has_finished, runs_on_device
 from overlapscope.trace.collective_log import POINT_TO_POINT
 from overlapscope.trace.schema import NO_BUCKET
@@ -183,7 +183,7 @@ def _device_verdict(facts: Facts, ranks: tuple[int, ...], wait: Wait) -> Verdict
         blamed=ranks,
         concerned=tuple(sorted({*ranks, *waiting})),
         **_collective(group, entry),
-        call_sites={rank: first.call_site for rank, first in shown.items() if first.call_site} or None,
+        call_sites=known_sites({rank: first.call_site for rank, first in shown.items()}),
         windows=_windows_with(group, shown),
     )
 
@@ -247,6 +247,6 @@ def wait_fields(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> dict[str, A
     shown = [rank for rank in (*ranks[:4], *facts.waiting[:4]) if rank in wait.group.windows]
     return {
         **_collective(wait.group, missed),
-        "call_sites": {rank: site for rank, site in sorted(sites.items()) if site} or None,
+        "call_sites": known_sites(sites),
         "windows": {rank: wait.group.windows[rank] for rank in sorted(shown)},
     }
