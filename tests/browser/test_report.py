@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Frame, Page, expect
 from dashboards.theme import browser_colors
 from overlapscope import open as open_run
 from overlapscope.cli.main import main
-from overlapscope.text import format_ns, format_share
+from overlapscope.text import format_ns, format_share, format_value
 from tests.synthetic import write_straggling_recording
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -73,7 +73,7 @@ def test_it_shows_what_the_summary_says(page: Page, folder: Path, capsys: pytest
     expect(overview.locator(".headlines .value").first).to_have_text(format_ns(said["breakdown"]["step_ns"]["value"]))
     expect(overview.locator(".headlines .value").last).to_have_text(format_share(said["breakdown"]["overlap_ratio"]))
     expect(overview.locator(".breakdown table")).to_contain_text(
-        format_ns(said["breakdown"]["blocks_ns"]["exposed"]["value"])
+        format_value(said["breakdown"]["blocks_ns"]["exposed"]["value"], "ms")
     )
 
 
