@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Literal
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 import numpy as np
 
@@ -92,14 +92,6 @@ class Recommendation:
         The best of many predictions is too optimistic by chance, so a gain smaller than an error doesn't count.
         """
         return self.free.buckets != self.best.buckets and self.free_gain.value >= MIN_GAIN
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the recommendation as plain values for JSON; buckets as lists of parameter indices."""
-        names = [name for name in self.__dataclass_fields__ if name != "curve"]
-        return {name: _to_json(getattr(self, name)) for name in names} | {
-            "has_choice": self.has_choice,
-            "model_error": self.curve.predicted.error,
-        }
 
 
 def recommend(
@@ -238,12 +230,3 @@ def _lanes_matter(plan: Buckets, fitted: FittedModel) -> bool:
         for slowdown in fitted.lane_slowdown.interval
     ]
     return step_ns[1] > (1 + MIN_GAIN) * step_ns[0]
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, Prediction):
-        fields = {name: _to_json(getattr(value, name)) for name in value.__dataclass_fields__}
-        return fields | {"buckets": [list(bucket) for bucket in value.buckets]}
-    if isinstance(value, tuple | list):
-        return [_to_json(each) for each in value]
-    return asdict(value) if hasattr(value, "__dataclass_fields__") else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -149,4 +150,7 @@ def _collect_content(trace: Trace, advice: Advice) -> dict[str, Any]:
         "parameters": [parameter.name for parameter in advice.parameters],
         "sentences": [text.format_headline(found), *_generate_caveats(advice), text.format_limit(found.limits)],
         "problems": trace.problems,
-    } | found.as_dict()
+        **{field.name: getattr(found, field.name) for field in fields(found) if field.name != "curve"},
+        "has_choice": found.has_choice,
+        "model_error": found.curve.predicted.error,
+    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from overlapscope.diagnosis.attempts import Attempt, format_attempts
@@ -67,13 +66,13 @@ def _collect_content(shown: Attempt, attempts: Sequence[Attempt]) -> dict[str, A
             }
             for group in evidence.groups
         ],
-        "gaps": [asdict(gap) for gap in evidence.gaps],
-        "problems": [{"severity": problem.severity, "message": problem.message} for problem in shown.problems],
+        "gaps": evidence.gaps,
+        "problems": shown.problems,
     }
 
 
 def _rank(one: RankEvidence) -> dict[str, Any]:
-    position, failure = one.position, one.failure
+    position = one.position
     return {
         "rank": one.rank,
         "host": one.host,
@@ -82,9 +81,9 @@ def _rank(one: RankEvidence) -> dict[str, Any]:
         "step": loop_step(position) if position else None,
         "phase": position.phase if position else None,
         "bucket": position.bucket if position else None,
-        "call_site": asdict(position.call_site) if position and position.call_site else None,
-        "failure": asdict(failure) if failure else None,
-        "unready": [asdict(parameter) for parameter in one.unready],
+        "call_site": position.call_site if position else None,
+        "failure": one.failure,
+        "unready": one.unready,
         "memory_bytes": one.rss_bytes,
         "memory_limit_bytes": one.memory_limit_bytes,
         "idle_ns": one.idle_ns,

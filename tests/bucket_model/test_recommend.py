@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -206,15 +205,6 @@ def test_a_step_with_fp16_is_the_same_in_the_table_and_on_the_curve() -> None:
 
 def test_who_makes_no_copies_is_not_told_to_save_them() -> None:
     assert not any("bucket_view" in each.change for each in advice_on(large_job()).what_ifs)
-
-
-def test_the_advice_is_json() -> None:
-    advice = advice_on(large_job())
-    content = json.loads(json.dumps(advice.as_dict()))
-    assert content["verdict"] == advice.verdict
-    assert content["best"]["step_ns"]["value"] == advice.best.step_ns.value
-    assert [len(bucket) for bucket in content["best"]["buckets"]] == [len(bucket) for bucket in advice.best.buckets]
-    assert content["limits"]["limit"] == advice.limits.limit
 
 
 def test_of_thousands_of_gradients_the_advice_is_as_good() -> None:
