@@ -65,9 +65,9 @@ class PacedWatchdog(Watchdog):
         yield
 
 
-def cpu_s_of_watchdog(housekeeper: BackgroundScheduler) -> float:
+def cpu_s_of_watchdog(scheduler: BackgroundScheduler) -> float:
     """CPU seconds of the watchdog's thread until now; it has no other job there."""
-    thread = housekeeper._thread
+    thread = scheduler._thread
     assert thread is not None
     assert thread.ident
     return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
@@ -104,12 +104,12 @@ def run_rank(
     step = training_step(workload, recorded)
     session = get_current_session()
     assert session is not None, "nothing is recorded"
-    housekeeper = BackgroundScheduler(rank)
+    scheduler = BackgroundScheduler(rank)
     watchdog = PacedWatchdog(
         session.collectives,
         session.models,
         session.replicas,
-        housekeeper,
+        scheduler,
         abort_after_s=None,
         on_fault=lambda: None,
         before_exit=lambda: None,
@@ -117,17 +117,17 @@ def run_rank(
     warm_up = block_of(step, at_least_s=warm_up_s)
     for _ in range(warm_up.steps):
         step()
-    started_s, cpu_s = time.monotonic(), cpu_s_of_watchdog(housekeeper)
+    started_s, cpu_s = time.monotonic(), cpu_s_of_watchdog(scheduler)
     for _ in range(warm_up.steps):
         step()
-    cpu_share = (cpu_s_of_watchdog(housekeeper) - cpu_s) / (time.monotonic() - started_s)
+    cpu_share = (cpu_s_of_watchdog(scheduler) - cpu_s) / (time.monotonic() - started_s)
     block = block_of(step, at_least_s=block_s)
     on_pair: Callable[[], object] = (lambda: found.put(None)) if rank == 0 else (lambda: None)
     sides = Side(step, around=partial(watchdog.looks, times)), Side(step, around=partial(watchdog.looks, 0.0))
     block_times = measure_pairs({"watchdog": sides}, block, most_pairs=pairs, seed=start, on_pair=on_pair)
     if rank == 0:
         found.put(Found(block_times["watchdog"], cpu_share))
-    housekeeper.close(1.0)
+    scheduler.close(1.0)
     watchdog.close()
     session.close()
     dist.destroy_process_group()

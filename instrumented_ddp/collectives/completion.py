@@ -9,7 +9,7 @@ recorded as an upper bound, together with the time at which the collective was l
 
 Other collectives are not waited for: waking a thread for each would make a loop of small ones take half as long again,
 and nobody needs their ends to the microsecond. They are polled when the next one is announced, and periodically by the
-housekeeper, of which this is a job.
+background scheduler, of which this is a task.
 
 Collectives on a device are polled by a thread of ``device_completion``, the other back end of ``CompletionWatch``.
 """
@@ -160,7 +160,7 @@ class CompletionWatch:
                     return
 
     def run(self) -> float:
-        """Poll, as a job of the housekeeper, and return the seconds until the next poll."""
+        """Poll, as a task of the background scheduler, and return the seconds until the next poll."""
         self.poll()
         return _POLL_INTERVAL_S
 

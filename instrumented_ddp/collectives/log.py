@@ -1,8 +1,8 @@
 """Collective log of this process: what is launched, in which group, in which order, and from which call site.
 
 Every collective is written *before* it is launched, in the log of its group (``overlapscope.trace.collective_log``),
-and its completion afterwards (``collective_log.completion``). Code that launches a collective for a known purpose (the
-reducer its buckets, the wrapper its buffers) declares it with ``purposes``; everything else is the user's.
+and its completion afterwards (``completion``). Code that launches a collective for a known purpose (the
+reducer its buckets, the wrapper its buffers) declares it with ``collective_context``; everything else is the user's.
 """
 
 from __future__ import annotations

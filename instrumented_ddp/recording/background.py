@@ -83,7 +83,7 @@ class PeriodicTask(Protocol):
 
 
 class BackgroundScheduler:
-    """Runs each job when it is due. The thread starts with the first job.
+    """Runs each task when it is due. The thread starts with the first task.
 
     Args:
         rank: rank of this process, for messages.
@@ -92,31 +92,31 @@ class BackgroundScheduler:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._due_s: dict[PeriodicTask, float] = {}
-        """Next due time of each job, by ``time.monotonic``; infinity while the job is running."""
+        """Next due time of each task, by ``time.monotonic``; infinity while the task is running."""
         self._wake = threading.Event()
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def add(self, job: PeriodicTask) -> None:
-        """Add a job. It is due now."""
-        self._due_s[job] = 0.0
+    def add(self, task: PeriodicTask) -> None:
+        """Add a task. It is due now."""
+        self._due_s[task] = 0.0
         self._wake.set()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="overlapscope-housekeeper", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="overlapscope-background", daemon=True)
             self._thread.start()
 
-    def wake(self, job: PeriodicTask) -> None:
-        """Make a job due now."""
-        if job in self._due_s:
-            self._due_s[job] = 0.0
+    def wake(self, task: PeriodicTask) -> None:
+        """Make a task due now."""
+        if task in self._due_s:
+            self._due_s[task] = 0.0
             self._wake.set()
 
-    def is_scheduled(self, job: PeriodicTask) -> bool:
-        """Return whether a job is still scheduled: neither failed nor ended."""
-        return job in self._due_s and self._thread is not None and self._thread.is_alive()
+    def is_scheduled(self, task: PeriodicTask) -> bool:
+        """Return whether a task is still scheduled: neither failed nor ended."""
+        return task in self._due_s and self._thread is not None and self._thread.is_alive()
 
     def close(self, timeout_s: float) -> None:
-        """End all jobs, and wait up to ``timeout_s`` for that. May be called twice."""
+        """End all tasks, and wait up to ``timeout_s`` for that. May be called twice."""
         self._closing = True
         self._wake.set()
         if self._thread is not None:
@@ -125,23 +125,23 @@ class BackgroundScheduler:
     def _run(self) -> None:
         while not self._closing:
             now_s = time.monotonic()
-            for job in [job for job, due_s in list(self._due_s.items()) if due_s <= now_s]:
-                self._run_task(job)
+            for task in [task for task, due_s in list(self._due_s.items()) if due_s <= now_s]:
+                self._run_task(task)
             next_s = min(self._due_s.values(), default=math.inf)
             self._wake.wait(None if next_s == math.inf else max(0.0, next_s - time.monotonic()))
             self._wake.clear()
-        for job in list(self._due_s):
+        for task in list(self._due_s):
             with suppress(Exception):  # nothing is left that could handle an error
-                job.end()
+                task.end()
 
-    def _run_task(self, job: PeriodicTask) -> None:
-        self._due_s[job] = math.inf
+    def _run_task(self, task: PeriodicTask) -> None:
+        self._due_s[task] = math.inf
         try:
-            pause_s = job.run()
+            pause_s = task.run()
         except Exception as error:
-            del self._due_s[job]
+            del self._due_s[task]
             if not self._closing:
-                _log.warning("rank %d: %s failed and is off: %r", self._rank, job.name, error)
+                _log.warning("rank %d: %s failed and is off: %r", self._rank, task.name, error)
         else:
-            if self._due_s[job] == math.inf:  # otherwise it was woken meanwhile
-                self._due_s[job] = time.monotonic() + pause_s
+            if self._due_s[task] == math.inf:  # otherwise it was woken meanwhile
+                self._due_s[task] = time.monotonic() + pause_s

@@ -61,7 +61,7 @@ class Recorder(EventSink):
     Args:
         collectives: the collective log of this process, in whose folder the recording is made.
         models: the DDP instances of this process.
-        housekeeper: runs periodic tasks.
+        scheduler: runs periodic tasks.
         group: ranks that train together.
         device: device on which the module computes; phases and steps are timed on it.
         detail: ``parameters`` to also record the ready time of every gradient.
@@ -77,7 +77,7 @@ class Recorder(EventSink):
         self,
         collectives: CollectiveRecorder,
         models: ModelRegistry,
-        housekeeper: BackgroundScheduler,
+        scheduler: BackgroundScheduler,
         *,
         group: dist.ProcessGroup,
         device: torch.device,
@@ -116,7 +116,7 @@ class Recorder(EventSink):
         )
         """Callbacks for before and after the training waits for a batch."""
         self._gc_pauses = GcPauses(self.log, collectives.position)
-        self._links = LinkSampler(self.folder, housekeeper)
+        self._links = LinkSampler(self.folder, scheduler)
         self._write(RANK_FILE, describe_rank(collectives.rank, device))
         self._write(RUN_FILE, self._run)
         self._clock = ClockSync(self.folder, collectives.rank)

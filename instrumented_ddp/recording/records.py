@@ -61,14 +61,13 @@ class BucketRecords:
         self.purpose = purpose
         self.segments: dict[Segment, tuple[CollectiveRole, bytes]] = {}
         """Rounds of its sum seen so far: the purpose of their messages, and their records."""
-        self._flags = timer_flags
         self.ready = pack_body(Kind.BUCKET_READY, flags=timer_flags, **what)
         self.copy_in = pack_body(Kind.COPY_IN, flags=timer_flags, **what)
         self.copy_out = pack_body(Kind.COPY_OUT, flags=timer_flags, **what)
         self.collective = pack_body(Kind.COLLECTIVE, op=op, flags=timer_flags, **what)
         bounds = timer_flags | Flag.START_IS_LOWER_BOUND | Flag.END_IS_UPPER_BOUND
         self.collective_bounds = pack_body(Kind.COLLECTIVE, op=op, flags=bounds, **what)
-        self._timer_flags, self._fields = timer_flags, {"op": op, **what}
+        self._flags, self._fields = timer_flags, {"op": op, **what}
         self._by_operation: dict[str, BucketRecords] = {}
         self._launch = {NO_CALL_SITE: pack_body(Kind.LAUNCH, **self._fields)}
 
@@ -80,7 +79,7 @@ class BucketRecords:
         """
         if op not in self._by_operation:
             what = self._fields | {"op": op} | ({} if elements is None else {"elements": elements})
-            self._by_operation[op] = BucketRecords(self._timer_flags, self.purpose, **what)
+            self._by_operation[op] = BucketRecords(self._flags, self.purpose, **what)
         return self._by_operation[op]
 
     def launch(self, call_site: int) -> bytes:

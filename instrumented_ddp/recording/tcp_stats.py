@@ -96,16 +96,16 @@ class LinkSampler:
 
     Args:
         folder: folder of the rank.
-        housekeeper: schedules the samples.
+        scheduler: schedules the samples.
     """
 
     name = "link sampling"
 
-    def __init__(self, folder: Path, housekeeper: BackgroundScheduler) -> None:
+    def __init__(self, folder: Path, scheduler: BackgroundScheduler) -> None:
         self._path = folder / LINKS_FILE
-        self._scheduler = housekeeper
+        self._scheduler = scheduler
         self._interval_s = _MIN_INTERVAL_S
-        housekeeper.add(self)
+        scheduler.add(self)
 
     def sample_soon(self) -> None:
         """Sample now, and at short intervals again, because another part of the run begins."""

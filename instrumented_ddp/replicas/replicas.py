@@ -58,17 +58,17 @@ class ReplicaComparison:
 
     Args:
         folder: folder of the rank's recording.
-        housekeeper: schedules the writing of finished fingerprints.
+        scheduler: schedules the writing of finished fingerprints.
         disable_recording: called after an internal error.
     """
 
     name = "the comparison of replicas"
 
     def __init__(
-        self, folder: Path, housekeeper: BackgroundScheduler, disable_recording: Callable[[Exception], None]
+        self, folder: Path, scheduler: BackgroundScheduler, disable_recording: Callable[[Exception], None]
     ) -> None:
         self._folder = folder
-        self._scheduler = housekeeper
+        self._scheduler = scheduler
         self._disable_recording = disable_recording
         self._compared: list[_ComparedModel] = []
         self.settings = OptimizerSettings(folder)
@@ -125,7 +125,7 @@ class ReplicaComparison:
         self.settings.write()
 
     def collect(self) -> None:
-        """Write the finished passes. Called on the housekeeper's thread."""
+        """Write the finished passes. Called on the background thread."""
         for compared in self._compared:
             for pass_ in compared.replica.passes():
                 compared.file.add(*pass_)
@@ -140,7 +140,7 @@ class ReplicaComparison:
         self.collect()
 
     def close(self) -> None:
-        """Stop taking fingerprints. Called on the training thread, before the housekeeper is closed."""
+        """Stop taking fingerprints. Called on the training thread, before the scheduler is closed."""
         for compared in self._compared:
             counter = compared.counter()
             compared.replica.close(None if counter is None else counter.settled_reductions)

@@ -102,37 +102,37 @@ def wait_for_samples(folder: Path, count: int) -> None:
 
 
 @pytest.fixture
-def housekeeper() -> Iterator[BackgroundScheduler]:
-    housekeeper = BackgroundScheduler(0)
-    yield housekeeper
-    housekeeper.close(TIME_LIMIT_S)
+def scheduler() -> Iterator[BackgroundScheduler]:
+    scheduler = BackgroundScheduler(0)
+    yield scheduler
+    scheduler.close(TIME_LIMIT_S)
 
 
-def test_the_last_sample_is_taken_when_the_recording_is_closed(tmp_path, housekeeper):
+def test_the_last_sample_is_taken_when_the_recording_is_closed(tmp_path, scheduler):
     with connected():
-        LinkSampler(tmp_path, housekeeper)
-        housekeeper.close(TIME_LIMIT_S)
-        housekeeper.close(TIME_LIMIT_S)
+        LinkSampler(tmp_path, scheduler)
+        scheduler.close(TIME_LIMIT_S)
+        scheduler.close(TIME_LIMIT_S)
     assert samples_in(tmp_path)[-1] == 2
 
 
-def test_a_sample_is_taken_at_the_begin_and_whenever_another_part_of_the_run_begins(tmp_path, monkeypatch, housekeeper):
+def test_a_sample_is_taken_at_the_begin_and_whenever_another_part_of_the_run_begins(tmp_path, monkeypatch, scheduler):
     monkeypatch.setattr("instrumented_ddp.recording.tcp_stats._MIN_INTERVAL_S", TIME_LIMIT_S)
     with connected():
-        sampler = LinkSampler(tmp_path, housekeeper)
+        sampler = LinkSampler(tmp_path, scheduler)
         wait_for_samples(tmp_path, 1)
         sampler.sample_soon()
         wait_for_samples(tmp_path, 2)
 
 
-def test_nothing_is_written_where_there_are_no_connections(tmp_path, housekeeper):
-    LinkSampler(tmp_path, housekeeper)
-    housekeeper.close(TIME_LIMIT_S)
+def test_nothing_is_written_where_there_are_no_connections(tmp_path, scheduler):
+    LinkSampler(tmp_path, scheduler)
+    scheduler.close(TIME_LIMIT_S)
     assert not (tmp_path / LINKS_FILE).exists()
 
 
-def test_training_goes_on_where_samples_cannot_be_written(tmp_path, housekeeper, caplog):
+def test_training_goes_on_where_samples_cannot_be_written(tmp_path, scheduler, caplog):
     with connected():
-        LinkSampler(tmp_path / "missing", housekeeper)
-        housekeeper.close(TIME_LIMIT_S)
+        LinkSampler(tmp_path / "missing", scheduler)
+        scheduler.close(TIME_LIMIT_S)
     assert not caplog.records

@@ -1,4 +1,4 @@
-"""The thread that does what is done from time to time."""
+"""The thread that runs periodic tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TIME_LIMIT_S = 20
 
 
 class Counted:
-    """A job that says how often it had a turn."""
+    """A task that says how often it had a turn."""
 
     def __init__(self, pause_s: float, name: str = "counting") -> None:
         self.name = name
@@ -39,42 +39,42 @@ class Failing(Counted):
         raise RuntimeError("lost")
 
 
-def test_each_job_has_its_turn_when_it_is_due_and_ends_with_the_housekeeper():
-    housekeeper = BackgroundScheduler(0)
+def test_each_task_has_its_turn_when_it_is_due_and_ends_with_the_scheduler():
+    scheduler = BackgroundScheduler(0)
     often, seldom = Counted(0.001), Counted(1000)
-    housekeeper.add(often)
-    housekeeper.add(seldom)
+    scheduler.add(often)
+    scheduler.add(seldom)
     assert seldom.had(1)
     assert often.had(20)
-    housekeeper.close(TIME_LIMIT_S)
+    scheduler.close(TIME_LIMIT_S)
     assert seldom.turns == 1
     assert often.has_ended
     assert seldom.has_ended
 
 
-def test_a_job_that_is_woken_has_its_turn_at_once():
-    housekeeper = BackgroundScheduler(0)
-    job = Counted(1000)
-    housekeeper.add(job)
+def test_a_task_that_is_woken_has_its_turn_at_once():
+    scheduler = BackgroundScheduler(0)
+    task = Counted(1000)
+    scheduler.add(task)
     for turns in range(1, 5):
-        assert job.had(turns)
-        housekeeper.wake(job)
-    housekeeper.close(TIME_LIMIT_S)
+        assert task.had(turns)
+        scheduler.wake(task)
+    scheduler.close(TIME_LIMIT_S)
 
 
-def test_a_job_that_fails_costs_one_line_and_the_others_nothing(caplog):
-    housekeeper = BackgroundScheduler(3)
+def test_a_task_that_fails_costs_one_line_and_the_others_nothing(caplog):
+    scheduler = BackgroundScheduler(3)
     failing, other = Failing(0, "failing"), Counted(0.001)
-    housekeeper.add(failing)
-    housekeeper.add(other)
+    scheduler.add(failing)
+    scheduler.add(other)
     assert other.had(20)
-    housekeeper.close(TIME_LIMIT_S)
+    scheduler.close(TIME_LIMIT_S)
     assert failing.turns == 1
-    assert not housekeeper.is_scheduled(failing)
+    assert not scheduler.is_scheduled(failing)
     assert caplog.messages == ["rank 3: failing failed and is off: RuntimeError('lost')"]
 
 
-def test_one_without_jobs_has_no_thread():
+def test_one_without_tasks_has_no_thread():
     before = threading.active_count()
     BackgroundScheduler(0).close(TIME_LIMIT_S)
     assert threading.active_count() == before
