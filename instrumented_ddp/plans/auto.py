@@ -37,14 +37,13 @@ from instrumented_ddp.plans.auto_choice import (
     trials_of,
 )
 from instrumented_ddp.plans.auto_measuring import Measurement, gather_cycles
-from instrumented_ddp.plans.probing import ProbedSteps, agree_on_probe, gradients_of, warm_up
+from instrumented_ddp.plans.probing import ProbedSchedule, ProbedSteps, gradients_of
 from instrumented_ddp.plans.schedule import PlanChange
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.reduction.agreement import agree_on_numbers, agree_on_plan
 from instrumented_ddp.reduction.reducer import Reducer
 from overlapscope.bucket_model.observation import BucketCycles, observations_from_cycles
 from overlapscope.bucket_model.partition import Float64Array, Int64Array
-from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.schema import count_lanes
 
@@ -64,8 +63,8 @@ _Result = TypeVar("_Result")
 _log = logging.getLogger("instrumented_ddp")
 
 
-class AutoBuckets:
-    """Automatic tuning of one model's buckets; a ``RequestedSchedule``.
+class AutoBuckets(ProbedSchedule):
+    """Automatic tuning of one model's buckets.
 
     Args:
         reducer: the reducer whose plans change.
@@ -75,84 +74,39 @@ class AutoBuckets:
     """
 
     def __init__(self, reducer: Reducer, recorder: Recorder | None, model: int, device: torch.device) -> None:
+        super().__init__(recorder, model, "auto")
         self._reducer = reducer
-        self._recorder = recorder
-        self._model = model
         self._device = device
-        self._group: dist.ProcessGroup
-        self._order: Sequence[int] = ()
-        self._probed: ProbedSteps
-        self._plan_changes: Iterator[PlanChange | None] | None = None
         self._measuring: Measurement | None = None
-        self._before: BucketPlan | None = None  # set while others are measured
-        self._is_impossible = False
-        self._reductions = 0
         self.decisions: list[Decision] = []
         """Decisions so far, on rank 0."""
-        self.is_over = False
-        """True if there is nothing more to decide."""
         self._note_state("waiting")
 
-    @property
-    def is_possible(self) -> bool:
-        """Return whether nothing prevents it so far."""
-        return not (self.is_over or self._is_impossible)
-
     def agree(
-        self,
-        own: BucketPlan,
-        order: Sequence[int],
-        group: dist.ProcessGroup,
-        *,
-        after: int,
-        all_ranks_agree: bool,
+        self, own: BucketPlan, order: Sequence[int], group: dist.ProcessGroup, *, after: int, all_ranks_agree: bool
     ) -> None:
-        """Agree on the first measurement, and begin. Called on all ranks at the same time.
-
-        Args:
-            own: the plan to begin with.
-            order: order in which gradients are expected.
-            group: the ranks that reduce.
-            after: number of reductions after which it begins.
-            all_ranks_agree: whether all ranks requested it.
-        """
-        self._end_measuring()  # that of a previous group, if there was one
-        self._before = None
-        try:
-            with self._launches():
-                self._probed = agree_on_probe(own, order, group, all_ranks_agree=all_ranks_agree)
-        except OverlapScopeError as error:
-            self.give_up(str(error))
-            return
-        self._group, self._order = group, order
-        self._plan_changes = self._run(after)
-
-    def give_up(self, why: str) -> None:
-        """Give up, and note the reason in the recording."""
-        if self.is_possible:
-            self._is_impossible = True
-            self._note_state("impossible", why=why)
+        """Agree on the first measurement, and end that of a previous group; see ``ProbedSchedule.agree``."""
+        self._end_measuring()
+        super().agree(own, order, group, after=after, all_ranks_agree=all_ranks_agree)
 
     def change_after(self, reductions: int) -> PlanChange | None:
-        """Return the plan to adopt now. Called together on all ranks, so that it advances by one step each time."""
-        self._reductions = reductions
-        if self._plan_changes is not None and not self._is_impossible:
-            return next(self._plan_changes)
-        self.is_over = True
-        self._end_measuring()
-        return PlanChange(plan=self._before, reason="return") if self._before is not None else None
+        """Return the plan to adopt now; see ``ProbedSchedule.change_after``."""
+        change = super().change_after(reductions)
+        if self.is_over:
+            self._end_measuring()
+        return change
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def _run(self, after: int) -> Iterator[PlanChange | None]:
+    def _run(self, own: BucketPlan, after: int) -> Iterator[PlanChange | None]:
         while True:
             self._note_state("waiting")
-            yield from warm_up(lambda: self._reductions, after)
-            before = self._before = self._reducer.plan
+            yield from self._warm_up(after)
+            self._before = own
             self._measuring = self._run_locally("measuring steps", self._begin_measuring, None)
             yield from self._measured(self._probed, "measuring")
-            candidates, measured_steps, why_not = self._candidates(before)
-            plans = self._on_all_ranks(candidates, before)
+            candidates, measured_steps, why_not = self._candidates(own)
+            plans = self._on_all_ranks(candidates, own)
             chosen, measured_ns = 0, np.full(len(plans), np.nan)
             if len(plans) > 1:
                 chosen, measured_ns = yield from self._try_in_blocks(plans)
@@ -162,7 +116,8 @@ class AutoBuckets:
                 decide = partial(self._decide, candidates, measured_ns, chosen, measured_steps, why_not)
                 self._run_locally("recording the decision", decide, None)
             self._note_state("decided")
-            yield PlanChange(plan=plans[chosen], reason="auto" if chosen else "return")
+            own = plans[chosen]
+            yield PlanChange(plan=own, reason="auto" if chosen else "return")
             yield from self._wait_for_changed_times(float(measured_ns[chosen]))
             after = self._reductions
 
@@ -296,12 +251,9 @@ class AutoBuckets:
         _log.info("after %d steps, %s", self._reductions, decision.why)
 
     def _note_state(self, state: str, **more: Any) -> None:
-        recorder = self._recorder
-        if recorder is not None:
-            note = {"state": state, "decisions": [asdict(decision) for decision in self.decisions], **more}
-            self._run_locally(
-                "recording its progress", lambda: recorder.set_model_info(self._model, "auto", note), None
-            )
+        decisions = [asdict(decision) for decision in self.decisions]
+        note = partial(super()._note_state, state, decisions=decisions, **more)
+        self._run_locally("recording its progress", note, None)
 
     def _run_locally(self, what: str, compute: Callable[[], _Result], otherwise: _Result) -> _Result:
         """Compute something on this rank only; on failure return ``otherwise``, to keep up with the other ranks."""

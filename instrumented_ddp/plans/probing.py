@@ -6,9 +6,9 @@ do not depend on the plan, except for the order of additions among three or more
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,17 +43,6 @@ class ProbedSteps:
         """Return the plan of each step."""
         for plan_index in self.plan_of_step:
             yield PlanChange(plan=self.plans[plan_index], reason="probe")
-
-
-def warm_up(reductions: Callable[[], int], after: int) -> Iterator[None]:
-    """Keep the active plan for the first steps.
-
-    Args:
-        reductions: returns the number of reductions so far; called at the beginning of each step.
-        after: number of reductions before the first of these steps.
-    """
-    while reductions() < after + WARM_UP_STEPS:
-        yield None
 
 
 def agree_on_probe(
@@ -115,26 +104,28 @@ def is_asked_to_probe(trace: Path) -> bool:
     return recording is not None and recording.probe_buckets
 
 
-class Probing:
-    """The probing of one model's bucket plans; a ``PlanSchedule``.
+class ProbedSchedule:
+    """A ``RequestedSchedule`` that begins with a probe, or all ranks give it up.
 
     Args:
         recorder: notified of the progress, if there is one.
         model: number of the model in the recording.
+        name: name of the progress in the recording.
     """
 
-    def __init__(self, recorder: Recorder | None, model: int) -> None:
+    def __init__(self, recorder: Recorder | None, model: int, name: str) -> None:
         self._recorder = recorder
         self._model = model
-        self._own: BucketPlan | None = None
-        self._probed: ProbedSteps | None = None
-        self._changes: Iterator[PlanChange | None] = iter(())
-        self._reductions = self._begin_after = 0
-        self._has_begun = False
+        self._name = name
+        self._probed: ProbedSteps
+        self._group: dist.ProcessGroup
+        self._order: Sequence[int]
+        self._plan_changes: Iterator[PlanChange | None] = iter(())
+        self._before: BucketPlan | None = None  # set while others are run
+        self._reductions = 0
         self._is_impossible = False
         self.is_over = False
-        """True if the plans were run, or can't be, and the user's own plan is active."""
-        self._note_state("waiting")
+        """True if the plan will not change again."""
 
     @property
     def is_possible(self) -> bool:
@@ -144,24 +135,23 @@ class Probing:
     def agree(
         self, own: BucketPlan, order: Sequence[int], group: dist.ProcessGroup, *, after: int, all_ranks_agree: bool
     ) -> None:
-        """Agree on the plans to run. Called on all ranks at the same time.
+        """Agree on the plans to run first. Called on all ranks at the same time.
 
         Args:
-            own: the plan to return to.
+            own: the plan to begin with.
             order: order in which gradients are expected.
+            group: the ranks that reduce.
             after: number of reductions after which it begins.
             all_ranks_agree: whether all ranks requested it.
         """
-        self._has_begun = False
+        self._before = None
         try:
             self._probed = agree_on_probe(own, order, group, all_ranks_agree=all_ranks_agree)
         except OverlapScopeError as error:
             self.give_up(str(error))
             return
-        self._own = own
-        self._begin_after = after + WARM_UP_STEPS
-        self._changes = chain(warm_up(lambda: self._reductions, after), self._probed.changes())
-        self._note_state("waiting")
+        self._group, self._order = group, order
+        self._plan_changes = self._run(own, after)
 
     def give_up(self, why: str) -> None:
         """Give up, and note the reason in the recording."""
@@ -170,27 +160,50 @@ class Probing:
             self._note_state("impossible", why=why)
 
     def change_after(self, reductions: int) -> PlanChange | None:
-        """Return the plan of the next step."""
-        if self._own is None or self._is_impossible:
-            return self._return()
+        """Return the plan to adopt now. Called together on all ranks, so that it advances by one step each time."""
         self._reductions = reductions
-        try:
-            change = next(self._changes)
-        except StopIteration:
-            self._note_state("done")
-            return self._return()
-        if change is not None and not self._has_begun:
-            self._has_begun, self._begin_after = True, reductions
-            self._note_state("begun")
-        return change
-
-    def _return(self) -> PlanChange | None:
+        if not self._is_impossible:
+            with suppress(StopIteration):
+                return next(self._plan_changes)
         self.is_over = True
-        return PlanChange(plan=self._own, reason="return") if self._own is not None and self._has_begun else None
+        return PlanChange(plan=self._before, reason="return") if self._before is not None else None
+
+    def _run(self, own: BucketPlan, after: int) -> Iterator[PlanChange | None]:
+        """Yield the plan of each step, with the arguments of ``agree``."""
+        raise NotImplementedError
+
+    def _warm_up(self, after: int) -> Iterator[None]:
+        """Keep the active plan for the first steps after a number of reductions."""
+        while self._reductions < after + WARM_UP_STEPS:
+            yield None
 
     def _note_state(self, state: str, **more: Any) -> None:
-        if self._recorder is None:
-            return
-        if (probed := self._probed) is not None:
-            more |= {"first_step": self._begin_after, "steps": len(probed.plan_of_step), "plans": len(probed.plans)}
-        self._recorder.set_model_info(self._model, "probing", {"state": state, **more})
+        if self._recorder is not None:
+            self._recorder.set_model_info(self._model, self._name, {"state": state, **more})
+
+
+class Probing(ProbedSchedule):
+    """The probing of one model's bucket plans, and then the user's own again."""
+
+    def __init__(self, recorder: Recorder | None, model: int) -> None:
+        super().__init__(recorder, model, "probing")
+        self._note_state("waiting")
+
+    def agree(
+        self, own: BucketPlan, order: Sequence[int], group: dist.ProcessGroup, *, after: int, all_ranks_agree: bool
+    ) -> None:
+        """Agree on the plans, and note when they will run; see ``ProbedSchedule.agree``."""
+        super().agree(own, order, group, after=after, all_ranks_agree=all_ranks_agree)
+        if self.is_possible:
+            self._note_probe("waiting", after + WARM_UP_STEPS)
+
+    def _run(self, own: BucketPlan, after: int) -> Iterator[PlanChange | None]:
+        yield from self._warm_up(after)
+        self._before, first_step = own, self._reductions
+        self._note_probe("begun", first_step)
+        yield from self._probed.changes()
+        self._note_probe("done", first_step)
+
+    def _note_probe(self, state: str, first_step: int) -> None:
+        probed = self._probed
+        self._note_state(state, first_step=first_step, steps=len(probed.plan_of_step), plans=len(probed.plans))
