@@ -1,4 +1,4 @@
-// Slider, mouse, keys and address of the Buckets page. dashboards/plots/buckets.py decides what is drawn: this script
+// Slider, mouse, keys and address of the Buckets page. dashboards/pages/buckets.py answers: this script
 // sends it the choice, at most one request at a time, and waits for the response.
 window.overlapscope.startBuckets = (plot) => {
   const element = (id) => document.getElementById(id)
@@ -30,13 +30,13 @@ window.overlapscope.startBuckets = (plot) => {
 
   function answered() {
     for (const view of held.splice(0)) view.unpause()
-    const {id, cap_mb, shown_mb, special, first_mb, is_compressed, markup, breakdown} = plot.answer.data
+    const {id, cap_mb, shown_mb, special, first_mb, is_compressed, chosen: figures, breakdown} = plot.answer.data
     waiting = false
     element("busy").hidden = true
     Object.assign(chosen, {
       cap_mb: cap_mb[0], special: special[0], first_mb: first_mb[0], is_compressed: is_compressed[0],
     })
-    element("chosen").innerHTML = markup[0]
+    element("chosen").innerHTML = figures[0]
     if (element("head")) element("head").innerHTML = breakdown[0]
     showChosen(shown_mb[0])
     rememberSoon()

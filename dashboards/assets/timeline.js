@@ -23,14 +23,12 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     else show(time - half, time + half)
   })
 
-  let shownBreakdown
   function answered() {
-    const {id, step, spans, is_shaded, ideal_hint, path_hint, breakdown} = plot.answer.data
+    const {id, step, spans, is_shaded, ideal_hint, path_hint} = plot.answer.data
     if (!view.answered(id[0])) return
     showStatus(step[0], spans[0], is_shaded[0])
     element("ideal-hint").textContent = ideal_hint[0]
     element("path-hint").textContent = path_hint[0]
-    if (element("head") && breakdown[0] !== shownBreakdown) element("head").innerHTML = shownBreakdown = breakdown[0]
   }
 
   function showStatus(step, spans, isShaded) {
@@ -266,18 +264,19 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   }
 
   function selected() {
-    const {from_ns, to_ns, markup, note, name, top_px, bottom_px} = plot.selection.data
+    const {from_ns, to_ns, note, name, top_px, bottom_px} = plot.selection.data
     if (element("search-note")) element("search-note").textContent = note[0]
-    if (!markup[0]) return
+    if (!name[0] || !plot.panel) return
     selectedName = name[0]
     rememberSoon()
     selection = {from: from_ns[0], to: to_ns[0]}
     hideTip()
-    panel.show(markup[0])
     keepInSight(top_px[0], bottom_px[0])
   }
 
-  // The panel takes space from the lanes.
+  const showPanel = () => panel.show(plot.panel.data.markup[0])
+
+  // The panel takes space from the lanes; it is filled before this.
   function keepInSight(top, bottom) {
     const ranks = element("ranks")
     const outlinePx = 4
@@ -296,6 +295,10 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   on(plot.answer, "data", answered)
   on(plot.tooltip, "data", fillTip)
   on(plot.selection, "data", selected)
+  if (plot.panel) {
+    on(plot.panel, "data", showPanel)
+    on(plot.breakdown, "data", () => (element("head").innerHTML = plot.breakdown.data.markup[0]))
+  }
   on(plot.picked, "data", () => show(plot.picked.data.from_ns[0], plot.picked.data.to_ns[0]))
   axis.on_event("doubletap", showAll)
   root.on_event("doubletap", selectOrShowAll)
@@ -340,6 +343,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   }
 
   window.overlapscope.paintPlots()
+  if (plot.panel?.data.markup.length) showPanel()
   if (plot.selection.data.name.length) selected()
   view.schedule()
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from bokeh.document import Document
@@ -11,8 +13,9 @@ from bokeh.document import Document
 from dashboards.forecast import BucketChoice, ChosenPlan, Forecast, predict_mean_step
 from dashboards.pages.breakdown import build_breakdown_context
 from dashboards.pages.shell import QueryArguments, has_only_collectives, render, render_fragment
+from dashboards.plots.browser_rpc import RequestColumns
 from dashboards.plots.bucket_columns import HEAD_PX, LANE_PX, RANK_PX, format_caps
-from dashboards.plots.buckets import CURVE_LEFT_PX, CURVE_RIGHT_PX, BucketsPlot, ChoiceMarkup
+from dashboards.plots.buckets import CURVE_LEFT_PX, CURVE_RIGHT_PX, BucketsPlot
 from dashboards.recording import Snapshot
 from overlapscope.advice.advice import Advice
 from overlapscope.breakdown.lanes import BUCKET_SLOTS
@@ -70,9 +73,9 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
     except OverlapScopeError as error:
         _build_unavailable(document, shown, str(error), is_plain=is_plain)
         return
-    plot = BucketsPlot(forecast, chosen, lambda chosen: render_choice(shown.summary, forecast, chosen))
+    plot = BucketsPlot(forecast, chosen)
+    ChoiceRpc(plot, shown.summary, forecast)
     document.js_on_event("document_ready", plot.start_script)
-    described = plot.describe()
     first_mb = choice.options.first_mb
     render(
         document,
@@ -86,8 +89,7 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         shortcuts=_PLAN_SHORTCUTS,
         first_mb=None if first_mb is None else f"{first_mb:g}",
         is_compressed=choice.options.is_compressed,
-        chosen=described.figures,
-        breakdown=described.breakdown,
+        **render_choice(shown.summary, forecast, chosen),
         ranks=[int(chosen.step.ranks[index]) for index in plot.shown],
         all_ranks=forecast.fitted.observations.world_size,
         step_number=forecast.step.number,
@@ -99,6 +101,68 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         curve_right_px=CURVE_RIGHT_PX,
         bucket_slots=BUCKET_SLOTS,
     )
+
+
+class ChoiceRpc:
+    """Answers to the choices of the browser: the step is replayed with other buckets in a few milliseconds.
+
+    Other options need another curve, which is computed in the background; until it is ready, plots stay as they are.
+
+    Args:
+        plot: the plot to update.
+        summary: the mean step of the recording.
+        forecast: predictions for the recording.
+    """
+
+    def __init__(self, plot: BucketsPlot, summary: Summary, forecast: Forecast) -> None:
+        """Create the messages."""
+        self._plot, self._summary, self._forecast = plot, summary, forecast
+        wanted = ("id", "cap_mb", "move", "special", "first_mb", "is_compressed", "width_px")
+        shown = ("id", "cap_mb", "shown_mb", "special", "first_mb", "is_compressed", "chosen", "breakdown")
+        self.request = plot.rpc.request("asked", wanted, self._on_asked)
+        self.response = plot.rpc.response("answer", shown)
+
+    def _on_asked(self, args: RequestColumns) -> None:
+        future = self._forecast.choose(_parse_request(args, self._plot.chosen))
+        document = self._plot.root.document
+        if future.done() or document is None:
+            self._answer(args, future)
+        else:
+            respond = partial(self._answer, args)
+            future.add_done_callback(lambda done: document.add_next_tick_callback(partial(respond, done)))
+
+    def _answer(self, args: RequestColumns, chosen: Future[ChosenPlan]) -> None:
+        plot = self._plot
+        plot.update(chosen.result(), int(args["width_px"][0]))
+        choice = plot.chosen.choice
+        values = {
+            "cap_mb": plot.cap_mb,
+            "shown_mb": plot.shown_mb,
+            "special": choice.special or "",
+            "first_mb": choice.options.first_mb,
+            "is_compressed": choice.options.is_compressed,
+            **render_choice(self._summary, self._forecast, plot.chosen),
+        }
+        # Last, because the browser waits for it, and then has everything else.
+        self.response.data = {"id": args["id"], **{name: [value] for name, value in values.items()}}
+
+
+def _parse_request(args: RequestColumns, before: ChosenPlan) -> BucketChoice:
+    first_mb, cap_mb, special = args["first_mb"][0], args["cap_mb"][0], args["special"][0]
+    options = Options(
+        first_mb=None if first_mb is None else float(first_mb), is_compressed=bool(args["is_compressed"][0])
+    )
+    choice = BucketChoice(
+        options=options,
+        cap_mb=None if cap_mb is None else float(cap_mb),
+        special=next((name for name in SPECIALS if name == special), None),
+    )
+    move = int(args["move"][0])
+    if not move:
+        return choice
+    sizes = before.curve.sizes
+    index = before.index if before.index < len(sizes) else before.curve.fastest - move
+    return replace(choice, cap_mb=sizes[min(max(index + move, 0), len(sizes) - 1)].cap_mb, special=None)
 
 
 def _build_age_context(shown: Snapshot, latest: Snapshot) -> dict[str, Any]:
@@ -125,17 +189,13 @@ def parse_choice(arguments: QueryArguments) -> BucketChoice:
     )
 
 
-def render_choice(summary: Summary, forecast: Forecast, chosen: ChosenPlan) -> ChoiceMarkup:
-    """Return the figures and the setting of the choice, and its step as a bar below the recorded one."""
-    return ChoiceMarkup(
-        figures=_render_figures(forecast, chosen),
-        breakdown=render_fragment(
-            "breakdown.html",
-            **build_breakdown_context(
-                summary, ("Predicted", predict_mean_step(summary.mean, chosen.curve, chosen.index))
-            ),
-        ),
-    )
+def render_choice(summary: Summary, forecast: Forecast, chosen: ChosenPlan) -> dict[str, Any]:
+    """Return the markup of the choice: ``chosen``, its figures and setting, and ``breakdown``, both steps as bars."""
+    predicted = predict_mean_step(summary.mean, chosen.curve, chosen.index)
+    return {
+        "chosen": _render_figures(forecast, chosen),
+        "breakdown": render_fragment("breakdown.html", **build_breakdown_context(summary, ("Predicted", predicted))),
+    }
 
 
 def _render_figures(forecast: Forecast, chosen: ChosenPlan) -> str:

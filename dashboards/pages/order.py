@@ -13,11 +13,12 @@ from dashboards.pages.breakdown import build_breakdown_context
 from dashboards.pages.order_details import render_number_details
 from dashboards.pages.rank_choice import MAX_RANKS
 from dashboards.pages.shell import QueryArguments, render
+from dashboards.plots.browser_rpc import BrowserRpc, RequestColumns
 from dashboards.plots.order import OrderPlot, SelectedCell
 from dashboards.recording import Snapshot
 from overlapscope.diagnosis.attempts import format_other_attempts
 from overlapscope.diagnosis.diagnosis import Diagnosis
-from overlapscope.diagnosis.evidence import Evidence, Liveness, RankEvidence
+from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Evidence, Liveness, RankEvidence
 from overlapscope.diagnosis.order_view import BUCKET_SLOTS, OrderLane, OrderLanes
 from overlapscope.diagnosis.text import format_position, format_recorded_until
 from overlapscope.diagnosis.verdict import Verdict
@@ -169,13 +170,11 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
     shown, note = choose_lanes(lanes, arguments)
     highlight = diagnosis.highlight(group)
     selected = parse_selected_cell(diagnosis, lanes, shown, arguments)
-
-    def describe(number: int) -> str:
-        return render_number_details(snapshot.trace, diagnosis, lanes, number)
-
+    details = render_number_details(snapshot.trace, diagnosis, lanes, selected[1])
     # In an incident the step-time breakdown is not the question, and must not delay the page.
     must_be_quick = diagnosis.is_incident and len(snapshot.trace.steps) > _MAX_INCIDENT_STEPS
-    plot = OrderPlot(lanes, shown, highlight=highlight, selected=selected, describe=describe)
+    plot = OrderPlot(lanes, shown, highlight=highlight, selected=selected)
+    connect_details(plot.rpc, snapshot.trace, diagnosis, lanes, shown, selected)
     document.js_on_event("document_ready", plot.start_script)
     render(
         document,
@@ -195,7 +194,7 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         lane_labels=[build_lane_label(lane, lanes, diagnosis.evidence) for lane in shown],
         lane_px=plot.layout.lane_px,
         has_two_lines=plot.layout.has_two_lines,
-        details=describe(selected[1]),
+        details=details,
         has_differences=highlight is not None or lanes.first_difference is not None,
         oldest=lanes.oldest,
         latest=lanes.latest,
@@ -204,6 +203,38 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         other_colors=OTHER_COLORS,
         **({} if is_plain or must_be_quick else build_breakdown_context(snapshot.summary)),
     )
+
+
+def connect_details(
+    rpc: BrowserRpc,
+    trace: Trace | None,
+    diagnosis: Diagnosis,
+    lanes: OrderLanes,
+    shown: Sequence[OrderLane],
+    selected: SelectedCell,
+) -> None:
+    """Answer what ranks have at the number that is selected.
+
+    Args:
+        rpc: messages of the plot.
+        trace: the recording.
+        diagnosis: diagnosis of the recording.
+        lanes: the collectives of the group.
+        shown: lanes that are drawn.
+        selected: cell that is selected first.
+    """
+
+    def describe(args: RequestColumns) -> None:
+        lane, number = int(args["lane"][0]), int(args["number"][0])
+        cells = lanes.window([shown[lane]], number, number).cells
+        entry = cells[0].entry if cells else None
+        step = None if entry is None or entry.step == UNKNOWN_STEP else entry.step
+        markup = render_number_details(trace, diagnosis, lanes, number)
+        details.data = {"lane": [lane], "number": [number], "step": [step], "markup": [markup]}
+
+    details = rpc.response("details", ("lane", "number", "step", "markup"))
+    request = rpc.request("selected", ("lane", "number"), describe)
+    request.data = {"lane": [selected[0]], "number": [selected[1]]}  # here the server sends the first request
 
 
 def build_verdict_context(diagnosis: Diagnosis) -> dict[str, Any]:

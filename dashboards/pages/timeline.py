@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Final
 
 import pandas as pd
@@ -12,6 +11,7 @@ from bokeh.document import Document
 from dashboards.pages.breakdown import build_breakdown_context
 from dashboards.pages.rank_choice import RankChoice, choose_ranks, suggest_ranks
 from dashboards.pages.shell import QueryArguments, has_only_collectives, render, render_fragment
+from dashboards.plots.browser_rpc import RequestColumns
 from dashboards.plots.related_spans import MOMENTS, find_counterparts
 from dashboards.plots.span_details import get_span_details
 from dashboards.plots.timeline import MIN_VIEW_NS, TimelinePlot, compute_step_view, find_step
@@ -154,11 +154,11 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
     choice = choose_ranks(snapshot.trace.ranks, arguments, lateness_ns)
     timeline = snapshot.lanes.timeline(choice.shown)
 
-    breakdown = None if is_plain else partial(_render_breakdown, snapshot.summary)
-    describe = None if is_plain else partial(render_selected_span, snapshot.trace, snapshot.rounds, timeline)
-    plot = TimelinePlot(snapshot, timeline, view, breakdown, describe)
-    if not is_plain and "span" in arguments:
-        plot.selection.select_named(arguments["span"][0].decode(errors="replace"))
+    plot = TimelinePlot(snapshot, timeline, view)
+    if not is_plain:
+        connect_markup(plot, snapshot, timeline)
+        if "span" in arguments:
+            plot.selection.select_named(arguments["span"][0].decode(errors="replace"))
     document.js_on_event("document_ready", plot.start_script)
     render(
         document,
@@ -167,7 +167,7 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         trace=snapshot.trace,
         roots=[plot.root, plot.axis],
         is_plain=is_plain,
-        breakdown=plot.render_breakdown(step),
+        breakdown="" if is_plain or step is None else _render_breakdown(snapshot.summary, step),
         layout=plot.layout,
         choice=choice,
         sorted_step=step,
@@ -185,6 +185,28 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         first_step=int(timeline.steps["step"].min()) if len(timeline.steps) else 0,
         last_step=int(timeline.steps["step"].max()) if len(timeline.steps) else 0,
     )
+
+
+def connect_markup(plot: TimelinePlot, snapshot: Snapshot, timeline: Timeline) -> None:
+    """Send the breakdown of the step in the middle of the view, and the details of the selected span.
+
+    Both reach the browser before the response of the plot that causes them.
+    """
+    breakdown = plot.rpc.response("breakdown", ("step", "markup"))
+    panel = plot.rpc.response("panel", ("markup",))
+
+    def show_breakdown(_attribute: str, _old: object, shown: RequestColumns) -> None:
+        (step,) = shown["step"]
+        if step is not None and [step] != breakdown.data["step"]:
+            breakdown.data = {"step": [step], "markup": [_render_breakdown(snapshot.summary, step)]}
+
+    def show_panel(_attribute: str, _old: object, chosen: RequestColumns) -> None:
+        if chosen["name"][0]:
+            lane, row, flow = chosen["lane"][0], chosen["row"][0], plot.selection.flow
+            panel.data = {"markup": [render_selected_span(snapshot.trace, snapshot.rounds, timeline, lane, row, flow)]}
+
+    plot.response.on_change("data", show_breakdown)
+    plot.selection.response.on_change("data", show_panel)
 
 
 def _format_lateness(choice: RankChoice, lateness_ns: Mapping[int, int]) -> dict[int, str]:

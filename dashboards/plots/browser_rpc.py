@@ -21,6 +21,7 @@ class BrowserRpc:
 
     def __init__(self) -> None:
         """Create a channel without messages."""
+        self._root: Model | None = None
         self.sources: dict[str, ColumnDataSource] = {}
         """Sources by their names in the script."""
 
@@ -33,11 +34,14 @@ class BrowserRpc:
     def response(self, name: str, columns: Sequence[str]) -> ColumnDataSource:
         """Return the source of a response, which the server fills."""
         self.sources[name] = ColumnDataSource(name=name, data={column: [] for column in columns})
+        if self._root is not None:
+            self.attach(self._root)
         return self.sources[name]
 
     def attach(self, root: Model) -> None:
-        """Attach the sources to a root: the browser sends only what a root refers to."""
-        root.tags = [{"dialogue": list(self.sources.values())}]
+        """Attach the sources, also later ones, to a root: the browser sends only what a root refers to."""
+        self._root = root
+        root.tags = [{"rpc": list(self.sources.values())}]
 
 
 TOOLTIP_COLUMNS: Final = ("id", "title", "label", "value")

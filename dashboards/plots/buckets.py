@@ -1,16 +1,7 @@
-"""Plot of step time over bucket size, and of a step with the chosen size.
-
-The browser requests, the server responds: it replays the step with other buckets, which takes a few milliseconds.
-Other options need another curve, which takes longer and is computed in the background; until it is ready, the plots
-stay as they are.
-"""
+"""Plot of step time over bucket size, and of a step with the chosen size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 from bokeh.models import (
@@ -24,9 +15,8 @@ from bokeh.models import (
 from bokeh.plotting import figure
 
 from dashboards.assets import read_asset
-from dashboards.forecast import BucketChoice, ChosenPlan, Forecast
+from dashboards.forecast import ChosenPlan, Forecast
 from dashboards.plots import bucket_columns
-from dashboards.plots import bucket_columns as content
 from dashboards.plots.browser_rpc import TOOLTIP_COLUMNS, BrowserRpc, RequestColumns, build_tooltip_columns
 from dashboards.plots.bucket_columns import (
     BucketLayout,
@@ -46,7 +36,7 @@ from dashboards.plots.wide_figure import (
     style_axis,
 )
 from dashboards.theme import paint
-from overlapscope.bucket_model.prediction import SPECIALS, Curve, Options
+from overlapscope.bucket_model.prediction import Curve
 from overlapscope.bucket_model.schedule import DrawnStep
 
 # Bokeh figures of the Buckets page: step time against bucket size, two steps, and a plan.
@@ -193,33 +183,17 @@ _FIRST_WIDTH_PX: Final = 1150
 _AXIS_MARGIN: Final = 1.03
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChoiceMarkup:
-    """Markup of a choice."""
-
-    figures: str
-    breakdown: str
-    """The recorded step and the predicted one as bars."""
-
-
 class BucketsPlot:
     """The curve, the two steps with their axis, the strip of the plan (``roots``), and the messages to the browser.
 
     Args:
         forecast: predictions for the recording.
         chosen: the plan to begin with.
-        describe: returns a choice as markup.
     """
 
-    def __init__(
-        self,
-        forecast: Forecast,
-        chosen: ChosenPlan,
-        describe: Callable[[ChosenPlan], ChoiceMarkup],
-    ) -> None:
+    def __init__(self, forecast: Forecast, chosen: ChosenPlan) -> None:
         """Create the sources and draw the first choice."""
         self._forecast = forecast
-        self._describe = describe
         recorded = forecast.step.recorded
         self.shown = select_ranks(recorded)
         self.layout = BucketLayout(ranks=len(self.shown))
@@ -230,20 +204,21 @@ class BucketsPlot:
         self.point = ColumnDataSource(data={"x": [], "y": []})
         self.spans, self.ready, self.labels, self.ends = (
             (ColumnDataSource(data=dict.fromkeys(names, ())), ColumnDataSource(data=dict.fromkeys(names, ())))
-            for names in (content.SPAN_COLUMNS, content.READY_COLUMNS, content.LABEL_COLUMNS, content.END_COLUMNS)
+            for names in (
+                bucket_columns.SPAN_COLUMNS,
+                bucket_columns.READY_COLUMNS,
+                bucket_columns.LABEL_COLUMNS,
+                bucket_columns.END_COLUMNS,
+            )
         )
-        self.strip = ColumnDataSource(data=content.build_strip_columns(forecast.gradients, recorded.plan))
+        self.strip = ColumnDataSource(data=bucket_columns.build_strip_columns(forecast.gradients, recorded.plan))
         self.hatches = BucketHatches(), BucketHatches()
         self.strip_hatches = BucketHatches()
-        self.strip_labels = ColumnDataSource(data=dict.fromkeys(content.LABEL_COLUMNS, ()))
+        self.strip_labels = ColumnDataSource(data=dict.fromkeys(bucket_columns.LABEL_COLUMNS, ()))
 
-        wanted = ("id", "cap_mb", "move", "special", "first_mb", "is_compressed", "width_px")
-        shown = ("id", "cap_mb", "shown_mb", "special", "first_mb", "is_compressed", "markup", "breakdown")
-        self._rpc = BrowserRpc()
-        self.asked = self._rpc.request("asked", wanted, self._on_asked)
-        self.response = self._rpc.response("answer", shown)
-        self.pointed = self._rpc.request("pointed", ("id", "plot", "x", "y", "ns_per_px"), self._on_pointed)
-        self.tooltip = self._rpc.response("tooltip", TOOLTIP_COLUMNS)
+        self.rpc = BrowserRpc()
+        self.pointed = self.rpc.request("pointed", ("id", "plot", "x", "y", "ns_per_px"), self._on_pointed)
+        self.tooltip = self.rpc.response("tooltip", TOOLTIP_COLUMNS)
 
         self.size_range, self.time_range = Range1d(), Range1d()
         self._length_ns = _compute_axis_length_ns(forecast) * _AXIS_MARGIN
@@ -257,7 +232,7 @@ class BucketsPlot:
             measured=self.measured,
             chosen=self.point,
         )
-        self._rpc.attach(self.root)
+        self.rpc.attach(self.root)
         self.steps = draw_steps(
             self.layout,
             self.step_range,
@@ -285,22 +260,25 @@ class BucketsPlot:
         """Return the script that runs when the document is ready: connects slider, mouse, keys and address."""
         drawn = {name: getattr(self, name) for name in ("root", "steps", "time", "plan", "size_range", "step_range")}
         return CustomJS(
-            args={"plot": {**drawn, **self._rpc.sources}},
+            args={"plot": {**drawn, **self.rpc.sources}},
             code="window.overlapscope.startBuckets(plot)",
         )
 
-    def update(self, chosen: ChosenPlan) -> None:
-        """Show another plan."""
+    def update(self, chosen: ChosenPlan, width_px: int = _FIRST_WIDTH_PX) -> None:
+        """Show another plan, in steps of another width."""
+        if width_px != self._width_px:
+            self._width_px = width_px
+            self._draw_step(0, self._forecast.step.recorded)
         if chosen.curve is not self.chosen.curve:
             self._draw_curve(chosen.curve)
         self.chosen, plan = chosen, chosen.plan
         self._draw_step(1, chosen.step)
         gradients = self._forecast.gradients
-        strip = content.build_strip_columns(gradients, plan)
+        strip = bucket_columns.build_strip_columns(gradients, plan)
         self.strip.data = strip
         self.strip_hatches.update(strip)
         bytes_per_px = gradients.total_bytes / self._width_px
-        self.strip_labels.data = content.build_strip_label_columns(gradients, plan, bytes_per_px)
+        self.strip_labels.data = bucket_columns.build_strip_label_columns(gradients, plan, bytes_per_px)
         x_mb, y_ns = self.shown_mb, [float(chosen.curve.predicted_ns[chosen.index])]
         self.point.data = {"x": [] if x_mb is None else [x_mb], "y": [] if x_mb is None else y_ns}
 
@@ -330,43 +308,12 @@ class BucketsPlot:
 
     def _draw_step(self, index: int, step: DrawnStep) -> None:
         ns_per_px = self._length_ns / self._width_px
-        spans = content.build_span_columns(step, self.shown, self.layout, index)
+        spans = bucket_columns.build_span_columns(step, self.shown, self.layout, index)
         self.spans[index].data = spans
         self.hatches[index].update(spans)
-        self.ready[index].data = content.build_ready_columns(step, self.shown, self.layout, index)
-        self.labels[index].data = content.build_label_columns(step, self.shown, self.layout, index, ns_per_px)
-        self.ends[index].data = content.build_end_columns(step, self.layout, index)
-
-    def _on_asked(self, asked: RequestColumns) -> None:
-        future, document = self._forecast.choose(_parse_request(asked, self.chosen)), self.root.document
-        if future.done() or document is None:
-            self._answer(asked, future)
-        else:
-            response = partial(self._answer, asked)
-            future.add_done_callback(lambda done: document.add_next_tick_callback(partial(response, done)))
-
-    def _answer(self, asked: RequestColumns, chosen: Future[ChosenPlan]) -> None:
-        width_px = int(asked["width_px"][0])
-        if width_px != self._width_px:
-            self._width_px = width_px
-            self._draw_step(0, self._forecast.step.recorded)
-        self.update(chosen.result())
-        choice, described = self.chosen.choice, self.describe()
-        # Last, because the browser waits for it, and then has everything else.
-        self.response.data = {
-            "id": asked["id"],
-            "cap_mb": [self.cap_mb],
-            "shown_mb": [self.shown_mb],
-            "special": [choice.special or ""],
-            "first_mb": [choice.options.first_mb],
-            "is_compressed": [choice.options.is_compressed],
-            "markup": [described.figures],
-            "breakdown": [described.breakdown],
-        }
-
-    def describe(self) -> ChoiceMarkup:
-        """Return the choice as markup."""
-        return self._describe(self.chosen)
+        self.ready[index].data = bucket_columns.build_ready_columns(step, self.shown, self.layout, index)
+        self.labels[index].data = bucket_columns.build_label_columns(step, self.shown, self.layout, index, ns_per_px)
+        self.ends[index].data = bucket_columns.build_end_columns(step, self.layout, index)
 
     def _on_pointed(self, asked: RequestColumns) -> None:
         title, rows = self._tooltip(asked["plot"][0], float(asked["x"][0]), float(asked["y"][0]), asked)
@@ -388,24 +335,6 @@ def select_ranks(step: DrawnStep) -> list[int]:
         return list(range(count))
     by_end = step.backward_end_ns.argsort().tolist()
     return sorted(by_end[round(at * (count - 1) / (MAX_DRAWN_RANKS - 1))] for at in range(MAX_DRAWN_RANKS))
-
-
-def _parse_request(asked: RequestColumns, before: ChosenPlan) -> BucketChoice:
-    first_mb, cap_mb, special = asked["first_mb"][0], asked["cap_mb"][0], asked["special"][0]
-    options = Options(
-        first_mb=None if first_mb is None else float(first_mb), is_compressed=bool(asked["is_compressed"][0])
-    )
-    choice = BucketChoice(
-        options=options,
-        cap_mb=None if cap_mb is None else float(cap_mb),
-        special=next((name for name in SPECIALS if name == special), None),
-    )
-    move = int(asked["move"][0])
-    if not move:
-        return choice
-    sizes = before.curve.sizes
-    index = before.index if before.index < len(sizes) else before.curve.fastest - move
-    return replace(choice, cap_mb=sizes[min(max(index + move, 0), len(sizes) - 1)].cap_mb, special=None)
 
 
 def _compute_axis_length_ns(forecast: Forecast) -> float:

@@ -1,12 +1,12 @@
 """Plot of the collectives of one process group: a lane per rank, aligned by number, with differences marked.
 
 The browser requests, the server responds: what is in a window of numbers, what is under the pointer, where the next
-difference or a step is, and what the ranks have at the number that is selected. Only those entries are read.
+difference or a step is. Only those entries are read. What ranks have at the selected number is the page's part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from bokeh.core.properties import value
@@ -200,7 +200,6 @@ class OrderPlot:
         shown: lanes to draw, from top to bottom.
         highlight: number where the fault began, and its label.
         selected: cell to begin with, in the middle of the view.
-        describe: returns the markup of what ranks have at a number.
     """
 
     def __init__(
@@ -210,12 +209,10 @@ class OrderPlot:
         *,
         highlight: tuple[int, str] | None,
         selected: SelectedCell,
-        describe: Callable[[int], str],
     ) -> None:
         """Create the sources and draw the first window."""
         self._lanes = lanes
         self._shown = shown
-        self._describe = describe
         self._first = highlight[0] if highlight else lanes.first_difference
         self.layout = OrderLayout(lanes=len(shown))
         self.cells = ColumnDataSource(data=make_empty_columns(*CELL_COLUMNS))
@@ -227,17 +224,13 @@ class OrderPlot:
         self.band = ColumnDataSource(data=_build_band_columns(highlight))
         self.box = ColumnDataSource(data=make_empty_columns(*BOX_COLUMNS))
 
-        self._rpc = BrowserRpc()
-        self.view = self._rpc.request("view", ("id", "first", "last", "width_px"), self._on_view)
-        self.response = self._rpc.response("answer", ("id",))
-        self.details = self._rpc.response("details", ("lane", "number", "step", "markup"))
-        self.selected = self._rpc.request("selected", ("lane", "number"), self._on_selected)
-        # Here the server sends the first request.
-        self.selected.data = {"lane": [selected[0]], "number": [selected[1]]}
-        self.jump = self._rpc.request("jump", ("id", "to", "from"), self._on_jump)
-        self.jumped = self._rpc.response("jumped", ("id", "number"))
-        self.pointed = self._rpc.request("pointed", ("id", "lane", "number"), self._on_pointed)
-        self.tooltip = self._rpc.response("tooltip", TOOLTIP_COLUMNS)
+        self.rpc = BrowserRpc()
+        self.view = self.rpc.request("view", ("id", "first", "last", "width_px"), self._on_view)
+        self.response = self.rpc.response("answer", ("id",))
+        self.jump = self.rpc.request("jump", ("id", "to", "from"), self._on_jump)
+        self.jumped = self.rpc.response("jumped", ("id", "number"))
+        self.pointed = self.rpc.request("pointed", ("id", "lane", "number"), self._on_pointed)
+        self.tooltip = self.rpc.response("tooltip", TOOLTIP_COLUMNS)
 
         self.bounds = (lanes.oldest - 0.55, max(lanes.latest, lanes.oldest + MIN_COLUMNS) + 0.55)
         length = min(_FIRST_COLUMNS, self.bounds[1] - self.bounds[0])
@@ -262,7 +255,7 @@ class OrderPlot:
             band=self.band,
             selected=self.box,
         )
-        self._rpc.attach(self.root)
+        self.rpc.attach(self.root)
         self.axis = draw_numbers(self.number_range, steps=self.steps, band=self.band)
         self.update(first, first + length, _FIRST_WIDTH_PX)
 
@@ -279,7 +272,7 @@ class OrderPlot:
             "first": self._first,
         }
         return CustomJS(
-            args={"plot": {**drawn, **self._rpc.sources}, "facts": facts},
+            args={"plot": {**drawn, **self.rpc.sources}, "facts": facts},
             code="window.overlapscope.startOrder(plot, facts)",
         )
 
@@ -300,15 +293,6 @@ class OrderPlot:
         self.update(float(args["first"][0]), float(args["last"][0]), max(1, int(args["width_px"][0])))
         # Last, because the browser waits for it, and then has everything else.
         self.response.data = {"id": args["id"]}
-
-    def _on_selected(self, args: RequestColumns) -> None:
-        self.details.data = self._details(int(args["lane"][0]), int(args["number"][0]))
-
-    def _details(self, lane: int, number: int) -> dict[str, Any]:
-        cells = self._lanes.window([self._shown[lane]], number, number).cells
-        entry = cells[0].entry if cells else None
-        step = None if entry is None or entry.step == UNKNOWN_STEP else entry.step
-        return {"lane": [lane], "number": [number], "step": [step], "markup": [self._describe(number)]}
 
     def _on_jump(self, args: RequestColumns) -> None:
         to, number = args["to"][0], int(args["from"][0])

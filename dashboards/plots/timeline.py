@@ -8,7 +8,6 @@ comes only when a drag is over, which is too late.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -48,7 +47,7 @@ from dashboards.plots.timeline_columns import (
     layout_lanes,
     make_empty_columns,
 )
-from dashboards.plots.timeline_selection import RenderSelection, TimelineSelection
+from dashboards.plots.timeline_selection import TimelineSelection
 from dashboards.plots.tooltip import build_round_rows, build_tooltip
 from dashboards.plots.wide_figure import (
     EDGES,
@@ -236,27 +235,17 @@ class TimelinePlot:
         snapshot: the recording.
         timeline: lanes of the ranks to show.
         view: range of time to show first; the whole recording if not given.
-        breakdown: returns the markup of the breakdown of a step, by number.
-        describe: returns the markup of a selection.
     """
 
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        timeline: Timeline,
-        view: View | None = None,
-        breakdown: Callable[[int], str] | None = None,
-        describe: RenderSelection | None = None,
-    ) -> None:
+    def __init__(self, snapshot: Snapshot, timeline: Timeline, view: View | None = None) -> None:
         """Create the sources and draw the first view."""
         self._snapshot = snapshot
         self._trace = snapshot.trace
         self._timeline = timeline
-        self._render_breakdown = breakdown
         self.layout = layout_lanes(len(timeline.ranks))
-        self._rpc = BrowserRpc()
-        self.selection = TimelineSelection(self._rpc, self._trace, timeline, self.layout, self._show_step, describe)
-        self.ruler = TimelineRuler(self._rpc, snapshot.breakdown, timeline, self.layout)
+        self.rpc = BrowserRpc()
+        self.selection = TimelineSelection(self.rpc, self._trace, timeline, self.layout, self._show_step)
+        self.ruler = TimelineRuler(self.rpc, snapshot.breakdown, timeline, self.layout)
         self.spans = ColumnDataSource(data=make_empty_columns(*SPAN_COLUMNS))
         self.hatches = BucketHatches()
         self.segments = ColumnDataSource(name="segments", data=make_empty_columns(*ROUND_COLUMNS))
@@ -270,14 +259,14 @@ class TimelinePlot:
         self.exposed = ColumnDataSource(name="exposed", data=make_empty_columns(*EXPOSED_COLUMNS))
         self.path = ColumnDataSource(name="path", data=make_empty_columns(*PATH_COLUMNS))
 
-        shown = ("id", "step", "spans", "is_shaded", "ideal_hint", "path_hint", "breakdown")
+        shown = ("id", "step", "spans", "is_shaded", "ideal_hint", "path_hint")
         wanted = ("id", "from_ns", "to_ns", "width_px", "is_ideal", "is_path")
-        self.view = self._rpc.request("view", wanted, self._on_view)
-        self.response = self._rpc.response("answer", shown)
-        self.pick = self._rpc.request("pick", ("step", "move"), self._on_pick)
-        self.picked = self._rpc.response("picked", ("from_ns", "to_ns"))
-        self.pointed = self._rpc.request("pointed", ("id", "lane", "row", "round"), self._on_pointed)
-        self.tooltip = self._rpc.response("tooltip", TOOLTIP_COLUMNS)
+        self.view = self.rpc.request("view", wanted, self._on_view)
+        self.response = self.rpc.response("answer", shown)
+        self.pick = self.rpc.request("pick", ("step", "move"), self._on_pick)
+        self.picked = self.rpc.response("picked", ("from_ns", "to_ns"))
+        self.pointed = self.rpc.request("pointed", ("id", "lane", "row", "round"), self._on_pointed)
+        self.tooltip = self.rpc.response("tooltip", TOOLTIP_COLUMNS)
 
         margin_ns = max(1, timeline.length_ns // 100)
         self.fit: View = (-margin_ns, timeline.length_ns + margin_ns)
@@ -300,7 +289,7 @@ class TimelinePlot:
         )
         self.selection.draw(self.root)
         self.ruler.draw(self.root)
-        self._rpc.attach(self.root)
+        self.rpc.attach(self.root)
         self.axis = draw_axis(self.time_range, self.step_lines, self.ideal_ends)
         self.update(first, width_px=1400)
 
@@ -309,7 +298,7 @@ class TimelinePlot:
         """Return the script that runs when the document is ready: connects mouse, keys, address and theme."""
         drawn = {name: getattr(self, name) for name in ("root", "axis", "time_range", "spans", "segments")}
         return CustomJS(
-            args={"plot": {**drawn, **self._rpc.sources}, "fit": list(self.fit)},
+            args={"plot": {**drawn, **self.rpc.sources}, "fit": list(self.fit)},
             code=f"window.overlapscope.startTimeline(plot, fit, {MIN_VIEW_NS})",
         )
 
@@ -378,10 +367,6 @@ class TimelinePlot:
             return "needs steps that all ranks have finished, on one clock"
         return "" if is_short else f"zoom in to {MAX_PATH_STEPS} steps or fewer"
 
-    def render_breakdown(self, step: int | None) -> str:
-        """Return the markup of the breakdown of a step; empty without a step."""
-        return "" if step is None or self._render_breakdown is None else self._render_breakdown(step)
-
     def _count(self, view: View) -> int:
         return sum(lane.spans.count(*view) for lane in self._timeline.lanes)
 
@@ -406,16 +391,14 @@ class TimelinePlot:
         in_view = self.update(view, width_px)
         ideal_hint = self.update_ideal(view, width_px, is_wanted=bool(args["is_ideal"][0]))
         path_hint = self.update_path(view, is_wanted=bool(args["is_path"][0]))
-        step = find_step(self._timeline, sum(view) // 2)
         # Last, because the browser waits for it, and then has everything else.
         self.response.data = {
             "id": args["id"],
-            "step": [step],
+            "step": [find_step(self._timeline, sum(view) // 2)],
             "spans": [in_view],
             "is_shaded": [in_view > MAX_SPANS],
             "ideal_hint": [ideal_hint],
             "path_hint": [path_hint],
-            "breakdown": [self.render_breakdown(step)],
         }
 
     def _on_pick(self, args: RequestColumns) -> None:

@@ -1,4 +1,4 @@
-"""Selection on the timeline: found by a click or by name, outlined, described, and with the path of its bucket."""
+"""Selection on the timeline: found by a click or by name, outlined, and with the path of its bucket."""
 
 from __future__ import annotations
 
@@ -140,11 +140,9 @@ def _find_transfer_start(way: pd.DataFrame, timeline: Timeline, layout: LaneLayo
     ]
 
 
-RenderSelection = Callable[[int, int, pd.DataFrame], str]
-"""Returns the details of a span as markup, by the index of its lane, its row, and the path of its bucket."""
-
-SELECTION_COLUMNS: Final = ("from_ns", "to_ns", "markup", "note", "name", "top_px", "bottom_px")
-"""Columns of the response on a selection; the heights are those of its lane, from the top of all lanes."""
+SELECTION_COLUMNS: Final = ("lane", "row", "from_ns", "to_ns", "note", "name", "top_px", "bottom_px")
+"""Columns of the response on a selection, whose name is empty if nothing was found; the heights are those of its lane,
+from the top of all lanes."""
 _THIN_UNIT_PX: Final = 8
 """Height of a unit of the lanes below which thick lines would hide the spans."""
 
@@ -158,7 +156,6 @@ class TimelineSelection:
         timeline: lanes of the ranks shown.
         layout: layout of the lanes.
         show_step: moves the view to a step.
-        describe: returns the markup of the panel; None on a page without one.
     """
 
     def __init__(
@@ -168,12 +165,12 @@ class TimelineSelection:
         timeline: Timeline,
         layout: LaneLayout,
         show_step: Callable[[int], None],
-        describe: RenderSelection | None,
     ) -> None:
         """Create the sources of an empty selection."""
         self._trace, self._timeline, self._layout = trace, timeline, layout
         self._show_step = show_step
-        self._describe = describe
+        self.flow = pd.DataFrame()
+        """Path of the selected bucket, from ``compute_bucket_flow``."""
         self.outlines = ColumnDataSource(data=make_empty_columns(*SELECTED_COLUMNS))
         self.bucket_path = ColumnDataSource(data=make_empty_columns(*FLOW_LINE_COLUMNS))
         self.meetings = ColumnDataSource(data=make_empty_columns(*LAST_ARRIVAL_COLUMNS))
@@ -203,7 +200,7 @@ class TimelineSelection:
         """Select the span in a row of a lane; ``row`` is one of the lane's ``spans.rows``."""
         timeline, layout, spans = self._timeline, self._layout, self._timeline.lanes[lane].spans
         about = find_related_spans(self._trace, timeline, get_subject(self._trace, timeline.lanes[lane], row))
-        flow = compute_bucket_flow(self._trace, timeline, about)
+        self.flow = flow = compute_bucket_flow(self._trace, timeline, about)
         update_source(self.outlines, build_selected_columns(timeline, layout, about, lane, row))
         update_source(self.bucket_path, build_flow_line_columns(flow, timeline, layout))
         update_source(self.meetings, build_last_arrival_columns(flow, timeline, layout))
@@ -211,9 +208,10 @@ class TimelineSelection:
         index = int(np.flatnonzero(spans.rows == row)[0])
         top, below = layout.lane_units(lane)
         self.response.data = {
+            "lane": [lane],
+            "row": [row],
             "from_ns": [int(spans.starts_ns[index])],
             "to_ns": [int(spans.ends_ns[index])],
-            "markup": ["" if self._describe is None else self._describe(lane, row, flow)],
             "note": [""],
             "name": [make_span_name(self._trace, timeline, lane, row)],
             "top_px": [top * layout.unit_px],
@@ -257,5 +255,5 @@ class TimelineSelection:
 
     def _send_note(self, note: str) -> None:
         """Send a note instead of a selection."""
-        note_columns = {"markup": "", "note": note, "name": ""}
+        note_columns = {"note": note, "name": ""}
         self.response.data = {name: [note_columns.get(name, 0)] for name in SELECTION_COLUMNS}

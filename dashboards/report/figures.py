@@ -70,13 +70,8 @@ class ReportFigures:
         group = order.parse_group(diagnosis, {})
         lanes = diagnosis.lanes(group)
         shown, note = order.choose_lanes(lanes, {})
-        plot = OrderPlot(
-            lanes,
-            shown,
-            highlight=diagnosis.highlight(group),
-            selected=order.parse_selected_cell(diagnosis, lanes, shown, {}),
-            describe=lambda number: render_number_details(snapshot.trace, diagnosis, lanes, number),
-        )
+        selected = order.parse_selected_cell(diagnosis, lanes, shown, {})
+        plot = OrderPlot(lanes, shown, highlight=diagnosis.highlight(group), selected=selected)
         for root, name in ((plot.axis, "numbers"), (plot.root, "order")):
             root.update(sizing_mode="fixed", width=_ORDER_WIDTH_PX)
             self._add(root, name)
@@ -87,7 +82,7 @@ class ReportFigures:
             "lane_px": plot.layout.lane_px,
             "axis_px": AXIS_HEIGHT_PX,
             "has_two_lines": plot.layout.has_two_lines,
-            "details": plot.details.data["markup"][0],
+            "details": render_number_details(snapshot.trace, diagnosis, lanes, selected[1]),
         }
 
     def add_steps(self, drawings: Sequence[StepDrawing]) -> None:
@@ -110,7 +105,7 @@ class ReportFigures:
     _scripts: list[CustomJS] = field(default_factory=list)
 
     def _add(self, root: Any, name: str, script: CustomJS | None = None) -> None:
-        root.tags = [tag for tag in root.tags if "dialogue" not in tag]  # messages to a server
+        root.tags = [tag for tag in root.tags if "rpc" not in tag]  # messages to a server
         root.toolbar.tools = []  # the wheel scrolls the report
         self.models[name] = root
         self._scripts += [] if script is None else [script]

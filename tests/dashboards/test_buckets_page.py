@@ -23,8 +23,8 @@ from dashboards.plots.bucket_columns import (
     compute_size_range_mb,
     format_caps,
 )
-from dashboards.plots.buckets import BucketsPlot, ChoiceMarkup, select_ranks
-from dashboards.recording import RecordingCache
+from dashboards.plots.buckets import BucketsPlot, select_ranks
+from dashboards.recording import RecordingCache, Snapshot
 from overlapscope.advice.advice import Advice, advise
 from overlapscope.analysis import Analysis
 from overlapscope.breakdown.lanes import CATEGORIES
@@ -70,24 +70,20 @@ def forecast() -> Forecast:
 
 @pytest.fixture
 def plot(forecast: Forecast) -> BucketsPlot:
-    def describe(chosen: Any) -> ChoiceMarkup:
-        return ChoiceMarkup(
-            figures=f"{len(chosen.plan)} buckets, {buckets._render_figures(forecast, chosen)}", breakdown=""
-        )
-
-    return BucketsPlot(forecast, forecast.choose(BucketChoice()).result(), describe)
+    return BucketsPlot(forecast, forecast.choose(BucketChoice()).result())
 
 
 @pytest.fixture
-def ask(plot: BucketsPlot) -> Ask:
+def ask(plot: BucketsPlot, snapshot: Snapshot, forecast: Forecast) -> Ask:
     """Asks what the browser would, and gives the answer."""
+    rpc = buckets.ChoiceRpc(plot, snapshot.summary, forecast)
 
     def asked(**question: Any) -> dict[str, Any]:
         usual = {"cap_mb": None, "move": 0, "special": "", "first_mb": None, "is_compressed": False, "width_px": 1000}
-        number = len(plot.response.data["id"]) and plot.response.data["id"][0]
-        plot.asked.data = {name: [value] for name, value in {"id": number + 1, **usual, **question}.items()}
-        assert plot.response.data["id"] == [number + 1]
-        return {name: values[0] for name, values in plot.response.data.items()}
+        number = len(rpc.response.data["id"]) and rpc.response.data["id"][0]
+        rpc.request.data = {name: [value] for name, value in {"id": number + 1, **usual, **question}.items()}
+        assert rpc.response.data["id"] == [number + 1]
+        return {name: values[0] for name, values in rpc.response.data.items()}
 
     return asked
 
@@ -132,8 +128,8 @@ def test_recorded_plans_are_points_beside_what_is_predicted_of_them(forecast):
 def test_a_size_changes_the_predicted_step_and_leaves_the_recorded_one(plot, ask):
     ask(cap_mb=0.05)
     recorded, many = dict(plot.spans[0].data), dict(plot.spans[1].data)
-    response = ask(cap_mb=100.0)
-    assert "1 buckets" in response["markup"]
+    ask(cap_mb=100.0)
+    assert len(plot.chosen.plan) == 1
     assert plot.spans[0].data == recorded
     assert len(plot.spans[1].data["left"]) < len(many["left"])
     assert set(plot.strip.data["bucket"].tolist()) == {0}
@@ -192,7 +188,7 @@ def test_arrows_go_from_partition_to_partition_and_stop_at_the_ends(forecast, pl
     ],
 )
 def test_the_setting_to_copy_says_what_is_shown(ask, question, code):
-    markup = ask(**question)["markup"]
+    markup = ask(**question)["chosen"]
     setting = markup.partition('<code id="setting">')[2].partition("</code>")[0]
     assert code in setting
 

@@ -14,6 +14,8 @@ from bokeh.document import Document
 
 from dashboards.app import ROUTES
 from dashboards.pages import order, overview, timeline
+from dashboards.pages.order_details import render_number_details
+from dashboards.plots.browser_rpc import BrowserRpc
 from dashboards.plots.order import OrderPlot
 from dashboards.plots.order_columns import OrderLayout, build_step_columns, build_text_columns
 from dashboards.recording import RecordingCache, Snapshot
@@ -63,7 +65,6 @@ def plot_of(snapshot: Snapshot, shown: Sequence[int] = (0, 1, 2), number: int = 
         lanes.lanes_of(shown),
         highlight=diagnosis.highlight(group),
         selected=(0, number),
-        describe=lambda number: f"number {number}",
     )
 
 
@@ -275,9 +276,14 @@ def test_the_browser_asks_for_a_window_and_is_answered_last(snapshot):
 
 
 def test_selecting_a_cell_describes_its_number_and_names_its_step(snapshot):
-    plot = plot_of(snapshot)
-    plot.selected.data = {"lane": [1], "number": [9]}
-    assert plot.details.data == {"lane": [1], "number": [9], "step": [2], "markup": ["number 9"]}
+    diagnosis, rpc = snapshot.diagnosis, BrowserRpc()
+    lanes = diagnosis.lanes(diagnosis.groups[0])
+    order.connect_details(rpc, snapshot.trace, diagnosis, lanes, lanes.lanes_of((0, 1, 2)), (0, 7))
+    details = rpc.sources["details"]
+    assert (details.data["lane"], details.data["number"]) == ([0], [7])
+    rpc.sources["selected"].data = {"lane": [1], "number": [9]}
+    assert (details.data["lane"], details.data["number"], details.data["step"]) == ([1], [9], [2])
+    assert details.data["markup"] == [render_number_details(snapshot.trace, diagnosis, lanes, 9)]
 
 
 def test_jumps_lead_to_differences_and_steps(snapshot):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dashboards.pages.timeline import connect_markup, render_selected_span
 from dashboards.plots.timeline import TimelinePlot
 from dashboards.plots.timeline_selection import MARKERS
 
@@ -26,12 +27,15 @@ def choose(plot, lane, row):
     plot.selection.chosen.data = {"lane": [lane], "row": [row], "name": [""]}
 
 
-def test_what_is_chosen_is_outlined_and_described(snapshot, timeline):
-    plot = TimelinePlot(snapshot, timeline, describe=lambda lane, row, flow: f"lane {lane}, row {row}, {len(flow)}")
+def test_what_is_chosen_is_outlined_and_described(plot, snapshot, timeline):
+    connect_markup(plot, snapshot, timeline)
     lane = timeline.lanes[3]
     row = int(lane.spans.rows[4])
     choose(plot, 3, row)
-    assert plot.selection.response.data["markup"] == [f"lane 3, row {row}, 12"]
+    assert (plot.selection.response.data["lane"], plot.selection.response.data["row"]) == ([3], [row])
+    assert len(plot.selection.flow) == 12
+    described = render_selected_span(snapshot.trace, snapshot.rounds, timeline, 3, row, plot.selection.flow)
+    assert plot.rpc.sources["panel"].data["markup"] == [described]
     assert plot.selection.response.data["from_ns"] == [int(lane.spans.starts_ns[4])]
     assert sorted(plot.selection.outlines.data["line_width"])[-2:] == [1.5, 3.0]
     plot.selection.chosen.data = {"lane": [], "row": [], "name": []}
@@ -61,6 +65,16 @@ def test_a_span_is_selected_by_the_name_that_it_had_when_it_was_chosen(plot, tim
     plot.selection.chosen.data = {"lane": [-1], "row": [-1], "name": chosen["name"]}
     assert plot.selection.response.data == chosen
     assert len(plot.selection.outlines.data["left"]) > 0
+
+
+def test_the_breakdown_of_a_step_is_sent_once_while_the_view_moves_within_it(plot, snapshot, timeline):
+    connect_markup(plot, snapshot, timeline)
+    sent = []
+    plot.rpc.sources["breakdown"].on_change("data", lambda _attribute, _old, new: sent.append(new["step"][0]))
+    for number, middle_ms in enumerate((25, 26, 37)):
+        window = {"from_ns": [(middle_ms - 1) * MS], "to_ns": [(middle_ms + 1) * MS], "width_px": [800]}
+        plot.view.data = {"id": [number], **window, "is_ideal": [False], "is_path": [False]}
+    assert sent == [2, 3]
 
 
 def test_a_selection_that_is_not_here_is_said(plot):
