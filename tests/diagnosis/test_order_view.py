@@ -1,4 +1,4 @@
-"""What the lanes of collectives show: which cells, which of them differ, and which ranks share a lane."""
+"""How the order of collectives is shown: lanes, what ranks have at one number side by side, and categories."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ from pathlib import Path
 import pytest
 
 from overlapscope.diagnosis.collective_order import RecordedOrder, compare_order
-from overlapscope.diagnosis.evidence import Entry
-from overlapscope.diagnosis.order_view import Cell, OrderLanes
-from overlapscope.trace.collective_log import ENTRY_BYTES, HEADER_BYTES, ProcessGroup
+from overlapscope.diagnosis.evidence import CallSite, Entry
+from overlapscope.diagnosis.order_view import (
+    BUCKET_SLOTS,
+    CATEGORIES,
+    Cell,
+    OrderLanes,
+    collective_category,
+    compare_sides,
+    group_into_sides,
+)
+from overlapscope.trace.collective_log import ENTRY_BYTES, HEADER_BYTES, REACHED, UNREACHED, ProcessGroup, Signature
 from overlapscope.trace.collective_log_reader import open_collective_logs
 from overlapscope.trace.folders import find_rank_folders
 from tests.ordered import Collective, all_reduce, bucket, steps, write_order
@@ -205,3 +213,114 @@ def test_only_what_is_looked_at_is_read(lanes_of):
     before = lanes._source.read
     lanes.window(shown, 1500, 1520)
     assert lanes._source.read - before < 100
+
+
+MS = 1_000_000
+
+
+def entry(signature: Signature, *, step: int = 3, line: int = 42, at_ms: float = 0, took_ms: float | None = 2) -> Entry:
+    announced_ns = round(1_000 * MS + at_ms * MS)
+    return Entry(
+        number=7,
+        signature=signature,
+        step=step,
+        call_site=CallSite(file="train.py", line=line, function="main"),
+        announced_ns=announced_ns,
+        launched_ns=None if took_ms is None else announced_ns,
+        completed_ns=None if took_ms is None else announced_ns + round(took_ms * MS),
+    )
+
+
+def values_of(entries: dict[int, Entry | None], offsets_ns: dict[int, float] | None = None) -> dict[str, tuple]:
+    offsets_ns = dict.fromkeys(entries, 0.0) if offsets_ns is None else offsets_ns
+    return {trait.label: trait.values for trait in compare_sides(group_into_sides(entries), offsets_ns)}
+
+
+def differing_traits(entries: dict[int, Entry | None]) -> set[str]:
+    return {trait.label for trait in compare_sides(group_into_sides(entries), {}) if trait.differs}
+
+
+def test_the_larger_side_comes_first_and_who_never_got_there_last():
+    sides = group_into_sides({0: None, 1: entry(all_reduce()), 2: entry(bucket(0)), 3: entry(bucket(0)), 4: None})
+    assert [side.ranks for side in sides] == [(2, 3), (1,), (0, 4)]
+    assert sides[-1].entry is None
+
+
+def test_the_same_collective_from_another_line_is_another_side():
+    entries = {0: entry(all_reduce(), line=10), 1: entry(all_reduce(), line=20)}
+    assert [side.ranks for side in group_into_sides(entries)] == [(0,), (1,)]
+    assert differing_traits(entries) == {"call site"}
+
+
+def test_of_what_does_not_end_a_rank_whose_device_has_not_come_to_it_is_another_side():
+    inside, before, unknown = (
+        replace(entry(bucket(0), took_ms=None), flags=flags) for flags in (REACHED, UNREACHED, 0)
+    )
+    entries = {0: inside, 1: before, 2: inside}
+    assert [side.ranks for side in group_into_sides(entries)] == [(0, 2), (1,)]
+    assert (differing_traits(entries), values_of(entries)["note"]) == ({"note"}, ("device in it", "device not there"))
+    over = replace(before, completed_ns=before.announced_ns + 1)
+    assert [side.ranks for side in group_into_sides({0: over, 1: replace(over, flags=0), 2: unknown})] == [(0, 1, 2)]
+
+
+def test_what_differs_is_told_from_what_does_not():
+    entries = {0: entry(all_reduce("loss", 1)), 1: entry(all_reduce("loss", 4096))}
+    assert differing_traits(entries) == {"elements", "shapes"}
+    assert values_of(entries)["operation"] == ("all_reduce (sum)", "all_reduce (sum)")
+
+
+def test_the_call_site_and_what_differs_come_first():
+    entries = {0: entry(all_reduce("loss", 1)), 1: entry(all_reduce("loss", 4096))}
+    assert [trait.label for trait in compare_sides(group_into_sides(entries), {})][:3] == [
+        "call site",
+        "elements",
+        "shapes",
+    ]
+
+
+def test_a_number_that_nobody_has_leaves_nothing_to_compare():
+    assert compare_sides(group_into_sides({0: None, 1: None}), {0: 0.0}) == ()
+
+
+def test_a_rank_that_never_got_there_differs_in_nothing():
+    assert differing_traits({0: entry(bucket(1)), 1: None}) == set()
+
+
+def test_times_count_from_the_first_announcement_on_one_clock():
+    entries = {0: entry(bucket(0), at_ms=5), 1: entry(bucket(0), at_ms=2), 2: entry(all_reduce(), at_ms=0)}
+    values = values_of(entries, {0: 0.0, 1: 0.0, 2: 4.0 * MS})
+    assert values["announced"] == ("+0 to +3.00 ms", "+2.00 ms")
+    assert values["completed"] == ("+2.00 ms to +5.00 ms", "+4.00 ms")
+
+
+def test_what_never_happened_is_said():
+    values = values_of({0: entry(bucket(0)), 1: entry(bucket(0), took_ms=None), 2: entry(all_reduce(), took_ms=None)})
+    assert values["launched"] == ("+0, 1 never", "never")
+
+
+def test_times_of_ranks_whose_clocks_are_not_known_are_left_out():
+    entries = {0: entry(bucket(0)), 1: entry(all_reduce())}
+    assert values_of(entries, {0: 0.0})["announced"] == ("+0", "clock unknown")
+    assert "announced" not in values_of(entries, {})
+
+
+def test_buckets_share_their_colors_in_turn():
+    assert collective_category(bucket(0)) == collective_category(bucket(BUCKET_SLOTS))
+    assert len({collective_category(bucket(number)) for number in range(BUCKET_SLOTS)}) == BUCKET_SLOTS
+
+
+@pytest.mark.parametrize("role", ["buffers", "bitmap", "construction", "join", "hook"])
+def test_what_ddp_does_beside_buckets_is_told_from_what_the_user_does(role):
+    assert CATEGORIES[collective_category(Signature(op="broadcast", role=role))] == role
+    assert CATEGORIES[collective_category(Signature(op="broadcast"))] == "broadcast"
+
+
+def test_operations_of_the_user_differ_by_what_they_do():
+    ops = ("broadcast", "all_gather", "reduce_scatter", "reduce", "barrier")
+    found = {collective_category(Signature(op=op)) for op in ops} | {collective_category(all_reduce())}
+    assert len(found) == len(ops) + 1
+    assert collective_category(Signature(op="monitored_barrier")) == collective_category(Signature(op="barrier"))
+
+
+def test_an_operation_that_nobody_knows_has_a_place_too():
+    assert CATEGORIES[collective_category(Signature(op="something_new"))] == "other"
