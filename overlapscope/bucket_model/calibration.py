@@ -7,16 +7,16 @@ if the algorithm is a ring, which makes it comparable between world sizes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from overlapscope.bucket_model.observation import Spans
 from overlapscope.errors import OverlapScopeError
 from overlapscope.text import format_bytes, format_ns
-from overlapscope.trace.json_files import parse_json_text, write_json
+from overlapscope.trace.json_files import from_dict, parse_json_text, write_json
 
 CALIBRATION_FILE: Final = "calibration.json"
 """Name of the calibration file in the folder of a recording."""
@@ -90,18 +90,9 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
     Raises:
         OverlapScopeError: The file can't be written.
     """
-    content = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "backend": calibration.backend,
-        "device": calibration.device,
-        "world_size": calibration.world_size,
-        "hosts": list(calibration.hosts),
-        "samples": _samples_to_json(calibration.samples),
-        "pairs": _samples_to_json(calibration.pairs),
-    }
+    content = {"format": _FORMAT, "version": _VERSION, "world_size": calibration.world_size}
     try:
-        write_json(path, content)
+        write_json(path, content | asdict(calibration))
     except OSError as error:
         raise OverlapScopeError(f"{path}: can't be written ({error.strerror})") from None
 
@@ -125,9 +116,15 @@ def read_calibration(path: Path) -> Calibration:
             f"{path}: has version {content.get('version')}, but {_VERSION} is needed; make it again"
         )
     try:
-        return _parse_calibration(content)
-    except (KeyError, TypeError, ValueError):
+        calibration = from_dict(Calibration, content)
+        if calibration.world_size < 2 or not calibration.samples:
+            raise ValueError("nothing was measured")
+        for sample in (*calibration.samples, *calibration.pairs):
+            if not sample.times_ns or min(sample.bytes, *sample.times_ns) <= 0:
+                raise ValueError("an all-reduce that was measured takes some time")
+    except (AttributeError, TypeError, ValueError):
         raise OverlapScopeError(f"{path}: is damaged; make it again with 'overlapscope calibrate'") from None
+    return calibration
 
 
 def collect_spans(samples: Sequence[AllReduceSample]) -> Spans | None:
@@ -139,28 +136,4 @@ def collect_spans(samples: Sequence[AllReduceSample]) -> Spans | None:
         bytes=np.repeat([float(sample.bytes) for sample in samples], counts),
         time_ns=np.concatenate([np.asarray(sample.times_ns, dtype=np.float64) for sample in samples]),
         cycle=np.concatenate([np.arange(count, dtype=np.int64) for count in counts]),
-    )
-
-
-def _samples_to_json(samples: Sequence[AllReduceSample]) -> list[dict[str, Any]]:
-    return [{"bytes": sample.bytes, "times_ns": list(sample.times_ns)} for sample in samples]
-
-
-def _parse_samples(content: Sequence[dict[str, Any]]) -> tuple[AllReduceSample, ...]:
-    samples = tuple(
-        AllReduceSample(bytes=int(each["bytes"]), times_ns=tuple(int(time_ns) for time_ns in each["times_ns"]))
-        for each in content
-    )
-    if any(min(sample.bytes, *(sample.times_ns or (0,))) <= 0 for sample in samples):
-        raise ValueError("an all-reduce that was measured takes some time")
-    return samples
-
-
-def _parse_calibration(content: dict[str, Any]) -> Calibration:
-    samples, pairs = _parse_samples(content["samples"]), _parse_samples(content.get("pairs", ()))
-    hosts = tuple(str(host) for host in content["hosts"])
-    if len(hosts) < 2 or not samples:
-        raise ValueError("nothing was measured")
-    return Calibration(
-        backend=str(content["backend"]), device=str(content["device"]), hosts=hosts, samples=samples, pairs=pairs
     )

@@ -7,13 +7,14 @@ recognized.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from overlapscope.bucket_model.partition import Buckets
 from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.json_files import from_dict
 
 _FORMAT: Final = "overlapscope bucket plan"
 _VERSION: Final = 1
@@ -40,7 +41,7 @@ class PlanFile:
     """Parameter names, buckets in the order of launch, parameters in the order of gradients."""
     bucket_cap_mb_list: tuple[float, ...] | None = None
     """The same plan for torch's own DDP, if ``bucket_cap_mb_list`` can express it."""
-    predicted: Mapping[str, Any] = field(default_factory=dict)
+    predicted: dict[str, Any] = field(default_factory=dict)
     """Predictions for the plan, for readers of the file."""
 
     def numbered(self, parameters: Sequence[PlannedParameter]) -> Buckets:
@@ -58,8 +59,7 @@ class PlanFile:
             if (other.shape, other.dtype) != (parameter.shape, parameter.dtype):
                 raise OverlapScopeError(
                     f"the bucket plan is for {parameter.name} of {_describe_shape(other)}, but here it is "
-                    f"{_describe_shape(parameter)}: "
-                    "make a plan for this model"
+                    f"{_describe_shape(parameter)}: make a plan for this model"
                 )
         if unknown := next((name for name in planned if name not in numbers), None):
             raise OverlapScopeError(
@@ -74,19 +74,8 @@ def write_plan(path: Path, plan: PlanFile) -> None:
     Raises:
         OverlapScopeError: The file can't be written.
     """
-    content = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "parameters": [
-            {"name": each.name, "shape": list(each.shape), "dtype": each.dtype, "bytes": each.bytes}
-            for each in plan.parameters
-        ],
-        "buckets": [list(bucket) for bucket in plan.buckets],
-    }
-    if plan.bucket_cap_mb_list is not None:
-        content["bucket_cap_mb_list"] = list(plan.bucket_cap_mb_list)
-    if plan.predicted:
-        content["predicted"] = dict(plan.predicted)
+    content = {"format": _FORMAT, "version": _VERSION}
+    content |= {name: value for name, value in asdict(plan).items() if value}
     draft = path.with_name(path.name + ".part")
     try:
         draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -115,30 +104,11 @@ def read_plan(path: Path) -> PlanFile:
             f"known: write it again with this version of overlapscope"
         )
     try:
-        plan = _parse(content)
-    except (KeyError, TypeError, ValueError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise OverlapScopeError(f"{path}: damaged bucket plan, {what}: write it again") from None
-    _check(path, plan)
+        plan = from_dict(PlanFile, content)
+        _check(path, plan)
+    except (AttributeError, TypeError, ValueError):
+        raise OverlapScopeError(f"{path}: damaged bucket plan: write it again") from None
     return plan
-
-
-def _parse(content: dict[str, Any]) -> PlanFile:
-    caps = content.get("bucket_cap_mb_list")
-    return PlanFile(
-        parameters=tuple(
-            PlannedParameter(
-                name=_require_text(each["name"]),
-                shape=tuple(int(length) for length in each["shape"]),
-                dtype=_require_text(each["dtype"]),
-                bytes=int(each["bytes"]),
-            )
-            for each in content["parameters"]
-        ),
-        buckets=tuple(tuple(_require_text(name) for name in bucket) for bucket in content["buckets"]),
-        bucket_cap_mb_list=None if caps is None else tuple(float(cap) for cap in caps),
-        predicted=dict(content.get("predicted", {})),
-    )
 
 
 def _check(path: Path, plan: PlanFile) -> None:
@@ -163,12 +133,6 @@ def _check(path: Path, plan: PlanFile) -> None:
             bucket_of[name] = number
     if missing := next((name for name in dtypes if name not in bucket_of), None):
         raise OverlapScopeError(f"{path}: {missing} is in no bucket of the plan: add it to one")
-
-
-def _require_text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} where a name is expected")
-    return value
 
 
 def _describe_shape(parameter: PlannedParameter) -> str:

@@ -55,12 +55,6 @@ GOOD = {
 }
 
 
-def test_a_file_from_before_pairs_were_measured_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "calibration.json"
-    file.write_text(json.dumps(GOOD))
-    assert read_calibration(file).pairs == ()
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

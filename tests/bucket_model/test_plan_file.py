@@ -62,14 +62,14 @@ def written(folder: Path, **changes: Any) -> Path:
     [
         ({"format": "something"}, "not a bucket plan"),
         ({"version": 2}, "version 2 of the bucket plan is unknown"),
-        ({"parameters": [{"name": "a"}]}, "no 'shape'"),
+        ({"parameters": [{"name": "a"}]}, "damaged bucket plan"),
         ({"parameters": 3}, "damaged bucket plan"),
-        ({"buckets": [["a", 3]]}, "3 where a name is expected"),
+        ({"buckets": [["a", 3]]}, "has 3, which the plan's parameters lack"),
         ({"buckets": [["a"], ["b", "a"]]}, "a is in bucket 0 and in bucket 1"),
         ({"buckets": [["a"], ["b"]]}, "c is in no bucket"),
         ({"buckets": [["a", "b", "c"], []]}, "bucket 1 of the plan is empty"),
         ({"buckets": [["a", "b", "x"]]}, "has x, which the plan's parameters lack"),
-        ({"bucket_cap_mb_list": ["many"]}, "damaged bucket plan"),
+        ({"buckets": [["a", ["b"]]]}, "damaged bucket plan"),
         ({"predicted": 5}, "damaged bucket plan"),
     ],
 )
