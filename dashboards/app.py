@@ -27,7 +27,7 @@ from tornado.web import HTTPError, RequestHandler, authenticated
 from dashboards.access import Access, is_loopback
 from dashboards.experiment_figures import draw_picture
 from dashboards.gate import SERVER_OPTIONS, install_access_rules, login_options
-from dashboards.pages import buckets, compare, experiments, order, overview, shell, stragglers, timeline
+from dashboards.pages import buckets, compare, experiments, glossary, order, overview, shell, stragglers, timeline
 from dashboards.pages import runs as runs_page
 from dashboards.pages.experiments import FoundExperiment, find_experiments
 from dashboards.pages.shell import PageBuilder, parse_step_range
@@ -258,6 +258,11 @@ def open_experiments(runs: RunIndex) -> None:
     experiments.build(curdoc(), runs)
 
 
+def open_glossary(runs: RunIndex) -> None:
+    """Fill the current document with the glossary."""
+    glossary.build(curdoc(), runs)
+
+
 def serve(
     folders: Sequence[Path],
     address: str = "127.0.0.1",
@@ -357,6 +362,7 @@ def start_server(
     pages["/"] = page(partial(open_first_page, runs))
     pages["/compare"] = page(partial(open_comparison, runs))
     pages["/experiments"] = page(partial(open_experiments, runs))
+    pages["/glossary"] = page(partial(open_glossary, runs))
     for route, build in ROUTES.items():
         pages[RUN_ROUTE + route.rstrip("/")] = page(partial(_open_of_route, build, runs))
     server = pn.serve(

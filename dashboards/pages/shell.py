@@ -100,7 +100,7 @@ def render(
     document.template_variables.update(
         **build_shell_context(title, trace, further_problems),
         is_plain=is_plain,
-        navigation=(*of_run, (place.compare(chosen), "Compare"), *of_lab),
+        navigation=(*of_run, (place.compare(chosen), "Compare"), *of_lab, (f"{place.top_url}glossary", "Glossary")),
         is_recorded=trace is not None and not is_plain,
         can_save=bool(roots) and not is_plain,
         file_stem=file_stem(

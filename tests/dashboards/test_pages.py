@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -13,9 +14,10 @@ from bokeh.embed import file_html
 from bokeh.resources import INLINE
 
 from dashboards.app import ROUTES, open_page
-from dashboards.pages import overview, shell, timeline
+from dashboards.pages import glossary, overview, shell, timeline
 from dashboards.pages import shell as problem
 from dashboards.recording import RecordingCache, Snapshot
+from dashboards.runs import RunIndex
 from overlapscope.breakdown.text import describe_summary
 from overlapscope.cli.main import main
 from overlapscope.errors import OverlapScopeError
@@ -179,3 +181,13 @@ def test_a_launch_without_end_is_drawn_to_the_end_and_marked(tmp_path):
     assert plot.unfinished.data["right"] == [1000]
     plot.pointed.data = {"id": [1], "lane": [3], "row": [0], "round": [-1]}
     assert "never seen: launched but not completed" in plot.tooltip.data["value"]
+
+
+def test_the_glossary_explains_the_words_of_the_documents_without_leading_out(tmp_path):
+    document = Document()
+    glossary.build(document, RunIndex([tmp_path]))
+    page = words(document)
+    text = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text()
+    for term in re.findall(r"\*\*([^*]+)\*\*", text):
+        assert f"<strong>{term}</strong>" in page
+    assert ".md" not in page
