@@ -52,6 +52,13 @@ def test_every_command_line_in_the_documents_is_accepted(page: Path) -> None:
             build_parser().parse_args(words[1:])  # raises SystemExit, with usage on stderr
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_module_that_a_document_names_exists(page: Path) -> None:
+    modules = [f"/{path.relative_to(ROOT)}" for path in ROOT.glob("[a-z]*/**/*.py")]
+    named = re.findall(r"`([\w./-]+\.py)`", page.read_text())
+    assert [name for name in named if not any(path.endswith(f"/{name}") for path in modules)] == []
+
+
 def test_the_container_runs_a_command_that_is_accepted():
     from overlapscope.cli.main import build_parser
 
