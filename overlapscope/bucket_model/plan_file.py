@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from overlapscope.bucket_model.partition import Buckets
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.json_files import from_dict
+from overlapscope.trace.json_files import from_dict, replace_text
 
 _FORMAT: Final = "overlapscope bucket plan"
 _VERSION: Final = 1
@@ -76,10 +76,8 @@ def write_plan(path: Path, plan: PlanFile) -> None:
     """
     content = {"format": _FORMAT, "version": _VERSION}
     content |= {name: value for name, value in asdict(plan).items() if value}
-    draft = path.with_name(path.name + ".part")
     try:
-        draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        draft.replace(path)
+        replace_text(path, json.dumps(content, indent=1) + "\n")
     except OSError as error:
         raise OverlapScopeError(f"{path}: can't write the bucket plan: {error.strerror}") from None
 

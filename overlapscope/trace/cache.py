@@ -38,7 +38,7 @@ from overlapscope.errors import Problem
 from overlapscope.trace.clock_alignment import RankClock
 from overlapscope.trace.event_log import read_log_position
 from overlapscope.trace.folders import STAGING_PREFIX, remove_stale_staging_dirs, remove_tables, try_lock
-from overlapscope.trace.json_files import dump_json_text, parse_json_text
+from overlapscope.trace.json_files import dump_json_text, parse_json_text, write_json
 from overlapscope.trace.schema import EVENTS_FILE, FORMAT_VERSION, TABLES_FOLDER
 from overlapscope.trace.table_file import ALL_STEPS, StepRange, TableFile, read_groups, read_table_file, write_groups
 from overlapscope.trace.tables import TABLES, Shard, empty_tables
@@ -322,9 +322,7 @@ def checkpoint_shard(staging: Path, number: int, converted: ConvertedShards) -> 
         "problems": [[problem.severity, problem.message] for problem in converted.problems],
         "by_clock": [[name, file] for name, file in by_clock.items()],
     }
-    unfinished = folder / f"{number:04}.json.part"
-    unfinished.write_text(dump_json_text(content), encoding="utf-8")
-    unfinished.rename(_checkpoint_path(staging, number))
+    write_json(_checkpoint_path(staging, number), content)
 
 
 def load_checkpoint(staging: Path, number: int) -> ConvertedShards | None:

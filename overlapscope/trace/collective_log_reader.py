@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -29,7 +30,7 @@ from overlapscope.trace.collective_log import (
 )
 from overlapscope.trace.folders import has_finished_recording
 from overlapscope.trace.json_files import from_dict, read_lines
-from overlapscope.trace.ring_log import read_header_and_size
+from overlapscope.trace.ring_log import find_last_in_order, read_header_and_size
 from overlapscope.trace.schema import (
     CALL_SITES_FILE,
     GROUP_PATTERN,
@@ -169,23 +170,13 @@ class CollectiveLogFile:
         return np.frombuffer(data[: len(data) // ENTRY_BYTES * ENTRY_BYTES], dtype=ENTRY_DTYPE)
 
     def _range(self, fd: int) -> tuple[int, int]:
-        """Find the numbers of the oldest and the latest entry; 1 and 0 if the log is empty.
-
-        Example: a ring of 4 slots holds the numbers 9, 10, 7, 8. Slot 1 holds 9 + 1, slot 2 does not hold 9 + 2, so the
-        latest entry is 10, and the oldest is 10 - 4 + 1 = 7, in the slot after it.
-        """
+        """Find the numbers of the oldest and the latest entry; 1 and 0 if the log is empty."""
         first = self._number_at(fd, 0)
         if (first - 1) % max(1, self._capacity):
             return self._find_range_damaged(fd)
-        low, high = 0, self._slots
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._number_at(fd, middle) == first + middle:
-                low = middle
-            else:
-                high = middle
-        latest = first + low
-        ahead = self._read_slots(fd, low + 1, min(low + 1 + _PROBED_ENTRIES, self._slots))["number"]
+        end = find_last_in_order(partial(self._number_at, fd), 0, self._slots) + 1
+        latest = first + end - 1
+        ahead = self._read_slots(fd, end, min(end + _PROBED_ENTRIES, self._slots))["number"]
         is_first_round = first == 1
         if is_first_round:
             return self._find_range_damaged(fd) if ahead.any() else (1, latest)

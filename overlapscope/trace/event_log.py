@@ -9,7 +9,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.text import count_of
-from overlapscope.trace.ring_log import RingLog, read_header_and_size
+from overlapscope.trace.ring_log import RingLog, find_last_in_order, read_header_and_size
 from overlapscope.trace.schema import (
     CHECKED_RECORD,
     DEFAULT_LIMIT_BYTES,
@@ -305,10 +305,6 @@ def read_latest_records(
 ) -> Records:
     """Read the latest complete records of a log, in order, without reading the others; empty if there are none.
 
-    The latest record of a ring is found by bisection. Example: 2 of 8 slots are never overwritten, and the slots hold
-    the sequence numbers 1, 2, 9, 10, 5, 6, 7, 8. From slot 2 on numbers go up by one as far as slot 3 (10), the latest
-    record; the oldest of the ring is 5, in the slot after it.
-
     Args:
         problems: receives problems with these records.
         is_over: true if nothing more will be written.
@@ -322,20 +318,12 @@ def read_latest_records(
             header, size = read_header_and_size(fd, path, LogHeader.unpack)
             used = _used_slots(fd, size)
             begin = header.pinned_records
-            first = _sequence_at(fd, begin)
-            if used <= begin or first == begin + 1:
+            if used <= begin or _sequence_at(fd, begin) == begin + 1:
                 slots = _read_slots(fd, max(0, used - count), used)
             else:
-                # In a ring that has wrapped around, numbers go up by one from slot to slot as far as the latest.
-                low, high = begin, used
-                while high - low > 1:
-                    middle = (low + high) // 2
-                    if _sequence_at(fd, middle) == first + middle - begin:
-                        low = middle
-                    else:
-                        high = middle
-                before = _read_slots(fd, max(begin, low + 1 - count), low + 1)
-                slots = np.concatenate([_read_slots(fd, max(low + 1, used - count + len(before)), used), before])
+                end = find_last_in_order(partial(_sequence_at, fd), begin, used) + 1
+                latest = _read_slots(fd, max(begin, end - count), end)
+                slots = np.concatenate([_read_slots(fd, max(end, used - count + len(latest)), used), latest])
     except FileNotFoundError:
         return np.empty(0, dtype=RECORD_DTYPE)
     except (OSError, OverlapScopeError) as error:

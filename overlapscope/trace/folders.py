@@ -202,6 +202,15 @@ def parse_expected_ranks(run: dict[str, Any]) -> tuple[int, ...]:
     return ranks_in_world(run.get("world_size", 0))
 
 
+def parse_unix_offset_ns(rank_info: dict[str, Any]) -> int | None:
+    """Return the wall clock minus the host clock, according to ``rank.json``; None if unknown."""
+    try:
+        sample = rank_info["clock_samples"][0]
+        return int(sample["unix_ns"]) - int(sample["monotonic_ns"])
+    except (ValueError, KeyError, IndexError, TypeError):
+        return None
+
+
 def read_import_source(run: dict[str, Any]) -> str | None:
     """Return the tool whose traces were converted to this recording; None if it was recorded."""
     imported = run.get("imported")

@@ -65,11 +65,16 @@ def _with_checksum(text: str) -> str:
     return text[:begin] + f"{crc32(data):08x}" + text[begin + len(_NO_DIGITS) :]
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a small file atomically: a reader sees the old one or the new one, never half of it."""
+    staged = path.with_name(f"{path.name}.part")
+    staged.write_text(text, encoding="utf-8")
+    staged.replace(path)
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a small JSON file atomically: a reader sees the old one or the new one, never half of it."""
-    draft = path.with_suffix(".json.part")
-    draft.write_text(dump_json_text(content), encoding="utf-8")
-    draft.replace(path)
+    """Write a small JSON file atomically."""
+    replace_text(path, dump_json_text(content))
 
 
 def read_json(path: Path, problems: list[Problem]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from overlapscope.errors import Problem
 from overlapscope.trace import clocks
-from overlapscope.trace.json_files import dump_json_line, from_dict, read_json, read_lines, write_json
+from overlapscope.trace.folders import parse_unix_offset_ns
+from overlapscope.trace.json_files import dump_json_line, from_dict, read_json, read_lines, replace_text, write_json
 from overlapscope.trace.schema import RANK_FILE, REPORTS_FILE, STALL_FILE
 
 _MOST_STACK_BYTES: Final = 200_000
@@ -96,12 +97,8 @@ class ReportLog:
         self._write()
 
     def _write(self) -> None:
-        """Replace the file atomically, so that a reader sees the old or the new reports."""
-        path = self._folder / REPORTS_FILE
-        part = path.with_suffix(".part")
         with suppress(OSError):
-            part.write_text("".join(map(dump_json_line, self._lines)), encoding="utf-8")
-            part.replace(path)
+            replace_text(self._folder / REPORTS_FILE, "".join(map(dump_json_line, self._lines)))
 
 
 def read_reports(folders: Mapping[int, Path]) -> tuple[WatchdogReport, ...]:
@@ -118,7 +115,7 @@ def read_rank_reports(rank: int, folder: Path, problems: list[Problem]) -> list[
     """Read the reports of one rank, in order."""
     if not (folder / REPORTS_FILE).exists():
         return []
-    to_unix_ns = _to_unix_ns(folder)
+    to_unix_ns = parse_unix_offset_ns(read_json(folder / RANK_FILE, []))
     return read_lines(folder / REPORTS_FILE, problems, lambda line: [_parse_report(rank, folder, line, to_unix_ns)])
 
 
@@ -143,14 +140,6 @@ def _parse_report(rank: int, folder: Path, line: dict[str, Any], to_unix_ns: int
 
 def _stacks_file(number: int) -> str:
     return f"stacks_{number}.txt"
-
-
-def _to_unix_ns(folder: Path) -> int | None:
-    try:
-        sample = read_json(folder / RANK_FILE, [])["clock_samples"][0]
-        return int(sample["unix_ns"]) - int(sample["monotonic_ns"])
-    except (ValueError, KeyError, IndexError, TypeError):
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)

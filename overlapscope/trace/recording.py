@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -293,10 +292,7 @@ def _read_into_memory(
     path: Path, folders: dict[int, Path], progress: Progress | None, latest_records: int | None = None
 ) -> Recording:
     problems: list[Problem] = []
-    count = None if progress is None else partial(_count, progress, len(folders))
-    parts = list(read_shards(folders, problems, latest_records, count))
-    if progress:
-        progress(len(folders), len(folders))
+    parts = list(read_shards(folders, problems, latest_records, progress))
     clocks = [clock for part in parts for clock in part.clocks]
     compared = [] if share_one_clock(clocks) else parts
     by_clock = merge_by_clock(collect_all_reduces(part.clocks, part.tables["collectives"]) for part in compared)
@@ -328,10 +324,6 @@ def empty_trace(path: Path, ranks: Iterable[int]) -> Trace:
         "plans": build_plans_table([]),
     }
     return Trace(path=path, run={}, problems=(), **tables)
-
-
-def _count(progress: Progress, ranks: int, done: int) -> None:
-    progress(done, ranks)
 
 
 def _select_common_steps(trace: Trace, problems: list[Problem]) -> dict[str, pd.DataFrame]:

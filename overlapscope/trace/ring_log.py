@@ -54,6 +54,27 @@ def read_header_and_size(fd: int, path: Path, unpack: Callable[[bytes, Path], He
     return unpack(os.pread(fd, HEADER_BYTES, 0), path), os.fstat(fd).st_size
 
 
+def find_last_in_order(number_at: Callable[[int], int], first: int, end: int) -> int:
+    """Return the last slot of a ring up to which numbers go up by one from slot to slot, by bisection.
+
+    Example: slots 2 to 7 hold the numbers 9, 10, 5, 6, 7, 8. The numbers go up by one as far as slot 3, which holds the
+    latest item; the oldest is in the slot after it.
+
+    Args:
+        number_at: reads the number in a slot.
+        first: first slot of the ring.
+        end: slot after the last one that is used.
+    """
+    number, low, high = number_at(first), first, end
+    while high - low > 1:
+        middle = (low + high) // 2
+        if number_at(middle) == number + middle - first:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
 class RingLog(ABC):
     """Log of numbered items, from 1; once the file is full, the first items stay and the rest is a ring of the latest.
 

@@ -36,6 +36,7 @@ from overlapscope.trace.clock_alignment import RankClock
 from overlapscope.trace.clocks import ClockMap
 from overlapscope.trace.collective_arrival import occurrence_index
 from overlapscope.trace.event_log import RECORD_DTYPE, Records
+from overlapscope.trace.folders import parse_unix_offset_ns
 from overlapscope.trace.rank_folder import (
     LINK_COUNTERS,
     LINK_ENDPOINTS,
@@ -386,7 +387,7 @@ def read_shards(
     folders: Mapping[int, Path],
     problems: list[Problem],
     latest_records: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[Shard]:
     """Read the ranks of a recording, several at a time; ranks that can't be read are reported as problems.
 
@@ -394,13 +395,13 @@ def read_shards(
         folders: rank folders by rank.
         problems: receives problems with files.
         latest_records: number of the latest records to read of each rank; None: all.
-        progress: called with the number of ranks that are done.
+        progress: called with (number of ranks read so far, number of ranks).
     """
     known_plans: dict[bytes, PlanRows] = {}
     files: list[RankRecording] = []
     for done, (rank, folder) in enumerate(folders.items()):
         if progress:
-            progress(done)
+            progress(done, len(folders))
         try:
             files.append(read_rank_recording(rank, folder, problems, known_plans, latest_records=latest_records))
         except OverlapScopeError as error:
@@ -410,6 +411,8 @@ def read_shards(
             files = []
     if files:
         yield build_shard(files, starts_mid_step=latest_records is not None)
+    if progress:
+        progress(len(folders), len(folders))
 
 
 def build_shard(files: Sequence[RankRecording], *, starts_mid_step: bool = False) -> Shard:
@@ -468,16 +471,11 @@ def _call_sites(files: Sequence[RankRecording]) -> pd.DataFrame:
 
 
 def _clock_of(files: RankRecording) -> RankClock:
-    try:
-        sample = files.rank_info["clock_samples"][0]
-        unix_offset_ns = int(sample["unix_ns"]) - int(sample["monotonic_ns"])
-    except (KeyError, IndexError, TypeError, ValueError):
-        unix_offset_ns = None
     boot, records = files.rank_info.get("boot_id"), files.records
     return RankClock(
         rank=files.rank,
         boot=boot and str(boot),
-        unix_offset_ns=unix_offset_ns,
+        unix_offset_ns=parse_unix_offset_ns(files.rank_info),
         bursts=files.bursts,
         peers=json.dumps(files.run.get("ranks")),
         begin_ns=int(records["start_ns"].min()) if len(records) else 0,
