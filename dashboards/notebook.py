@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pandas as pd
 
 from dashboards.recording import RecordingCache
 from dashboards.report.html import render_section_html
 from dashboards.report.sections import ReportContent, build_report_content
-from dashboards.saving import breakdown_table, findings_table, interval_columns, ranks_table, steps_table
+from dashboards.saving import breakdown_table, findings_table, ranks_table, steps_table
 from overlapscope.breakdown.text import describe_summary
-from overlapscope.bucket_model.recommend import Prediction
-from overlapscope.bucket_model.text import format_headline
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interop.table_files import LogScalars, log_steps
+from overlapscope.report.buckets import build_buckets_section
+from overlapscope.report.render_frames import render_frame
 from overlapscope.stragglers import text
 from overlapscope.trace.table_file import StepRange
 
@@ -129,12 +129,8 @@ class OpenedRecording:
         if advice is None:
             reason = next((each.basis for each in self._content.sections if each.name == "buckets"), "it has no steps")
             raise OverlapScopeError(f"{self.trace.path}: {reason}")
-        found = advice.recommendation
-        rows = [
-            _size(each) | {"is_best": each.buckets == found.best.buckets, "is_now": each.buckets == found.now.buckets}
-            for each in found.sizes
-        ]
-        return Answer(format_headline(found), pd.DataFrame(rows))
+        section = build_buckets_section(advice)
+        return Answer(section.headline, render_frame(section.tables[0]))
 
     def diagnose(self) -> Verdict | None:
         """Return the verdict on faults of the job; None without logs of collectives."""
@@ -179,13 +175,3 @@ class OpenedRecording:
 
     def _draw(self, name: str) -> Drawing:
         return Drawing(name, render_section_html(self._content, name))
-
-
-def _size(prediction: Prediction) -> dict[str, Any]:
-    return {
-        "bucket_cap_mb": prediction.cap_mb,
-        "buckets": len(prediction.buckets),
-        **interval_columns("step", prediction.step_ns),
-        "exposed_ns": prediction.exposed_ns,
-        "recorded_ns": None if prediction.recorded_ns is None else prediction.recorded_ns.value,
-    }

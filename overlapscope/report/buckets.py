@@ -73,6 +73,9 @@ def _tabulate_sizes(found: Recommendation) -> Table:
                 "step": each.step_ns,
                 "exposed": each.exposed_ns,
                 "recorded": each.recorded_ns,
+                "bucket_cap_mb": each.cap_mb,
+                "is_best": each.buckets == found.best.buckets,
+                "is_now": each.buckets == found.now.buckets,
             }
             for each in predictions
         ),

@@ -1,7 +1,8 @@
-"""Render tables of a report as pandas DataFrames with raw values, for notebooks and downloads."""
+"""Render tables of a report as pandas DataFrames with raw values, for notebooks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -12,13 +13,25 @@ from overlapscope.text import Value
 
 
 def render_frame(table: Table) -> pd.DataFrame:
-    """Return one row per row of the table; an interval has three columns: ``KEY``, ``KEY_low`` and ``KEY_high``."""
-    keys = dict.fromkeys(column.key for column in table.columns)
-    rows = [{name: cell for key in keys for name, cell in _cells(key, row.get(key))} for row in table.rows]
-    return pd.DataFrame(rows)
+    """Return a row per row of the table, with all that is known of it, also what no column shows.
+
+    Times are in nanoseconds, in columns ``NAME_ns``. An interval has three columns, such as ``step_ns``,
+    ``step_low_ns`` and ``step_high_ns``.
+    """
+    units = {column.key: column.unit for column in table.columns}
+    keys = dict.fromkeys([*units, *(key for row in table.rows for key in row)])
+    suffixes = {
+        key: "_ns" if units.get(key, "").startswith(("ns", "ms")) or key.endswith("_ns") else "" for key in keys
+    }
+    return pd.DataFrame(
+        [dict(cell for key in keys for cell in _cells(key, suffixes[key], row.get(key))) for row in table.rows]
+    )
 
 
-def _cells(key: str, value: Value) -> list[tuple[str, Any]]:
-    if isinstance(value, Interval):
-        return [(key, value.value), (f"{key}_low", value.low), (f"{key}_high", value.high)]
-    return [(key, value)]
+def _cells(key: str, suffix: str, value: Value) -> Iterator[tuple[str, Any]]:
+    name = key.removesuffix(suffix)
+    if not isinstance(value, Interval):
+        yield f"{name}{suffix}", value
+        return
+    for part, number in (("", value.value), ("_low", value.low), ("_high", value.high)):
+        yield f"{name}{part}{suffix}", number
