@@ -189,7 +189,7 @@ def test_more_ranks_are_reduced_by_a_tree_where_nccl_would_take_one(lanes: int, 
     job = large_job(lanes=lanes)
     job = replace(job, wire=(latency, job.wire[1]))
     by_name = {each.change: each for each in advice_on(job).what_ifs}
-    assert by_name["8 ranks instead of 2"].assumption.startswith(f"{algorithm} all-reduce over links like those")
+    assert by_name["8 ranks instead of 2"].assumption.startswith(algorithm)
 
 
 def test_a_step_with_fp16_is_the_same_in_the_table_and_on_the_curve() -> None:

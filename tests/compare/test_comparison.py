@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from overlapscope.compare.side import PARTS, ComparisonSide, StepChoice, plans_t
 from overlapscope.compare.text import describe_outcomes
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
-from overlapscope.text import format_share
 from overlapscope.trace.recording import NEIGHBOR_STEPS, read_trace
 from tests.compare.jobs import MS, side_of, trace_of
 from tests.synthetic import write_straggling_recording
@@ -50,49 +50,43 @@ def test_both_sides_are_what_summary_says_of_them() -> None:
         }
 
 
-def test_what_takes_longer_is_named_with_how_sure_that_is() -> None:
+def test_what_takes_longer_is_named_with_how_sure_that_is(golden: Callable[[str, str], None]) -> None:
     found = compared(forward_ms=4.4)
     assert found.outcome("step", 0.0) == found.outcome("forward", 0.0) == "slower"
     assert found.outcome("exposed", 0.0) == "no difference seen"
     assert found.step.mean.ns.low < 0.4 * MS < found.step.mean.ns.high
-    (sentence,) = describe_outcomes(found, ["step"], 0.0)
-    assert sentence.startswith("Slower: 13.0 ms → 13.4 ms, +3.")
-    assert "The difference is in forward (+" in sentence
+    golden("comparisons/slower", "\n".join(describe_outcomes(found, ["step", "forward"], 0.0)))
 
 
-def test_the_blocks_that_differ_are_named_with_the_numbers_of_the_table() -> None:
+def test_the_blocks_that_differ_are_named_with_the_numbers_of_the_table(golden: Callable[[str, str], None]) -> None:
     found = compared(forward_ms=4.4)
     longer = replace(found.changes["forward"].mean, noise=Interval(value=4e5, low=1e5, high=7e5))
     surer = replace(longer, noise=Interval(value=5e5, low=4e5, high=6e5))
     found.changes["forward"] = Change(mean=longer, middle=surer)
-    assert describe_outcomes(found, ["step"], 0.0)[0].endswith(" The difference is in forward (+400 µs).")
+    in_mean = describe_outcomes(found, ["step"], 0.0)
     could_be_chance = replace(longer, noise=Interval(value=4e5, low=-1e5, high=9e5))
     found.changes["forward"] = Change(mean=could_be_chance, middle=surer)
-    assert describe_outcomes(found, ["step"], 0.0)[0].endswith(
-        " The difference is in forward (+500 µs in the middle 80 % of steps)."
-    )
+    golden("comparisons/blocks", "\n".join([*in_mean, *describe_outcomes(found, ["step"], 0.0)]))
 
 
-def test_what_is_quicker_is_no_regression() -> None:
+def test_what_is_quicker_is_no_regression(golden: Callable[[str, str], None]) -> None:
     found = compared(forward_ms=3)
     assert found.outcome("step", 0.0) == "faster"
-    assert describe_outcomes(found, ["step"], 0.0)[0].startswith("Faster: 13.0 ms → 12.0 ms")
+    golden("comparisons/faster", describe_outcomes(found, ["step"], 0.0)[0])
 
 
-def test_the_whole_interval_has_to_be_above_what_may_fail() -> None:
+def test_the_whole_interval_has_to_be_above_what_may_fail(golden: Callable[[str, str], None]) -> None:
     found = compared(forward_ms=4.4)
     low = found.share(max(found.step.mean.ns.low, found.step.middle.ns.low))
     assert found.outcome("step", low * 0.999) == "slower"
     assert found.outcome("step", low * 1.001) == "slower, but not surely enough"
-    assert "but not significantly by more than 3.5 %: " in describe_outcomes(found, ["step"], 0.035)[0]
+    golden("comparisons/allowed", describe_outcomes(found, ["step"], 0.035)[0])
 
 
-def test_what_the_mean_and_the_middle_say_of_each_other_is_told() -> None:
+def test_what_the_mean_and_the_middle_say_of_each_other_is_told(golden: Callable[[str, str], None]) -> None:
     found = compared(forward_ms={step: 10 if step % 13 == 5 else 4.2 for step in range(40)})
-    sentence = describe_outcomes(found, ["forward"], 0.0)[0]
+    said = describe_outcomes(found, ["forward"], 0.0)
     assert found.changes["forward"].most_significant is found.changes["forward"].middle
-    assert " in the middle 80 % of the steps; +" in sentence
-    assert sentence.endswith(" of all, which could be chance.")
     contradicting = replace(
         found.step,
         mean=replace(found.step.mean, noise=Interval(value=-2e6, low=-3e6, high=-1e6)),
@@ -100,20 +94,13 @@ def test_what_the_mean_and_the_middle_say_of_each_other_is_told() -> None:
     )
     found.changes["step"] = contradicting
     assert found.outcome("step", 0.0) == "slower"
-    sentence = describe_outcomes(found, ["step"], 0.0)[0]
-    assert sentence.startswith("Slower: ")
-    assert "−15 % in the mean of all." in sentence
+    golden("comparisons/contradicting", "\n".join([*said, *describe_outcomes(found, ["step"], 0.0)]))
 
 
-def test_where_nothing_differs_it_says_how_much_would_have_been_seen() -> None:
+def test_where_nothing_differs_it_says_how_much_would_have_been_seen(golden: Callable[[str, str], None]) -> None:
     found = compared()
     assert found.outcome("step", 0.0) == "no difference seen"
-    seen, seen_exposed = (format_share(found.share(found.changes[part].seen_ns)) for part in ("step", "exposed"))
-    assert describe_outcomes(found, ["step", "exposed"], 0.0) == [
-        f"No significant difference; this many steps would show one of {seen} or more.",
-        "Exposed communication: no significant difference; this many steps would show one of "
-        f"{seen_exposed} of the step or more.",
-    ]
+    golden("comparisons/no_difference", "\n".join(describe_outcomes(found, ["step", "exposed"], 0.0)))
 
 
 def test_two_ranges_of_one_recording_are_compared() -> None:
@@ -145,26 +132,18 @@ def test_plans_of_a_few_steps_are_none_to_compare() -> None:
     assert plans_to_compare(trace_of(5)) == ()
 
 
-@pytest.mark.parametrize(
-    ("choice", "said"),
-    [
-        (StepChoice(first=35), "steps from 35: 5 steps to compare; a comparison takes 8 or more on each side"),
-        (StepChoice(end=3), "steps 0 to 2: 0 steps to compare (3 warm-up steps (0-2) excluded)"),
-        (
-            StepChoice(plan=7),
-            "with bucket plan 7: 0 steps to compare; a comparison takes 8 or more on each side; its bucket plans are 0",
-        ),
-    ],
-)
-def test_too_few_steps_are_refused(choice: StepChoice, said: str) -> None:
-    with pytest.raises(OverlapScopeError, match="made-up") as error:
-        side_of(trace_of(), choice)
-    assert said in str(error.value)
+def test_too_few_steps_are_refused(golden: Callable[[str, str], None]) -> None:
+    said = []
+    for choice in (StepChoice(first=35), StepChoice(end=3), StepChoice(plan=7)):
+        with pytest.raises(OverlapScopeError, match="made-up") as error:
+            side_of(trace_of(), choice)
+        said.append(str(error.value))
+    golden("comparisons/too_few_steps", "\n".join(said))
 
 
 def test_nothing_is_compared_with_itself() -> None:
     trace = trace_of()
-    with pytest.raises(OverlapScopeError, match="both sides are the same steps"):
+    with pytest.raises(OverlapScopeError, match="the same steps"):
         compare(side_of(trace), side_of(trace))
 
 
@@ -198,7 +177,7 @@ def test_the_steps_that_differ_most_come_first_with_the_block_that_makes_them() 
     assert found.steps[0].new_ns - found.steps[0].base_ns == pytest.approx(5 * MS, rel=0.1)
 
 
-def test_settings_that_differ_are_listed_and_other_jobs_called_so() -> None:
+def test_settings_that_differ_are_listed_and_other_jobs_called_so(golden: Callable[[str, str], None]) -> None:
     base, new = trace_of(path="base"), trace_of(path="new", seed=1, plan=((("a", "b"), 8), (("d",), 4)))
     base.run["versions"], new.run["versions"] = {"torch": "2.12"}, {"torch": "2.13"}
     new.run["environment"] = {"NCCL_DEBUG": "INFO"}
@@ -208,10 +187,7 @@ def test_settings_that_differ_are_listed_and_other_jobs_called_so() -> None:
         ("torch", "2.12", "2.13"),
         ("NCCL_DEBUG", "not set", "INFO"),
     }
-    assert found.unlike == (
-        "2 ranks in the base, 4 in the new one",
-        "models differ in parameters or their shapes (1 in the base, 1 in the new one)",
-    )
+    golden("comparisons/other_job", "\n".join(found.unlike))
 
 
 def test_steps_consist_of_the_same_whether_or_not_all_others_were_read(tmp_path: Path) -> None:
