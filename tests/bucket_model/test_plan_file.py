@@ -70,7 +70,7 @@ def test_a_damaged_plan_is_refused_in_one_line(tmp_path: Path, golden: Callable[
         {"buckets": [["a"], ["b"]]},
         {"buckets": [["a", "b", "c"], []]},
         {"predicted": 5},
-        {"parameters": [asdict(parameter(name, dtype)) for name, dtype in zip("abc", ("int8", "float32", "int8"))]},
+        {"parameters": [asdict(parameter("a", "int8")), asdict(parameter("b")), asdict(parameter("c"))]},
     ]
     paths = [written(tmp_path, number, **changes) for number, changes in enumerate(damages)]
     paths += [tmp_path / "missing.json", tmp_path / "no_json.json"]
