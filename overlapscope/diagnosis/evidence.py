@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -113,6 +114,14 @@ class GroupOrder:
 
     It may be far behind the latest, because hosts run ahead of their devices.
     """
+
+    def entries_at(self, number: int | None) -> dict[int, Entry]:
+        """Return the entry with this number on each rank whose window has it."""
+        return {rank: one for rank, window in sorted(self.windows.items()) for one in window if one.number == number}
+
+    def windows_of(self, ranks: Iterable[int]) -> dict[int, tuple[Entry, ...]]:
+        """Return the windows of some ranks, in order, as far as they have one."""
+        return {rank: self.windows[rank] for rank in sorted({*ranks} & self.windows.keys())}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,7 +99,7 @@ def _uneven_finish_in(facts: Facts, group: GroupOrder) -> Verdict | None:
         group=group.name,
         number=first.number,
         call_sites=known_sites({ahead: first.call_site}),
-        windows={rank: group.windows[rank] for rank in (*behind[:4], ahead) if rank in group.windows},
+        windows=group.windows_of((*behind[:4], ahead)),
     )
 
 

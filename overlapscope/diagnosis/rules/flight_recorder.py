@@ -33,7 +33,7 @@ def _missing_launch_verdict(facts: Facts, ranks: tuple[int, ...], wait: Wait) ->
         group=group.name,
         number=missed.number,
         call_sites=known_sites(sites),
-        windows={rank: group.windows[rank] for rank in sorted({*shown, *waiting[:_MOST_SHOWN]} & set(group.windows))},
+        windows=group.windows_of((*shown, *waiting[:_MOST_SHOWN])),
     )
 
 
@@ -51,7 +51,7 @@ def find_missing_dump(facts: Facts) -> Verdict | None:
         group=wait.group.name,
         number=entry.number,
         call_sites=known_sites({one.rank: one.entry.call_site for one in facts.waits[:_MOST_SHOWN]}),
-        windows={rank: wait.group.windows[rank] for rank in waiting[:_MOST_SHOWN] if rank in wait.group.windows},
+        windows=wait.group.windows_of(waiting[:_MOST_SHOWN]),
     )
 
 

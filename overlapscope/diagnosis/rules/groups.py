@@ -47,7 +47,7 @@ def _new_group_verdict(facts: Facts, one: RankEvidence, waits: list[Wait]) -> Ve
         group=wait.group.name,
         number=wait.entry.number,
         call_sites=known_sites(sites),
-        windows={rank: wait.group.windows[rank] for rank in late[:4]},
+        windows=wait.group.windows_of(late[:4]),
     )
 
 
@@ -144,7 +144,7 @@ def find_left_out_collective(facts: Facts) -> Verdict | None:
 def _left_out_of(facts: Facts, group: GroupOrder) -> Verdict | None:
     latest = facts.latest_numbers(group, without=facts.unrecorded)
     number = min(latest.values(), default=0) + 1
-    entries = {rank: entry for rank, window in group.windows.items() for entry in window if entry.number == number}
+    entries = group.entries_at(number)
     if not entries or any(entry.state == "completed" for entry in entries.values()):
         return None
     first = min(entries, key=lambda rank: entries[rank].announced_ns)
@@ -178,7 +178,7 @@ def _recreated_verdict(facts: Facts, wait: Wait, others: list[int]) -> Verdict:
         group=group.name,
         number=wait.entry.number,
         call_sites=known_sites({one.rank: one.entry.call_site for one in facts.waits}),
-        windows={rank: group.windows[rank] for rank in made if rank in group.windows},
+        windows=group.windows_of(made),
     )
 
 
@@ -225,5 +225,5 @@ def _left_out_verdict(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> Verdi
         number=missed.number,
         parameters=missed.signature.parameters,
         call_sites=known_sites({wait.rank: missed.call_site}),
-        windows={rank: wait.group.windows[rank] for rank in sorted({wait.rank, *ranks}) if rank in wait.group.windows},
+        windows=wait.group.windows_of((wait.rank, *ranks)),
     )

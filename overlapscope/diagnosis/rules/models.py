@@ -90,8 +90,7 @@ def _explaining_settings(facts: Facts, group: GroupOrder) -> list[SettingDiffere
     """Return the settings that change exactly what differs, and have one value on each side."""
     if group.divergence != "signature":
         return []
-    number = group.first_divergence
-    at_number = {rank: entry for rank, window in group.windows.items() for entry in window if entry.number == number}
+    at_number = group.entries_at(group.first_divergence)
     sides: dict[int, list[int]] = {}
     for rank, entry in at_number.items():
         sides.setdefault(entry.signature.hash, []).append(rank)
@@ -146,7 +145,7 @@ def _keeps_first_plan(facts: Facts, rank: int) -> bool:
 
 def _looks_the_same(group: GroupOrder) -> bool:
     """Return True if the first collectives that differ match anyway: hooks state their reduction, DDP does not."""
-    there = [e.signature for window in group.windows.values() for e in window if e.number == group.first_divergence]
+    there = [entry.signature for entry in group.entries_at(group.first_divergence).values()]
     is_sum = all(signature.reduce_op in ("", "sum") for signature in there)
     return is_sum and len({(each.op, each.dtype, each.elements, each.bucket) for each in there}) == 1
 

@@ -66,7 +66,7 @@ def find_divergence(facts: Facts) -> Verdict | None:
     group = min(differing, key=_divergence_sort_key, default=None)
     if group is None or (number := group.first_divergence) is None:
         return None
-    at_number = _entries_at_divergence(group)
+    at_number = group.entries_at(group.first_divergence)
     sides = _sides(group, at_number)
     if len(sides) < 2:
         return None
@@ -93,7 +93,7 @@ def find_divergence(facts: Facts) -> Verdict | None:
         bucket=_bucket_of(a, b),
         parameters=a.signature.parameters or b.signature.parameters,
         call_sites=known_sites({rank: sites.get(rank) for rank in shown}),
-        windows={rank: group.windows[rank] for rank in shown},
+        windows=group.windows_of(shown),
     )
 
 
@@ -101,15 +101,10 @@ def _bucket_of(*entries: Entry) -> int | None:
     return next((entry.signature.bucket for entry in entries if entry.signature.bucket != NO_BUCKET), None)
 
 
-def _entries_at_divergence(group: GroupOrder) -> dict[int, Entry]:
-    number = group.first_divergence
-    return {rank: entry for rank, window in sorted(group.windows.items()) for entry in window if entry.number == number}
-
-
 def _divergence_notes(facts: Facts, found: Divergence, sides: list[list[int]], *, has_majority: bool) -> Iterator[str]:
     """Yield what else is known of a divergence."""
     group, number, side, other = found.group, found.number, found.side, found.other
-    at_number = _entries_at_divergence(group)
+    at_number = group.entries_at(group.first_divergence)
     if group.predates_log:
         yield text.oldest_left()
     if absent := [rank for rank in group.ranks if rank not in at_number]:
@@ -138,12 +133,11 @@ def _find_update_without_reduction(
     found = replicas.find_unreduced_gradients(facts)
     if found is None or found.step != step:
         return None
-    windows = {rank: group.windows[rank] for ranks in sides for rank in ranks[:_MOST_SHOWN]}
     return replace(
         found,
         group=group.name,
         number=group.first_divergence,
-        windows=windows,
+        windows=group.windows_of(rank for ranks in sides for rank in ranks[:_MOST_SHOWN]),
         evidence=(*found.evidence, text.at_another_batch(found.concerned)),
     )
 
@@ -159,7 +153,7 @@ def _have_batches_diverged(group: GroupOrder, sides: list[list[int]]) -> bool:
         return False
     ahead = [{offsets[rank] for rank in side} for side in sides]
     is_alike = all(len(one) == 1 for one in ahead) and len(set().union(*ahead)) == len(sides)
-    return is_alike and len({entry.batch for entry in _entries_at_divergence(group).values()}) > 1
+    return is_alike and len({entry.batch for entry in group.entries_at(group.first_divergence).values()}) > 1
 
 
 def _first_call_site_difference(found: Divergence) -> tuple[Entry, Entry] | None:
@@ -188,7 +182,7 @@ def _is_in_no_sync(facts: Facts, rank: int, step: int) -> bool:
 
 def _divergence_sort_key(group: GroupOrder) -> tuple[int, int, int]:
     number = group.first_divergence or 0
-    entries = [entry for window in group.windows.values() for entry in window if entry.number == number]
+    entries = group.entries_at(number).values()
     step = min((entry.step for entry in entries), default=0)
     severity = _SEVERITY.index(group.divergence) if group.divergence in _SEVERITY else len(_SEVERITY)
     return step, min((entry.announced_ns for entry in entries), default=0), severity
@@ -229,9 +223,8 @@ def _reaches_back(group: GroupOrder, rank: int, step: int) -> bool:
 def _has_passed_over_reducing(group: GroupOrder, rank: int, other: int) -> bool:
     """Return True if a rank updated without reducing in the step in which another one begins to reduce."""
     number = group.first_divergence or 0
-    own = {entry.number: entry for entry in group.windows[rank]}
-    theirs = next(entry for entry in group.windows[other] if entry.number == number)
-    is_reducing = theirs.signature.is_gradient_reduction and own[number].signature.bucket == NO_BUCKET
+    own, theirs = (group.entries_at(number)[one] for one in (rank, other))
+    is_reducing = theirs.signature.is_gradient_reduction and own.signature.bucket == NO_BUCKET
     has_passed_over = not _has_reduced(group, rank, theirs.step, number)
     return is_reducing and has_passed_over and _reaches_back(group, rank, theirs.step)
 

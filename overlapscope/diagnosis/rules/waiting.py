@@ -225,7 +225,7 @@ def _collective(group: GroupOrder, entry: Entry) -> dict[str, Any]:
 
 def _windows_with(group: GroupOrder, entries: Mapping[int, Entry]) -> dict[int, tuple[Entry, ...]]:
     """Return the latest entries of ranks in a group, and an entry of each that may be far before them."""
-    windows = {rank: group.windows[rank] for rank in entries}
+    windows = group.windows_of(entries)
     return {rank: own if entries[rank] in own else (entries[rank], *own) for rank, own in windows.items()}
 
 
@@ -244,9 +244,8 @@ def wait_fields(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> dict[str, A
     missed = wait.first_missed_by(ranks)
     sites = {rank: s.call_site for rank in ranks if rank in facts.ranks and (s := facts.ranks[rank].position)}
     sites |= {one.rank: one.entry.call_site for one in facts.waits[:8]}
-    shown = [rank for rank in (*ranks[:4], *facts.waiting[:4]) if rank in wait.group.windows]
     return {
         **_collective(wait.group, missed),
         "call_sites": known_sites(sites),
-        "windows": {rank: wait.group.windows[rank] for rank in sorted(shown)},
+        "windows": wait.group.windows_of((*ranks[:4], *facts.waiting[:4])),
     }
