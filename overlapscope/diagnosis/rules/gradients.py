@@ -185,18 +185,14 @@ def _unready(one: RankEvidence) -> tuple[UnreadyParameter, ...]:
 def _bucket_of_others(facts: Facts, rank: int, unready: UnreadyParameter) -> Entry | None:
     """Return the bucket if another rank has launched it where this rank has something else, or nothing yet."""
     for group in facts.evidence.groups:
-        own = group.windows.get(rank, ())
-        number = group.latest.get(rank, 0) + 1
-        if group.first_divergence is not None:
-            number = group.first_divergence
-        if any(entry.number == number and entry.signature.bucket != NO_BUCKET for entry in own):
+        entries = group.entries_at(group.first_divergence or group.latest.get(rank, 0) + 1)
+        own = entries.pop(rank, None)
+        if own is not None and own.signature.bucket != NO_BUCKET:
             continue
-        for other, window in group.windows.items():
-            for entry in window:
-                signature = entry.signature
-                is_it = signature.bucket != NO_BUCKET and signature.model == unready.model
-                if other != rank and entry.number == number and is_it and signature.bucket <= unready.bucket:
-                    return entry
+        for entry in entries.values():
+            bucket = entry.signature.bucket
+            if bucket != NO_BUCKET and entry.signature.model == unready.model and bucket <= unready.bucket:
+                return entry
     return None
 
 

@@ -15,7 +15,7 @@ from overlapscope.diagnosis.process_state import find_wait_reason
 from overlapscope.diagnosis.stall_timeout import is_busy
 from overlapscope.diagnosis.text import loop_step
 from overlapscope.diagnosis.texts import waiting as text
-from overlapscope.diagnosis.verdict import Verdict, known_sites
+from overlapscope.diagnosis.verdict import FaultKind, Verdict, known_sites
 from overlapscope.diagnosis.wait_graph import Facts, SegmentMessage, Wait, has_finished, runs_on_device
 from overlapscope.trace.collective_log import POINT_TO_POINT
 from overlapscope.trace.schema import NO_BUCKET
@@ -108,23 +108,22 @@ def find_uneven_inputs(facts: Facts) -> Verdict | None:
 def find_data_loader_wait(facts: Facts) -> Verdict | None:
     """Find a rank that the others wait for and that has been in its data loader all along."""
     ranks = tuple(rank for rank in _culprits(facts) if find_wait_reason(facts.ranks[rank].stacks) == "data loader")
-    wait = facts.wait_for(ranks)
-    if wait is None:
-        return None
-    words = text.in_data_loader(ranks, facts.ranks[ranks[0]], facts.waiting, wait, alternative=_alternative(facts))
-    return Verdict(kind="waits for data", **words, **_stall_fields(facts, wait, ranks))
+    return _stalled(facts, "waits for data", ranks)
 
 
 def find_stuck_rank(facts: Facts) -> Verdict | None:
     """Find a rank that the others wait for and that is stuck elsewhere; or all have entered and nothing happens."""
     ranks = _culprits(facts)
-    if not ranks:
-        return _device_behind(facts) or _all_inside(facts)
+    return _stalled(facts, "stuck", ranks) if ranks else _device_behind(facts) or _all_inside(facts)
+
+
+def _stalled(facts: Facts, kind: FaultKind, ranks: tuple[int, ...]) -> Verdict | None:
+    """Return a verdict on ranks that hold up the others, located by the first."""
     wait = facts.wait_for(ranks)
     if wait is None:
         return None
     one = facts.ranks[ranks[0]]
-    words = text.stuck(
+    words = text.stalled(
         ranks,
         one,
         facts.waiting,
@@ -134,15 +133,10 @@ def find_stuck_rank(facts: Facts) -> Verdict | None:
         reason=find_wait_reason(one.stacks),
         alternative=_alternative(facts),
     )
-    return Verdict(kind="stuck", **words, **_stall_fields(facts, wait, ranks))
-
-
-def _stall_fields(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> dict[str, Any]:
-    """Return the fields of a verdict on ranks that hold up the others, located by the first."""
     location = wait_fields(facts, wait, ranks)
-    if (position := facts.ranks[ranks[0]].position) is not None:
-        location["step"] = loop_step(position)
-    return location | {"blamed": ranks, "concerned": tuple(sorted({*ranks, *facts.waiting}))}
+    if one.position is not None:
+        location["step"] = loop_step(one.position)
+    return Verdict(kind=kind, **words, **location, blamed=ranks, concerned=tuple(sorted({*ranks, *facts.waiting})))
 
 
 def _culprits(facts: Facts) -> tuple[int, ...]:

@@ -35,7 +35,6 @@ from overlapscope.text import capitalize, count_of, rank_list
 
 _MAX_GAPS: Final = 3
 _WAITING: Final[dict[WaitReason, str]] = {
-    "data loader": "waiting for data",
     "thread": "waiting for a lock or another thread",
     "process": "waiting for another process",
     "socket": "waiting for a socket",
@@ -45,6 +44,9 @@ _WAITING: Final[dict[WaitReason, str]] = {
 _LOOK_AT_KERNELS: Final = (
     "Look for a kernel that is slow there or never ends, such as one that waits for another stream or process: "
     "cuda-gdb, or a run with CUDA_LAUNCH_BLOCKING=1."
+)
+_LOOK_AT_LOADER: Final = (
+    "Look at the data loader of that rank: its workers, its storage, a lock; py-spy dump shows where it is."
 )
 _LOOK_AT_NETWORK: Final = "Look at the network between the hosts, and at the backend's own log (NCCL_DEBUG=INFO)."
 MAY_RECOVER: Final = "a single slow operation looks the same from here"
@@ -135,16 +137,7 @@ def left_loop(
     }
 
 
-def in_data_loader(
-    ranks: Sequence[int], one: RankEvidence, waiting: Collection[int], wait: Wait, *, alternative: str
-) -> VerdictText:
-    """Describe ranks in their data loader that others wait for; the state shown is that of the first."""
-    advice = "Look at the data loader of that rank: its workers, its storage, a lock; py-spy dump shows where it is."
-    what = f"{plural(ranks, 'has', 'have')} been waiting for data"
-    return _stalled(ranks, one, what, waiting, wait, advice, alternative)
-
-
-def stuck(
+def stalled(
     ranks: Sequence[int],
     one: RankEvidence,
     waiting: Collection[int],
@@ -161,26 +154,18 @@ def stuck(
         is_silent: True if nothing is heard of any of them.
         reason: what the first waits for, if known.
     """
-    what = "made no progress"
-    if is_silent:
+    what, advice = "made no progress", "Look at that rank's stacks, or run py-spy dump on its process."
+    if reason == "data loader":
+        what = "been waiting for data"
+        advice = (
+            "Look at the data loader of that rank: its workers, its storage, a lock; py-spy dump shows where it is."
+        )
+    elif is_silent:
         what = "been unreachable (process, host or network gone)"
     elif is_busy:
         what = "been busy without getting anywhere"
     elif reason is not None:
         what = f"been {_WAITING[reason]}"
-    advice = "Look at that rank's stacks, or run py-spy dump on its process."
-    return _stalled(ranks, one, f"{plural(ranks, 'has', 'have')} {what}", waiting, wait, advice, alternative)
-
-
-def _stalled(
-    ranks: Sequence[int],
-    one: RankEvidence,
-    what: str,
-    waiting: Collection[int],
-    wait: Wait,
-    advice: str,
-    alternative: str,
-) -> VerdictText:
     missed = wait.first_missed_by(ranks)
     evidence = []
     if one.liveness == "unknown":
@@ -188,9 +173,9 @@ def _stalled(
     if one.cpu_share is not None:
         evidence.append(f"Rank {one.rank} uses {100 * one.cpu_share:.0f} % of a core.")
     return {
-        "sentence": f"{capitalize(rank_list(ranks))} {what}{_duration(one.idle_ns)}{_where(one.position)}, while "
-        f"{rank_list(waiting)} {plural(waiting, 'waits', 'wait')} in collective {missed.number} of "
-        f"{group_text(wait.group)}: {_entry_text(missed)}.",
+        "sentence": f"{capitalize(rank_list(ranks))} {plural(ranks, 'has', 'have')} {what}{_duration(one.idle_ns)}"
+        f"{_where(one.position)}, while {rank_list(waiting)} {plural(waiting, 'waits', 'wait')} in collective "
+        f"{missed.number} of {group_text(wait.group)}: {_entry_text(missed)}.",
         "alternative": alternative,
         "evidence": tuple(evidence),
         "advice": (advice,),
