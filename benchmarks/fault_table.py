@@ -33,9 +33,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.lab import jobs
 from overlapscope.lab.catalog import FAULTS, Fault
-from overlapscope.lab.jobs import diagnose, load_reports
+from overlapscope.lab.jobs import diagnose
 from overlapscope.lab.truth import VerdictCheck, check_verdict, find_fault_script
 from tests.lab.outcome import Outcome, run_fault
+from tests.lab.reports import load_reports
 from tests.lab.warm_ranks import WarmRank
 
 POINTS: Final = ("kind", "blamed", "step", "bucket", "parameters", "line")

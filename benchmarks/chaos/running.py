@@ -16,9 +16,10 @@ import psutil
 from benchmarks.chaos.program import SCRIPT, Program
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
-from overlapscope.lab.jobs import JobReport, diagnose, load_reports
+from overlapscope.lab.jobs import diagnose
 from overlapscope.trace.collective_log_reader import open_collective_logs
 from overlapscope.trace.folders import find_rank_folders
+from tests.lab.reports import JobReport, load_reports
 
 RECORDING: Final = "traces"
 OUTPUT: Final = "output.txt"

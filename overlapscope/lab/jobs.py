@@ -22,7 +22,6 @@ from overlapscope.diagnosis.stall_timeout import STUCK_AFTER_NS
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.environment import TRACE_VARIABLE, add_startup_hook
-from overlapscope.trace.json_files import from_dict
 from overlapscope.trace.process_files import read_reports
 from overlapscope.trace.schema import ENDED_FILE, rank_folder
 
@@ -37,37 +36,6 @@ def diagnose(folder: Path) -> tuple[Verdict, str]:
         return Verdict(kind="cannot tell", sentence=str(error)), str(error)
     verdict = judge(evidence)
     return verdict, format_report(verdict, evidence)
-
-
-# The watchdogs' reports on a job, as verdicts.
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobReport:
-    """Verdict that the watchdog of one rank has reported."""
-
-    rank: int
-    time_ns: int
-    """Host time in nanoseconds (CLOCK_MONOTONIC)."""
-    verdict: Verdict
-    message: str
-    is_retracted: bool
-    """True if the report was withdrawn because the job continued: it was only slow."""
-
-
-def load_reports(folder: Path) -> list[JobReport]:
-    """Read all reports in a recording, sorted by time."""
-    folders = {int(one.name.removeprefix("rank_")): one for one in folder.glob("rank_*")}
-    return [
-        JobReport(
-            rank=report.rank,
-            time_ns=report.time_ns,
-            verdict=from_dict(Verdict, dict(report.verdict)),
-            message=report.text,
-            is_retracted=report.retracted_ns is not None,
-        )
-        for report in read_reports(folders)
-    ]
 
 
 Wrapper = Literal["instrumented", "torch"]

@@ -15,7 +15,7 @@ from benchmarks.chaos.running import Outcome
 from benchmarks.chaos.scoring import judge_run, score
 from overlapscope.diagnosis.evidence import CallSite
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.lab.jobs import JobReport
+from tests.lab.reports import JobReport
 
 HEALTHY = Verdict(kind="healthy", sentence="All ranks finished.")
 

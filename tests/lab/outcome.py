@@ -10,8 +10,9 @@ from pathlib import Path
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.lab import jobs
 from overlapscope.lab.catalog import Fault
-from overlapscope.lab.jobs import JobReport, diagnose, load_reports
+from overlapscope.lab.jobs import diagnose
 from overlapscope.lab.truth import check_verdict, find_fault_script
+from tests.lab.reports import JobReport, load_reports
 from tests.lab.warm_ranks import WarmRank
 
 
