@@ -33,7 +33,7 @@ from overlapscope.interval import Interval
 from overlapscope.stragglers import text
 from overlapscope.stragglers.finding import Finding, SlowLink
 from overlapscope.stragglers.stragglers import Stragglers
-from overlapscope.text import format_ranks
+from overlapscope.text import capitalize, format_ranks
 
 # The tables of the pages as pandas DataFrames, for downloads and notebooks. Times are nanoseconds.
 
@@ -343,7 +343,7 @@ class _TableHandler(AuthRequestHandler):
                 "problem.html",
                 title="No table",
                 headline="This table can't be saved",
-                message=f"{message[:1].upper()}{message[1:]}".rstrip(".") + ".",
+                message=capitalize(message).rstrip(".") + ".",
                 advice="Go back to the page, and reload it: it shows what there is.",
             )
         )

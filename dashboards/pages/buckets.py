@@ -12,7 +12,7 @@ from bokeh.document import Document
 
 from dashboards.forecast import BucketChoice, ChosenPlan, Forecast, predict_mean_step
 from dashboards.pages.breakdown import build_breakdown_context
-from dashboards.pages.shell import QueryArguments, has_only_collectives, render, render_fragment
+from dashboards.pages.shell import QueryArguments, get_argument, has_only_collectives, render, render_fragment
 from dashboards.plots.browser_rpc import RequestColumns
 from dashboards.plots.bucket_columns import HEAD_PX, LANE_PX, RANK_PX, format_caps
 from dashboards.plots.buckets import CURVE_LEFT_PX, CURVE_RIGHT_PX, BucketsPlot
@@ -25,7 +25,7 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
 from overlapscope.report.buckets import build_buckets_section, describe_basis
 from overlapscope.report.report import Number
-from overlapscope.text import format_bytes, format_ns, format_share, format_share_change
+from overlapscope.text import capitalize, format_bytes, format_ns, format_share, format_share_change
 from overlapscope.trace.description import describe_auto_choices
 from overlapscope.trace.recording import Trace
 
@@ -178,13 +178,13 @@ def build_advice_context(trace: Trace, advice: Advice) -> dict[str, Any]:
 
 def parse_choice(arguments: QueryArguments) -> BucketChoice:
     """Parse the choice in ``?cap_mb=…&plan=…&first=…&compression=…``; invalid values are ignored."""
-    plan = _get_text(arguments, "plan")
+    plan = get_argument(arguments, "plan")
     return BucketChoice(
         options=Options(
-            first_mb=_parse_size_mb(_get_text(arguments, "first")),
-            is_compressed=_get_text(arguments, "compression") == "fp16",
+            first_mb=_parse_size_mb(get_argument(arguments, "first")),
+            is_compressed=get_argument(arguments, "compression") == "fp16",
         ),
-        cap_mb=_parse_size_mb(_get_text(arguments, "cap_mb")),
+        cap_mb=_parse_size_mb(get_argument(arguments, "cap_mb")),
         special=next((name for name in SPECIALS if name == plan), None),
     )
 
@@ -265,16 +265,12 @@ def build_unavailable_context(trace: Trace, reason: str) -> dict[str, Any]:
     what, _, todo = reason.removeprefix(f"{trace.path}: ").partition(": ")
     return {
         "headline": "No bucket size can be predicted from this recording",
-        "message": f"{what[:1].upper()}{what[1:]}.",
-        "advice": f"{todo[:1].upper()}{todo[1:]}."
+        "message": f"{capitalize(what)}.",
+        "advice": f"{capitalize(todo)}."
         if todo
         else "Record about 30 steps of a model wrapped in "
         "DistributedDataParallel: 'overlapscope record --probe-buckets -o FOLDER -- torchrun ...'.",
     }
-
-
-def _get_text(arguments: QueryArguments, name: str) -> str:
-    return b",".join(arguments.get(name, [])).decode(errors="replace")
 
 
 def _parse_size_mb(text: str) -> float | None:

@@ -13,7 +13,7 @@ from bokeh.model import Model
 
 from dashboards.comparisons import ComparisonResult, SideRequest
 from dashboards.pages.breakdown import build_step_bar
-from dashboards.pages.shell import QueryArguments, render
+from dashboards.pages.shell import QueryArguments, get_argument, render
 from dashboards.plots.step_drawing import StepDrawing, StepPlots
 from dashboards.runs import RunIndex
 from dashboards.urls import RunUrl, run_pages_url
@@ -79,16 +79,11 @@ def parse_sides(arguments: QueryArguments, *, has_table: bool) -> tuple[SideChoi
     Names of runs are ignored unless there are several runs to choose from (``has_table``).
     """
 
-    def text(name: str) -> str:
-        return (arguments.get(name) or [b""])[0].decode("utf-8", "replace").strip()
+    def parse_side(name: str) -> SideChoice:
+        run, steps, plan = (get_argument(arguments, key).strip() for key in (name, f"{name}_steps", f"{name}_plan"))
+        return SideChoice(name=name, run=run if has_table else "", steps=steps, plan=plan)
 
-    base, new = (
-        SideChoice(
-            name=name, run=text(name) if has_table else "", steps=text(f"{name}_steps"), plan=text(f"{name}_plan")
-        )
-        for name in ("base", "new")
-    )
-    return base, new
+    return parse_side("base"), parse_side("new")
 
 
 def build_side_views(chosen: Sequence[SideChoice], compared: ComparisonResult | None) -> list[SideView]:
@@ -272,7 +267,7 @@ def build_comparison_context(
 
 def parse_drawn_index(found: Comparison, arguments: QueryArguments) -> int:
     """Return the index of the step to draw: that of ``?step=…``, its number in the base run, else 0."""
-    asked = (arguments.get("step") or [b""])[0].decode("utf-8", "replace")
+    asked = get_argument(arguments, "step")
     numbers = [str(pair.base_step) for pair in found.steps]
     return numbers.index(asked) if asked in numbers else 0
 

@@ -10,20 +10,26 @@ from typing import Any, Final
 from bokeh.document import Document
 
 from dashboards.pages.breakdown import build_breakdown_context
-from dashboards.pages.order_details import render_number_details
 from dashboards.pages.rank_choice import MAX_RANKS
-from dashboards.pages.shell import QueryArguments, render
+from dashboards.pages.shell import QueryArguments, get_argument, render, render_fragment
 from dashboards.plots.browser_rpc import BrowserRpc, RequestColumns
 from dashboards.plots.order import OrderPlot, SelectedCell
 from dashboards.recording import Snapshot
 from overlapscope.diagnosis.attempts import format_other_attempts
 from overlapscope.diagnosis.diagnosis import Diagnosis
-from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Evidence, Liveness, RankEvidence
-from overlapscope.diagnosis.order_view import BUCKET_SLOTS, OrderLane, OrderLanes
+from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Entry, Evidence, Liveness, RankEvidence
+from overlapscope.diagnosis.order_view import (
+    BUCKET_SLOTS,
+    OrderLane,
+    OrderLanes,
+    OrderSide,
+    compare_sides,
+    group_into_sides,
+)
 from overlapscope.diagnosis.text import format_position, format_recorded_until
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.text import capitalize, format_ns, format_ranks, parse_ranks, rank_list
-from overlapscope.trace.collective_log import ProcessGroup
+from overlapscope.text import capitalize, format_bytes, format_ns, format_ranks, parse_ranks, rank_list
+from overlapscope.trace.collective_log import ProcessGroup, Signature
 from overlapscope.trace.folders import read_import_source
 from overlapscope.trace.process_files import WatchdogReport
 from overlapscope.trace.recording import Trace
@@ -189,7 +195,7 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         groups=[(each.name, format_group(each)) for each in diagnosis.groups],
         group_name=group.name,
         lanes_note=note,
-        chosen=_get_text(arguments, "ranks"),
+        chosen=get_argument(arguments, "ranks"),
         has_many_ranks=len(group.ranks) > MAX_RANKS,
         lane_labels=[build_lane_label(lane, lanes, diagnosis.evidence) for lane in shown],
         lane_px=plot.layout.lane_px,
@@ -263,7 +269,7 @@ def choose_lanes(lanes: OrderLanes, arguments: QueryArguments) -> tuple[tuple[Or
     ranks = lanes.group.ranks
     if len(ranks) <= MAX_RANKS:
         return lanes.lanes_of(ranks), ""
-    asked, unknown = parse_ranks(_get_text(arguments, "ranks"), ranks)
+    asked, unknown = parse_ranks(get_argument(arguments, "ranks"), ranks)
     if asked:
         notes = [f"there is no rank {', '.join(unknown)}"] if unknown else []
         if len(asked) > MAX_RANKS:
@@ -328,7 +334,7 @@ def format_group(group: ProcessGroup) -> str:
 
 def parse_group(diagnosis: Diagnosis, arguments: QueryArguments) -> ProcessGroup:
     """Return the group of ``?group=…``, else the verdict's, else the first."""
-    for name in (_get_text(arguments, "group"), diagnosis.verdict.group):
+    for name in (get_argument(arguments, "group"), diagnosis.verdict.group):
         found = next((group for group in diagnosis.groups if group.name == name), None)
         if found is not None:
             return found
@@ -373,10 +379,86 @@ def build_unavailable_context(trace: Trace | None, verdict: Verdict | None) -> d
     }
 
 
-def _get_text(arguments: QueryArguments, name: str) -> str:
-    return b",".join(arguments.get(name, [])).decode(errors="replace")
-
-
 def _get_number(arguments: QueryArguments, name: str) -> int | None:
-    text = _get_text(arguments, name)
+    text = get_argument(arguments, name)
     return int(text) if text.isdecimal() and len(text) < 12 else None
+
+
+# Details of one collective number on all ranks, as markup: the sides next to each other, and their parameters.
+
+_MAX_SIDES: Final = 8
+
+_Parameters = list[tuple[str, str, str]]
+"""Name, shape and size of each parameter."""
+
+
+def render_number_details(trace: Trace | None, diagnosis: Diagnosis, lanes: OrderLanes, number: int) -> str:
+    """Return the markup of what all ranks have at a number."""
+    sides = group_into_sides(lanes.entries_at(number))
+    shown = sides[:_MAX_SIDES]
+    return render_fragment(
+        "order_details.html",
+        number=number,
+        has_timeline=trace is not None and len(trace.steps) > 0,
+        sides=[_build_heading(side) for side in shown],
+        more_sides=len(sides) - len(shown),
+        traits=compare_sides(shown, diagnosis.offsets_ns),
+        buckets=_list_buckets(trace, shown),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideHeading:
+    """The heading of a side."""
+
+    title: str
+    ranks: str
+    """Its ranks, for the page's script."""
+    state: str
+    link: str
+    """Link to the same step on the timeline."""
+
+
+def _build_heading(side: OrderSide) -> SideHeading:
+    states = sorted({entry.state for entry in side.entries})
+    return SideHeading(
+        title=rank_list(side.ranks),
+        ranks=" ".join(map(str, side.ranks)),
+        state=" or ".join(states) if states else "nothing in its log",
+        link=f"timeline?step={side.entry.step}&rank={side.ranks[0]}" if side.entry else "",
+    )
+
+
+def _list_buckets(trace: Trace | None, sides: Sequence[OrderSide]) -> list[tuple[str, _Parameters]]:
+    """Return the parameters of each bucket that a side has, once if they are the same."""
+    found: dict[tuple[tuple[str, str, str], ...], tuple[str, _Parameters]] = {}
+    for side in sides:
+        if side.entry is None or side.entry.signature.role != "bucket":
+            continue
+        parameters = _list_parameters(trace, side.entry)
+        title = f"Bucket {side.entry.signature.bucket}"
+        found.setdefault(tuple(parameters), (f"{title} of {rank_list(side.ranks)}", parameters))
+        if len(sides) == 1:
+            return [(title, parameters)]
+    return list(found.values())
+
+
+def _list_parameters(trace: Trace | None, entry: Entry) -> _Parameters:
+    signature = entry.signature
+    planned = [] if trace is None else _find_plan_parameters(trace, signature)
+    return planned or [(name, "", "") for name in signature.names]
+
+
+def _find_plan_parameters(trace: Trace, signature: Signature) -> _Parameters:
+    plans = trace.plans
+    rows = plans[
+        (plans["model"] == signature.model)
+        & (plans["plan_epoch"] == signature.plan_epoch)
+        & (plans["bucket"] == signature.bucket)
+    ]
+    of_hash = rows[rows["plan_hash"].str[: len(signature.plan_hash)] == signature.plan_hash]
+    rows = (of_hash if len(of_hash) else rows).drop_duplicates("position").sort_values("position")
+    return [
+        (str(name), str(shape), format_bytes(int(size)))
+        for name, shape, size in zip(rows["name"], rows["shape"], rows["bytes"], strict=True)
+    ]

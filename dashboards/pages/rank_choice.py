@@ -8,7 +8,7 @@ from typing import Final, Literal, get_args
 
 import pandas as pd
 
-from dashboards.pages.shell import QueryArguments
+from dashboards.pages.shell import QueryArguments, get_argument
 from overlapscope.text import format_ranks, parse_ranks
 
 MAX_RANKS: Final = 16
@@ -60,12 +60,12 @@ def choose_ranks(
         lateness_ns: lateness of each rank in the step that is shown, as far as it is known.
     """
     host_of = dict(sorted(zip(ranks["rank"].tolist(), ranks["host"].tolist(), strict=True)))
-    asked, unknown = parse_ranks(_get_text(arguments, "ranks"), list(host_of))
-    first, _ = parse_ranks(_get_text(arguments, "rank"), list(host_of))
-    pinned, _ = parse_ranks(_get_text(arguments, "pin"), list(host_of))
+    asked, unknown = parse_ranks(get_argument(arguments, "ranks"), list(host_of))
+    first, _ = parse_ranks(get_argument(arguments, "rank"), list(host_of))
+    pinned, _ = parse_ranks(get_argument(arguments, "pin"), list(host_of))
     marked = first[0] if len(first) == 1 else None
-    order: RankOrder = next((each for each in RANK_ORDERS if each == _get_text(arguments, "order")), "rank")
-    opened = frozenset(_get_text(arguments, "open").split(",")) & frozenset(host_of.values())
+    order: RankOrder = next((each for each in RANK_ORDERS if each == get_argument(arguments, "order")), "rank")
+    opened = frozenset(get_argument(arguments, "open").split(",")) & frozenset(host_of.values())
     wanted = asked or sorted(host_of, key=lambda rank: marked is not None and host_of[rank] != host_of[marked])
     notes = [f"there is no rank {', '.join(unknown)}"] if unknown else []
     if len(asked) > MAX_RANKS:
@@ -113,7 +113,3 @@ def suggest_ranks(ranks: pd.DataFrame) -> list[tuple[str, str]]:
         return [(format_ranks(of_host.tolist()), str(host)) for host, of_host in by_host]
     known = sorted(ranks["rank"])
     return [(format_ranks(known[at : at + MAX_RANKS]), "") for at in range(0, len(known), MAX_RANKS)]
-
-
-def _get_text(arguments: QueryArguments, name: str) -> str:
-    return b",".join(arguments.get(name, [])).decode(errors="replace")

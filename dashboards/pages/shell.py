@@ -21,7 +21,7 @@ from overlapscope.breakdown.lanes import BUCKET_SLOTS
 from overlapscope.breakdown.text import PHASE_LABELS
 from overlapscope.compare.side import parse_step_bounds
 from overlapscope.errors import OverlapScopeError, Problem
-from overlapscope.text import count_of, use_no_break_spaces
+from overlapscope.text import capitalize, count_of, use_no_break_spaces
 from overlapscope.trace.description import describe_clocks, describe_models, describe_strategies
 from overlapscope.trace.folders import read_import_source
 from overlapscope.trace.recording import Trace
@@ -55,9 +55,14 @@ _ENVIRONMENT.filters["together"] = use_no_break_spaces
 _ENVIRONMENT.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
+def get_argument(arguments: QueryArguments, name: str) -> str:
+    """Return an argument of the query; empty if it is not given, and joined by commas if it is given several times."""
+    return b",".join(arguments.get(name, [])).decode(errors="replace")
+
+
 def parse_step_range(arguments: QueryArguments) -> StepSelection | None:
     """Parse the steps to load, such as ``read=all`` or ``read=100:200``; None if there are none in the query."""
-    text = (*arguments.get("read", ()), b"")[0].decode(errors="replace")
+    text = get_argument(arguments, "read")
     if text == "all":
         return "all"
     try:
@@ -189,7 +194,7 @@ def build(document: Document, error: OverlapScopeError) -> None:
         title="Nothing to show",
         headline="There is nothing to show yet",
         message=f"{message}.",
-        advice=f"{advice[:1].upper()}{advice[1:]}. Then reload this page." if advice else "",
+        advice=f"{capitalize(advice)}. Then reload this page." if advice else "",
     )
 
 
@@ -214,6 +219,6 @@ def build_no_run(document: Document, reason: OverlapScopeError) -> None:
         "problem.html",
         title="No such run",
         headline="There is no such run",
-        message=f"{str(reason)[:1].upper()}{str(reason)[1:]}.",
+        message=f"{capitalize(str(reason))}.",
         advice="The table of runs lists those that there are.",
     )

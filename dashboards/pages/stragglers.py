@@ -7,7 +7,7 @@ from typing import Any, Final
 from bokeh.document import Document
 
 from dashboards.pages.breakdown import build_breakdown_context
-from dashboards.pages.shell import QueryArguments, render
+from dashboards.pages.shell import QueryArguments, get_argument, render
 from dashboards.plots.heatmap import FIGURES, HeatmapPlot
 from dashboards.rank_map import Grouping, Heatmap, HeatmapFigure
 from dashboards.recording import Snapshot
@@ -94,12 +94,9 @@ def _build_unavailable(document: Document, trace: Trace) -> None:
 
 def _parse_heatmap_plot(heatmap: Heatmap, arguments: QueryArguments) -> HeatmapPlot:
     """Build the heatmap of ``?figure=…&grouping=…``; invalid values are ignored."""
-
-    def given(name: str) -> str:
-        return arguments.get(name, [b""])[0].decode("utf-8", "replace")
-
-    figure: HeatmapFigure = next((known for known in FIGURES if known == given("figure")), "lateness")
-    grouping: Grouping | None = next((known for known in heatmap.groupings if known == given("grouping")), None)
+    given, wanted = get_argument(arguments, "figure"), get_argument(arguments, "grouping")
+    figure: HeatmapFigure = next((known for known in FIGURES if known == given), "lateness")
+    grouping: Grouping | None = next((known for known in heatmap.groupings if known == wanted), None)
     return HeatmapPlot(heatmap, figure, grouping)
 
 

@@ -10,7 +10,7 @@ from bokeh.document import Document
 
 from dashboards.pages.breakdown import build_breakdown_context
 from dashboards.pages.rank_choice import RankChoice, choose_ranks, suggest_ranks
-from dashboards.pages.shell import QueryArguments, has_only_collectives, render, render_fragment
+from dashboards.pages.shell import QueryArguments, get_argument, has_only_collectives, render, render_fragment
 from dashboards.plots.browser_rpc import RequestColumns
 from dashboards.plots.related_spans import MOMENTS, find_counterparts
 from dashboards.plots.span_details import get_span_details
@@ -158,7 +158,7 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
     if not is_plain:
         connect_markup(plot, snapshot, timeline)
         if "span" in arguments:
-            plot.selection.select_named(arguments["span"][0].decode(errors="replace"))
+            plot.selection.select_named(get_argument(arguments, "span"))
     document.js_on_event("document_ready", plot.start_script)
     render(
         document,
@@ -285,8 +285,8 @@ def parse_view(timeline: Timeline, arguments: QueryArguments) -> View | None:
 
     def number(name: str) -> int | None:
         try:
-            return int(float(arguments[name][0]))
-        except (KeyError, IndexError, ValueError, OverflowError):
+            return int(float(get_argument(arguments, name)))
+        except (ValueError, OverflowError):
             return None
 
     from_ns, to_ns, step = number("from"), number("to"), number("step")

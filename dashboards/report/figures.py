@@ -14,7 +14,6 @@ from bokeh.resources import Resources
 from markupsafe import Markup
 
 from dashboards.pages import order
-from dashboards.pages.order_details import render_number_details
 from dashboards.pages.stragglers import FIGURE_DESCRIPTIONS
 from dashboards.plots import trend
 from dashboards.plots.buckets import draw_fixed_curve
@@ -82,7 +81,7 @@ class ReportFigures:
             "lane_px": plot.layout.lane_px,
             "axis_px": AXIS_HEIGHT_PX,
             "has_two_lines": plot.layout.has_two_lines,
-            "details": render_number_details(snapshot.trace, diagnosis, lanes, selected[1]),
+            "details": order.render_number_details(snapshot.trace, diagnosis, lanes, selected[1]),
         }
 
     def add_steps(self, drawings: Sequence[StepDrawing]) -> None:

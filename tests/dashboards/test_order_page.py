@@ -14,7 +14,7 @@ from bokeh.document import Document
 
 from dashboards.app import ROUTES
 from dashboards.pages import order, overview, timeline
-from dashboards.pages.order_details import render_number_details
+from dashboards.pages.order import render_number_details
 from dashboards.plots.browser_rpc import BrowserRpc
 from dashboards.plots.order import OrderPlot
 from dashboards.plots.order_columns import OrderLayout, build_step_columns, build_text_columns
