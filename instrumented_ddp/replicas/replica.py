@@ -118,7 +118,7 @@ class FingerprintSchedule:
     two, so ranks with different periods share the times of the longer one.
 
     Args:
-        numbers: number of each tensor, from ``taken_at``.
+        numbers: number of each tensor, from ``fingerprint_residue``.
     """
 
     def __init__(self, numbers: Sequence[int]) -> None:
