@@ -24,6 +24,9 @@ _HOOKS_KEEP_STATE: Final = "a communication hook may keep per-bucket state, so t
 class Plans(Protocol):
     """Interface of the plan controller, see ``plans.schedule``."""
 
+    has_rebuilt: bool
+    """True if the buckets were rebuilt."""
+
     @property
     def should_rebuild(self) -> bool:
         """Return whether buckets are still to be rebuilt."""

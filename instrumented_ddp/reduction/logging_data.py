@@ -9,10 +9,11 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
+from instrumented_ddp.reduction.c10d_reducer import Plans
 from instrumented_ddp.reduction.reducer import Reducer
 
 _CPP_NAMES: Final = {
@@ -60,13 +61,6 @@ class LoggingData:
     ints_map: dict[str, int] = field(default_factory=dict)
 
 
-class RebuiltPlans(Protocol):
-    """Interface of the plan controller, see ``plans.schedule``."""
-
-    has_rebuilt: bool
-    """True if the buckets were rebuilt."""
-
-
 class Logger:
     """Replacement of ``torch.distributed.Logger``, with its method names.
 
@@ -76,7 +70,7 @@ class Logger:
         plans: tells whether the buckets were rebuilt.
     """
 
-    def __init__(self, reducer: Reducer, bucket_bytes_cap: int, plans: RebuiltPlans) -> None:
+    def __init__(self, reducer: Reducer, bucket_bytes_cap: int, plans: Plans) -> None:
         self._reducer = reducer
         self._bucket_bytes_cap = bucket_bytes_cap
         self._plans = plans

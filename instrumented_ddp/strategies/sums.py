@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -134,23 +135,23 @@ class SumExecutor:
         return future
 
 
+@dataclass(frozen=True)
 class PreparedSum:
     """A sum that is to be launched once."""
 
-    def __init__(self, sums: SumExecutor, bucket: HookBucket, part: int, recorded_sum: BucketSumRecorder) -> None:
-        self._sums = sums
-        self._bucket = bucket
-        self._part = part
-        self._recorded_sum = recorded_sum
+    sums: SumExecutor
+    bucket: HookBucket
+    part: int
+    recorded_sum: BucketSumRecorder
 
     @property
     def marks(self) -> tuple[Mark, Mark]:
         """Return the marks of its start and its end on a device."""
-        return self._recorded_sum.marks
+        return self.recorded_sum.marks
 
     def launch(self) -> torch.futures.Future[Any]:
         """Launch it, and return a future of the buffer when that holds the sum."""
-        return self._sums.launch(self._bucket, self._recorded_sum, self._part)
+        return self.sums.launch(self.bucket, self.recorded_sum, self.part)
 
 
 class SliceQueue:
