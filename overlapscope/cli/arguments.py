@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,11 @@ def parse_positive_int(text: str) -> int:
     if not number:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return number
+
+
+def strip_dashes(words: Sequence[str]) -> list[str]:
+    """Return a command line without the ``--`` that separates it from our own options."""
+    return [*words[1:]] if words[:1] == ["--"] else [*words]
 
 
 def port(text: str) -> int:

@@ -17,12 +17,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from overlapscope.cli import child_process
-from overlapscope.cli.arguments import parse_positive_int
+from overlapscope.cli.arguments import parse_positive_int, strip_dashes
 from overlapscope.console import Progress
 from overlapscope.errors import OverlapScopeError
 from overlapscope.text import count_of
@@ -64,7 +63,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start the ranks and return the exit code of the launcher."""
-    launcher = args.launcher[1:] if args.launcher[:1] == ["--"] else args.launcher
+    launcher = strip_dashes(args.launcher)
     if launcher and args.nproc:
         raise OverlapScopeError("give either --nproc or a launcher: the launcher decides how many ranks it starts")
     if args.nproc == 1:
@@ -73,8 +72,7 @@ def run(args: argparse.Namespace) -> int:
         if launcher or args.nproc:
             raise OverlapScopeError("--inspector: what it reads was measured before; start no ranks as well")
         return _calibrate_from_dumps(args.inspector, args.output)
-    if find_spec("torch") is None:
-        raise OverlapScopeError("calibrate needs PyTorch, which is missing; pip install 'overlapscope[torch]'")
+    child_process.require_torch("calibrate")
     _check_output(args.output)
     local = [sys.executable, "-m", _RUN, "--standalone", "--nproc-per-node", str(args.nproc or _DEFAULT_RANKS)]
     options = ["-o", str(args.output.absolute())]

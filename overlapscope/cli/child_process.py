@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import IO, NamedTuple
@@ -146,6 +147,16 @@ def _start(command: Sequence[str], environment: Mapping[str, str], output: IO[by
     except OSError as error:
         hint = "; put 'python' or 'torchrun' before a script" if command[0].endswith(".py") else ""
         raise OverlapScopeError(f"{command[0]}: can't be started ({error.strerror}){hint}") from None
+
+
+def require_torch(who: str) -> None:
+    """Raise an error if PyTorch is not installed.
+
+    Args:
+        who: What needs it.
+    """
+    if find_spec("torch") is None:
+        raise OverlapScopeError(f"{who} needs PyTorch, which is missing; pip install 'overlapscope[torch]'")
 
 
 def find_program(name: str) -> str:

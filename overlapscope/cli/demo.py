@@ -46,8 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.breakdown.text import describe_summary
     from overlapscope.trace.recording import read_trace
 
-    if find_spec("torch") is None:
-        raise OverlapScopeError("the demo needs PyTorch, which is missing; pip install 'overlapscope[torch]'")
+    child_process.require_torch("the demo")
     folder = args.output or Path(tempfile.mkdtemp(prefix="overlapscope-demo-"))
     recording_folder.create_empty_folder(folder)
     print(f"recording {count_of(args.steps, 'step')} on {_RANKS} ranks into {folder}", flush=True)

@@ -20,14 +20,12 @@ compressed. Problems with the recording go to stderr, one per line; the exit cod
 from __future__ import annotations
 
 import argparse
-import gzip
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from overlapscope.cli.arguments import RECORDING, parse_folder_or_url, steps
+from overlapscope.cli.output_file import create_file, refuse_existing
 from overlapscope.cli.reading import report_problems
 from overlapscope.console import Progress
 from overlapscope.errors import OverlapScopeError
@@ -74,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
         raise OverlapScopeError(f"--steps and --ranks choose from a trace: {args.format} has the whole recording")
     if args.format == "openmetrics" and is_remote(args.traces):
         raise OverlapScopeError(f"{args.traces}: openmetrics tells faults, which needs logs: copy the recording here")
-    if args.output.exists() and not (args.format in _TABLES and args.output.is_dir()):
-        raise OverlapScopeError(f"{args.output}: already exists: remove it, or give another name with -o")
+    if not (args.format in _TABLES and args.output.is_dir()):
+        refuse_existing(args.output)
     with Progress() as progress:
         step_range = step_range_of_slice(*args.steps) if args.steps else ALL_STEPS
         analysis = Analysis(read_trace(args.traces, progress.count, steps=step_range, neighbors=NEIGHBOR_STEPS))
@@ -103,7 +101,7 @@ def _write_trace(analysis: Analysis, args: argparse.Namespace, progress: Progres
     tracks = Tracks(analysis, slice(*args.steps) if args.steps else slice(None))
     progress.begin("writing")
     slices = 0
-    with _create_file(args.output) as file:
+    with create_file(args.output) as file:
         kind = PerfettoFile if args.format == "perfetto" else ChromeFile
         written = kind(file, args.traces.resolve().name)
         for done, rank in enumerate(ranks):
@@ -124,7 +122,7 @@ def _write_metrics(analysis: Analysis, args: argparse.Namespace, progress: Progr
 
     progress.begin("looking for faults")
     samples = list(generate_samples(analysis, Diagnosis.of(args.traces)))
-    with _create_file(args.output) as file:
+    with create_file(args.output) as file:
         file.write(format_open_metrics({args.traces.resolve().name: samples}).encode())
     return f"{args.output}: {count_of(len(samples), 'sample')}"
 
@@ -135,38 +133,15 @@ def _write_tables(analysis: Analysis, args: argparse.Namespace, progress: Progre
     progress.begin("dividing steps")
     tables = collect_tables(analysis)
     for path in (args.output / f"{name}.{args.format}" for name in tables):
-        if path.exists():
-            raise OverlapScopeError(f"{path}: already exists: remove it, or give another folder with -o")
+        refuse_existing(path)
     progress.begin("writing")
     try:
         args.output.mkdir(parents=True, exist_ok=True)
         for done, (name, table) in enumerate(tables.items()):
             progress.count(done, len(tables))
             path = args.output / f"{name}.{args.format}"
-            with _create_file(path) as file:
+            with create_file(path) as file:
                 file.writelines(encode_table(table, args.format))
     except OSError as error:
         raise OverlapScopeError(f"{args.output}: can't be made ({error.strerror})") from None
     return f"{args.output}: {', '.join(tables)}"
-
-
-@contextmanager
-def _create_file(path: Path) -> Iterator[IO[bytes]]:
-    """Create a new file, which is removed if writing fails; gzip-compressed if its name ends in ``.gz``.
-
-    Raises:
-        OverlapScopeError: it exists, or can't be written.
-    """
-    try:
-        with path.open("xb") as file, ExitStack() as until_written:
-            try:
-                yield until_written.enter_context(_open_gzip(file)) if path.suffix == ".gz" else file
-            except BaseException:
-                path.unlink()
-                raise
-    except OSError as error:
-        raise OverlapScopeError(f"{path}: can't be written ({error.strerror})") from None
-
-
-def _open_gzip(file: IO[bytes]) -> AbstractContextManager[IO[bytes]]:
-    return cast("AbstractContextManager[IO[bytes]]", gzip.open(file, "wb"))

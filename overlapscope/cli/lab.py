@@ -19,11 +19,10 @@ import shlex
 import tempfile
 import textwrap
 from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from overlapscope.cli import lab_cluster, lab_figures, lab_run, lab_synth, recording_folder
+from overlapscope.cli import child_process, lab_cluster, lab_figures, lab_run, lab_synth, recording_folder
 from overlapscope.cli.arguments import parse_positive_int
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab.catalog import DEFAULT_WORLD_SIZE, FAULTS, Fault
@@ -77,8 +76,7 @@ def _run_fault(args: argparse.Namespace) -> int:
     if world_size not in fault.world_sizes:
         sizes = " or ".join(map(str, fault.world_sizes))
         raise OverlapScopeError(f"{fault.name}: runs with {sizes} ranks, not with {world_size}")
-    if find_spec("torch") is None:
-        raise OverlapScopeError("the lab needs PyTorch, which is missing; pip install 'overlapscope[torch]'")
+    child_process.require_torch("the lab")
     return _run_stock(fault, world_size) if args.stock else _run_and_diagnose(fault, world_size, args.output)
 
 

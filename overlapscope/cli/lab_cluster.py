@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.cli import child_process, recording_folder
-from overlapscope.cli.arguments import parse_positive_int
+from overlapscope.cli.arguments import parse_positive_int, strip_dashes
 from overlapscope.cli.record import EndedCommand, finish_recording
 from overlapscope.errors import OverlapScopeError
 from overlapscope.lab import cluster
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _command(training: Sequence[str]) -> list[str]:
     """Return the command line to run, with the absolute path of its program."""
-    command = list(training[1:] if training[:1] == ["--"] else training)
+    command = strip_dashes(training)
     if not command:
         raise OverlapScopeError("no command to run; give one after '--', as in '... lab cluster -- torchrun train.py'")
     program = child_process.find_program(command[0])

@@ -19,7 +19,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -85,8 +84,7 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.lab.experiments.registry import get_experiment
 
     experiment = get_experiment(args.name)
-    if find_spec("torch") is None:
-        raise OverlapScopeError("the lab needs PyTorch, which is missing; pip install 'overlapscope[torch]'")
+    child_process.require_torch("the lab")
     if args.steps < _MIN_STEPS:
         raise OverlapScopeError(f"--steps {args.steps}: give {_MIN_STEPS} or more; the first three are a warm-up")
     from overlapscope.lab.truth import find_experiment_script

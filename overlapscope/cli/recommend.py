@@ -18,9 +18,9 @@ import argparse
 from pathlib import Path
 
 from overlapscope.cli.arguments import RECORDING, add_steps_argument, parse_folder_or_url
+from overlapscope.cli.output_file import refuse_existing
 from overlapscope.cli.reading import print_report, report_problems
 from overlapscope.console import Progress
-from overlapscope.errors import OverlapScopeError
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.report.buckets import build_buckets_report
     from overlapscope.trace.recording import read_trace
 
-    if args.plan is not None and args.plan.exists():
-        raise OverlapScopeError(f"{args.plan}: already exists: remove it, or give another name to --plan")
+    if args.plan is not None:
+        refuse_existing(args.plan, "to --plan")
     with Progress() as progress:
         trace = read_trace(args.traces, progress.count, steps=args.steps)
         progress.begin("predicting other bucket sizes")

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from overlapscope.cli import child_process, recording_folder
-from overlapscope.cli.arguments import parse_positive_int
+from overlapscope.cli.arguments import parse_positive_int, strip_dashes
 from overlapscope.cli.child_process import ReceivedSignal
 from overlapscope.cli.metrics_process import metrics_writer, remove_stale
 from overlapscope.errors import OverlapScopeError
@@ -87,7 +87,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    command = args.training[1:] if args.training[:1] == ["--"] else args.training
+    command = strip_dashes(args.training)
     if not command:
         raise OverlapScopeError("no command to run; give one after '--', as in 'overlapscope record -- torchrun ...'")
     child_process.find_program(command[0])

@@ -22,9 +22,9 @@ from typing import Final
 
 from overlapscope import pages
 from overlapscope.cli.arguments import add_steps_argument, parse_folder
+from overlapscope.cli.output_file import create_file, refuse_existing
 from overlapscope.cli.reading import report_problems
 from overlapscope.console import Progress
-from overlapscope.errors import OverlapScopeError
 
 _DEFAULT_OUTPUT: Final = Path("report.html")
 
@@ -49,27 +49,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the report; return 1 if a part of the recording could not be read."""
     output: Path | None = args.output or (_DEFAULT_OUTPUT if args.format == "html" else None)
-    if output is not None and output.exists():
-        raise OverlapScopeError(f"{output}: already exists: remove it, or give another name with -o")
-
+    if output is not None:
+        refuse_existing(output)
     with Progress() as progress:
         text, trace = pages.render_report(args.traces, args.format, datetime.now(), args.steps, progress)
     if output is None:
         print(text, end="")
     else:
-        _write(output, text)
-        print(f"{output}: {len(text.encode()) / 1000:,.0f} kB")
+        with create_file(output) as file:
+            size = file.write(text.encode())
+        print(f"{output}: {size / 1000:,.0f} kB")
     return report_problems(trace)
-
-
-def _write(output: Path, text: str) -> None:
-    """Write a new file.
-
-    Raises:
-        OverlapScopeError: it exists already, or can't be written.
-    """
-    try:
-        with output.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise OverlapScopeError(f"{output}: can't be written ({error.strerror})") from None

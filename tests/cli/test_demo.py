@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from dashboards import app
-from overlapscope.cli import demo
+from overlapscope.cli import child_process, demo
 from overlapscope.cli.main import main
 from overlapscope.trace.recording import read_trace
 from tests.cli.command_line import COMMAND, REPOSITORY
@@ -105,7 +105,7 @@ def test_a_training_that_records_nothing_has_failed(
 def test_without_torch_it_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(demo, "find_spec", lambda _: None)
+    monkeypatch.setattr(child_process, "find_spec", lambda _: None)
     assert main(["demo", "-o", str(tmp_path / "a")]) == 1
     assert "pip install 'overlapscope[torch]'" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()

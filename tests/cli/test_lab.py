@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.cli import lab
+from overlapscope.cli import child_process
 from overlapscope.cli.main import main
 from tests.cli.command_line import overlapscope_process
 
@@ -14,7 +14,7 @@ from tests.cli.command_line import overlapscope_process
 def test_without_torch_it_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(lab, "find_spec", lambda _: None)
+    monkeypatch.setattr(child_process, "find_spec", lambda _: None)
     assert main(["lab", "fault", "jitter"]) == 1
     assert "pip install 'overlapscope[torch]'" in capsys.readouterr().err
 

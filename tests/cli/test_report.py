@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from overlapscope.text import format_ns, format_share
+from overlapscope.text import format_share, format_value
 from tests.cli.command_line import overlapscope, overlapscope_process
 from tests.synthetic import write_recording
 
@@ -36,7 +36,7 @@ def test_it_has_the_figures_of_the_summary(folder: Path, tmp_path: Path) -> None
     assert said["sentence"] in page
     assert format_share(said["breakdown"]["overlap_ratio"]) in page
     for block in said["breakdown"]["blocks_ns"].values():
-        assert not block["value"] or f"<td>{format_ns(block['value'])}</td>" in page
+        assert not block["value"] or f"<td>{format_value(block['value'], 'ms')}</td>" in page
 
 
 def test_markdown_goes_to_stdout_or_to_a_file(folder: Path, tmp_path: Path) -> None:
