@@ -26,6 +26,7 @@ from instrumented_ddp.collectives.dispatch import Call, DispatchInterceptor, get
 from instrumented_ddp.collectives.position import TrainingPosition
 from instrumented_ddp.collectives.roles import CollectiveRole, Launch, OnEnd, current_launch, get_group_role
 from instrumented_ddp.collectives.signatures import SignatureTable, TensorNames
+from instrumented_ddp.native import EntryStore
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.collective_log import (
@@ -298,6 +299,7 @@ class CollectiveRecorder:
                     backend=get_backend_name(group, call.device),
                     point_to_point=is_point_to_point,
                 ),
+                make_store=EntryStore,
             )
             self._logs[group][is_point_to_point] = log
             self.logs.append(log)

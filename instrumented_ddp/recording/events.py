@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -43,8 +43,8 @@ class ReductionEvents:
         stats: runtime statistics of the model.
     """
 
-    needs_gradient_events = False
-    """True if ``on_gradient`` should be called."""
+    gradient_times: Literal["none", "host", "device"] = "none"
+    """Where the ready time of every gradient is taken; on a device ``on_gradient`` is called for each."""
     sink: EventSink | None = None
     """Sink of what communicators and strategies record themselves, if the model is recorded."""
 
@@ -102,7 +102,10 @@ class ReductionEvents:
         self.stats.mark("backward_compute_start")
 
     def on_gradient(self, index: int, *, is_expected: bool) -> int:  # noqa: ARG002
-        """Note that a gradient was accumulated; if it is not expected, it is not reduced in this pass.
+        """Note that a gradient was accumulated. Not called for each one of those that are only counted.
+
+        Args:
+            is_expected: false if it is not reduced in this pass.
 
         Returns:
             The ready time of the gradient, or ``READY`` if only the fact is known.
@@ -312,7 +315,6 @@ class RecordedReduction(ReductionEvents):
     def __init__(self, sink: EventSink, model: int, device: torch.device, stats: RuntimeStats, parameters: int) -> None:
         super().__init__(stats)
         self.sink: EventSink = sink
-        self.needs_gradient_events = sink.detail != "buckets"
         self._backwards = BackwardTracker(sink)
         self._model = model
         self._log = sink.log
@@ -342,6 +344,9 @@ class RecordedReduction(ReductionEvents):
         """Write the plan, and pack the records of its buckets."""
         self._plan = None  # if this fails, the previous plan's records would belong to other buckets
         self._plan = self.sink.activate_plan(self._model, epoch, plan, reason)
+        if self.sink.detail != "buckets":
+            is_on_host = all(device.type == "cpu" for device in self._plan.devices)
+            self.gradient_times = "host" if is_on_host else "device"
 
     def records_of(self, bucket: int) -> BucketRecords | None:
         """Return the records of a bucket, packed with the plan."""
@@ -414,6 +419,8 @@ class RecordedReduction(ReductionEvents):
 
     def on_gradient(self, index: int, *, is_expected: bool) -> int:
         """Return the time: packing a record here, with cold caches, would cost several times as much."""
+        if self.gradient_times == "none":
+            return READY
         try:
             sink, plan = self.sink, self._plan
             assert plan is not None
@@ -450,7 +457,7 @@ class RecordedReduction(ReductionEvents):
     @never_raise
     def on_gradients_launched(self, indices: tuple[int, ...], ready_ns: memoryview[int]) -> None:
         """Write when each gradient was ready: after the launch, which must not be delayed by that."""
-        if not self.needs_gradient_events or self._plan is None:
+        if self.gradient_times == "none" or self._plan is None:
             return
         append, step, records = self._log.append, self.sink.steps.step, self._plan.gradient_ready
         for index in indices:

@@ -21,6 +21,7 @@ from instrumented_ddp.collectives.call_sites import describe_frame
 from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.collectives.position import TrainingPosition
 from instrumented_ddp.collectives.roles import CollectiveRole, collective_context
+from instrumented_ddp.native import RecordStore
 from instrumented_ddp.recording.background import (
     BackgroundScheduler,
     never_raise,
@@ -88,7 +89,9 @@ class Recorder(EventSink):
     ) -> None:
         self.folder = collectives.folder
         self.log: EventLogWriter
-        super().__init__(EventLogWriter(self.folder / EVENTS_FILE, limit_bytes), device, collectives.completions)
+        super().__init__(
+            EventLogWriter(self.folder / EVENTS_FILE, limit_bytes, RecordStore), device, collectives.completions
+        )
         self._on_error = on_error
         self.collectives: CollectiveRecorder = collectives
         self.detail = detail

@@ -50,7 +50,6 @@ class Bucket:
         "is_sparse",
         "number",
         "parameters",
-        "pending",
         "views",
     )
 
@@ -111,7 +110,6 @@ class Bucket:
 
     def reset(self) -> None:
         """Expect all gradients again."""
-        self.pending = len(self.parameters)
         self.is_ready = False
         self.collective: BucketCollective | None = None
         if self._storage.requires_grad:  # a backward with create_graph=True has left its graph here

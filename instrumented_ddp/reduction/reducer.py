@@ -2,9 +2,9 @@
 
 (Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.3.)
 
-Every parameter has a hook that autograd calls when its gradient is accumulated. The hook counts down its
-bucket; at zero the bucket's gradients are copied into one flat buffer. Buckets are launched in the order of
-the plan, never in the order of readiness: a ready bucket waits for those before it, because ranks match
+Every parameter has a hook that autograd calls when its gradient is accumulated. The hook counts down its bucket
+(``native.countdown``); at zero the bucket's gradients are copied into one flat buffer. Buckets are launched in the
+order of the plan, never in the order of readiness: a ready bucket waits for those before it, because ranks match
 collectives by order alone. When the last one has been launched, autograd is asked to call ``_finalize`` at the
 end of this backward, where the host or the stream waits for what is still in flight.
 
@@ -25,7 +25,8 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from instrumented_ddp.bucket_plan import BucketPlan
-from instrumented_ddp.recording.events import ReductionEvents, make_private_ready_times
+from instrumented_ddp.native import Countdown
+from instrumented_ddp.recording.events import ReductionEvents
 from instrumented_ddp.reduction import unused_parameters
 from instrumented_ddp.reduction.averaging import Averaging
 from instrumented_ddp.reduction.bucket import Bucket
@@ -54,9 +55,9 @@ class GradientHooks:
         """Return whether hooks are registered."""
         return bool(self._handles)
 
-    def register(self, on_gradient: Callable[[int], None]) -> None:
-        """Register a callback that gets the index of each parameter whose gradient was accumulated."""
-        hooks = [_hook(index, on_gradient) for index in range(len(self.accumulators))]
+    def register(self, make_hook: Callable[[int], Callable[..., None]]) -> None:
+        """Register a hook for each parameter, which is made from its index."""
+        hooks = [make_hook(index) for index in range(len(self.accumulators))]
         if self._spans_devices:
             lock = threading.RLock()
             hooks = [_one_at_a_time(hook, lock) for hook in hooks]
@@ -67,13 +68,6 @@ class GradientHooks:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-
-
-def _hook(index: int, on_gradient: Callable[[int], None]) -> Callable[..., None]:
-    def hook(*_: object) -> None:
-        on_gradient(index)
-
-    return hook
 
 
 def _one_at_a_time(hook: Callable[..., None], lock: threading.RLock) -> Callable[..., None]:
@@ -206,22 +200,24 @@ class Reducer:
         self._names = [parameter.name for parameter in plan.parameters]
         self._ready_ns = events.allocate_ready_times(len(parameters))
         """Time of each gradient in this backward, or the fact that it has arrived; 0 before."""
-        self._no_ready_times = make_private_ready_times(len(parameters))
+        self._countdown = Countdown(
+            self._ready_ns,
+            on_bucket_ready=self._mark_bucket_as_ready,
+            on_large=self._copy_in_large,
+            on_other=self.on_gradient,
+            on_repeated=self._fail_on_repeated,
+        )
         self._gradient_hooks = GradientHooks(parameters)
         self.usage = Usage(self._gradient_hooks.accumulators, self._usage_map()) if find_unused_parameters else None
         """Usage of parameters, where they need not all be used, or may be used more than once."""
         self.failure: tuple[str, int] | None = None
         """Message of the latest error that was raised here, and the iteration; for ``_get_ddp_logging_data()``."""
-        self._expects_gradients = False
-        self._must_finalize = False
         self.plans: list[BucketPlan] = []
         """All plans so far, by epoch."""
         self.reductions = 0
         """Number of backward passes reduced so far; equal on all ranks between two of them."""
         self.buckets_reduced = 0
         """Number of buckets launched in the latest backward; as in torch, 0 in the first one of a static graph."""
-        self.ready_order: list[int] = []
-        """Parameters in the order of their gradients in the latest backward."""
         self.observed_order: list[int] = []
         """The same order in the latest reduced backward, for buckets to follow; empty before there was one."""
         self.adopt(plan, "construction")
@@ -255,16 +251,14 @@ class Reducer:
             for number, indices in enumerate(plan.buckets)
         ]
         self.bucket_of = {index: bucket for bucket in self.buckets for index in bucket.indices}
-        self._ready_ns[:] = self._no_ready_times
+        large = [index for index, bucket in self.bucket_of.items() if bucket.is_large(index)]
+        self._countdown.adopt([bucket.indices for bucket in self.buckets], large)
         self._next_bucket = 0
 
     def set_listener(self, events: ReductionEvents) -> None:
         """Notify another listener from now on. Not during a backward; ``adopt`` a plan afterwards."""
         self.events = events
         self.averaging.set_listener(events)
-        if self._gradient_hooks.are_registered:  # they are bound to the previous listener
-            self.remove_hooks()
-            self.register_hooks()
 
     def reduce_over(self, group: dist.ProcessGroup) -> None:
         """Average over another group from now on."""
@@ -306,9 +300,12 @@ class Reducer:
         self.events.on_gradients_expected()
         for bucket in self.buckets:
             bucket.reset()
-        self._ready_ns[:] = self._no_ready_times
-        self._next_bucket, self.buckets_reduced, self._expects_gradients = 0, 0, True
-        self.ready_order = []
+        countdown = self._countdown
+        countdown.reset()
+        countdown.stamps = self.events.gradient_times == "host"
+        countdown.is_direct = self.usage is None and self.events.gradient_times != "device"
+        countdown.is_expecting = True
+        self._next_bucket, self.buckets_reduced = 0, 0
         if self.usage is not None:
             self.usage.begin(outputs)
 
@@ -316,55 +313,47 @@ class Reducer:
 
     def register_hooks(self) -> None:
         """Register a hook for every gradient."""
-        self._gradient_hooks.register(
-            self._on_timed_gradient if self.events.needs_gradient_events else self.on_gradient
-        )
+        self._gradient_hooks.register(self._countdown.make_hook)
 
     def remove_hooks(self) -> None:
         """Remove all hooks from the parameters. May be called twice."""
         self._gradient_hooks.remove()
 
-    def _on_timed_gradient(self, index: int) -> None:
-        self.on_gradient(index, self.events.on_gradient(index, is_expected=self._expects_gradients))
+    @property
+    def ready_order(self) -> list[int]:
+        """Return the parameters in the order of their gradients in the latest backward."""
+        return self._countdown.order
 
-    def on_gradient(self, index: int, ready_ns: int = READY) -> None:
-        """Count a gradient that was accumulated.
-
-        Args:
-            ready_ns: its time, or only the fact that it has arrived.
-        """
-        if not self._expects_gradients:
+    def on_gradient(self, index: int) -> None:
+        """Count a gradient that was accumulated, unless more is to come, or nothing is expected."""
+        is_expected = self._countdown.is_expecting
+        ready_ns = self.events.on_gradient(index, is_expected=is_expected)
+        if not is_expected:
             self.events.on_unexpected_gradient()
         if self.usage is not None and not self._is_complete(index, self.usage):
             return
-        if self._expects_gradients:
-            self.ready_order.append(index)
-            self._mark_parameter_as_ready(index, ready_ns)
+        if is_expected:
+            self._countdown.mark(index, ready_ns, True)
 
     def _is_complete(self, index: int, usage: Usage) -> bool:
         """Return whether autograd will add nothing more to a gradient."""
-        is_expected, has_gradient = self._expects_gradients, self.parameters[index].grad is not None
+        is_expected, has_gradient = self._countdown.is_expecting, self.parameters[index].grad is not None
         if is_expected:
             for unused in usage.take_unused():
-                self._mark_parameter_as_ready(unused, READY)
+                self._countdown.mark(unused, READY, False)
         try:
             return usage.is_complete(index, has_gradient=has_gradient, is_expected=is_expected)
         except GraphHasChangedError:
             self.fail(unused_parameters.graph_has_changed(self._names[index]))
 
-    def _mark_parameter_as_ready(self, index: int, ready_ns: int) -> None:
-        if self._ready_ns[index]:
-            self.fail(unused_parameters.marked_twice(self._names[index], index))
-        self._ready_ns[index] = ready_ns
-        self._must_finalize = True
-        bucket = self.bucket_of[index]
-        if bucket.is_large(index):
-            bucket.copy_in_large(index, self.averaging.divisor())
-        bucket.pending -= 1
-        if bucket.pending == 0:
-            self._mark_bucket_as_ready(bucket)
+    def _fail_on_repeated(self, index: int) -> None:
+        self.fail(unused_parameters.marked_twice(self._names[index], index))
 
-    def _mark_bucket_as_ready(self, bucket: Bucket) -> None:
+    def _copy_in_large(self, index: int) -> None:
+        self.bucket_of[index].copy_in_large(index, self.averaging.divisor())
+
+    def _mark_bucket_as_ready(self, number: int) -> None:
+        bucket = self.buckets[number]
         self._copy_in_small(bucket)
         bucket.is_ready = True
         self._launch_ready_buckets()
@@ -411,7 +400,7 @@ class Reducer:
         self.events.on_backward_over()
         self.observed_order = self.ready_order
         if isinstance(self.usage, StaticUsage):  # in the first iteration nothing was observed yet
-            self.observed_order = self.ready_order + self.usage.unused if self.usage.is_known else []
+            self.observed_order = self.observed_order + self.usage.unused if self.usage.is_known else []
         self._stop_expecting()
         self.averaging.launch_rest(self.buckets)
         if not self.hooks.updates.defers_wait():
@@ -437,7 +426,7 @@ class Reducer:
         self.hooks.post_backward_futures.clear()
 
     def _stop_expecting(self) -> None:
-        self._expects_gradients = self._must_finalize = False
+        self._countdown.is_expecting = self._countdown.has_begun = False
         self.averaging.reset_divisor()
 
     def discard(self) -> None:
@@ -451,15 +440,15 @@ class Reducer:
         """Reduce everything after the backward, in the first iteration of a static graph, which only counts hooks."""
         usage = self.usage
         assert isinstance(usage, StaticUsage)
-        if not self._expects_gradients:
+        if not self._countdown.is_expecting:
             self.fail("static_graph=True needs its first backward to be reduced: enter no_sync() after it.")
         usage.bitmap.all_reduce()
         usage.finish_count()
-        self._must_finalize = True
+        self._countdown.has_begun = True
         for bucket in self.buckets:
             for index in bucket.indices:
                 if bucket.is_large(index):
-                    bucket.copy_in_large(index, self.averaging.divisor())
+                    self._copy_in_large(index)
             self._copy_in_small(bucket)
             self._launch(bucket)
         self.buckets_reduced = 0
@@ -473,7 +462,7 @@ class Reducer:
         Raises:
             RuntimeError: it left parameters without a gradient, and other ranks waiting.
         """
-        if not self._must_finalize:
+        if not self._countdown.has_begun:
             return
         missing = [index for index, ready in enumerate(self._ready_ns) if not ready]
         settings = {"find_unused_parameters": self.find_unused_parameters, "static_graph": self.graph_is_static}

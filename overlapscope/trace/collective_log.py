@@ -14,7 +14,10 @@ entries can be compared as well.
 from __future__ import annotations
 
 import json
+import mmap
 import struct
+import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -27,7 +30,7 @@ import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.json_files import dump_json_line
-from overlapscope.trace.ring_log import RingLog
+from overlapscope.trace.ring_log import RingLog, SlotStore
 from overlapscope.trace.schema import HEADER_BYTES, NO_BUCKET, add_page_checksum, is_page_intact
 
 GROUP_VERSION: Final = 1
@@ -85,8 +88,7 @@ _TIME: Final = struct.Struct("<q")
 _HEADER: Final = struct.Struct("<8sIIIIQ")
 _CHECK: Final = struct.Struct("<H")
 _CHECK_AT: Final = 22
-_LAUNCHED_AT: Final = 48
-_COMPLETED_AT: Final = 56
+_TIME_AT: Final = {"launched": 48, "completed": 56}
 _FLAGS_AT: Final = 21
 _ADLER: Final = 65521
 _MASK: Final = 2**64 - 1
@@ -364,13 +366,83 @@ def oldest_incomplete(log: ReadableLog) -> Entries:
     return found
 
 
-class CollectiveLogWriter(RingLog):
+class EntryStore(SlotStore):
+    """Writer of entries, and of their running sums. Thread-safe."""
+
+    def __init__(self, buffer: mmap.mmap, make_room: Callable[[int], int]) -> None:
+        super().__init__(buffer, make_room)
+        self._lock = threading.RLock()
+        self.hash = 0
+        self.names_hash = 0
+
+    def announce(
+        self,
+        signature: int,
+        signature_hash: int,
+        names_hash: int,
+        hashed_step: int,
+        now_ns: int,
+        step: int,
+        call_site: int,
+        batch: int,
+        phase: int,
+        flags: int,
+    ) -> int:
+        """Store an entry, and return its number; 0 if the log is closed. See ``CollectiveLogWriter.announce``."""
+        with self._lock:
+            buffer = self._buffer
+            if buffer is None:
+                return 0
+            number = self.latest + 1
+            at = HEADER_BYTES + (number - 1) * ENTRY_BYTES if number <= self.allocated else self._make_room(number)
+            self.hash = (self.hash + entry_digest(signature_hash, number, hashed_step)) & _MASK
+            if names_hash:
+                self.names_hash = (self.names_hash + entry_digest(names_hash, number, -1)) & _MASK
+            sums = self.hash, self.names_hash
+            entry = _ENTRY.pack(number, signature, call_site, step, batch, phase, flags, 0, *sums, now_ns, 0, 0)
+            # The number is written last: until then no reader takes this for an entry.
+            _NUMBER.pack_into(buffer, at, 0)
+            buffer[at + _NUMBER.size : at + ENTRY_BYTES] = entry[_NUMBER.size :]
+            _CHECK.pack_into(buffer, at + _CHECK_AT, adler32(entry) >> 16)
+            _NUMBER.pack_into(buffer, at, number)
+            self.latest = number
+            return number
+
+    def update(self, number: int, event: str | None, now_ns: int, flags: int) -> None:
+        """Add the time of an event, ``launched`` or ``completed``, and flags to an entry that the ring still has."""
+        with self._lock:
+            buffer = self._buffer
+            # The slot may hold a later entry by now, or the log may be closed.
+            if not max(0, self.latest - self.capacity) < number <= self.latest or buffer is None:
+                return
+            at = HEADER_BYTES + (number - 1) % self.capacity * ENTRY_BYTES
+            if event is not None:
+                _TIME.pack_into(buffer, at + _TIME_AT[event], now_ns)
+            buffer[at + _FLAGS_AT] |= flags
+            entry = buffer[at : at + ENTRY_BYTES]
+            # The weight of a byte is its distance from the end: 42 and 41 for the old check, which must not count.
+            check = ((adler32(entry) >> 16) - 42 * entry[_CHECK_AT] - 41 * entry[_CHECK_AT + 1]) % _ADLER
+            _CHECK.pack_into(buffer, at + _CHECK_AT, check)
+
+    def replace_buffer(self, buffer: mmap.mmap) -> None:
+        """Store in another buffer from now on, in a forked process: a thread of its parent may hold the lock."""
+        self._lock = threading.RLock()
+        super().replace_buffer(buffer)
+
+    def close(self) -> None:
+        """Release the buffer. What is stored from now on is discarded."""
+        with self._lock:
+            super().close()
+
+
+class CollectiveLogWriter(RingLog[EntryStore]):
     """Writer of the collective log of one group. Thread-safe.
 
     Args:
         path: the file to create; it must not exist.
         header: header with the group's name and members.
         limit_bytes: maximum size of the file; the latest entries are kept.
+        make_store: ``EntryStore``, or its twin in C.
 
     Raises:
         OverlapScopeError: the file exists, or can't be created or written.
@@ -379,11 +451,25 @@ class CollectiveLogWriter(RingLog):
     slot_bytes = ENTRY_BYTES
     chunk_slots = 4096
 
-    def __init__(self, path: Path, header: CollectiveLogHeader, limit_bytes: int = GROUP_LIMIT_BYTES) -> None:
+    def __init__(
+        self,
+        path: Path,
+        header: CollectiveLogHeader,
+        limit_bytes: int = GROUP_LIMIT_BYTES,
+        make_store: type[EntryStore] = EntryStore,
+    ) -> None:
         self.header = header
-        self.hash = 0
-        self.names_hash = 0
-        super().__init__(path, max(_SMALLEST_CAPACITY, (limit_bytes - HEADER_BYTES) // ENTRY_BYTES))
+        super().__init__(path, max(_SMALLEST_CAPACITY, (limit_bytes - HEADER_BYTES) // ENTRY_BYTES), make_store)
+
+    @property
+    def hash(self) -> int:
+        """Return the running sum over all entries."""
+        return self.store.hash
+
+    @property
+    def names_hash(self) -> int:
+        """Return the running sum over the names of all entries."""
+        return self.store.names_hash
 
     def announce(
         self,
@@ -402,49 +488,23 @@ class CollectiveLogWriter(RingLog):
         Returns:
             Its number, from 1; 0 if the log is closed.
         """
-        with self._lock:
-            if self._buffer.closed:
-                return 0
-            number = self.latest + 1
-            agreed_step = hashed_step(signature, step, flags)
-            self.hash = (self.hash + entry_digest(signature.hash, number, agreed_step)) & _MASK
-            if signature.names_hash:
-                self.names_hash = (self.names_hash + entry_digest(signature.names_hash, number, -1)) & _MASK
-            at = self._offset(number) if number <= self._allocated else self._make_room(number)
-            entry = _ENTRY.pack(
-                number,
-                number_of_signature,
-                call_site,
-                step,
-                batch,
-                phase,
-                flags,
-                0,
-                self.hash,
-                self.names_hash,
-                now_ns,
-                0,
-                0,
-            )
-            # The number is written last: until then no reader takes this for an entry.
-            _NUMBER.pack_into(self._buffer, at, 0)
-            self._buffer[at + _NUMBER.size : at + ENTRY_BYTES] = entry[_NUMBER.size :]
-            _CHECK.pack_into(self._buffer, at + _CHECK_AT, adler32(entry) >> 16)
-            _NUMBER.pack_into(self._buffer, at, number)
-            self.latest = number
-            return number
+        agreed_step = hashed_step(signature, step, flags)
+        hashes = signature.hash, signature.names_hash
+        return self.store.announce(
+            number_of_signature, *hashes, agreed_step, now_ns, step, call_site, batch, phase, flags
+        )
 
     def launched(self, number: int, now_ns: int) -> None:
         """Record that the backend has accepted a collective."""
-        self._add(number, _LAUNCHED_AT, now_ns)
+        self.store.update(number, "launched", now_ns, 0)
 
     def completed(self, number: int, now_ns: int, *, failed: bool = False) -> None:
         """Record that a collective was seen to be complete at ``now_ns``."""
-        self._add(number, _COMPLETED_AT, now_ns, FAILED if failed else 0)
+        self.store.update(number, "completed", now_ns, FAILED if failed else 0)
 
     def seen(self, number: int, flags: int) -> None:
         """Add ``REACHED`` or ``UNREACHED`` to an entry."""
-        self._add(number, None, flags=flags)
+        self.store.update(number, None, 0, flags)
 
     def read(self, first: int, last: int) -> Entries:
         """Return the entries ``first`` to ``last`` that the ring still has."""
@@ -457,21 +517,6 @@ class CollectiveLogWriter(RingLog):
                 for number in range(first, min(last, self.latest) + 1)
             ]
         return np.frombuffer(b"".join(parts), dtype=ENTRY_DTYPE)
-
-    def _add(self, number: int, field_offset: int | None, now_ns: int = 0, flags: int = 0) -> None:
-        with self._lock:
-            # The slot may hold a later entry by now, or the log may be closed.
-            if not 0 < number <= self.latest or number <= self.latest - self.capacity or self._buffer.closed:
-                return
-            at = self._offset(number)
-            if field_offset is not None:
-                _TIME.pack_into(self._buffer, at + field_offset, now_ns)
-            if flags:
-                self._buffer[at + _FLAGS_AT] |= flags
-            entry = self._buffer[at : at + ENTRY_BYTES]
-            # The weight of a byte is its distance from the end: 42 and 41 for the old check, which must not count.
-            check = ((adler32(entry) >> 16) - 42 * entry[_CHECK_AT] - 41 * entry[_CHECK_AT + 1]) % _ADLER
-            _CHECK.pack_into(self._buffer, at + _CHECK_AT, check)
 
     def _header(self, *, closed: bool) -> bytes:
         written = self.latest if closed else None

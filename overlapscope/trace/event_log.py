@@ -6,6 +6,7 @@ Readers return complete records only, in the order they were written.
 from __future__ import annotations
 
 import itertools
+import mmap
 import os
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.text import count_of
-from overlapscope.trace.ring_log import RingLog, find_last_in_order, read_header_and_size
+from overlapscope.trace.ring_log import RingLog, SlotStore, find_last_in_order, read_header_and_size
 from overlapscope.trace.schema import (
     CHECKED_RECORD,
     DEFAULT_LIMIT_BYTES,
@@ -39,32 +40,14 @@ _SMALLEST_CAPACITY: Final = 64
 _FIRST_OFFSET: Final = HEADER_BYTES - RECORD_BYTES  # because records are numbered from 1
 
 
-class EventLogWriter(RingLog):
-    """Writer of fixed-size records; when the log is full, the first steps and a ring of the latest records are kept.
+class RecordStore(SlotStore):
+    """Writer of records. ``append`` may be called from several threads: its slot is drawn from an atomic counter."""
 
-    ``append`` is safe to call from several threads under the GIL: the slot is drawn from an atomic counter.
-
-    Args:
-        path: the file to create; it must not exist.
-        limit_bytes: maximum size of the file.
-
-    Raises:
-        OverlapScopeError: the file exists, or can't be created or written.
-    """
-
-    slot_bytes = RECORD_BYTES
-    chunk_slots = 16 * 1024
-
-    def __init__(self, path: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
-        capacity = (limit_bytes - HEADER_BYTES) // RECORD_BYTES
-        if capacity < _SMALLEST_CAPACITY:
-            smallest = HEADER_BYTES + _SMALLEST_CAPACITY * RECORD_BYTES
-            raise OverlapScopeError(f"{path}: a log of {limit_bytes} bytes is too small; give at least {smallest}")
+    def __init__(self, buffer: mmap.mmap, make_room: Callable[[int], int]) -> None:
+        super().__init__(buffer, make_room)
         self._pack: Callable[..., bytes] = RECORD.pack
         self._store: Callable[..., None] = CHECKED_RECORD.pack_into
         self._sequence = itertools.count(1)
-        self._incidents = 0
-        super().__init__(path, capacity)
 
     def append(self, body: bytes, step: int, start_ns: int, end_ns: int, end_uncertainty_ns: int = 0) -> None:
         """Store one record. The hot path: no lock, no system call, no allocation kept.
@@ -77,16 +60,49 @@ class EventLogWriter(RingLog):
         record = self._pack(start_ns, end_ns, step, end_uncertainty_ns, body, sequence)
         self._store(
             self._buffer,
-            _FIRST_OFFSET + sequence * RECORD_BYTES if sequence <= self._allocated else self._make_room(sequence),
+            _FIRST_OFFSET + sequence * RECORD_BYTES if sequence <= self.allocated else self._make_room(sequence),
             crc32(record),
             record,
         )
         if sequence > self.latest:  # another thread may have stored a later one since this number was drawn
             self.latest = sequence
 
+    def close(self) -> None:
+        """Release the buffer. What is stored from now on is discarded, and allocates nothing."""
+        self._store, self.allocated = _discard, sys.maxsize
+        super().close()
+
+
+class EventLogWriter(RingLog[RecordStore]):
+    """Writer of fixed-size records; when the log is full, the first steps and a ring of the latest records are kept.
+
+    Args:
+        path: the file to create; it must not exist.
+        limit_bytes: maximum size of the file.
+        make_store: ``RecordStore``, or its twin in C.
+
+    Raises:
+        OverlapScopeError: the file exists, or can't be created or written.
+    """
+
+    slot_bytes = RECORD_BYTES
+    chunk_slots = 16 * 1024
+
+    def __init__(
+        self, path: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES, make_store: type[RecordStore] = RecordStore
+    ) -> None:
+        capacity = (limit_bytes - HEADER_BYTES) // RECORD_BYTES
+        if capacity < _SMALLEST_CAPACITY:
+            smallest = HEADER_BYTES + _SMALLEST_CAPACITY * RECORD_BYTES
+            raise OverlapScopeError(f"{path}: a log of {limit_bytes} bytes is too small; give at least {smallest}")
+        self._incidents = 0
+        super().__init__(path, capacity, make_store)
+        self.append = self.store.append
+        """See ``RecordStore.append``."""
+
     def reserve(self) -> None:
         """Allocate disk blocks ahead of need. Called between steps, where a system call does no harm."""
-        if self._allocated < min(self.latest + self.chunk_slots // 2, self.capacity):
+        if self.store.allocated < min(self.latest + self.chunk_slots // 2, self.capacity):
             with self._lock:
                 self._allocate()
 
@@ -119,12 +135,6 @@ class EventLogWriter(RingLog):
         except OSError:
             path.unlink(missing_ok=True)
         return number
-
-    def close(self) -> None:
-        """Mark the log as complete in its header, and free unused disk space. May be called twice."""
-        # Later calls of ``append``, as when training continues after the recording, do nothing and allocate nothing.
-        self._store, self._allocated = _discard, sys.maxsize
-        super().close()
 
     @property
     def _pinned(self) -> int:

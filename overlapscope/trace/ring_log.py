@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.schema import HEADER_BYTES
@@ -75,12 +75,43 @@ def find_last_in_order(number_at: Callable[[int], int], first: int, end: int) ->
     return low
 
 
-class RingLog(ABC):
+class SlotStore:
+    """Writer of slots in a mapped buffer. What is derived from it has a twin in C, see ``instrumented_ddp.native``.
+
+    Args:
+        buffer: the mapped file, with its header.
+        make_room: returns the file offset of an item that is beyond what is allocated.
+    """
+
+    def __init__(self, buffer: mmap.mmap, make_room: Callable[[int], int]) -> None:
+        self._buffer: mmap.mmap | None = buffer
+        self._make_room = make_room
+        self.latest = 0
+        """Number of the latest item; 0 before the first."""
+        self.capacity = 0
+        """Number of slots in the file when it is full; reduced once the disk is full."""
+        self.allocated = 0
+        """Number up to which slots are allocated, and item n is in slot n - 1 without wrapping around."""
+
+    def replace_buffer(self, buffer: mmap.mmap) -> None:
+        """Store in another buffer from now on."""
+        self._buffer = buffer
+
+    def close(self) -> None:
+        """Release the buffer. What is stored from now on is discarded, and allocates nothing."""
+        self._buffer = None
+
+
+Store = TypeVar("Store", bound=SlotStore)
+
+
+class RingLog(ABC, Generic[Store]):
     """Log of numbered items, from 1; once the file is full, the first items stay and the rest is a ring of the latest.
 
     Args:
         path: the file to create; it must not exist.
         capacity: number of slots, if the disk has room for them.
+        make_store: type of the store.
 
     Raises:
         OverlapScopeError: the file exists, or can't be created or written.
@@ -90,25 +121,35 @@ class RingLog(ABC):
     chunk_slots: ClassVar[int]
     """Number of slots allocated at a time."""
 
-    def __init__(self, path: Path, capacity: int) -> None:
+    def __init__(
+        self, path: Path, capacity: int, make_store: Callable[[mmap.mmap, Callable[[int], int]], Store]
+    ) -> None:
         self.path = path
-        self.latest = 0
-        """Number of the latest item; 0 before the first."""
-        self.capacity = capacity
-        """Number of slots in the file when it is full; reduced once the disk is full."""
         self._requested_capacity = capacity
-        self._allocated = 0
-        """Number up to which slots are allocated, and item n is in slot n - 1 without wrapping around."""
         # Reentrant: a garbage collection may begin while it is held, and the pause is recorded on the same thread.
         self._lock = threading.RLock()
         self._fd, self._buffer = _make(path, HEADER_BYTES + capacity * self.slot_bytes)
+        self.store = make_store(self._buffer, self._make_room)
+        """Writer of the slots."""
+        self.store.capacity = capacity
         self._allocate()
-        if not self._allocated:
+        if not self.store.allocated:
+            self.store.close()
             self._buffer.close()
             os.close(self._fd)
             path.unlink()
             raise OverlapScopeError(f"{path}: no space left on the disk for a recording")
         self._write_header()
+
+    @property
+    def latest(self) -> int:
+        """Return the number of the latest item; 0 before the first."""
+        return self.store.latest
+
+    @property
+    def capacity(self) -> int:
+        """Return the number of slots in the file when it is full; reduced once the disk is full."""
+        return self.store.capacity
 
     @property
     def closed(self) -> bool:
@@ -122,6 +163,7 @@ class RingLog(ABC):
 
     def close(self) -> None:
         """Mark the log as complete in its header, and free unused disk space. May be called twice."""
+        self.store.close()
         with self._lock:
             if self.closed:
                 return
@@ -133,7 +175,9 @@ class RingLog(ABC):
     def discard(self) -> None:
         """Detach a forked process from the file, which stays its parent's: items stored here are discarded."""
         self._lock = threading.RLock()  # another thread of the parent may have held it
-        self._buffer, self._allocated = mmap.mmap(-1, len(self._buffer)), self.capacity
+        self._buffer = mmap.mmap(-1, len(self._buffer))
+        self.store.replace_buffer(self._buffer)
+        self.store.allocated = self.capacity
 
     @property
     def _pinned(self) -> int:
@@ -154,29 +198,30 @@ class RingLog(ABC):
         2) % 14 = 2.
         """
         slot = number - 1
-        if number > self._allocated:
+        if number > self.store.allocated:
             slot = self._pinned + (slot - self._pinned) % (self.capacity - self._pinned)
         return HEADER_BYTES + slot * self.slot_bytes
 
     def _make_room(self, number: int) -> int:
         """Return the file offset of an item that is about to be stored, after allocating disk blocks if needed."""
         with self._lock:
-            while self._allocated < min(number, self.capacity):
+            while self.store.allocated < min(number, self.capacity) and not self.closed:
                 self._allocate()
         return self._offset(number)
 
     def _allocate(self) -> None:
         """Allocate disk blocks for the next chunk, or reduce the ring to the allocated slots if the disk is full."""
-        wanted = min(self._allocated + self.chunk_slots, self.capacity)
-        begin = HEADER_BYTES + self._allocated * self.slot_bytes
+        store = self.store
+        wanted = min(store.allocated + self.chunk_slots, store.capacity)
+        begin = HEADER_BYTES + store.allocated * self.slot_bytes
         try:
-            os.posix_fallocate(self._fd, begin, (wanted - self._allocated) * self.slot_bytes)
+            os.posix_fallocate(self._fd, begin, (wanted - store.allocated) * self.slot_bytes)
         except OSError:
-            self.capacity = self._allocated
-            if self._allocated:
+            store.capacity = store.allocated
+            if store.allocated:
                 self._write_header()
         else:
-            self._allocated = wanted
+            store.allocated = wanted
 
 
 def _make(path: Path, size: int) -> tuple[int, mmap.mmap]:

@@ -25,6 +25,7 @@ from instrumented_ddp.collectives.call_sites import CallSiteTable
 from instrumented_ddp.collectives.completion import CompletionWatch
 from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.collectives.signatures import SignatureTable, TensorNames
+from instrumented_ddp.native import RecordStore
 from instrumented_ddp.recording import events, recorder, tcp_stats
 from instrumented_ddp.recording.batch_tracker import DataPositionTracker
 from instrumented_ddp.recording.clock_sync import ClockSync
@@ -61,7 +62,7 @@ CALLBACKS: dict[str, tuple[Any, str]] = {
     "whose optimizer it is": (OptimizerHooks, "_updates_our_parameters"),
     "an update begins": (StepTracker, "on_update_start"),
     "an update ends": (StepTracker, "on_update_end"),
-    "a record is written": (EventLogWriter, "append"),
+    "a record is written": (RecordStore, "append"),
     "blocks are reserved": (EventLogWriter, "reserve"),
     "a launch is recorded": (BucketRecords, "launch"),
     "a bucket ends": (BucketCollective, "ended"),
@@ -107,7 +108,7 @@ OF_RING = {
     "a sum is announced": (CollectiveRecorder, "_announce"),
     "the number of a round": (SegmentTable, "number_of"),
     "the record of a round": (BucketRecords, "segment"),
-    "a record is written": (EventLogWriter, "append"),
+    "a record is written": (RecordStore, "append"),
     "an entry has ended": (CollectiveLogWriter, "completed"),
 }
 BY_KIND = {"ours": CALLBACKS, "stock": CALLBACKS | OF_STOCK, "ring": OF_RING, "fsdp": OF_FSDP}

@@ -114,7 +114,7 @@ def test_several_threads_append_without_losing_a_record(tmp_path: Path) -> None:
 def test_a_thread_that_stores_late_does_not_hide_a_newer_record(tmp_path: Path) -> None:
     """Thread A draws number 1, thread B draws and stores 2, then A stores: closing must keep both."""
     log = EventLogWriter(tmp_path / "log")
-    store, overtaken = log._store, False
+    store, overtaken = log.store._store, False
 
     def overtaking_store(*args: object) -> None:
         nonlocal overtaken
@@ -123,7 +123,7 @@ def test_a_thread_that_stores_late_does_not_hide_a_newer_record(tmp_path: Path) 
             log.append(PHASE_BEGIN, 2, 2, 2)
         store(*args)
 
-    log._store = overtaking_store
+    log.store._store = overtaking_store
     log.append(PHASE_BEGIN, 1, 1, 1)
     log.close()
     header, records, problems = read_log(log.path)

@@ -1,0 +1,40 @@
+"""What runs for every gradient, record and collective: in C where it could be compiled, else its twins in Python."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
+
+from instrumented_ddp.native import countdown
+from overlapscope.trace import collective_log, event_log
+
+INTERFACE: Final = 1
+"""Version of the interface in ``_native.pyi``. A build of another one is of an earlier checkout, and not used."""
+
+NATIVE_VARIABLE: Final = "OVERLAPSCOPE_NATIVE"
+"""Environment variable that, if it is ``0``, selects the twins in Python."""
+
+
+def _load() -> ModuleType | None:
+    if os.environ.get(NATIVE_VARIABLE) == "0":
+        return None
+    try:
+        module = import_module("instrumented_ddp.native._native")
+    except ImportError:  # there was no compiler
+        return None
+    return module if module.INTERFACE == INTERFACE else None
+
+
+_native: Final = _load()
+
+IS_NATIVE: Final = _native is not None
+"""Whether the code in C is used."""
+
+if TYPE_CHECKING or _native is None:
+    Countdown = countdown.Countdown
+    EntryStore = collective_log.EntryStore
+    RecordStore = event_log.RecordStore
+else:
+    Countdown, EntryStore, RecordStore = _native.Countdown, _native.EntryStore, _native.RecordStore
