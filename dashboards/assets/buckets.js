@@ -141,15 +141,7 @@ window.overlapscope.startBuckets = (plot) => {
 
   // --- copying --------------------------------------------------------------------------------------------------
   async function copy() {
-    let isCopied = false
-    try {
-      await navigator.clipboard.writeText(element("setting").textContent)
-      isCopied = true
-    } catch {
-      // Pages from other machines may not use the clipboard unless they are encrypted.
-      getSelection().selectAllChildren(element("setting"))
-      isCopied = document.execCommand("copy")
-    }
+    const isCopied = await window.overlapscope.copy(element("setting").textContent, element("setting"))
     element("copied").textContent = isCopied ? "copied" : "selected: press Ctrl+C"
   }
   element("chosen").addEventListener("click", ({target}) => target.closest("#copy") && copy())
@@ -165,48 +157,17 @@ window.overlapscope.startBuckets = (plot) => {
   })
 
   // --- tooltips -------------------------------------------------------------------------------------------------
-  let pointings = 0
-  let under = null
-  let reading = false
-
-  const pointed = [["curve", plot.root], ["steps", plot.steps], ["strip", plot.plan]]
-  for (const [name, figure] of pointed) {
-    const area = element(name)
-    const tip = window.overlapscope.tip(area)
-    figure.on_event("mousemove", (event) => {
-      under = {name, tip, event, ns_per_px: (plot.step_range.end - plot.step_range.start) / (figure.inner_width || 1)}
-      tip.place(event)
-      askTip()
+  for (const [name, figure] of [["curve", plot.root], ["steps", plot.steps], ["strip", plot.plan]]) {
+    const nsPerPx = () => (plot.step_range.end - plot.step_range.start) / (figure.inner_width || 1)
+    window.overlapscope.askingTip({
+      area: element(name), figure, request: plot.pointed, response: plot.tooltip,
+      at: ({x, y}) => ({plot: name, x, y, ns_per_px: nsPerPx()}),
     })
-    area.addEventListener("mouseleave", () => {
-      under = null
-      tip.hide()
-    })
-  }
-
-  function askTip() {
-    if (reading || !under) return
-    reading = true
-    pointings += 1
-    const {name, event, ns_per_px} = under
-    under.id = pointings
-    plot.pointed.data = {id: [pointings], plot: [name], x: [event.x], y: [event.y], ns_per_px: [ns_per_px]}
-  }
-
-  function fillTip() {
-    reading = false
-    const {id, title, label, value} = plot.tooltip.data
-    if (!under) return
-    if (under.id !== id[0]) askTip()
-    if (title[0]) under.tip.fill(title[0], label, value)
-    else under.tip.hide()
-    if (title[0]) under.tip.place(under.event)
   }
 
   // --- wiring ---------------------------------------------------------------------------------------------------
-  const on = (model, property, act) => model.property(property).change.connect(act)
+  const {on} = window.overlapscope
   on(plot.answer, "data", answered)
-  on(plot.tooltip, "data", fillTip)
   for (const property of ["start", "end"]) on(plot.size_range, property, showScale)
   for (const figure of [plot.steps, plot.time]) {
     figure.on_event("doubletap", () => plot.step_range.setv({start: 0, end: plot.step_range.bounds[1]}))

@@ -1,10 +1,9 @@
 // Switches, mouse and keys of the heatmap of ranks and steps. dashboards/plots/heatmap.py decides what is drawn and
-// what a cell contains: this script sends requests, at most one at a time about what is under the pointer.
+// what a cell contains: this script sends requests.
 window.overlapscope.startHeatmap = (plot) => {
   const {root, step_range: steps} = plot
   const whole = [steps.start, steps.end]
   const area = document.getElementById("heatmap")
-  const tip = window.overlapscope.tip(area)
 
   // --- switches -------------------------------------------------------------------------------------------------
   const radios = [...document.querySelectorAll(".switches input")]
@@ -15,7 +14,7 @@ window.overlapscope.startHeatmap = (plot) => {
 
   function draw() {
     plot.choice.data = {figure: [choice().figure], grouping: [choice().grouping], columns: [room()]}
-    leave()
+    tip.leave()
   }
 
   function choose() {
@@ -37,21 +36,8 @@ window.overlapscope.startHeatmap = (plot) => {
   }
 
   // --- zoom and pan ---------------------------------------------------------------------------------------------
-  function show(from, to) {
-    const length = Math.min(Math.max(to - from, steps.min_interval), whole[1] - whole[0])
-    const start = Math.min(Math.max((from + to - length) / 2, whole[0]), whole[1] - length)
-    steps.setv({start, end: start + length})
-  }
-
-  function zoom(factor) {
-    const at = pointer ?? (steps.start + steps.end) / 2
-    show(at - (at - steps.start) * factor, at + (steps.end - at) * factor)
-  }
-
-  function move(share) {
-    const by = (steps.end - steps.start) * share
-    show(steps.start + by, steps.end + by)
-  }
+  const {min_interval: shortest} = steps
+  const {show, zoom, move} = window.overlapscope.rangeMoves(steps, {shortest, lowest: whole[0], highest: whole[1]})
 
   function showAll() {
     show(...whole)
@@ -64,8 +50,8 @@ window.overlapscope.startHeatmap = (plot) => {
     1: pick(0),
     2: pick(1),
     3: pick(2),
-    w: () => zoom(0.8),
-    s: () => zoom(1.25),
+    w: () => zoom(0.8, pointer),
+    s: () => zoom(1.25, pointer),
     a: () => move(-0.1),
     d: () => move(0.1),
     0: showAll,
@@ -75,10 +61,6 @@ window.overlapscope.startHeatmap = (plot) => {
 
   // --- tooltips -------------------------------------------------------------------------------------------------
   let pointer = null
-  let under = null
-  let asked = 0
-  let answered = 0
-  let opens = 0
 
   function cellAt({x, y}) {
     const {image, x: left, y: top, dw, dh} = plot.cells.data
@@ -88,60 +70,32 @@ window.overlapscope.startHeatmap = (plot) => {
     return row >= 0 && row < rows && column >= 0 && column < columns ? {row, column} : null
   }
 
-  function ask() {
-    asked += 1
-    plot.pointed.data = {id: [asked], row: [under.row], column: [under.column]}
-  }
+  const tip = window.overlapscope.askingTip({
+    area, figure: root, request: plot.pointed, response: plot.answer, at: cellAt,
+  })
 
-  function leave() {
-    pointer = under = null
-    tip.hide()
-  }
+  // A click opens the step and the rank that are largest in a cell.
+  const OPENS = -1
 
-  function point(event) {
+  function ask(event) {
     const cell = cellAt(event)
-    if (!cell) return leave()
-    pointer = event.x
-    tip.place(event)
-    if (under && under.row === cell.row && under.column === cell.column) return
-    under = cell
-    if (asked === answered) ask()
+    if (cell) plot.pointed.data = {id: [OPENS], row: [cell.row], column: [cell.column]}
   }
 
-  function read() {
-    const {id, title, label, value, rank, step} = plot.answer.data
-    answered = id[0]
-    if (answered !== asked) return
-    if (opens === answered && step[0] >= 0) return open(rank[0], step[0])
-    if (!under) return
-    const question = plot.pointed.data
-    if (question.row[0] !== under.row || question.column[0] !== under.column) return ask()
-    tip.fill(title[0], label, value)
-  }
-
-  function open(rank, step) {
-    const address = new URL(document.body.dataset.timeline, location.href)
-    const theme = new URLSearchParams(location.search).get("theme")
-    address.searchParams.set("step", step)
-    address.searchParams.set("rank", rank)
-    if (theme) address.searchParams.set("theme", theme)
-    location.assign(address)
+  function open() {
+    const {id, rank, step} = plot.answer.data
+    if (id[0] === OPENS && step[0] >= 0) window.overlapscope.openTimeline({step: step[0], rank: rank[0]})
   }
 
   // --- wiring ---------------------------------------------------------------------------------------------------
-  const on = (model, property, act) => model.property(property).change.connect(act)
+  const {on} = window.overlapscope
   on(plot.scale, "data", showScale)
-  on(plot.answer, "data", read)
+  on(plot.answer, "data", open)
   on(root, "inner_width", shrink)
-  on(steps, "start", () => tip.hide())
-  root.on_event("mousemove", point)
-  root.on_event("tap", (event) => {
-    under = cellAt(event)
-    if (!under) return
-    ask()
-    opens = asked
-  })
-  area.addEventListener("mouseleave", leave)
+  on(steps, "start", tip.leave)
+  root.on_event("mousemove", (event) => (pointer = cellAt(event) && event.x))
+  root.on_event("tap", ask)
+  area.addEventListener("mouseleave", () => (pointer = null))
   document.getElementById("fit").addEventListener("click", showAll)
   for (const radio of radios) radio.addEventListener("change", choose)
   showScale()

@@ -125,11 +125,7 @@ window.overlapscope.startOrder = (plot, facts) => {
   window.overlapscope.onKeys(keys)
 
   // --- tooltips -------------------------------------------------------------------------------------------------
-  const tip = window.overlapscope.tip(area)
   let pointer = null
-  let under = null
-  let pointings = 0
-  let read = 0
 
   function cellAt({x, y}) {
     const lane = Math.floor(y / facts.lane_px)
@@ -138,47 +134,20 @@ window.overlapscope.startOrder = (plot, facts) => {
     return isThere ? {lane, number} : null
   }
 
-  function leave() {
-    pointer = under = null
-    tip.hide()
-  }
-
-  function askTip() {
-    pointings += 1
-    plot.pointed.data = {id: [pointings], lane: [under.lane], number: [under.number]}
-  }
-
-  function point(event) {
-    pointer = event.x
-    const cell = cellAt(event)
-    if (!cell) return leave()
-    tip.place(event)
-    if (under && under.lane === cell.lane && under.number === cell.number) return
-    under = cell
-    if (pointings === read) askTip()
-  }
-
-  function fillTip() {
-    const {id, title, label, value} = plot.tooltip.data
-    if (!id.length) return
-    read = id[0]
-    if (!under) return
-    const question = plot.pointed.data
-    if (question.lane[0] !== under.lane || question.number[0] !== under.number) return askTip()
-    tip.fill(title[0], label, value)
-  }
+  const tip = window.overlapscope.askingTip({
+    area, figure: root, request: plot.pointed, response: plot.tooltip, at: cellAt,
+  })
 
   // --- wiring ---------------------------------------------------------------------------------------------------
-  const on = (model, property, act) => model.property(property).change.connect(act)
+  const {on} = window.overlapscope
   on(range, "start", showPlace)
   on(range, "end", showPlace)
   on(plot.cells, "data", view.holdDrawing)
   on(plot.answer, "data", () => view.answered(plot.answer.data.id[0]))
   on(plot.details, "data", showDetails)
   on(plot.jumped, "data", jumped)
-  on(plot.tooltip, "data", fillTip)
-  on(range, "start", () => tip.hide())
-  root.on_event("mousemove", point)
+  on(range, "start", tip.leave)
+  root.on_event("mousemove", (event) => (pointer = cellAt(event) && event.x))
   // Two quick clicks are one double click to Bokeh, wherever they were.
   for (const click of ["tap", "doubletap"]) {
     root.on_event(click, (event) => {
@@ -186,7 +155,7 @@ window.overlapscope.startOrder = (plot, facts) => {
       if (cell) select(cell.lane, cell.number)
     })
   }
-  area.addEventListener("mouseleave", leave)
+  area.addEventListener("mouseleave", () => (pointer = null))
 
   element("next")?.addEventListener("click", keys.n)
   element("previous")?.addEventListener("click", keys.p)

@@ -1,5 +1,26 @@
+// Changes of a range within limits: the shortest and the longest range, the lowest and the highest value.
+window.overlapscope.rangeMoves = (range, {shortest, longest = Infinity, lowest, highest}) => {
+  function show(from, to) {
+    const length = Math.min(Math.max(to - from, shortest), longest, highest - lowest)
+    const start = Math.min(Math.max((from + to - length) / 2, lowest), highest - length)
+    range.setv({start, end: start + length})
+  }
+
+  function zoom(factor, at) {
+    at ??= (range.start + range.end) / 2
+    show(at - (at - range.start) * factor, at + (range.end - at) * factor)
+  }
+
+  function move(share) {
+    const by = (range.end - range.start) * share
+    show(range.start + by, range.end + by)
+  }
+
+  return {show, zoom, move}
+}
+
 // A figure that is drawn for the range in view: sends the range, at most one request at a time, and changes it.
-// limits: the shortest and the longest range, the lowest and the highest value.
+// limits: as in rangeMoves.
 window.overlapscope.rangeView = ({area, figures, range, limits, ask}) => {
   const [root] = figures
   let asked = 0
@@ -47,24 +68,7 @@ window.overlapscope.rangeView = ({area, figures, range, limits, ask}) => {
     return true
   }
 
-  function show(from, to) {
-    const {shortest, longest, lowest, highest} = limits
-    const length = Math.min(Math.max(to - from, shortest), longest, highest - lowest)
-    const start = Math.min(Math.max((from + to - length) / 2, lowest), highest - length)
-    range.setv({start, end: start + length})
-  }
-
-  function zoom(factor, at) {
-    at ??= (range.start + range.end) / 2
-    show(at - (at - range.start) * factor, at + (range.end - at) * factor)
-  }
-
-  function move(share) {
-    const by = (range.end - range.start) * share
-    show(range.start + by, range.end + by)
-  }
-
   for (const property of ["start", "end"]) range.properties[property].change.connect(schedule)
   root.properties.inner_width.change.connect(schedule)
-  return {schedule, holdDrawing, answered, show, zoom, move}
+  return {schedule, holdDrawing, answered, ...window.overlapscope.rangeMoves(range, limits)}
 }

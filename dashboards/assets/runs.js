@@ -236,10 +236,10 @@ window.overlapscope.startRuns = (sources) => {
   dialog.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) save(event)
   })
-  const on = (source, act) => source.property("data").change.connect(act)
-  on(sources.changed, takeChanges)
-  on(sources.order, takeOrder)
-  on(sources.answer, saved)
+  const {on} = window.overlapscope
+  on(sources.changed, "data", takeChanges)
+  on(sources.order, "data", takeOrder)
+  on(sources.answer, "data", saved)
 
   arrange()
   document.body.dataset.ready = "yes"

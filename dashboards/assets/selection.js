@@ -14,14 +14,8 @@ window.overlapscope.selectionPanel = ({clear, zoomTo}) => {
   }
 
   async function copy() {
-    try {
-      await navigator.clipboard.writeText(text())
-      element("copy").textContent = "Copied"
-    } catch {
-      // Without permission to write to the clipboard the text is selected, to be copied by hand.
-      getSelection().selectAllChildren(element("selection-content"))
-      element("copy").textContent = "Press Ctrl-C"
-    }
+    const isCopied = await window.overlapscope.copy(text(), element("selection-content"))
+    element("copy").textContent = isCopied ? "Copied" : "Press Ctrl-C"
     setTimeout(() => (element("copy").textContent = "Copy"), 2000)
   }
 

@@ -137,6 +137,28 @@ window.overlapscope = (() => {
     })
   }
 
+  // Copies text; where the page may not do that, as without encryption, the text of an element is selected and copied.
+  // Returns whether it could.
+  async function copy(text, element) {
+    try {
+      await navigator.clipboard.writeText(text)
+      return true
+    } catch {
+      getSelection().selectAllChildren(element)
+      return document.execCommand("copy")
+    }
+  }
+
+  function openTimeline(entries) {
+    const address = new URL(document.body.dataset.timeline, location.href)
+    const theme = new URLSearchParams(location.search).get("theme")
+    for (const [name, value] of Object.entries({...entries, ...(theme && {theme})})) address.searchParams.set(name, value)
+    location.assign(address)
+  }
+
+  // Calls a function when a property of a Bokeh model changes.
+  const on = (model, property, act) => model.property(property).change.connect(act)
+
   system.addEventListener("change", apply)
   document.addEventListener("click", unfold)
   window.addEventListener("pagehide", keepPlace)
@@ -145,5 +167,5 @@ window.overlapscope = (() => {
     document.getElementById("theme")?.addEventListener("click", toggleTheme)
     leadToPlaces()
   })
-  return {paintPlots, setAddress, onKeys, reload, reconnect}
+  return {paintPlots, setAddress, onKeys, on, copy, openTimeline, reload, reconnect}
 })()

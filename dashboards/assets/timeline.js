@@ -165,9 +165,6 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   })
 
   // --- tooltips -------------------------------------------------------------------------------------------------
-  const tip = window.overlapscope.tip(area)
-  let under = null
-  let pointings = 0
   let isDragging = false
 
   function spanAt({x, y}) {
@@ -198,27 +195,11 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     ])
   }
 
-  function hideTip() {
-    under = null
-    tip.hide()
-  }
-
-  function point(event) {
-    pointer.x = event.x
-    if (isDragging || ruler.isPlacing()) return
-    const span = spanAt(event)
-    if (!span) return hideTip()
-    tip.place(event, ranksAround(event.sy))
-    if (under && ["lane", "row", "round"].every((name) => span[name] === under[name])) return
-    under = span
-    pointings += 1
-    plot.pointed.data = {id: [pointings], lane: [span.lane], row: [span.row], round: [span.round]}
-  }
-
-  function fillTip() {
-    const {id, title, label, value} = plot.tooltip.data
-    if (under && id[0] === pointings) tip.fill(title[0], label, value)
-  }
+  const tip = window.overlapscope.askingTip({
+    area, figure: root, request: plot.pointed, response: plot.tooltip,
+    at: (event) => (isDragging || ruler.isPlacing() ? undefined : spanAt(event)),
+    clear: ({sy}) => ranksAround(sy),
+  })
 
   // --- selection ------------------------------------------------------------------------------------------------
   let selection = null
@@ -270,7 +251,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     selectedName = name[0]
     rememberSoon()
     selection = {from: from_ns[0], to: to_ns[0]}
-    hideTip()
+    tip.leave()
     keepInSight(top_px[0], bottom_px[0])
   }
 
@@ -290,10 +271,9 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   }
 
   // --- wiring ---------------------------------------------------------------------------------------------------
-  const on = (model, property, act) => model.property(property).change.connect(act)
+  const {on} = window.overlapscope
   on(plot.spans, "data", view.holdDrawing)
   on(plot.answer, "data", answered)
-  on(plot.tooltip, "data", fillTip)
   on(plot.selection, "data", selected)
   if (plot.panel) {
     on(plot.panel, "data", showPanel)
@@ -302,13 +282,10 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   on(plot.picked, "data", () => show(plot.picked.data.from_ns[0], plot.picked.data.to_ns[0]))
   axis.on_event("doubletap", showAll)
   root.on_event("doubletap", selectOrShowAll)
-  root.on_event("mousemove", point)
+  root.on_event("mousemove", ({x}) => (pointer.x = x))
   root.on_event("tap", select)
-  area.addEventListener("mouseleave", () => {
-    pointer.x = null
-    hideTip()
-  })
-  on(range, "start", hideTip)
+  area.addEventListener("mouseleave", () => (pointer.x = null))
+  on(range, "start", tip.leave)
   for (const end of ["start", "end"]) on(range, end, markStrip)
   markStrip()
   area.addEventListener("pointerdown", () => (isDragging = true), {capture: true})

@@ -40,3 +40,55 @@ window.overlapscope.tip = (area) => {
 
   return {place, fill, hide: () => (tip.hidden = true)}
 }
+
+// Tooltip with what the server knows of the thing under the pointer, asked for when that changes, one at a time.
+// at: returns the columns of a request for a mouse event, null where there is nothing, undefined to leave all as it is.
+window.overlapscope.askingTip = (() => {
+  let requests = 0
+  const isSame = (one, other) => one && other && Object.keys(one).every((name) => one[name] === other[name])
+
+  return ({area, figure, request, response, at, clear = () => []}) => {
+    const tip = window.overlapscope.tip(area)
+    let under = null
+    let asked = null
+    let id = 0
+    let waiting = false
+
+    function ask() {
+      waiting = true
+      asked = under
+      id = requests += 1
+      request.data = Object.fromEntries(Object.entries({id, ...asked}).map(([name, value]) => [name, [value]]))
+    }
+
+    function leave() {
+      under = null
+      tip.hide()
+    }
+
+    function point(event) {
+      const thing = at(event)
+      if (thing === undefined) return
+      if (!thing) return leave()
+      tip.place(event, clear(event))
+      if (isSame(thing, under)) return
+      under = thing
+      if (!waiting) ask()
+    }
+
+    function answered() {
+      const {id: ids, title, label, value} = response.data
+      if (ids[0] !== id) return
+      waiting = false
+      if (!under) return
+      if (title[0]) tip.fill(title[0], label, value)
+      else tip.hide()
+      if (!isSame(asked, under)) ask()
+    }
+
+    window.overlapscope.on(response, "data", answered)
+    figure.on_event("mousemove", point)
+    area.addEventListener("mouseleave", leave)
+    return {leave}
+  }
+})()

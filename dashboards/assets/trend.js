@@ -12,12 +12,8 @@ window.overlapscope.startTrend = (plot, source) => {
 
   plot.on_event("mousemove", ({x}) => (readout.textContent = source.data.text[nearest(x)] ?? idle))
   plot.on_event("mouseleave", () => (readout.textContent = idle))
-  if (document.body.dataset.timeline) plot.on_event("tap", ({x}) => {
-    const theme = new URLSearchParams(location.search).get("theme")
-    const address = new URL(document.body.dataset.timeline, location.href)
-    address.searchParams.set("step", source.data.step[nearest(x)])
-    if (theme) address.searchParams.set("theme", theme)
-    location.assign(address)
-  })
+  if (document.body.dataset.timeline) {
+    plot.on_event("tap", ({x}) => window.overlapscope.openTimeline({step: source.data.step[nearest(x)]}))
+  }
   window.overlapscope.paintPlots()
 }

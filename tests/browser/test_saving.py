@@ -28,7 +28,7 @@ TEXTS = {
     "": {"breakdown": "forward", "step-time": "Step time", "exposed": "mean, and all ranks", "overlap-ratio": "100 %"},
     "timeline": {"breakdown": "Mean of all ranks", "timeline": "rank 2"},
     "buckets": {"breakdown": "Predicted", "sizes": "best size", "steps": "A step as it was, and as it would be"},
-    "stragglers": {"breakdown": "Transfers at their best", "ranks-by-step": "Lateness"},
+    "stragglers": {"breakdown": "All-reduces at their best", "ranks-by-step": "Lateness"},
     "order": {"breakdown": "Mean of all ranks", "order": "bucket 1"},
 }
 """By page, the name of each of its figures, and a text in it."""
