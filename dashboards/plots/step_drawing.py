@@ -70,7 +70,7 @@ class StepDrawing:
 
     @property
     def lane_labels(self) -> list[tuple[str, tuple[int, int]]]:
-        """The names of a rank's lanes, each with its top and bottom in pixels."""
+        """Return the names of a rank's lanes, each with its top and bottom in pixels."""
         return [(name, self.layout.lane_px(LANE_NAMES.index(name))) for name in self.layout.labeled_lanes]
 
     @property
@@ -186,7 +186,7 @@ class StepPlots:
 
     @property
     def start_script(self) -> CustomJS:
-        """A script that the browser runs when the document is ready: connects mouse and keys, and fits texts."""
+        """Return the script that runs when the document is ready: connects mouse and keys, and fits texts."""
         return CustomJS(
             args={"range": self.time_range, "steps": self._steps},
             code="window.overlapscope.startSteps(range, steps)",
