@@ -31,12 +31,6 @@ from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.json_files import dump_json_line
 from overlapscope.trace.schema import CLOCK_FILE
 
-# Clock server of rank 0, which other hosts ping.
-#
-# The protocol is TCP. A client sends the first half of the token, and the server answers with the second. Then each
-# ping is a number of 8 bytes, and its answer is this number and the host's clock in nanoseconds. A farewell is an
-# unrequested answer: the server closes soon, and clients have ``CLOSING_TIME_S`` for a last burst.
-
 PING: Final = struct.Struct("<Q")
 ANSWER: Final = struct.Struct("<Qq")
 FAREWELL: Final = 2**64 - 1
@@ -50,7 +44,12 @@ _ROUTES: Final = ("192.0.2.1", "2001:db8::1")
 
 
 class ClockServer:
-    """Clock server on a free port of all interfaces; answers while ``serve`` runs."""
+    """Clock server on a free port of all interfaces; answers while ``serve`` runs.
+
+    The protocol is TCP. A client sends the first half of the token, and the server answers with the second. Then each
+    ping is a number of 8 bytes, and its answer is this number and the host's clock in nanoseconds. A farewell is an
+    unrequested answer: the server closes soon, and clients have ``CLOSING_TIME_S`` for a last burst.
+    """
 
     def __init__(self) -> None:
         self.token = secrets.token_bytes(2 * HALF_TOKEN_BYTES)
@@ -180,8 +179,6 @@ def _local_address_towards(host: str) -> str | None:
 def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
-
-# Client of rank 0's clock server: bursts of pings.
 
 _PINGS: Final = 100
 _PINGS_PER_KEPT_PING: Final = 10

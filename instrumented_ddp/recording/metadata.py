@@ -1,4 +1,4 @@
-"""JSON files next to the event log: ``run.json``, ``rank.json`` and ``plans.jsonl``."""
+"""JSON files next to the event log, ``run.json``, ``rank.json`` and ``plans.jsonl``, and the folder that they are in."""
 
 from __future__ import annotations
 
@@ -37,8 +37,6 @@ from overlapscope.trace.schema import (
     SIGNATURES_FILE,
     rank_folder,
 )
-
-# Settings of this rank that should be equal on all ranks, recorded for comparison.
 
 _COMPARED_DDP_ARGUMENTS: Final = (
     "broadcast_buffers",
@@ -125,15 +123,12 @@ def _text(value: object) -> str:
     return str(value)
 
 
-# Attempt number of a restarted job, which decides the folder that this process records into.
-#
-# Launchers restart all ranks when one has failed, and set no variable that identifies the attempt on every host. But
-# the processes of one attempt exist at the same time: a process whose rank was already taken by another process, or
-# that began after some rank had ended, belongs to a new attempt.
-
-
 def find_attempt_folder(first: Path, rank: int) -> Path:
     """Return the folder of the attempt that this process belongs to: the given one, or one inside it.
+
+    Launchers restart all ranks when one has failed, and set no variable that identifies the attempt on every host. But
+    the processes of one attempt exist at the same time: a process whose rank was already taken by another process, or
+    that began after some rank had ended, belongs to a new attempt.
 
     Args:
         first: folder of the run. If the script itself named it, it holds restarts of torchrun and nothing else: running

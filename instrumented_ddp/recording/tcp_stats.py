@@ -21,16 +21,14 @@ from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.json_files import dump_json_line
 from overlapscope.trace.schema import LINKS_FILE
 
-# TCP sockets of this process, including those opened by other libraries.
-#
-# They are inspected through duplicates of their descriptors that live for microseconds: a duplicate that was kept
-# open would hide from the peer that its connection was closed.
-
 _OPEN_FILES: Final = "/proc/self/fd"
 
 
 def iter_tcp_sockets() -> Iterator[socket.socket]:
     """Yield duplicates of the process's TCP sockets, each closed when the next one is requested.
+
+    They include sockets opened by other libraries. A duplicate that stayed open would hide from the peer that its
+    connection was closed.
 
     Raises:
         OSError: the process's open files can't be listed.
