@@ -3,7 +3,7 @@
     python -m benchmarks.drift [--models MODEL...] [--steps 200] [--healthy-steps 1000] [--faults NAME...]
 
 - The CPU time of all that the comparison does on the training thread, as a share of the median step, on two recorded
-  ranks over gloo. The first sweeps, which are whole, are given apart: they are taken once.
+  ranks over gloo. The first passes, which are whole, are given apart: they are taken once.
 - Of each fault of the laboratory in replicas, on three ranks: the steps from the fault to the watchdog's report, and
   what the report says.
 - The healthy loops of the tests, with our DDP and with torch's, every parameter compared in every step: how many steps,
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -38,14 +38,14 @@ from tests.cluster import replicated
 from tests.cluster.ranks import run_ranks
 from tests.lab.warm_ranks import WarmRank
 
-_WHOLE_SWEEPS: Final = 5
+_WHOLE_PASSES: Final = 5
 """Steps until the first period is in force."""
 MODELS: Final = TINY_MODELS | SMALL_MODELS | LARGE_MODELS
 _KINDS: Final[dict[str, type[TorchDDP]]] = {"ours": DistributedDataParallel, "torch's": TorchDDP}
 
 
 def measure(model: str, steps: int, folder: Path) -> tuple[float, float, float, int]:
-    """On one rank: microseconds of a step and of its fingerprints, of a whole sweep, and the period at the end."""
+    """On one rank: microseconds of a step and of its fingerprints, of a whole pass, and the period at the end."""
     torch.manual_seed(0)
     workload = MODELS[model]()
     ddp = DistributedDataParallel(workload.module, trace=folder)
@@ -54,21 +54,21 @@ def measure(model: str, steps: int, folder: Path) -> tuple[float, float, float, 
     clock_ns = min(-(time.thread_time_ns() - time.thread_time_ns()) for _ in range(1000))
     original = FingerprintedReplica.on_forward_start
 
-    def timed(replica: FingerprintedReplica, reductions: int, step: int) -> None:
+    def timed(replica: FingerprintedReplica, *args: Any) -> None:
         time.thread_time_ns()  # after a step the clock itself is slow, the first time
         begin_ns = time.thread_time_ns()
-        original(replica, reductions, step)
+        original(replica, *args)
         spent_ns.append(time.thread_time_ns() - begin_ns - clock_ns)
 
     FingerprintedReplica.on_forward_start = timed  # type: ignore[method-assign]
     ends_ns = [time.perf_counter_ns()]
-    for _ in range(steps + _WHOLE_SWEEPS):
+    for _ in range(steps + _WHOLE_PASSES):
         train()
         ends_ns.append(time.perf_counter_ns())
-    step_us = float(np.median(np.diff(ends_ns)[_WHOLE_SWEEPS:])) / 1e3
+    step_us = float(np.median(np.diff(ends_ns)[_WHOLE_PASSES:])) / 1e3
     assert ddp._replica is not None
     period = ddp._replica._schedule.period
-    return step_us, sum(spent_ns[_WHOLE_SWEEPS:]) / steps / 1e3, min(spent_ns[1 : _WHOLE_SWEEPS - 1]) / 1e3, period
+    return step_us, sum(spent_ns[_WHOLE_PASSES:]) / steps / 1e3, min(spent_ns[1 : _WHOLE_PASSES - 1]) / 1e3, period
 
 
 def found(fault: Fault) -> str:
@@ -122,10 +122,10 @@ def main() -> None:
     for model in args.models:
         with tempfile.TemporaryDirectory() as temporary:
             results = run_ranks(measure, 2, model, args.steps, Path(temporary, "trace"))
-        for rank, (step_us, cost_us, sweep_us, period) in enumerate(results):
+        for rank, (step_us, cost_us, pass_us, period) in enumerate(results):
             print(
                 f"{model:16} rank {rank}  step {step_us:9.1f} us  fingerprints {cost_us:7.2f} us, "
-                f"{cost_us / step_us:.3%}  all at once {sweep_us:9.1f} us  period {period}",
+                f"{cost_us / step_us:.3%}  all at once {pass_us:9.1f} us  period {period}",
                 flush=True,
             )
     for name in args.faults:
