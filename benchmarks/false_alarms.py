@@ -87,7 +87,7 @@ def made_up(rng: np.random.Generator, noise: Noise, ranks: int, steps: int, dela
 def judged(cycles: Cycles) -> tuple[Finding, ...]:
     """What is said of a recording, eight ranks to a host."""
     hosts = {rank: f"node{rank // 8}" for rank in cycles.ranks.tolist()}
-    return find_all_findings(cycles, hosts, [], float(cycles.cycle_time_ns.mean()))
+    return find_all_findings(cycles, hosts, [], float(cycles.end_ns[:, -1].mean()))
 
 
 def main() -> None:

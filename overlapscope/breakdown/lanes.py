@@ -347,15 +347,6 @@ class _RankLanes:
     """Like ``Timeline.unfinished``, without the number of the lane."""
 
 
-def build_timeline(trace: Trace, ranks: Sequence[int] | None = None) -> Timeline:
-    """Arrange a recording in lanes.
-
-    Args:
-        ranks: Ranks from top to bottom; by default all of them, ascending.
-    """
-    return LaneCache(trace).timeline(sorted(trace.ranks["rank"].tolist()) if ranks is None else ranks)
-
-
 def bucket_categories(buckets: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Return the category of each bucket number, which includes its pattern; negative numbers stand for no bucket."""
     pattern = buckets // BUCKET_SLOTS % PATTERNS

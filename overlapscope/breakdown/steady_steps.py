@@ -86,11 +86,6 @@ class SteadySteps:
         means: Float64Array = values[self.rows].sum(axis=1) / max(1, len(self.ranks))
         return means
 
-    @property
-    def excluded_count(self) -> int:
-        """Return the number of excluded steps."""
-        return sum(len(excluded.steps) for excluded in self.excluded)
-
 
 def select_steady_steps(trace: Trace, breakdown: Breakdown) -> SteadySteps:
     """Select the steady steps of a recording.

@@ -115,11 +115,6 @@ class Cycles:
         )
 
     @property
-    def cycle_time_ns(self) -> Int64Array:
-        """Return the time from one release to the next (S,): the step time, if all steps were equal."""
-        return self.end_ns[:, -1]
-
-    @property
     def lateness_ns(self) -> Int64Array:
         """Return how long after the median rank each arrives at the last all-reduce (S, R); negative if before it."""
         last_ns = self.arrival_ns[:, :, -1]

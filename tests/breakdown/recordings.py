@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pandas as pd
 from hypothesis import strategies as st
 
+from overlapscope.breakdown.lanes import LaneCache, Timeline
 from overlapscope.trace.recording import Trace, empty_trace
 from overlapscope.trace.schema import OPS
 from overlapscope.trace.tables import PHASE_NAMES
@@ -138,3 +140,8 @@ def _with_the_rest(draw: st.DrawFn, ranks: int, steps: Rows, phases: Rows) -> Tr
         device=draw(st.sampled_from(["cpu", "cuda:0"])),
         clocks=tuple("same boot" if has else "none" for has in has_clock),
     )
+
+
+def build_timeline(trace: Trace, ranks: Sequence[int] | None = None) -> Timeline:
+    """Lanes of some ranks from top to bottom; by default of all, ascending."""
+    return LaneCache(trace).timeline(sorted(trace.ranks["rank"].tolist()) if ranks is None else ranks)

@@ -8,16 +8,10 @@ import numpy as np
 import pytest
 
 from dashboards.plots.span_details import get_span_details
-from overlapscope.breakdown.lanes import (
-    CATEGORIES,
-    LANE_NAMES,
-    LaneCache,
-    bucket_categories,
-    build_timeline,
-    colors_and_patterns,
-)
+from overlapscope.breakdown.lanes import CATEGORIES, LANE_NAMES, LaneCache, bucket_categories, colors_and_patterns
 from overlapscope.trace.recording import read_trace
 from overlapscope.trace.schema import Flag, Kind, pack_body
+from tests.breakdown.recordings import build_timeline
 from tests.simulated_job import Job
 from tests.synthetic import make_rank, write_recording, write_step
 

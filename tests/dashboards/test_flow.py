@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from dashboards.plots.related_spans import MOMENTS, Subject, compute_bucket_flow, find_related_spans
-from overlapscope.breakdown.lanes import build_timeline
 from overlapscope.trace.recording import Trace, read_trace
+from tests.breakdown.recordings import build_timeline
 from tests.synthetic import write_straggling_recording
 
 US = 1_000

@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 
 from dashboards.plots.related_spans import find_counterparts, find_related_spans, get_subject
-from overlapscope.breakdown.lanes import LANE_NAMES, Lane, Timeline, build_timeline
+from overlapscope.breakdown.lanes import LANE_NAMES, Lane, Timeline
 from overlapscope.trace.recording import Trace, read_trace
+from tests.breakdown.recordings import build_timeline
 from tests.synthetic import write_recording, write_straggling_recording
 
 US = 1_000

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dashboards.plots.span_search import find_span_by_name, make_span_name
-from overlapscope.breakdown.lanes import build_timeline
 from overlapscope.trace.recording import read_trace
+from tests.breakdown.recordings import build_timeline
 from tests.synthetic import write_recording
 
 

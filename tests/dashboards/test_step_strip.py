@@ -9,9 +9,9 @@ import pytest
 from dashboards.plots import trend
 from dashboards.plots.trend import build_step_strip
 from overlapscope.breakdown.breakdown import compute_breakdown
-from overlapscope.breakdown.lanes import build_timeline
 from overlapscope.breakdown.summary import Summary, summarize
 from overlapscope.trace.recording import Trace, read_trace
+from tests.breakdown.recordings import build_timeline
 from tests.synthetic import write_recording, write_straggling_recording
 
 MS = 1_000_000
