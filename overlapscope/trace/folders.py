@@ -141,8 +141,13 @@ def find_latest_attempt(first: Path) -> Path:
 
 def find_recorded_ranks(folder: Path) -> list[Path]:
     """Return the folders of ranks that have begun to record directly into this folder, in no particular order."""
-    of_ranks = (path for path in folder.glob("rank_*") if path.name.removeprefix("rank_").isdecimal())
+    of_ranks = (path for path in folder.glob("rank_*") if is_rank_folder_name(path.name))
     return [path for path in of_ranks if any((path / log).exists() for log in _LOGS)]
+
+
+def is_rank_folder_name(name: str) -> bool:
+    """Return whether a folder of this name holds the files of a rank."""
+    return name.startswith("rank_") and name.removeprefix("rank_").isdecimal()
 
 
 _MOST_RANKS: Final = 1_000_000
@@ -168,13 +173,9 @@ def _rank_folders_in(path: Path) -> dict[int, Path]:
         )
     if not path.is_dir():
         raise OverlapScopeError(f"{path}: this is a file; give the folder that 'overlapscope record -o' wrote")
-    found = {}
-    for folder in path.glob("rank_*"):
-        number = folder.name.removeprefix("rank_")
-        if number.isdecimal() and folder.is_dir():
-            found[int(number)] = folder
+    found = [folder for folder in path.glob("rank_*") if is_rank_folder_name(folder.name) and folder.is_dir()]
     if found:
-        return dict(sorted(found.items()))
+        return dict(sorted((int(folder.name.removeprefix("rank_")), folder) for folder in found))
     runs = sorted({folder.parent.name for folder in path.glob("*/rank_*") if folder.is_dir()})
     if runs:
         raise OverlapScopeError(f"{path}: holds {len(runs)} recordings; give one of them: {', '.join(runs[:5])}")

@@ -16,7 +16,7 @@ from typing import Final
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.flight_recorder import holds_dumps
-from overlapscope.trace.folders import find_attempts
+from overlapscope.trace.folders import find_attempts, is_rank_folder_name
 from overlapscope.trace.schema import TABLES_FOLDER, WATCHDOG_FOLDER
 
 NOTES_FILE: Final = "notes.json"
@@ -156,7 +156,7 @@ def is_run(folder: Path) -> bool:
     """Return whether a folder is itself a recording, or holds dumps."""
     try:
         with os.scandir(folder) as entries:
-            if any(_is_rank_folder(entry.name) and entry.is_dir() for entry in entries):
+            if any(is_rank_folder_name(entry.name) and entry.is_dir() for entry in entries):
                 return True
     except OSError:
         return False
@@ -234,15 +234,11 @@ def _is_begun(folder: Path, own: Sequence[str]) -> bool:
     Args:
         own: names of the folders of ranks and of attempts.
     """
-    return any(map(_is_rank_folder, own)) or (bool(own) and bool(find_attempts(folder)))
-
-
-def _is_rank_folder(name: str) -> bool:
-    return name.startswith("rank_") and name.removeprefix("rank_").isdecimal()
+    return any(map(is_rank_folder_name, own)) or (bool(own) and bool(find_attempts(folder)))
 
 
 def _is_of_a_recording(name: str) -> bool:
-    return _is_rank_folder(name) or (name.startswith("restart_") and name.removeprefix("restart_").isdecimal())
+    return is_rank_folder_name(name) or (name.startswith("restart_") and name.removeprefix("restart_").isdecimal())
 
 
 def _is_internal_folder(name: str) -> bool:
