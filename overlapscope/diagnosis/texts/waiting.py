@@ -325,19 +325,6 @@ def never_ready(
     if interrupted is not None:
         cause = f"the backward raised an exception{at_line(interrupted.call_site)} that was caught, so "
     have = "got" if is_over else plural(in_bucket, "has", "have")
-    advice: tuple[str, ...] = (
-        "Use the same branches of the model on all ranks, or pass find_unused_parameters=True.",
-        f"Look at what forward does with {first_few(_modules_of(unready))} on {rank_list(ranks)}.",
-    )
-    if interrupted is not None:
-        advice = (
-            "Log the exception where it is caught: it is the cause.",
-            "Let it end the process, or have all ranks agree by all_reduce after each backward to skip the batch.",
-        )
-    elif frozen:
-        advice = ("Freeze parameters before DistributedDataParallel is given them, or wrap the model in it again.",)
-    elif is_everywhere:
-        advice = ("Pass find_unused_parameters=True, or leave what forward does not use out of the model.",)
     return {
         "sentence": f"{subject} bucket {bucket}{when}{result}: {cause}{len(in_bucket)} of its parameters {have} no "
         f"gradient ({first_few(in_bucket)}; in {first_few(_modules_of(of_bucket))}){_frozen_text(frozen, ranks)}.",
@@ -347,8 +334,30 @@ def never_ready(
             f"{'left' if is_over else plural(ranks, 'has', 'have')} "
             f"{len(names)} parameters without a gradient: {first_few(names)}.",
         ),
-        "advice": advice,
+        "advice": _advice_on_unready(ranks, unready, is_everywhere, interrupted is not None, bool(frozen)),
     }
+
+
+def _advice_on_unready(
+    ranks: Sequence[int],
+    unready: Sequence[UnreadyParameter],
+    is_everywhere: bool,
+    is_interrupted: bool,
+    is_frozen: bool,
+) -> tuple[str, ...]:
+    if is_interrupted:
+        return (
+            "Log the exception where it is caught: it is the cause.",
+            "Let it end the process, or have all ranks agree by all_reduce after each backward to skip the batch.",
+        )
+    if is_frozen:
+        return ("Freeze parameters before DistributedDataParallel is given them, or wrap the model in it again.",)
+    if is_everywhere:
+        return ("Pass find_unused_parameters=True, or leave what forward does not use out of the model.",)
+    return (
+        "Use the same branches of the model on all ranks, or pass find_unused_parameters=True.",
+        f"Look at what forward does with {first_few(_modules_of(unready))} on {rank_list(ranks)}.",
+    )
 
 
 def _modules_of(parameters: Sequence[UnreadyParameter]) -> list[str]:
