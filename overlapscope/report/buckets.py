@@ -24,10 +24,8 @@ def build_buckets_report(trace: Trace, advice: Advice, plan_path: Path | None = 
         plan_path: File that the best plan was written to, if any.
     """
     return Report(
-        path=trace.path,
         facts=(f"{trace.path}: {describe_basis(advice)}", *describe_auto_choices(trace.run)),
         sections=(build_buckets_section(advice, plan_path),),
-        problems=tuple(trace.problems),
         content=_collect_content(trace, advice),
     )
 

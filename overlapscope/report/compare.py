@@ -22,10 +22,8 @@ def build_comparison_report(found: Comparison, parts: Sequence[str], fail_above:
         fail_above: As in ``Comparison.outcome``.
     """
     return Report(
-        path=found.new.trace.path,
         facts=tuple(describe_sides(found)),
         sections=(build_comparison_section(found, parts, fail_above),),
-        problems=(*found.base.trace.problems, *found.new.trace.problems),
         content=_collect_content(found, parts, fail_above),
     )
 

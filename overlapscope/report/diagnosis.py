@@ -20,10 +20,8 @@ def build_diagnosis_report(shown: Attempt, attempts: Sequence[Attempt]) -> Repor
         attempts: All attempts of the job, if it was restarted.
     """
     return Report(
-        path=shown.path,
         facts=tuple(format_attempts(attempts)),
         sections=(build_diagnosis_section(shown.verdict, shown.evidence),),
-        problems=shown.problems,
         content=_collect_content(shown, attempts),
     )
 

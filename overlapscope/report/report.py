@@ -7,11 +7,9 @@ in ``overlapscope.text.format_value``, how they are written. So the same number 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
-from overlapscope.errors import Problem
 from overlapscope.text import Unit, Value, format_value
 
 if TYPE_CHECKING:
@@ -109,13 +107,12 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Sections about one recording."""
+    """Sections about one recording, or two that are compared."""
 
-    path: Path
     facts: tuple[str, ...]
+    """What it is about, a line each."""
     sections: tuple[Section, ...]
-    problems: tuple[Problem, ...]
-    content: Mapping[str, Any] = field(default_factory=dict)
+    content: Mapping[str, Any]
     """Everything there is to know, with the keys that ``docs/json.md`` documents."""
 
 

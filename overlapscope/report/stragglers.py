@@ -58,7 +58,7 @@ def build_stragglers_report(analysis: Analysis) -> Report:
         facts = (f"{trace.path}: {describe_basis(analysis, stragglers)}",)
         section = build_stragglers_section(stragglers)
         content |= _collect_content(analysis, stragglers)
-    return Report(path=trace.path, facts=facts, sections=(section,), problems=tuple(trace.problems), content=content)
+    return Report(facts=facts, sections=(section,), content=content)
 
 
 def build_stragglers_section(stragglers: Stragglers) -> Section:

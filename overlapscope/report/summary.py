@@ -40,10 +40,8 @@ def build_summary_report(analysis: Analysis) -> Report:
     """Build the report from the analysis of a recording."""
     trace, summary = analysis.trace, analysis.summary
     return Report(
-        path=trace.path,
         facts=(describe_recording(trace),),
         sections=(build_breakdown_section(summary),),
-        problems=tuple(trace.problems),
         content=_collect_content(trace, summary),
     )
 
