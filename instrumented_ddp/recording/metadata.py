@@ -1,4 +1,4 @@
-"""JSON files next to the event log: ``run.json``, ``rank.json`` and ``plans.jsonl``; and the folder to write them to."""
+"""JSON files next to the event log, ``run.json``, ``rank.json`` and ``plans.jsonl``, and the folder that holds them."""
 
 from __future__ import annotations
 
