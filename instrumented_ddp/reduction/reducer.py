@@ -50,11 +50,6 @@ class GradientHooks:
         self._spans_devices = len({parameter.device for parameter in parameters}) > 1
         self._handles: list[RemovableHandle] = []
 
-    @property
-    def are_registered(self) -> bool:
-        """Return whether hooks are registered."""
-        return bool(self._handles)
-
     def register(self, make_hook: Callable[[int], Callable[..., None]]) -> None:
         """Register a hook for each parameter, which is made from its index."""
         hooks = [make_hook(index) for index in range(len(self.accumulators))]
