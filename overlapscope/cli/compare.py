@@ -28,7 +28,7 @@ from overlapscope.cli.reading import print_report, report_problems
 from overlapscope.console import Progress
 
 if TYPE_CHECKING:
-    from overlapscope.compare.side import StepChoice
+    from overlapscope.compare.comparison import Comparison
 
 EXIT_CODE_REGRESSION: Final = 3
 """Exit code if one of the checked parts is slower."""
@@ -82,29 +82,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the comparison; return 3 if one of the checked parts is slower, else 1 if a recording is incomplete."""
-    from overlapscope.analysis import Analysis
-    from overlapscope.compare.comparison import compare
-    from overlapscope.compare.side import ComparisonSide
     from overlapscope.report.compare import build_comparison_report
     from overlapscope.report.render_markdown import render_markdown
-    from overlapscope.trace.recording import NEIGHBOR_STEPS, read_trace
-    from overlapscope.trace.table_file import step_range_of_slice
 
-    is_same = args.base.resolve() == args.new.resolve()
-    choices = (_choice(args.base_steps, args.base_plan), _choice(args.new_steps, args.new_plan))
-    base_steps, new_steps = (step_range_of_slice(choice.first, choice.end) for choice in choices)
-    if is_same:  # read once, with the steps of both
-        base_steps = min(base_steps[0], new_steps[0]), max(base_steps[1], new_steps[1])
     with Progress() as progress:
-        base = Analysis(read_trace(args.base, progress.count, steps=base_steps, neighbors=NEIGHBOR_STEPS))
-        progress.begin("reading logs of the new one")
-        new = (
-            base
-            if is_same
-            else Analysis(read_trace(args.new, progress.count, steps=new_steps, neighbors=NEIGHBOR_STEPS))
-        )
-        progress.begin("dividing steps")
-        found = compare(ComparisonSide.of(base, choices[0]), ComparisonSide.of(new, choices[1]))
+        found = _compare(args, progress)
         report = build_comparison_report(found, args.only, args.fail_above)
     if args.format == "md":
         print(render_markdown(report, "OverlapScope: comparison"))
@@ -112,15 +94,35 @@ def run(args: argparse.Namespace) -> int:
         print(pages.render_comparison(found, args.only, args.fail_above))
     else:
         print_report(report, as_json=args.json)
-    codes = [report_problems(side.trace) for side in ((base,) if is_same else (base, new))]
+    base, new = found.base.trace, found.new.trace
+    code = max(report_problems(trace) for trace in ((base,) if base is new else (base, new)))
     is_slower = any(found.outcome(part, args.fail_above) == "slower" for part in args.only)
-    return EXIT_CODE_REGRESSION if is_slower else max(codes)
+    return EXIT_CODE_REGRESSION if is_slower else code
 
 
-def _choice(steps: tuple[int | None, int | None], plan: int | None) -> StepChoice:
-    from overlapscope.compare.side import StepChoice
+def _compare(args: argparse.Namespace, progress: Progress) -> Comparison:
+    """Read both sides, or one recording with the steps of both, and compare them."""
+    from overlapscope.analysis import Analysis
+    from overlapscope.compare.comparison import compare
+    from overlapscope.compare.side import ComparisonSide, StepChoice
+    from overlapscope.trace.recording import NEIGHBOR_STEPS, read_trace
+    from overlapscope.trace.table_file import step_range_of_slice
 
-    return StepChoice(first=steps[0], end=steps[1], plan=plan)
+    base_choice, new_choice = (
+        StepChoice(first=steps[0], end=steps[1], plan=plan)
+        for steps, plan in ((args.base_steps, args.base_plan), (args.new_steps, args.new_plan))
+    )
+    base_steps, new_steps = (step_range_of_slice(choice.first, choice.end) for choice in (base_choice, new_choice))
+    is_same = args.base.resolve() == args.new.resolve()
+    if is_same:
+        base_steps = min(base_steps[0], new_steps[0]), max(base_steps[1], new_steps[1])
+    base = Analysis(read_trace(args.base, progress.count, steps=base_steps, neighbors=NEIGHBOR_STEPS))
+    progress.begin("reading logs of the new one")
+    new = base
+    if not is_same:
+        new = Analysis(read_trace(args.new, progress.count, steps=new_steps, neighbors=NEIGHBOR_STEPS))
+    progress.begin("dividing steps")
+    return compare(ComparisonSide.of(base, base_choice), ComparisonSide.of(new, new_choice))
 
 
 def _parse_percentage(text: str) -> float:
