@@ -128,16 +128,6 @@ class CollectiveCost:
         """Return the latency: the time of an arbitrarily small all-reduce."""
         return min(self.line.alpha_ns, float(self.times_ns[0]))
 
-    @property
-    def missing(self) -> str:
-        """Return a sentence on what to measure for a more certain answer; empty if nothing is missing."""
-        if self.is_identifiable:
-            return ""
-        return (
-            "The measured all-reduces are all about the same size, so other sizes are guesses: record with "
-            "--probe-buckets, or run overlapscope calibrate."
-        )
-
     def extrapolate(self, world_size: int, algorithm: Algorithm = "ring") -> CollectiveCost:
         """Extrapolate the cost to another number of ranks on links like these.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -18,6 +19,7 @@ from overlapscope.bucket_model.what_if import Limits, WhatIf, find_limits, predi
 from overlapscope.interval import Interval
 
 Verdict = Literal["change", "leave it", "can't tell"]
+MissingMeasurement = Literal["sizes", "compute slowdown", "lane slowdown"]
 
 _MIN_GAIN_TO_INVESTIGATE: Final = 0.05
 """Possible gain above which more measurements are worthwhile if no gain is certain."""
@@ -77,8 +79,11 @@ class Recommendation:
     limits: Limits
     """Limits of the step with the best size."""
     what_ifs: tuple[WhatIf, ...]
-    missing: tuple[str, ...]
+    missing: tuple[MissingMeasurement, ...]
     """Measurements that would make the recommendation more certain."""
+    world_size: int
+    hosts: int
+    """Number of hosts that the ranks run on: were all-reduces measured within one or between several?"""
 
     @property
     def has_choice(self) -> bool:
@@ -138,8 +143,10 @@ def recommend(
         free_caps_mb=_caps(free, gradients),
         sizes=tuple(predictions.of_size(size) for size in _select_sizes(curve, best)),
         limits=find_limits(best.buckets, fitted.work, fitted.costs, gain_if_equal_ranks, exposed),
-        what_ifs=predict_changes([*sizes.sizes, default], fitted.work, fitted.costs, hosts, measured),
-        missing=_missing_measurements(best.buckets, fitted),
+        what_ifs=predict_changes([*sizes.sizes, default], fitted.work, fitted.costs, measured),
+        missing=tuple(_find_missing_measurements(best.buckets, fitted)),
+        world_size=observations.world_size,
+        hosts=hosts,
     )
 
 
@@ -210,18 +217,13 @@ def _caps(plan: Buckets, gradients: Gradients) -> tuple[float, ...] | None:
     return None if caps is None else tuple(caps)
 
 
-def _missing_measurements(best: Buckets, fitted: FittedModel) -> tuple[str, ...]:
-    missing = [fitted.costs.collective.missing]
+def _find_missing_measurements(best: Buckets, fitted: FittedModel) -> Iterator[MissingMeasurement]:
+    if not fitted.costs.collective.is_identifiable:
+        yield "sizes"
     if not fitted.compute_slowdown.is_known:
-        missing.append(
-            "One bucket plan doesn't show how much communication slows compute down: record with --probe-buckets."
-        )
+        yield "compute slowdown"
     if not fitted.lane_slowdown.is_known and _lanes_matter(best, fitted):
-        missing.append(
-            "This recording doesn't show how much two concurrent all-reduces slow each other down: overlapscope "
-            "calibrate measures it."
-        )
-    return tuple(each for each in missing if each)
+        yield "lane slowdown"
 
 
 def _lanes_matter(plan: Buckets, fitted: FittedModel) -> bool:

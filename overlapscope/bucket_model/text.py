@@ -6,9 +6,9 @@ import math
 from typing import Final
 
 from overlapscope.bucket_model.plans import format_caps
-from overlapscope.bucket_model.recommend import Prediction, Recommendation
+from overlapscope.bucket_model.recommend import MissingMeasurement, Prediction, Recommendation
 from overlapscope.bucket_model.search import MIN_GAIN
-from overlapscope.bucket_model.what_if import Limits
+from overlapscope.bucket_model.what_if import ChangeKind, Limits, WhatIf
 from overlapscope.interval import Interval
 from overlapscope.text import (
     capitalize,
@@ -20,6 +20,29 @@ from overlapscope.text import (
 )
 
 _MOST_CAPS_SHOWN: Final = 12
+
+MISSING_MEASUREMENTS: Final[dict[MissingMeasurement, str]] = {
+    "sizes": "The measured all-reduces are all about the same size, so other sizes are guesses: record with "
+    "--probe-buckets, or run overlapscope calibrate.",
+    "compute slowdown": "One bucket plan doesn't show how much communication slows compute down: record with "
+    "--probe-buckets.",
+    "lane slowdown": "This recording doesn't show how much two concurrent all-reduces slow each other down: "
+    "overlapscope calibrate measures it.",
+}
+_CHANGES: Final[dict[ChangeKind, str]] = {
+    "compression": "fp16 or bf16 compression hook",
+    "fewer reductions": "no_sync, and a reduction every {number} micro-steps",
+    "bucket views": "gradient_as_bucket_view=True",
+    "twice the bandwidth": "links of twice the bandwidth",
+    "more ranks": "{number} ranks instead of {ranks}",
+}
+_ASSUMPTIONS: Final[dict[ChangeKind, str]] = {
+    "compression": "gradients are float32, and casting them takes no time",
+    "fewer reductions": "a micro-step is as long as a step is now; the batch is {number} times as large",
+    "bucket views": "",
+    "twice the bandwidth": "",
+    "more ranks": "{algorithm} all-reduce over links like those {links}, with the same work per rank",
+}
 
 
 def format_headline(advice: Recommendation) -> str:
@@ -129,13 +152,20 @@ def _round_to_two_digits(number: float, to: object) -> float:
     return float(f"{to(round(number / unit, 6)) * unit:.6g}")  # type: ignore[operator]
 
 
+def describe_change(change: WhatIf, found: Recommendation) -> str:
+    """Name a change."""
+    return _CHANGES[change.kind].format(number=change.number, ranks=found.world_size)
+
+
 def list_assumptions(found: Recommendation) -> list[str]:
     """List the assumptions behind the changes, each once, with the changes that it applies to."""
-    known = dict.fromkeys(each.assumption for each in found.what_ifs if each.assumption)
-    return [
-        f"{', '.join(each.change for each in found.what_ifs if each.assumption == assumption)}: {assumption}."
-        for assumption in known
-    ]
+    changes: dict[str, list[str]] = {}
+    for each in found.what_ifs:
+        if assumption := _ASSUMPTIONS[each.kind]:
+            links = "within this host" if found.hosts == 1 else f"between these {found.hosts} hosts"
+            text = assumption.format(number=each.number, algorithm=each.algorithm, links=links)
+            changes.setdefault(text, []).append(describe_change(each, found))
+    return [f"{', '.join(names)}: {assumption}." for assumption, names in changes.items()]
 
 
 def format_size_label(each: Prediction, found: Recommendation) -> str:

@@ -94,6 +94,9 @@ def _is_last_bucket_alone(plan: Buckets, work: ComputeTimes, costs: Costs) -> bo
     return bool(max(waited_ns, under_way_ns) <= _MAX_IDLE_WAIT_SHARE * (end_ns[-1] - start_ns[-1]))
 
 
+ChangeKind = Literal["compression", "fewer reductions", "bucket views", "twice the bandwidth", "more ranks"]
+"""Kinds of changes. ``compression``: a hook that sends gradients as fp16 or bf16. ``fewer reductions``: ``no_sync``."""
+
 _NCCL: Final[tuple[Algorithm, ...]] = ("ring", "tree")
 """Algorithms of NCCL, which uses the faster one."""
 _GLOO: Final[tuple[Algorithm, ...]] = ("ring",)
@@ -103,68 +106,55 @@ _GLOO: Final[tuple[Algorithm, ...]] = ("ring",)
 class WhatIf:
     """Predicted effect of one change."""
 
-    change: str
+    kind: ChangeKind
+    number: int | None
+    """Micro-steps per reduction, or the number of ranks; None for other changes."""
+    algorithm: Algorithm | None
+    """Algorithm of all-reduces of that many ranks; None for other changes."""
     step_ns: float
     """Mean step with the best size for the change; mean micro-step if some steps are not reduced."""
     gain: float
     """Gain over the best size without the change, as a share; negative for a loss."""
     cap_mb: float | None
     """Best size for the change; None for DDP's default."""
-    assumption: str
-    """Assumption behind the prediction; empty if there is none."""
 
 
 def predict_changes(
     plans: Sequence[UniformPlan],
     work: ComputeTimes,
     costs: Costs,
-    hosts: int = 1,
     measured: MeasuredSteps | None = None,
 ) -> tuple[WhatIf, ...]:
     """Predict all changes that make sense for this job.
 
     Args:
         plans: Sizes to choose from.
-        hosts: Number of hosts that the ranks run on: were all-reduces measured within one or between several?
         measured: Measurement that predictions are relative to, if there is one.
     """
     best = _BestSize(plans, work, costs, measured)
     cost = costs.collective
-    found = [
-        best.changed(
-            "fp16 or bf16 compression hook",
-            replace(costs, collective=cost.halve_bytes()),
-            "gradients are float32, and casting them takes no time",
-        )
-    ]
+    found = [best.changed("compression", replace(costs, collective=cost.halve_bytes()))]
     alone_ns = best.steps_ns(replace(costs, collective=cost.scale(latency=0.0, byte_time=0.0))).min()
     for every in (2, 4):
         step_ns = float(best.step_ns + (every - 1) * alone_ns) / every
         found.append(
             WhatIf(
-                change=f"no_sync, and a reduction every {every} micro-steps",
+                kind="fewer reductions",
+                number=every,
+                algorithm=None,
                 step_ns=step_ns,
                 gain=1 - step_ns / best.step_ns,
                 cap_mb=best.cap_mb,
-                assumption=f"a micro-step is as long as a step is now; the batch is {every} times as large",
             )
         )
     if ZERO_COST not in (costs.copy_in, costs.copy_out):
-        found.append(
-            best.changed("gradient_as_bucket_view=True", replace(costs, copy_in=ZERO_COST, copy_out=ZERO_COST), "")
-        )
-    found.append(best.changed("links of twice the bandwidth", replace(costs, collective=cost.scale(byte_time=0.5)), ""))
-    links = "links like those within this host" if hosts == 1 else f"links like those between these {hosts} hosts"
-    algorithms = list_algorithms(costs)
+        found.append(best.changed("bucket views", replace(costs, copy_in=ZERO_COST, copy_out=ZERO_COST)))
+    found.append(best.changed("twice the bandwidth", replace(costs, collective=cost.scale(byte_time=0.5))))
     for times in (2, 4):
         ranks = times * cost.world_size
         ways = [
-            best.changed(
-                f"{ranks} ranks instead of {cost.world_size}",
-                replace(costs, collective=cost.extrapolate(ranks, algorithm)),
-                f"{algorithm} all-reduce over {links}, with the same work per rank",
-            )
-            for algorithm in algorithms
+            best.changed("more ranks", replace(costs, collective=cost.extrapolate(ranks, algorithm)), ranks, algorithm)
+            for algorithm in list_algorithms(costs)
         ]
         found.append(min(ways, key=lambda way: way.step_ns))
     return tuple(found)
@@ -189,11 +179,12 @@ class _BestSize:
         """Return (Q,) the mean steps with each size."""
         return predict_steps(self._table, self._work, costs, self._costs, self._measured).step_ns
 
-    def changed(self, change: str, costs: Costs, assumption: str) -> WhatIf:
+    def changed(
+        self, kind: ChangeKind, costs: Costs, number: int | None = None, algorithm: Algorithm | None = None
+    ) -> WhatIf:
         step_ns, cap_mb = self._best(costs)
-        return WhatIf(
-            change=change, step_ns=step_ns, gain=1 - step_ns / self.step_ns, cap_mb=cap_mb, assumption=assumption
-        )
+        gain = 1 - step_ns / self.step_ns
+        return WhatIf(kind=kind, number=number, algorithm=algorithm, step_ns=step_ns, gain=gain, cap_mb=cap_mb)
 
     def _best(self, costs: Costs) -> tuple[float, float | None]:
         steps_ns = self.steps_ns(costs)

@@ -93,7 +93,7 @@ def _tabulate_what_ifs(found: Recommendation) -> Table:
         ),
         rows=tuple(
             {
-                "change": each.change,
+                "change": text.describe_change(each, found),
                 "cap_mb": "default" if each.cap_mb is None else each.cap_mb,
                 "step": each.step_ns,
                 "gain": each.gain,
@@ -121,7 +121,7 @@ def describe_basis(advice: Advice) -> str:
 
 
 def _generate_caveats(advice: Advice) -> Iterator[str]:
-    yield from advice.recommendation.missing
+    yield from (text.MISSING_MEASUREMENTS[each] for each in advice.recommendation.missing)
     if not advice.fitted.observations.has_common_clock:
         yield "The ranks' clocks can't be compared, so waits and transfers are told apart rank by rank."
     if advice.missing_ranks:
