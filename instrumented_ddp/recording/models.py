@@ -19,8 +19,7 @@ from instrumented_ddp.bucket_plan import ParameterSpec
 from instrumented_ddp.collectives.call_sites import describe_frame
 from instrumented_ddp.collectives.log import CollectiveRecorder
 from overlapscope.diagnosis.evidence import CallSite, InterruptedBackward, UnreducedStep
-from overlapscope.trace.clocks import host_now_ns
-from overlapscope.trace.json_files import dump_json_line, write_json
+from overlapscope.trace.json_files import dump_json_line, replace_text, write_json
 from overlapscope.trace.schema import (
     FROZEN_FILE,
     INTERRUPTED_BACKWARDS_FILE,
@@ -100,31 +99,22 @@ class ModelRegistry:
         """
         if self.unreduced is not None:
             return
-        site = self._site(call_site)
         step = self._collectives.position.step
-        self.unreduced = UnreducedStep(model=model, step=step, call_site=site)
-        where = {"call_site": call_site, **_as_json(site)}
+        self.unreduced = UnreducedStep(model=model, step=step, call_site=self._site(call_site))
         with suppress(OSError):
-            write_json(
-                self._collectives.folder / UNREDUCED_FILE,
-                {"model": model, "step": step, **where, "time_ns": host_now_ns()},
-            )
+            write_json(self._collectives.folder / UNREDUCED_FILE, asdict(self.unreduced))
 
     def on_interrupted_backward(self, step: int) -> None:
         """Record that an exception came out of the latest backward and training continues. The last few are kept."""
         left = InterruptedBackward(step=step, call_site=self._site(self._collectives.position.backward_call_site))
         self.interrupted_backwards = (*self.interrupted_backwards, left)[-_MAX_INTERRUPTED_BACKWARDS:]
-        lines = [{"step": one.step, **_as_json(one.call_site)} for one in self.interrupted_backwards]
+        lines = [dump_json_line(asdict(one)) for one in self.interrupted_backwards]
         with suppress(OSError):
-            write_json(self._collectives.folder / INTERRUPTED_BACKWARDS_FILE, {"backwards": lines})
+            replace_text(self._collectives.folder / INTERRUPTED_BACKWARDS_FILE, "".join(lines))
 
     def _site(self, call_site: int) -> CallSite | None:
         file, line, function = self._collectives.call_sites.location(call_site) or (None, None, None)
         return CallSite(file=file, line=line, function=function) if file and line and function else None
-
-
-def _as_json(site: CallSite | None) -> dict[str, object]:
-    return {} if site is None else asdict(site)
 
 
 class UnreducedGradientDetector:

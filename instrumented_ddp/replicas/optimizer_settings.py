@@ -1,4 +1,4 @@
-"""Optimizer settings of this process and their changes: ``hyperparameters.json``."""
+"""Optimizer settings of this process and their changes: ``hyperparameters.jsonl``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from overlapscope.trace.json_files import write_json
+from overlapscope.diagnosis.replica_drift import HyperparameterChange, OptimizerHyperparameters
+from overlapscope.trace.json_files import dump_json_line, replace_text
 from overlapscope.trace.schema import HYPERPARAMETERS_FILE
 
 _MAX_GROUPS: Final = 16
@@ -52,8 +54,8 @@ class OptimizerSettings:
         """Write everything recorded so far."""
         if self._all:
             with suppress(OSError):
-                content = {"optimizers": [settings.as_dict() for settings in list(self._all)]}
-                write_json(self._folder / HYPERPARAMETERS_FILE, content)
+                lines = [dump_json_line(asdict(settings.summarize())) for settings in list(self._all)]
+                replace_text(self._folder / HYPERPARAMETERS_FILE, "".join(lines))
 
 
 class _SettingsHistory:
@@ -68,10 +70,10 @@ class _SettingsHistory:
             for part in _parts_of(value)
         ]
         self._class_name = type(optimizer).__name__
-        self._names = [
+        self._names = tuple(
             name + (f"[{part}]" if part is not None else "") + (f" of group {index}" if len(groups) > 1 else "")
             for index, name, part in named
-        ]
+        )
         self._parts = [(index, name, part) for index, name, part in named]
         keys = [list(dict.fromkeys(name for at, name, _ in named if at == index)) for index in range(len(groups))]
         self._getters: list[Callable[[dict[str, Any]], Any] | None] = [
@@ -82,25 +84,25 @@ class _SettingsHistory:
         self.key = hashlib.blake2b(same.encode(), digest_size=8).hexdigest()
         self._before: list[Any] = []
         self._updates = 0
-        self._changes: deque[tuple[int, int, list[float]]] = deque(maxlen=_MAX_CHANGES)
+        self._changes: deque[HyperparameterChange] = deque(maxlen=_MAX_CHANGES)
 
     def on_update_start(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         groups = optimizer.param_groups
         now = [getter(group) for getter, group in zip(self._getters, groups, strict=False) if getter is not None]
         if now != self._before:
             self._before = now
-            values = [_number(groups[index][name], part) for index, name, part in self._parts]
-            self._changes.append((self._updates, step, values))
+            values = tuple(_number(groups[index][name], part) for index, name, part in self._parts)
+            self._changes.append(HyperparameterChange(update=self._updates, step=step, values=values))
         self._updates += 1
 
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "key": self.key,
-            "class": self._class_name,
-            "names": self._names,
-            "changes": list(self._changes),
-            "updates": self._updates,
-        }
+    def summarize(self) -> OptimizerHyperparameters:
+        return OptimizerHyperparameters(
+            key=self.key,
+            class_name=self._class_name,
+            names=self._names,
+            changes=tuple(self._changes),
+            updates=self._updates,
+        )
 
 
 def _parts_of(value: Any) -> list[int | None]:

@@ -44,7 +44,7 @@ from overlapscope.diagnosis.stall_timeout import ENOUGH_STEPS
 from overlapscope.errors import Problem
 from overlapscope.trace.event_log import Records
 from overlapscope.trace.folders import find_recorded_ranks
-from overlapscope.trace.json_files import from_dict
+from overlapscope.trace.json_files import from_dict, read_dataclass, read_dataclasses
 from overlapscope.trace.live_files import read_alive_file
 from overlapscope.trace.manifest import Manifest
 from overlapscope.trace.process_files import (
@@ -299,8 +299,10 @@ def _add_files(
         settings=read_rank_settings(folder.path, begun.run if begun.has_joined else begun.joining, folder.problems),
         replicas=read_replicas(folder.path, folder.problems),
         hyperparameters=read_hyperparameters(folder.path, folder.problems),
-        unreduced=_unreduced(folder),
-        interrupted_backwards=_interrupted_backwards(folder),
+        unreduced=read_dataclass(UnreducedStep, folder.path / UNREDUCED_FILE, folder.problems),
+        interrupted_backwards=read_dataclasses(
+            InterruptedBackward, folder.path / INTERRUPTED_BACKWARDS_FILE, folder.problems
+        ),
         no_sync_since=_no_sync_since(left.records),
         world_size=world_size if isinstance(world_size, int) else None,
     )
@@ -347,23 +349,6 @@ def _read_left(folder: RankFolder) -> _LeftFiles:
         reports=_reported_verdicts(folder),
         stall=folder.stall_snapshot(),
         liveness=read_alive_file(folder.path / LIVENESS_FILE, folder.problems),
-    )
-
-
-def _unreduced(folder: RankFolder) -> UnreducedStep | None:
-    content = folder.read_json(UNREDUCED_FILE)
-    if not content:
-        return None
-    return UnreducedStep(
-        model=_int(content.get("model"), 0), step=_int(content.get("step"), 0), call_site=parse_call_site(content)
-    )
-
-
-def _interrupted_backwards(folder: RankFolder) -> tuple[InterruptedBackward, ...]:
-    lines = folder.read_json(INTERRUPTED_BACKWARDS_FILE).get("backwards")
-    known = [line for line in lines if isinstance(line, dict)] if isinstance(lines, list) else []
-    return tuple(
-        InterruptedBackward(step=_int(line.get("step"), -1), call_site=parse_call_site(line)) for line in known
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.errors import Problem
-from overlapscope.trace.json_files import read_json
+from overlapscope.trace.json_files import read_dataclasses
 from overlapscope.trace.live_files import FingerprintPasses, fingerprint_pass_dtype, fingerprint_residue
 from overlapscope.trace.schema import HYPERPARAMETERS_FILE
 
@@ -81,26 +81,7 @@ class HyperparameterDifference:
 
 def read_hyperparameters(folder: Path, problems: list[Problem]) -> tuple[OptimizerHyperparameters, ...]:
     """Read the hyperparameters that a rank recorded."""
-    path = folder / HYPERPARAMETERS_FILE
-    if not path.exists():
-        return ()
-    try:
-        return tuple(
-            OptimizerHyperparameters(
-                key=str(one["key"]),
-                class_name=str(one["class"]),
-                names=tuple(map(str, one["names"])),
-                changes=tuple(
-                    HyperparameterChange(update=int(update), step=int(step), values=tuple(map(float, values)))
-                    for update, step, values in one["changes"]
-                ),
-                updates=int(one["updates"]),
-            )
-            for one in read_json(path, problems).get("optimizers", ())
-        )
-    except (KeyError, TypeError, ValueError):
-        problems.append(Problem("error", f"{path}: damaged; the settings of optimizers are not known"))
-        return ()
+    return read_dataclasses(OptimizerHyperparameters, folder / HYPERPARAMETERS_FILE, problems)
 
 
 def compare_hyperparameters(

@@ -145,6 +145,23 @@ def from_dict(cls: type[T], plain: dict[str, Any]) -> T:
     return cls(**{name: _value(hints[name], value) for name, value in plain.items() if name in hints})
 
 
+def read_dataclass(cls: type[T], path: Path, problems: list[Problem]) -> T | None:
+    """Read a small JSON file that holds a dataclass; None if it is missing or damaged."""
+    content = read_json(path, problems) if path.exists() else {}
+    if not content:
+        return None
+    try:
+        return from_dict(cls, content)
+    except (KeyError, TypeError, ValueError):
+        problems.append(Problem("error", f"{path}: damaged; what it holds is unknown"))
+        return None
+
+
+def read_dataclasses(cls: type[T], path: Path, problems: list[Problem]) -> tuple[T, ...]:
+    """Read a JSON Lines file that holds a dataclass per line; none if it is missing."""
+    return tuple(read_lines(path, problems, lambda line: [from_dict(cls, line)]))
+
+
 @cache
 def _hints_of(cls: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)

@@ -15,7 +15,15 @@ from typing import Any, Final
 from overlapscope.errors import Problem
 from overlapscope.trace import clocks
 from overlapscope.trace.folders import parse_unix_offset_ns
-from overlapscope.trace.json_files import dump_json_line, from_dict, read_json, read_lines, replace_text, write_json
+from overlapscope.trace.json_files import (
+    dump_json_line,
+    read_dataclass,
+    read_dataclasses,
+    read_json,
+    read_lines,
+    replace_text,
+    write_json,
+)
 from overlapscope.trace.schema import RANK_FILE, REPORTS_FILE, STALL_FILE
 
 _MOST_STACK_BYTES: Final = 200_000
@@ -179,15 +187,7 @@ def read_stall_snapshot(folder: Path, problems: list[Problem]) -> StallSnapshot 
     Args:
         problems: receives problems with the file.
     """
-    path = folder / STALL_FILE
-    content = read_json(path, problems) if path.exists() else {}
-    if not content:
-        return None
-    try:
-        return from_dict(StallSnapshot, content)
-    except (KeyError, TypeError, ValueError):
-        problems.append(Problem("error", f"{path}: damaged; what this rank did during its stall is unknown"))
-        return None
+    return read_dataclass(StallSnapshot, folder / STALL_FILE, problems)
 
 
 WATCHDOG_ABORT_STATUS: Final = 70
@@ -249,6 +249,4 @@ def write_exit(
 def read_exits(folder: Path, problems: list[Problem]) -> list[ProcessExit]:
     """Read the exit records of all processes, in no particular order."""
     paths = sorted(folder.glob(EXITS_PATTERN))
-    return [
-        found for path in paths for found in read_lines(path, problems, lambda line: [from_dict(ProcessExit, line)])
-    ]
+    return [found for path in paths for found in read_dataclasses(ProcessExit, path, problems)]

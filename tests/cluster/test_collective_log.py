@@ -256,7 +256,8 @@ def test_an_update_with_gradients_of_this_rank_alone_is_written_down_with_the_li
     for rank in (0, 1):
         unreduced = json.loads((rank_folder(tmp_path, rank) / UNREDUCED_FILE).read_text())
         assert unreduced["step"] == 2
-        assert "# the line" in Path(unreduced["file"]).read_text().splitlines()[unreduced["line"] - 1]
+        site = unreduced["call_site"]
+        assert "# the line" in Path(site["file"]).read_text().splitlines()[site["line"] - 1]
 
 
 @pytest.mark.parametrize("how", ["by hand", "no_sync", "evaluation"])

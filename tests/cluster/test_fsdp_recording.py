@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +22,6 @@ from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.rank_state import find_position
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.event_log import read_latest_records
-from overlapscope.trace.json_files import read_json
 from overlapscope.trace.recording import Trace, read_trace
 from overlapscope.trace.schema import EVENTS_FILE, INTERRUPTED_BACKWARDS_FILE, Kind, Phase, rank_folder
 from tests.cluster.collective_logs import logged
@@ -168,9 +168,8 @@ def failing_once(folder: str) -> None:
 def test_an_exception_that_is_caught_on_its_way_out_of_a_backward_is_known(tmp_path: Path) -> None:
     run_ranks(failing_once, 2, str(tmp_path))
     for rank in range(2):
-        (left,) = read_json(rank_folder(tmp_path, rank) / INTERRUPTED_BACKWARDS_FILE, [])["backwards"]
-        assert left["step"] == 2
-        assert left["function"] == "failing_once"
+        left = json.loads((rank_folder(tmp_path, rank) / INTERRUPTED_BACKWARDS_FILE).read_text())
+        assert (left["step"], left["call_site"]["function"]) == (2, "failing_once")
 
 
 def test_before_which_bucket_a_backward_hangs_is_said_only_until_its_first_wait(tmp_path: Path) -> None:

@@ -240,9 +240,9 @@ def test_a_backward_that_an_exception_came_out_of_is_written_down_and_the_next_i
 ) -> None:
     run_ranks(exception_in_the_backward_of_all, 2, kind, tmp_path)
     for rank in range(2):
-        content = json.loads((tmp_path / f"rank_{rank}" / INTERRUPTED_BACKWARDS_FILE).read_text())
-        assert [left["step"] for left in content["backwards"]] == [1]
-        assert "# the line" in Path(__file__).read_text().splitlines()[content["backwards"][0]["line"] - 1]
+        left = json.loads((tmp_path / f"rank_{rank}" / INTERRUPTED_BACKWARDS_FILE).read_text())
+        assert left["step"] == 1
+        assert "# the line" in Path(__file__).read_text().splitlines()[left["call_site"]["line"] - 1]
     phases = read_trace(tmp_path).phases.query("rank == 0").sort_values("start_ns")
     assert list(phases.loc[phases["phase"].isin(["forward", "backward"]), "phase"]) == ["forward", "backward"] * 4
 

@@ -138,7 +138,7 @@ def test_an_update_with_gradients_of_one_rank_alone_is_read(tmp_path: Path) -> N
     write_order(tmp_path, {0: steps(1), 1: steps(1)})
     write_json(
         rank_folder(tmp_path, 0) / UNREDUCED_FILE,
-        {"model": 0, "step": 12, "call_site": 1, "file": "train.py", "line": 20, "time_ns": 1},
+        {"model": 0, "step": 12, "call_site": {"file": "train.py", "line": 20, "function": "main"}},
     )
     verdict = judge(evidence_of(tmp_path))
     assert (verdict.kind, verdict.step) == ("not reduced", 12)
