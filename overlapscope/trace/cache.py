@@ -47,7 +47,7 @@ UNSPLIT_TABLES: Final = ("ranks", "plans", "call_sites", "links", "user_collecti
 """Tables that are not split. ``clocks``: see ``load.build_clock_maps``."""
 
 CONTENTS_FILE: Final = "contents.json"
-_TABLES_VERSION: Final = 9  # increase it when the columns of a table change
+_TABLES_VERSION: Final = 10  # increase it when the columns of a table change
 
 
 class DamagedTables(Exception):  # noqa: N818 - a state of the tables, which are rebuilt
@@ -93,7 +93,7 @@ class StoredTables:
     problems: tuple[Problem, ...]
     between: tuple[int, ...]
     """Steps at which ranges end and the next ones begin."""
-    parts: tuple[dict[str, TableFile], ...]
+    shards: tuple[dict[str, TableFile], ...]
     """Files of each shard by table name, without tables that have no rows in the shard."""
     unsplit: dict[str, int]
     """Checksum of each table of ``UNSPLIT_TABLES``."""
@@ -112,9 +112,9 @@ class StoredTables:
         """
         found: dict[str, list[pa.Table]] = {name: [] for name in names}
         with _raise_damaged_tables():
-            for part in self.parts:
-                for name in found.keys() & part.keys():
-                    found[name] += read_groups(self.folder, part[name], steps)
+            for shard in self.shards:
+                for name in found.keys() & shard.keys():
+                    found[name] += read_groups(self.folder, shard[name], steps)
             tables = {name: _in_order(name, groups, steps) for name, groups in found.items()}
         pa.default_memory_pool().release_unused()
         return tables
@@ -149,11 +149,11 @@ def load_tables(path: Path, expected_fingerprint: str | None) -> StoredTables | 
             run=contents["run"],
             problems=tuple(Problem(*problem) for problem in contents["problems"]),
             between=tuple(contents["between"]),
-            parts=tuple(
-                {name: TableFile.from_json(shard_file(name, number), part[name]) for name in TABLES if name in part}
-                for number, part in enumerate(contents["parts"])
+            shards=tuple(
+                {name: TableFile.from_json(shard_file(name, number), shard[name]) for name in TABLES if name in shard}
+                for number, shard in enumerate(contents["shards"])
             ),
-            unsplit=contents["whole"],
+            unsplit=contents["unsplit"],
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -188,7 +188,7 @@ def publish_tables(
     run: dict[str, Any],
     problems: Sequence[Problem],
     between: Sequence[int],
-    parts: Sequence[Mapping[str, TableFile]],
+    shards: Sequence[Mapping[str, TableFile]],
 ) -> None:
     """Replace the tables of a recording, all at once, by those in a staging directory.
 
@@ -203,8 +203,8 @@ def publish_tables(
         "run": run,
         "problems": [(problem.severity, problem.message) for problem in problems],
         "between": list(between),
-        "parts": [{name: file.as_json for name, file in part.items()} for part in parts],
-        "whole": {name: crc32((staging / f"{name}.parquet").read_bytes()) for name in unsplit},
+        "shards": [{name: file.as_json for name, file in shard.items()} for shard in shards],
+        "unsplit": {name: crc32((staging / f"{name}.parquet").read_bytes()) for name in unsplit},
     }
     (staging / CONTENTS_FILE).write_text(dump_json_text(contents), encoding="utf-8")
     staging.chmod(0o755)
@@ -212,9 +212,9 @@ def publish_tables(
     staging.rename(path / TABLES_FOLDER)
 
 
-def shard_file(table: str, part: int) -> str:
+def shard_file(table: str, shard: int) -> str:
     """Return the path of one table of a shard, relative to the folder of tables."""
-    return f"{table}/{part:04}.parquet"
+    return f"{table}/{shard:04}.parquet"
 
 
 def _in_order(name: str, groups: list[pa.Table], steps: StepRange) -> pd.DataFrame:
@@ -241,14 +241,14 @@ def _in_order(name: str, groups: list[pa.Table], steps: StepRange) -> pd.DataFra
     return pd.DataFrame(found, copy=False)
 
 
-_CHECKPOINT_FOLDER: Final = "parts"
+_CHECKPOINT_FOLDER: Final = "checkpoints"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ConvertedShards:
     """Data of some ranks whose event tables are on disk."""
 
-    parts: list[Shard]
+    shards: list[Shard]
     """Shards without their event tables."""
     files: dict[str, TableFile]
     problems: list[Problem]
@@ -300,24 +300,24 @@ def checkpoint_shard(staging: Path, number: int, converted: ConvertedShards) -> 
     """
     folder = staging / _CHECKPOINT_FOLDER
     folder.mkdir(exist_ok=True)
-    parts = [
+    shards = [
         {
-            "clocks": [asdict(clock) for clock in part.clocks],
-            "run": part.run,
-            "plans": list(part.plans),
-            "ranks": _write(part.ranks, folder, f"{number:04}-{index}-ranks"),
-            "whole": {
-                name: _write(table, folder, f"{number:04}-{index}-{name}") for name, table in part.unsplit.items()
+            "clocks": [asdict(clock) for clock in shard.clocks],
+            "run": shard.run,
+            "plans": list(shard.plans),
+            "ranks": _write(shard.ranks, folder, f"{number:04}-{index}-ranks"),
+            "unsplit": {
+                name: _write(table, folder, f"{number:04}-{index}-{name}") for name, table in shard.unsplit.items()
             },
         }
-        for index, part in enumerate(converted.parts)
+        for index, shard in enumerate(converted.shards)
     ]
     by_clock = {
         name: _write(table, folder, f"{number:04}-clock-{index}")
         for index, (name, table) in enumerate(converted.by_clock.items())
     }
     content = {
-        "parts": parts,
+        "shards": shards,
         "files": {name: file.as_json for name, file in converted.files.items()},
         "problems": [[problem.severity, problem.message] for problem in converted.problems],
         "by_clock": [[name, file] for name, file in by_clock.items()],
@@ -331,7 +331,7 @@ def load_checkpoint(staging: Path, number: int) -> ConvertedShards | None:
     try:
         content = parse_json_text(_checkpoint_path(staging, number).read_bytes())
         return ConvertedShards(
-            parts=[_load_shard(part, folder) for part in content["parts"]],
+            shards=[_load_shard(shard, folder) for shard in content["shards"]],
             files={
                 name: TableFile.from_json(shard_file(name, number), file) for name, file in content["files"].items()
             },
@@ -357,7 +357,7 @@ def _load_shard(content: Any, folder: Path) -> Shard:
         clocks=[RankClock(**clock) for clock in content["clocks"]],
         run=content["run"],
         tables={},
-        unsplit={name: _read(file, folder) for name, file in content["whole"].items()},
+        unsplit={name: _read(file, folder) for name, file in content["unsplit"].items()},
         plans={tuple(tuple(row) for row in rows) for rows in content["plans"]},
     )
 

@@ -34,7 +34,7 @@ STAGING_PREFIX: Final = f".{TABLES_FOLDER}-"
 """Prefix of the names of staging directories."""
 
 _TABLE_FILES: Final = ("*.parquet", "contents.json")
-_PART_FILES: Final = ("[0-9][0-9][0-9][0-9].parquet",)
+_SHARD_FILES: Final = ("[0-9][0-9][0-9][0-9].parquet",)
 
 
 def remove_files(folder: Path, patterns: Sequence[str]) -> None:
@@ -55,8 +55,8 @@ def remove_tables(path: Path) -> None:
     Raises:
         OSError: one can't be removed.
     """
-    for part in list((path / TABLES_FOLDER).glob("*/")):
-        remove_files(part, _PART_FILES)
+    for folder in list((path / TABLES_FOLDER).glob("*/")):
+        remove_files(folder, _SHARD_FILES)
     remove_files(path / TABLES_FOLDER, _TABLE_FILES)
 
 

@@ -44,7 +44,7 @@ class AssembledRecording:
 
 
 def assemble_shards(
-    folders: Mapping[int, Path], parts: Sequence[Shard], by_clock: Mapping[str, pd.DataFrame], problems: list[Problem]
+    folders: Mapping[int, Path], shards: Sequence[Shard], by_clock: Mapping[str, pd.DataFrame], problems: list[Problem]
 ) -> AssembledRecording:
     """Combine the shards of a recording and align their clocks.
 
@@ -56,21 +56,21 @@ def assemble_shards(
     Raises:
         OverlapScopeError: no rank could be read.
     """
-    if not parts:
+    if not shards:
         raise OverlapScopeError(problems[0].message)
-    run = next((part.run for part in parts if part.run), {})
-    clocks = [clock for part in parts for clock in part.clocks]
+    run = next((shard.run for shard in shards if shard.run), {})
+    clocks = [clock for shard in shards for clock in shard.clocks]
     alignments, unaligned = align_clocks(clocks, by_clock)
     maps = _maps_table(clocks, alignments)
     by_rank = build_clock_maps(maps)
-    on_common_clock = [map_to_clocks(part.unsplit, by_rank) for part in parts]
+    on_common_clock = [map_to_clocks(shard.unsplit, by_rank) for shard in shards]
     unsplit = {
-        name: pd.concat([each[name] for each in on_common_clock], ignore_index=True) for name in parts[0].unsplit
+        name: pd.concat([each[name] for each in on_common_clock], ignore_index=True) for name in shards[0].unsplit
     }
     columns = pd.DataFrame([_clock_columns(*each) for each in zip(clocks, alignments, strict=True)])
-    ranks = pd.concat([part.ranks for part in parts], ignore_index=True)
+    ranks = pd.concat([shard.ranks for shard in shards], ignore_index=True)
     unsplit["ranks"] = pd.concat([ranks.drop(columns="closed"), columns, ranks["closed"]], axis=1)
-    unsplit["plans"] = build_plans_table(rows for part in parts for rows in part.plans)
+    unsplit["plans"] = build_plans_table(rows for shard in shards for rows in shard.plans)
     unsplit["links"] = add_peer_ranks(unsplit["links"])
     unsplit["clocks"] = maps
     path = next(iter(folders.values())).parent
@@ -176,7 +176,7 @@ _RECORDS_PER_RANGE: Final = 8_000_000
 class Partition:
     """Partition of a recording into shards of ranks and ranges of steps."""
 
-    parts: list[dict[int, Path]]
+    shards: list[dict[int, Path]]
     """Rank folders of each shard, by rank."""
     between: list[int]
     """Steps at which ranges end and the next ones begin."""
@@ -186,7 +186,7 @@ class Partition:
 class _ShardTask:
     number: int
     folders: dict[int, Path]
-    draft: Path
+    staging: Path
     between: list[int]
     compares_clocks: bool
 
@@ -197,25 +197,25 @@ def partition_recording(folders: Mapping[int, Path]) -> Partition:
     Example: 20 million records of steps 0 to 99 make 3 ranges of 34 steps, which end before steps 34 and 68, and a last
     one of 32 steps.
     """
-    parts: list[dict[int, Path]] = [{}]
+    shards: list[dict[int, Path]] = [{}]
     records = total = 0
     steps: list[int] = []
     for rank, folder in folders.items():
         own = count_record_bytes(folder / EVENTS_FILE) // RECORD_BYTES
-        if parts[-1] and records + own > _RECORDS_PER_SHARD:
-            parts.append({})
+        if shards[-1] and records + own > _RECORDS_PER_SHARD:
+            shards.append({})
             records = 0
-        parts[-1][rank] = folder
+        shards[-1][rank] = folder
         records += own
         total += own
     if total > _RECORDS_PER_RANGE:
         steps = read_step_bounds(next(iter(folders.values())) / EVENTS_FILE)
     if not steps:
-        return Partition(parts=parts, between=[])
+        return Partition(shards=shards, between=[])
     first, latest = steps
     ranges = math.ceil(total / _RECORDS_PER_RANGE)
     each = max(3, math.ceil((latest + 1 - first) / ranges))
-    return Partition(parts=parts, between=list(range(first + each, latest, each)))
+    return Partition(shards=shards, between=list(range(first + each, latest, each)))
 
 
 def convert_recording(
@@ -236,30 +236,32 @@ def convert_recording(
         OverlapScopeError: no rank can be read.
     """
     compares_clocks = len({read_json(folder / RANK_FILE, []).get("boot_id") for folder in folders.values()}) > 1
-    with staging_dir(path, f"{fingerprint} {[sorted(part) for part in plan.parts]} {plan.between}") as draft:
+    with staging_dir(path, f"{fingerprint} {[sorted(shard) for shard in plan.shards]} {plan.between}") as staging:
         tasks = [
-            _ShardTask(number=number, folders=part, draft=draft, between=plan.between, compares_clocks=compares_clocks)
-            for number, part in enumerate(plan.parts)
+            _ShardTask(
+                number=number, folders=shard, staging=staging, between=plan.between, compares_clocks=compares_clocks
+            )
+            for number, shard in enumerate(plan.shards)
         ]
-        in_order = _convert_all(draft, tasks, workers, progress)
+        in_order = _convert_all(staging, tasks, workers, progress)
         assembled = assemble_shards(
             folders,
-            [part for each in in_order for part in each.parts],
+            [shard for each in in_order for shard in each.shards],
             merge_by_clock(each.by_clock for each in in_order),
             [problem for each in in_order for problem in each.problems],
         )
         files = [each.files for each in in_order]
-        drop_checkpoints(draft)
+        drop_checkpoints(staging)
         cache.publish_tables(
-            draft, path, fingerprint, assembled.unsplit, assembled.run, assembled.problems, plan.between, files
+            staging, path, fingerprint, assembled.unsplit, assembled.run, assembled.problems, plan.between, files
         )
 
 
 def _convert_all(
-    draft: Path, tasks: Sequence[_ShardTask], workers: Workers, progress: Callable[[int, int], None] | None
+    staging: Path, tasks: Sequence[_ShardTask], workers: Workers, progress: Callable[[int, int], None] | None
 ) -> list[ConvertedShards]:
     """Return the converted shards of all tasks, in order, those that were finished before from their checkpoints."""
-    found = {task.number: part for task in tasks if (part := load_checkpoint(draft, task.number)) is not None}
+    found = {task.number: shard for task in tasks if (shard := load_checkpoint(staging, task.number)) is not None}
     left = [task for task in tasks if task.number not in found]
     ranks = sum(len(task.folders) for task in tasks)
     done = ranks - sum(len(task.folders) for task in left)
@@ -275,22 +277,22 @@ def _convert_all(
 
 def _convert(task: _ShardTask) -> ConvertedShards:
     problems: list[Problem] = []
-    parts = list(read_shards(task.folders, problems))
+    shards = list(read_shards(task.folders, problems))
     files: dict[str, TableFile] = {}
     by_clock: dict[str, pd.DataFrame] = {}
-    if parts:
-        tables = concat_tables(parts)
-        files = cache.write_shard(task.draft, task.number, tables, task.between)
+    if shards:
+        tables = concat_tables(shards)
+        files = cache.write_shard(task.staging, task.number, tables, task.between)
         if task.compares_clocks:
-            by_clock = collect_all_reduces([clock for part in parts for clock in part.clocks], tables["collectives"])
-    without = [replace(part, tables={}) for part in parts]
-    converted = ConvertedShards(parts=without, files=files, problems=problems, by_clock=by_clock)
-    checkpoint_shard(task.draft, task.number, converted)
+            by_clock = collect_all_reduces([clock for shard in shards for clock in shard.clocks], tables["collectives"])
+    without = [replace(shard, tables={}) for shard in shards]
+    converted = ConvertedShards(shards=without, files=files, problems=problems, by_clock=by_clock)
+    checkpoint_shard(task.staging, task.number, converted)
     return converted
 
 
-def concat_tables(parts: list[Shard]) -> dict[str, pd.DataFrame]:
+def concat_tables(shards: list[Shard]) -> dict[str, pd.DataFrame]:
     """Concatenate the event tables of several shards."""
-    if len(parts) == 1:
-        return {name: parts[0].tables[name] for name in TABLES}
-    return {name: pd.concat([part.tables[name] for part in parts], ignore_index=True) for name in TABLES}
+    if len(shards) == 1:
+        return {name: shards[0].tables[name] for name in TABLES}
+    return {name: pd.concat([shard.tables[name] for shard in shards], ignore_index=True) for name in TABLES}

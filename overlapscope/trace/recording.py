@@ -213,9 +213,9 @@ def open_recording(
     if not rebuild_tables and (known := _load_stored(path, fingerprint)) is not None:
         return known
     plan = partition_recording(folders)
-    for part in plan.parts:
-        require_memory(path, (folder / EVENTS_FILE for folder in part.values()))
-    if len(plan.parts) > 1:
+    for shard in plan.shards:
+        require_memory(path, (folder / EVENTS_FILE for folder in shard.values()))
+    if len(plan.shards) > 1:
         try:
             convert_recording(path, folders, fingerprint, plan, workers or SerialWorkers(), progress)
         except OSError:
@@ -225,11 +225,11 @@ def open_recording(
                 return known
         require_memory(path, (folder / EVENTS_FILE for folder in folders.values()))
     recording = _read_into_memory(path, folders, progress)
-    if isinstance(recording.events, dict) and len(plan.parts) == 1:
-        with suppress(OSError), staging_dir(path) as draft:
-            files = cache.write_shard(draft, 0, recording.events, plan.between)
+    if isinstance(recording.events, dict) and len(plan.shards) == 1:
+        with suppress(OSError), staging_dir(path) as staging:
+            files = cache.write_shard(staging, 0, recording.events, plan.between)
             found = recording.unsplit, recording.run, recording.problems
-            cache.publish_tables(draft, path, fingerprint, *found, plan.between, [files])
+            cache.publish_tables(staging, path, fingerprint, *found, plan.between, [files])
     return recording
 
 
@@ -292,13 +292,13 @@ def _read_into_memory(
     path: Path, folders: dict[int, Path], progress: Progress | None, latest_records: int | None = None
 ) -> Recording:
     problems: list[Problem] = []
-    parts = list(read_shards(folders, problems, latest_records, progress))
-    clocks = [clock for part in parts for clock in part.clocks]
-    compared = [] if share_one_clock(clocks) else parts
-    by_clock = merge_by_clock(collect_all_reduces(part.clocks, part.tables["collectives"]) for part in compared)
-    found = assemble_shards(folders, parts, by_clock, problems)
+    shards = list(read_shards(folders, problems, latest_records, progress))
+    clocks = [clock for shard in shards for clock in shard.clocks]
+    compared = [] if share_one_clock(clocks) else shards
+    by_clock = merge_by_clock(collect_all_reduces(shard.clocks, shard.tables["collectives"]) for shard in compared)
+    found = assemble_shards(folders, shards, by_clock, problems)
     return Recording(
-        path=path, run=found.run, problems=tuple(found.problems), unsplit=found.unsplit, events=concat_tables(parts)
+        path=path, run=found.run, problems=tuple(found.problems), unsplit=found.unsplit, events=concat_tables(shards)
     )
 
 

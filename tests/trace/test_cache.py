@@ -193,7 +193,7 @@ def test_a_rank_that_may_not_be_read_is_named_and_the_others_are_shown(open_fold
     assert [str(problem) for problem in trace.errors] == [f"{hidden}/events.log: can't be read (Permission denied)"]
 
 
-def test_a_draft_that_is_renamed_while_the_folder_is_listed_is_no_error(tmp_path: Path) -> None:
+def test_a_staged_file_that_is_renamed_while_the_folder_is_listed_is_no_error(tmp_path: Path) -> None:
     """Played by a link to nowhere: listed, and not there when it is asked for."""
     write_recording(tmp_path, ranks=1)
     (rank_folder(tmp_path, 0) / "run.json.part").symlink_to("nowhere")
@@ -230,7 +230,7 @@ def recording(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def parts_read(path: Path, *, at: int | None = None, error: BaseException | None = None) -> list[int]:
+def shards_read(path: Path, *, at: int | None = None, error: BaseException | None = None) -> list[int]:
     """Open a recording, and have an error come instead of reading one part. Returns those that were read."""
     read: list[int] = []
     convert = load._convert
@@ -248,18 +248,18 @@ def parts_read(path: Path, *, at: int | None = None, error: BaseException | None
     return read
 
 
-def drafts_in(path: Path) -> list[Path]:
+def staging_dirs_in(path: Path) -> list[Path]:
     return list(path.glob(f"{STAGING_PREFIX}*"))
 
 
 def test_what_was_read_before_ctrl_c_is_not_read_again_and_the_tables_are_the_same(recording: Path) -> None:
-    assert parts_read(recording) == ALL
+    assert shards_read(recording) == ALL
     expected = open_recording(recording)
     files = sorted(path.relative_to(recording) for path in recording.rglob("*"))
     shutil.rmtree(recording / TABLES_FOLDER)
-    assert parts_read(recording, at=2, error=KeyboardInterrupt()) == [0, 1]
-    assert parts_read(recording, at=2, error=KeyboardInterrupt()) == []
-    assert parts_read(recording) == [2]
+    assert shards_read(recording, at=2, error=KeyboardInterrupt()) == [0, 1]
+    assert shards_read(recording, at=2, error=KeyboardInterrupt()) == []
+    assert shards_read(recording) == [2]
     found = open_recording(recording)
     assert sorted(path.relative_to(recording) for path in recording.rglob("*")) == files
     assert (found.run, found.problems) == (expected.run, expected.problems)
@@ -273,39 +273,39 @@ def test_what_was_read_before_ctrl_c_is_not_read_again_and_the_tables_are_the_sa
 def test_what_was_read_before_the_process_was_killed_is_not_read_again(recording: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", UNTIL_KILLED, recording], timeout=60, check=False)
     assert killed.returncode == -signal.SIGKILL
-    assert parts_read(recording) == [1, 2]
-    assert drafts_in(recording) == []
+    assert shards_read(recording) == [1, 2]
+    assert staging_dirs_in(recording) == []
 
 
 @pytest.mark.parametrize("name", ["0000.json", "0000-0-ranks.parquet", "0000-0-links.parquet", "0000-clock-0.parquet"])
 def test_a_part_that_is_damaged_is_read_again(recording: Path, name: str) -> None:
-    parts_read(recording, at=2, error=KeyboardInterrupt())
-    (draft,) = drafts_in(recording)
-    damaged = draft / "parts" / name
+    shards_read(recording, at=2, error=KeyboardInterrupt())
+    (staging,) = staging_dirs_in(recording)
+    damaged = staging / "checkpoints" / name
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 0x04
     damaged.write_bytes(content)
-    assert parts_read(recording) == [0, 2]
+    assert shards_read(recording) == [0, 2]
 
 
 def test_a_recording_that_has_changed_since_is_read_as_it_is_now(recording: Path) -> None:
-    parts_read(recording, at=2, error=KeyboardInterrupt())
+    shards_read(recording, at=2, error=KeyboardInterrupt())
     edit_json(rank_folder(recording, 0) / RUN_FILE, backend="nccl")
-    assert parts_read(recording) == ALL
-    assert drafts_in(recording) == []
+    assert shards_read(recording) == ALL
+    assert staging_dirs_in(recording) == []
     assert open_recording(recording).run["backend"] == "nccl"
 
 
 def test_on_a_full_disk_nothing_is_left(recording: Path) -> None:
-    assert parts_read(recording, at=2, error=OSError("no space left")) == [0, 1]
-    assert drafts_in(recording) == []
+    assert shards_read(recording, at=2, error=OSError("no space left")) == [0, 1]
+    assert staging_dirs_in(recording) == []
 
 
 def test_what_another_process_is_making_is_left_to_it(recording: Path) -> None:
-    parts_read(recording, at=2, error=KeyboardInterrupt())
-    (draft,) = drafts_in(recording)
-    lock = try_lock(draft)
+    shards_read(recording, at=2, error=KeyboardInterrupt())
+    (staging,) = staging_dirs_in(recording)
+    lock = try_lock(staging)
     assert lock is not None
-    assert parts_read(recording) == ALL
-    assert drafts_in(recording) == [draft]
+    assert shards_read(recording) == ALL
+    assert staging_dirs_in(recording) == [staging]
     os.close(lock)

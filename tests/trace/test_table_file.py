@@ -76,9 +76,9 @@ def test_tables_that_grow_beyond_the_memory_are_not_read(tmp_path: Path, monkeyp
     fingerprint = cache.compute_fingerprint(find_rank_folders(folder))
     stored = cache.load_tables(folder, fingerprint)
     assert stored is not None
-    with staging_dir(folder) as draft:
-        files = cache.write_shard(draft, 0, bomb, [])
-        cache.publish_tables(draft, folder, fingerprint, stored.read_unsplit(), {}, [], [], [files])
+    with staging_dir(folder) as staging:
+        files = cache.write_shard(staging, 0, bomb, [])
+        cache.publish_tables(staging, folder, fingerprint, stored.read_unsplit(), {}, [], [], [files])
     with_free(monkeypatch, 100 * MB)
     with pytest.raises(cache.DamagedTables):
         open_recording(folder).trace()
