@@ -1,14 +1,56 @@
-"""The vectorized unions against an oracle that counts nanoseconds one by one."""
+"""Rows and spans by rank, cut at the edges of steps and joined: against oracles that look at each nanosecond."""
 
 from __future__ import annotations
 
 import itertools
+from itertools import pairwise
+from random import Random
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.breakdown.spans import merge_intervals
+from overlapscope.breakdown.spans import RowsByRank, SpansByRank, StepsByRank, merge_intervals
+
+ranks_of_rows = st.lists(st.integers(-1, 5), max_size=20)
+
+
+@given(ranks_of_rows | ranks_of_rows.map(sorted))
+def test_each_row_is_found_with_its_rank(ranks: list[int]) -> None:
+    rows_of, number = RowsByRank(ranks), np.arange(len(ranks))
+    assert rows_of.ranks == sorted(set(ranks))
+    for rank in range(-2, 7):
+        assert number[rows_of[rank]].tolist() == [row for row, own in enumerate(ranks) if own == rank]
+
+
+def test_rows_that_are_in_order_are_not_copied() -> None:
+    assert RowsByRank([0, 0, 3])[0] == slice(0, 2)
+
+
+def test_spans_are_those_of_a_rank() -> None:
+    spans = SpansByRank(np.array([1, 0, 1]), np.array([5, 6, 7]), np.array([8, 9, 10]))
+    assert spans[1].tolist() == [[5, 7], [8, 10]]
+    assert spans[2].shape == (2, 0)
+
+
+times = st.integers(0, 30)
+edges_of_steps = st.lists(times, min_size=2, max_size=8, unique=True).map(sorted)
+lists_of_spans = st.lists(st.tuples(times, st.integers(1, 12)).map(lambda pair: (pair[0], sum(pair))), max_size=6)
+
+
+@given(edges_of_steps, lists_of_spans, st.randoms(use_true_random=False))
+def test_each_part_is_in_its_step(edges: list[int], spans: list[tuple[int, int]], shuffle: Random) -> None:
+    steps = [(1, *step) for step in pairwise(edges)] + [(0, 0, 30)]
+    shuffle.shuffle(steps)
+    expected = [
+        (which, row, max(start, begin), min(end, until))
+        for which, (start, end) in enumerate(spans)
+        for begin, until, row in sorted((begin, until, row) for row, (rank, begin, until) in enumerate(steps) if rank)
+        if start < until and begin < end
+    ]
+    which, row, edges_ns = StepsByRank(*np.array(steps).T).cut(1, np.array(spans, dtype=np.int64).reshape(-1, 2).T)
+    assert list(zip(which.tolist(), row.tolist(), *edges_ns.tolist(), strict=True)) == expected
+
 
 GROUPS = 2
 # A narrow range makes touching, nested, equal, empty and backward intervals common.

@@ -1,4 +1,4 @@
-"""Plans that DDP's settings express: every one of them, and what to set for a plan."""
+"""Plans that DDP's settings express, what to set for a plan, and which plans a probe runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.bucket_model.partition import MB, NO_LIMIT, SPARSE_KIND, Gradients, fill_plan
-from overlapscope.bucket_model.plans import default_plan, find_caps_mb, find_round_cap_mb, format_caps, uniform_plans
+from overlapscope.bucket_model.plans import (
+    PROBED_STEPS,
+    default_plan,
+    find_caps_mb,
+    find_round_cap_mb,
+    format_caps,
+    plan_probe,
+    uniform_plans,
+)
 from tests.bucket_model.test_partition import gradients, limits, of
 
 first_limits = st.none() | st.integers(1, 2000)
@@ -108,3 +116,36 @@ def test_a_cap_that_is_printed_gives_the_plan_that_it_was_printed_for(gradients:
 def test_caps_are_printed_as_one_would_write_them() -> None:
     assert format_caps([25.0]) == "bucket_cap_mb=25"
     assert format_caps([1.0, 4.0053711, 25.0]) == "bucket_cap_mb_list=[1, 4.0053711, 25]"
+
+
+@given(gradients())
+def test_plans_are_distinct_begin_with_the_default_and_fill_the_steps(gradients: Gradients) -> None:
+    probed = plan_probe(gradients)
+    assert len(set(probed.plans)) == len(probed.plans)
+    assert probed.plans[0] == default_plan(gradients).buckets
+    assert len(probed.plan_of_step) == PROBED_STEPS
+    assert set(probed.plan_of_step.tolist()) == set(range(len(probed.plans)))
+
+
+@given(gradients())
+def test_a_steady_drift_meets_all_plans_alike(gradients: Gradients) -> None:
+    plan_of_step = plan_probe(gradients).plan_of_step
+    middle = [np.flatnonzero(plan_of_step == plan).mean() for plan in np.unique(plan_of_step)]
+    np.testing.assert_allclose(middle, (PROBED_STEPS - 1) / 2, atol=1.0)
+
+
+@given(gradients())
+def test_no_plan_runs_for_a_single_step(gradients: Gradients) -> None:
+    plan_of_step = plan_probe(gradients).plan_of_step
+    lengths = np.diff(np.flatnonzero(np.diff(plan_of_step, prepend=-1, append=-1)))
+    assert lengths.min() >= 2
+
+
+def test_the_sizes_of_a_usual_model_are_spanned() -> None:
+    usual = of([MB // 2, 2 * MB, 2 * MB, 8 * MB] * 12)
+    probed = plan_probe(usual)
+    assert len(probed.plans) == 5
+    assert fill_plan(usual, [NO_LIMIT]) in probed.plans
+    sizes = {sum(int(usual.bytes[number]) for number in bucket) for plan in probed.plans for bucket in plan}
+    assert max(sizes) > 50 * min(sizes)
+    assert max(len(plan) for plan in probed.plans) <= 48
