@@ -52,6 +52,9 @@ _ENVIRONMENT.globals["place"] = RunUrl()  # unless the document has another
 _ENVIRONMENT.globals["can_save"] = False  # except on a server
 _ENVIRONMENT.globals["is_recorded"] = False  # unless the document is a page of a recording on a server
 _ENVIRONMENT.filters["together"] = use_no_break_spaces
+_ENVIRONMENT.filters["element"] = lambda root: Markup(
+    '<div id="{}" data-root-id="{}" style="display: contents"></div>'
+).format(root.elementid, root.id)
 _ENVIRONMENT.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
