@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import IO, NamedTuple
+from typing import IO, Final, NamedTuple
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.environment import (
@@ -27,6 +27,11 @@ from overlapscope.trace.environment import (
 )
 
 Child = subprocess.Popen[bytes]
+
+_VARIABLES: Final = (
+    *(TRACE_VARIABLE, DETAIL_VARIABLE, LIMIT_VARIABLE),
+    *(ON_INCIDENT_VARIABLE, STALL_TIMEOUT_VARIABLE, PROBE_VARIABLE),
+)
 
 
 class ReceivedSignal(NamedTuple):
@@ -54,28 +59,20 @@ def recording_environment(
         stall_timeout_s: stall timeout in seconds before a possibly slow job is aborted; None for the default.
         probe_buckets: also run other bucket plans for a few steps each.
     """
+    recording = {TRACE_VARIABLE: str(folder.absolute()), DETAIL_VARIABLE: detail, ON_INCIDENT_VARIABLE: on_incident}
+    if limit_mb is not None:
+        recording[LIMIT_VARIABLE] = str(limit_mb)
+    if stall_timeout_s is not None:
+        recording[STALL_TIMEOUT_VARIABLE] = str(stall_timeout_s)
+    if probe_buckets:
+        recording[PROBE_VARIABLE] = "1"
     # An inherited variable would otherwise replace the default of an option that is not given.
-    optional = (LIMIT_VARIABLE, STALL_TIMEOUT_VARIABLE, PROBE_VARIABLE)
-    inherited = {name: value for name, value in os.environ.items() if name not in optional}
-    limit = {} if limit_mb is None else {LIMIT_VARIABLE: str(limit_mb)}
-    stall_timeout = {} if stall_timeout_s is None else {STALL_TIMEOUT_VARIABLE: str(stall_timeout_s)}
-    probe = {PROBE_VARIABLE: "1"} if probe_buckets else {}
-    return (
-        inherited
-        | {TRACE_VARIABLE: str(folder.absolute()), DETAIL_VARIABLE: detail, ON_INCIDENT_VARIABLE: on_incident}
-        | limit
-        | stall_timeout
-        | probe
-    )
+    return environment_without_recording() | recording
 
 
 def environment_without_recording() -> dict[str, str]:
     """Return this process's environment without the variables that make a process record."""
-    ours = (
-        *(TRACE_VARIABLE, DETAIL_VARIABLE, LIMIT_VARIABLE),
-        *(ON_INCIDENT_VARIABLE, STALL_TIMEOUT_VARIABLE, PROBE_VARIABLE),
-    )
-    return {name: value for name, value in os.environ.items() if name not in ours}
+    return {name: value for name, value in os.environ.items() if name not in _VARIABLES}
 
 
 @contextmanager
