@@ -120,7 +120,7 @@ def test_the_check_is_that_of_the_entry_without_it(tmp_path_factory, times, fail
     assert check == adler32(entry.tobytes()) >> 16
 
 
-def test_a_full_log_keeps_the_newest_entries_and_never_touches_an_overwritten_one(tmp_path):
+def test_a_full_log_keeps_the_latest_entries_and_never_touches_an_overwritten_one(tmp_path):
     log = CollectiveLogWriter(tmp_path / "group_0.log", HEADER, limit_bytes=HEADER_BYTES + 20 * ENTRY_BYTES)
     for moment in range(50):
         log.announce(1, LOSS, now_ns=moment, step=0)

@@ -50,7 +50,7 @@ def numbers(file: CollectiveLogFile) -> list[int]:
 
 @settings(max_examples=60, deadline=None)
 @given(entries=st.integers(0, 70), capacity=st.integers(16, 24), close=st.booleans())
-def test_the_newest_entries_are_there_however_often_the_ring_came_round(
+def test_the_latest_entries_are_there_however_often_the_ring_came_round(
     tmp_path_factory: pytest.TempPathFactory, entries: int, capacity: int, close: bool
 ) -> None:
     file = CollectiveLogFile(write_log(tmp_path_factory.mktemp("log"), entries, capacity, close=close))
@@ -64,7 +64,7 @@ def test_the_newest_entries_are_there_however_often_the_ring_came_round(
 @pytest.mark.parametrize("entries", [1, 5, 16, 17, 20, 32, 33, 40])
 def test_an_entry_that_was_being_written_is_left_out_silently(tmp_path: Path, entries: int) -> None:
     path = write_log(tmp_path, entries)
-    tear(path, entries % 16)  # the one after the newest
+    tear(path, entries % 16)  # the one after the latest
     file = CollectiveLogFile(path)
     kept = list(range(max(1, entries - 16 + 1), entries + 1))
     assert numbers(file) == (kept[1:] if entries >= 16 else kept)
@@ -186,16 +186,16 @@ def write_finished_log(folder: Path, *, close: bool) -> Path:
     return log.path
 
 
-def flip(path: Path, number: int, place: int) -> None:
+def flip(path: Path, number: int, offset: int) -> None:
     content = bytearray(path.read_bytes())
-    content[HEADER_BYTES + (number - 1) * ENTRY_BYTES + place] ^= 0x80
+    content[HEADER_BYTES + (number - 1) * ENTRY_BYTES + offset] ^= 0x80
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("place", range(4, ENTRY_BYTES))
-def test_an_entry_with_a_damaged_byte_is_left_out_and_noted_once(tmp_path: Path, place: int) -> None:
+@pytest.mark.parametrize("offset", range(4, ENTRY_BYTES))
+def test_an_entry_with_a_damaged_byte_is_left_out_and_noted_once(tmp_path: Path, offset: int) -> None:
     path = write_finished_log(tmp_path, close=True)
-    flip(path, 3, place)
+    flip(path, 3, offset)
     file = CollectiveLogFile(path)
     for _ in range(2):
         assert file.read(1, 5)["number"].tolist() == [1, 2, 4, 5]
@@ -217,7 +217,7 @@ def test_a_number_that_is_damaged_is_noted(tmp_path: Path) -> None:
     assert file.read(1, 5)["number"].tolist() == [1, 2, 4, 5]
     assert [str(problem) for problem in file.problems if problem.severity == "error"] in (
         [f"{path}: one entry is lost or damaged; the others are used"],
-        [],  # the search for the newest entry did not come by, and nobody misses it
+        [],  # the search for the latest entry did not come by, and nobody misses it
     )
 
 

@@ -55,7 +55,7 @@ def test_a_record_is_readable_at_once_by_someone_else(tmp_path: Path) -> None:
         assert sequences(log.path) == list(range(1, number + 1))
 
 
-def test_a_full_ring_keeps_the_first_steps_and_the_newest(tmp_path: Path) -> None:
+def test_a_full_ring_keeps_the_first_steps_and_the_latest(tmp_path: Path) -> None:
     make_log(tmp_path / "log", 1000, capacity=80)
     kept = sequences(tmp_path / "log")
     assert kept == [*range(1, 11), *range(931, 1001)]
@@ -313,14 +313,14 @@ def test_a_missing_log_is_one_clear_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 79, 80, 81, 200])
-def test_the_newest_step_and_position_follow_the_log_through_its_ring(tmp_path: Path, count: int) -> None:
+def test_the_latest_step_and_position_follow_the_log_through_its_ring(tmp_path: Path, count: int) -> None:
     log = EventLogWriter(tmp_path / "log", bytes_for(80))
     assert (read_latest_step(log.path), read_log_position(log.path)) == (None, (bytes_for(80), 0))
     append_numbered(log, count)
     assert (read_latest_step(log.path), read_log_position(log.path)) == (count, (bytes_for(80), count))
 
 
-def test_the_newest_step_of_a_ring_is_found_without_the_checksums_of_all(
+def test_the_latest_step_of_a_ring_is_found_without_the_checksums_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_log(tmp_path / "log", 5000, capacity=3000, close=False).path
@@ -362,7 +362,7 @@ def test_a_damaged_header_is_one_clear_line(tmp_path: Path) -> None:
         read_log(path)
 
 
-def test_the_newest_step_of_a_log_that_is_not_there_yet(tmp_path: Path) -> None:
+def test_the_latest_step_of_a_log_that_is_not_there_yet(tmp_path: Path) -> None:
     assert read_latest_step(tmp_path / "log") is None
     assert read_log_position(tmp_path / "log") == (0, 0)
 

@@ -24,7 +24,7 @@ def write(folder: Path, content: Any, name: str = "trace_0") -> Path:
 
 
 def minimal(**changes: Any) -> dict[str, Any]:
-    """The newest version with one entry."""
+    """The latest version with one entry."""
     rank = NcclRank(0, {"0": [0, 1]})
     rank.launch("all_reduce", [4])
     content = rank.as_dict()

@@ -25,10 +25,10 @@ def test_a_text_comes_back_without_its_checksum(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", WRITTEN)
-@given(place=st.integers(0, 10_000), change=st.integers(1, 255))
-def test_what_a_damaged_byte_makes_of_a_text_is_not_believed(text: str, place: int, change: int) -> None:
+@given(offset=st.integers(0, 10_000), change=st.integers(1, 255))
+def test_what_a_damaged_byte_makes_of_a_text_is_not_believed(text: str, offset: int, change: int) -> None:
     data = bytearray(text.removesuffix("\n").encode())
-    data[place % len(data)] ^= change
+    data[offset % len(data)] ^= change
     try:
         content = parse_json_text(bytes(data))
     except ValueError:

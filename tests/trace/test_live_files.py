@@ -34,8 +34,8 @@ DIE_AFTER_STORING = """
 import os, signal, sys
 from pathlib import Path
 from overlapscope.trace.live_files import GradientReadyFile
-board = GradientReadyFile(Path(sys.argv[1]), model=0, parameters=3)
-board.ready_ns[1] = 123456789012345
+file = GradientReadyFile(Path(sys.argv[1]), model=0, parameters=3)
+file.ready_ns[1] = 123456789012345
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -48,21 +48,21 @@ def test_a_time_outlives_the_process_that_stored_it(tmp_path):
     assert list(read_ready_times_ns(tmp_path, 0, [])) == [0, 123456789012345, 0]
 
 
-def test_models_have_boards_of_their_own(tmp_path):
+def test_each_model_has_a_file(tmp_path):
     GradientReadyFile(tmp_path, 0, 1).ready_ns[0] = 5 * S
     GradientReadyFile(tmp_path, 1, 2).ready_ns[0] = 7 * S
     assert list(read_ready_times_ns(tmp_path, 0, [])) == [5 * S]
     assert list(read_ready_times_ns(tmp_path, 1, [])) == [7 * S, 0]
 
 
-def test_a_board_that_is_missing_or_cut_short_tells_what_it_can(tmp_path):
+def test_a_file_that_is_missing_or_truncated_tells_what_it_can(tmp_path):
     assert list(read_ready_times_ns(tmp_path, 0, [])) == []
     GradientReadyFile(tmp_path, 0, 2).ready_ns[0] = 5 * S
     os.truncate(tmp_path / "gradients_0.bin", 13)
     assert list(read_ready_times_ns(tmp_path, 0, [])) == [5 * S]
 
 
-def test_a_board_that_is_there_is_not_overwritten(tmp_path):
+def test_an_existing_file_is_not_overwritten(tmp_path):
     GradientReadyFile(tmp_path, 0, 1)
     with pytest.raises(OverlapScopeError, match=r"gradients_0\.bin: can't be created"):
         GradientReadyFile(tmp_path, 0, 1)
@@ -83,10 +83,10 @@ def test_a_number_that_no_hook_stores_is_damage(tmp_path):
     GradientReadyFile(tmp_path, 0, 2).ready_ns[0] = READY
     path = tmp_path / "gradients_0.bin"
     content = path.read_bytes()
-    for place in range(16):
+    for offset in range(16):
         for change in (1, 0x40, 0xFF):
             damaged = bytearray(content)
-            damaged[place] ^= change
+            damaged[offset] ^= change
             path.write_bytes(damaged)
             problems = []
             has_come = read_is_ready(tmp_path, 0, problems)
@@ -150,7 +150,7 @@ def test_what_is_pinned_stays(tmp_path: Path) -> None:
     assert set(range(9_900, 10_000)) <= found
 
 
-def test_a_sweep_that_is_not_whole_is_left_out(tmp_path: Path) -> None:
+def test_a_pass_that_is_not_complete_is_left_out(tmp_path: Path) -> None:
     file = FingerprintFile(tmp_path, 0, TENSORS)
     for first in range(10):
         add(file, first)
@@ -173,11 +173,11 @@ def test_what_was_written_is_read_and_zeros_are_unknown(tmp_path: Path) -> None:
     assert problems == []
 
 
-def test_a_damaged_board_says_nothing_and_is_noted(tmp_path: Path) -> None:
+def test_a_damaged_liveness_file_is_unknown_and_a_problem(tmp_path: Path) -> None:
     path = tmp_path / "alive.bin"
-    for place in range(32):
+    for offset in range(32):
         content = bytearray(pack_liveness(5, 6, 7))
-        content[place] ^= 0x10
+        content[offset] ^= 0x10
         path.write_bytes(content)
         problems: list[Problem] = []
         assert read_alive_file(path, problems) == (None, None, None)

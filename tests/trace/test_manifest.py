@@ -35,7 +35,7 @@ def test_nothing_is_said_of_what_is_as_it_was_or_was_never_promised(folder: Path
     (folder / "run.json.part").unlink()
     (folder / "calibration.json").write_text("{}")
     assert said_of(folder) == []
-    assert said_of(folder.parent) == [], "without a seal nothing is promised"
+    assert said_of(folder.parent) == [], "without a manifest nothing is promised"
 
 
 def test_what_is_gone_cut_short_or_changed_is_named(folder: Path, golden: Callable[[str, str], None]) -> None:
@@ -55,16 +55,16 @@ def test_what_came_later_is_no_damage(folder: Path) -> None:
     assert said_of(folder) == []
 
 
-def test_a_log_from_before_the_end_is_not_the_one_that_was_sealed(
+def test_a_log_from_before_the_end_is_not_the_one_that_is_listed(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Copied while the job ran, beside files that were copied later."""
-    sealed = (folder / "events.log").read_bytes()
+    listed = (folder / "events.log").read_bytes()
     stale = make_log(tmp_path_factory.mktemp("before") / "events.log", 40, capacity=80, close=False).path.read_bytes()
-    for content in (stale, stale[: len(sealed)]):
+    for content in (stale, stale[: len(listed)]):
         (folder / "events.log").write_bytes(content)
         assert said_of(folder) == ["events.log: an older copy, from before the log was closed"]
-    (folder / "events.log").write_bytes(sealed)
+    (folder / "events.log").write_bytes(listed)
     (folder / "training.log").write_text("not ours, and it went on")
     assert said_of(folder) == []
 
@@ -100,6 +100,6 @@ def test_nothing_is_said_twice_of_a_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"files": 3}', '{"files": {"alive.bin": 3}}', '{"files": {"a": {}}}'])
-def test_a_seal_that_makes_no_sense_raises_nothing(folder: Path, content: str) -> None:
+def test_a_manifest_that_makes_no_sense_raises_nothing(folder: Path, content: str) -> None:
     (folder / MANIFEST_FILE).write_text(content)
     assert all("\n" not in text for text in said_of(folder))

@@ -233,8 +233,8 @@ def test_a_rank_without_any_log_is_an_error_still(tmp_path):
 
 
 @pytest.mark.parametrize("limit_bytes", [DEFAULT_LIMIT_BYTES, 100_000])
-def test_the_newest_steps_alone_are_read_as_they_are_among_all(tmp_path: Path, limit_bytes: int) -> None:
-    """Also of a log that has come round, and where one rank has lost its newest steps."""
+def test_the_latest_steps_alone_are_read_as_they_are_among_all(tmp_path: Path, limit_bytes: int) -> None:
+    """Also of a log that has come round, and where one rank has lost its latest steps."""
     folder = write_recording(tmp_path, ranks=3, steps=100, limit_bytes=limit_bytes)
     whole, latest = read_trace(folder), read_trace(folder, latest_records=300)
     assert latest.extent == "latest"
@@ -276,7 +276,7 @@ def test_steps_that_it_does_not_have_are_an_error(tmp_path: Path, golden: Callab
     golden("recording/no_such_steps", str(refused.value).replace(str(tmp_path), "FOLDER"))
 
 
-def test_a_rank_that_is_far_behind_the_newest_steps_is_named(tmp_path: Path) -> None:
+def test_a_rank_that_is_far_behind_the_latest_steps_is_named(tmp_path: Path) -> None:
     """As one that is out of data under join()."""
     write_recording(tmp_path, steps=100)
     behind = make_rank(tmp_path, 2, world_size=3)
@@ -289,7 +289,7 @@ def test_a_rank_that_is_far_behind_the_newest_steps_is_named(tmp_path: Path) -> 
     assert problem.message.startswith(f"{tmp_path}: rank 2 is not shown: its latest step is 19,")
 
 
-def test_the_newest_steps_are_no_warm_up(tmp_path: Path) -> None:
+def test_the_latest_steps_are_no_warm_up(tmp_path: Path) -> None:
     latest = read_trace(write_recording(tmp_path, steps=100), latest_records=300)
     assert find_first_step_after_warm_up(latest.steps) == latest.steps["step"].min()
     assert find_first_step_after_warm_up(read_trace(tmp_path).steps) == 3

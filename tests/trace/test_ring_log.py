@@ -29,7 +29,7 @@ class Kind:
     """With a limit in bytes."""
     store: Callable[[RingLog, int], object]
     latest: Callable[[Path, int], list[int]]
-    """The numbers of the newest so many, read from the file."""
+    """The numbers of the latest so many, read from the file."""
 
 
 def store_record(log: RingLog, number: int) -> None:
@@ -42,7 +42,7 @@ def store_entry(log: RingLog, number: int) -> None:
     log.announce(1, LOSS, now_ns=number, step=number)
 
 
-def newest_entries(path: Path, count: int) -> list[int]:
+def latest_entries(path: Path, count: int) -> list[int]:
     file = CollectiveLogFile(path)
     assert [problem for problem in file.problems if problem.severity == "error"] == []
     return list(file.read(file.latest - count + 1, file.latest)["number"])
@@ -55,7 +55,7 @@ KINDS = {
     "group": Kind(
         lambda path, limit: CollectiveLogWriter(path, CollectiveLogHeader(name="0", ranks=(0, 1), rank=0), limit),
         store_entry,
-        newest_entries,
+        latest_entries,
     ),
 }
 
@@ -76,7 +76,7 @@ def limit_disk(monkeypatch: pytest.MonkeyPatch, room_bytes: int) -> None:
     monkeypatch.setattr(os, "posix_fallocate", allocate)
 
 
-def test_a_disk_that_fills_up_makes_a_smaller_ring_whose_newest_are_readable_at_any_time(
+def test_a_disk_that_fills_up_makes_a_smaller_ring_whose_latest_are_readable_at_any_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
 ) -> None:
     path = tmp_path / "log"
@@ -165,7 +165,7 @@ def can_mount(folder: Path) -> bool:
         return False
 
 
-def test_training_goes_on_and_the_newest_steps_are_kept(tmp_path: Path) -> None:
+def test_training_goes_on_and_the_latest_steps_are_kept(tmp_path: Path) -> None:
     if not can_mount(tmp_path):
         pytest.skip("user namespaces that may mount a tmpfs are not available here")
     script = f'mount -t tmpfs -o size=3m tmpfs "{tmp_path}" && exec "{sys.executable}" -c "$0" "{tmp_path}"'

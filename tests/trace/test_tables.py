@@ -129,7 +129,7 @@ def test_a_gap_within_one_step_costs_that_step_only(tmp_path: Path) -> None:
     assert steps_of(drop_steps_cut_by_ring(kept)) == [0, 1, 3, 4]
 
 
-def test_the_newest_step_is_kept_while_it_has_not_ended(tmp_path: Path) -> None:
+def test_the_latest_step_is_kept_while_it_has_not_ended(tmp_path: Path) -> None:
     """A dead rank's last records tell where it stood, even if one of them was torn."""
     records = records_with_steps(tmp_path, 3)
     torn = np.delete(records[:-5], 2 * RECORDS_PER_STEP + 10)

@@ -10,27 +10,27 @@ TIME_LIMIT_S = 20
 
 
 class Counted:
-    """A task that says how often it had a turn."""
+    """A task that says how often it has run."""
 
     def __init__(self, pause_s: float, name: str = "counting") -> None:
         self.name = name
-        self.turns = 0
+        self.runs = 0
         self.has_ended = False
         self._pause_s = pause_s
-        self._had_turn = threading.Condition()
+        self._has_run = threading.Condition()
 
     def run(self) -> float:
-        with self._had_turn:
-            self.turns += 1
-            self._had_turn.notify_all()
+        with self._has_run:
+            self.runs += 1
+            self._has_run.notify_all()
         return self._pause_s
 
     def end(self) -> None:
         self.has_ended = True
 
-    def had(self, turns: int) -> bool:
-        with self._had_turn:
-            return self._had_turn.wait_for(lambda: self.turns >= turns, TIME_LIMIT_S)
+    def had(self, runs: int) -> bool:
+        with self._has_run:
+            return self._has_run.wait_for(lambda: self.runs >= runs, TIME_LIMIT_S)
 
 
 class Failing(Counted):
@@ -47,7 +47,7 @@ def test_each_task_has_its_turn_when_it_is_due_and_ends_with_the_scheduler():
     assert seldom.had(1)
     assert often.had(20)
     scheduler.close(TIME_LIMIT_S)
-    assert seldom.turns == 1
+    assert seldom.runs == 1
     assert often.has_ended
     assert seldom.has_ended
 
@@ -56,8 +56,8 @@ def test_a_task_that_is_woken_has_its_turn_at_once():
     scheduler = BackgroundScheduler(0)
     task = Counted(1000)
     scheduler.add(task)
-    for turns in range(1, 5):
-        assert task.had(turns)
+    for runs in range(1, 5):
+        assert task.had(runs)
         scheduler.wake(task)
     scheduler.close(TIME_LIMIT_S)
 
@@ -69,7 +69,7 @@ def test_a_task_that_fails_costs_one_line_and_the_others_nothing(caplog):
     scheduler.add(other)
     assert other.had(20)
     scheduler.close(TIME_LIMIT_S)
-    assert failing.turns == 1
+    assert failing.runs == 1
     assert not scheduler.is_scheduled(failing)
     assert caplog.messages == ["rank 3: failing failed and is off: RuntimeError('lost')"]
 
