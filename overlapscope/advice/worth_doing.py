@@ -16,13 +16,12 @@ from overlapscope.advice.advice import Advice
 from overlapscope.analysis import Analysis
 from overlapscope.breakdown.text import BLOCK_LABELS
 from overlapscope.bucket_model.search import MIN_GAIN
-from overlapscope.bucket_model.text import format_setting
+from overlapscope.bucket_model.text import format_advised_setting
 from overlapscope.interval import Interval
 from overlapscope.stragglers.cycles import CAUSES
 from overlapscope.stragglers.finding import compute_saving
 from overlapscope.stragglers.replay import Replay, Times
 from overlapscope.stragglers.text import describe
-from overlapscope.text import capitalize
 
 MAX_IMPROVEMENTS: Final = 3
 """Maximum number of recommendations."""
@@ -110,7 +109,7 @@ def _buckets(advice: Advice | None) -> Iterator[Improvement]:
     found = advice.recommendation
     if found.verdict == "change":
         yield Improvement(
-            what=f"Set {format_setting(found.best)}" if not found.best.is_default else "Leave bucket_cap_mb unset",
+            what=format_advised_setting(found),
             saves=found.gain.times(found.now.step_ns.value),
             link="buckets",
             evidence="the step time of every bucket size",
@@ -118,7 +117,7 @@ def _buckets(advice: Advice | None) -> Iterator[Improvement]:
     gain = found.curve.compute_gain_between(found.free.buckets, found.now.buckets)
     if found.is_free_faster and found.free_gain.low > 0:
         yield Improvement(
-            what=capitalize(f"buckets of different sizes, {len(found.free.buckets)} of them: the best plan of all"),
+            what=f"Buckets of different sizes, {len(found.free.buckets)} of them: the best plan of all",
             saves=gain.times(found.now.step_ns.value),
             link="buckets?plan=best",
             evidence="the best plan",

@@ -49,19 +49,24 @@ def format_headline(advice: Recommendation) -> str:
     """Say what to do, in one or two sentences."""
     if not advice.has_choice:
         return (
-            f"Nothing to choose: every bucket size gives this model the same plan, {format_bucket_count(advice.now)}."
+            f"Nothing to choose: every bucket size gives this model the same plan, {_format_bucket_count(advice.now)}."
         )
     is_now = advice.best.buckets == advice.now.buckets
     now, best = format_ns(advice.now.step_ns.value), format_ns(advice.best.step_ns.value)
     if advice.verdict == "change":
-        text = f"Set {format_setting(advice.best)}" if not advice.best.is_default else "Leave bucket_cap_mb unset"
-        return f"{text}: {now} → {best} a step ({format_change(advice.gain)}).{_format_good_range(advice)}"
+        gain = _format_change(advice.gain)
+        return f"{format_advised_setting(advice)}: {now} → {best} a step ({gain}).{_format_good_range(advice)}"
     if is_now:
         return f"Keep the bucket size: the current one is predicted to be the fastest of all, at {now} a step."
-    would = f"{format_setting(advice.best)} would change the {now} step by {format_change(advice.gain)}"
+    would = f"{_format_setting(advice.best)} would change the {now} step by {_format_change(advice.gain)}"
     if advice.verdict == "leave it":
         return f"Keep the bucket size; it hardly matters here: {would}."
     return f"Can't tell yet: {would}."
+
+
+def format_advised_setting(advice: Recommendation) -> str:
+    """Say what to set for the best size, without a full stop."""
+    return "Leave bucket_cap_mb unset" if advice.best.is_default else f"Set {_format_setting(advice.best)}"
 
 
 def format_free_plan(advice: Recommendation) -> str:
@@ -73,7 +78,7 @@ def format_free_plan(advice: Recommendation) -> str:
     sure = "" if advice.free_gain.low > 0 else ', which may be no gain at all: bucket_cap_mb="auto" tries it'
     return (
         f"Buckets of {sizes_mb} MB: {format_ns(advice.free.step_ns.value)} a step, "
-        f"{format_change(advice.free_gain)} vs. the best size{sure}."
+        f"{_format_change(advice.free_gain)} vs. the best size{sure}."
     )
 
 
@@ -107,27 +112,27 @@ def format_model_error(advice: Recommendation) -> str:
     return f"For the plan that was measured the model alone is off by {off}; predictions are relative to it."
 
 
-def format_setting(prediction: Prediction) -> str:
+def _format_setting(prediction: Prediction) -> str:
     """Return the setting that gives a plan."""
     if prediction.is_default:
         return "DDP's default"
     if prediction.cap_mb is None:
-        return format_bucket_count(prediction)
+        return _format_bucket_count(prediction)
     return format_caps([prediction.cap_mb])
 
 
-def format_bucket_count(prediction: Prediction) -> str:
+def _format_bucket_count(prediction: Prediction) -> str:
     """Return the number of buckets, in words."""
     return count_of(len(prediction.buckets), "bucket")
 
 
-def format_change(gain: Interval) -> str:
+def _format_change(gain: Interval) -> str:
     """Format the change of the step time, with its interval."""
     change = Interval(value=-gain.value, low=-gain.high, high=-gain.low)
     return f"{format_share_change(change.value)}, 90 % interval {format_share_range(change)}"
 
 
-def format_cap_range(low_mb: float | None, high_mb: float | None) -> str:
+def _format_cap_range(low_mb: float | None, high_mb: float | None) -> str:
     """Format the range of caps that give the same buckets."""
     if low_mb is None or high_mb is None:
         return ""
@@ -140,7 +145,7 @@ def format_cap_range(low_mb: float | None, high_mb: float | None) -> str:
 
 
 def _format_good_range(advice: Recommendation) -> str:
-    caps = format_cap_range(advice.good_from_mb, advice.good_to_mb)
+    caps = _format_cap_range(advice.good_from_mb, advice.good_to_mb)
     return f" {capitalize(caps)} MB are within 1 %." if caps else ""
 
 
@@ -170,6 +175,6 @@ def list_assumptions(found: Recommendation) -> list[str]:
 
 def format_size_label(each: Prediction, found: Recommendation) -> str:
     """Name the sizes that give a plan, and say whether it is the best or the present one."""
-    label = format_cap_range(each.low_mb, each.high_mb) or ("DDP's default" if each.is_default else "other")
+    label = _format_cap_range(each.low_mb, each.high_mb) or ("DDP's default" if each.is_default else "other")
     marks = [mark for mark, other in (("best", found.best), ("now", found.now)) if each.buckets == other.buckets]
     return ", ".join([label, *marks])
