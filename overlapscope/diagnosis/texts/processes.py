@@ -8,7 +8,16 @@ from contextlib import suppress
 from signal import SIGINT, Signals
 from typing import Final
 
-from overlapscope.diagnosis.evidence import CallSite, Entry, ExitCall, Failure, RankEvidence, RankPosition, RecordingGap
+from overlapscope.diagnosis.evidence import (
+    LIVE_STATES,
+    CallSite,
+    Entry,
+    ExitCall,
+    Failure,
+    RankEvidence,
+    RankPosition,
+    RecordingGap,
+)
 from overlapscope.diagnosis.text import (
     at_line,
     collective_text,
@@ -115,9 +124,9 @@ def stopped(ranks: tuple[int, ...], one: RankEvidence, waiting: tuple[int, ...])
 
 def holds_gil(ranks: tuple[int, ...], one: RankEvidence, waiting: tuple[int, ...], *, is_live: bool) -> VerdictText:
     """Describe ranks whose process runs while none of its Python threads does."""
-    what = "in native code that holds Python's global interpreter lock, so that none of its Python code can run"
+    state = _state_sentence(ranks, one, "in native code that holds Python's global interpreter lock")
     return {
-        "sentence": _state_sentence(ranks, one, what),
+        "sentence": f"{state} None of its Python code {'can' if is_live else 'could'} run.",
         "alternative": "native code that only computes for long looks the same from here" if is_live else "",
         "evidence": _waiting_ranks(waiting),
         "advice": ("Look at the native frames with py-spy dump --native or gdb.",),
@@ -125,10 +134,11 @@ def holds_gil(ranks: tuple[int, ...], one: RankEvidence, waiting: tuple[int, ...
 
 
 def _state_sentence(ranks: tuple[int, ...], one: RankEvidence, what: str) -> str:
-    is_now = one.liveness in ("running", "sleeping", "stopped")
-    be = plural(ranks, "is", "are") if is_now else plural(ranks, "was", "were")
     silent_ns = one.silent_for_ns or 0
     since = f" for {format_seconds(silent_ns)}" if silent_ns > _MIN_SILENCE_NS else ""
+    be = plural(ranks, "was", "were")
+    if one.liveness in LIVE_STATES:
+        be = plural(ranks, "has been", "have been") if since else plural(ranks, "is", "are")
     where = f": {format_position(one.position)}" if one.position else ""
     return f"{capitalize(rank_list(ranks))} {be} {what}{since}{where}."
 
