@@ -95,19 +95,22 @@ class LinkSampler:
     Args:
         folder: folder of the rank.
         scheduler: schedules the samples.
+        min_interval_s: interval after the first sample.
     """
 
     name = "link sampling"
 
-    def __init__(self, folder: Path, scheduler: BackgroundScheduler) -> None:
+    def __init__(
+        self, folder: Path, scheduler: BackgroundScheduler, *, min_interval_s: float = _MIN_INTERVAL_S
+    ) -> None:
         self._path = folder / LINKS_FILE
         self._scheduler = scheduler
-        self._interval_s = _MIN_INTERVAL_S
+        self._min_interval_s = self._interval_s = min_interval_s
         scheduler.add(self)
 
     def sample_soon(self) -> None:
         """Sample now, and at short intervals again, because another part of the run begins."""
-        self._interval_s = _MIN_INTERVAL_S
+        self._interval_s = self._min_interval_s
         self._scheduler.wake(self)
 
     def run(self) -> float:

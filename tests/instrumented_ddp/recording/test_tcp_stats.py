@@ -115,10 +115,9 @@ def test_the_last_sample_is_taken_when_the_recording_is_closed(tmp_path, schedul
     assert samples_in(tmp_path)[-1] == 2
 
 
-def test_a_sample_is_taken_at_the_begin_and_whenever_another_part_of_the_run_begins(tmp_path, monkeypatch, scheduler):
-    monkeypatch.setattr("instrumented_ddp.recording.tcp_stats._MIN_INTERVAL_S", TIME_LIMIT_S)
+def test_a_sample_is_taken_at_the_begin_and_whenever_another_part_of_the_run_begins(tmp_path, scheduler):
     with connected():
-        sampler = LinkSampler(tmp_path, scheduler)
+        sampler = LinkSampler(tmp_path, scheduler, min_interval_s=TIME_LIMIT_S)
         wait_for_samples(tmp_path, 1)
         sampler.sample_soon()
         wait_for_samples(tmp_path, 2)
