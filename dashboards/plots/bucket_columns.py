@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from dashboards.plots.wide_figure import LETTER_PX, MIN_LABELED_PX, Columns
 from overlapscope.breakdown.lanes import CATEGORIES, bucket_categories, colors_and_patterns, index_spans
 from overlapscope.bucket_model.partition import MB, NO_LIMIT, Buckets, Float64Array, Gradients
 from overlapscope.bucket_model.plans import DEFAULT_CAP_BYTES, UniformPlan
@@ -252,8 +253,6 @@ def _find_bucket(
     return None
 
 
-Columns = dict[str, Any]
-
 SPAN_COLUMNS: Final = ("left", "right", "top", "bottom", "category", "pattern")
 READY_COLUMNS: Final = ("x", "top", "bottom", "category")
 LABEL_COLUMNS: Final = ("x", "y", "text", "category")
@@ -262,8 +261,6 @@ END_COLUMNS: Final = ("x", "top", "bottom", "y", "text")
 _BEFORE_BACKWARD: Final = CATEGORIES.index("forward")
 _BACKWARD: Final = CATEGORIES.index("backward")
 _EXPOSED: Final = CATEGORIES.index("finalize")
-_PX_PER_LETTER: Final = 6.4
-_MIN_LABELLED_PX: Final = 11
 
 
 def build_span_columns(step: DrawnStep, shown: list[int], layout: BucketLayout, index: int) -> Columns:
@@ -307,7 +304,7 @@ def build_label_columns(
 
     def add(category: int, left: float, right: float, middle: float, *texts: str) -> None:
         room_px = (right - left) / ns_per_px - 10
-        fitting = next((text for text in texts if len(text) * _PX_PER_LETTER < room_px), None)
+        fitting = next((text for text in texts if len(text) * LETTER_PX < room_px), None)
         if fitting:
             rows.append((left + 5 * ns_per_px, middle, fitting, category))
 
@@ -319,7 +316,7 @@ def build_label_columns(
         add(_BACKWARD, begin, end, middle, "backward")
         add(_EXPOSED, end, end + exposed_ns, middle, f"exposed {format_ns(exposed_ns)}", "exposed")
         for left, right, top, bottom, category, _, bucket in _lay_out_transfers(step, rank, row, layout, index):
-            if bottom - top >= _MIN_LABELLED_PX:
+            if bottom - top >= MIN_LABELED_PX:
                 texts = f"{bucket} · {format_bytes(int(step.bytes[bucket]))}", f"{bucket}"
                 add(category, left, right, (top + bottom) / 2, f"bucket {texts[0]}", *texts)
     return _to_columns(LABEL_COLUMNS, rows)
@@ -365,7 +362,7 @@ def build_strip_label_columns(gradients: Gradients, plan: Buckets, bytes_per_px:
         size = format_bytes(int(gradients.bytes[list(plan[bucket])].sum()))
         room_px = (right - left) / bytes_per_px - 6
         texts = (f"{bucket} · {size}", str(bucket))
-        fitting = next((text for text in texts if len(text) * _PX_PER_LETTER < room_px), None)
+        fitting = next((text for text in texts if len(text) * LETTER_PX < room_px), None)
         if fitting:
             rows.append(((left + right) / 2, 0.5, fitting, int(strip["category"][begin])))
     return _to_columns(LABEL_COLUMNS, rows)

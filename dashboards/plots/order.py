@@ -29,10 +29,17 @@ from dashboards.plots.order_columns import (
     build_missing_columns,
     build_step_columns,
     build_text_columns,
-    make_empty_columns,
 )
 from dashboards.plots.tooltip import Rows
-from dashboards.plots.wide_figure import EDGES, FONT, SMALL_TEXT, fit_ticks, make_wide_figure, style_axis
+from dashboards.plots.wide_figure import (
+    EDGES,
+    FONT,
+    SMALL_TEXT,
+    fit_ticks,
+    make_empty_columns,
+    make_wide_figure,
+    style_axis,
+)
 from dashboards.theme import paint
 from overlapscope.diagnosis.evidence import UNKNOWN_STEP, Divergence
 from overlapscope.diagnosis.order_view import CATEGORIES, OrderLane, OrderLanes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from dashboards.plots.wide_figure import Columns, make_empty_columns
 from overlapscope.diagnosis.order_view import CATEGORIES, Cell, Window, collective_category
 from overlapscope.text import format_count
 from overlapscope.trace.collective_log import Signature
@@ -45,8 +46,6 @@ class OrderLayout:
         return top + GAP_PX / 2, top + self.lane_px - GAP_PX / 2
 
 
-Columns = dict[str, Any]
-
 CELL_COLUMNS: Final = ("left", "right", "top", "bottom", "category", "alpha", "hatch", "lane", "number")
 BOX_COLUMNS: Final = ("left", "right", "top", "bottom")
 TEXT_COLUMNS: Final = ("x", "y", "text", "ink")
@@ -65,11 +64,6 @@ _MIN_COLUMN_PX: Final = 8
 _STEP_LABEL_PX: Final = 58
 _FILLED: Final = {"completed": 1.0, "failed": 0.16, "launched": 0.16, "announced": 0.0}
 _HATCHES: Final = {"completed": " ", "failed": "x", "launched": "/", "announced": " "}
-
-
-def make_empty_columns(*names: str) -> Columns:
-    """Return columns without rows."""
-    return {name: [] for name in names}
 
 
 def build_cell_columns(window: Window, layout: OrderLayout, column_px: float) -> Columns:

@@ -12,22 +12,22 @@ from dashboards.plots.span_details import SpanDetails, get_span_details
 from dashboards.plots.timeline import MAX_SPANS, MIN_VIEW_NS, compute_step_view, draw_unfinished
 from dashboards.plots.timeline_columns import (
     LABEL_COLUMNS,
-    Columns,
     LaneLayout,
     View,
     build_span_columns,
     build_unfinished_columns,
     format_span_label,
     layout_lanes,
-    make_empty_columns,
 )
 from dashboards.plots.tooltip import build_tooltip
 from dashboards.plots.wide_figure import (
     TIME_AXIS_PX,
     BucketHatches,
+    Columns,
     draw_span_text,
     draw_spans,
     draw_time_axis,
+    make_empty_columns,
     make_wide_figure,
 )
 from dashboards.theme import paint

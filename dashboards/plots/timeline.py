@@ -45,7 +45,6 @@ from dashboards.plots.timeline_columns import (
     build_step_line_columns,
     build_unfinished_columns,
     layout_lanes,
-    make_empty_columns,
 )
 from dashboards.plots.timeline_selection import TimelineSelection
 from dashboards.plots.tooltip import build_round_rows, build_tooltip
@@ -56,6 +55,7 @@ from dashboards.plots.wide_figure import (
     draw_span_text,
     draw_spans,
     draw_time_axis,
+    make_empty_columns,
     make_wide_figure,
     update_source,
 )
@@ -152,7 +152,7 @@ def _make_crosshair() -> CrosshairTool:
 # Ruler on the timeline: the duration between two times, and how much of it is exposed communication.
 
 RULER_COLUMNS: Final = ("id", "left", "right", "top", "bottom", "x", "y", "label", "text")
-_LABELLED_PX: Final = 90
+_LABELED_PX: Final = 90
 """Minimum height of a rank's lanes for the full text."""
 
 
@@ -199,7 +199,7 @@ class TimelineRuler:
             "bottom": [top + self._layout.rank_height_px],
             "x": [(from_ns + to_ns) / 2],
             "y": [top + self._layout.rank_height_px / 2],
-            "label": [text if self._layout.rank_height_px >= _LABELLED_PX else format_ns(to_ns - from_ns)],
+            "label": [text if self._layout.rank_height_px >= _LABELED_PX else format_ns(to_ns - from_ns)],
             "text": [text],
         }
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from dashboards.plots.ideal import IdealCycles
+from dashboards.plots.wide_figure import LETTER_PX, MIN_LABELED_PX, Columns, make_empty_columns
 from dashboards.recording import Rounds
 from dashboards.theme import SHADES
 from overlapscope.breakdown.breakdown import Breakdown
@@ -33,7 +34,7 @@ from overlapscope.text import format_ns
 _LANE_UNITS: Final = {"phases": 2, "gradients": 1, "buckets": 2, "communication": 3}
 _GAP_UNITS: Final = 1
 _WINDOW_PX: Final = 620
-_ALL_LABELLED_UNIT_PX: Final = 8
+_ALL_LABELED_UNIT_PX: Final = 8
 _RANK_UNITS: Final = sum(_LANE_UNITS.values()) + _GAP_UNITS
 
 
@@ -65,7 +66,7 @@ class LaneLayout:
     @property
     def labeled_lanes(self) -> tuple[str, ...]:
         """Return the lanes of a rank whose names are readable beside each other."""
-        return LANE_NAMES if self.unit_px >= _ALL_LABELLED_UNIT_PX else ("phases", "communication")
+        return LANE_NAMES if self.unit_px >= _ALL_LABELED_UNIT_PX else ("phases", "communication")
 
     def lane_units(self, lane: int) -> tuple[int, int]:
         """Return the first unit of a lane and the unit after its last.
@@ -90,7 +91,6 @@ def layout_lanes(ranks: int) -> LaneLayout:
     return LaneLayout(ranks=ranks, unit_px=min(max(fitting_px, 4), 18))
 
 
-Columns = dict[str, Any]
 View = tuple[int, int]
 """Start and end of a view, in nanoseconds from the start of the recording."""
 
@@ -99,13 +99,6 @@ SHADE_COLUMNS: Final = ("image", "x", "y", "dw", "dh")
 LABEL_COLUMNS: Final = ("x", "y", "text", "category")
 
 _STEP_LINE_PX: Final = 76
-_LABEL_PX_PER_LETTER: Final = 6.4
-_MIN_LABELLED_HEIGHT_PX: Final = 11
-
-
-def make_empty_columns(*names: str) -> Columns:
-    """Return columns without rows."""
-    return {name: [] for name in names}
 
 
 def build_span_columns(timeline: Timeline, layout: LaneLayout, view: View, pixel_ns: float) -> Columns:
@@ -156,12 +149,12 @@ def build_label_columns(
     visible_from = np.maximum(spans["left"], view[0])
     visible_px = (np.minimum(spans["right"], view[1]) - visible_from) / ns_per_px
     labels = make_empty_columns(*LABEL_COLUMNS)
-    roomy = (visible_px > 30) & (spans["bottom"] - spans["top"] >= _MIN_LABELLED_HEIGHT_PX)
+    roomy = (visible_px > 30) & (spans["bottom"] - spans["top"] >= MIN_LABELED_PX)
     for at in np.flatnonzero(roomy):
         text = format_span_label(
             timeline.lanes[spans["lane"][at]], spans["category"][at], spans["row"][at], collectives
         )
-        if text and len(text) * _LABEL_PX_PER_LETTER + 10 < visible_px[at]:
+        if text and len(text) * LETTER_PX + 10 < visible_px[at]:
             labels["x"].append(float(visible_from[at] + 5 * ns_per_px))
             labels["y"].append(float(spans["top"][at] + spans["bottom"][at]) / 2)
             labels["text"].append(text)

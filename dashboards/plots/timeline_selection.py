@@ -13,8 +13,8 @@ from bokeh.models import ColumnDataSource
 from dashboards.plots.browser_rpc import BrowserRpc, RequestColumns
 from dashboards.plots.related_spans import compute_bucket_flow, find_related_spans, get_subject
 from dashboards.plots.span_search import find_span, find_span_by_name, make_span_name
-from dashboards.plots.timeline_columns import Columns, LaneLayout, compute_rows_px, make_empty_columns
-from dashboards.plots.wide_figure import EDGES, update_source
+from dashboards.plots.timeline_columns import LaneLayout, compute_rows_px
+from dashboards.plots.wide_figure import EDGES, Columns, make_empty_columns, update_source
 from dashboards.theme import paint
 from overlapscope.breakdown.lanes import Timeline
 from overlapscope.trace.recording import Trace

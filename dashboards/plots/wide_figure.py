@@ -29,6 +29,12 @@ _TICK_PX: Final = 84
 """Width of the longest label with some space."""
 TIME_AXIS_PX: Final = 24
 """Height of a figure of nothing but a time axis."""
+Columns = dict[str, Any]
+"""Columns of a source."""
+LETTER_PX: Final = 6.4
+"""Width of a letter of a name on a span, as estimated where the text is not drawn."""
+MIN_LABELED_PX: Final = 11
+"""Height of a span below which it has no name."""
 EDGES: Final = {name: name for name in ("left", "right", "top", "bottom")}
 """Columns of rectangles, as arguments of ``quad``."""
 SMALL_TEXT: Final = {"text_baseline": "middle", "text_font": value(FONT), "text_font_size": "11px"}
@@ -137,6 +143,11 @@ def draw_span_text(plot: Any, source: ColumnDataSource, **options: Any) -> None:
         **SMALL_TEXT,
         **options,
     )
+
+
+def make_empty_columns(*names: str) -> Columns:
+    """Return columns without rows."""
+    return {name: [] for name in names}
 
 
 def update_source(source: ColumnDataSource, columns: Mapping[str, Any]) -> None:
