@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Final
@@ -79,7 +80,8 @@ def _list_numbers(summary: Summary) -> Iterator[Number]:
     hidden = "no communication was recorded"
     if summary.communication_ns:
         hidden = f"{format_ns(summary.hidden.value)} of {format_ns(summary.communication_ns)} is hidden"
-    yield Number(key="step", label="Step time", value=step, unit="ns", note=f"90 %: {format_interval_ns(step)}")
+    interval = "" if math.isnan(step.low) else f"90 %: {format_interval_ns(step)}"
+    yield Number(key="step", label="Step time", value=step, unit="ns", note=interval)
     for key, label, time_ns in (
         ("compute", "Compute", summary.compute_ns),
         ("exposed", "Exposed communication", exposed.value),

@@ -34,14 +34,12 @@ from overlapscope.bucket_model.plans import UniformPlan
 from overlapscope.bucket_model.prediction import Options
 from overlapscope.bucket_model.recommend import recommend
 from overlapscope.bucket_model.schedule import replay_step
-from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.recording import read_trace
 from tests.bucket_model.oracle import Job
 from tests.bucket_model.test_fit import probed_job, recording
 from tests.bucket_model.test_prediction import measured_in
 from tests.cli.test_recommend import calibrated
 from tests.dashboards.test_pages import words
-from tests.ordered import end, steps, write_order
 from tests.synthetic import write_recording
 
 Ask = Callable[..., dict[str, Any]]
@@ -280,26 +278,6 @@ def test_until_the_model_is_there_the_page_says_so_and_comes_back(tmp_path: Path
     buckets.build(document, snapshot, {})
     assert "Computing" in words(document)
     snapshot.forecast.result()
-
-
-@pytest.mark.parametrize(("ranks", "steps_", "reason"), [(1, 30, "nothing is reduced"), (2, 2, "ecord 20 steps")])
-def test_a_recording_that_tells_nothing_says_what_is_missing_and_how_to_record_it(tmp_path, ranks, steps_, reason):
-    snapshot = RecordingCache(write_recording(tmp_path / "traces", ranks=ranks, steps=steps_)).latest()
-    assert isinstance(snapshot.forecast.exception(), OverlapScopeError)
-    document = Document()
-    buckets.build(document, snapshot, {})
-    page = words(document)
-    assert "No bucket size can be predicted" in page
-    assert reason in page
-    assert str(tmp_path) not in page.partition("<main")[2].partition("</main")[0]
-
-
-def test_a_recording_of_collectives_alone_says_what_to_record(tmp_path: Path):
-    write_order(tmp_path / "traces", dict.fromkeys(range(2), steps(4)))
-    end(tmp_path / "traces", range(2))
-    document = Document()
-    buckets.build(document, RecordingCache(tmp_path / "traces").latest(), {})
-    assert "overlapscope record --probe-buckets" in words(document)
 
 
 def test_a_calibration_that_is_made_later_is_taken_up(tmp_path: Path):

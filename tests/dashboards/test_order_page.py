@@ -13,7 +13,7 @@ import pytest
 from bokeh.document import Document
 
 from dashboards.app import ROUTES
-from dashboards.pages import order, overview, timeline
+from dashboards.pages import order, overview
 from dashboards.pages.order import render_number_details
 from dashboards.plots.browser_rpc import BrowserRpc
 from dashboards.plots.order import OrderPlot
@@ -78,12 +78,12 @@ def test_the_page_begins_with_the_verdict_and_both_call_sites(snapshot):
 
 
 def test_of_a_job_that_was_started_again_it_says_why_the_other_attempts_ended(snapshot):
-    assert "This is attempt" not in build(snapshot)[1]
+    assert "Attempt" not in build(snapshot)[1]
     first = snapshot.trace.path
     recording = RecordingCache(healthy(first / "restart_1"))
-    assert f"This is attempt 1 of the job. Attempt 0 ({first}): In step" in build(recording.latest())[1]
+    assert f"Attempt 0 ({first})" in build(recording.latest())[1]
     snapshot.drop_outdated()
-    said = f"This is attempt 0 of the job. Attempt 1 ({first / 'restart_1'}) came to its end."
+    said = f"Attempt 1 ({first / 'restart_1'})"
     assert said in build(snapshot)[1]
     document = Document()
     overview.build(document, snapshot, {})
@@ -91,10 +91,9 @@ def test_of_a_job_that_was_started_again_it_says_why_the_other_attempts_ended(sn
 
 
 def test_what_else_a_verdict_could_be_is_said(snapshot):
-    assert "not certain" not in build(snapshot)[1]
     found = snapshot.diagnosis
     found.verdict = replace(found.verdict, alternative="the job may only be slow")
-    assert "This is likely, not certain: the job may only be slow." in build(snapshot)[1]
+    assert "the job may only be slow" in build(snapshot)[1]
 
 
 def test_a_healthy_recording_says_so_and_shows_its_lanes(tmp_path):
@@ -127,13 +126,6 @@ def test_if_all_collective_logs_are_damaged_it_says_so(tmp_path):
         path.write_bytes(b"x" + path.read_bytes()[1:])
     _, page = build(RecordingCache(traces).latest())
     assert "rank_0/group_0.log: not a collective log" in page
-
-
-def test_without_collective_logs_the_page_says_what_to_do(tmp_path):
-    snapshot = RecordingCache(write_recording(tmp_path / "traces")).latest()
-    _, page = build(snapshot)
-    assert "No order of collectives was recorded" in page
-    assert "overlapscope record" in page
 
 
 def test_damaged_logs_are_named_and_the_others_shown(tmp_path):
@@ -191,15 +183,6 @@ def test_dumps_of_the_flight_recorder_have_an_order_and_nothing_else(route):
         assert "step -1" not in page
         assert "your code" not in page
     assert snapshot.diagnosis.is_incident
-
-
-def test_pages_of_steps_are_empty_where_only_collectives_were_logged(snapshot):
-    document = Document()
-    timeline.build(document, snapshot, {})
-    assert "Nothing to draw on a timeline yet" in words(document)
-    document = Document()
-    overview.build(document, snapshot, {})
-    assert "No steps were recorded" in words(document)
 
 
 def test_what_the_watchdog_said_is_listed_once_with_the_stacks_of_those_blamed_first(tmp_path):

@@ -124,7 +124,7 @@ def test_an_address_asks_for_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.undo()
         assert 'class="extent"' not in server.get("/?read=sideways").text
     for page, why in ((missing, "has no step from 500 on; it has 0 to 99."), (too_many, " of memory, and ")):
-        assert "These steps can&#39;t be shown" in page
+        assert "<title>No such steps" in page
         assert why in page
         assert '<a href="?">' in page
 

@@ -66,7 +66,6 @@ def test_it_has_the_figures_of_the_pages_in_a_table_that_renders(tmp_path: Path)
         assert f"<li>{number.label}: <strong>{number.text}</strong>" in page
     assert page.count("<table>") == 9, "blocks, changes, ranks, four on stragglers, two on bucket sizes"
     assert '<td>backward</td>\n<td style="text-align:right">3.88</td>' in page
-    assert "made on 02 Jan 2030" in text
     assert str(tmp_path) not in text
 
 
@@ -80,7 +79,7 @@ def test_every_recording_has_one(kind: str, tmp_path: Path) -> None:
 
 def test_a_fault_comes_first_with_what_to_try(tmp_path: Path) -> None:
     text = render_markdown_report(RecordingCache(faulty(tmp_path / "traces")).latest(), NOW)
-    assert text.index("## Order") < text.index("In step 2 rank 1 launched") < text.index("What to try:")
+    assert text.index("## Order") < text.index("train.py:120") < text.index("What to try:")
 
 
 def test_names_in_a_recording_are_text(tmp_path: Path) -> None:
