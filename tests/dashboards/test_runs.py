@@ -220,7 +220,7 @@ def test_a_page_is_told_of_nothing_before_it_is_ready_and_then_of_all_that_chang
     document.callbacks.trigger_event(DocumentReady())
     (callback,) = document.session_callbacks
     callback.callback()
-    changed = document.roots[0].tags[0]["dialogue"][1]
+    changed = document.roots[0].tags[0]["rpc"][1]
     assert changed.data["name"] == ["dumps"]
 
 
