@@ -33,13 +33,6 @@ def test_help_names_every_command_with_the_first_line_of_its_module() -> None:
     assert "overlapscopedemo" in shown.rpartition("Startwith")[2]
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_of_a_command_is_the_docstring_of_its_module(verb: str) -> None:
-    ran = overlapscope(verb.rpartition(".")[2].rstrip("_"), "--help")
-    assert ran.returncode == 0
-    assert (sys.modules[verb].__doc__ or "").strip() in ran.stdout
-
-
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=" ".join)
 def test_help_loads_nothing_heavy(command: list[str]) -> None:
     """Whatever it takes to show a recording is loaded only when one is shown."""
