@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from math import ceil
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from overlapscope.trace.recording import Trace
+if TYPE_CHECKING:
+    from overlapscope.trace.recording import Trace
 
 DEFAULT_STRATEGY: Final = "overlapped"
 """Strategy of stock DDP."""
