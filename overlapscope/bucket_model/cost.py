@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.bucket_model.observation import Spans
-from overlapscope.bucket_model.partition import Float64Array, Int64Array
+from overlapscope.bucket_model.partition import Float64Array
 from overlapscope.errors import OverlapScopeError
 
 # A line of latency and time per byte, fitted robustly against outliers. Neither coefficient is ever negative.
@@ -304,9 +304,7 @@ def _usable_spans(spans: Spans | None) -> Spans | None:
     if spans is None:
         return None
     usable = (spans.bytes > 0) & (spans.time_ns > 0) & np.isfinite(spans.time_ns)
-    if not usable.any():
-        return None
-    return Spans(bytes=spans.bytes[usable], time_ns=spans.time_ns[usable], cycle=spans.cycle[usable])
+    return spans.select(usable) if usable.any() else None
 
 
 def _resample_cycles(spans: Spans | None, random: np.random.Generator) -> Spans | None:
@@ -315,8 +313,7 @@ def _resample_cycles(spans: Spans | None, random: np.random.Generator) -> Spans 
         return None
     cycles, member = np.unique(spans.cycle, return_inverse=True)
     times = np.bincount(random.integers(len(cycles), size=len(cycles)), minlength=len(cycles))
-    rows: Int64Array = np.repeat(np.arange(len(member)), times[member])
-    return Spans(bytes=spans.bytes[rows], time_ns=spans.time_ns[rows], cycle=spans.cycle[rows])
+    return spans.select(np.repeat(np.arange(len(member)), times[member]))
 
 
 def _latency_rounds(world_size: int, algorithm: str) -> float:

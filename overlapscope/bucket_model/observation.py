@@ -94,7 +94,8 @@ class BucketCycles:
         Args:
             which: (S,) mask.
         """
-        return BucketCycles(
+        return replace(
+            self,
             steps=self.steps[which],
             epoch=self.epoch[which],
             previous_epoch=self.previous_epoch[which],
@@ -282,6 +283,10 @@ class Spans:
     """(N,) group of each measurement: those of one group were measured together, and are resampled together to estimate
     the uncertainty of a fit."""
 
+    def select(self, rows: BoolArray | Int64Array) -> Spans:
+        """Return the measurements selected by a mask or by indices, which may repeat."""
+        return Spans(bytes=self.bytes[rows], time_ns=self.time_ns[rows], cycle=self.cycle[rows])
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Observations:
@@ -331,12 +336,8 @@ class Observations:
         index = np.cumsum(which) - 1
         selected = which[self.collectives.cycle]
         collectives = self.collectives
-        return Observations(
-            gradients=self.gradients,
-            world_size=self.world_size,
-            ranks=self.ranks,
-            has_common_clock=self.has_common_clock,
-            plans=self.plans,
+        return replace(
+            self,
             steps=self.steps[which],
             plan=self.plan[which],
             previous_plan=self.previous_plan[which],
@@ -422,5 +423,5 @@ def _known_spans(time_ns: Float64Array, sizes: Int64Array, cycle: Int64Array) ->
 
 
 def _select_spans(spans: Spans, which: BoolArray, index: Int64Array) -> Spans:
-    selected = which[spans.cycle]
-    return Spans(bytes=spans.bytes[selected], time_ns=spans.time_ns[selected], cycle=index[spans.cycle[selected]])
+    selected = spans.select(which[spans.cycle])
+    return replace(selected, cycle=index[selected.cycle])
