@@ -18,13 +18,14 @@ from dashboards.plots.step_drawing import StepDrawing, StepPlots
 from dashboards.runs import RunIndex
 from dashboards.urls import RunUrl, run_pages_url
 from overlapscope.compare.comparison import Comparison
-from overlapscope.compare.side import STEP, StepChoice, parse_step_bounds
+from overlapscope.compare.side import STEP, StepChoice
 from overlapscope.compare.text import describe_sides
 from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.interval import Interval
 from overlapscope.report.compare import build_comparison_section
 from overlapscope.report.report import Table
 from overlapscope.text import capitalize, format_ns_change
+from overlapscope.trace.table_file import parse_step_bounds
 
 # Sides of a comparison: parsed from the query of the page, and shown in the form at its top.
 

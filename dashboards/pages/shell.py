@@ -19,13 +19,12 @@ from dashboards.urls import RunUrl, file_stem
 from overlapscope.breakdown.breakdown import BLOCKS
 from overlapscope.breakdown.lanes import BUCKET_SLOTS
 from overlapscope.breakdown.text import PHASE_LABELS
-from overlapscope.compare.side import parse_step_bounds
 from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.text import capitalize, count_of, use_no_break_spaces
 from overlapscope.trace.description import describe_clocks, describe_models, describe_strategies
 from overlapscope.trace.folders import read_import_source
 from overlapscope.trace.recording import Trace
-from overlapscope.trace.table_file import step_range_of_slice
+from overlapscope.trace.table_file import parse_step_bounds, step_range_of_slice
 
 QueryArguments = Mapping[str, Sequence[bytes]]
 """The query of an address."""

@@ -38,7 +38,7 @@ def port(text: str) -> int:
 
 def steps(text: str) -> tuple[int | None, int | None]:
     """Parse a range of steps ``START:STOP``, STOP exclusive as in a Python slice."""
-    from overlapscope.compare.side import parse_step_bounds
+    from overlapscope.trace.table_file import parse_step_bounds
 
     try:
         return parse_step_bounds(text)

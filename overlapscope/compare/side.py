@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -44,18 +43,6 @@ class StepChoice:
         from_to = f"steps {self.first or 0} to {last}" if last is not None else f"steps from {self.first}"
         steps = [from_to] if self.first is not None or last is not None else []
         return " ".join(steps + ([f"with bucket plan {self.plan}"] if self.plan is not None else []))
-
-
-def parse_step_bounds(text: str) -> tuple[int | None, int | None]:
-    """Parse a range of steps, ``10:50``, ``10:`` or ``:50``, into the ``first`` and the ``end`` of a choice.
-
-    Raises:
-        OverlapScopeError: The text is not a range of steps.
-    """
-    if not re.fullmatch(r"[0-9]{0,18}:[0-9]{0,18}", text):
-        raise OverlapScopeError(f"{text!r} is no range of steps: give one like 10:50, 10: or :50")
-    first, end = (int(edge) if edge else None for edge in text.split(":"))
-    return first, end
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -6,6 +6,7 @@ Before one is read, ``require_memory`` checks that it fits, so that a server sur
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,18 @@ StepRange = tuple[int, int]
 """First step, and the step after the last."""
 
 ALL_STEPS: Final[StepRange] = (0, 2**32)
+
+
+def parse_step_bounds(text: str) -> tuple[int | None, int | None]:
+    """Parse a range of steps, ``10:50``, ``10:`` or ``:50``, into its first step and its end.
+
+    Raises:
+        OverlapScopeError: The text is not a range of steps.
+    """
+    if not re.fullmatch(r"[0-9]{0,18}:[0-9]{0,18}", text):
+        raise OverlapScopeError(f"{text!r} is no range of steps: give one like 10:50, 10: or :50")
+    first, end = (int(edge) if edge else None for edge in text.split(":"))
+    return first, end
 
 
 def step_range_of_slice(first: int | None, end: int | None) -> StepRange:
