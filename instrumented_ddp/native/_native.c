@@ -93,10 +93,10 @@ static int store_init(Store *self, PyObject *args, PyObject *kwargs) {
     return 0;
 }
 
+/* Buffers are not visited: a memoryview that a collection clears before it is released can't be released any more. */
 static int store_traverse(Store *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->make_room);
-    Py_VISIT(self->buffer.obj);
     return 0;
 }
 
@@ -357,7 +357,6 @@ static int countdown_init(Countdown *self, PyObject *args, PyObject *kwargs) {
 
 static int countdown_traverse(Countdown *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE((PyObject *)self));
-    Py_VISIT(self->ready_ns.obj);
     for (int kind = 0; kind < 4; kind++)
         Py_VISIT(self->listener[kind]);
     return 0;

@@ -213,10 +213,14 @@ def test_an_error_of_a_listener_comes_out_of_the_hook(make_countdown: Callable[.
         hook()
 
 
-def test_a_countdown_that_its_listener_holds_is_collected() -> None:
+def test_a_countdown_in_a_cycle_is_collected_before_or_after_its_memory() -> None:
+    memory = memoryview(bytearray(8)).cast("q")  # a collection clears what is older first
+    calls: list[Any] = []
+    counter = native.Countdown(memory, calls.append, calls.append, calls.append, print)
+    calls += [counter, counter.make_hook(0)]
     listener = Listener(native.Countdown)
     gone = weakref.ref(listener)
-    del listener
+    del memory, calls, counter, listener
     gc.collect()
     assert gone() is None
 
