@@ -5,12 +5,12 @@
 
 The traces are those of one training, a file for each rank, as prof.export_chrome_trace() and
 tensorboard_trace_handler() write them (.json or .json.gz, of any size), or as 'nsys export --type sqlite' does of a
-training under torch.autograd.profiler.emit_nvtx(); one that is cut short is left out. What comes of them is a recording
-like any other, for 'overlapscope serve', 'summary', 'stragglers', 'compare' and 'report'. The rank is what a trace
-says, else what its file's name does.
+training under torch.autograd.profiler.emit_nvtx(). A truncated trace is left out. The result is a recording like any
+other, for 'overlapscope serve', 'summary', 'stragglers', 'compare' and 'report'. The rank is read from the trace, or
+else from the name of its file.
 
-Phases are those of stock DDP: its forward, what autograd does after it, the wait for buckets, the optimizer's step.
-Buckets are its all-reduces during the backward. Parameters are not in such a trace, so neither are they here.
+Phases are those of stock DDP: its forward, the backward that follows, the wait for buckets, the optimizer's step.
+Buckets are its all-reduces during the backward. Such traces hold no parameters, so the recording has none.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     for name, module, what in (
         ("run", lab_run, "run an experiment of the DDP paper"),
         ("figures", lab_figures, "draw the figures of experiments"),
-        ("synth", lab_synth, "make up a recording of any size"),
+        ("synth", lab_synth, "generate a recording of any size"),
         ("cluster", lab_cluster, "run on emulated hosts with rate- and latency-limited links"),
     ):
         verb = verbs.add_parser(

@@ -59,7 +59,7 @@ def test_the_truth_is_right_in_every_point() -> None:
         ("bucket", {"bucket": 0}),
         ("parameters", {"parameters": BRANCH.parameters[:1]}),
         ("parameters", {"parameters": (*BRANCH.parameters, "head.bias")}),
-        ("line", {"call_sites": None}),
+        ("line", {"call_sites": {}}),
         ("line", {"call_sites": {1: line_of(BRANCH.script, 1)}}),
         ("line", {"call_sites": {1: line_of("other.py", find_faulty_lines(BRANCH)[0])}}),
     ],
