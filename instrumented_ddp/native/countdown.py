@@ -50,7 +50,7 @@ class Countdown:
         """Count by other buckets from now on.
 
         Args:
-            buckets: indices of the parameters of each bucket.
+            buckets: indices of the parameters of each bucket. A parameter in none is only marked.
             large: parameters for which ``on_large`` is called.
         """
         self._sizes = [len(indices) for indices in buckets]
@@ -80,10 +80,11 @@ class Countdown:
         self.has_begun = True
         if index in self._large:
             self._on_large(index)
-        bucket = self._bucket_of[index]
-        self._pending[bucket] -= 1
-        if self._pending[bucket] == 0:
-            self._on_bucket_ready(bucket)
+        bucket = self._bucket_of.get(index)
+        if bucket is not None:
+            self._pending[bucket] -= 1
+            if self._pending[bucket] == 0:
+                self._on_bucket_ready(bucket)
 
     def make_hook(self, index: int) -> Callable[..., None]:
         """Return the hook of a parameter, which ignores its arguments."""

@@ -25,9 +25,10 @@ from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, describe_par
 from instrumented_ddp.collectives.dispatch import Call
 from instrumented_ddp.collectives.roles import CollectiveRole, Launch, collective_context
 from instrumented_ddp.ddp import DistributedDataParallel
+from instrumented_ddp.native import Countdown
 from instrumented_ddp.recording.background import never_raising, suppress_recorder_errors
 from instrumented_ddp.recording.console import reattribute_warnings
-from instrumented_ddp.recording.events import BackwardTracker, make_private_ready_times
+from instrumented_ddp.recording.events import BackwardTracker
 from instrumented_ddp.recording.metadata import (
     collect_model_settings,
     collect_reduction_settings,
@@ -73,7 +74,14 @@ class StockModelObserver:
         self._launched: list[tuple[Communicator, BucketCollective]] = []
         self._communicators = {p.device: communicator_of(p.device, ddp.process_group, recorder) for p in parameters}
         self._ready_ns = recorder.map_ready_times(number, len(parameters))
-        self._no_ready_times = make_private_ready_times(len(parameters))
+        self._all_ready = memoryview(READY.to_bytes(8, "little") * len(parameters)).cast("q")
+        self._countdown = Countdown(
+            self._ready_ns,
+            on_bucket_ready=_ignore,
+            on_large=_ignore,
+            on_other=never_raising(self._on_local_gradient, recorder.disable_recording),
+            on_repeated=_ignore,
+        )
         flags = recorder.get_timer(parameters[0].device).flags
         self._bitmap = make_bitmap_records(flags, number, len(parameters), "int32")
         self._bitmap_device = parameters[0].device
@@ -87,14 +95,21 @@ class StockModelObserver:
         self._has_rebuilt_buckets = False
         self.reductions = 0
         """Number of backwards that were reduced, including those shadowed by a rank that has joined."""
-        self.is_reduced = False
-        """True while buckets are expected: from the end of a forward until all are launched."""
         self.backwards = BackwardTracker(recorder, self._on_autograd_done)
         self._read_plan(ddp, "construction")
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._gradient_hook(index, parameter.device))
             for index, parameter in enumerate(parameters)
         ]
+
+    @property
+    def is_reduced(self) -> bool:
+        """Return whether buckets are expected: from the end of a forward until all are launched."""
+        return self._countdown.is_expecting
+
+    @is_reduced.setter
+    def is_reduced(self, is_reduced: bool) -> None:
+        self._countdown.is_expecting = is_reduced
 
     def detach(self) -> None:
         """Remove the hooks once the instance is gone; its parameters may live on."""
@@ -129,7 +144,7 @@ class StockModelObserver:
 
     def expect_gradients(self) -> None:
         """Expect gradients after a forward whose backward will be reduced."""
-        self._ready_ns[:] = self._no_ready_times
+        self._countdown.reset()
         self.expect_buckets()
 
     def expect_buckets(self) -> None:
@@ -160,32 +175,27 @@ class StockModelObserver:
             return  # gradients are missing: the reducer still waits for them, and will raise at the next forward
         self.is_reduced = False
         self.reductions += 1
-        for index in range(len(self._ready_ns)):
-            self._ready_ns[index] = READY
+        self._ready_ns[:] = self._all_ready
         self._recorder.on_gradients_reduced(self.number)
 
-    def _gradient_hook(self, index: int, device: torch.device) -> Callable[[torch.Tensor], None]:
-        ready_ns, recorder = self._ready_ns, self._recorder
-
-        def hook(_: torch.Tensor) -> None:
-            try:  # in place, and not ``never_raising``: once per parameter and step, another call has a noticeable cost
-                ready_ns[index] = READY
-                if not self.is_reduced:
-                    recorder.on_unreduced_gradient(self.number)
-            except Exception as error:
-                recorder.disable_recording(error)
-
+    def _gradient_hook(self, index: int, device: torch.device) -> Callable[..., None]:
+        count, recorder = self._countdown.make_hook(index), self._recorder
         if recorder.detail == "buckets":
-            return hook
+            return count
         timer, records = recorder.get_timer(device), self._gradient_records
 
         def recording_hook(gradient: torch.Tensor) -> None:
             now = timer.mark()
             if records:
                 timer.write(records[index], recorder.steps.step, now, now)
-            hook(gradient)
+            count(gradient)
 
         return never_raising(recording_hook, recorder.disable_recording)
+
+    def _on_local_gradient(self, index: int) -> None:
+        """Note a gradient that no bucket waits for."""
+        self._ready_ns[index] = READY
+        self._recorder.on_unreduced_gradient(self.number)
 
     # -- what the reducer launches -------------------------------------------------------------------------------
 
@@ -247,6 +257,10 @@ class StockModelObserver:
 
     def _device_of(self, number: int) -> torch.device:
         return self._specs[self._plan.buckets[number][0]].device
+
+
+def _ignore(_: int) -> None:
+    """Do nothing: buckets are torch's own here, and only whether gradients have arrived is of interest."""
 
 
 _AUTOGRAD_MODULES: Final = ("torch.autograd.graph", "")

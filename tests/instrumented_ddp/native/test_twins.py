@@ -199,6 +199,16 @@ def test_a_gradient_is_stamped_with_the_time_or_the_fact(make_countdown: Callabl
 
 
 @pytest.mark.parametrize("make_countdown", [countdown.Countdown, native.Countdown])
+def test_a_parameter_in_no_bucket_is_only_marked(make_countdown: Callable[..., Any]) -> None:
+    listener = Listener(make_countdown)
+    listener.countdown.is_expecting = True
+    listener.do("hook", 3)
+    listener.do("hook", 1)
+    assert [bool(ready_ns) for ready_ns in listener.ready_ns] == [False, True, False, True, False, False]
+    assert (listener.calls, listener.countdown.order, listener.countdown.has_begun) == ([], [3, 1], True)
+
+
+@pytest.mark.parametrize("make_countdown", [countdown.Countdown, native.Countdown])
 def test_an_error_of_a_listener_comes_out_of_the_hook(make_countdown: Callable[..., Any]) -> None:
     def fail(_: int) -> None:
         raise RuntimeError("a bucket could not be launched")
