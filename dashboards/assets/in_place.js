@@ -104,6 +104,7 @@
   })
   document.addEventListener("DOMContentLoaded", () => restore(seen))
   whenDrawn(() => {
+    if (next !== null) return // a choice was made meanwhile, whose focus the next page gets
     restore(seen)
     isRestored = true
   })
