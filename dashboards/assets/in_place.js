@@ -36,6 +36,7 @@
     for (const path of open) find(path)?.setAttribute("open", "")
     for (const path of unfolded) find(path)?.querySelector("[data-unfold]")?.click()
     for (const [path, top, left] of scrolled) find(path)?.scrollTo({top, left, behavior: "instant"})
+    if (document.activeElement !== document.body) return // the reader has gone on
     for (const [path, focusVisible] of focused) find(path)?.focus({preventScroll: true, focusVisible})
   }
 
@@ -104,7 +105,6 @@
   })
   document.addEventListener("DOMContentLoaded", () => restore(seen))
   whenDrawn(() => {
-    if (next !== null) return // a choice was made meanwhile, whose focus the next page gets
     restore(seen)
     isRestored = true
   })

@@ -125,6 +125,19 @@ def test_any_of_the_steps_that_differ_most_is_drawn_by_click_and_keys_and_found_
     expect(drawn).to_contain_text(f"step {numbers[0]} of base")
 
 
+def test_a_focus_that_moved_while_the_next_page_was_drawn_stays(open_page: OpenPage, table: str) -> None:
+    page = compared(open_page(f"{table}compare?base=base&new=nightly%2Fnew%20%231%20%26"))
+    choices = page.get_by_role("radio")
+    page.add_init_script(
+        "addEventListener('DOMContentLoaded', () => setTimeout(() => document.querySelector('[name=drawn]').focus()))"
+    )
+    page.locator("tr:has(input)").nth(2).locator("td").first.click()  # this gives the focus to the page
+    expect(choices.nth(2)).to_be_checked()
+    compared(page)
+    page.evaluate("new Promise((drawn) => setTimeout(drawn, 200))")
+    expect(choices.first).to_be_focused()
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_in_a_narrow_window_nothing_is_cut_off_and_both_steps_move_together(
     open_page: OpenPage, table: str, theme: str
