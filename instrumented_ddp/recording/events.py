@@ -43,13 +43,16 @@ class ReductionEvents:
         stats: runtime statistics of the model.
     """
 
-    gradient_times: Literal["none", "host", "device"] = "none"
-    """Where the ready time of every gradient is taken; on a device ``on_gradient`` is called for each."""
     sink: EventSink | None = None
     """Sink of what communicators and strategies record themselves, if the model is recorded."""
 
     def __init__(self, stats: RuntimeStats) -> None:
         self.stats = stats
+
+    @property
+    def gradient_times(self) -> Literal["none", "host", "device"]:
+        """Return where the ready time of every gradient is taken; on a device ``on_gradient`` is called for each."""
+        return "none"
 
     def allocate_ready_times(self, parameters: int) -> memoryview[int]:
         """Return memory for the reducer, a time by parameter: 0 until the gradient has arrived in this pass."""
@@ -161,7 +164,12 @@ class EventSink:
     """
 
     detail: Detail = "parameters"
-    """``parameters`` if the ready time of every gradient is wanted as well."""
+    """``parameters`` if the ready time of every gradient is wanted as well, in full steps."""
+    is_on: bool = True
+    """False while recording is off; then ``is_full`` is false too. Changes between steps only."""
+    is_full: bool = True
+    """True if this step is recorded in full: also what costs, such as copies. A light step has phases, and when buckets
+    are ready, launched and over. Changes between steps only."""
     collectives: CollectiveRecorder | None = None
     """Log of all collectives, if there is one."""
     segments: SegmentTable | None = None
@@ -319,6 +327,7 @@ class RecordedReduction(ReductionEvents):
         self._model = model
         self._log = sink.log
         self._plan: PlanRecords | None = None
+        self._is_on_host = True
         self._mark: Mark = None
         self._bitmap: BucketRecords | None = None
         self._pack_bitmap(device, parameters)
@@ -344,9 +353,14 @@ class RecordedReduction(ReductionEvents):
         """Write the plan, and pack the records of its buckets."""
         self._plan = None  # if this fails, the previous plan's records would belong to other buckets
         self._plan = self.sink.activate_plan(self._model, epoch, plan, reason)
-        if self.sink.detail != "buckets":
-            is_on_host = all(device.type == "cpu" for device in self._plan.devices)
-            self.gradient_times = "host" if is_on_host else "device"
+        self._is_on_host = all(device.type == "cpu" for device in self._plan.devices)
+
+    @property
+    def gradient_times(self) -> Literal["none", "host", "device"]:
+        """Return where gradients are timed: nowhere unless the step is full, and this detail is wanted."""
+        if self._plan is None or self.sink.detail == "buckets" or not self.sink.is_full:
+            return "none"
+        return "host" if self._is_on_host else "device"
 
     def records_of(self, bucket: int) -> BucketRecords | None:
         """Return the records of a bucket, packed with the plan."""
@@ -445,14 +459,19 @@ class RecordedReduction(ReductionEvents):
         if sink.steps.phase is not Phase.BACKWARD:  # no output of the module was seen to get a gradient
             sink.update_call_site()
             sink.steps.enter(Phase.BACKWARD)
-        self._mark = sink.get_timer(device).mark()
+        if sink.is_on:
+            self._mark = sink.get_timer(device).mark()
 
     @never_raise
     def on_copy_in_end(self, bucket: int, device: torch.device) -> None:
-        """Write when the bucket was ready, and how long the copy took."""
-        timer, records, step = self.sink.get_timer(device), self._records(bucket), self.sink.steps.step
+        """Write when the bucket was ready and, in a full step, how long the copy took."""
+        sink = self.sink
+        if not sink.is_on:
+            return
+        timer, records, step = sink.get_timer(device), self._records(bucket), sink.steps.step
         timer.write(records.ready, step, self._mark, self._mark)
-        timer.write(records.copy_in, step, self._mark, timer.mark())
+        if sink.is_full:
+            timer.write(records.copy_in, step, self._mark, timer.mark())
 
     @never_raise
     def on_gradients_launched(self, indices: tuple[int, ...], ready_ns: memoryview[int]) -> None:
@@ -473,12 +492,15 @@ class RecordedReduction(ReductionEvents):
 
     @never_raise
     def on_copy_out_start(self, device: torch.device) -> None:
-        """Mark the time at which the average begins to be copied out."""
-        self._mark = self.sink.get_timer(device).mark()
+        """Mark the time at which the average begins to be copied out, in a full step."""
+        if self.sink.is_full:
+            self._mark = self.sink.get_timer(device).mark()
 
     @never_raise
     def on_copy_out_end(self, bucket: int, device: torch.device) -> None:
-        """Write how long the copy took."""
+        """Write how long the copy took, in a full step."""
+        if not self.sink.is_full:
+            return
         timer = self.sink.get_timer(device)
         timer.write(self._records(bucket).copy_out, self.sink.steps.step, self._mark, timer.mark())
 

@@ -1,0 +1,30 @@
+"""What a light step holds, and one that is not recorded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.instrumented_ddp.recording.lone_training import backward, make_model, recorded
+
+
+@pytest.fixture(autouse=True)
+def _every_gradient_is_recorded(monkeypatch):
+    monkeypatch.setenv("OVERLAPSCOPE_DETAIL", "parameters")
+
+
+def test_a_light_step_has_phases_and_buckets_and_neither_copies_nor_gradients(traces):
+    model = make_model(traces)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        assert model.recorder is not None
+        model.recorder.is_full = step % 2 == 0
+        backward(model)
+        optimizer.step()
+    trace = recorded(model, traces)
+    assert set(trace.copies["step"]) == set(trace.gradients["step"]) == {0, 2}
+    assert set(trace.steps["step"]) == set(trace.phases["step"]) == {0, 1, 2, 3}
+    buckets = trace.collectives.query("bucket >= 0")
+    assert set(buckets["step"]) == {0, 1, 2, 3}
+    assert buckets["ready_ns"].notna().all()
+    assert buckets["end_ns"].notna().all()
