@@ -9,7 +9,7 @@
 #include "_native.h"
 
 static int execute(PyObject *module) {
-    if (PyModule_AddIntConstant(module, "INTERFACE", 1))
+    if (PyModule_AddIntConstant(module, "INTERFACE", 2))
         return -1;
     return add_stores(module) || add_countdown(module) ? -1 : 0;
 }

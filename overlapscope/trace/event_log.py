@@ -136,14 +136,13 @@ class EventLogWriter(RingLog[RecordStore]):
             path.unlink(missing_ok=True)
         return number
 
-    @property
-    def _pinned(self) -> int:
-        return self.capacity // PINNED_SHARE
+    def _pinned_of(self, capacity: int) -> int:
+        return capacity // PINNED_SHARE
 
     def _header(self, *, closed: bool) -> bytes:
         return LogHeader(
             capacity_records=self.capacity,
-            pinned_records=self._pinned,
+            pinned_records=self.store.pinned,
             written_records=self.latest if closed else 0,
             closed=closed,
         ).pack()

@@ -92,6 +92,8 @@ class SlotStore:
         """Number of slots in the file when it is full; reduced once the disk is full."""
         self.allocated = 0
         """Number up to which slots are allocated, and item n is in slot n - 1 without wrapping around."""
+        self.pinned = 0
+        """Number of first slots that the ring never overwrites."""
 
     def replace_buffer(self, buffer: mmap.mmap) -> None:
         """Store in another buffer from now on."""
@@ -131,7 +133,7 @@ class RingLog(ABC, Generic[Store]):
         self._fd, self._buffer = _make(path, HEADER_BYTES + capacity * self.slot_bytes)
         self.store = make_store(self._buffer, self._make_room)
         """Writer of the slots."""
-        self.store.capacity = capacity
+        self._set_capacity(capacity)
         self._allocate()
         if not self.store.allocated:
             self.store.close()
@@ -179,10 +181,12 @@ class RingLog(ABC, Generic[Store]):
         self.store.replace_buffer(self._buffer)
         self.store.allocated = self.capacity
 
-    @property
-    def _pinned(self) -> int:
-        """Return the number of first slots that the ring never overwrites."""
+    def _pinned_of(self, capacity: int) -> int:  # noqa: ARG002
+        """Return the number of first slots that a ring of this capacity never overwrites."""
         return 0
+
+    def _set_capacity(self, capacity: int) -> None:
+        self.store.capacity, self.store.pinned = capacity, self._pinned_of(capacity)
 
     @abstractmethod
     def _header(self, *, closed: bool) -> bytes:
@@ -199,7 +203,8 @@ class RingLog(ABC, Generic[Store]):
         """
         slot = number - 1
         if number > self.store.allocated:
-            slot = self._pinned + (slot - self._pinned) % (self.capacity - self._pinned)
+            pinned = self.store.pinned
+            slot = pinned + (slot - pinned) % (self.capacity - pinned)
         return HEADER_BYTES + slot * self.slot_bytes
 
     def _make_room(self, number: int) -> int:
@@ -217,7 +222,7 @@ class RingLog(ABC, Generic[Store]):
         try:
             os.posix_fallocate(self._fd, begin, (wanted - store.allocated) * self.slot_bytes)
         except OSError:
-            store.capacity = store.allocated
+            self._set_capacity(store.allocated)
             if store.allocated:
                 self._write_header()
         else:

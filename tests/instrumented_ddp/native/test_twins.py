@@ -36,15 +36,14 @@ class Ring:
     def __init__(self, make_store: Callable[..., Any], pinned: int) -> None:
         self.buffer = mmap.mmap(-1, HEADER_BYTES + SLOTS * 64)
         self.store = make_store(self.buffer, self.make_room)
-        self.store.capacity = SLOTS
-        self.pinned = pinned
+        self.store.capacity, self.store.pinned = SLOTS, pinned
 
     def make_room(self, number: int) -> int:
         slot = number - 1
         if number <= SLOTS:
             self.store.allocated = number
         else:
-            slot = self.pinned + (slot - self.pinned) % (SLOTS - self.pinned)
+            slot = self.store.pinned + (slot - self.store.pinned) % (SLOTS - self.store.pinned)
         return HEADER_BYTES + slot * 64
 
 
