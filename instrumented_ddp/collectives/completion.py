@@ -7,6 +7,9 @@ gradient hooks (``benchmarks/collective_ends.py``). A callback on the work's fut
 gloo's thread and would delay the next collective whenever Python is busy. A timestamp is late, never early, so it is
 recorded as an upper bound, together with the time at which the collective was last seen running.
 
+A thread that is woken twice takes about 25 us of CPU time, more than all the rest of a small bucket. So short buckets
+of light steps are polled where the training passes by: when the next one is launched, and at the end of the backward.
+
 Other collectives are not waited for: waking a thread for each would make a loop of small ones take half as long again,
 and nobody needs their ends to the microsecond. They are polled when the next one is announced, and periodically by the
 background scheduler, of which this is a task.
@@ -29,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.collectives.device_completion import DeviceCompletionPoller, OnReachedChange, has_failed
-from instrumented_ddp.collectives.roles import OnEnd
+from instrumented_ddp.collectives.roles import HostBucket, OnEnd
 from overlapscope.trace.clocks import host_now_ns
 
 NO_TIMEOUT: Final = timedelta(0)
@@ -43,13 +46,19 @@ _JOIN_S: Final = 2.0
 """Time limit for joining threads, which end immediately unless the machine is busy."""
 
 
-class _HostCollective:
+class HostCollective:
     """A collective on the host's threads."""
 
-    __slots__ = ("future", "on_end", "work")
+    __slots__ = ("bucket", "future", "on_end", "work")
 
-    def __init__(self, work: dist.Work | torch._C.Future[Any], on_end: tuple[OnEnd, ...]) -> None:
+    def __init__(
+        self,
+        work: dist.Work | torch._C.Future[Any],
+        on_end: tuple[OnEnd, ...],
+        bucket: HostBucket | None = None,
+    ) -> None:
         self.on_end = on_end
+        self.bucket = bucket
         self.work: dist.Work | None = None
         """Work that must not be waited for twice: a wait for gloo's sends and receives consumes their completion."""
         self.future: torch._C.Future[Any] | None = None
@@ -84,10 +93,12 @@ class CompletionWatch:
 
     def __init__(self, on_error: Callable[[Exception], None]) -> None:
         self._on_error = on_error
-        self._launched: SimpleQueue[_HostCollective | None] = SimpleQueue()
-        self._in_flight: dict[int, _HostCollective] = {}
+        self._launched: SimpleQueue[HostCollective | None] = SimpleQueue()
+        self._in_flight: dict[int, HostCollective] = {}
         """Collectives by identity. The thread that removes one reports its end."""
-        self._non_buckets: deque[_HostCollective] = deque()
+        self._buckets: dict[int, HostCollective] = {}
+        """Those of them that are buckets."""
+        self._non_buckets: deque[HostCollective] = deque()
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
         self._on_devices: DeviceCompletionPoller | None = None
@@ -98,7 +109,6 @@ class CompletionWatch:
         work: dist.Work | torch._C.Future[Any] | None,
         device: torch.device,
         *on_end: OnEnd,
-        is_bucket: bool = False,
         before: torch.cuda.Event | None = None,
         on_reached_change: OnReachedChange | None = None,
     ) -> None:
@@ -108,7 +118,6 @@ class CompletionWatch:
             work: its work or future; None for a synchronous collective on a device.
             device: device on which it runs.
             on_end: callbacks for its end, called on a watching thread or on one that polls.
-            is_bucket: whether its end on the host is needed to a tenth of a millisecond.
             before: return value of ``mark_before``.
             on_reached_change: if its end on a device is slow to come, called with whether the device has reached it,
                 when that has changed.
@@ -120,14 +129,51 @@ class CompletionWatch:
             self._get_poller(device).add(work, device, on_end, before, on_reached_change)
             return
         assert work is not None
-        one = _HostCollective(work, on_end)
+        one = HostCollective(work, on_end)
         self._in_flight[id(one)] = one
-        if not is_bucket:
-            self._non_buckets.append(one)
+        self._non_buckets.append(one)
+
+    def add_bucket(self, work: dist.Work | torch._C.Future[Any], bucket: HostBucket, *on_end: OnEnd) -> None:
+        """Watch the collective of a bucket on the host that has just been launched.
+
+        Args:
+            work: its work or future.
+            bucket: notified of its end.
+            on_end: further callbacks for its end.
+        """
+        if self._closed:
             return
+        one = bucket.watched = HostCollective(work, (bucket.ended, *on_end), bucket)
+        self._in_flight[id(one)] = self._buckets[id(one)] = one
+        if bucket.is_waited_for:
+            self._wait_in_thread(one)
+
+    def _wait_in_thread(self, one: HostCollective) -> None:
         if not self._threads:
             self._start()
         self._launched.put(one)
+
+    def poll_buckets(self, *, waits: bool = False) -> None:
+        """Report the buckets that have ended by now, and note that the others run.
+
+        Args:
+            waits: whether threads wait for those that run, from now on at the latest.
+        """
+        if not self._buckets:
+            return
+        # Read the clock first: a collective that ends between the two must not be recorded as running longer.
+        now_ns = host_now_ns()
+        for one in list(self._buckets.values()):
+            if self._poll_one(one) is None and (bucket := one.bucket) is not None:
+                bucket.running_ns = now_ns
+                if waits and not bucket.is_waited_for:
+                    bucket.is_waited_for = True
+                    self._wait_in_thread(one)
+
+    def waited(self, bucket: HostBucket) -> None:
+        """Report that the training has waited for a bucket, if its end is not known yet."""
+        if isinstance(bucket.watched, HostCollective):
+            self._ended(bucket.watched, failed=False)
 
     def mark_before(self, device: torch.device) -> torch.cuda.Event | None:
         """Mark the device's stream before a collective is launched, see ``DeviceCompletionPoller.mark_before``."""
@@ -167,7 +213,7 @@ class CompletionWatch:
     def end(self) -> None:
         """Do nothing: ``close`` polls for the last time."""
 
-    def _poll_one(self, one: _HostCollective) -> bool | None:
+    def _poll_one(self, one: HostCollective) -> bool | None:
         """Report a collective's end if it has ended; the result is that of its ``poll``."""
         failed = one.poll()
         if failed is not None:
@@ -214,7 +260,7 @@ class CompletionWatch:
                 return
             self._wait_for(one)
 
-    def _wait_for(self, one: _HostCollective) -> None:
+    def _wait_for(self, one: HostCollective) -> None:
         if one.future is None or id(one) not in self._in_flight:  # nothing to wait for, or its end was found by polling
             return
         try:
@@ -224,10 +270,12 @@ class CompletionWatch:
         else:
             self._ended(one, failed=False)
 
-    def _ended(self, one: _HostCollective, *, failed: bool) -> None:
+    def _ended(self, one: HostCollective, *, failed: bool) -> None:
         now_ns = host_now_ns()
         if self._in_flight.pop(id(one), None) is not None:
-            self._report(one.on_end, now_ns, failed)
+            self._buckets.pop(id(one), None)
+            on_end, one.on_end, one.bucket = one.on_end, (), None  # which refer to it
+            self._report(on_end, now_ns, failed)
 
     def _report(self, on_end: tuple[OnEnd, ...], now_ns: int, failed: bool) -> None:
         for tell in on_end:

@@ -9,8 +9,10 @@ called before that of the device, and redispatches to it with the keys below its
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Final, Protocol
 
 import torch
@@ -92,7 +94,7 @@ _OPERATORS: Final = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Call:
     """One call of an operator."""
 
@@ -106,6 +108,8 @@ class Call:
     tag: int
     is_awaited: bool
     """True if the caller continues only when it has ended; unknown before torch 2.8, whose callers wait themselves."""
+    caller: FrameType | None = None
+    """Frame that has called the operator; None on a thread without one, such as autograd's."""
 
 
 class CollectiveObserver(Protocol):
@@ -154,7 +158,7 @@ def _kernel(overload: Any, operator: Operator, observer: CollectiveObserver) -> 
     redispatch = overload.redispatch
     keys_below = torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
 
-    def announce(args: tuple[Any, ...]) -> Any:
+    def announce(args: tuple[Any, ...], caller: FrameType | None) -> Any:
         try:
             tensors = () if tensors_at is None else args[tensors_at]
             call = Call(
@@ -165,6 +169,7 @@ def _kernel(overload: Any, operator: Operator, observer: CollectiveObserver) -> 
                 peer=None if peer_at is None else args[peer_at],
                 tag=0 if tag_at is None else args[tag_at],
                 is_awaited=work_at is None or not (async_at is None or all(args[async_at : async_at + 1])),
+                caller=caller,
             )
         except Exception as error:
             observer.on_unparsed_collective(error)
@@ -172,7 +177,7 @@ def _kernel(overload: Any, operator: Operator, observer: CollectiveObserver) -> 
         return observer.announce(call)
 
     def kernel(keys: Any, *args: Any) -> Any:
-        announced = announce(args)
+        announced = announce(args, sys._getframe().f_back)
         try:
             result = redispatch(keys & keys_below, *args)
         except BaseException:

@@ -24,7 +24,7 @@ from instrumented_ddp.collectives.call_sites import CallSiteTable, LoopTracker, 
 from instrumented_ddp.collectives.completion import CompletionWatch
 from instrumented_ddp.collectives.dispatch import Call, DispatchInterceptor, get_backend_name
 from instrumented_ddp.collectives.position import TrainingPosition
-from instrumented_ddp.collectives.roles import CollectiveRole, Launch, OnEnd, current_launch, get_group_role
+from instrumented_ddp.collectives.roles import CollectiveRole, HostBucket, Launch, current_launch, get_group_role
 from instrumented_ddp.collectives.signatures import SignatureTable, TensorNames
 from instrumented_ddp.native import EntryStore
 from overlapscope.errors import OverlapScopeError
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 _IN_BACKWARD: Final = ("bucket", "bitmap", "hook")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class AnnouncedCollective:
     """A log entry whose collective is being launched."""
 
@@ -67,6 +67,21 @@ class AnnouncedCollective:
     def record_reached(self, is_reached: bool) -> None:
         """Record whether the device has reached a collective that is slow to end."""
         self.log.seen(self.number, REACHED if is_reached else UNREACHED)
+
+
+@dataclass(slots=True, kw_only=True)
+class _KnownLaunch:
+    """What all entries of one bucket have in common, as long as its tensor looks the same."""
+
+    purpose: CollectiveRole
+    """Declared purpose; kept, so that its identity is not another's."""
+    op: str
+    shape: torch.Size
+    dtype: torch.dtype
+    log: CollectiveLogWriter
+    number: int
+    """Number of its signature."""
+    signature: Signature
 
 
 class CollectiveRecorder:
@@ -106,6 +121,8 @@ class CollectiveRecorder:
         """Names of all groups so far, by whether the log is of sends and receives."""
         self._lock = threading.RLock()  # a group may be garbage collected while another's log is created
         self._lines_seen: set[int] = set()
+        self._known_launches: dict[tuple[int, int], _KnownLaunch] = {}
+        """Launches of buckets seen before, by the identities of their purpose and group."""
         self._on_error = on_error
         self._stopped = False
         try:
@@ -129,32 +146,81 @@ class CollectiveRecorder:
 
     # -- called on torch's dispatcher, for every collective ------------------------------------------------------
 
-    def announce(self, call: Call) -> AnnouncedCollective | None:
-        """Write an entry for a collective that is about to be launched."""
+    def announce(self, call: Call, launch: Launch | None = None) -> AnnouncedCollective | None:
+        """Write an entry for a collective that is about to be launched.
+
+        Args:
+            launch: its declared launch; None for what this thread has declared, or what is recognized.
+        """
         if self._stopped:
             return None
         try:
-            return self._announce(call)
+            return self._announce(call, launch)
         except Exception as error:  # it is launched all the same
             self._on_error(error)
             return None
 
-    def _announce(self, call: Call) -> AnnouncedCollective | None:
+    def _announce(self, call: Call, launch: Launch | None) -> AnnouncedCollective | None:
         self.completions.poll_oldest()
-        launch = current_launch() or self.identify_launch(call)
+        launch = launch or current_launch() or self.identify_launch(call)
         if self._stopped:  # if that has failed, an entry without its purpose would differ from other ranks'
             return None
+        if launch is not None and launch.launched is not None and (known := self._find_known(call, launch)) is not None:
+            return self._enter(call, launch, known.log, known.number, known.signature, self.position.backward_call_site)
         purpose = get_group_role(call.group) or (None if launch is None else launch.purpose)
         call_site, names = self._find_call_site_and_names(call, purpose)
         self.before_collective()
-        position = self.position
         log = self._log_of(call)
         number, signature = self._signatures.of(call, purpose, log.header, names)
         if signature.role == "user" and signature.reduce_op:
             self.elements_reduced_by_user += signature.elements
+        if launch is not None and launch.launched is not None and purpose is launch.purpose:
+            self._add_known(call, launch, log, number, signature)
+        return self._enter(call, launch, log, number, signature, call_site)
+
+    def _find_known(self, call: Call, launch: Launch) -> _KnownLaunch | None:
+        """Return what was found out about an earlier launch of the same bucket."""
+        known = self._known_launches.get((id(launch.purpose), id(call.group)))
+        if known is None or len(call.tensors) != 1:
+            return None
+        tensor = call.tensors[0]
+        is_same = known.op == call.op and known.shape == tensor.shape and known.dtype is tensor.dtype
+        return known if is_same else None
+
+    def _add_known(
+        self, call: Call, launch: Launch, log: CollectiveLogWriter, number: int, signature: Signature
+    ) -> None:
+        # The operation of a function of torch.distributed is that of each call, and a line is where it is called.
+        has_constant_op = launch.is_reducer or not signature.reduce_op
+        if number and has_constant_op and len(call.tensors) == 1 and launch.purpose.role in _IN_BACKWARD:
+            self._known_launches[id(launch.purpose), id(call.group)] = _KnownLaunch(
+                purpose=launch.purpose,
+                op=call.op,
+                shape=call.tensors[0].shape,
+                dtype=call.tensors[0].dtype,
+                log=log,
+                number=number,
+                signature=signature,
+            )
+
+    def _enter(
+        self,
+        call: Call,
+        launch: Launch | None,
+        log: CollectiveLogWriter,
+        number: int,
+        signature: Signature,
+        call_site: int,
+    ) -> AnnouncedCollective:
+        position, is_on_host = self.position, call.device.type == "cpu"
         # A wait of another thread, such as one that writes a checkpoint, does not block the training.
-        is_training = threading.current_thread() is threading.main_thread()
-        is_awaited = call.is_awaited and signature.role == "user" and call.device.type == "cpu" and is_training
+        is_awaited = (
+            call.is_awaited
+            and signature.role == "user"
+            and is_on_host
+            and threading.current_thread() is threading.main_thread()
+        )
+        flags = position.flags | (AWAITED if is_awaited else 0)
         entry = log.announce(
             number,
             signature,
@@ -163,22 +229,19 @@ class CollectiveRecorder:
             call_site=call_site,
             batch=position.batch,
             phase=position.phase,
-            flags=position.flags | (AWAITED if is_awaited else 0) | self._get_iteration_flag(),
+            flags=flags | self._get_iteration_flag() if position.has_updated else flags,
         )
         meant = launch if launch is not None and launch.group in (None, call.group) else None
-        is_awaited = is_awaited or (meant is not None and meant.is_awaited)
         return AnnouncedCollective(
             log=log,
             number=entry,
             device=call.device,
             launch=meant,
-            is_awaited=is_awaited,
-            before=self.completions.mark_before(call.device),
+            is_awaited=is_awaited or (meant is not None and meant.is_awaited),
+            before=None if is_on_host else self.completions.mark_before(call.device),
         )
 
     def _get_iteration_flag(self) -> int:
-        if not self.position.has_updated:
-            return 0
         return AFTER_UPDATE if self.loop.has_begun_next_iteration(iter_frames(sys._getframe(1))) is False else 0
 
     def _find_call_site_and_names(self, call: Call, purpose: CollectiveRole | None) -> tuple[int, tuple[str, ...]]:
@@ -206,20 +269,20 @@ class CollectiveRecorder:
         now_ns = host_now_ns()
         try:
             announced.log.launched(announced.number, now_ns)
-            on_end = self._make_bucket_end_callback(announced, work)
+            bucket = self._tell_launcher(announced, work)
             if announced.device.type != "cpu":
                 self.watch_on_device(announced, work)
             elif work is None:
                 announced.ended(now_ns, failed=False)
             elif announced.is_awaited:  # some works of gloo report their end only to a waiter
                 now_ns, failed = _wait_for_end(work)
-                if on_end is not None:
-                    on_end(now_ns, failed)
+                if bucket is not None:
+                    bucket.ended(now_ns, failed)
                 announced.ended(now_ns, failed)
-            elif on_end is None:
+            elif bucket is None:
                 self.completions.add(work, announced.device, announced.ended)
             else:
-                self.completions.add(work, announced.device, on_end, announced.ended, is_bucket=True)
+                self.completions.add_bucket(work, bucket, announced.ended)
         except Exception as error:
             self._on_error(error)
 
@@ -233,8 +296,8 @@ class CollectiveRecorder:
             on_reached_change=announced.record_reached,
         )
 
-    def _make_bucket_end_callback(self, announced: AnnouncedCollective, work: dist.Work | None) -> OnEnd | None:
-        """Return the callback for the end of a bucket, if the code that launched it wants one."""
+    def _tell_launcher(self, announced: AnnouncedCollective, work: dist.Work | None) -> HostBucket | None:
+        """Return the bucket that is told of the end, if the code that launched it wants to be."""
         if work is None or announced.launch is None or announced.launch.launched is None:
             return None
         return announced.launch.launched(work)
@@ -309,6 +372,7 @@ class CollectiveRecorder:
 
     def _on_group_destroyed(self, log: CollectiveLogWriter) -> None:
         """Close a group's log: a training may create a group in each epoch, and the number of open files is limited."""
+        self._known_launches.clear()  # another group may have its identity
         with suppress(Exception):
             log.close()
         with suppress(ValueError):

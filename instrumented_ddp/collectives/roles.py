@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Protocol
 
 import torch.distributed as dist
 
@@ -15,6 +15,20 @@ from overlapscope.trace.schema import NO_BUCKET
 
 OnEnd = Callable[[int, bool], None]
 """Callback for an end: when it was seen, in host nanoseconds, and whether the collective has failed."""
+
+
+class HostBucket(Protocol):
+    """A bucket whose collective runs on the host's threads."""
+
+    running_ns: int
+    """Time at which it was last seen running, on the host clock."""
+    is_waited_for: bool
+    """True if a thread waits for its end, false if the training sees it in passing."""
+    watched: Any
+    """What ``CompletionWatch`` knows it by; None if its end is not reported."""
+
+    def ended(self, now_ns: int, failed: bool) -> None:
+        """Note that its end was seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,17 +47,19 @@ class CollectiveRole:
     rounds: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Launch:
     """A collective that is about to be launched."""
 
     purpose: CollectiveRole
     group: dist.ProcessGroup | None = None
     """Group in which it is launched; None for any."""
-    launched: Callable[[dist.Work], OnEnd | None] | None = None
-    """Called with its work; returns the callback for its end, on the host."""
+    launched: Callable[[dist.Work], HostBucket | None] | None = None
+    """Called with its work; returns the bucket that is told of its end, on the host."""
     is_awaited: bool = False
     """True if, on the host, the launching code continues only when it has ended."""
+    is_reducer: bool = False
+    """True if a reducer launches it, which always sums and uses no function of ``torch.distributed``."""
 
 
 class _LaunchContext(threading.local):

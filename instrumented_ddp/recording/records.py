@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.bucket_plan import BucketPlan, Traffic, dtype_name
-from instrumented_ddp.collectives.completion import NO_TIMEOUT
+from instrumented_ddp.collectives.completion import NO_TIMEOUT, HostCollective
 from instrumented_ddp.collectives.roles import CollectiveRole
 from instrumented_ddp.recording.timing import Mark, RecordLog
 from overlapscope.trace.schema import NO_CALL_SITE, NO_INDEX, SEGMENTS_FILE, Flag, Kind, Phase, Segment, pack_body
@@ -67,6 +67,9 @@ class BucketRecords:
         self.collective = pack_body(Kind.COLLECTIVE, op=op, flags=timer_flags, **what)
         bounds = timer_flags | Flag.START_IS_LOWER_BOUND | Flag.END_IS_UPPER_BOUND
         self.collective_bounds = pack_body(Kind.COLLECTIVE, op=op, flags=bounds, **what)
+        self.collective_polled = pack_body(Kind.COLLECTIVE, op=op, flags=bounds | Flag.END_IS_POLLED, **what)
+        self.is_long = False
+        """True if a thread that waits for its end costs next to nothing compared with the latest one."""
         self._flags, self._fields = timer_flags, {"op": op, **what}
         self._by_operation: dict[str, BucketRecords] = {}
         self._launch = {NO_CALL_SITE: pack_body(Kind.LAUNCH, **self._fields)}
@@ -120,6 +123,8 @@ def make_phase_records(timer_flags: Flag, *, no_sync: bool) -> tuple[bytes, ...]
 
 
 _MAX_UNCERTAINTY_NS: Final = 0xFFFFFFFF
+_LONG_NS: Final = 5_000_000
+"""Duration of a collective of which a thread that waits for it takes half a percent."""
 
 
 class BucketCollective:
@@ -129,31 +134,40 @@ class BucketCollective:
         records: its packed records; None writes nothing.
         step: step that it belongs to.
         log: receives its record when the host sees it end; None if a device timer writes it.
+        is_full: whether its step is recorded in full.
     """
 
     __slots__ = (
         "_is_written",
         "_log",
         "end",
-        "is_watched",
+        "is_over",
+        "is_waited_for",
         "launch_ns",
         "records",
         "running_ns",
         "start",
         "step",
+        "watched",
         "work",
     )
 
-    def __init__(self, records: BucketRecords | None, step: int, log: RecordLog | None = None) -> None:
+    def __init__(
+        self, records: BucketRecords | None, step: int, log: RecordLog | None = None, *, is_full: bool = True
+    ) -> None:
         self.records = records
         self.step = step
         self.work: dist.Work | torch._C.Future[Any] | None = None
         """Work or future that the process group or the communication hook has returned."""
-        self.is_watched = False
-        """True if its end is reported by the interception on torch's dispatcher."""
+        self.watched: HostCollective | None = None
+        """What ``CompletionWatch`` knows it by; None if its end is not reported."""
+        self.is_waited_for = is_full or (records is not None and records.is_long)
+        """True if a thread waits for its end on the host, false if the training sees it in passing."""
         self.launch_ns = 0
         self.running_ns = 0
         """Time at which it was last seen running, on the host clock."""
+        self.is_over = False
+        """True once its end is recorded."""
         self.start: Mark = None
         self.end: Mark = None
         self._log = log
@@ -166,19 +180,16 @@ class BucketCollective:
         elif self.work is not None:
             self.work.wait(NO_TIMEOUT)  # a process group written in Python may require the argument
 
-    @property
-    def is_over(self) -> bool:
-        """Return whether it has ended, as seen from the host."""
-        if self.work is None:
-            return False
-        return self.work.done() if isinstance(self.work, torch._C.Future) else self.work.is_completed()
-
     def ended(self, now_ns: int, failed: bool) -> None:
         """Write its record when its end is first reported; later reports are ignored."""
-        if failed or self.records is None or self._log is None or not self._is_written.acquire(blocking=False):
+        records = self.records
+        if failed or records is None or self._log is None or not self._is_written.acquire(blocking=False):
             return
+        self.is_over = True
         uncertainty_ns = min(max(now_ns - self.running_ns, 0), _MAX_UNCERTAINTY_NS)
-        self._log.append(self.records.collective_bounds, self.step, self.launch_ns, now_ns, uncertainty_ns)
+        records.is_long = now_ns - self.launch_ns >= _LONG_NS
+        body = records.collective_bounds if self.is_waited_for else records.collective_polled
+        self._log.append(body, self.step, self.launch_ns, now_ns, uncertainty_ns)
 
 
 _MAX_SEGMENTS: Final = 100_000

@@ -23,7 +23,9 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.collectives.roles import CollectiveRole, Launch, OnEnd, collective_context
+from instrumented_ddp.collectives.dispatch import Call
+from instrumented_ddp.collectives.log import CollectiveRecorder
+from instrumented_ddp.collectives.roles import CollectiveRole, Launch, collective_context
 from instrumented_ddp.recording.events import EventSink
 from instrumented_ddp.recording.records import BucketCollective, BucketRecords
 from instrumented_ddp.recording.timing import DeviceTimer, NullTimer
@@ -44,11 +46,11 @@ class Communicator(Protocol):
     def announce(self, records: BucketRecords | None) -> BucketCollective:
         """Write the launch record to disk, before another component launches the collective."""
 
-    def launched(self, collective: BucketCollective, work: dist.Work) -> OnEnd | None:
+    def launched(self, collective: BucketCollective, work: dist.Work) -> BucketCollective | None:
         """Note that another component has launched the collective, and waits for it itself.
 
         Returns:
-            The callback to call when the host observes its end; None if there is none.
+            The collective, if it is to be told when the host observes its end.
         """
 
     def waited(self, collective: BucketCollective) -> None:
@@ -72,23 +74,63 @@ class HostCommunicator:
         self._group = group
         self._sink = sink
         self._sum = dist.AllreduceOptions()
-        self._latest: BucketCollective | None = None
+        self._backend = _find_plain_backend(group)
 
     def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> BucketCollective:
         """Launch on gloo's threads."""
         collective = self.announce(records)
-        with collective_context(self._launch_of(collective)):
-            work = self._group.allreduce([buffer], self._sum)
-        if not collective.is_watched:  # no collective log, or a process group that torch's dispatcher does not see
+        sink = self._sink
+        if sink is None:
+            collective.work = self._group.allreduce([buffer], self._sum).get_future()
+            return collective
+        launch = self._launch_of(collective)
+        if launch is not None and sink.collectives is not None and self._may_skip_dispatcher(buffer):
+            work = self._launch_directly(buffer, launch, sink.collectives)
+        else:
+            with collective_context(launch):
+                work = self._group.allreduce([buffer], self._sum)
+        if collective.work is None:  # no collective log any more, or a group that torch's dispatcher does not see
             collective.work = work.get_future()
             self._watch(collective)
         return collective
+
+    def _may_skip_dispatcher(self, buffer: torch.Tensor) -> bool:
+        """Return whether nobody but us could see the call on torch's dispatcher: no profiler, no mode, no wrapper."""
+        return (
+            self._backend is not None
+            and buffer.layout is torch.strided
+            and dist.ProcessGroup.allreduce is _ALLREDUCE
+            and not _is_profiling()
+            and not _count_dispatch_modes()
+        )
+
+    def _launch_directly(self, buffer: torch.Tensor, launch: Launch, log: CollectiveRecorder) -> dist.Work:
+        """Launch as the operator for the host does, without the dispatcher and our kernel in Python on it."""
+        announced = log.announce(
+            Call(
+                op="all_reduce",
+                group=self._group,
+                tensors=(buffer,),
+                device=_HOST,
+                peer=None,
+                tag=0,
+                is_awaited=False,
+            ),
+            launch,
+        )
+        try:
+            work: dist.Work = self._backend.allreduce([buffer], self._sum)
+        except BaseException:
+            log.failed(announced)
+            raise
+        log.launched(announced, work)
+        return work
 
     def _launch_of(self, collective: BucketCollective) -> Launch | None:
         if collective.records is None:
             return None
         launched = partial(self.launched, collective)
-        return Launch(purpose=collective.records.purpose, group=self._group, launched=launched)
+        return Launch(purpose=collective.records.purpose, group=self._group, launched=launched, is_reducer=True)
 
     def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> BucketCollective:
         """Call the hook on this thread."""
@@ -106,57 +148,71 @@ class HostCommunicator:
         if self._sink is None:
             collective.wait()
             return
-        _note_if_running(collective)
+        self._poll(self._sink)  # what has ended by now was not waited for
+        if not collective.is_over:
+            collective.is_waited_for = True
         collective.wait()
         self.waited(collective)
 
     def waited(self, collective: BucketCollective) -> None:
-        """Record the end, if the thread that waits for the collective has not done that yet."""
-        if self._sink is None:
+        """Record the end, if nobody has seen it before."""
+        sink = self._sink
+        if sink is None or collective.is_over:
             return
-        if self._latest is collective:
-            self._latest = None
         try:
+            sink.completions.waited(collective)
             collective.ended(host_now_ns(), failed=False)
         except Exception as error:
-            self._sink.disable_recording(error)
+            sink.disable_recording(error)
 
     def announce(self, records: BucketRecords | None) -> BucketCollective:
         """Write the launch record."""
         sink = self._sink
         if sink is None:
             return BucketCollective(records, step=0)
-        if self._latest is not None:
-            _note_if_running(self._latest)
-        collective = self._latest = BucketCollective(records, sink.steps.step, sink.log)
+        self._poll(sink)
+        collective = BucketCollective(records, sink.steps.step, sink.log, is_full=sink.is_full)
         if records is not None:
             collective.launch_ns = collective.running_ns = sink.record_launch(records)
         return collective
 
-    def launched(self, collective: BucketCollective, work: dist.Work) -> OnEnd | None:
-        """Return the callback by which the collective log reports the end of the bucket."""
+    def _poll(self, sink: EventSink) -> None:
+        try:
+            sink.completions.poll_buckets()
+        except Exception as error:
+            sink.disable_recording(error)
+
+    def launched(self, collective: BucketCollective, work: dist.Work) -> BucketCollective:
+        """Return the bucket, which the collective log tells of its end."""
         # The future and not the work, as in torch: a process group written in Python may define its end differently.
         try:
             collective.work = work.get_future()
         except RuntimeError:  # not every work of gloo's has one
             collective.work = work
-        collective.is_watched = True
-        return collective.ended
+        return collective
 
     def _watch(self, collective: BucketCollective) -> None:
         if self._sink is None or collective.work is None:
             return
         try:
-            self._sink.completions.add(collective.work, _HOST, collective.ended, is_bucket=True)
+            self._sink.completions.add_bucket(collective.work, collective)
         except Exception as error:
             self._sink.disable_recording(error)
 
 
-def _note_if_running(collective: BucketCollective) -> None:
-    # Read the clock first: a collective that ends between the two must not be recorded as running longer.
-    now_ns = host_now_ns()
-    if not collective.is_over:
-        collective.running_ns = now_ns
+_ALLREDUCE: Final = dist.ProcessGroup.allreduce
+_is_profiling: Final[Callable[[], bool]] = torch._C._autograd._profiler_enabled
+_count_dispatch_modes: Final[Callable[[], int]] = torch._C._len_torch_dispatch_stack
+
+
+def _find_plain_backend(group: dist.ProcessGroup) -> Any:
+    """Return what a process group's operators call for tensors on the host; None for a group written in Python."""
+    if type(group) is not dist.ProcessGroup:
+        return None
+    try:
+        return group._get_backend(_HOST)
+    except RuntimeError:
+        return None
 
 
 class StreamCommunicator:
@@ -217,11 +273,10 @@ class StreamCommunicator:
         else:
             timer.write(records.collective, collective.step, collective.start, collective.end)
 
-    def launched(self, collective: BucketCollective, work: dist.Work) -> OnEnd | None:
+    def launched(self, collective: BucketCollective, work: dist.Work) -> None:
         """Record the end behind our stream. The work is not kept."""
         with torch.cuda.stream(self._stream):
             self._mark_end(collective, work)
-        return None
 
     def announce(self, records: BucketRecords | None) -> BucketCollective:
         """Write the launch record, and record the start on our stream, behind the work of the current one."""

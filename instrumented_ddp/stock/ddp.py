@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -85,6 +84,9 @@ class StockModelObserver:
         flags = recorder.get_timer(parameters[0].device).flags
         self._bitmap = make_bitmap_records(flags, number, len(parameters), "int32")
         self._bitmap_device = parameters[0].device
+        self._devices: list[torch.device] = []
+        """Device of each bucket."""
+        self._may_miss_gradients = True
         self._plans = 0
         self._records: PlanRecords | None = None
         self._plan = BucketPlan(self._specs, ())
@@ -132,10 +134,12 @@ class StockModelObserver:
         self._records = self._recorder.activate_plan(self.number, self._plans, self._plan, reason)
         self._gradient_records[:] = self._records.gradient_ready
         self._elements = [sum(self._specs[index].elements for index in bucket) for bucket in buckets]
+        self._devices = [self._specs[bucket[0]].device for bucket in buckets]
         self._plans += 1
 
     def check_for_rebuild(self, ddp: TorchDDP) -> None:
         """Read the plan again if the reducer has rebuilt its buckets in the observed gradient order."""
+        self._may_miss_gradients = ddp.find_unused_parameters or ddp.static_graph
         if not self._has_rebuilt_buckets and ddp._has_rebuilt_buckets:
             self._has_rebuilt_buckets = True
             self._read_plan(ddp, "rebuild")
@@ -157,6 +161,7 @@ class StockModelObserver:
         if no_sync:
             return
         self._recorder.steps.enter(Phase.FINALIZE)
+        self._recorder.completions.poll_buckets(waits=True)  # the reducer says nothing before it has waited for all
         # The reducer's own callback, which waits for the buckets, comes after this one: queue another after it.
         is_over = never_raising(self._on_backward_over, self._recorder.disable_recording)
         torch.autograd.Variable._execution_engine.queue_callback(is_over)
@@ -199,18 +204,19 @@ class StockModelObserver:
 
     # -- what the reducer launches -------------------------------------------------------------------------------
 
-    def find_bucket(self, elements: int) -> tuple[bool, int] | None:
-        """Return which bucket an all-reduce of this many elements would be, if it were this model's.
+    def find_bucket(self, elements: int) -> int | None:
+        """Return which bucket an all-reduce of this many elements would be, if it were this model's; None if none.
 
-        Returns:
-            Whether all its gradients have arrived, and its negative number: of several models, the greatest pair wins.
-            None if it can't be a bucket. For example, with buckets of 8, 4 and 8 elements of which the first was
-            launched, 8 elements give ``(True, -2)`` once the gradients of bucket 2 have arrived.
+        For example, with buckets of 8, 4 and 8 elements of which the first was launched, 8 elements give bucket 2.
         """
         for number in range(self._next_bucket, len(self._elements)):  # buckets without a used parameter may be skipped
             if self._elements[number] == elements:
-                return all(self._ready_ns[index] for index in self._plan.buckets[number]), -number
+                return number
         return None
+
+    def has_all_gradients(self, number: int) -> bool:
+        """Return whether all gradients of a bucket have arrived."""
+        return all(self._ready_ns[index] for index in self._plan.buckets[number])
 
     def is_bitmap(self, tensor: torch.Tensor) -> bool:
         """Return whether this can be the bitmap of used parameters."""
@@ -222,7 +228,7 @@ class StockModelObserver:
         if not has_joined:
             self._on_bucket_ready(number)
         self._next_bucket = number + 1
-        return self._launch(self._records.buckets[number], self._device_of(number))
+        return self._launch(self._records.buckets[number], self._devices[number])
 
     def on_bitmap_launch(self) -> Launch:
         """Record that the reducer is about to launch the bitmap of used parameters."""
@@ -235,17 +241,19 @@ class StockModelObserver:
         if self.is_reduced:
             never_raising(self._on_bucket_ready, self._recorder.disable_recording)(number)
         self._next_bucket = number + 1
-        communicator = self._communicators[self._device_of(number)]
+        communicator = self._communicators[self._devices[number]]
         collective = communicator.run_hook(hook, self._records.buckets[number])
         self._launched.append((communicator, collective))
         return collective.work
 
     def _on_bucket_ready(self, number: int) -> None:
         assert self._records is not None
-        self.backwards.begin(no_sync=False)  # unless a gradient of the module's output has begun it
-        for index in self._plan.buckets[number]:  # also those without a gradient in this pass
-            self._ready_ns[index] = READY
-        timer = self._recorder.get_timer(self._device_of(number))
+        if not self.backwards.is_running:  # no gradient of the module's output has begun it
+            self.backwards.begin(no_sync=False)
+        if self._may_miss_gradients:
+            for index in self._plan.buckets[number]:
+                self._ready_ns[index] = READY
+        timer = self._recorder.get_timer(self._devices[number])
         now = timer.mark()
         timer.write(self._records.buckets[number].ready, self._recorder.steps.step, now, now)
 
@@ -253,10 +261,7 @@ class StockModelObserver:
         communicator = self._communicators[device]
         collective = communicator.announce(records)
         self._launched.append((communicator, collective))
-        return Launch(purpose=records.purpose, launched=partial(communicator.launched, collective))
-
-    def _device_of(self, number: int) -> torch.device:
-        return self._specs[self._plan.buckets[number][0]].device
+        return Launch(purpose=records.purpose, launched=partial(communicator.launched, collective), is_reducer=True)
 
 
 def _ignore(_: int) -> None:
@@ -284,6 +289,8 @@ class StockDDPObserver:
         self._arguments: weakref.WeakKeyDictionary[TorchDDP, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._settings: weakref.WeakKeyDictionary[TorchDDP, dict[str, str]] = weakref.WeakKeyDictionary()
         self._replicas: weakref.WeakKeyDictionary[TorchDDP, FingerprintedReplica] = weakref.WeakKeyDictionary()
+        self._observers: list[StockModelObserver] = []
+        """The same observers, in the order in which they were made."""
         self._recorder: Recorder | None = None
         self._has_joined = False
         self._in_wrapper: StockModelObserver | None = None
@@ -328,9 +335,14 @@ class StockDDPObserver:
             self._recorder = recorder
             recorder.add_model(number, ddp.module, parameters, self._arguments.pop(ddp, {}))
             model = self._models[ddp] = StockModelObserver(ddp, number, parameters, specs, recorder)
+            self._observers.append(model)
             if (replica := self._session.replicas.add(number, ddp, model)) is not None:
                 self._replicas[ddp] = replica
-            weakref.finalize(ddp, model.detach).atexit = False
+            weakref.finalize(ddp, self._remove, model).atexit = False
+
+    def _remove(self, model: StockModelObserver) -> None:
+        model.detach()
+        self._observers.remove(model)
 
     def register_hook(self, original: Method, ddp: TorchDDP, state: object, hook: Method) -> None:
         """Wrap ``register_comm_hook`` to observe the hook's calls."""
@@ -435,12 +447,13 @@ class StockDDPObserver:
 
         A function of torch.distributed, or user code, would have a frame between autograd and the collective.
         """
-        launch: Launch | None = None
-        with self._suppress_errors():
-            caller = _find_calling_module()
+        try:
+            caller = _find_calling_module(call.caller)
             if caller in _AUTOGRAD_MODULES or caller == _WRAPPER:
-                launch = self._identify_reducer_launch(call, caller)
-        return launch
+                return self._identify_reducer_launch(call, caller)
+        except Exception as error:
+            self._session.disable_recording(error)
+        return None
 
     def _identify_reducer_launch(self, call: Call, caller: str) -> Launch | None:
         if call.op == "broadcast" and caller == _WRAPPER:
@@ -448,20 +461,27 @@ class StockDDPObserver:
         if call.op != "all_reduce" or len(call.tensors) != 1:
             return None
         tensor = call.tensors[0]
-        models = [model for model in self._models.values() if model.is_reduced]
-        found = [(match, model) for model in models if (match := model.find_bucket(tensor.numel())) is not None]
-        if found and tensor.dtype != torch.int32:
-            (_, minus_number), model = max(found, key=lambda candidate: candidate[0])
-            return model.on_bucket_launch(-minus_number, has_joined=self._has_joined)
+        models = [model for model in self._observers if model.is_reduced]
+        if tensor.dtype != torch.int32:
+            elements = tensor.numel()
+            found = [(model, number) for model in models if (number := model.find_bucket(elements)) is not None]
+            if found:
+                model, number = found[0] if len(found) == 1 else max(found, key=_likelihood)
+                return model.on_bucket_launch(number, has_joined=self._has_joined)
         for model in models:
             if model.is_bitmap(tensor):
                 return model.on_bitmap_launch()
         return None
 
 
-def _find_calling_module() -> str:
-    """Return the module of the frame next to the dispatcher; empty if there is none."""
-    frame: FrameType | None = sys._getframe(1)
+def _likelihood(candidate: tuple[StockModelObserver, int]) -> tuple[bool, int]:
+    """Return the sort key of buckets of several models: those whose gradients have all arrived, the earliest first."""
+    model, number = candidate
+    return model.has_all_gradients(number), -number
+
+
+def _find_calling_module(frame: FrameType | None) -> str:
+    """Return the module of the nearest frame that is not ours; empty if there is none."""
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if not module.startswith("instrumented_ddp.") and module != "contextlib":

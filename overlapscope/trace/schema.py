@@ -331,6 +331,8 @@ class Flag(IntFlag):
     """The end is when completion was noticed; the true end is at most ``end_uncertainty_ns`` earlier."""
     NO_SYNC = 8
     """A pass under ``no_sync()``: gradients are accumulated and not reduced."""
+    END_IS_POLLED = 32
+    """Nobody waited for the end, it was seen in passing: it may be late by all of ``end_uncertainty_ns``."""
 
 
 OPS: Final = ("none", "all_reduce", "broadcast", "reduce_scatter", "all_gather")

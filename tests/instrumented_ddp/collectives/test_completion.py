@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
+from instrumented_ddp.collectives import completion
 from instrumented_ddp.collectives.completion import CompletionWatch
 from instrumented_ddp.recording.records import BucketCollective, make_bitmap_records
 from instrumented_ddp.recording.timing import HostTimer
@@ -26,9 +27,12 @@ HOST = torch.device("cpu")
 
 
 class Told:
-    """Takes note of ends."""
+    """Takes note of ends; also a bucket, which a thread waits for if ``is_waited_for``."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_waited_for: bool = True) -> None:
+        self.running_ns = 0
+        self.is_waited_for = is_waited_for
+        self.watched: object = None
         self.times_ns: list[int] = []
         self.failed: list[bool] = []
         self._is_told = threading.Event()
@@ -37,6 +41,8 @@ class Told:
         self.times_ns.append(now_ns)
         self.failed.append(failed)
         self._is_told.set()
+
+    ended = __call__
 
     def wait(self) -> bool:
         return self._is_told.wait(PATIENCE_S)
@@ -55,7 +61,10 @@ def watch() -> Iterator[CompletionWatch]:
 
 def add(watch: CompletionWatch, work: Any, *, is_bucket: bool = False) -> Told:
     told = Told()
-    watch.add(work, HOST, told, is_bucket=is_bucket)
+    if is_bucket:
+        watch.add_bucket(work, told)
+    else:
+        watch.add(work, HOST, told)
     return told
 
 
@@ -81,7 +90,7 @@ def test_an_end_is_told_when_it_comes_and_not_before(watch):
 def test_all_who_want_to_know_are_told(watch):
     future: Future[int] = Future()
     bucket, entry = Told(), Told()
-    watch.add(future, HOST, bucket, entry, is_bucket=True)
+    watch.add_bucket(future, bucket, entry)
     future.set_result(1)
     assert entry.wait()
     assert bucket.times_ns == entry.times_ns
@@ -118,6 +127,63 @@ def test_buckets_are_seen_to_end_while_others_hang(watch):
         bucket.set_result(1)
         assert told.wait()
     assert all(told.times_ns == [] for told in hanging)
+
+
+def test_a_bucket_that_no_thread_waits_for_is_told_by_who_passes_by_and_says_until_when_it_ran(watch):
+    future: Future[int] = Future()
+    told = Told(is_waited_for=False)
+    watch.add_bucket(future, told)
+    before_ns = time.monotonic_ns()
+    watch.poll_buckets()
+    assert before_ns <= told.running_ns <= time.monotonic_ns()
+    future.set_result(1)
+    running_ns, passing_ns = told.running_ns, time.monotonic_ns()
+    assert told.times_ns == []
+    watch.poll_buckets()
+    assert told.failed == [False]
+    assert told.times_ns[0] >= passing_ns
+    assert told.running_ns == running_ns
+    assert watch._threads == []
+
+
+def test_a_bucket_that_ends_right_after_the_look_was_seen_running_before_it(watch, monkeypatch):
+    # A moment between two instructions can't be met on purpose with real work, so clock and work are played here.
+    clock_ns = [100]
+    monkeypatch.setattr(completion, "host_now_ns", lambda: clock_ns[0])
+
+    class EndsRightAfterTheLook:
+        def is_completed(self) -> bool:
+            clock_ns[0] += 1_000_000
+            return False
+
+    told = Told(is_waited_for=False)
+    watch.add_bucket(EndsRightAfterTheLook(), told)
+    watch.poll_buckets()
+    assert told.running_ns == 100
+
+
+def test_a_thread_waits_for_a_bucket_that_still_runs_once_the_training_waits(watch):
+    ended, runs = Future(), Future()
+    told_of_ended, told_of_running = Told(is_waited_for=False), Told(is_waited_for=False)
+    watch.add_bucket(ended, told_of_ended)
+    watch.add_bucket(runs, told_of_running)
+    ended.set_result(1)
+    watch.poll_buckets(waits=True)
+    assert (told_of_ended.is_waited_for, told_of_running.is_waited_for) == (False, True)
+    runs.set_result(1)
+    assert told_of_running.wait()
+
+
+def test_what_the_training_has_waited_for_is_told_once(watch):
+    future: Future[int] = Future()
+    bucket, entry = Told(is_waited_for=False), Told()
+    watch.add_bucket(future, bucket, entry)
+    future.set_result(1)
+    watch.waited(bucket)
+    watch.waited(bucket)
+    watch.poll()
+    assert bucket.failed == entry.failed == [False]
+    assert bucket.times_ns == entry.times_ns
 
 
 def test_what_is_no_bucket_is_told_by_who_looks_and_wakes_no_thread(watch):
@@ -237,6 +303,21 @@ def test_the_end_of_a_bucket_is_what_is_heard_first_and_carries_when_it_last_ran
     collective.ended(500, failed=False)
     collective.ended(900, failed=False)
     assert log.records == [(100, 500, 100)]
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+@pytest.mark.parametrize("latest_ms", [1, 20])
+def test_the_end_of_a_short_bucket_of_a_light_step_is_only_polled_and_its_record_says_so(latest_ms, is_full):
+    bodies: list[bytes] = []
+    log = MemoryLog()
+    log.append = lambda body, *_: bodies.append(body)
+    records = make_bitmap_records(HostTimer(log).flags | Flag.NONE, 0, 8, "float32")
+    for _ in range(2):
+        collective = BucketCollective(records, 3, log, is_full=is_full)
+        collective.ended(latest_ms * 1_000_000, failed=False)
+    is_polled = not is_full and latest_ms < 5
+    assert collective.is_waited_for != is_polled
+    assert bodies[-1] == (records.collective_polled if is_polled else records.collective_bounds)
 
 
 def test_a_bucket_that_fails_did_not_complete():

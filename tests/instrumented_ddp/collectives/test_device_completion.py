@@ -131,7 +131,7 @@ def names_of_threads() -> set[str]:
 def test_nothing_polls_before_there_is_something_on_a_device(watch):
     before = names_of_threads()
     future: Future[int] = Future()
-    watch.add(future, torch.device("cpu"), Ends(), is_bucket=True)
+    watch.add(future, torch.device("cpu"), Ends())
     assert "overlapscope-device-completion" not in names_of_threads() - before
     future.set_result(1)
 
