@@ -59,13 +59,18 @@ _THREAD_LOCAL_CAPTURE: Final = 1
 
 def is_capturing() -> bool:
     """Return whether the current stream is captured into a CUDA graph instead of being executed. Warns once."""
-    global _has_seen_a_capture
     if not torch.cuda.is_current_stream_capturing():
         return False
+    warn_of_capture()
+    return True
+
+
+def warn_of_capture() -> None:
+    """Warn once that a stream is captured into a CUDA graph instead of being executed."""
+    global _has_seen_a_capture
     if not _has_seen_a_capture:
         _has_seen_a_capture = True
         _log.warning("a CUDA graph is being captured: what runs inside graphs is not recorded")
-    return True
 
 
 class _DeviceCollective:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from instrumented_ddp.native import countdown
 from overlapscope.trace import collective_log, event_log
 
-INTERFACE: Final = 2
+INTERFACE: Final = 3
 """Version of the interface in ``_native.pyi``. A build of another one is of an earlier checkout, and not used."""
 
 NATIVE_VARIABLE: Final = "OVERLAPSCOPE_NATIVE"
@@ -31,6 +31,13 @@ _native: Final = _load()
 
 IS_NATIVE: Final = _native is not None
 """Whether the code in C is used."""
+
+if TYPE_CHECKING:
+    from instrumented_ddp.native import _native as contract
+
+    EventTimer = contract.EventTimer
+elif _native is not None:
+    EventTimer = _native.EventTimer  # its twin is ``recording.timing.CudaTimer``
 
 if TYPE_CHECKING or _native is None:
     Countdown = countdown.Countdown

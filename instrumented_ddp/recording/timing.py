@@ -3,6 +3,9 @@
 On a CPU a mark is the host clock and known at once. On CUDA a mark is an event recorded on a stream: its time is known
 once the device has passed it, so records wait in a queue until then. Nothing here waits for the device after
 construction.
+
+``native.EventTimer`` does this through the driver of the device, with a thread in C. Without a compiler or a known
+driver, its twin ``CudaTimer`` does it through torch, on the training thread.
 """
 
 from __future__ import annotations
@@ -10,11 +13,14 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import torch
 
-from instrumented_ddp.collectives.device_completion import is_capturing
+from instrumented_ddp import native
+from instrumented_ddp.collectives.device_completion import is_capturing, warn_of_capture
 from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.schema import Flag
 
@@ -30,20 +36,28 @@ Mark = Any
 """A point in time of a device: an int (host nanoseconds) or a device event; None where nothing could be marked."""
 
 
+class Stream(Protocol):
+    """A ``torch.cuda.Stream``."""
+
+    @property
+    def cuda_stream(self) -> int:
+        """Return its pointer."""
+
+
 class DeviceTimer(Protocol):
     """Marks points in time, and writes records once the times of their marks are known."""
 
     flags: Flag
     """Flags for the precision and the clock of its times."""
 
-    def mark(self, stream: torch.cuda.Stream | None = None) -> Mark:
+    def mark(self, stream: Stream | None = None, /) -> Mark:
         """Return a mark of the current point of a stream, by default the device's current stream."""
 
-    def write(self, body: bytes, step: int, start: Mark, end: Mark) -> None:
+    def write(self, body: bytes, step: int, start: Mark, end: Mark, /) -> None:
         """Write a record now or, at the latest, when its times are known. A mark may be used in many records."""
 
     def on_step_start(self) -> None:
-        """Anchor the clock and write what has become known. Called between steps."""
+        """Do what can wait until a step is over. Called between steps."""
 
     def close(self) -> None:
         """Write what can still be written."""
@@ -79,6 +93,9 @@ class CudaTimer:
     For example, if the previous anchor was at 1000 ns, a new one was recorded at 5000 ns and seen complete at 5200 ns,
     and the events are 4300 ns apart, the new anchor is at 5200 ns: 1000 + 4300 = 5300 is clamped to 5000-5200.
 
+    A stream that hangs, such as that of a collective for which a rank is missing, holds up only its own marks and the
+    records that need them.
+
     Nothing is marked while a CUDA graph is captured: an event that was recorded into a graph can't be queried, and
     querying any other invalidates the capture. Nor after the device has failed, when every call raises: what was
     marked until then is written, and the training gets the error from its own calls.
@@ -102,14 +119,15 @@ class CudaTimer:
         self._has_failed = False
         self._anchor = self._first_anchor()
 
-    def mark(self, stream: torch.cuda.Stream | None = None) -> _Mark | None:
+    def mark(self, stream: Stream | None = None, /) -> _Mark | None:
         """Record an event on a stream, by default the device's current stream; None if nothing can be marked."""
         if self._has_failed:
             return None
         try:
             if is_capturing():
                 return None
-            mark = _Mark(self._record_event(stream))
+            stream = stream or torch.cuda.current_stream(self._device)
+            mark = _Mark(self._record_event(stream), stream.cuda_stream)
             self._marks.append(mark)
             self._marks_since_anchor += 1
             if self._marks_since_anchor >= _MAX_MARKS_PER_ANCHOR:  # an evaluation may be long, and is within one step
@@ -119,7 +137,7 @@ class CudaTimer:
             return None
         return mark
 
-    def write(self, body: bytes, step: int, start: _Mark | None, end: _Mark | None) -> None:
+    def write(self, body: bytes, step: int, start: _Mark | None, end: _Mark | None, /) -> None:
         """Queue a record until both of its events have completed. A record without a mark is discarded."""
         if start is not None and end is not None:
             self._records.append((body, step, start, end))
@@ -151,11 +169,11 @@ class CudaTimer:
 
     def _disable(self, error: RuntimeError) -> None:
         self._has_failed = True
-        _log.warning("%s has failed; nothing on it is timed from now on: %s", self._device, str(error).split("\n")[0])
+        _warn_of_failure(self._device, str(error).split("\n")[0])
 
-    def _record_event(self, stream: torch.cuda.Stream | None = None) -> torch.cuda.Event:
+    def _record_event(self, stream: Any) -> torch.cuda.Event:
         event = self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)
-        event.record(stream or torch.cuda.current_stream(self._device))
+        event.record(stream)
         return event
 
     def _next_anchor(self) -> _Anchor:
@@ -181,33 +199,43 @@ class CudaTimer:
         return _Anchor(recorded_ns=before_ns, event=event, time_ns=(before_ns + after_ns) // 2, seen_ns=after_ns)
 
     def _time_completed(self) -> None:
-        """Time all marks up to the first that the device has not reached, and recycle their events."""
-        marks = self._marks
-        while marks:
-            mark = marks[0]
-            if isinstance(mark, _Anchor):
-                if not mark.has_completed():
-                    break
-                by_distance_ns = self._anchor.time_ns + _elapsed_ns(self._anchor.event, mark.event)
-                mark.time_ns = min(max(by_distance_ns, mark.recorded_ns), mark.seen_ns)
-                self._pool.append(self._anchor.event)
-                self._anchor = mark
-            elif mark.event is not None:
-                if not mark.event.query():
-                    break
-                mark.time_ns = self._anchor.time_ns + _elapsed_ns(self._anchor.event, mark.event)
-                self._pool.append(mark.event)
-                mark.event = None
-            marks.popleft()
+        """Time all marks of each stream up to the first that it has not reached, and recycle their events."""
+        blocked: set[int] = set()
+        for _ in range(len(self._marks)):
+            mark = self._marks.popleft()
+            if mark.stream in blocked or not (self._adopt(mark) if isinstance(mark, _Anchor) else self._time(mark)):
+                blocked.add(mark.stream)
+                self._marks.append(mark)
+
+    def _adopt(self, anchor: _Anchor) -> bool:
+        """Use an anchor from now on, if it has completed."""
+        if not anchor.has_completed():
+            return False
+        by_distance_ns = self._anchor.time_ns + _elapsed_ns(self._anchor.event, anchor.event)
+        anchor.time_ns = min(max(by_distance_ns, anchor.recorded_ns), anchor.seen_ns)
+        self._pool.append(self._anchor.event)
+        self._anchor = anchor
+        return True
+
+    def _time(self, mark: _Mark) -> bool:
+        """Time a mark, if the device has passed it."""
+        event = mark.event
+        assert event is not None
+        if not event.query():
+            return False
+        mark.time_ns = self._anchor.time_ns + _elapsed_ns(self._anchor.event, event)
+        self._pool.append(event)
+        mark.event = None
+        return True
 
     def _write_timed(self) -> None:
-        records = self._records
-        while records:
-            body, step, start, end = records[0]
-            if start.event is not None or end.event is not None:
-                break
-            self._log.append(body, step, start.time_ns, end.time_ns)
-            records.popleft()
+        """Write all records whose marks are timed."""
+        for _ in range(len(self._records)):
+            record = body, step, start, end = self._records.popleft()
+            if start.event is None and end.event is None:
+                self._log.append(body, step, start.time_ns, end.time_ns)
+            else:
+                self._records.append(record)
 
 
 class NullTimer:
@@ -222,20 +250,21 @@ class NullTimer:
         self.on_step_start = timer.on_step_start
         self.close = timer.close
 
-    def mark(self, stream: torch.cuda.Stream | None = None) -> None:
+    def mark(self, stream: Stream | None = None, /) -> None:
         """Do nothing."""
 
-    def write(self, body: bytes, step: int, start: Mark, end: Mark) -> None:
+    def write(self, body: bytes, step: int, start: Mark, end: Mark, /) -> None:
         """Do nothing, since there are no marks."""
 
 
 class _Mark:
     """An event whose time is not known, or a time whose event is no longer needed."""
 
-    __slots__ = ("event", "time_ns")
+    __slots__ = ("event", "stream", "time_ns")
 
-    def __init__(self, event: torch.cuda.Event) -> None:
+    def __init__(self, event: torch.cuda.Event, stream: int) -> None:
         self.event: torch.cuda.Event | None = event
+        self.stream = stream
         self.time_ns = 0
 
 
@@ -243,6 +272,8 @@ class _Anchor:
     """An event whose host time is known once it has completed."""
 
     __slots__ = ("event", "recorded_ns", "seen_ns", "time_ns")
+    stream: Final = -1
+    """Its own, which no other mark is on."""
 
     def __init__(self, *, recorded_ns: int, event: torch.cuda.Event, time_ns: int = 0, seen_ns: int = 0) -> None:
         self.recorded_ns = recorded_ns
@@ -268,6 +299,10 @@ _ANCHOR_POLLS: Final = 30
 _MAX_MARKS_PER_ANCHOR: Final = 512
 """Maximum number of marks per anchor, which bounds the timing error in long evaluations: with two marks a second,
 times are 16 us apart by then."""
+
+
+def _warn_of_failure(device: torch.device, error: str) -> None:
+    _log.warning("%s has failed; nothing on it is timed from now on: %s", device, error)
 
 
 def _elapsed_ns(start: torch.cuda.Event, end: torch.cuda.Event) -> int:
@@ -296,5 +331,51 @@ def make_bucket_timer(device: torch.device, timer: DeviceTimer) -> DeviceTimer:
 
 
 def make_timer(device: torch.device, log: RecordLog) -> DeviceTimer:
-    """Return a new timer for work on a device."""
-    return CudaTimer(log, device) if device.type == "cuda" else HostTimer(log)
+    """Return a new timer for work on a device. For a CUDA device this waits until the device is idle."""
+    if device.type != "cuda":
+        return HostTimer(log)
+    store = getattr(log, "store", None)
+    if native.IS_NATIVE and isinstance(store, native.RecordStore):  # a log in memory is no file
+        try:
+            timer = _make_event_timer(device, store)
+            timer.start()
+            return timer
+        except (OSError, RuntimeError) as error:
+            _log.info("%s is timed through torch, which costs more: %s", device, error)
+    return CudaTimer(log, device)
+
+
+_CUDA_DRIVER: Final = "libcuda.so.1"
+_HIP_RUNTIME: Final = "libamdhip64.so"
+
+
+def find_driver() -> str:
+    """Return the driver's library: of CUDA by its name, of HIP by the path of the one that torch brings along.
+
+    Raises:
+        OSError: torch is built for HIP, and has not loaded it.
+    """
+    if torch.version.hip is None:
+        return _CUDA_DRIVER
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if Path(path).name.startswith(_HIP_RUNTIME):
+            return path
+    raise OSError(f"{_HIP_RUNTIME} is not loaded")
+
+
+def _make_event_timer(device: torch.device, store: native.RecordStore) -> native.EventTimer:
+    torch.cuda.synchronize(device)
+    anchor_stream = torch.cuda.Stream(device)  # of torch's pool, which lasts as long as the process
+    index = torch.cuda.current_device() if device.index is None else device.index
+
+    return native.EventTimer(
+        store,
+        find_driver(),
+        index,
+        anchor_stream.cuda_stream,
+        torch._C._cuda_getCurrentRawStream,
+        warn_of_capture,
+        partial(_warn_of_failure, device),
+        Flag.DEVICE_CLOCK,
+    )

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from instrumented_ddp import attach
 from instrumented_ddp.session import get_current_session
+from tests.instrumented_ddp.device_stub import Stub, compile_stub, play_torch
 
 
 @pytest.fixture
@@ -29,3 +30,16 @@ def traces(tmp_path: Path, lone_rank: None) -> Iterator[Path]:
     if session is not None:
         session.close()
     attach(None)  # of the next group nobody has been told anything
+
+
+@pytest.fixture(scope="session")
+def stub_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_stub(tmp_path_factory.mktemp("stub"))
+
+
+@pytest.fixture
+def stub(stub_library: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
+    """A CUDA device that exists only here, in the place of torch's."""
+    stub = Stub(stub_library)
+    play_torch(stub, monkeypatch)
+    return stub
