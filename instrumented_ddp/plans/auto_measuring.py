@@ -157,6 +157,8 @@ class Measurement:
         self._steps: list[int] = []
         self._records_before = recorder.log.latest if recorder is not None else 0
         self._meter = Meter(device) if recorder is None else None
+        if recorder is not None:
+            recorder.modes.is_held = True
         if self._meter is not None:
             self._events_before = reducer.events
             stats, parameters = reducer.events.stats, len(reducer.parameters)
@@ -183,6 +185,8 @@ class Measurement:
 
     def end(self) -> None:
         """Stop measuring."""
+        if self._recorder is not None:
+            self._recorder.modes.is_held = False
         if self._meter is not None:
             self._reducer.set_listener(self._events_before)
             self._meter.close()

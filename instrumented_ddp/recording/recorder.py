@@ -32,6 +32,7 @@ from instrumented_ddp.recording.clock_sync import ClockSync
 from instrumented_ddp.recording.events import EventSink, make_private_ready_times
 from instrumented_ddp.recording.metadata import append_plan, describe_rank, describe_run
 from instrumented_ddp.recording.models import ModelRegistry, UnreducedGradientDetector
+from instrumented_ddp.recording.modes import ModeFollower
 from instrumented_ddp.recording.records import BucketRecords, PlanRecords, SegmentTable, make_buffer_records
 from instrumented_ddp.recording.steps import OptimizerHooks, StepTracker
 from instrumented_ddp.recording.tcp_stats import LinkSampler
@@ -66,6 +67,7 @@ class Recorder(EventSink):
         group: ranks that train together.
         device: device on which the module computes; phases and steps are timed on it.
         detail: ``parameters`` to also record the ready time of every gradient.
+        starts_off: whether no steps are recorded until a user asks for it.
         limit_bytes: maximum disk space of this rank's log.
         on_update_start: called with an optimizer and the step before it updates.
         on_error: called with an internal error that would leave the recording incomplete.
@@ -83,6 +85,7 @@ class Recorder(EventSink):
         group: dist.ProcessGroup,
         device: torch.device,
         detail: Detail = "buckets",
+        starts_off: bool = False,
         limit_bytes: int = DEFAULT_LIMIT_BYTES,
         on_update_start: Callable[[torch.optim.Optimizer, int], None],
         on_error: Callable[[Exception], None],
@@ -94,7 +97,9 @@ class Recorder(EventSink):
         )
         self._on_error = on_error
         self.collectives: CollectiveRecorder = collectives
-        self.detail = detail
+        self.modes: ModeFollower = ModeFollower(self.folder, starts_off=starts_off, detail=detail)
+        self._steps_since_off = 0
+        self._adopt_mode()
         self._models = models
         self.segments: SegmentTable = SegmentTable(self.folder)
         self._call_site = NO_CALL_SITE
@@ -110,6 +115,7 @@ class Recorder(EventSink):
             self.timer,
             self.log,
             collectives.position,
+            self.modes,
             has_optimizer=self._optimizers.has_optimizer,
             on_step_start=self._step_begins,
         )
@@ -118,7 +124,7 @@ class Recorder(EventSink):
             never_raising(self.steps.on_fetch_end, on_error),
         )
         """Callbacks for before and after the training waits for a batch."""
-        self._gc_pauses = GcPauses(self.log, collectives.position)
+        self._gc_pauses = GcPauses(self.log, collectives.position, self.modes)
         self._links = LinkSampler(self.folder, scheduler)
         self._write(RANK_FILE, describe_rank(collectives.rank, device))
         self._write(RUN_FILE, self._run)
@@ -247,7 +253,7 @@ class Recorder(EventSink):
 
     def _broadcast_begins(self, model: int, buffers: Sequence[torch.Tensor]) -> tuple[BucketRecords | None, Mark]:
         try:
-            if not buffers:
+            if not buffers or not self.is_on:
                 return None, None
             what = (model, sum(buffer.numel() for buffer in buffers), dtype_name(buffers[0].dtype))
             records = self._buffers.get(what)
@@ -285,7 +291,15 @@ class Recorder(EventSink):
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
+    def _adopt_mode(self) -> None:
+        self.is_on, self.is_full, self.detail = self.modes.is_on, self.modes.is_full, self.modes.detail
+
     def _step_begins(self) -> None:
+        self.modes.on_step_start(self.steps.step)
+        self._adopt_mode()
+        self._steps_since_off = 0 if self.is_on else self._steps_since_off + 1
+        if self._steps_since_off > _STEPS_TO_FLUSH:
+            return
         for timer in self.timers.values():
             timer.on_step_start()
         self.log.reserve()
@@ -319,6 +333,8 @@ class Recorder(EventSink):
             _log.warning("%s: %s", self.folder, what)
 
 
+_STEPS_TO_FLUSH: Final = 2
+"""Number of steps after the last recorded one in which times of a device may still become known."""
 _SHORTEST_PAUSE_NS: Final = 50_000
 _PAUSE_RECORDS: Final = tuple(pack_body(Kind.PAUSE, index=generation) for generation in range(3))
 """The constant part of a pause's record, by the generation collected."""
@@ -335,11 +351,13 @@ class GcPauses:
     Args:
         log: receives the records.
         position: position of this rank.
+        modes: whether anything is recorded.
     """
 
-    def __init__(self, log: EventLogWriter, position: TrainingPosition) -> None:
+    def __init__(self, log: EventLogWriter, position: TrainingPosition, modes: ModeFollower) -> None:
         self._log = log
         self._position = position
+        self._modes = modes
         self._start_ns = 0
         self._pid = os.getpid()
         gc.callbacks.append(self._on_gc)
@@ -358,7 +376,7 @@ class GcPauses:
         # A forked process, such as a data loader's, collects too, and shares the log's memory with us.
         if self._log.closed or os.getpid() != self._pid:
             return
-        if end_ns - self._start_ns >= _SHORTEST_PAUSE_NS:
+        if self._modes.is_on and end_ns - self._start_ns >= _SHORTEST_PAUSE_NS:
             # An error of the log can't be reported from here; its other writers report it.
             with suppress(Exception):
                 self._log.append(_PAUSE_RECORDS[info["generation"]], self._position.step, self._start_ns, end_ns)

@@ -18,11 +18,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from instrumented_ddp.collectives.position import TrainingPosition
 from instrumented_ddp.recording.background import never_raising
+from instrumented_ddp.recording.modes import ModeFollower
 from instrumented_ddp.recording.records import ENTER_RECORDS, make_phase_records
 from instrumented_ddp.recording.timing import DeviceTimer, Mark, RecordLog
 from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.collective_log import UNKNOWN_PHASE
-from overlapscope.trace.schema import Kind, Phase, pack_body
+from overlapscope.trace.schema import Flag, Kind, Phase, pack_body
 
 
 class OptimizerHooks:
@@ -121,6 +122,7 @@ class StepTracker(Steps):
         timer: timer of the device on which the module computes.
         log: receives the announcement that a phase begins.
         position: position of this rank.
+        modes: whether the step is recorded; if not, its steps and phases are only counted.
         has_optimizer: returns whether a torch optimizer updates the parameters.
         on_step_start: called when a step begins, between two steps.
     """
@@ -130,6 +132,7 @@ class StepTracker(Steps):
         timer: DeviceTimer,
         log: RecordLog,
         position: TrainingPosition,
+        modes: ModeFollower,
         *,
         has_optimizer: Callable[[], bool],
         on_step_start: Callable[[], None],
@@ -137,11 +140,14 @@ class StepTracker(Steps):
         self._timer = timer
         self._log = log
         self._position = position
+        self._modes = modes
         self._has_optimizer = has_optimizer
         self._step_begins = on_step_start
         self._reduced_phases = make_phase_records(timer.flags, no_sync=False)
         self._no_sync_phases = make_phase_records(timer.flags, no_sync=True)
-        self._step_record = pack_body(Kind.STEP, flags=timer.flags)
+        self._full_step_record = pack_body(Kind.STEP, flags=timer.flags)
+        self._light_step_record = pack_body(Kind.STEP, flags=timer.flags | Flag.LIGHT)
+        self._has_begun = False
         self._step_start: Mark | None = None
         self._phase_start: Mark | None = None
         self._phase_is_no_sync = False
@@ -166,16 +172,17 @@ class StepTracker(Steps):
 
         An evaluation between two optimizer steps belongs to the second step.
         """
-        now = self._timer.mark()
+        now = self._mark()
         is_within_update = self._is_updating and self._closure_has_run
         if self._is_updating and not self._closure_has_run:
             self.phase = None  # optimizer.step(closure): the update has not begun, the closure comes first
             self._closure_has_run = True
         if self.phase is not None:
             self._end_open_phase(now)
-        if self._step_start is None:
-            self._step_start = now
+        if not self._has_begun:
+            self._has_begun = True
             self._step_begins()
+            self._step_start = now or self._mark()
             self._update_position()
             return
         # An optimizer such as LBFGS may call its closure repeatedly: all that is one step.
@@ -197,19 +204,19 @@ class StepTracker(Steps):
         With fetches at 3-5 and 6-8 ms in a gap of 0-10 ms, ``LOOP`` is 0-3, 5-6 and 8-10, ``DATA_WAIT`` 3-5 and 6-8.
         """
         for fetch_start, fetch_end in self._fetches:
-            self._timer.write(self._reduced_phases[Phase.LOOP], self.step, start, fetch_start)
+            self._write(self._reduced_phases[Phase.LOOP], start, fetch_start)
             start = fetch_end
-        self._timer.write(self._reduced_phases[Phase.LOOP], self.step, start, end)
+        self._write(self._reduced_phases[Phase.LOOP], start, end)
         self._write_fetches()
 
     def _write_fetches(self) -> None:
         for start, end in self._fetches:
-            self._timer.write(self._reduced_phases[Phase.DATA_WAIT], self.step, start, end)
+            self._write(self._reduced_phases[Phase.DATA_WAIT], start, end)
         self._fetches.clear()
 
     def enter(self, phase: Phase, *, no_sync: bool = False) -> None:
         """Begin a phase, and end the one that is open."""
-        now = self._timer.mark()
+        now = self._mark()
         if self.phase is not None:
             self._end_open_phase(now)
         self._write_fetches()
@@ -223,7 +230,7 @@ class StepTracker(Steps):
     def leave(self, phase: Phase) -> None:
         """End a phase, if it is the open one."""
         if self.phase is phase:
-            self._end_open_phase(self._timer.mark())
+            self._end_open_phase(self._mark())
             if phase is Phase.BACKWARD and self._phase_is_no_sync:
                 self._resume_update()
 
@@ -236,8 +243,8 @@ class StepTracker(Steps):
 
     def on_fetch_start(self) -> None:
         """Note that a batch is requested from a data loader."""
-        if self.phase is None and self._step_start is not None:
-            self._fetch_start = self._timer.mark()
+        if self.phase is None and self._has_begun:
+            self._fetch_start = self._mark()
 
     def on_fetch_end(self) -> None:
         """Note that the data loader has returned a batch, or is exhausted."""
@@ -246,7 +253,7 @@ class StepTracker(Steps):
             return
         if len(self._fetches) == _MAX_FETCHES:
             start, _ = self._fetches.pop()
-        self._fetches.append((start, self._timer.mark()))
+        self._fetches.append((start, self._mark()))
 
     # -- reported by optimizers ----------------------------------------------------------------------------------
 
@@ -272,7 +279,7 @@ class StepTracker(Steps):
 
     def mark_step(self) -> None:
         """End a step here. From now on steps end nowhere else."""
-        now = self._timer.mark()
+        now = self._mark()
         if self.phase is not None:
             self._end_open_phase(now)
         self._is_marked_by_user = self._position.has_updated = True
@@ -282,31 +289,41 @@ class StepTracker(Steps):
     def close(self) -> None:
         """End the open phase, and the step if it is complete."""
         if self.phase is not None:
-            self._end_open_phase(self._timer.mark())
+            self._end_open_phase(self._mark())
         if self._has_updated and not self._is_marked_by_user:
             self._end_step(self._last_phase_end)
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
+    def _mark(self) -> Mark:
+        """Return a mark of now; None if no record will need it."""
+        return self._timer.mark() if self._modes.is_marked else None
+
+    def _write(self, body: bytes, start: Mark, end: Mark) -> None:
+        """Write a record of this step, if it is recorded and both times were taken."""
+        if self._modes.is_on and start is not None and end is not None:
+            self._timer.write(body, self.step, start, end)
+
     def _end_step(self, end: Mark) -> None:
-        if self._step_start is None:
+        if not self._has_begun:
             return
-        self._timer.write(self._step_record, self.step, self._step_start, end)
+        record = self._full_step_record if self._modes.is_full else self._light_step_record
+        self._write(record, self._step_start, end)
         if self._passes_are_no_sync is False:
             self._position.no_sync_since = None
         elif self._passes_are_no_sync and self._position.no_sync_since is None:
             self._position.no_sync_since = self.step
         self._passes_are_no_sync = None
         self.step += 1
-        self._step_start = end
         self._has_updated = self._gradients_are_reduced = False
         self._step_begins()
+        self._step_start = self._mark() if end is None else end  # recording was just turned on, without a notice
 
     def _end_open_phase(self, now: Mark) -> None:
         phase = self.phase
         assert phase is not None
         records = self._no_sync_phases if self._phase_is_no_sync else self._reduced_phases
-        self._timer.write(records[phase], self.step, self._phase_start, now)
+        self._write(records[phase], self._phase_start, now)
         self._last_phase, self._last_phase_end = phase, now
         self.phase = None
         if phase is Phase.OPTIMIZER:
@@ -316,7 +333,8 @@ class StepTracker(Steps):
 
     def _announce(self, phase: Phase) -> None:
         now_ns = self._position.since_ns = host_now_ns()
-        self._log.append(ENTER_RECORDS[phase], self.step, now_ns, now_ns)
+        if self._modes.is_on:
+            self._log.append(ENTER_RECORDS[phase], self.step, now_ns, now_ns)
         self._update_position()
 
     def _update_position(self) -> None:

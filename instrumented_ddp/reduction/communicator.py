@@ -171,8 +171,9 @@ class HostCommunicator:
         if sink is None:
             return BucketCollective(records, step=0)
         self._poll(sink)
-        collective = BucketCollective(records, sink.steps.step, sink.log, is_full=sink.is_full)
-        if records is not None:
+        log = sink.log if sink.is_on else None
+        collective = BucketCollective(records, sink.steps.step, log, is_full=sink.is_full)
+        if records is not None and sink.is_on:
             collective.launch_ns = collective.running_ns = sink.record_launch(records)
         return collective
 
@@ -245,8 +246,8 @@ class StreamCommunicator:
     def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> BucketCollective:
         """Call the hook on the current stream, where its kernels belong. ``wait`` records the end."""
         collective = self._announce(records)
-        if self._timer is not None:
-            collective.start = self._timer.mark()
+        if (timer := self._timer_if_on) is not None:
+            collective.start = timer.mark()
         with collective_context(_hook_role(records)):
             collective.work = hook()
         return collective
@@ -266,7 +267,7 @@ class StreamCommunicator:
     def waited(self, collective: BucketCollective) -> None:
         """Write the times."""
         timer, records = self._timer, collective.records
-        if timer is None or records is None:
+        if timer is None or records is None or collective.start is None:
             return
         if collective.end is None:  # recorded on the stream that waits for it
             timer.write(records.collective_bounds, collective.step, collective.start, timer.mark())
@@ -282,16 +283,21 @@ class StreamCommunicator:
         """Write the launch record, and record the start on our stream, behind the work of the current one."""
         collective = self._announce(records)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        if self._timer is not None and records is not None:
-            collective.start = self._timer.mark(self._stream)
+        if (timer := self._timer_if_on) is not None and records is not None:
+            collective.start = timer.mark(self._stream)
         return collective
 
     def _announce(self, records: BucketRecords | None) -> BucketCollective:
         if self._sink is None:
             return BucketCollective(records, step=0)
-        if records is not None:
+        if records is not None and self._sink.is_on:
             self._sink.record_launch(records)
         return BucketCollective(records, self._sink.steps.step)
+
+    @property
+    def _timer_if_on(self) -> DeviceTimer | None:
+        """Return the timer for a bucket that is about to be launched; None if it is not recorded."""
+        return self._timer if self._sink is not None and self._sink.is_on else None
 
 
 def _timer_of_buckets(device: torch.device, sink: EventSink | None) -> DeviceTimer | None:

@@ -99,10 +99,10 @@ class StockModelObserver:
         """Number of backwards that were reduced, including those shadowed by a rank that has joined."""
         self.backwards = BackwardTracker(recorder, self._on_autograd_done)
         self._read_plan(ddp, "construction")
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._gradient_hook(index, parameter.device))
-            for index, parameter in enumerate(parameters)
-        ]
+        self._parameters = [weakref.ref(parameter) for parameter in parameters]
+        self._times_gradients = self._should_time_gradients
+        self._hooks: list[Any] = []
+        self._register_hooks()
 
     @property
     def is_reduced(self) -> bool:
@@ -112,6 +112,19 @@ class StockModelObserver:
     @is_reduced.setter
     def is_reduced(self, is_reduced: bool) -> None:
         self._countdown.is_expecting = is_reduced
+
+    @property
+    def _should_time_gradients(self) -> bool:
+        return self._recorder.is_full and self._recorder.detail != "buckets"
+
+    def _register_hooks(self) -> None:
+        """Register a hook for every gradient, in place of those registered before."""
+        self.detach()
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._gradient_hook(index, parameter.device))
+            for index, reference in enumerate(self._parameters)
+            if (parameter := reference()) is not None
+        ]
 
     def detach(self) -> None:
         """Remove the hooks once the instance is gone; its parameters may live on."""
@@ -148,6 +161,9 @@ class StockModelObserver:
 
     def expect_gradients(self) -> None:
         """Expect gradients after a forward whose backward will be reduced."""
+        if self._times_gradients != self._should_time_gradients:
+            self._times_gradients = self._should_time_gradients
+            self._register_hooks()
         self._countdown.reset()
         self.expect_buckets()
 
@@ -185,7 +201,7 @@ class StockModelObserver:
 
     def _gradient_hook(self, index: int, device: torch.device) -> Callable[..., None]:
         count, recorder = self._countdown.make_hook(index), self._recorder
-        if recorder.detail == "buckets":
+        if not self._times_gradients:
             return count
         timer, records = recorder.get_timer(device), self._gradient_records
 
@@ -253,6 +269,8 @@ class StockModelObserver:
         if self._may_miss_gradients:
             for index in self._plan.buckets[number]:
                 self._ready_ns[index] = READY
+        if not self._recorder.is_on:
+            return
         timer = self._recorder.get_timer(self._devices[number])
         now = timer.mark()
         timer.write(self._records.buckets[number].ready, self._recorder.steps.step, now, now)

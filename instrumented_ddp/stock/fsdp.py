@@ -158,6 +158,8 @@ class ShardedModelObserver:
     def _on_bucket_ready(self, number: int, records: BucketRecords) -> None:
         for index in self._plan.buckets[number]:
             self._ready_ns[index] = READY
+        if not self._recorder.is_on:
+            return
         timer = self._recorder.get_timer(self._device)
         now = timer.mark()
         timer.write(records.ready, self._recorder.steps.step, now, now)

@@ -84,7 +84,7 @@ class BucketSumRecorder:
         self.marks = begin, self._mark_on(device)
 
     def _mark_on(self, device: torch.device) -> Mark:
-        if self._sink is None or self._records is None:
+        if self._sink is None or self._records is None or not self._sink.is_on:
             return None
         try:
             return self._sink.get_timer(device).mark()
@@ -123,6 +123,8 @@ class BucketSumRecorder:
             known = records.segments.get(segment)
             if known is None:
                 known = records.segments[segment] = self._make_segment_records(segment, records, ranks)
+            if not sink.is_on:
+                return known[0], b"", None
             return *known, None if self._timer is None else self._timer.mark()
         except Exception as error:
             sink.disable_recording(error)

@@ -16,6 +16,7 @@ from overlapscope import __version__
 from overlapscope.cli import (
     calibrate,
     compare,
+    control,
     demo,
     diagnose,
     export,
@@ -37,6 +38,7 @@ _EPILOG = "Start with 'overlapscope demo': it records a short training run on th
 COMMANDS = {
     "calibrate": calibrate,
     "compare": compare,
+    "control": control,
     "demo": demo,
     "diagnose": diagnose,
     "export": export,

@@ -55,6 +55,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         f"with --probe-buckets: {DETAILS[1]})",
     )
     parser.add_argument(
+        "--start-off",
+        action="store_true",
+        help="record no steps until 'overlapscope control' turns recording on; the watchdog is on from the start",
+    )
+    parser.add_argument(
         "--probe-buckets",
         action="store_true",
         help="try other bucket sizes for a few steps each; results of the training don't change",
@@ -105,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
         args.on_incident,
         args.stall_timeout,
         probe_buckets=args.probe_buckets,
+        starts_off=args.start_off,
     )
     with metrics_writer(args.output, args.metrics) if args.metrics else nullcontext():
         with child_process.run_in_foreground(command, add_startup_hook(environment)) as (child, received):

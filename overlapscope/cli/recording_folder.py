@@ -16,6 +16,7 @@ from overlapscope.trace.folders import (
     remove_tables,
 )
 from overlapscope.trace.schema import (
+    CONTROL_FILE,
     EVENTS_FILE,
     GROUP_PATTERN,
     POINT_TO_POINT_PATTERN,
@@ -83,7 +84,7 @@ def _clear_attempt(folder: Path) -> None:
     remove_tables(folder)
     remove_stale_staging_dirs(folder)
     remove_files(folder / WATCHDOG_FOLDER, ("*",))
-    for file in list(folder.glob(EXITS_PATTERN)):
+    for file in [*folder.glob(EXITS_PATTERN), *folder.glob(CONTROL_FILE)]:
         file.unlink()
 
 

@@ -47,7 +47,7 @@ UNSPLIT_TABLES: Final = ("ranks", "plans", "call_sites", "links", "user_collecti
 """Tables that are not split. ``clocks``: see ``load.build_clock_maps``."""
 
 CONTENTS_FILE: Final = "contents.json"
-_TABLES_VERSION: Final = 10  # increase it when the columns of a table change
+_TABLES_VERSION: Final = 11  # increase it when the columns of a table change
 
 
 class DamagedTables(Exception):  # noqa: N818 - a state of the tables, which are rebuilt

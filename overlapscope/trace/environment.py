@@ -33,6 +33,9 @@ DEFAULT_STALL_TIMEOUT_S: Final = 120.0
 PROBE_VARIABLE: Final = "OVERLAPSCOPE_PROBE_BUCKETS"
 """``1``: try other bucket plans too, for a few steps each. Not set or ``0``: use only the script's own."""
 
+START_VARIABLE: Final = "OVERLAPSCOPE_START"
+"""``off``: no steps are recorded until ``overlapscope control`` asks for it. Not set or ``on``: from the first one."""
+
 OnIncident = Literal["report", "raise", "off"]
 
 ON_INCIDENT: Final[tuple[OnIncident, ...]] = ("report", "raise", "off")
@@ -55,6 +58,7 @@ class RecordingOptions:
     on_incident: OnIncident
     stall_timeout_s: float
     probe_buckets: bool
+    starts_off: bool
 
 
 def read_recording_options(trace: str | Path | None) -> RecordingOptions | None:
@@ -84,6 +88,9 @@ def read_recording_options(trace: str | Path | None) -> RecordingOptions | None:
     probe = os.environ.get(PROBE_VARIABLE, "0")
     if probe not in ("0", "1"):
         raise OverlapScopeError(f"{PROBE_VARIABLE}={probe}: unknown; give 1 or 0")
+    start = os.environ.get(START_VARIABLE, "on")
+    if start not in ("on", "off"):
+        raise OverlapScopeError(f"{START_VARIABLE}={start}: unknown; give on or off")
     return RecordingOptions(
         folder=Path(folder).absolute(),
         detail="parameters" if detail == "parameters" else "buckets",
@@ -91,6 +98,7 @@ def read_recording_options(trace: str | Path | None) -> RecordingOptions | None:
         on_incident=next(known for known in ON_INCIDENT if known == on_incident),
         stall_timeout_s=DEFAULT_STALL_TIMEOUT_S if stall_timeout_s is None else float(stall_timeout_s),
         probe_buckets=probe == "1",
+        starts_off=start == "off",
     )
 
 

@@ -90,6 +90,7 @@ UNREDUCED_FILE: Final = "unreduced.json"
 INTERRUPTED_BACKWARDS_FILE: Final = "interrupted_backwards.jsonl"
 FROZEN_FILE: Final = "frozen.json"
 LIVENESS_FILE: Final = "alive.bin"
+MODES_FILE: Final = "modes.jsonl"
 STALL_FILE: Final = "stall.json"
 REPORTS_FILE: Final = "reports.jsonl"
 STACKS_PATTERN: Final = "stacks_*.txt"
@@ -139,6 +140,12 @@ RANK_FILES: Final = (
     ),
     FileKind(
         EVENTS_FILE, "event log: steps, phases, buckets", "trace.event_log:EventLogWriter", "trace.event_log:read_log"
+    ),
+    FileKind(
+        MODES_FILE,
+        "recording modes: what was recorded of which steps",
+        "recording.modes:ModeFollower",
+        "trace.recording_modes:read_begun_modes",
     ),
     FileKind(
         INCIDENT_PATTERN,
@@ -261,6 +268,8 @@ def find_file_kind(name: str) -> FileKind | None:
     return next((kind for kind in RANK_FILES if fnmatchcase(name, kind.name)), None)
 
 
+CONTROL_FILE: Final = "control.json"
+"""File in the folder of an attempt by which users say what its ranks record."""
 TABLES_FOLDER: Final = "tables"
 WATCHDOG_FOLDER: Final = "watchdog"
 
@@ -331,6 +340,8 @@ class Flag(IntFlag):
     """The end is when completion was noticed; the true end is at most ``end_uncertainty_ns`` earlier."""
     NO_SYNC = 8
     """A pass under ``no_sync()``: gradients are accumulated and not reduced."""
+    LIGHT = 16
+    """A light step: without copies, and without the ready times of gradients."""
     END_IS_POLLED = 32
     """Nobody waited for the end, it was seen in passing: it may be late by all of ``end_uncertainty_ns``."""
 

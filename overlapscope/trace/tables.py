@@ -1,7 +1,7 @@
 """Tidy tables made from the files of ranks, with one row per observation, in nanoseconds.
 
 ========== ====================================================================================================
-steps      rank, step, start_ns, end_ns
+steps      rank, step, start_ns, end_ns, is_light
 phases     rank, model, step, phase, start_ns, end_ns, no_sync
 gradients  rank, model, step, plan_epoch, parameter, ready_ns
 copies     rank, model, step, plan_epoch, bucket, direction ("in", "out"), start_ns, end_ns
@@ -76,7 +76,12 @@ def build_event_tables(logs: Mapping[int, Records], *, starts_mid_step: bool = F
     steps, incidents, pauses = by_kind[Kind.STEP], by_kind[Kind.INCIDENT], by_kind[Kind.PAUSE]
     gradients, segments = by_kind[Kind.GRADIENT_READY], by_kind[Kind.SEGMENT]
     return {
-        "steps": steps.table(step=steps["step"], start_ns=steps["start_ns"], end_ns=steps["end_ns"]),
+        "steps": steps.table(
+            step=steps["step"],
+            start_ns=steps["start_ns"],
+            end_ns=steps["end_ns"],
+            is_light=(steps["flags"] & Flag.LIGHT) != 0,
+        ),
         "phases": _phases(by_kind[Kind.PHASE]),
         "gradients": gradients.table(
             **gradients.coordinates, parameter=gradients["index"], ready_ns=gradients["end_ns"]

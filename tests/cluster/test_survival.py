@@ -30,6 +30,7 @@ from instrumented_ddp.recording import events, recorder, tcp_stats
 from instrumented_ddp.recording.batch_tracker import DataPositionTracker
 from instrumented_ddp.recording.clock_sync import ClockSync
 from instrumented_ddp.recording.models import ModelRegistry, UnreducedGradientDetector
+from instrumented_ddp.recording.modes import ModeFollower
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.recording.records import BucketCollective, BucketRecords, SegmentTable
 from instrumented_ddp.recording.steps import OptimizerHooks, StepTracker
@@ -55,6 +56,7 @@ CALLBACKS: dict[str, tuple[Any, str]] = {
     "the records of a later plan": (recorder, "PlanRecords"),
     "a board": (recorder, "GradientReadyFile"),
     "a forward": (StepTracker, "on_forward_call"),
+    "what of a step is recorded": (ModeFollower, "on_step_start"),
     "a phase begins": (StepTracker, "enter"),
     "a phase ends": (StepTracker, "leave"),
     "the output of a forward": (events, "computed"),

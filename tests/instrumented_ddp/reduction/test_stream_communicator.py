@@ -55,6 +55,7 @@ class FakeTimer:
 
 class FakeSink:
     steps = SimpleNamespace(step=0)
+    is_on = True
     collectives = None
 
     def __init__(self, timer: FakeTimer) -> None:

@@ -1,0 +1,176 @@
+"""Recording turned off, on and to a sample while real ranks train: all switch at the same step, and lose no bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from instrumented_ddp import DistributedDataParallel, attach
+from instrumented_ddp.recording import modes
+from instrumented_ddp.session import get_current_session
+from overlapscope.trace.recording import Trace, read_trace
+from overlapscope.trace.recording_modes import OFF, BegunMode, RecordingMode, read_begun_modes, write_control
+from overlapscope.trace.schema import CONTROL_FILE, rank_folder
+from tests.cluster.ranks import run_ranks
+
+pytestmark = pytest.mark.cluster
+
+STEPS = 24
+OFF_STEPS = range(6, 10)
+SAMPLED_FROM = 14
+SAMPLE = 4
+DETAILED_FROM = 20
+ASKED = (
+    RecordingMode(from_step=OFF_STEPS.start, every=OFF),
+    RecordingMode(from_step=OFF_STEPS.stop),
+    RecordingMode(from_step=SAMPLED_FROM, every=SAMPLE),
+    RecordingMode(from_step=DETAILED_FROM, every=2, detail="parameters"),
+)
+FULL = [*range(6), *range(10, 14), 16, 20, 22]
+RECORDED = [step for step in range(STEPS) if step not in OFF_STEPS]
+
+
+def make_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
+
+
+def train(model: nn.Module, folder: str = "") -> list[float]:
+    """Train, and ask for modes on rank 0 some steps ahead; the loss of each step."""
+    modes.LOOK_INTERVAL_NS = 0
+    torch.manual_seed(dist.get_rank())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    asked: list[RecordingMode] = []
+    for step in range(STEPS):
+        for mode in ASKED:
+            if folder and dist.get_rank() == 0 and step == mode.from_step - 3:
+                write_control(Path(folder), asked, mode)
+                asked.append(mode)
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def ours(folder: str) -> list[float]:
+    return train(DistributedDataParallel(make_net(), bucket_cap_mb=0.0005, trace=folder or None), folder)
+
+
+def stock(folder: str) -> list[float]:
+    if folder:
+        attach(folder)
+    return train(TorchDDP(make_net(), bucket_cap_mb=0.0005), folder)
+
+
+def sharded(folder: str) -> list[float]:
+    if folder:
+        attach(folder)
+    net = make_net()
+    fully_shard(net)
+    return train(net, folder)
+
+
+def begun(folder: Path, rank: int) -> list[BegunMode]:
+    return list(read_begun_modes(rank_folder(folder, rank), []))
+
+
+def steps_of(trace: Trace, table: str) -> dict[int, list[int]]:
+    """The steps that each rank has rows of."""
+    rows = getattr(trace, table)
+    return {int(rank): sorted(set(own["step"].tolist())) for rank, own in rows.groupby("rank")}
+
+
+@pytest.mark.parametrize("kind", [ours, stock, sharded])
+def test_all_ranks_switch_at_the_steps_that_were_asked_for_and_the_losses_are_the_same(kind, tmp_path: Path) -> None:
+    losses = run_ranks(kind, 2, str(tmp_path))
+    assert losses == run_ranks(kind, 2, "")
+    trace = read_trace(tmp_path)
+    assert trace.errors == []
+    for table in ("steps", "phases", "collectives"):
+        assert steps_of(trace, table) == {0: RECORDED, 1: RECORDED}, table
+    for rank in range(2):
+        found = [(mode.step, mode.agreed_step, mode.every, mode.detail) for mode in begun(tmp_path, rank)]
+        assert found == [(mode.from_step, mode.from_step, mode.every, mode.detail) for mode in ASKED]
+    if kind is ours:
+        assert steps_of(trace, "copies") == {0: FULL, 1: FULL}
+    if kind is not sharded:
+        timed = [step for step in FULL if step >= DETAILED_FROM]
+        assert steps_of(trace, "gradients") == {0: timed, 1: timed}
+        of_last = trace.gradients.query(f"step == {DETAILED_FROM}")
+        assert sorted(of_last["parameter"]) == sorted(2 * [*range(8)])
+
+
+def test_the_first_step_after_a_break_begins_where_the_one_before_it_ended(tmp_path: Path) -> None:
+    run_ranks(ours, 2, str(tmp_path))
+    trace = read_trace(tmp_path)
+    first = trace.steps.query(f"step == {OFF_STEPS.stop} and rank == 0").iloc[0]
+    inside = trace.phases.query(f"step == {OFF_STEPS.stop} and rank == 0").sort_values("start_ns")
+    assert inside["phase"].tolist() == ["loop", "forward", "backward", "finalize", "optimizer"]
+    assert inside["start_ns"].iloc[0] == first["start_ns"]
+    assert inside["end_ns"].iloc[-1] == first["end_ns"]
+
+
+def test_a_step_is_marked_as_light_unless_it_is_of_the_sample(tmp_path: Path) -> None:
+    run_ranks(ours, 2, str(tmp_path))
+    steps = read_trace(tmp_path).steps.query("rank == 1")
+    assert steps["step"][~steps["is_light"]].tolist() == FULL
+    assert steps["step"].tolist() == RECORDED
+
+
+def started_off(folder: str) -> tuple[int, int]:
+    import os
+
+    os.environ["OVERLAPSCOPE_START"] = "off"
+    ours(folder)
+    session = get_current_session()
+    assert session is not None
+    assert session.recorder is not None
+    return session.recorder.steps.step, sum(log.latest for log in session.collectives.logs)
+
+
+def test_a_rank_that_starts_off_counts_steps_and_logs_collectives_until_it_is_asked_for_more(tmp_path: Path) -> None:
+    results = run_ranks(started_off, 2, str(tmp_path))
+    assert all(steps >= STEPS - 1 and entries > STEPS for steps, entries in results)
+    trace = read_trace(tmp_path)
+    after = [*range(OFF_STEPS.stop, STEPS)]
+    assert steps_of(trace, "steps") == {0: after, 1: after}
+    assert [(mode.step, mode.every) for mode in begun(tmp_path, 0)][:2] == [(0, OFF), (OFF_STEPS.stop, 1)]
+
+
+def late(folder: str) -> None:
+    """Rank 1 does not look until step 7."""
+    look = modes.ModeFollower._look
+
+    def look_late(self: modes.ModeFollower) -> None:
+        session = get_current_session()
+        if session is None or session.recorder is None or dist.get_rank() == 0 or session.recorder.steps.step >= 7:
+            look(self)
+
+    modes.ModeFollower._look = look_late  # type: ignore[method-assign]
+    ours(folder)
+
+
+def test_a_rank_that_sees_a_request_late_follows_at_once_and_says_so(tmp_path: Path) -> None:
+    run_ranks(late, 2, str(tmp_path))
+    assert (begun(tmp_path, 1)[0].step, begun(tmp_path, 1)[0].agreed_step) == (7, 6)
+    missing = {rank: set(range(STEPS)) - set(steps) for rank, steps in steps_of(read_trace(tmp_path), "steps").items()}
+    assert missing == {0: {6, 7, 8, 9}, 1: {7, 8, 9}}
+
+
+def with_damaged_control(folder: str) -> list[float]:
+    (Path(folder) / CONTROL_FILE).write_text("{")
+    return train(DistributedDataParallel(make_net(), trace=folder))
+
+
+def test_a_damaged_request_changes_nothing(tmp_path: Path) -> None:
+    run_ranks(with_damaged_control, 2, str(tmp_path))
+    assert steps_of(read_trace(tmp_path), "steps") == {0: [*range(STEPS)], 1: [*range(STEPS)]}
