@@ -29,6 +29,7 @@ from overlapscope.breakdown.critical_path import (
 from overlapscope.breakdown.spans import Int64Array
 from overlapscope.breakdown.steady_steps import (
     find_first_step_after_warm_up,
+    find_light_steps,
     find_ranks_with_most_steps,
     hash_active_plans,
     select_steady_rows,
@@ -125,6 +126,7 @@ class ChunkedAnalysis(Analysis):
             figures[[f"{name}_ns" for name in BLOCKS]].to_numpy(),
             pd.concat([chunk.plans for chunk in chunks]),
             first_step,
+            find_light_steps(steps),
             ranks_with_most,
         )
         self.summary = summarize_table(figures, steady, _join_jobs([chunk.job for chunk in chunks if chunk.job]))
@@ -205,7 +207,13 @@ def _analyze_chunk(task: _ChunkTask) -> _Chunk:
         breakdown = compute_breakdown(trace)
         plans = hash_active_plans(trace.collectives)
         steady = select_steady_rows(
-            breakdown.rank, breakdown.step, breakdown.ns, plans, task.first_step, task.ranks_with_most
+            breakdown.rank,
+            breakdown.step,
+            breakdown.ns,
+            plans,
+            task.first_step,
+            find_light_steps(trace.steps),
+            task.ranks_with_most,
         )
         job = compute_job_breakdown(trace, breakdown, steady, task.ranks)
         if job is None or _is_path_determined(trace, breakdown, job, task.steps, margin):

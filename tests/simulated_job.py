@@ -17,7 +17,7 @@ import pandas as pd
 
 from overlapscope.trace.recording import Trace
 from overlapscope.trace.schema import DTYPES, EVENTS_FILE, NO_INDEX, OPS, RECORD_FIELDS, Kind, LogHeader, rank_folder
-from overlapscope.trace.tables import PHASE_NAMES, SEGMENT_COLUMNS
+from overlapscope.trace.tables import MODE_COLUMNS, PHASE_NAMES, SEGMENT_COLUMNS
 from tests.synthetic import make_rank
 
 MS = 1_000_000
@@ -186,7 +186,7 @@ class Job:
                     "closed": True,
                 }
             ),
-            steps=steps,
+            steps=steps.assign(is_light=False),
             phases=phases,
             gradients=_empty("rank", "model", "step", "plan_epoch", "parameter", "ready_ns"),
             copies=_empty("rank", "model", "step", "plan_epoch", "bucket", "direction", "start_ns", "end_ns"),
@@ -195,6 +195,7 @@ class Job:
             pauses=self._pauses(phases),
             segments=_empty(*SEGMENT_COLUMNS),
             user_collectives=_empty("rank", "start_ns", "end_ns"),
+            modes=_empty(*MODE_COLUMNS),
             links=pd.DataFrame(self.links, columns=LINK_COLUMNS).astype(
                 {name: "str" if name in ("local", "peer") else "int64" for name in LINK_COLUMNS}
             ),

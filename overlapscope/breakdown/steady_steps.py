@@ -17,7 +17,9 @@ from overlapscope.breakdown.breakdown import BLOCKS, Breakdown
 from overlapscope.breakdown.spans import Float64Array, Int64Array
 from overlapscope.trace.recording import Trace
 
-ExclusionReason = Literal["warm-up", "unfinished", "other buckets", "evaluation", "slow outlier", "fast outlier"]
+ExclusionReason = Literal[
+    "warm-up", "unfinished", "other buckets", "evaluation", "light", "slow outlier", "fast outlier"
+]
 EXCLUSION_REASONS: Final[tuple[ExclusionReason, ...]] = get_args(ExclusionReason)
 _STEADY: Final = -1
 
@@ -95,7 +97,12 @@ def select_steady_steps(trace: Trace, breakdown: Breakdown) -> SteadySteps:
     """
     plans = hash_active_plans(trace.collectives)
     return select_steady_rows(
-        breakdown.rank, breakdown.step, breakdown.ns, plans, find_first_step_after_warm_up(trace.steps)
+        breakdown.rank,
+        breakdown.step,
+        breakdown.ns,
+        plans,
+        find_first_step_after_warm_up(trace.steps),
+        find_light_steps(trace.steps),
     )
 
 
@@ -105,6 +112,7 @@ def select_steady_rows(
     blocks_ns: Int64Array,
     plans: pd.Series[int],
     first_step: int,
+    light_steps: Int64Array,
     ranks: Int64Array | None = None,
 ) -> SteadySteps:
     """Select the steady steps from the arrays of a breakdown.
@@ -115,6 +123,7 @@ def select_steady_rows(
         blocks_ns: (G, len(BLOCKS)) Time in each block.
         plans: From ``hash_active_plans``.
         first_step: Earlier steps are warm-up.
+        light_steps: Steps that were not recorded in full. They are counted only if no other step is steady.
         ranks: Ranks that have finished most steps. Needed if the rows are only a part of a recording.
     """
     every_rank = np.unique(rank)
@@ -137,6 +146,9 @@ def select_steady_rows(
     evaluates = ns[:, BLOCKS.index("evaluation")] > 0
     if evaluates[why == _STEADY].sum() <= _MAX_EVALUATION_SHARE * (why == _STEADY).sum():
         exclude("evaluation", evaluates)
+    is_light = np.isin(numbers, light_steps)
+    if ((why == _STEADY) & ~is_light).any():
+        exclude("light", is_light)
     far = outlier_sign(ns.sum(axis=1), why == _STEADY)
     usual_ns = np.median(ns[why == _STEADY], axis=0) if (why == _STEADY).any() else np.zeros(len(BLOCKS))
     block = np.where(far != 0, ((ns - usual_ns) * far[:, None]).argmax(axis=1), -1)
@@ -181,6 +193,15 @@ def find_first_step_after_warm_up(steps: pd.DataFrame) -> int:
     """
     numbers = np.unique(steps["step"])
     return int(numbers[_count_warm_up_steps(numbers)]) if len(numbers) else 0
+
+
+def find_light_steps(steps: pd.DataFrame) -> Int64Array:
+    """Return the numbers of the steps that some rank did not record in full.
+
+    Args:
+        steps: A table like ``trace.steps``.
+    """
+    return np.unique(steps["step"].to_numpy(np.int64)[steps["is_light"].to_numpy(bool)])
 
 
 def _count_warm_up_steps(numbers: Int64Array) -> int:

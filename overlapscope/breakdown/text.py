@@ -89,6 +89,7 @@ def _describe_reason(one: ExcludedSteps) -> str:
         "unfinished": f"{count_of(count, 'step')} not finished by all ranks",
         "other buckets": f"{count_of(count, 'step')} with other buckets",
         "evaluation": f"{count_of(count, 'step')} with an evaluation",
+        "light": count_of(count, "light step"),
         "slow outlier": f"{count_of(count, 'slow outlier')}{block}",
         "fast outlier": f"{count_of(count, 'fast outlier')}{block}",
     }[one.why]

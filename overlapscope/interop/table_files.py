@@ -62,7 +62,7 @@ def collect_tables(analysis: Analysis) -> dict[str, pd.DataFrame]:
         "breakdown": analysis.summary.figures.assign(is_counted=analysis.summary.is_steady),
         **{name: getattr(trace, name) for name in ("ranks", "steps", "phases", "gradients", "copies", "collectives")},
         **{name: getattr(trace, name) for name in ("segments", "user_collectives", "pauses", "incidents", "links")},
-        **{name: getattr(trace, name) for name in ("plans", "call_sites")},
+        **{name: getattr(trace, name) for name in ("plans", "call_sites", "modes")},
     }
     return {name: table for name, table in tables.items() if len(table)}
 

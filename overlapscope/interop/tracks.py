@@ -18,6 +18,7 @@ from overlapscope.breakdown.arrivals import compute_arrivals, match_collectives
 from overlapscope.breakdown.lanes import LaneCache, SpanIndex, buckets_of_gradients, index_spans
 from overlapscope.breakdown.spans import Int64Array
 from overlapscope.breakdown.text import PHASE_LABELS
+from overlapscope.trace.off_steps import find_off_spans
 from overlapscope.trace.recording import Trace
 
 COUNTERS: Final = {"exposed communication": "exposed_ns", "hidden communication": "hidden_ns"}
@@ -109,6 +110,7 @@ class Tracks:
             "garbage collection": trace.pauses.assign(
                 name="collection of generation " + trace.pauses["generation"].astype(str)
             ),
+            "recording": _off_spans(trace),
             "own collectives": trace.user_collectives.assign(name="waits for a collective of the script"),
         }
 
@@ -132,6 +134,17 @@ class Tracks:
         for name, figure in COUNTERS.items():
             samples = pd.DataFrame({"time_ns": figures["start_ns"], "value": figures[figure] / 1e6})
             yield CounterTrack(rank=rank, name=name, samples=samples.sort_values("time_ns", ignore_index=True))
+
+
+def _off_spans(trace: Trace) -> pd.DataFrame:
+    """Return the spans in which recording was off, until it was on again or, at the end, to the last event."""
+    begun = trace.modes[["rank", "time_ns", "every"]].itertuples(index=False, name=None)
+    times_ns = pd.concat([trace.steps["end_ns"], trace.modes["time_ns"]])
+    last_ns = int(times_ns.max()) if len(times_ns) else 0
+    return pd.DataFrame(
+        [(rank, start_ns, end_ns or last_ns, "recording is off") for rank, start_ns, end_ns in find_off_spans(begun)],
+        columns=["rank", "start_ns", "end_ns", "name"],
+    ).astype({"rank": "int64", "start_ns": "int64", "end_ns": "int64"})
 
 
 def _to_python(column: pd.Series[Any]) -> list[Any]:

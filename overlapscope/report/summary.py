@@ -21,7 +21,13 @@ from overlapscope.interval import Interval
 from overlapscope.report.diagnosis import collect_attempts
 from overlapscope.report.report import INDENT, Column, Number, Report, Row, Section, Table, list_rows
 from overlapscope.text import Value, count_of, format_interval_ns, format_ns, format_share
-from overlapscope.trace.description import describe_chosen_steps, describe_clocks, describe_models, describe_strategies
+from overlapscope.trace.description import (
+    describe_chosen_steps,
+    describe_clocks,
+    describe_models,
+    describe_strategies,
+)
+from overlapscope.trace.off_steps import describe_all_off_steps
 from overlapscope.trace.recording import Trace
 
 _STEPS_AT_EACH_END: Final = 3
@@ -60,9 +66,7 @@ def build_breakdown_section(summary: Summary) -> Section:
         name="breakdown",
         title="Step-time breakdown",
         headline=describe_summary(summary),
-        basis=f"Means of {count_of(summary.steps, 'step')} of {count_of(summary.ranks, 'rank')}."
-        if summary.steps
-        else "",
+        basis=_describe_basis(summary),
         notes=tuple(notes),
         numbers=tuple(_list_numbers(summary)),
         tables=(
@@ -71,6 +75,14 @@ def build_breakdown_section(summary: Summary) -> Section:
             _tabulate_steps(summary),
         ),
     )
+
+
+def _describe_basis(summary: Summary) -> str:
+    if not summary.steps:
+        return ""
+    is_sample = any(excluded.why == "light" for excluded in summary.steady.excluded)
+    sample = ", the sample that was recorded in full" if is_sample else ""
+    return f"Means of {count_of(summary.steps, 'step')} of {count_of(summary.ranks, 'rank')}{sample}."
 
 
 def _list_numbers(summary: Summary) -> Iterator[Number]:
@@ -120,6 +132,7 @@ def describe_recording(trace: Trace) -> str:
     facts += [f"backend {run['backend']}"] if "backend" in run else []
     facts += [f"strategy {strategy}"] if (strategy := describe_strategies(run)) else []
     facts += [count_of(trace.steps["step"].nunique(), "step") + describe_chosen_steps(trace)]
+    facts += [f"off {steps}" for steps in describe_all_off_steps(trace.modes)]
     facts += [f"{name} {version}" for name, version in run.get("versions", {}).items() if name == "torch"]
     if "started_unix_ns" in run:
         facts.append(f"recorded {datetime.fromtimestamp(run['started_unix_ns'] / 1e9):%Y-%m-%d %H:%M}")

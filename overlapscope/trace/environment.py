@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.schema import DEFAULT_LIMIT_BYTES
@@ -42,6 +42,10 @@ ON_INCIDENT: Final[tuple[OnIncident, ...]] = ("report", "raise", "off")
 """Reactions of watchdogs to an incident: report it; report it and abort a job that can't continue; none, because no
 watchdog runs."""
 
+_STARTS: Final = ("on", "off")
+
+Choice = TypeVar("Choice", bound=str)
+
 Detail = Literal["buckets", "parameters"]
 
 DETAILS: Final[tuple[Detail, ...]] = ("buckets", "parameters")
@@ -73,33 +77,39 @@ def read_recording_options(trace: str | Path | None) -> RecordingOptions | None:
     folder = os.environ.get(TRACE_VARIABLE) if trace is None else trace
     if not folder:
         return None
-    detail = os.environ.get(DETAIL_VARIABLE, DETAILS[0])
-    if detail not in DETAILS:
-        raise OverlapScopeError(f"{DETAIL_VARIABLE}={detail}: unknown; give one of {', '.join(DETAILS)}")
+    detail = _read_choice(DETAIL_VARIABLE, DETAILS)
     limit_mb = os.environ.get(LIMIT_VARIABLE)
     if limit_mb is not None and not limit_mb.isdecimal():
         raise OverlapScopeError(f"{LIMIT_VARIABLE}={limit_mb}: not a size; give a whole number of MB")
-    on_incident = os.environ.get(ON_INCIDENT_VARIABLE, ON_INCIDENT[0])
-    if on_incident not in ON_INCIDENT:
-        raise OverlapScopeError(f"{ON_INCIDENT_VARIABLE}={on_incident}: unknown; give one of {', '.join(ON_INCIDENT)}")
+    on_incident = _read_choice(ON_INCIDENT_VARIABLE, ON_INCIDENT)
     stall_timeout_s = os.environ.get(STALL_TIMEOUT_VARIABLE)
     if stall_timeout_s is not None and not stall_timeout_s.isdecimal():
         raise OverlapScopeError(f"{STALL_TIMEOUT_VARIABLE}={stall_timeout_s}: no time; give a whole number of seconds")
     probe = os.environ.get(PROBE_VARIABLE, "0")
     if probe not in ("0", "1"):
         raise OverlapScopeError(f"{PROBE_VARIABLE}={probe}: unknown; give 1 or 0")
-    start = os.environ.get(START_VARIABLE, "on")
-    if start not in ("on", "off"):
-        raise OverlapScopeError(f"{START_VARIABLE}={start}: unknown; give on or off")
     return RecordingOptions(
         folder=Path(folder).absolute(),
-        detail="parameters" if detail == "parameters" else "buckets",
+        detail=detail,
         limit_bytes=DEFAULT_LIMIT_BYTES if limit_mb is None else int(limit_mb) * 1024**2,
-        on_incident=next(known for known in ON_INCIDENT if known == on_incident),
+        on_incident=on_incident,
         stall_timeout_s=DEFAULT_STALL_TIMEOUT_S if stall_timeout_s is None else float(stall_timeout_s),
         probe_buckets=probe == "1",
-        starts_off=start == "off",
+        starts_off=_read_choice(START_VARIABLE, _STARTS) == "off",
     )
+
+
+def _read_choice(variable: str, choices: Sequence[Choice]) -> Choice:
+    """Return the value of an environment variable; the first choice if it is not set.
+
+    Raises:
+        OverlapScopeError: it is none of the choices.
+    """
+    value = os.environ.get(variable, choices[0])
+    for choice in choices:
+        if value == choice:
+            return choice
+    raise OverlapScopeError(f"{variable}={value}: unknown; give one of {', '.join(choices)}")
 
 
 def add_startup_hook(environment: Mapping[str, str]) -> dict[str, str]:

@@ -24,6 +24,7 @@ from overlapscope.trace.clocks import ClockMap
 from overlapscope.trace.event_log import count_record_bytes, read_step_bounds
 from overlapscope.trace.folders import parse_expected_ranks
 from overlapscope.trace.json_files import read_json, read_lines
+from overlapscope.trace.off_steps import describe_all_off_steps
 from overlapscope.trace.rank_folder import RankFolder
 from overlapscope.trace.schema import EVENTS_FILE, PARAMETERS_FILE, RANK_FILE, RECORD_BYTES
 from overlapscope.trace.table_file import TableFile
@@ -38,8 +39,8 @@ class AssembledRecording:
     run: dict[str, Any]
     """``run.json`` of the lowest rank that has one; empty if none has."""
     unsplit: dict[str, pd.DataFrame]
-    """Tables that are not split: ranks, plans, call_sites, links and user_collectives as in ``Trace``, and the clock
-    maps that ``build_clock_maps`` reads."""
+    """Tables that are not split: ranks, plans, call_sites, links, modes and user_collectives as in ``Trace``, and the
+    clock maps that ``build_clock_maps`` reads."""
     problems: list[Problem]
 
 
@@ -79,6 +80,7 @@ def assemble_shards(
         unsplit=unsplit,
         problems=[
             *problems,
+            *_report_modes(path, unsplit["modes"]),
             *_report_missing_event_logs(path, folders),
             *_report_python_reducer(path, folders),
             *_report_missing_ranks(path, folders, run),
@@ -131,6 +133,17 @@ def _clock_columns(rank: RankClock, alignment: Alignment) -> dict[str, Any]:
         "drift_ppm": 1e6 * (last_offset_ns - offset_ns) / max(1, rank.end_ns - rank.begin_ns),
         "error_ns": alignment.map.error_over(rank.begin_ns, rank.end_ns),
     }
+
+
+def _report_modes(path: Path, modes: pd.DataFrame) -> list[Problem]:
+    """Return notes on steps that are not there because recording was off, and on ranks that switched late."""
+    notes = [f"recording was off {steps}" for steps in describe_all_off_steps(modes)]
+    late = modes[modes["step"] > modes["agreed_step"]]
+    notes += [
+        f"rank {rank} saw the request for step {agreed} late, in step {step}"
+        for rank, agreed, step in late[["rank", "agreed_step", "step"]].itertuples(index=False, name=None)
+    ]
+    return [Problem("note", f"{path}: {note}") for note in notes]
 
 
 def _report_missing_event_logs(path: Path, folders: Mapping[int, Path]) -> list[Problem]:

@@ -24,6 +24,7 @@ from overlapscope.trace.json_files import read_json, read_lines
 from overlapscope.trace.live_files import read_ready_times_ns
 from overlapscope.trace.manifest import Manifest
 from overlapscope.trace.process_files import StallSnapshot, WatchdogReport, read_rank_reports, read_stall_snapshot
+from overlapscope.trace.recording_modes import BegunMode, read_begun_modes
 from overlapscope.trace.schema import (
     CALL_SITES_FILE,
     CLOCK_FILE,
@@ -220,6 +221,10 @@ class RankFolder:
         """Return the samples of TCP connections, one row per connection."""
         return self.read_lines(LINKS_FILE, _parse_link_sample)
 
+    def modes(self) -> tuple[BegunMode, ...]:
+        """Return the recording modes that the rank has noted; none if it has recorded every step in full."""
+        return read_begun_modes(self.path, self.problems)
+
     def ping_bursts(self) -> list[tuple[str | None, Any]]:
         """Return the ping bursts, each with the boot id of rank 0, which answered."""
         return self.read_lines(CLOCK_FILE, _parse_burst)
@@ -276,6 +281,7 @@ class RankRecording:
     rounds: Rounds
     """Description of each segment by its number; empty if there are no segments."""
     links: list[LinkRow]
+    modes: tuple[BegunMode, ...]
     call_sites: list[tuple[Any, ...]]
     """Columns: call_site, file, line, function."""
     user_collectives_ns: npt.NDArray[np.int64]
@@ -331,6 +337,7 @@ def read_rank_recording(
         rank_info=rank_info,
         run=run,
         links=folder.links(),
+        modes=folder.modes(),
         user_collectives_ns=folder.user_collectives_ns(),
         rounds=folder.rounds() if (records["kind"] == Kind.SEGMENT).any() else {},
         bursts=folder.ping_bursts(),

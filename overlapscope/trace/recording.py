@@ -71,6 +71,9 @@ class Trace:
     """User collectives that ranks waited for: rank, start_ns, end_ns; described in ``trace.rank_folder``."""
     links: pd.DataFrame
     """Samples of TCP connections, described in ``overlapscope.trace.rank_folder``."""
+    modes: pd.DataFrame
+    """Recording modes that ranks have begun: ``overlapscope.trace.tables.MODE_COLUMNS``. Of a rank without any, every
+    step was recorded in full."""
     problems: tuple[Problem, ...]
     extent: Extent = "all"
 

@@ -10,6 +10,7 @@ collectives rank, model, group, step, plan_epoch, plan_hash, bucket (-1: none), 
 incidents  rank, step, incident, time_ns
 pauses     rank, step, generation, start_ns, end_ns
 segments   ``SEGMENT_COLUMNS``; plans: ``PLAN_COLUMNS``
+modes      ``MODE_COLUMNS``
 links      rank, time_ns, local, peer, peer_rank (-1: unknown), ``LINK_COUNTERS``
 ========== ====================================================================================================
 
@@ -306,6 +307,9 @@ SEGMENT_COLUMNS: Final = (
     *("sent_to", "sent_bytes", "received_from", "received_bytes", "start_ns", "end_ns"),
 )
 
+MODE_COLUMNS: Final = ("rank", "step", "agreed_step", "every", "detail", "time_ns")
+"""Columns of recording modes, see ``recording_modes.BegunMode``."""
+
 _UNKNOWN: Final = (-1, 0, "", 0, 0, "", 0, "", 0)
 
 UNKNOWN_RANK: Final = -1
@@ -384,7 +388,7 @@ class Shard:
     tables: dict[str, pd.DataFrame]
     """Event tables by name: ``tables.TABLES``. The rows of a rank are contiguous."""
     unsplit: dict[str, pd.DataFrame]
-    """Other tables: user_collectives, links, call_sites."""
+    """Other tables: user_collectives, links, modes, call_sites."""
     plans: set[PlanRows]
 
 
@@ -448,6 +452,7 @@ def build_shard(files: Sequence[RankRecording], *, starts_mid_step: bool = False
         unsplit={
             "user_collectives": _user_collectives(files),
             "links": build_link_samples({one.rank: one.links for one in files}),
+            "modes": _modes(files),
             "call_sites": _call_sites(files),
         },
         plans={one.plans for one in files},
@@ -468,6 +473,17 @@ def _user_collectives(files: Sequence[RankRecording]) -> pd.DataFrame:
     nothing = np.zeros((2, 0), dtype=np.int64)
     start_ns, end_ns = np.concatenate([nothing, *(one.user_collectives_ns for one in files)], axis=1)
     return pd.DataFrame({"rank": rank, "start_ns": start_ns, "end_ns": end_ns})
+
+
+def _modes(files: Sequence[RankRecording]) -> pd.DataFrame:
+    rows = [
+        (one.rank, mode.step, mode.agreed_step, mode.every, mode.detail, mode.time_ns)
+        for one in files
+        for mode in one.modes
+    ]
+    return pd.DataFrame(rows, columns=list(MODE_COLUMNS)).astype(
+        dict.fromkeys(MODE_COLUMNS, "int64") | {"detail": "str"}
+    )
 
 
 def _call_sites(files: Sequence[RankRecording]) -> pd.DataFrame:

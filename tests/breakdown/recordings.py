@@ -51,7 +51,7 @@ def recording(
 
 
 def _tables(trace: Trace) -> dict[str, pd.DataFrame]:
-    names = ("gradients", "incidents", "plans", "call_sites", "links", "segments")
+    names = ("gradients", "incidents", "plans", "call_sites", "links", "segments", "modes")
     return {name: getattr(trace, name) for name in names}
 
 

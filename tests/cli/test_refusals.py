@@ -34,6 +34,18 @@ REFUSED = {
         "{traces} {short} --only step,bogus",
         "{traces} {short} --json --format md",
     ),
+    "control": (
+        "{none} --off",
+        "{restarted} --off",
+        "{restarted} --status",
+        "{restarted}",
+        "{restarted} --off --on",
+        "{restarted} --status --off",
+        "{restarted} --status --detail parameters",
+        "{restarted} --sample 0",
+        "{running} --off",
+        "s3://bucket/run --off",
+    ),
     "demo": ("-o {traces}", "--port 70000", "--port 5.5", "--steps 0"),
     "diagnose": ("{none}", "{empty}", "{file}", "{restarted} --attempt 7", "s3://bucket/run"),
     "export": (
@@ -100,13 +112,26 @@ REFUSED = {
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("refused")
-    names = ("empty", "file", "four_ranks", "new", "none", "one_rank", "restarted", "short", "traces", "two_hosts")
+    names = (
+        "empty",
+        "file",
+        "four_ranks",
+        "new",
+        "none",
+        "one_rank",
+        "restarted",
+        "running",
+        "short",
+        "traces",
+        "two_hosts",
+    )
     paths = {name: folder / name for name in names}
     write_recording(paths["traces"], steps=20)
     write_recording(paths["one_rank"], ranks=1)
     write_recording(paths["short"], steps=10)
     for attempt in (paths["restarted"], paths["restarted"] / "restart_1"):
         end(write_order(attempt, {0: steps(5), 1: steps(5)}), (0, 1))
+    write_order(paths["running"], {0: steps(5), 1: steps(5)})
     paths["empty"].mkdir()
     paths["file"].write_text("mine")
     for name, hosts in (("four_ranks", ("node0",) * 4), ("two_hosts", ("node0", "node1"))):
