@@ -12,6 +12,7 @@ from torch import nn
 
 from instrumented_ddp import DistributedDataParallel
 from instrumented_ddp.collectives.position import TrainingPosition
+from instrumented_ddp.recording.modes import ModeFollower
 from instrumented_ddp.recording.recorder import GcPauses
 from overlapscope.trace.event_log import EventLogWriter
 from overlapscope.trace.recording import Trace, read_trace
@@ -35,6 +36,10 @@ def log(tmp_path) -> Iterator[EventLogWriter]:
     log.close()
 
 
+def modes_of(log: EventLogWriter, *, starts_off: bool = False) -> ModeFollower:
+    return ModeFollower(log.path.parent, starts_off=starts_off, detail="buckets")
+
+
 def the_clock_reads(monkeypatch, *times_us: int) -> None:
     readings = iter(times_us)
     monkeypatch.setattr("instrumented_ddp.recording.recorder.host_now_ns", lambda: next(readings) * US)
@@ -50,17 +55,25 @@ def pauses(log: EventLogWriter) -> list[list[int]]:
 
 def test_a_collection_of_50_us_or_more_is_recorded_with_its_generation(log, monkeypatch):
     the_clock_reads(monkeypatch, 1000, 1050, 2000, 2049, 3000, 3700)
-    watch = GcPauses(log, TrainingPosition(step=7))
+    watch = GcPauses(log, TrainingPosition(step=7), modes_of(log))
     for generation in (1, 0, 2):
         gc.collect(generation)
     watch.close()
     assert pauses(log) == [[7, 1, 1000, 1050], [7, 2, 3000, 3700]]
 
 
+def test_while_recording_is_off_no_collection_is_recorded(log, monkeypatch):
+    the_clock_reads(monkeypatch, 1000, 9000)
+    watch = GcPauses(log, TrainingPosition(), modes_of(log, starts_off=True))
+    gc.collect()
+    watch.close()
+    assert pauses(log) == []
+
+
 def test_nothing_is_watched_any_more_after_it_was_closed(log, monkeypatch):
     the_clock_reads(monkeypatch)
     before = list(gc.callbacks)
-    watch = GcPauses(log, TrainingPosition())
+    watch = GcPauses(log, TrainingPosition(), modes_of(log))
     watch.close()
     watch.close()
     assert gc.callbacks == before
@@ -70,7 +83,7 @@ def test_nothing_is_watched_any_more_after_it_was_closed(log, monkeypatch):
 
 def test_a_forked_process_does_not_write_into_the_log_of_its_parent(log, monkeypatch):
     the_clock_reads(monkeypatch, 1000, 9000, 10_000, 19_000)
-    watch = GcPauses(log, TrainingPosition())
+    watch = GcPauses(log, TrainingPosition(), modes_of(log))
     child = os.fork()
     if child == 0:
         gc.collect()
@@ -90,7 +103,7 @@ def test_a_collection_while_the_log_grows_does_not_lock_up(log, monkeypatch):
         allocate(*where)
 
     monkeypatch.setattr("os.posix_fallocate", collect_and_allocate)
-    watch = GcPauses(log, TrainingPosition())
+    watch = GcPauses(log, TrainingPosition(), modes_of(log))
     for time_ns in range(EventLogWriter.chunk_slots + 1):
         log.append(pack_body(Kind.PLAN), 0, time_ns, time_ns)
     watch.close()
