@@ -1,18 +1,18 @@
-"""What recording costs a training step: stock's DDP and ours, not recorded and recorded, in CPU time and wall time.
+"""What recording costs a training step in CPU time: with stock's DDP and ours, recorded in C and in Python.
 
     python -m benchmarks.step_time [--models transformer convnet] [--rounds 9] [--threads]
 
 Two ranks train over gloo on this machine, one compute thread each, and each with all its threads on a core of its own:
-forward, backward, optimizer, ``zero_grad``. Every run starts new processes. In each round the four ways take turns, so
-that all of them see the machine as it is then, and another one begins. Recorded is what ``overlapscope record`` has
-recorded.
+forward, backward, optimizer, ``zero_grad``. Every run starts new processes. In each round all ways take turns, so that
+all of them see the machine as it is then, and another one begins. Recorded is what ``overlapscope record`` has
+recorded, with the native code or, where it says so, with its twins in Python (OVERLAPSCOPE_NATIVE=0).
 
-CPU time is that of a rank's process with all its threads, the mean over steps and ranks; wall time is the median step
-of the slower rank. Of stock's DDP, not recorded, the table has the median over rounds in milliseconds, of the others
-the median over rounds of the ratio to it in the same round. With --threads a second table says where the CPU time of
-rank 0 goes, in microseconds a step by thread.
-
-Wall times mean little while other processes use the cores: how much they did is printed last.
+CPU time is that of a rank's process with all its threads, the mean over steps and ranks. Of stock's DDP, not recorded,
+the first table has the median over rounds in milliseconds, of the others the median over rounds of the ratio to it in
+the same round, with its 90 % interval from five rounds on. The second table has what recording adds in microseconds a
+step, and how much of it threads take that are not there otherwise; with --threads a third one says what each thread of
+rank 0 takes. Wall time is left out: it means little where ranks share cores with anything else, of which the last line
+says how much there was.
 """
 
 from __future__ import annotations
@@ -39,17 +39,20 @@ from rich.progress import track
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.medians import format_interval, median_with_ci
 from benchmarks.models import KNOWN_MODELS, SMALL_MODELS
 from benchmarks.timed_training import MODELS, Timed
+from instrumented_ddp.native import IS_NATIVE, NATIVE_VARIABLE
 from overlapscope.cli.child_process import environment_without_recording, recording_environment
+from overlapscope.interval import Interval
 from overlapscope.trace.environment import DETAILS, Detail, add_startup_hook
 from overlapscope.trace.event_log import read_latest_step
 from overlapscope.trace.schema import EVENTS_FILE, rank_folder
-from tests.cluster.processes import Program, run_together
+from tests.cluster.processes import METHOD, Program, run_together
 
 WORLD_SIZE: Final = 2
 TIME_LIMIT_S: Final = 1800
-TABLE_WIDTH: Final = 120
+TABLE_WIDTH: Final = 150
 
 
 @dataclass(frozen=True)
@@ -57,14 +60,18 @@ class Way:
     """Of doing the same training."""
 
     wrapper: str
-    is_recorded: bool
+    is_recorded: bool = False
+    is_native: bool = True
 
     def __str__(self) -> str:
-        return f"{self.wrapper}, recorded" if self.is_recorded else self.wrapper
+        recorded = ", recorded" if self.is_recorded else ""
+        return f"{self.wrapper}{recorded}{'' if self.is_native else ' in Python'}"
 
 
-STOCK: Final = Way("stock", False)
-WAYS: Final = (STOCK, Way("stock", True), Way("ours", False), Way("ours", True))
+STOCK: Final = Way("stock")
+OURS: Final = Way("ours")
+RECORDED: Final = tuple(Way(wrapper, True, is_native) for wrapper in ("stock", "ours") for is_native in (True, False))
+WAYS: Final = (STOCK, *RECORDED[:2], OURS, *RECORDED[2:])
 
 Run = list[Timed]
 """By rank."""
@@ -82,7 +89,7 @@ def run(model: str, way: Way, steps: int, detail: Detail) -> Run:
         )
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", NATIVE_VARIABLE: str(int(way.is_native))}
         # A store over TCP, as with torchrun: watchdogs ask it.
         environment |= {"WORLD_SIZE": str(WORLD_SIZE), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         arguments = ["-m", "benchmarks.timed_training", temporary, way.wrapper, model, str(steps)]
@@ -98,12 +105,10 @@ def run(model: str, way: Way, steps: int, detail: Detail) -> Run:
             raise
         is_recorded = (read_latest_step(rank_folder(traces, 0) / EVENTS_FILE) or 0) >= steps
         assert is_recorded == way.is_recorded, f"{way}: recorded is {is_recorded}"
-        return [Timed.read(folder / f"{rank}.json") for rank in range(WORLD_SIZE)]
-
-
-def wall_ns(run: Run) -> float:
-    """Of a step of the job."""
-    return max(timed.wall_ns for timed in run)
+        ranks = [Timed.read(folder / f"{rank}.json") for rank in range(WORLD_SIZE)]
+        # Who is forked from a warm server has its native code.
+        assert METHOD == "forkserver" or all(timed.is_native == way.is_native for timed in ranks), way
+        return ranks
 
 
 def cpu_ns(run: Run) -> float:
@@ -118,44 +123,63 @@ class Measured:
     model: str
     rounds: list[dict[Way, Run]]
 
-    def stock_ms(self) -> tuple[float, float]:
-        """CPU time and wall time of a step with stock's DDP, not recorded."""
-        cpu, wall = (statistics.median(clock(runs[STOCK]) for runs in self.rounds) / 1e6 for clock in (cpu_ns, wall_ns))
-        return cpu, wall
+    def stock_ms(self) -> float:
+        """CPU time of a step with stock's DDP, not recorded."""
+        return statistics.median(cpu_ns(runs[STOCK]) for runs in self.rounds) / 1e6
 
-    def ratios(self, way: Way) -> tuple[float, float]:
-        """CPU time and wall time of a step, to those of stock's DDP, not recorded."""
-        cpu, wall = (
-            statistics.median(clock(runs[way]) / clock(runs[STOCK]) for runs in self.rounds)
-            for clock in (cpu_ns, wall_ns)
-        )
-        return cpu, wall
+    def ratio(self, way: Way) -> Interval:
+        """CPU time of a step, to that of stock's DDP, not recorded."""
+        return median_with_ci([cpu_ns(runs[way]) / cpu_ns(runs[STOCK]) for runs in self.rounds])
+
+    def added_us(self, way: Way) -> Interval:
+        """CPU time of a step, minus that of the same DDP, not recorded."""
+        before = Way(way.wrapper)
+        return median_with_ci([(cpu_ns(runs[way]) - cpu_ns(runs[before])) / 1e3 for runs in self.rounds])
+
+    def helpers_us(self, way: Way) -> Interval:
+        """CPU time a step of the threads that only a recording has."""
+        return median_with_ci([_helpers_ns(runs[way], runs[Way(way.wrapper)]) / 1e3 for runs in self.rounds])
+
+    def helpers(self, way: Way) -> int:
+        """How many threads rank 0 has more than with the same DDP, not recorded."""
+        runs = self.rounds[-1]
+        return runs[way][0].thread_count - runs[Way(way.wrapper)][0].thread_count
 
     def thread_us(self, way: Way) -> dict[str, float]:
         """CPU time a step of each thread of rank 0, by name."""
         runs = [runs[way][0].thread_ns for runs in self.rounds]
         return {name: statistics.median(run.get(name, 0.0) for run in runs) / 1e3 for name in runs[0]}
 
-    def threads_more(self, way: Way) -> str:
-        """How many threads rank 0 has more than unrecorded, with the same DDP, and what they take a step."""
-        unrecorded, last = Way(way.wrapper, False), self.rounds[-1]
-        more = last[way][0].thread_count - last[unrecorded][0].thread_count
-        before = self.thread_us(unrecorded)
-        return f"{more:+} ({sum(us for name, us in self.thread_us(way).items() if name not in before):.0f})"
+
+def _helpers_ns(recorded: Run, before: Run) -> float:
+    known = before[0].thread_ns.keys()
+    return statistics.mean(sum(ns for name, ns in rank.thread_ns.items() if name not in known) for rank in recorded)
 
 
-def table_of(models: Sequence[Measured]) -> Table:
-    """A row a model, and their median and maximum."""
-    table = Table("model", box=SIMPLE_HEAD)
-    for way in WAYS:
-        table.add_column(f"{way}\nCPU{' ms' if way == STOCK else ''}", justify="right")
-        table.add_column(f"\nwall{' ms' if way == STOCK else ''}", justify="right")
+def ratio_table(models: Sequence[Measured]) -> Table:
+    """A row a model, and the median and maximum of all."""
+    table = Table("model", "stock\nCPU ms", box=SIMPLE_HEAD)
+    for way in WAYS[1:]:
+        table.add_column(f"{way}\nratio (90 %)", justify="right")
     for measured in models:
-        ratios = [f"{ratio:.3f}" for way in WAYS[1:] for ratio in measured.ratios(way)]
-        table.add_row(measured.model, *(f"{ms:.1f}" for ms in measured.stock_ms()), *ratios)
+        ratios = (format_interval(measured.ratio(way), 3) for way in WAYS[1:])
+        table.add_row(measured.model, f"{measured.stock_ms():.1f}", *ratios)
     for name, of_all in (("median", statistics.median), ("largest", max)):
-        columns = [[measured.ratios(way)[clock] for measured in models] for way in WAYS[1:] for clock in (0, 1)]
-        table.add_row(name, "", "", *(f"{of_all(column):.3f}" for column in columns))
+        of_models = (of_all(measured.ratio(way).value for measured in models) for way in WAYS[1:])
+        table.add_row(name, "", *(f"{ratio:.3f}" for ratio in of_models))
+    return table
+
+
+def added_table(models: Sequence[Measured]) -> Table:
+    """A row a model and way to record it."""
+    table = Table("model", "microseconds a step", box=SIMPLE_HEAD)
+    for column in ("added", "of these, added threads", "threads"):
+        table.add_column(column, justify="right")
+    for measured in models:
+        for way in RECORDED:
+            added, helpers = (format_interval(us, 0) for us in (measured.added_us(way), measured.helpers_us(way)))
+            is_last = way == RECORDED[-1]
+            table.add_row(measured.model, str(way), added, helpers, f"{measured.helpers(way):+}", end_section=is_last)
     return table
 
 
@@ -169,8 +193,7 @@ def thread_table(models: Sequence[Measured]) -> Table:
         for name in dict.fromkeys(name for thread_us in reversed(by_way) for name in thread_us):
             cells = (f"{thread_us[name]:.0f}" if name in thread_us else "-" for thread_us in by_way)
             table.add_row(measured.model, name, *cells)
-        more = (measured.threads_more(way) if way.is_recorded else "" for way in WAYS)
-        table.add_row(measured.model, "threads that recording adds", *more, end_section=True)
+        table.add_section()
     return table
 
 
@@ -193,6 +216,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--detail", choices=DETAILS, default=DETAILS[0], help="what is recorded (default: buckets)")
     parser.add_argument("--threads", action="store_true", help="also say what each thread takes")
     args = parser.parse_args()
+    if not IS_NATIVE:
+        parser.error("the native code is not there: compile it with pip install -e .")
     missing = [model for model in args.models if model in KNOWN_MODELS]
     if missing and importlib.util.find_spec("transformers") is None:
         parser.error(f"{' and '.join(missing)} need the transformers package: pip install -e '.[test]'")
@@ -217,7 +242,8 @@ def main() -> None:
             first = number % len(WAYS)
             rounds.append({way: run(model, way, args.steps, args.detail) for way in WAYS[first:] + WAYS[:first]})
         models.append(Measured(model, rounds))
-    console.print(table_of(models))
+    console.print(ratio_table(models))
+    console.print(added_table(models))
     if args.threads:
         console.print(thread_table(models))
     cores_of_others = (cpu_seconds_of_others() - others_before_s) / (time.monotonic() - begun)

@@ -1,4 +1,4 @@
-"""One rank of a training whose steps are timed, recorded if the environment says so; benchmarks/step_time.py starts it.
+"""One rank of a training that takes its CPU time, recorded if the environment says so, for benchmarks/step_time.py.
 
     RANK=0 WORLD_SIZE=2 python -m benchmarks.timed_training FOLDER WRAPPER MODEL STEPS CORE
 
@@ -18,13 +18,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import instrumented_ddp
 from benchmarks.models import KNOWN_MODELS, SMALL_MODELS, TINY_MODELS, training_step
+from instrumented_ddp.native import IS_NATIVE
 
 MODELS: Final = TINY_MODELS | SMALL_MODELS | KNOWN_MODELS
 WRAPPERS: Final = {"stock": DistributedDataParallel, "ours": instrumented_ddp.DistributedDataParallel}
@@ -34,15 +34,15 @@ _TASKS: Final = Path("/proc/self/task")
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """A step, as one rank saw it."""
+    """CPU time of a step, as one rank saw it: means over steps."""
 
-    wall_ns: float
-    """The median."""
     cpu_ns: float
-    """Of the process with all its threads; the mean."""
+    """Of the process with all its threads."""
     thread_ns: dict[str, float]
-    """CPU time by name of thread; the mean."""
+    """By name of thread."""
     thread_count: int
+    is_native: bool
+    """Whether what records is in C."""
 
     @classmethod
     def read(cls, path: Path) -> Timed:
@@ -79,19 +79,17 @@ def main() -> None:
     gc.freeze()
     dist.barrier()
     threads_before_ns, cpu_begin_ns = cpu_ns_by_thread(), time.process_time_ns()
-    times_ns = [time.perf_counter_ns()]
     for _ in range(steps):
         step()
-        times_ns.append(time.perf_counter_ns())
     cpu_ns, threads_ns = time.process_time_ns() - cpu_begin_ns, cpu_ns_by_thread()
     thread_ns: dict[str, float] = defaultdict(float)
     for thread_id, until_ns in threads_ns.items():
         thread_ns[name_of(thread_id)] += (until_ns - threads_before_ns.get(thread_id, 0)) / steps
     timed = Timed(
-        wall_ns=float(np.median(np.diff(times_ns))),
         cpu_ns=cpu_ns / steps,
         thread_ns=dict(thread_ns),
         thread_count=len(threads_ns),
+        is_native=IS_NATIVE,
     )
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(asdict(timed)))
     dist.barrier()
@@ -99,6 +97,8 @@ def main() -> None:
     # may be waiting to end its newest work.
     del step
     dist.destroy_process_group()
+    # A thread of gloo that asks for the GIL of an interpreter that is ending would abort the process.
+    os._exit(0)
 
 
 if __name__ == "__main__":
