@@ -1,4 +1,4 @@
-"""What a gradient, a bucket and a step cost the training thread: with each DDP, recorded and not, in microseconds.
+"""What a gradient, a bucket, a step and an all-gather cost the training thread, in microseconds, and a record in ns.
 
     python -m benchmarks.recorder [--rounds 5] [--steps 60]
 
@@ -10,9 +10,14 @@ parameters in one. CPU time of the training thread in forward, backward and opti
     a bucket     what 29 more add
 
 A bare hook, which does nothing, is what Python itself costs; stock's DDP has its hooks in C++. The other threads are
-those that a recording brings along, with 30 buckets a step. Every way has new processes, and takes turns with the
-others; medians over rounds. Last, a record in a tight loop with caches warm. What a real step costs is in
-``benchmarks.step_time``. With OVERLAPSCOPE_NATIVE=0, all of this is of the code in Python.
+those that a recording brings along, with 30 buckets a step.
+
+Two processes train 30 layers that ``fully_shard`` shards, each by itself. An all-gather is a 30th of what recording
+adds to the training thread's forward, in which each layer is gathered once.
+
+Every way has new processes, and takes turns with the others; medians over rounds, with 90 % intervals from five rounds
+on. What says so is recorded by the twins in Python (OVERLAPSCOPE_NATIVE=0), the rest by the native code. Last, a record
+in a tight loop with caches warm. What a real step costs is in ``benchmarks.step_time``.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -35,21 +40,35 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
+from torch.distributed.fsdp import fully_shard
 
 import instrumented_ddp
+from benchmarks.medians import format_interval, median_with_ci
 from instrumented_ddp import native
+from instrumented_ddp.native import NATIVE_VARIABLE
 from overlapscope.trace.event_log import EventLogWriter, RecordStore
 from overlapscope.trace.schema import Kind, pack_body
 from tests.cluster.processes import Program, run_together
 
 TIME_LIMIT_S: Final = 300
+TABLE_WIDTH: Final = 140
 BARE: Final = "no DDP"
-WAYS: Final = (BARE, "a bare hook", "stock", "stock, recorded", "ours", "ours, recorded")
+IN_PYTHON: Final = " in Python"
+WAYS: Final = (
+    *(BARE, "a bare hook"),
+    *("stock", "stock, recorded", "stock, recorded in Python"),
+    *("ours", "ours in Python", "ours, recorded", "ours, recorded in Python"),
+)
+SHARDED_WAYS: Final = ("fully_shard", "fully_shard, recorded", "fully_shard, recorded in Python")
 SHAPES: Final = {"many": (300, 1000.0), "buckets": (300, 0.0103), "few": (1, 1000.0)}
 """Layers of 1,088 bytes, and ``bucket_cap_mb``."""
 MORE_GRADIENTS: Final = 598
 BUCKETS: Final = 30
+SHARDED_LAYERS: Final = 30
 WARM_UP_STEPS: Final = 10
+
+Times = dict[str, tuple[float, float]]
+"""``step_us`` by shape."""
 
 
 def wrapped(module: nn.Module, way: str, cap_mb: float, folder: Path) -> nn.Module:
@@ -83,13 +102,44 @@ def step_us(model: nn.Module, steps: int) -> tuple[float, float]:
     return statistics.median(taken_ns[WARM_UP_STEPS:]) / 1000, others_ns / steps / 1000
 
 
-def measure(way: str, steps: int) -> dict[str, tuple[float, float]]:
+def forward_us(steps: int) -> float:
+    """Median CPU time of this thread in the forward of sharded layers, microseconds."""
+    layers = nn.Sequential(*[nn.Linear(16, 16) for _ in range(SHARDED_LAYERS)])
+    for layer in layers:
+        fully_shard(layer)
+    model = fully_shard(layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    batch, taken_ns = torch.randn(4, 16), []
+    for _ in range(WARM_UP_STEPS + steps):
+        begin_ns = time.thread_time_ns()
+        output = model(batch)
+        taken_ns.append(time.thread_time_ns() - begin_ns)
+        output.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return statistics.median(taken_ns[WARM_UP_STEPS:]) / 1000
+
+
+def measure_sharded(way: str, steps: int) -> float:
+    """``forward_us`` as one of two ranks."""
+    torch.set_num_threads(1)
+    rank, store = int(os.environ["RANK"]), os.environ["STORE"]
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    if "recorded" in way:
+        instrumented_ddp.attach(f"{store}-traces")
+    taken_us = forward_us(steps)
+    dist.barrier()
+    dist.destroy_process_group()
+    return taken_us
+
+
+def measure(way: str, steps: int) -> Times:
     """``step_us`` of each shape, in this process."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 1), rank=0, world_size=1)
-        if way == "stock, recorded":
+        if way.startswith("stock, recorded"):
             instrumented_ddp.attach(folder / "traces")
         measured = {}
         for shape, (layers, cap_mb) in SHAPES.items():
@@ -99,24 +149,37 @@ def measure(way: str, steps: int) -> dict[str, tuple[float, float]]:
     return measured
 
 
-def measured_apart(way: str, steps: int) -> dict[str, tuple[float, float]]:
-    """The same in a new process."""
-    program = Program(["-m", "benchmarks.recorder", "--way", way, "--steps", str(steps)], os.environ)
-    (printed,) = run_together([program], TIME_LIMIT_S)
-    measured: dict[str, tuple[float, float]] = json.loads(printed.splitlines()[-1])
+def measured_apart(way: str, steps: int) -> Times:
+    """``measure`` in a new process."""
+    (printed,) = run_together([program(way, steps)], TIME_LIMIT_S)
+    measured: Times = json.loads(printed.splitlines()[-1])
     return measured
 
 
-def table_of(rounds: list[dict[str, dict[str, tuple[float, float]]]]) -> Table:
+def sharded_apart(way: str, steps: int) -> float:
+    """``measure_sharded`` in two new processes, of which the first one counts."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [program(way, steps, RANK=str(rank), STORE=f"{folder}/store") for rank in range(2)]
+        return float(run_together(ranks, TIME_LIMIT_S)[0].splitlines()[-1])
+
+
+def program(way: str, steps: int, **variables: str) -> Program:
+    """This one, for one way."""
+    environment = os.environ | {NATIVE_VARIABLE: "0" if way.endswith(IN_PYTHON) else "1"} | variables
+    environment |= {"GLOO_SOCKET_IFNAME": "lo"}
+    return Program(["-m", "benchmarks.recorder", "--way", way, "--steps", str(steps)], environment)
+
+
+def table_of(rounds: Sequence[dict[str, Times]]) -> Table:
     """What each way costs."""
 
-    def over_rounds(cost: Callable[[dict[str, dict[str, tuple[float, float]]]], float]) -> str:
-        return f"{statistics.median(cost(measured) for measured in rounds):.2f}"
+    def over_rounds(cost: Callable[[dict[str, Times]], float]) -> str:
+        return format_interval(median_with_ci([cost(measured) for measured in rounds]), 2)
 
     table = Table("", "a gradient", "a bucket", "a step", "other threads a step", box=SIMPLE_HEAD, title="microseconds")
     for way in WAYS[1:]:
 
-        def more(measured: dict[str, dict[str, tuple[float, float]]], shape: str, way: str = way) -> float:
+        def more(measured: dict[str, Times], shape: str, way: str = way) -> float:
             return measured[way][shape][0] - measured[BARE][shape][0]
 
         table.add_row(
@@ -126,6 +189,16 @@ def table_of(rounds: list[dict[str, dict[str, tuple[float, float]]]]) -> Table:
             over_rounds(lambda each, more=more: more(each, "few")),
             over_rounds(lambda each, way=way: each[way]["buckets"][1] - each[BARE]["buckets"][1]),
         )
+    return table
+
+
+def sharded_table(rounds: Sequence[dict[str, float]]) -> Table:
+    """What recording adds to an all-gather."""
+    unrecorded = SHARDED_WAYS[0]
+    table = Table("", "an all-gather", box=SIMPLE_HEAD, title="microseconds")
+    for way in SHARDED_WAYS[1:]:
+        added = [(measured[way] - measured[unrecorded]) / SHARDED_LAYERS for measured in rounds]
+        table.add_row(way, format_interval(median_with_ci(added), 1))
     return table
 
 
@@ -147,18 +220,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="of new processes (%(default)s)")
     parser.add_argument("--steps", type=int, default=60, help="that are timed in each (%(default)s)")
-    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--way", choices=(*WAYS, *SHARDED_WAYS), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.way:
-        print(json.dumps(measure(args.way, args.steps)))
-        return
-    rounds: list[dict[str, dict[str, tuple[float, float]]]] = [
-        {way: measured_apart(way, args.steps) for way in WAYS}
-        for _ in track(range(args.rounds), "measuring", console=Console(stderr=True))
-    ]
-    Console().print(table_of(rounds))
-    stores = {"in Python": RecordStore, **({"in C": native.RecordStore} if native.IS_NATIVE else {})}
-    for name, make_store in stores.items():
+        measure_this = measure_sharded if args.way in SHARDED_WAYS else measure
+        print(json.dumps(measure_this(args.way, args.steps)), flush=True)
+        # A thread of gloo that asks for the GIL of an interpreter that is ending would abort the process.
+        os._exit(0)
+    if not native.IS_NATIVE:
+        parser.error("the native code is not there: compile it with pip install -e .")
+    rounds, sharded_rounds = [], []
+    for _ in track(range(args.rounds), "measuring", console=Console(stderr=True)):
+        rounds.append({way: measured_apart(way, args.steps) for way in WAYS})
+        sharded_rounds.append({way: sharded_apart(way, args.steps) for way in SHARDED_WAYS})
+    console = Console(width=TABLE_WIDTH)
+    console.print(table_of(rounds))
+    console.print(sharded_table(sharded_rounds))
+    for name, make_store in {"in C": native.RecordStore, "in Python": RecordStore}.items():
         print(f"a record in a tight loop, {name}: {time_tight_loop(make_store):.0f} ns", flush=True)
 
 
