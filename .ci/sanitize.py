@@ -20,7 +20,7 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / "build" / "sanitized"
-TESTS: Final = "tests/instrumented_ddp/native"
+TESTS: Final = ("tests/instrumented_ddp/native", "tests/instrumented_ddp/recording/test_timing.py")
 COMPILER: Final = os.environ.get("CC", "gcc")
 SANITIZERS: Final = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g"]
 RUNTIMES: Final = ("libasan.so", "libubsan.so")
@@ -70,7 +70,7 @@ def run_tests(name: str, built: Path) -> int:
 
     assert native.RecordStore is module.RecordStore, "something else would be tested"
     # What the sanitizers write before they end the process is not for pytest to keep.
-    return pytest.main(["-q", "--capture=sys", "-p", "no:cacheprovider", *(sys.argv[1:] or [TESTS])])
+    return pytest.main(["-q", "--capture=sys", "-p", "no:cacheprovider", *(sys.argv[1:] or TESTS)])
 
 
 def main() -> None:
