@@ -1,9 +1,12 @@
 """What it costs to see that replicas drift apart, how soon it is seen, and that nothing is seen in healthy trainings.
 
-    python -m benchmarks.drift [--models MODEL...] [--steps 200] [--healthy-steps 1000] [--faults NAME...]
+    python -m benchmarks.drift [--models MODEL...] [--steps 2000] [--healthy-steps 1000] [--faults NAME...]
 
 - The CPU time of all that the comparison does on the training thread, as a share of the median step, on two recorded
-  ranks over gloo. The first passes, which are whole, are given apart: they are taken once.
+  ranks over gloo with a compute thread each: of all steps but the first ones, and in a step at most. The first pass,
+  which is whole, is given apart. Then fingerprints are switched off and on again every few steps, and a step with them
+  is given over one without, by the CPU time of the thread and by wall time: medians of the ratios of neighboring turns,
+  and their 90 % intervals. Wall times mean little while other processes use the cores.
 - Of each fault of the laboratory in replicas, on three ranks: the steps from the fault to the watchdog's report, and
   what the report says.
 - The healthy loops of the tests, with our DDP and with torch's, every parameter compared in every step: how many steps,
@@ -13,9 +16,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,18 +44,53 @@ from tests.cluster import replicated
 from tests.cluster.ranks import run_ranks
 from tests.lab.warm_ranks import WarmRank
 
-_WHOLE_PASSES: Final = 5
-"""Steps until the first period is in force."""
+_WARM_UP_STEPS: Final = 100
+_TURN_STEPS: Final = 20
 MODELS: Final = TINY_MODELS | SMALL_MODELS | LARGE_MODELS
 _KINDS: Final[dict[str, type[TorchDDP]]] = {"ours": DistributedDataParallel, "torch's": TorchDDP}
 
 
-def measure(model: str, steps: int, folder: Path) -> tuple[float, float, float, int]:
-    """On one rank: microseconds of a step and of its fingerprints, of a whole pass, and the period at the end."""
+@dataclass(frozen=True)
+class Measured:
+    """What fingerprints take one rank, in nanoseconds."""
+
+    step_ns: float
+    """Wall time of a step, the median."""
+    first_ns: int
+    """CPU time of the first pass."""
+    spent_ns: tuple[int, ...]
+    """CPU time in each step after the first ones."""
+    period: int
+    """At the end."""
+    cpu_ratios: tuple[float, ...]
+    """A step with fingerprints over one without, in neighboring turns."""
+    wall_ratios: tuple[float, ...]
+
+    def __str__(self) -> str:
+        spent_ns = float(np.mean(self.spent_ns))
+        return (
+            f"step {self.step_ns / 1e3:9.0f} us  fingerprints {spent_ns / 1e3:6.2f} us, {spent_ns / self.step_ns:.3%}, "
+            f"in a step at most {max(self.spent_ns) / 1e3:6.0f} us, first {self.first_ns / 1e3:7.0f} us, "
+            f"period {self.period:4}; with over without: CPU {median_of(self.cpu_ratios)}, "
+            f"wall {median_of(self.wall_ratios)}"
+        )
+
+
+def median_of(ratios: Sequence[float]) -> str:
+    """Format the median of some ratios with its 90 % interval, by their ranks."""
+    ordered = sorted(ratios)
+    margin = max(0, math.floor((len(ordered) - 1.645 * math.sqrt(len(ordered))) / 2))  # as of a binomial distribution
+    return f"{np.median(ordered):.4f} ({ordered[margin]:.4f} to {ordered[-1 - margin]:.4f})"
+
+
+def measure(model: str, steps: int, folder: Path) -> Measured:
+    """On one rank."""
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     workload = MODELS[model]()
     ddp = DistributedDataParallel(workload.module, trace=folder)
-    train = training_step(workload, ddp)
+    train, replica = training_step(workload, ddp), ddp._replica
+    assert replica is not None
     spent_ns: list[int] = []
     clock_ns = min(-(time.thread_time_ns() - time.thread_time_ns()) for _ in range(1000))
     original = FingerprintedReplica.on_forward_start
@@ -58,17 +99,30 @@ def measure(model: str, steps: int, folder: Path) -> tuple[float, float, float, 
         time.thread_time_ns()  # after a step the clock itself is slow, the first time
         begin_ns = time.thread_time_ns()
         original(replica, *args)
-        spent_ns.append(time.thread_time_ns() - begin_ns - clock_ns)
+        spent_ns.append(max(0, time.thread_time_ns() - begin_ns - clock_ns))
 
-    FingerprintedReplica.on_forward_start = timed  # type: ignore[method-assign]
-    ends_ns = [time.perf_counter_ns()]
-    for _ in range(steps + _WHOLE_PASSES):
-        train()
-        ends_ns.append(time.perf_counter_ns())
-    step_us = float(np.median(np.diff(ends_ns)[_WHOLE_PASSES:])) / 1e3
-    assert ddp._replica is not None
-    period = ddp._replica._schedule.period
-    return step_us, sum(spent_ns[_WHOLE_PASSES:]) / steps / 1e3, min(spent_ns[1 : _WHOLE_PASSES - 1]) / 1e3, period
+    FingerprintedReplica.on_forward_start = timed  # type: ignore[method-assign, assignment]
+    step_ns = [timed_step(train)[1] for _ in range(_WARM_UP_STEPS + steps)][_WARM_UP_STEPS:]
+    FingerprintedReplica.on_forward_start = original  # type: ignore[method-assign]
+    turns = []
+    for turn in range(max(2, steps // _TURN_STEPS)):
+        ddp._replica = replica if turn % 2 else None
+        cpu_ns, wall_ns = zip(*(timed_step(train) for _ in range(_TURN_STEPS)), strict=True)
+        turns.append((np.mean(cpu_ns), np.median(wall_ns)))
+    ddp._replica = replica
+    cpu_ratios, wall_ratios = (
+        tuple(float(on[clock] / off[clock]) for off, on in zip(turns[::2], turns[1::2], strict=False))
+        for clock in (0, 1)
+    )
+    spent = tuple(spent_ns[_WARM_UP_STEPS:])
+    return Measured(float(np.median(step_ns)), spent_ns[0], spent, replica.period, cpu_ratios, wall_ratios)
+
+
+def timed_step(train: Callable[[], None]) -> tuple[int, int]:
+    """CPU time of this thread, and wall time, of a step."""
+    wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+    train()
+    return time.thread_time_ns() - cpu_ns, time.perf_counter_ns() - wall_ns
 
 
 def found(fault: Fault) -> str:
@@ -114,7 +168,9 @@ def main() -> None:
     loops = [train.__name__ for train in replicated.HEALTHY]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=["tiny", *SMALL_MODELS], choices=MODELS, metavar="MODEL")
-    parser.add_argument("--steps", type=int, default=200, help="of each model (default: 200)")
+    parser.add_argument(
+        "--steps", type=int, default=2000, help="of each model, and as many again with and without (default: 2000)"
+    )
     parser.add_argument("--healthy-steps", type=int, default=1000, help="of each healthy loop (default: 1000)")
     parser.add_argument("--loops", nargs="*", default=loops, choices=loops)
     parser.add_argument("--faults", nargs="*", default=drifting, choices=drifting)
@@ -122,12 +178,8 @@ def main() -> None:
     for model in args.models:
         with tempfile.TemporaryDirectory() as temporary:
             results = run_ranks(measure, 2, model, args.steps, Path(temporary, "trace"))
-        for rank, (step_us, cost_us, pass_us, period) in enumerate(results):
-            print(
-                f"{model:16} rank {rank}  step {step_us:9.1f} us  fingerprints {cost_us:7.2f} us, "
-                f"{cost_us / step_us:.3%}  all at once {pass_us:9.1f} us  period {period}",
-                flush=True,
-            )
+        for rank, measured in enumerate(results):
+            print(f"{model:16} rank {rank}  {measured}", flush=True)
     for name in args.faults:
         print(f"{name:24}{found(next(fault for fault in FAULTS if fault.name == name))}", flush=True)
     for name in args.loops:

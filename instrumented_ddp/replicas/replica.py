@@ -2,226 +2,91 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from instrumented_ddp.recording.background import never_raise
-from instrumented_ddp.replicas.fingerprint import Fingerprint
-from overlapscope.trace.live_files import FINAL_PASS, fingerprint_residue
+from instrumented_ddp.replicas.rows import DeviceRows, HostRows, TakenPass
+from instrumented_ddp.replicas.schedule import FingerprintSchedule
+from overlapscope.trace.live_files import FINAL_PASS
 
-_ROWS: Final = 64
-"""Maximum number of passes in transfer from a device; a pass that finds all rows in use is discarded."""
-_ZERO_MASK: Final = -0x0123456789ABCDEF
-"""XORed with each fingerprint: 0, the fingerprint of zeros, is stored for one that was not taken."""
-
-
-class HostRows:
-    """Fingerprints of a pass, computed on the host, where results are available at once.
-
-    Args:
-        tensors: number of tensors.
-    """
-
-    def __init__(self, tensors: int) -> None:
-        self._row = torch.zeros(tensors, dtype=torch.int64)
-        self.results = list(self._row.unbind())
-        self.is_taken = bytearray(tensors)
-
-    def clear(self) -> None:
-        """Begin a pass."""
-        self.is_taken[:] = bytes(len(self.is_taken))
-
-    def discard(self, indices: tuple[int, ...]) -> None:
-        """Discard the fingerprints of some tensors."""
-        for index in indices:
-            self.is_taken[index] = False
-
-    def finish_pass(self, pass_: Any, finished: deque[Any]) -> None:
-        """Finish a pass."""
-        if any(self.is_taken):
-            finished.append(pass_._replace(values=_values(self._row.numpy(), bytes(self.is_taken))))
-
-    def collect(self, finished: deque[Any]) -> None:
-        """Do nothing: finished passes are available at once."""
-
-
-class DeviceRows(HostRows):
-    """Fingerprints computed on a CUDA device, collected once the device has finished without waiting for it.
-
-    Args:
-        tensors: number of tensors.
-        device: device on which they are computed.
-    """
-
-    def __init__(self, tensors: int, device: torch.device) -> None:
-        self.is_taken = bytearray(tensors)
-        self._device_row = torch.zeros(tensors, dtype=torch.int64, device=device)
-        self.results = list(self._device_row.unbind())
-        self._host_rows = torch.zeros((_ROWS, tensors), dtype=torch.int64, pin_memory=True)
-        self._free = deque(range(_ROWS))
-        self._in_transfer: deque[tuple[int, torch.cuda.Event, bytes, Any]] = deque()
-
-    def clear(self) -> None:
-        """Begin a pass after the copy of the previous one: the current stream may be another one now."""
-        super().clear()
-        if self._in_transfer and not torch.cuda.is_current_stream_capturing():
-            torch.cuda.current_stream(self._device_row.device).wait_event(self._in_transfer[-1][1])
-
-    def finish_pass(self, pass_: Any, finished: deque[Any]) -> None:  # noqa: ARG002 - it is not available yet
-        """Enqueue the copy to the host."""
-        if not any(self.is_taken) or not self._free or torch.cuda.is_current_stream_capturing():
-            return
-        number = self._free.popleft()
-        self._host_rows[number].copy_(self._device_row, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device_row.device))
-        self._in_transfer.append((number, event, bytes(self.is_taken), pass_))
-
-    def collect(self, finished: deque[Any]) -> None:
-        """Collect the passes that have arrived. Called on another thread."""
-        while self._in_transfer and self._in_transfer[0][1].query():
-            number, _, is_taken, pass_ = self._in_transfer[0]
-            finished.append(pass_._replace(values=_values(self._host_rows[number].numpy(), is_taken)))
-            self._in_transfer.popleft()
-            self._free.append(number)
-
-
-def _values(row: npt.NDArray[np.int64], is_taken: bytes) -> bytes:
-    """Return the fingerprints as they are stored, 0 for those that were not taken."""
-    return np.where(np.frombuffer(is_taken, dtype=bool), row ^ _ZERO_MASK, 0).astype("<i8").tobytes()
-
-
-MAX_COST_SHARE: Final = 0.001
-"""Maximum share of a step's time."""
-MAX_PERIOD: Final = 4096
-_WARM_UP_PASSES: Final = 1
-"""Number of passes that are not measured."""
-_MEASURED_PASSES: Final = 3
-"""Number of measured passes after that, before the first period is chosen. All of these last a single step."""
-_COLD_CACHE_FACTOR: Final = 4
-"""Cost factor of a fingerprint taken alone once per step, instead of one after another with its code in the caches."""
-_HALVE_BELOW: Final = 0.4
-"""Share of the allowed cost below which the period is halved: half the period then suffices, with some margin."""
-
-
-class FingerprintSchedule:
-    """Assignment of tensors to reductions, so that fingerprints cost a thousandth of a step.
-
-    Each rank decides alone, from measurements of how long all fingerprints and a step take. The period is a power of
-    two, so ranks with different periods share the times of the longer one.
-
-    Args:
-        numbers: number of each tensor, from ``fingerprint_residue``.
-    """
-
-    def __init__(self, numbers: Sequence[int]) -> None:
-        self._numbers = numbers
-        self.period = 1
-        self._due: dict[int, tuple[int, ...]] = {}
-        """Tensor indices by the number of reductions modulo the period."""
-        self._cost_ns = 0.0
-        self._passes = 0
-        self._measured: list[tuple[int, float]] = []
-        self._set_period(1)
-
-    def list_due_tensors(self, first: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Return the reduction numbers at which something is due in a pass, in order, with the due tensors.
-
-        For example, with the period 4, tensors with the numbers 5, 6 and 9 are due at reductions that are 1, 2 and 1
-        modulo 4: ``list_due_tensors(10)`` is ``[(10, (1,)), (13, (0, 2))]``.
-
-        Args:
-            first: number of reductions at the start of the pass.
-        """
-        return sorted((first + (number - first) % self.period, indices) for number, indices in self._due.items())
-
-    def update_period(self, cost_ns: int, step_ns: float) -> None:
-        """Choose the next period from the cost of a pass.
-
-        Args:
-            cost_ns: time for all its fingerprints.
-            step_ns: mean time from one reduction to the next, without fingerprints.
-        """
-        self._passes += 1
-        if self._passes <= _WARM_UP_PASSES:
-            return
-        if self._passes <= _WARM_UP_PASSES + _MEASURED_PASSES:
-            self._measured.append((cost_ns, step_ns))
-            if self._passes < _WARM_UP_PASSES + _MEASURED_PASSES:
-                return
-            self._cost_ns = _COLD_CACHE_FACTOR * min(cost for cost, _ in self._measured)
-            step_ns = sum(step for _, step in self._measured) / len(self._measured)
-        else:
-            self._cost_ns = (self._cost_ns + cost_ns) / 2
-        allowed_ns = MAX_COST_SHARE * step_ns
-        period = self.period
-        while self._cost_ns > allowed_ns * period and period < MAX_PERIOD:
-            period *= 2
-        while period > 1 and self._cost_ns < _HALVE_BELOW * allowed_ns * period:
-            period //= 2
-        if period != self.period:
-            self._set_period(period)
-
-    def _set_period(self, period: int) -> None:
-        self.period = period
-        due: dict[int, list[int]] = {}
-        for index, number in enumerate(self._numbers):
-            due.setdefault(number % period, []).append(index)
-        self._due = {number: tuple(indices) for number, indices in due.items()}
-
-
-_DEVICE_NS_PER_BYTE: Final = 0.002
-"""Assumed cost of reading on a device, while the host continues: half a terabyte per second."""
 _MAX_UNCOLLECTED: Final = 1024
 """Maximum number of passes that have not been collected; the oldest are dropped."""
+_MAX_WALL_FACTOR: Final = 8
+"""Of the time that passes meanwhile at most so many times the CPU time counts: the rest is the machine's doing."""
+_PACE_INTERVALS: Final = 9
+"""Number of intervals between two moments, the median of which is how long a step takes."""
+_MAX_PACE_FACTOR: Final = 4
+"""Factor by which steps become longer or shorter before a pass is cut short. What is longer by more is a pause."""
 
 
-class FingerprintPass(NamedTuple):
-    """A finished pass over all fingerprints, as in ``overlapscope.trace.live_files``."""
+class _Stopwatch:
+    """Adds up what fingerprints take the training thread."""
 
-    period: int
-    first: int
-    steps: bytes
-    values: bytes
+    def __init__(self) -> None:
+        self.ns = 0
+        self.start()
+
+    def start(self) -> None:
+        self._wall_ns, self._cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+
+    def stop(self) -> None:
+        cpu_ns, wall_ns = time.thread_time_ns() - self._cpu_ns, time.perf_counter_ns() - self._wall_ns
+        self.ns += max(cpu_ns, min(wall_ns, _MAX_WALL_FACTOR * cpu_ns))
 
 
 class FingerprintedReplica:
     """Fingerprinted replica of one DDP instance.
 
+    They are computed on the current stream: a forward may change parameters (``Embedding(max_norm=...)`` does), so on
+    another stream the result would depend on which is quicker.
+
     Args:
-        tensors: parameters and buffers that have fingerprints, by name.
-        device: device of the tensors.
+        tensors: parameters and buffers that have fingerprints.
+        parts: the numbers of the tensors that are taken together, from ``divide_into_parts``.
+        part_numbers: number of each part, as in ``FingerprintSchedule``.
         disable_recording: called after an internal error.
     """
 
     def __init__(
         self,
-        tensors: Sequence[tuple[str, Fingerprint]],
-        device: torch.device,
+        tensors: Sequence[torch.Tensor],
+        parts: Sequence[range],
+        part_numbers: Sequence[int],
         disable_recording: Callable[[Exception], None],
     ) -> None:
         self._disable_recording = disable_recording
         self._is_closed = False
-        self._fingerprints = [fingerprint for _, fingerprint in tensors]
-        self._bytes = sum(fingerprint.bytes for fingerprint in self._fingerprints)
-        self._schedule = FingerprintSchedule([fingerprint_residue(name) for name, _ in tensors])
-        self._rows = HostRows(len(tensors)) if device.type == "cpu" else DeviceRows(len(tensors), device)
-        self._is_on_host = device.type == "cpu"
+        self._is_on_host = tensors[0].device.type == "cpu"
+        self._rows = HostRows(tensors, parts) if self._is_on_host else DeviceRows(tensors, parts)
+        self._schedule = FingerprintSchedule(part_numbers)
         self._current_reduction = -1
         self._taken_now: tuple[int, ...] = ()
-        self._pass_end = self._next_due = 0
-        self._due_tensors: deque[tuple[int, tuple[int, ...]]] = deque()
-        self._pass_start = 0
-        self._steps = array("I", bytes(4 * len(tensors)))
-        self._began_ns = self._cost_ns = 0
-        self._finished: deque[FingerprintPass] = deque(maxlen=_MAX_UNCOLLECTED)
+        self._pass_start = self._pass_end = self._next_due = 0
+        self._due: deque[tuple[int, tuple[int, ...]]] = deque()
+        self._taken_parts = 0
+        self._steps = array("I", bytes(4 * len(parts)))
+        self._cost = _Stopwatch()
+        self._ended_ns = 0
+        """When fingerprints were last taken, or a pass began."""
+        self._intervals_ns: deque[float] = deque(maxlen=_PACE_INTERVALS)
+        """Latest times of a step, each the mean between two such moments."""
+        self._step_ns = self._steps_ns = 0.0
+        """Typical time of a step now; and of all steps of this pass together, without pauses such as evaluations."""
+        self._planned_step_ns = 0.0
+        """Typical time of a step when the period was chosen."""
+        self._finished: deque[TakenPass] = deque(maxlen=_MAX_UNCOLLECTED)
+
+    @property
+    def period(self) -> int:
+        """Return the number of reductions in which each tensor is taken once."""
+        return self._schedule.period
 
     def disable_recording(self, error: Exception) -> None:
         """Stop taking fingerprints after an internal error."""
@@ -245,21 +110,38 @@ class FingerprintedReplica:
 
     @never_raise
     def _take_due_fingerprints(self, reductions: int, step: int, finish_updates: Callable[[], None]) -> None:
+        self._cost.start()
         if reductions != self._current_reduction:
-            if reductions >= self._pass_end or reductions < self._current_reduction:
-                self._begin_pass(reductions)
-            self._current_reduction = reductions
-            while self._due_tensors and self._due_tensors[0][0] < reductions:  # for example after a while under join()
-                self._due_tensors.popleft()
-            is_due = self._due_tensors and self._due_tensors[0][0] == reductions
-            self._taken_now = self._due_tensors.popleft()[1] if is_due else ()
-            self._next_due = self._due_tensors[0][0] if self._due_tensors else self._pass_end
+            self._find_due(reductions)
         if self._taken_now and self._can_take():
+            self._cost.stop()
             finish_updates()
-            began_ns = time.thread_time_ns()
-            with torch.no_grad(), torch._C.DisableTorchFunction():
-                self._take(self._taken_now, step)
-            self._cost_ns += time.thread_time_ns() - began_ns
+            self._cost.start()
+            self._take(self._taken_now, step)
+        self._cost.stop()
+        self._ended_ns = time.perf_counter_ns()
+
+    def _find_due(self, reductions: int) -> None:
+        passed = reductions - self._current_reduction
+        if self._current_reduction >= 0 and passed > 0:
+            interval_ns = (time.perf_counter_ns() - self._ended_ns) / passed
+            self._intervals_ns.append(interval_ns)
+            self._step_ns = statistics.median(self._intervals_ns)
+            self._steps_ns += passed * min(interval_ns, _MAX_PACE_FACTOR * self._step_ns)
+        if reductions >= self._pass_end or passed < 0 or self._has_changed_pace():
+            self._begin_pass(reductions)
+        self._current_reduction = reductions
+        while self._due and self._due[0][0] < reductions:  # for example after a while under join()
+            self._due.popleft()
+        is_due = self._due and self._due[0][0] == reductions
+        self._taken_now = self._due.popleft()[1] if is_due else ()
+        self._taken_parts += len(self._taken_now)
+        self._next_due = self._due[0][0] if self._due else self._pass_end
+
+    def _has_changed_pace(self) -> bool:
+        """Return whether steps have become so much longer or shorter that another period is better at once."""
+        planned_ns = self._planned_step_ns
+        return planned_ns > 0 and not 1 / _MAX_PACE_FACTOR < self._step_ns / planned_ns < _MAX_PACE_FACTOR
 
     def close(self, reductions: int | None) -> None:
         """Hand over the unfinished pass, and a final fingerprint of all tensors.
@@ -275,19 +157,22 @@ class FingerprintedReplica:
         self._finish_pass(self._pass_end - self._pass_start)
         self._current_reduction, self._pass_end = -1, 0
         if reductions is not None and not self._is_closed and self._can_take():
-            self._rows.clear()
+            self._rows.begin_pass()
             self._pass_start = reductions
-            with torch.no_grad(), torch._C.DisableTorchFunction():
-                self._take(tuple(range(len(self._fingerprints))), 0)
+            self._take(range(len(self._steps)), 0)
             self._finish_pass(FINAL_PASS)
         self._is_closed = True
 
-    def passes(self) -> list[FingerprintPass]:
-        """Return the finished passes that were not collected yet. Called on another thread."""
+    def passes(self) -> list[tuple[int, int, bytes, bytes]]:
+        """Return the finished passes that were not collected yet. Called on another thread.
+
+        Returns:
+            Period, first, steps and values of each, as in ``overlapscope.trace.live_files``.
+        """
         self._rows.collect(self._finished)
         found = []
         while self._finished:
-            found.append(self._finished.popleft())
+            found.append(self._rows.decode(self._finished.popleft()))
         return found
 
     def _can_take(self) -> bool:
@@ -295,26 +180,28 @@ class FingerprintedReplica:
         is_captured = not self._is_on_host and torch.cuda.is_current_stream_capturing()
         return not is_captured and not torch._C._len_torch_dispatch_stack()
 
-    def _take(self, indices: tuple[int, ...], step: int) -> None:
-        fingerprints, results, is_taken = self._fingerprints, self._rows.results, self._rows.is_taken
-        for index in indices:
-            self._steps[index] = step
-            is_taken[index] = fingerprints[index].take(results[index])
+    def _take(self, parts: Sequence[int], step: int) -> None:
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            for part in parts:
+                self._steps[part] = step
+                self._rows.take(part)
 
     def _begin_pass(self, reductions: int) -> None:
-        now_ns, began_ns = time.perf_counter_ns(), time.thread_time_ns()
         if self._current_reduction >= 0:
             self._finish_pass(self._pass_end - self._pass_start)
-            passed = reductions - self._pass_start
-            if passed > 0:
-                device_ns = 0 if self._is_on_host else int(self._bytes * _DEVICE_NS_PER_BYTE)
-                step_ns = (now_ns - self._began_ns - self._cost_ns) / passed
-                self._schedule.update_period(self._cost_ns + device_ns, step_ns)
-        self._rows.clear()
+            if self._steps_ns > 0:
+                taken_share = self._taken_parts / len(self._steps)
+                # Either the host is what a step waits for, or the device.
+                cost_ns = max(self._cost.ns, taken_share * self._rows.device_ns)
+                self._schedule.end_pass(cost_ns, taken_share, self._steps_ns, self._step_ns)
+                self._planned_step_ns = self._step_ns
+                self._cost.ns = 0
+        self._rows.begin_pass()
         self._pass_start, self._pass_end = reductions, reductions + self._schedule.period
-        self._due_tensors = deque(self._schedule.list_due_tensors(reductions))
-        self._began_ns, self._cost_ns = now_ns, time.thread_time_ns() - began_ns
+        self._due = deque(self._schedule.list_due(reductions))
+        self._taken_parts = 0
+        self._steps_ns = 0.0
 
     def _finish_pass(self, period: int) -> None:
-        pass_ = FingerprintPass(period, self._pass_start, self._steps.tobytes(), b"")
+        pass_ = TakenPass(period, self._pass_start, self._steps.tobytes(), b"", b"")
         self._rows.finish_pass(pass_, self._finished)

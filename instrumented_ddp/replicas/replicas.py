@@ -7,7 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -16,13 +16,14 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from instrumented_ddp.recording.background import BackgroundScheduler
-from instrumented_ddp.replicas.fingerprint import Fingerprint
+from instrumented_ddp.replicas.fingerprint import describe_layout, divide_into_parts, find_exclusion_reason
 from instrumented_ddp.replicas.optimizer_settings import OptimizerSettings
 from instrumented_ddp.replicas.replica import FingerprintedReplica
+from instrumented_ddp.replicas.schedule import number_part
 from overlapscope.diagnosis.replica_drift import PassSummary, summarize_latest_pass, summarize_pass
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.json_files import dump_json_line
-from overlapscope.trace.live_files import FingerprintFile, fingerprint_residue
+from overlapscope.trace.live_files import FingerprintFile
 from overlapscope.trace.schema import REPLICAS_FILE
 
 _log: Final = logging.getLogger(__name__)
@@ -51,6 +52,9 @@ class _ComparedModel:
     ranks: tuple[int, ...]
     numbers: tuple[int, ...]
     is_parameter: tuple[bool, ...]
+    latest: PassSummary | None = None
+    agreements: dict[int, tuple[PassSummary, bool]] = field(default_factory=dict)
+    """By neighbor, its latest pass that could be compared, and whether it was equal."""
 
 
 class ReplicaComparison:
@@ -97,22 +101,25 @@ class ReplicaComparison:
         """Return the latest digests, which neighbors compare with theirs, by key."""
         self.collect()
         return {
-            compared.key: latest
+            compared.key: compared.latest
             for compared in self._compared[-_MAX_REPORTED_MODELS:]
-            if compared.counter() is not None
-            and (latest := summarize_latest_pass(compared.file.latest(), compared.numbers, compared.is_parameter))
-            is not None
+            if compared.counter() is not None and compared.latest is not None
         }
 
-    def agrees(self, key: str, theirs: PassSummary) -> bool | None:
+    def agrees(self, key: str, rank: int, theirs: PassSummary) -> bool | None:
         """Return whether a neighbor's latest pass equals this rank's at that time; None if unknown."""
-        for compared in self._compared:
-            if compared.key == key:
-                own = summarize_pass(
-                    compared.file.passes, compared.numbers, compared.is_parameter, theirs.first, theirs.period
-                )
-                return None if own is None or own.count != theirs.count else own.digest == theirs.digest
-        return None
+        compared = next((one for one in self._compared if one.key == key), None)
+        if compared is None:
+            return None
+        known = compared.agreements.get(rank)
+        if known is None or known[0] != theirs:
+            own = summarize_pass(
+                compared.file.passes, compared.numbers, compared.is_parameter, theirs.first, theirs.period
+            )
+            if own is None or own.count != theirs.count:
+                return None
+            known = compared.agreements[rank] = theirs, own.digest == theirs.digest
+        return known[1]
 
     def ranks_of(self, key: str) -> tuple[int, ...]:
         """Return the ranks that have a replica of a model."""
@@ -127,8 +134,10 @@ class ReplicaComparison:
     def collect(self) -> None:
         """Write the finished passes. Called on the background thread."""
         for compared in self._compared:
-            for pass_ in compared.replica.passes():
-                compared.file.add(*pass_)
+            if passes := compared.replica.passes():
+                for pass_ in passes:
+                    compared.file.add(*pass_)
+                compared.latest = summarize_latest_pass(compared.file.latest(), compared.numbers, compared.is_parameter)
 
     def run(self) -> float:
         """Write the finished passes, and return the seconds until the next call."""
@@ -151,43 +160,38 @@ class ReplicaComparison:
             return None
         ranks = tuple(dist.get_process_group_ranks(ddp.process_group))
         device = next(p.device for p in ddp.module.parameters() if p.requires_grad)
-        tensors = [(name, kind, Fingerprint(tensor, device)) for name, kind, tensor in _list_tensors(ddp)]
-        fit = [(name, kind, one) for name, kind, one in tensors if not one.exclusion_reason]
+        listed = _list_tensors(ddp)
+        reasons = [find_exclusion_reason(tensor, device) for _, _, tensor in listed]
+        left_out = [(name, reason) for (name, _, _), reason in zip(listed, reasons, strict=True) if reason]
+        fit = [one for one, reason in zip(listed, reasons, strict=True) if not reason]
         if len(ranks) < 2 or not fit:
             return None
-        layout = [ranks, *((name, kind, one.layout) for name, kind, one in fit)]
+        tensors = [tensor for _, _, tensor in fit]
+        parts = divide_into_parts(tensors)
+        part_numbers = [number_part(part) for part in range(len(parts))]
+        numbers = tuple(number for part, number in zip(parts, part_numbers, strict=True) for _ in part)
+        layout = [ranks, numbers, *((name, kind, describe_layout(tensor)) for name, kind, tensor in fit)]
         same = hashlib.blake2b(repr(layout).encode(), digest_size=8).hexdigest()
         key = f"{same}.{sum(compared.key.startswith(same) for compared in self._compared)}"
         file = FingerprintFile(self._folder, model, len(fit))
-        self._describe(model, ddp, key, ranks, device, tensors)
-        replica = FingerprintedReplica([(name, one) for name, _, one in fit], device, self._disable_recording)
-        numbers = tuple(fingerprint_residue(name) for name, _, _ in fit)
-        is_parameter = tuple(kind != "buffer" for _, kind, _ in fit)
-        if not self._compared:
-            self._scheduler.add(self)
-        self._compared.append(_ComparedModel(replica, weakref.ref(counter), file, key, ranks, numbers, is_parameter))
-        return replica
-
-    def _describe(
-        self,
-        model: int,
-        ddp: TorchDDP,
-        key: str,
-        ranks: tuple[int, ...],
-        device: torch.device,
-        tensors: Sequence[tuple[str, str, Fingerprint]],
-    ) -> None:
         line = {
             "model": model,
             "key": key,
             "class": type(ddp.module).__name__,
             "ranks": ranks,
             "processor": describe_processor(device),
-            "tensors": [(name, kind) for name, kind, one in tensors if not one.exclusion_reason],
-            "left_out": [(name, one.exclusion_reason) for name, _, one in tensors if one.exclusion_reason],
+            "tensors": [(name, kind) for name, kind, _ in fit],
+            "numbers": numbers,
+            "left_out": left_out,
         }
         with (self._folder / REPLICAS_FILE).open("a", encoding="utf-8") as lines:
             lines.write(dump_json_line(line))
+        replica = FingerprintedReplica(tensors, parts, part_numbers, self._disable_recording)
+        is_parameter = tuple(kind != "buffer" for _, kind, _ in fit)
+        if not self._compared:
+            self._scheduler.add(self)
+        self._compared.append(_ComparedModel(replica, weakref.ref(counter), file, key, ranks, numbers, is_parameter))
+        return replica
 
 
 def _list_tensors(ddp: TorchDDP) -> Sequence[tuple[str, str, torch.Tensor]]:

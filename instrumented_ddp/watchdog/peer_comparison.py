@@ -367,7 +367,7 @@ class ReplicaCheck:
         for rank, heartbeat in heartbeats.items():
             for key, theirs in heartbeat.replicas.items():
                 is_of_both = key not in self._judged and rank in self._replicas.ranks_of(key)
-                agrees = self._replicas.agrees(key, theirs) if is_of_both else None
+                agrees = self._replicas.agrees(key, rank, theirs) if is_of_both else None
                 if agrees:
                     self._differ_since.pop((rank, key), None)
                 elif agrees is False:

@@ -131,6 +131,7 @@ def read_replicas(folder: Path, problems: list[Problem]) -> tuple[Replica, ...]:
                 class_name=str(line["class"]),
                 ranks=tuple(map(int, line["ranks"])),
                 tensors=tuple((str(name), str(kind)) for name, kind in line["tensors"]),
+                numbers=tuple(map(int, line["numbers"])),
                 left_out=tuple((str(name), str(why)) for name, why in line["left_out"]),
                 processor=str(line["processor"]),
                 comm_hook=None if hook is None else str(hook),

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from overlapscope.errors import Problem
 from overlapscope.trace.json_files import read_dataclasses
-from overlapscope.trace.live_files import FingerprintPasses, fingerprint_pass_dtype, fingerprint_residue
+from overlapscope.trace.live_files import FingerprintPasses, fingerprint_pass_dtype
 from overlapscope.trace.schema import HYPERPARAMETERS_FILE
 
 # Comparison of the replicas of a model at the end of the recordings, after the last update and what follows it.
@@ -166,6 +166,8 @@ class Replica:
     ranks: tuple[int, ...]
     tensors: tuple[tuple[str, str], ...]
     """Name and ``TensorKind`` of each tensor."""
+    numbers: tuple[int, ...]
+    """Number of each tensor: what the number of reductions is congruent to, modulo the period, when it is taken."""
     left_out: tuple[tuple[str, str], ...] = ()
     """Name of each tensor that can't be compared, and the reason."""
     processor: str = ""
@@ -251,7 +253,7 @@ def summarize_latest_pass(
 
     Args:
         latest: the latest pass, or none.
-        numbers: numbers of the tensors, from ``fingerprint_residue``.
+        numbers: numbers of the tensors, as in ``Replica``.
         is_parameter: True for each parameter; buffers may differ.
     """
     if not len(latest):
@@ -359,7 +361,7 @@ class _Comparison:
         self._table_of = table_of
         self._kinds = np.array([kind for _, kind in self.replica.tensors])
         self.is_parameter = self._kinds != "buffer"
-        self._numbers = np.array([fingerprint_residue(name) for name, _ in self.replica.tensors])
+        self._numbers = np.array(self.replica.numbers)
         reference = table_of(self.ranks[0])
         self._steps = reference["steps"]
         self.moments = _moments(reference["first"], reference["period"], self._numbers)

@@ -109,19 +109,14 @@ def fingerprint_pass_dtype(tensors: int) -> np.dtype[Any]:
     return np.dtype([*PASS_FIELDS, ("steps", "<u4", (tensors,)), ("values", "<i8", (tensors,))])
 
 
-def fingerprint_residue(name: str) -> int:
-    """Return the number to which the number of reductions is congruent, modulo any period, when a tensor is taken."""
-    return crc32(name.encode())
-
-
 class FingerprintFile:
     """Writer of the fingerprint passes of one model, which also gives access to those still in the file.
 
     A fingerprint is taken at the beginning of a forward with a reduction, when parameters don't change, and is
     identified by the number of reductions so far. Not all parameters are fingerprinted every time: in a pass of
     ``period`` reductions, a power of two, each is fingerprinted once, at the reduction whose number is congruent to
-    the CRC-32 of its name. So ranks with different periods have all those of the longer one in common. Example: a
-    parameter with CRC-32 = 13 is fingerprinted at reductions 1, 5, 9, 13 ... with period 4, and at 5, 13 ... with
+    its own. So ranks with different periods have all those of the longer one in common. Example: a parameter with the
+    number 13 is fingerprinted at reductions 1, 5, 9, 13 ... with period 4, and at 5, 13 ... with
     period 8.
 
     The parameters at the end of the recording are a separate pass, with ``FINAL_PASS`` as its period, because they may

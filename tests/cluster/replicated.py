@@ -16,7 +16,7 @@ from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimiz
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from instrumented_ddp.replicas import replica
+from instrumented_ddp.replicas import schedule
 
 STEPS = 16
 FAULT_STEP = 9
@@ -28,11 +28,11 @@ Kind = type[TorchDDP]
 @contextmanager
 def at_any_cost() -> Iterator[None]:
     """Take all fingerprints at every step."""
-    share, replica.MAX_COST_SHARE = replica.MAX_COST_SHARE, 1e9  # type: ignore[misc]
+    share, schedule.MAX_COST_SHARE = schedule.MAX_COST_SHARE, 1e9  # type: ignore[misc]
     try:
         yield
     finally:
-        replica.MAX_COST_SHARE = share  # type: ignore[misc]
+        schedule.MAX_COST_SHARE = share  # type: ignore[misc]
 
 
 class Net(nn.Module):

@@ -18,10 +18,10 @@ from overlapscope.diagnosis.replica_drift import (
     summarize_latest_pass,
     summarize_pass,
 )
-from overlapscope.trace.live_files import FINAL_PASS, FingerprintPasses, fingerprint_pass_dtype, fingerprint_residue
+from overlapscope.trace.live_files import FINAL_PASS, FingerprintPasses, fingerprint_pass_dtype
 
 NAMES = tuple(f"layers.{number}.weight" for number in range(7))
-NUMBERS = [fingerprint_residue(name) for name in NAMES]
+NUMBERS = [4_111_300_161, 73, 2_000_000_006, 901_845_452, 31_337, 5, 1_540_483_477]
 EVERY = [True] * len(NAMES)
 
 ValueAt = Callable[[int, int], int]
@@ -63,7 +63,10 @@ def compared(
 ) -> ComparedReplicas:
     tensors = tuple((name, (kinds or {}).get(place, "trained")) for place, name in enumerate(NAMES))
     replicas = {
-        rank: Replica(model=0, key="a.0", class_name="Net", ranks=tuple(tables), tensors=tensors) for rank in tables
+        rank: Replica(
+            model=0, key="a.0", class_name="Net", ranks=tuple(tables), tensors=tensors, numbers=tuple(NUMBERS)
+        )
+        for rank in tables
     }
     found = compare_model_replicas(replicas, tables.__getitem__, None if last is None else last.__getitem__)
     assert found is not None
@@ -173,7 +176,8 @@ def test_neighbors_agree_in_short_at_the_longer_period(period: int) -> None:
 
 def test_a_card_holds_the_newest_sweeps_and_is_read_as_the_file_is() -> None:
     tensors = tuple((name, "trained") for name in NAMES)
-    replica = Replica(model=0, key="a.0", class_name="Net", ranks=(0, 1), tensors=tensors)
+    numbers = tuple(NUMBERS)
+    replica = Replica(model=0, key="a.0", class_name="Net", ranks=(0, 1), tensors=tensors, numbers=numbers)
     table = passes(equal, 2000, 1)
     card = replica_for_snapshot(replica, table)
     assert len(card.passes) < len(table)
