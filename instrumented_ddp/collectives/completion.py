@@ -32,6 +32,7 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.collectives.device_completion import DeviceCompletionPoller, OnReachedChange, has_failed
+from instrumented_ddp.collectives.device_events import DeviceEvent
 from instrumented_ddp.collectives.roles import HostBucket, OnEnd
 from overlapscope.trace.clocks import host_now_ns
 
@@ -109,7 +110,7 @@ class CompletionWatch:
         work: dist.Work | torch._C.Future[Any] | None,
         device: torch.device,
         *on_end: OnEnd,
-        before: torch.cuda.Event | None = None,
+        before: DeviceEvent | None = None,
         on_reached_change: OnReachedChange | None = None,
     ) -> None:
         """Watch a collective that has just been launched.
@@ -175,7 +176,7 @@ class CompletionWatch:
         if isinstance(bucket.watched, HostCollective):
             self._ended(bucket.watched, failed=False)
 
-    def mark_before(self, device: torch.device) -> torch.cuda.Event | None:
+    def mark_before(self, device: torch.device) -> DeviceEvent | None:
         """Mark the device's stream before a collective is launched, see ``DeviceCompletionPoller.mark_before``."""
         return None if device.type == "cpu" or self._closed else self._get_poller(device).mark_before(device)
 

@@ -27,7 +27,7 @@ import os
 import sys
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -36,11 +36,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from instrumented_ddp.collectives.device_events import (
+    DeviceEvent,
+    DeviceEvents,
+    find_driver,
+    is_capturing,
+    make_device_events,
+)
 from instrumented_ddp.collectives.roles import OnEnd
 from overlapscope.trace.clocks import host_now_ns
 
 _log = logging.getLogger(__name__)
-_has_seen_a_capture = False
 
 OnReachedChange = Callable[[bool], None]
 """Callback with whether a device has reached a collective."""
@@ -57,22 +63,6 @@ _THREAD_LOCAL_CAPTURE: Final = 1
 """``CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`` of cuda.h."""
 
 
-def is_capturing() -> bool:
-    """Return whether the current stream is captured into a CUDA graph instead of being executed. Warns once."""
-    if not torch.cuda.is_current_stream_capturing():
-        return False
-    warn_of_capture()
-    return True
-
-
-def warn_of_capture() -> None:
-    """Warn once that a stream is captured into a CUDA graph instead of being executed."""
-    global _has_seen_a_capture
-    if not _has_seen_a_capture:
-        _has_seen_a_capture = True
-        _log.warning("a CUDA graph is being captured: what runs inside graphs is not recorded")
-
-
 class _DeviceCollective:
     """A collective, and how to detect its end: one of ``result``, ``work`` and ``event``."""
 
@@ -82,7 +72,7 @@ class _DeviceCollective:
         self,
         device: torch.device,
         on_end: tuple[OnEnd, ...],
-        before: torch.cuda.Event | None,
+        before: DeviceEvent | None,
         on_reached_change: OnReachedChange | None,
     ) -> None:
         self.device = device
@@ -92,7 +82,7 @@ class _DeviceCollective:
         self.is_reached: bool | None = None
         self.result: torch._C.Future[Any] | None = None
         self.work: dist.Work | None = None
-        self.event: torch.cuda.Event | None = None
+        self.event: DeviceEvent | None = None
 
     def poll(self) -> bool | None:
         """Return None while it runs, then whether it has failed."""
@@ -134,8 +124,8 @@ class DeviceCompletionPoller:
         self._device = device
         self._report = report
         self._launched: deque[_DeviceCollective] = deque()
-        self._pools: defaultdict[torch.device, list[torch.cuda.Event]] = defaultdict(list)
-        """Reusable events by device. Creating one takes longer than recording it."""
+        self._events: dict[torch.device, DeviceEvents] = {}
+        """Events by device."""
         self._wake = threading.Event()
         self._is_idle = False
         self._has_failed = False
@@ -152,7 +142,7 @@ class DeviceCompletionPoller:
         work: dist.Work | None,
         device: torch.device,
         on_end: tuple[OnEnd, ...],
-        before: torch.cuda.Event | None,
+        before: DeviceEvent | None,
         on_reached_change: OnReachedChange | None,
     ) -> None:
         """Watch a collective that has just been launched, see ``CompletionWatch.add``."""
@@ -164,7 +154,7 @@ class DeviceCompletionPoller:
             one.result = self._get_result(work)
             one.work = work if one.result is None else None
         elif device.type == "cuda":
-            one.event = self._mark(device)
+            one.event = self._get_events(device).record()
         else:
             self._report(on_end, host_now_ns(), False)
             return
@@ -173,7 +163,7 @@ class DeviceCompletionPoller:
             self._is_idle = False
             self._wake.set()
 
-    def mark_before(self, device: torch.device) -> torch.cuda.Event | None:
+    def mark_before(self, device: torch.device) -> DeviceEvent | None:
         """Record an event on the current stream that shows whether a device has reached the next collective on it.
 
         Returns:
@@ -182,15 +172,15 @@ class DeviceCompletionPoller:
         if device.type != "cuda":
             return None
         try:
-            return None if is_capturing() else self._mark(device)
+            return self._get_events(device).record()
         except RuntimeError:  # the launch will raise it too
             return None
 
-    def _mark(self, device: torch.device) -> torch.cuda.Event:
-        pool = self._pools[device]
-        event = pool.pop() if pool else torch.cuda.Event()
-        event.record(torch.cuda.current_stream(device))
-        return event
+    def _get_events(self, device: torch.device) -> DeviceEvents:
+        events = self._events.get(device)
+        if events is None:
+            events = self._events[device] = make_device_events(device)
+        return events
 
     def close(self) -> None:
         """Report what has ended, without waiting for collectives that hang."""
@@ -248,7 +238,6 @@ class DeviceCompletionPoller:
                 else:
                     self._has_failed |= failed
                     self._report(one.on_end, host_now_ns(), failed)
-                    self._pools[one.device] += [event for event in (one.before, one.event) if event is not None]
             self._in_flight = running
 
     def _poll_reached(self) -> None:
@@ -292,7 +281,7 @@ def _ignore_captures_of_other_threads() -> None:
     """
     with suppress(OSError, AttributeError):  # no NVIDIA driver, as with ROCm
         mode = ctypes.c_int(_THREAD_LOCAL_CAPTURE)
-        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        ctypes.CDLL(find_driver()).cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 def _call_before_group_destruction(act: Callable[[], None], on_error: Callable[[Exception], None]) -> None:

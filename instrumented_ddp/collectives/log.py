@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from instrumented_ddp.collectives.call_sites import CallSiteTable, LoopTracker, iter_frames
 from instrumented_ddp.collectives.completion import CompletionWatch
+from instrumented_ddp.collectives.device_events import DeviceEvent
 from instrumented_ddp.collectives.dispatch import Call, DispatchInterceptor, get_backend_name
 from instrumented_ddp.collectives.position import TrainingPosition
 from instrumented_ddp.collectives.roles import CollectiveRole, HostBucket, Launch, current_launch, get_group_role
@@ -57,7 +58,7 @@ class AnnouncedCollective:
     launch: Launch | None
     is_awaited: bool
     """True if the launching code continues only once it has ended, which on the host is right after the launch."""
-    before: torch.cuda.Event | None = None
+    before: DeviceEvent | None = None
     """Event that is complete once the device has reached the collective."""
 
     def ended(self, now_ns: int, failed: bool) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from instrumented_ddp.native import countdown
 from overlapscope.trace import collective_log, event_log
 
-INTERFACE: Final = 3
+INTERFACE: Final = 4
 """Version of the interface in ``_native.pyi``. A build of another one is of an earlier checkout, and not used."""
 
 NATIVE_VARIABLE: Final = "OVERLAPSCOPE_NATIVE"
@@ -35,9 +35,11 @@ IS_NATIVE: Final = _native is not None
 if TYPE_CHECKING:
     from instrumented_ddp.native import _native as contract
 
+    DeviceEvents = contract.DeviceEvents
     EventTimer = contract.EventTimer
 elif _native is not None:
-    EventTimer = _native.EventTimer  # its twin is ``recording.timing.CudaTimer``
+    DeviceEvents, EventTimer = _native.DeviceEvents, _native.EventTimer
+    # whose twins are ``collectives.device_events.TorchEvents`` and ``recording.timing.CudaTimer``
 
 if TYPE_CHECKING or _native is None:
     Countdown = countdown.Countdown

@@ -25,6 +25,7 @@ static const Name required[] = {
     NAME(event_query, "cuEventQuery", "hipEventQuery"),
     NAME(event_synchronize, "cuEventSynchronize", "hipEventSynchronize"),
     NAME(event_elapsed, "cuEventElapsedTime", "hipEventElapsedTime"),
+    NAME(stream_wait_event, "cuStreamWaitEvent", "hipStreamWaitEvent"),
     NAME(stream_is_capturing, "cuStreamIsCapturing", "hipStreamIsCapturing"),
     NAME(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode"),
 };
@@ -64,6 +65,35 @@ void driver_describe_error(const Driver *driver, int code, char *text, size_t si
         snprintf(text, size, "%s", name);
     else
         snprintf(text, size, "error %d of its driver", code);
+}
+
+void driver_raise(const Driver *driver, int code) {
+    char text[128];
+    driver_describe_error(driver, code, text, sizeof text);
+    PyErr_Format(PyExc_RuntimeError, "the device's driver has failed: %s", text);
+}
+
+int driver_is_capturing(const Driver *driver, void *stream, int *code) {
+    int status = 0;
+    *code = driver->stream_is_capturing(stream, &status);
+    if (*code == CAPTURE_IMPLICIT) { /* the default stream, while one is captured that waits for it */
+        *code = 0;
+        return 1;
+    }
+    return *code == 0 && status != 0;
+}
+
+void *take_pointer(PyObject *pointer) {
+    void *raw = pointer == NULL ? NULL : PyLong_AsVoidPtr(pointer);
+    Py_XDECREF(pointer);
+    return raw;
+}
+
+void *pointer_of_stream(PyObject *stream) {
+    static PyObject *name;
+    if (name == NULL && (name = PyUnicode_InternFromString("cuda_stream")) == NULL)
+        return NULL;
+    return take_pointer(PyObject_GetAttr(stream, name));
 }
 
 int driver_enter(const Driver *driver, void *context, int *is_pushed) {

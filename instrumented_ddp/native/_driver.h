@@ -23,6 +23,7 @@ typedef struct {
     int (*event_query)(void *event);
     int (*event_synchronize)(void *event);
     int (*event_elapsed)(float *ms, void *start, void *end);
+    int (*stream_wait_event)(void *stream, void *event, unsigned flags);
     int (*stream_is_capturing)(void *stream, int *status);
     int (*exchange_capture_mode)(int *mode);
     int (*error_name)(int code, const char **name);
@@ -33,6 +34,16 @@ typedef struct {
 const char *driver_load(Driver *driver, const char *path);
 
 void driver_describe_error(const Driver *driver, int code, char *text, size_t size);
+
+/* Set an error of Python. */
+void driver_raise(const Driver *driver, int code);
+
+/* Return whether a stream is captured into a graph instead of being executed; 0 with a code. */
+int driver_is_capturing(const Driver *driver, void *stream, int *code);
+
+/* Return the pointer of a stream of torch, or that which a new reference holds. NULL is one too, so look for an error. */
+void *pointer_of_stream(PyObject *stream);
+void *take_pointer(PyObject *pointer);
 
 /* Make a context current on this thread unless it is, and undo that. Torch keeps that of a device current on the threads
  * that compute on it, but a module may span several. */

@@ -15,7 +15,6 @@ typedef struct {
 } EventTimer;
 
 static PyTypeObject *mark_type;
-static PyObject *cuda_stream_name;
 
 static void mark_dealloc(MarkObject *self) {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
@@ -29,13 +28,6 @@ static PyType_Spec mark_spec = {"instrumented_ddp.native._native.Mark", sizeof(M
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, mark_slots};
 
 /* -- the timer ------------------------------------------------------------------------------------------------------- */
-
-static int raise_code(const Driver *driver, int code) {
-    char text[128];
-    driver_describe_error(driver, code, text, sizeof text);
-    PyErr_Format(PyExc_RuntimeError, "the device's driver has failed: %s", text);
-    return -1;
-}
 
 static int timer_init(EventTimer *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"store",          "driver",     "device_index", "anchor_stream",
@@ -77,7 +69,9 @@ static int timer_init(EventTimer *self, PyObject *args, PyObject *kwargs) {
     Py_BEGIN_ALLOW_THREADS;
     code = timeline_begin(self->timeline, (int)index);
     Py_END_ALLOW_THREADS;
-    return code ? raise_code(&driver, code) : 0;
+    if (code)
+        driver_raise(&driver, code);
+    return code ? -1 : 0;
 }
 
 static int timer_traverse(EventTimer *self, visitproc visit, void *arg) {
@@ -135,16 +129,11 @@ static int is_working(EventTimer *self) {
     return said == NULL ? -1 : 0;
 }
 
-/* Return the pointer of a stream, by default of the current one: NULL is one, so look for an error. */
+/* Return the pointer of a stream, by default of the current one. */
 static void *get_stream(EventTimer *self, PyObject *stream) {
-    PyObject *pointer;
-    if (stream == NULL || stream == Py_None)
-        pointer = PyObject_CallFunctionObjArgs(self->current_stream, self->device_index, NULL);
-    else
-        pointer = PyObject_GetAttr(stream, cuda_stream_name);
-    void *raw = pointer == NULL ? NULL : PyLong_AsVoidPtr(pointer);
-    Py_XDECREF(pointer);
-    return raw;
+    if (stream != NULL && stream != Py_None)
+        return pointer_of_stream(stream);
+    return take_pointer(PyObject_CallFunctionObjArgs(self->current_stream, self->device_index, NULL));
 }
 
 static PyObject *timer_mark(EventTimer *self, PyObject *const *args, Py_ssize_t count) {
@@ -268,7 +257,5 @@ static PyType_Spec timer_spec = {"instrumented_ddp.native._native.EventTimer", s
 int add_marks(PyObject *module) {
     if (mark_type == NULL)
         mark_type = (PyTypeObject *)PyType_FromSpec(&mark_spec);
-    if (cuda_stream_name == NULL)
-        cuda_stream_name = PyUnicode_InternFromString("cuda_stream");
-    return mark_type == NULL || cuda_stream_name == NULL || add_type(module, &timer_spec) ? -1 : 0;
+    return mark_type == NULL || add_type(module, &timer_spec) ? -1 : 0;
 }

@@ -71,6 +71,7 @@ int make_room_for_starved(PyObject *store);
 /* Each adds the types of its file to the module; -1 with an error. */
 int add_stores(PyObject *module);
 int add_countdown(PyObject *module);
+int add_events(PyObject *module);
 int add_marks(PyObject *module);
 
 #endif

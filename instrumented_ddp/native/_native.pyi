@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
+from instrumented_ddp.collectives.device_events import DeviceEvent, Stream
 from instrumented_ddp.native.countdown import Countdown as Countdown
-from instrumented_ddp.recording.timing import Mark, Stream
+from instrumented_ddp.recording.timing import Mark
 from overlapscope.trace.collective_log import EntryStore as EntryStore
 from overlapscope.trace.event_log import RecordStore as RecordStore
 from overlapscope.trace.schema import Flag
@@ -53,3 +54,27 @@ class EventTimer:
         """Do once what the thread does periodically."""
 
     def close(self) -> None: ...
+
+class DeviceEvents:
+    """Events without times on a device, the twin of ``TorchEvents``.
+
+    Args:
+        driver: as for ``EventTimer``.
+        device_index: as for ``EventTimer``.
+        current_stream: as for ``EventTimer``.
+        on_capture: as for ``EventTimer``.
+
+    Raises:
+        OSError: the library can't be loaded, or lacks a function.
+        RuntimeError: the device has failed.
+    """
+
+    def __init__(
+        self,
+        driver: str,
+        device_index: int,
+        current_stream: Callable[[int], int],
+        on_capture: Callable[[], object],
+    ) -> None: ...
+    def record(self) -> DeviceEvent | None: ...
+    def join(self, stream: Stream, /) -> None: ...

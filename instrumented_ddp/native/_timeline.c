@@ -343,16 +343,6 @@ int timeline_poll(Timeline *self) {
 
 /* -- marks ----------------------------------------------------------------------------------------------------------- */
 
-static int is_capturing(Timeline *self, void *stream, int *code) {
-    int status = 0;
-    *code = self->driver.stream_is_capturing(stream, &status);
-    if (*code == CAPTURE_IMPLICIT) { /* the default stream, while one is captured that waits for it */
-        *code = 0;
-        return 1;
-    }
-    return status != 0;
-}
-
 /* Wake the thread if it waits for a change, with the lock held. Waking it for each would cost more than all else. */
 static void wake(Timeline *self) {
     if (self->is_idle) {
@@ -362,7 +352,7 @@ static void wake(Timeline *self) {
 }
 
 static Mark *record_mark(Timeline *self, void *stream, int *code) {
-    if (is_capturing(self, stream, code) || *code)
+    if (driver_is_capturing(&self->driver, stream, code) || *code)
         return NULL;
     Mark *mark = calloc(1, sizeof *mark);
     void *event = mark == NULL ? NULL : take_event(self, code);

@@ -14,13 +14,12 @@ import logging
 import os
 from collections import deque
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import torch
 
 from instrumented_ddp import native
-from instrumented_ddp.collectives.device_completion import is_capturing, warn_of_capture
+from instrumented_ddp.collectives.device_events import Stream, find_driver, index_of, is_capturing, warn_of_capture
 from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.schema import Flag
 
@@ -34,14 +33,6 @@ class RecordLog(Protocol):
 
 Mark = Any
 """A point in time of a device: an int (host nanoseconds) or a device event; None where nothing could be marked."""
-
-
-class Stream(Protocol):
-    """A ``torch.cuda.Stream``."""
-
-    @property
-    def cuda_stream(self) -> int:
-        """Return its pointer."""
 
 
 class DeviceTimer(Protocol):
@@ -345,34 +336,13 @@ def make_timer(device: torch.device, log: RecordLog) -> DeviceTimer:
     return CudaTimer(log, device)
 
 
-_CUDA_DRIVER: Final = "libcuda.so.1"
-_HIP_RUNTIME: Final = "libamdhip64.so"
-
-
-def find_driver() -> str:
-    """Return the driver's library: of CUDA by its name, of HIP by the path of the one that torch brings along.
-
-    Raises:
-        OSError: torch is built for HIP, and has not loaded it.
-    """
-    if torch.version.hip is None:
-        return _CUDA_DRIVER
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.split(maxsplit=5)[-1]
-        if Path(path).name.startswith(_HIP_RUNTIME):
-            return path
-    raise OSError(f"{_HIP_RUNTIME} is not loaded")
-
-
 def _make_event_timer(device: torch.device, store: native.RecordStore) -> native.EventTimer:
     torch.cuda.synchronize(device)
     anchor_stream = torch.cuda.Stream(device)  # of torch's pool, which lasts as long as the process
-    index = torch.cuda.current_device() if device.index is None else device.index
-
     return native.EventTimer(
         store,
         find_driver(),
-        index,
+        index_of(device),
         anchor_stream.cuda_stream,
         torch._C._cuda_getCurrentRawStream,
         warn_of_capture,

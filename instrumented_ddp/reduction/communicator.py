@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 
+from instrumented_ddp.collectives.device_events import make_device_events
 from instrumented_ddp.collectives.dispatch import Call
 from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.collectives.roles import CollectiveRole, Launch, collective_context
@@ -226,6 +227,7 @@ class StreamCommunicator:
         self._timer = _timer_of_buckets(device, sink)
         self._sum = dist.AllreduceOptions()
         self._stream = torch.cuda.Stream(device)
+        self._events = make_device_events(device)
         self._work_blocks_streams = hasattr(dist.Work, "block_current_stream") and _is_nccl(group, device)  # torch 2.8
 
     def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> BucketCollective:
@@ -282,7 +284,7 @@ class StreamCommunicator:
     def announce(self, records: BucketRecords | None) -> BucketCollective:
         """Write the launch record, and record the start on our stream, behind the work of the current one."""
         collective = self._announce(records)
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._events.join(self._stream)
         if (timer := self._timer_if_on) is not None and records is not None:
             collective.start = timer.mark(self._stream)
         return collective

@@ -1,4 +1,4 @@
-"""What runs on a device is seen to end, of whatever sort it is, without a device: works and events are played.
+"""What runs on a device is seen to end, of whatever sort it is: works are played, and the driver is a stub.
 
 tests/gpu holds what real ones do.
 """
@@ -10,8 +10,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -19,32 +20,17 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.futures import Future
 
-from instrumented_ddp.collectives import device_completion
+from instrumented_ddp import native
+from instrumented_ddp.collectives import device_events
 from instrumented_ddp.collectives.completion import CompletionWatch
+from instrumented_ddp.collectives.device_events import TorchEvents, make_device_events
 from instrumented_ddp.collectives.dispatch import _device_of
+from tests.instrumented_ddp.device_stub import DEVICE, OTHER_DEVICE, Stub, StubStream
 
 PATIENCE_S = 30
-DEVICE = torch.device("cuda", 0)
+LONG_NS = 10**12
+needs_native = pytest.mark.skipif(not native.IS_NATIVE, reason="the code in C could not be compiled here")
 SUCCESS, TIMEOUT, COMM_ERROR = 0, 1, 2
-
-
-class FakeEvent:
-    """Passed when the test says so; or the device has failed."""
-
-    all: ClassVar[list[FakeEvent]] = []
-
-    def __init__(self) -> None:
-        self.has_passed = False
-        self.has_failed = False
-        self.all.append(self)
-
-    def record(self, _: object) -> None:
-        """On a stream that exists nowhere."""
-
-    def query(self) -> bool:
-        if self.has_failed:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return self.has_passed
 
 
 class NcclWork(dist.Work):
@@ -86,18 +72,15 @@ class Ends:
         self.failed.append(failed)
 
 
-@pytest.fixture
-def capturing(monkeypatch) -> list[bool]:
-    capturing = [False]
-    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
-    monkeypatch.setattr(FakeEvent, "all", [])
+@pytest.fixture(params=[pytest.param(True, marks=needs_native, id="C"), pytest.param(False, id="Python")])
+def device(request: pytest.FixtureRequest, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    """A device that breaks no rule of CUDA's until the end of the test, with events through its driver or torch."""
+    monkeypatch.setattr(native, "IS_NATIVE", request.param)
     for module in (dist, distributed_c10d):  # is wrapped by the watch; this puts it back
         monkeypatch.setattr(module, "destroy_process_group", lambda: None)
     monkeypatch.setattr(dist, "destroy_process_group", distributed_c10d.destroy_process_group)
-    return capturing
+    yield stub
+    assert stub.count("violations") == 0
 
 
 def fails(error: Exception) -> None:
@@ -105,7 +88,7 @@ def fails(error: Exception) -> None:
 
 
 @pytest.fixture
-def watch(capturing) -> Iterator[CompletionWatch]:
+def watch(device) -> Iterator[CompletionWatch]:
     watch = CompletionWatch(fails)
     yield watch
     watch.close()
@@ -163,7 +146,7 @@ def test_an_older_work_is_asked_itself(watch):
 
 
 @pytest.mark.parametrize("why", ["blocking wait", "batch"])
-def test_where_nccls_watchdog_does_not_see_a_work_it_is_asked_itself(capturing, monkeypatch, why):
+def test_where_nccls_watchdog_does_not_see_a_work_it_is_asked_itself(device, monkeypatch, why):
     if why == "blocking wait":
         monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")
     else:  # as inside batch_isend_irecv
@@ -176,31 +159,33 @@ def test_where_nccls_watchdog_does_not_see_a_work_it_is_asked_itself(capturing, 
     watch.close()
 
 
-def test_a_synchronous_collective_is_over_when_the_device_is_and_not_when_it_is_launched(watch):
+def test_a_synchronous_collective_is_over_when_the_device_is_and_not_when_it_is_launched(watch, device):
+    device.default.enqueue(LONG_NS)
     ends = add(watch, None)
-    [event] = FakeEvent.all
     other = OlderWork()
     add(watch, other)
     until(lambda: other.asked >= 2)
     assert ends.failed == []
-    event.has_passed = True
+    device.advance(LONG_NS)
     until(lambda: ends.failed)
     assert ends.failed == [False]
 
 
-def test_after_an_error_of_the_device_it_has_failed(watch):
+def test_after_an_error_of_the_device_it_has_failed(watch, device):
+    device.default.enqueue(LONG_NS)
     ends = add(watch, None)
-    FakeEvent.all[0].has_failed = True
+    device.fail()
     until(lambda: ends.failed)
     assert ends.failed == [True]
 
 
-def test_of_one_that_does_not_end_it_is_told_whether_its_device_has_come_to_it(watch):
+def test_of_one_that_does_not_end_it_is_told_whether_its_device_has_come_to_it(watch, device):
+    device.default.enqueue(LONG_NS)
     work, looks = NcclWork(), []
     before = watch.mark_before(DEVICE)
     watch.add(work, DEVICE, Ends(), before=before, on_reached_change=looks.append)
     until(lambda: looks)
-    FakeEvent.all[0].has_passed = True
+    device.advance(LONG_NS)
     until(lambda: len(looks) == 2)
     other_looks: list[bool] = []
     watch.add(NcclWork(), DEVICE, Ends(), before=before, on_reached_change=other_looks.append)
@@ -208,8 +193,9 @@ def test_of_one_that_does_not_end_it_is_told_whether_its_device_has_come_to_it(w
     assert (looks, other_looks) == ([False, True], [True]), "once each time that it changes"
 
 
-def test_what_devices_come_to_after_a_failure_says_nothing(watch):
+def test_what_devices_come_to_after_a_failure_says_nothing(watch, device):
     """NCCL lets go of them when it aborts."""
+    device.default.enqueue(LONG_NS)
     looks: list[bool] = []
     failing = NcclWork()
     watch.add(failing, DEVICE, ends := Ends())
@@ -217,65 +203,76 @@ def test_what_devices_come_to_after_a_failure_says_nothing(watch):
     until(lambda: looks)
     failing.result_future.set_result(TIMEOUT)
     until(lambda: ends.failed)
-    FakeEvent.all[0].has_passed = True
+    device.advance(LONG_NS)
     time.sleep(0.2)
     assert looks == [False]
 
 
-def test_nobody_asks_for_that_where_collectives_end(watch):
-    marks, looks = [], []
-    for _ in range(20):
+def end_some(watch: CompletionWatch, device: torch.device, count: int, *looks: Any) -> None:
+    """Have collectives on a device, one after the other, that end at once."""
+    for _ in range(count):
         work = NcclWork()
-        marks.append(watch.mark_before(DEVICE))
-        ends = Ends()
-        watch.add(work, DEVICE, ends, before=marks[-1], on_reached_change=looks.append)
+        watch.add(work, device, ends := Ends(), before=watch.mark_before(device), on_reached_change=looks[0])
         work.result_future.set_result(SUCCESS)
         until(lambda ends=ends: ends.failed)
+
+
+def test_nobody_asks_for_that_where_collectives_end(watch, device):
+    looks: list[bool] = []
+    end_some(watch, DEVICE, 20, looks.append)
     assert looks == []
-    assert len(FakeEvent.all) < len(marks), "those of what is over are used again"
+    assert device.count("queries") == 0
+    assert device.count("created") < 20, "those of what is over are used again"
 
 
-def test_an_event_is_of_one_device(watch, monkeypatch):
-    devices = [DEVICE, torch.device("cuda", 1)]
-    recorded: list[tuple[FakeEvent, torch.device]] = []
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
-    monkeypatch.setattr(FakeEvent, "record", lambda event, stream: recorded.append((event, stream)))
-    for device in devices * 10:
-        work = NcclWork()
-        watch.add(work, device, ends := Ends(), before=watch.mark_before(device))
-        work.result_future.set_result(SUCCESS)
-        until(lambda ends=ends: ends.failed)
-    on_first, on_second = ({id(event) for event, stream in recorded if stream == device} for device in devices)
-    assert on_first.isdisjoint(on_second)
+def test_an_event_is_of_one_device(watch):
+    """Another's would be a violation."""
+    for device in (DEVICE, OTHER_DEVICE) * 5:
+        end_some(watch, device, 1, pytest.fail)
 
 
 @pytest.mark.parametrize("why", ["on the host", "in a capture", "the device has failed"])
-def test_nothing_is_marked_where_that_is_not_possible(watch, capturing, monkeypatch, why):
-    capturing[0] = why == "in a capture"
-    if why == "the device has failed":
-        monkeypatch.setattr(FakeEvent, "record", lambda *_: fails(RuntimeError("CUDA error: device-side assert")))
-    assert watch.mark_before(torch.device("cpu") if why == "on the host" else DEVICE) is None
+def test_nothing_is_marked_where_that_is_not_possible(watch, device, why):
+    watch.mark_before(DEVICE)
+    recorded = device.count("recorded")
+    with device.capturing() if why == "in a capture" else nullcontext():
+        if why == "the device has failed":
+            device.fail()
+        assert watch.mark_before(torch.device("cpu") if why == "on the host" else DEVICE) is None
+    assert device.count("recorded") == recorded
 
 
-def test_a_device_that_fails_while_it_is_asked_whether_it_has_come_somewhere_does_no_harm(watch):
+def test_a_device_that_fails_while_it_is_asked_whether_it_has_come_somewhere_does_no_harm(watch, device):
+    device.default.enqueue(LONG_NS)
     looks: list[bool] = []
     work, ends, before = NcclWork(), Ends(), watch.mark_before(DEVICE)
     watch.add(work, DEVICE, ends, before=before, on_reached_change=looks.append)
     until(lambda: looks)
-    FakeEvent.all[0].has_failed = True
+    device.fail()
     time.sleep(0.2)
     work.result_future.set_result(COMM_ERROR)
     until(lambda: ends.failed)
     assert (ends.failed, looks) == ([True], [False])
 
 
-def test_what_is_captured_into_a_graph_is_not_waited_for(watch, capturing):
-    capturing[0] = True
+def test_what_is_captured_into_a_graph_is_not_waited_for(watch, device):
     work = NcclWork()
-    ends = [add(watch, one) for one in (work, None)]
+    with device.capturing():
+        ends = [add(watch, one) for one in (work, None)]
     assert [one.failed for one in ends] == [[False], [False]], "it will never be seen to end"
-    assert FakeEvent.all == []
+    assert device.count("recorded") == 0
     assert work.asked == 0
+
+
+def test_a_capture_by_the_training_is_not_invalidated_by_queries(watch, device):
+    device.default.enqueue(LONG_NS)
+    ends = add(watch, None)
+    with device.capturing(StubStream(device, DEVICE)):
+        queries = device.count("queries")
+        until(lambda: device.count("queries") > queries)
+    device.advance(LONG_NS)
+    until(lambda: ends.failed)
+    assert ends.failed == [False]
 
 
 def reference_to_one_that_runs(watch: CompletionWatch) -> weakref.ref[dist.Work]:
@@ -291,28 +288,73 @@ def test_works_are_dropped_before_their_process_group_goes(watch):
     until(lambda: gc.collect() is not None and gone() is None)
 
 
-def test_who_closes_does_not_wait_for_a_device_that_hangs(capturing):
+def test_who_closes_does_not_wait_for_a_device_that_hangs(device):
     watch = CompletionWatch(fails)
-    hangs, is_over = add(watch, NcclWork()), add(watch, None)
-    FakeEvent.all[0].has_passed = True
+    is_over, hangs = add(watch, None), add(watch, NcclWork())
     watch.close()
     assert (hangs.failed, is_over.failed) == ([], [False])
 
 
-def test_a_thread_that_asks_events_is_in_the_mode_in_which_captures_of_others_do_not_matter(monkeypatch):
-    asked = []
+# -- events themselves -------------------------------------------------------------------------------------------------
 
-    class Driver:
-        def __init__(self, name: str) -> None:
-            assert name == "libcuda.so.1"
 
-        def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:  # noqa: N802
-            asked.append(mode._obj.value)
-            return 0
+def test_a_stream_waits_for_what_the_current_one_was_given_so_far(device):
+    events, ours = make_device_events(DEVICE), StubStream(device, DEVICE)
+    device.default.enqueue(300)
+    events.join(ours)
+    device.default.enqueue(500)
+    ours.enqueue(10)
+    assert ours.done_ns == device.host_ns + 310
+    with device.on(ours):
+        events.join(ours)
+    assert ours.done_ns == device.host_ns + 310
 
-    monkeypatch.setattr(device_completion.ctypes, "CDLL", Driver)
-    device_completion._ignore_captures_of_other_threads()
-    assert asked == [1]
+
+def test_a_stream_that_waits_for_a_captured_one_joins_the_capture(device):
+    events, ours = make_device_events(DEVICE), StubStream(device, DEVICE)
+    with device.capturing():
+        events.join(ours)
+        with device.on(ours):
+            assert events.record() is None
+    event = events.record()
+    assert event is not None
+    assert event.query()
+
+
+def test_a_failed_device_is_an_error_of_who_asks(device):
+    events = make_device_events(DEVICE)
+    event = events.record()
+    device.fail()
+    for act in (events.record, lambda: events.join(StubStream(device, DEVICE)), event.query):
+        with pytest.raises(RuntimeError, match="CUDA_ERROR_ASSERT"):
+            act()
+
+
+def test_an_event_that_somebody_keeps_is_not_recorded_again(device):
+    events = make_device_events(DEVICE)
+    first = events.record()
+    device.default.enqueue(LONG_NS)
+    second = events.record()
+    assert (first.query(), second.query()) == (True, False)
+    del first
+    third = events.record()
+    assert (second.query(), third.query(), device.count("created")) == (False, False, 2)
+
+
+@needs_native
+def test_without_a_driver_torch_records(stub, tmp_path, monkeypatch):
+    monkeypatch.setattr(device_events, "find_driver", lambda: str(tmp_path / "none.so"))
+    assert isinstance(make_device_events(DEVICE), TorchEvents)
+
+
+@needs_native
+def test_events_that_are_over_leave_nothing_on_the_device(stub):
+    events = make_device_events(DEVICE)
+    kept = [events.record() for _ in range(40)]
+    kept.clear()
+    assert stub.count("alive") == 40
+    del events
+    assert (stub.count("alive"), stub.count("retained")) == (0, 0)
 
 
 def test_where_a_collective_runs_is_told_by_its_first_tensor():

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 DEVICE: Final = torch.device("cuda", 0)
+OTHER_DEVICE: Final = torch.device("cuda", 1)
 ASSERT: Final = 710
 """``CUDA_ERROR_ASSERT``, after which every call fails."""
 GLOBAL: Final = 0
@@ -47,7 +48,9 @@ class StubStream:
 
     def wait_stream(self, other: StubStream) -> None:
         """Wait for what the other was given so far."""
-        self._stub.call("stub_wait", self.cuda_stream, other.cuda_stream)
+        event = StubEvent()
+        event.record(other)
+        event.hold(self)
 
     def enqueue(self, duration_ns: int) -> None:
         """Work for some time."""
@@ -60,34 +63,46 @@ class StubStream:
 
 
 class StubEvent:
-    """Stands for ``torch.cuda.Event``, on the same driver."""
+    """Stands for ``torch.cuda.Event``, on the same driver. Like that, it is made when it is first recorded."""
 
     stub: Stub
 
     def __init__(self, enable_timing: bool = False) -> None:
-        self._event = ctypes.c_void_p()
-        self._check(self.stub.call("cuEventCreate", ctypes.byref(self._event), 0 if enable_timing else 2))
+        self._flags = 0 if enable_timing else 2
+        self._event: ctypes.c_void_p | None = None
+        self._device = 0
 
     def record(self, stream: StubStream) -> None:
-        self._check(self.stub.call("cuEventRecord", self._event, stream.cuda_stream))
+        self._device = stream.device.index
+        if self._event is None:
+            self._event = ctypes.c_void_p()
+            self._call("cuEventCreate", ctypes.byref(self._event), self._flags)
+        self._call("cuEventRecord", self._event, stream.cuda_stream)
+
+    def hold(self, stream: StubStream) -> None:
+        """Let a stream wait for it."""
+        self._call("cuStreamWaitEvent", stream.cuda_stream, self._event, 0)
 
     def query(self) -> bool:
-        code = self.stub.call("cuEventQuery", self._event)
-        return code != _NOT_READY and self._check(code)
+        return self._call("cuEventQuery", self._event) != _NOT_READY
 
     def synchronize(self) -> None:
-        self._check(self.stub.call("cuEventSynchronize", self._event))
+        self._call("cuEventSynchronize", self._event)
 
     def elapsed_time(self, end: StubEvent) -> float:
         ms = ctypes.c_float()
-        self._check(self.stub.call("cuEventElapsedTime", ctypes.byref(ms), self._event, end._event))
+        if self._call("cuEventElapsedTime", ctypes.byref(ms), self._event, end._event):
+            raise RuntimeError("CUDA error: device not ready")
         return ms.value
 
-    @staticmethod
-    def _check(code: int) -> bool:
-        if code:
+    def _call(self, name: str, *arguments: Any) -> int:
+        """Call the driver as torch does, on the event's device, and raise what is an error."""
+        self.stub.call("stub_enter", self._device)
+        code = int(self.stub.call(name, *arguments))
+        self.stub.call("stub_leave")
+        if code not in (0, _NOT_READY):
             raise RuntimeError(f"CUDA error: {'CUDA_ERROR_ASSERT' if code == ASSERT else code}\nCompile with more")
-        return True
+        return code
 
 
 class Stub:
@@ -101,6 +116,7 @@ class Stub:
         self._library.stub_stream.restype = ctypes.c_void_p
         self.call("stub_reset")
         self.default = self.current = StubStream(self, DEVICE, 0)
+        self.default_of_other = StubStream(self, OTHER_DEVICE, 0)
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a function of the library; integers are 64 bits wide, as pointers and times are."""
@@ -137,6 +153,11 @@ class Stub:
         self.call("cuStreamIsCapturing", self.current.cuda_stream, ctypes.byref(status))
         return bool(status.value)
 
+    def current_of(self, device: torch.device | int) -> StubStream:
+        """The current stream of a device."""
+        index = device if isinstance(device, int) else device.index
+        return self.default_of_other if index == OTHER_DEVICE.index else self.current
+
     @contextmanager
     def on(self, stream: StubStream) -> Iterator[None]:
         """Make a stream current."""
@@ -151,10 +172,14 @@ def play_torch(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StubEvent, "stub", stub, raising=False)
     monkeypatch.setattr(torch.cuda, "Event", StubEvent)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: StubStream(stub, device))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stub.current)
+    monkeypatch.setattr(torch.cuda, "current_stream", stub.current_of)
     monkeypatch.setattr(torch.cuda, "stream", stub.on)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", stub.is_capturing)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: stub.current.cuda_stream, raising=False)
+    monkeypatch.setattr(
+        torch._C, "_cuda_getCurrentRawStream", lambda index: stub.current_of(index).cuda_stream, raising=False
+    )
     monkeypatch.setattr("instrumented_ddp.recording.timing.host_now_ns", lambda: stub.host_ns)
-    monkeypatch.setattr("instrumented_ddp.recording.timing.find_driver", lambda: str(stub.path))
+    for module in ("recording.timing", "collectives.device_events", "collectives.device_completion"):
+        monkeypatch.setattr(f"instrumented_ddp.{module}.find_driver", lambda: str(stub.path))

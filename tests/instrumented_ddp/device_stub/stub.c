@@ -17,7 +17,7 @@
 #define NAME(cuda, hip) cuda
 #endif
 
-enum { OK = 0, INVALID_VALUE = 1, INVALID_HANDLE = 400, NOT_READY = 600, CAPTURE_UNSUPPORTED = 900 };
+enum { OK = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, CAPTURE_UNSUPPORTED = 900 };
 enum { MODE_GLOBAL, MODE_THREAD_LOCAL, MODE_RELAXED };
 enum { DEVICES = 2, STREAMS = 64, DELAYS = 64, EPOCH_NS = 123456789 };
 
@@ -140,6 +140,8 @@ int NAME(cuEventQuery, hipEventQuery)(void *pointer) {
     queries++;
     if (failure)
         return locked(failure);
+    if (!current())
+        return locked((violations++, INVALID_CONTEXT));
     if (event->is_captured || forbids_queries())
         return locked((violations++, CAPTURE_UNSUPPORTED));
     host_ns += query_ns;
@@ -170,6 +172,18 @@ int NAME(cuEventElapsedTime, hipEventElapsedTime)(float *ms, void *start, void *
 int NAME(cuStreamIsCapturing, hipStreamIsCapturing)(void *stream, int *status) {
     *status = stream_of(stream)->is_capturing;
     return failure;
+}
+
+int NAME(cuStreamWaitEvent, hipStreamWaitEvent)(void *stream_pointer, void *pointer, unsigned flags) {
+    Event *event = pointer;
+    Stream *stream = stream_of(stream_pointer);
+    pthread_mutex_lock(&lock);
+    if (failure || flags)
+        return locked(failure ? failure : INVALID_VALUE);
+    if (stream->done_ns < event->happens_ns)
+        stream->done_ns = event->happens_ns;
+    stream->is_capturing |= event->is_captured;
+    return locked(OK);
 }
 
 int NAME(cuThreadExchangeStreamCaptureMode, hipThreadExchangeStreamCaptureMode)(int *mode) {
@@ -234,14 +248,6 @@ void stub_enqueue(void *pointer, int64_t ns) {
     pthread_mutex_lock(&lock);
     stream->done_ns = (stream->done_ns > host_ns ? stream->done_ns : host_ns) + ns;
     locked(0);
-}
-
-/* Let a stream wait for what another was given so far; it joins a capture of that one. */
-void stub_wait(void *pointer, void *other_pointer) {
-    Stream *stream = stream_of(pointer), *other = stream_of(other_pointer);
-    if (stream->done_ns < other->done_ns)
-        stream->done_ns = other->done_ns;
-    stream->is_capturing |= other->is_capturing;
 }
 
 void stub_begin_capture(void *stream, int mode) {
