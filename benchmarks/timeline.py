@@ -114,6 +114,7 @@ def drag(page: Page, key_presses: int | None, seconds: float) -> tuple[list[floa
     frames_ms = list(page.evaluate("window.framesMs"))
     page.mouse.up()
     page.wait_for_timeout(500)
+    page.wait_for_function("window.answers.length")  # on a busy machine the first one comes late
     return list(page.evaluate("window.answers")), frames_ms
 
 

@@ -58,7 +58,7 @@ IN_CI = {
     "rounds": "--turns 1",
     "step_time": "--models tiny --rounds 1 --steps 3 --threads",
     "thousand_ranks": "--ranks 16 --steps 30 --times 1 --seconds 0.1",
-    "timeline": "--spans 2000 --ranks 2 --seconds 1",
+    "timeline": "--spans 2000 --ranks 2 --seconds 0.2",
     "watchdog": "--models tiny --pairs 1 --starts 1 --block-s 0.1 --warm-up-s 0.1",
 }
 IN_BROWSER = {"app", "bucket_page", "live_app", "thousand_ranks", "timeline"}
