@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from tests.cli.command_line import COMMAND
+from tests.cluster.warm_process import WarmProcess
 
 TIME_LIMIT_S = 240
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -38,6 +43,45 @@ def run(command: list[str]) -> None:
             _kill_family(process.pid)
             raise
     assert process.returncode == 0, output
+
+
+FORKING_RANKS = """
+import os, runpy, sys, torch
+torch.set_num_threads(1)  # as OMP_NUM_THREADS says, which is read when torch is imported
+sys.argv = {arguments!r}
+sys.path[0] = {folder!r}
+train = runpy.run_path(sys.argv[0])["main"]
+os.environ |= {environment!r}
+first = os.fork()
+os.environ["RANK"] = os.environ["LOCAL_RANK"] = "0" if first else "1"
+train()
+if first:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]))
+"""
+
+
+def run_forked(arguments: list[str]) -> None:
+    """Run the ``main`` of a script on two ranks, which are forked from one process that has imported it.
+
+    Raises:
+        AssertionError: one has failed. The message is the output of both.
+        TimeoutError: it did not end, and was killed.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    folder = str(Path(arguments[0]).parent)
+    text = FORKING_RANKS.format(arguments=arguments, folder=folder, environment=job)
+    with tempfile.TemporaryFile() as output:
+        process = WarmProcess(["-c", text], os.environ | QUIET_AND_OFFLINE, output, leads_group=True)
+        try:
+            code = process.wait(TIME_LIMIT_S)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        output.seek(0)
+        assert code == 0, output.read().decode()
 
 
 def record(command: list[str], traces: Path) -> None:

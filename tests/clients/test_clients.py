@@ -1,7 +1,8 @@
 """Hugging Face's Trainer, accelerate and Lightning on two ranks: they train as with torch's class, and are recorded.
 
-The scripts are ordinary ones. Each runs twice, and the only difference is the class that wraps the model. With a
-launcher of its own Lightning runs once: there it is the recording that could be missing.
+The scripts are ordinary ones. Each runs twice, and the only difference is the class that wraps the model: recorded, as
+its users start it; with torch's class, in ranks that are forked, because importing a framework takes longer than all
+steps. With a launcher of its own Lightning runs once: there it is the recording that could be missing.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import torch
 
 from overlapscope.trace.recording import read_trace
 from tests.cli.command_line import REPOSITORY, overlapscope
-from tests.clients.launch import TORCHRUN, record, run
+from tests.clients.launch import TORCHRUN, record, run_forked
 
 HERE = Path(__file__).parent
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def train_with_both_classes(launcher: list[str], script: str, folder: Path, *options: str) -> set[str]:
+def train_with_both_classes(script: str, folder: Path, *options: str) -> set[str]:
     """Train with torch's class and with ours, the second recorded into ``folder / "traces"``.
 
     Returns:
@@ -30,9 +31,9 @@ def train_with_both_classes(launcher: list[str], script: str, folder: Path, *opt
     """
     for name in ("torch", "instrumented"):
         (folder / name).mkdir()
-    command = [*launcher, str(HERE / script)]
-    run([*command, str(folder / "torch"), *options])
-    record([*command, str(folder / "instrumented"), "--instrumented", *options], folder / "traces")
+    run_forked([str(HERE / script), str(folder / "torch"), *options])
+    command = [*TORCHRUN, str(HERE / script), str(folder / "instrumented"), "--instrumented", *options]
+    record(command, folder / "traces")
     states = [torch.load(folder / name / f"rank_{rank}.pt") for name in ("torch", "instrumented") for rank in (0, 1)]
     expected = states[0]
     for state in states[1:]:
@@ -65,14 +66,14 @@ def check_recording(traces: Path, *, parameters: set[str], steps: int) -> None:
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_hugging_face_trainer(tmp_path: Path) -> None:
-    parameters = train_with_both_classes(TORCHRUN, "train_with_trainer.py", tmp_path)
+    parameters = train_with_both_classes("train_with_trainer.py", tmp_path)
     check_recording(tmp_path / "traces", parameters=parameters, steps=8)
 
 
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_accelerate(tmp_path: Path) -> None:
-    parameters = train_with_both_classes(TORCHRUN, "train_with_accelerate.py", tmp_path)
+    parameters = train_with_both_classes("train_with_accelerate.py", tmp_path)
     check_recording(tmp_path / "traces", parameters=parameters, steps=12)
 
 
@@ -90,7 +91,7 @@ def test_lightning_with_its_own_launcher(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_lightning_with_torchrun_and_unused_parameters(tmp_path: Path) -> None:
-    parameters = train_with_both_classes(TORCHRUN, "train_with_lightning.py", tmp_path, "--find-unused-parameters")
+    parameters = train_with_both_classes("train_with_lightning.py", tmp_path, "--find-unused-parameters")
     assert "unused.weight" in parameters
     check_recording(tmp_path / "traces", parameters=parameters, steps=12)
 
