@@ -20,7 +20,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.collectives.dispatch import get_backend_name, require_device_per_rank
+from instrumented_ddp.collectives.backends import get_backend_name, require_device_per_rank
 from overlapscope.bucket_model.calibration import (
     TABLE_HEADER,
     AllReduceSample,

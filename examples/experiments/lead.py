@@ -17,7 +17,7 @@ from agent import RESULT_FILE, Rank
 from progress import TrialProgress
 from workloads import NEED_SKLEARN, WORKLOADS
 
-from instrumented_ddp.collectives.dispatch import require_device_per_rank
+from instrumented_ddp.collectives.backends import require_device_per_rank
 from instrumented_ddp.strategies.registry import STRATEGIES
 from overlapscope import __version__
 from overlapscope.analysis import Analysis

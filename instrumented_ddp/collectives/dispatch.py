@@ -8,7 +8,6 @@ called before that of the device, and redispatches to it with the keys below its
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,42 +17,6 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 from torch._C import DispatchKey
-
-from overlapscope.errors import OverlapScopeError
-from overlapscope.text import count_of
-
-_MIN_NCCL_FOR_SHARED_DEVICES: Final = (2, 30)
-"""First NCCL version in which ranks can share a device. In older ones a ``NCCL_HOSTID`` per rank allows it, by making
-them appear to be on separate hosts."""
-
-
-def get_backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
-    """Return the backend of a group for tensors on a device: ``gloo``, ``nccl`` and so on.
-
-    A group may have one backend per device type, as in ``cpu:gloo,cuda:nccl``; its own name is that of one of them, or
-    ``custom``.
-    """
-    try:
-        return str(group._get_backend(device).name())
-    except Exception:  # a process group written in Python has no backends
-        return str(group.name())
-
-
-def require_device_per_rank(backend: str) -> None:
-    """Raise a short error early where NCCL would fail with many lines because ranks of this host share a device.
-
-    Raises:
-        OverlapScopeError: ranks share a device, and NCCL does not support it.
-    """
-    ranks, devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-    if backend != "nccl" or ranks <= devices or "NCCL_HOSTID" in os.environ:
-        return
-    if torch.cuda.nccl.version() < _MIN_NCCL_FOR_SHARED_DEVICES:
-        raise OverlapScopeError(
-            f"{ranks} ranks on a host with {count_of(devices, 'CUDA device')}, and nccl needs one for each: "
-            "start fewer, or give --backend gloo"
-        )
-
 
 _HOST: Final = torch.device("cpu")
 
@@ -83,6 +46,7 @@ _OPERATORS: Final = {
     "_reduce_scatter_base_": Operator(name="reduce_scatter", tensors="output_tensor"),
     "reduce_scatter_tensor_coalesced_": Operator(name="reduce_scatter", tensors="outputs"),
     "gather_": Operator(name="gather", tensors="input_tensors", peer="root_rank"),
+    "gather_into_tensor_": Operator(name="gather", tensors="input_tensor", peer="root_rank"),  # torch 2.14
     "scatter_": Operator(name="scatter", tensors="output_tensors", peer="root_rank"),
     "alltoall_": Operator(name="all_to_all", tensors="input_tensors"),
     "alltoall_base_": Operator(name="all_to_all", tensors="input"),
@@ -92,6 +56,19 @@ _OPERATORS: Final = {
     "recv_": Operator(name="recv", tensors="tensors", peer="src"),
     "recv_any_source_": Operator(name="recv", tensors="tensors"),
 }
+_LIBRARY: Final = "c10d"
+
+
+def find_unknown_operators() -> list[str]:
+    """Return the collective operators of this torch that are not intercepted, because a later torch has added them."""
+    names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    unknown = {name.removeprefix(f"{_LIBRARY}::") for name in names if name.startswith(f"{_LIBRARY}::")}
+    return sorted(name for name in unknown.difference(_OPERATORS) if _is_collective(getattr(torch.ops.c10d, name)))
+
+
+def _is_collective(operator: Any) -> bool:
+    arguments = [getattr(operator, name)._schema.arguments for name in operator.overloads()]
+    return any(argument.name == "process_group" for of_overload in arguments for argument in of_overload)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,7 +113,7 @@ class DispatchInterceptor:
     """
 
     def __init__(self, observer: CollectiveObserver) -> None:
-        self._library = torch.library.Library("c10d", "IMPL")
+        self._library = torch.library.Library(_LIBRARY, "IMPL")
         for name, operator in _OPERATORS.items():
             if hasattr(torch.ops.c10d, name):
                 kernel = _kernel(getattr(torch.ops.c10d, name).default, operator, observer)
@@ -165,7 +142,7 @@ def _kernel(overload: Any, operator: Operator, observer: CollectiveObserver) -> 
                 op=operator.name,
                 group=dist.ProcessGroup.unbox(args[group_at]),
                 tensors=(tensors,) if isinstance(tensors, torch.Tensor) else tensors,
-                device=_device_of(args[0]),
+                device=_device_of(args),
                 peer=None if peer_at is None else args[peer_at],
                 tag=0 if tag_at is None else args[tag_at],
                 is_awaited=work_at is None or not (async_at is None or all(args[async_at : async_at + 1])),
@@ -190,11 +167,14 @@ def _kernel(overload: Any, operator: Operator, observer: CollectiveObserver) -> 
     return kernel
 
 
-def _device_of(argument: Any) -> torch.device:
-    """Return the device by which torch's dispatcher selects the backend: that of the first argument.
+def _device_of(arguments: Sequence[Any]) -> torch.device:
+    """Return the device by which torch's dispatcher selects the backend: that of the first tensor.
 
-    A barrier has an empty tensor for that purpose alone.
+    A barrier has an empty tensor for that purpose alone. The first argument of a gather has tensors on the root only.
     """
-    while isinstance(argument, list | tuple) and argument:
-        argument = argument[0]
-    return argument.device if isinstance(argument, torch.Tensor) else _HOST
+    for argument in arguments:
+        while isinstance(argument, list | tuple) and argument:
+            argument = argument[0]
+        if isinstance(argument, torch.Tensor):
+            return argument.device
+    return _HOST

@@ -20,10 +20,11 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from instrumented_ddp.collectives.backends import get_backend_name
 from instrumented_ddp.collectives.call_sites import CallSiteTable, LoopTracker, iter_frames
 from instrumented_ddp.collectives.completion import CompletionWatch
 from instrumented_ddp.collectives.device_events import DeviceEvent
-from instrumented_ddp.collectives.dispatch import Call, DispatchInterceptor, get_backend_name
+from instrumented_ddp.collectives.dispatch import Call, DispatchInterceptor, find_unknown_operators
 from instrumented_ddp.collectives.position import TrainingPosition
 from instrumented_ddp.collectives.roles import CollectiveRole, HostBucket, Launch, current_launch, get_group_role
 from instrumented_ddp.collectives.signatures import SignatureTable, TensorNames
@@ -139,6 +140,13 @@ class CollectiveRecorder:
         self.completions = CompletionWatch(on_error)
         """Watch for the ends of all collectives of this process."""
         self._interception = DispatchInterceptor(self)
+        if unknown := find_unknown_operators():
+            _log.warning(
+                "rank %d: torch %s has collectives that are not recorded: %s",
+                rank,
+                torch.__version__,
+                ", ".join(unknown),
+            )
 
     @property
     def signatures(self) -> list[Signature]:

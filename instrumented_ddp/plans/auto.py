@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.bucket_plan import BucketPlan
-from instrumented_ddp.collectives.dispatch import get_backend_name
+from instrumented_ddp.collectives.backends import get_backend_name
 from instrumented_ddp.collectives.roles import CollectiveRole, collective_context
 from instrumented_ddp.plans.auto_choice import (
     Candidate,

@@ -18,8 +18,9 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from instrumented_ddp import native
 from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
-from instrumented_ddp.collectives.dispatch import get_backend_name
+from instrumented_ddp.collectives.backends import get_backend_name
 from overlapscope import __version__
 from overlapscope.diagnosis.process_state import is_on_this_host, parse_written_ns, read_liveness, read_process_start_ns
 from overlapscope.trace import clocks
@@ -200,6 +201,7 @@ def describe_run(group: dist.ProcessGroup, device: torch.device, detail: str) ->
         "ranks": dist.get_process_group_ranks(group) if dist.is_initialized() else list(range(group.size())),
         "backend": get_backend_name(group, device),
         "detail": detail,
+        "recorder": describe_recorder(),
         "argv": sys.argv,
         "started_unix_ns": time.time_ns(),
         "timeout_s": timeout_s(group, device),
@@ -207,6 +209,11 @@ def describe_run(group: dist.ProcessGroup, device: torch.device, detail: str) ->
         "environment": collect_environment(),
         "models": [],
     }
+
+
+def describe_recorder() -> dict[str, str]:
+    """Return the language that the recorder runs in, and why it is not C."""
+    return {"language": "C"} if native.IS_NATIVE else {"language": "Python", "why": native.WHY_PYTHON}
 
 
 def get_global_rank(group: dist.ProcessGroup) -> int:

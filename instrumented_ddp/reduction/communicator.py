@@ -10,7 +10,7 @@
     Over gloo an event can't be recorded behind a work: ``Work.block_current_stream`` has a kernel spin there until gloo
     has *enqueued* its copy to the device, which is not its end, keeps the next bucket's copy waiting, and takes time
     slices from ranks that share the device. There the end is recorded after a wait, and written as an upper bound; the
-    same holds for all backends but torch's own NCCL, whose ``block_current_stream`` launches nothing.
+    same holds for all backends for which ``find_stream_wait`` knows no better: all but torch's own NCCL.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 
+from instrumented_ddp.collectives.backends import find_stream_wait
 from instrumented_ddp.collectives.device_events import make_device_events
 from instrumented_ddp.collectives.dispatch import Call
 from instrumented_ddp.collectives.log import CollectiveRecorder
@@ -228,7 +229,7 @@ class StreamCommunicator:
         self._sum = dist.AllreduceOptions()
         self._stream = torch.cuda.Stream(device)
         self._events = make_device_events(device)
-        self._work_blocks_streams = hasattr(dist.Work, "block_current_stream") and _is_nccl(group, device)  # torch 2.8
+        self._wait_on_stream = find_stream_wait(group, device)
 
     def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> BucketCollective:
         """Launch behind our stream, which has waited for what the current stream was given so far."""
@@ -241,8 +242,8 @@ class StreamCommunicator:
 
     def _mark_end(self, collective: BucketCollective, work: dist.Work) -> None:
         """Record the end on our stream."""
-        if self._timer is not None and collective.start is not None and self._work_blocks_streams:
-            work.block_current_stream()
+        if self._timer is not None and collective.start is not None and self._wait_on_stream is not None:
+            self._wait_on_stream(work)
             collective.end = self._timer.mark(self._stream)
 
     def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> BucketCollective:
@@ -317,14 +318,6 @@ def _timer_of_buckets(device: torch.device, sink: EventSink | None) -> DeviceTim
 def _hook_role(records: BucketRecords | None) -> CollectiveRole | None:
     """Return the role of what a communication hook launches, usually one all-reduce of the bucket."""
     return None if records is None else replace(records.purpose, role="hook")
-
-
-def _is_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
-    nccl = getattr(dist, "ProcessGroupNCCL", None)
-    try:
-        return nccl is not None and isinstance(group._get_backend(device), nccl)
-    except RuntimeError:  # a process group that is written in Python has no backends
-        return False
 
 
 def communicator_of(device: torch.device, group: dist.ProcessGroup, sink: EventSink | None) -> Communicator:

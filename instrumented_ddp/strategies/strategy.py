@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from instrumented_ddp.collectives.dispatch import get_backend_name
+from instrumented_ddp.collectives.backends import get_backend_name
 from instrumented_ddp.reduction.strategy import BucketSums, ReductionStrategy
 from instrumented_ddp.strategies.sums import AllReduce, SumExecutor
 from overlapscope.errors import OverlapScopeError

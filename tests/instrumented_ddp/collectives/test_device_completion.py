@@ -359,5 +359,7 @@ def test_events_that_are_over_leave_nothing_on_the_device(stub):
 
 def test_where_a_collective_runs_is_told_by_its_first_tensor():
     meta = torch.empty(0, device="meta")
-    assert _device_of([[meta]]).type == _device_of([meta]).type == _device_of(meta).type == "meta"
-    assert _device_of([]).type == "cpu"
+    host = torch.empty(0)
+    for arguments in ([[[meta]], host], [[meta], [host]], [meta, 1], [[[]], [meta], host], [None, "sum", meta]):
+        assert _device_of(arguments).type == "meta"
+    assert _device_of([]).type == _device_of([[[]], 3]).type == "cpu"

@@ -6,6 +6,7 @@ once, as when the host is far ahead of its device. tests/gpu holds the same agai
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -66,14 +67,24 @@ class FakeSink:
         return self._timer
 
 
+class FakeNcclBackend:
+    """``ProcessGroupNCCL``."""
+
+
+class FakeNccl2Backend:
+    """``ProcessGroupNCCL2``: no subclass of it."""
+
+
 class FakeNccl:
     """One collective after the other, on a stream of its own that waits for the one on which they are launched."""
 
     def __init__(self) -> None:
         self._stream = FakeStream()
 
-    def _get_backend(self, _: torch.device) -> FakeNccl:
-        return self
+    backend: Callable[[], object] = FakeNcclBackend
+
+    def _get_backend(self, _: torch.device) -> object:
+        return self.backend()
 
     def allreduce(self, *_: object) -> FakeWork:
         self._stream.wait_stream(FakeStream.current)
@@ -81,8 +92,19 @@ class FakeNccl:
         return FakeWork(self._stream.done_at)
 
 
+class FakeNccl2(FakeNccl):
+    """Its works would launch a kernel that spins, too, but a stream can wait for them by another method."""
+
+    backend = FakeNccl2Backend
+
+    def allreduce(self, *_: object) -> FakeWork:
+        return FakeWork2(super().allreduce().end)
+
+
 class FakeGloo(FakeNccl):
     """Its works would launch a kernel that spins."""
+
+    backend = object
 
 
 class FakeWork(dist.Work):
@@ -98,6 +120,18 @@ class FakeWork(dist.Work):
         return True
 
 
+class FakeWork2(FakeWork):
+    def block_current_stream(self) -> None:
+        pytest.fail("a kernel spins")
+
+    def synchronize(self) -> None:
+        super().block_current_stream()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self.synchronize()
+        return True
+
+
 @pytest.fixture
 def timer(monkeypatch) -> FakeTimer:
     @contextmanager
@@ -110,8 +144,9 @@ def timer(monkeypatch) -> FakeTimer:
     monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: FakeStream.current)
     monkeypatch.setattr(torch.cuda, "stream", on)
-    monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNccl, raising=False)
-    monkeypatch.setattr(FakeGloo, "_get_backend", lambda *_: object())
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNcclBackend, raising=False)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL2", FakeNccl2Backend, raising=False)
+    monkeypatch.setattr(dist, "ProcessGroupNCCLLazy", type("Lazy", (), {}), raising=False)
     return FakeTimer()
 
 
@@ -125,15 +160,16 @@ def communicator(group: FakeNccl, timer: FakeTimer) -> Any:
 needs_torch_28 = pytest.mark.skipif(
     not hasattr(dist.Work, "block_current_stream"), reason="needs torch 2.8: before, ends are seen by who waits"
 )
+either_nccl = pytest.mark.parametrize("kind", [pytest.param(FakeNccl, marks=needs_torch_28), FakeNccl2])
 
 
 def compute(duration: int) -> None:
     FakeStream.current.done_at += duration
 
 
-@needs_torch_28
-def test_a_bucket_begins_when_it_is_ready_and_the_one_before_is_over(timer):
-    lane = communicator(FakeNccl(), timer)
+@either_nccl
+def test_a_bucket_begins_when_it_is_ready_and_the_one_before_is_over(timer, kind):
+    lane = communicator(kind(), timer)
     compute(3)
     first = lane.all_reduce(torch.ones(8), RECORDS)
     compute(2)  # the second is ready at 5, and waits until 13
@@ -143,9 +179,9 @@ def test_a_bucket_begins_when_it_is_ready_and_the_one_before_is_over(timer):
     assert timer.written == [(RECORDS.collective, 3, 13), (RECORDS.collective, 13, 23)]
 
 
-@needs_torch_28
-def test_so_does_a_bucket_of_stock_ddp_which_torchs_reducer_launches_from_the_stream_that_computes(timer):
-    group = FakeNccl()
+@either_nccl
+def test_so_does_a_bucket_of_stock_ddp_which_torchs_reducer_launches_from_the_stream_that_computes(timer, kind):
+    group = kind()
     lane = communicator(group, timer)
     launched = []
     compute(3)
