@@ -21,7 +21,7 @@ from overlapscope.breakdown.lanes import BUCKET_SLOTS
 from overlapscope.breakdown.text import PHASE_LABELS
 from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.text import capitalize, count_of, use_no_break_spaces
-from overlapscope.trace.description import describe_clocks, describe_models, describe_strategies
+from overlapscope.trace.description import describe_backend, describe_clocks, describe_models, describe_strategies
 from overlapscope.trace.folders import read_import_source
 from overlapscope.trace.recording import Trace
 from overlapscope.trace.table_file import parse_step_bounds, step_range_of_slice
@@ -160,9 +160,10 @@ def list_run_facts(trace: Trace) -> list[tuple[str, str]]:
     known = {
         "model": describe_models(run),
         "ranks": run.get("world_size"),
-        "backend": run.get("backend"),
+        "backend": describe_backend(run),
         "strategy": describe_strategies(run),
         "clocks": describe_clocks(trace),
+        "recorder": f"in {recorder['language']}" if (recorder := run.get("recorder")) else None,
         "imported from": read_import_source(run),
         "recorded": f"{datetime.fromtimestamp(started_ns / 1e9):%d %b %Y, %H:%M}" if started_ns else None,
     }

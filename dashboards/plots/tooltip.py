@@ -97,8 +97,8 @@ def _build_parameter_rows(names: tuple[str, ...], most: int | None) -> Rows:
 
 def _format_end_uncertainty(span: SpanDetails) -> str:
     """Return a note on the end of a span that may have been earlier."""
-    if not span.end_uncertainty_ns:
-        return ""
+    if not span.end_uncertainty_ns:  # by how much is not known of a device: somebody has waited for it
+        return " or earlier" if span.start_is_bound else ""
     if span.duration_ns is not None and span.end_uncertainty_ns >= span.duration_ns:
         return " at the latest"
     return f" or up to {format_ns(span.end_uncertainty_ns)} earlier"

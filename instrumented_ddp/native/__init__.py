@@ -17,17 +17,23 @@ NATIVE_VARIABLE: Final = "OVERLAPSCOPE_NATIVE"
 """Environment variable that, if it is ``0``, selects the twins in Python."""
 
 
-def _load() -> ModuleType | None:
+def _load() -> tuple[ModuleType | None, str]:
+    """Return the code in C; if it is not used, None and why."""
     if os.environ.get(NATIVE_VARIABLE) == "0":
-        return None
+        return None, f"{NATIVE_VARIABLE}=0 is set"
     try:
         module = import_module("instrumented_ddp.native._native")
-    except ImportError:  # there was no compiler
-        return None
-    return module if module.INTERFACE == INTERFACE else None
+    except ModuleNotFoundError:
+        return None, "the one in C was not compiled; install a C compiler, then overlapscope again"
+    except ImportError as error:
+        return None, f"the one in C can't be loaded ({error}); install overlapscope again"
+    if module.INTERFACE != INTERFACE:
+        return None, "the one in C was compiled from another version; install overlapscope again"
+    return module, ""
 
 
-_native: Final = _load()
+_native, WHY_PYTHON = _load()
+"""``WHY_PYTHON``: why the code in C is not used, and what to do about it; empty if it is."""
 
 IS_NATIVE: Final = _native is not None
 """Whether the code in C is used."""

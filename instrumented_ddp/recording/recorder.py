@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.bucket_plan import BucketPlan, dtype_name
+from instrumented_ddp.collectives.backends import explain_bounds
 from instrumented_ddp.collectives.call_sites import describe_frame
 from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.collectives.position import TrainingPosition
@@ -106,6 +107,10 @@ class Recorder(EventSink):
         self._run = describe_run(group, device, detail)
         if should_mark_phases_only(device):
             self._run["device_marks"] = "phases"
+        elif (why := explain_bounds(group, device)) is not None:
+            self._run["ends_are_bounds"] = why
+            if group.rank() == 0:
+                _log.warning("the ends of collectives are recorded as upper bounds: %s", why)
         self._bypass_detectors: dict[int, UnreducedGradientDetector] = {}
         self._buffers: dict[tuple[int, int, str], BucketRecords] = {}
         self._has_warned = False

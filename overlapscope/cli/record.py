@@ -22,7 +22,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from overlapscope.cli.arguments import parse_positive_int, strip_dashes
 from overlapscope.cli.child_process import ReceivedSignal
 from overlapscope.cli.metrics_process import metrics_writer, remove_stale
 from overlapscope.errors import OverlapScopeError
-from overlapscope.text import count_of, format_bytes
+from overlapscope.text import count_of, format_bytes, rank_list
 from overlapscope.trace.environment import DEFAULT_STALL_TIMEOUT_S, DETAILS, ON_INCIDENT, add_startup_hook
 from overlapscope.trace.folders import find_latest_attempt, remove_if_empty
 from overlapscope.trace.json_files import parse_json_text
@@ -175,8 +175,9 @@ def finish_recording(
             is_command=True,
         )
     _print_verdict(attempt)
+    runs = _read_runs(attempt)
     probing = describe_probing(attempt) if probed else []
-    for sentence in [*probing, *describe_auto_choices({"models": _read_models(attempt)})]:
+    for sentence in [*probing, *describe_auto_choices({"models": _models_of(runs)}), *describe_recorders(runs)]:
         print_status(sentence)
     done = count_of(recorded.steps, "step") if recorded.steps else count_of(recorded.collectives, "collective")
     look = "serve" if recorded.steps else "diagnose"
@@ -205,7 +206,7 @@ def _print_verdict(folder: Path) -> None:
 
 def describe_probing(folder: Path) -> list[str]:
     """Describe in one sentence per model of the lowest rank whether plans were probed, or why there is no model."""
-    models = _read_models(folder)
+    models = _models_of(_read_runs(folder))
     if not models:
         return [f"no bucket plans were probed: the training has no DistributedDataParallel; {_CALIBRATE_HINT} instead"]
     sentences = dict.fromkeys(_describe_model_probing(model.get("probing")) for model in models)
@@ -217,13 +218,37 @@ def describe_probing(folder: Path) -> list[str]:
     ]
 
 
-def _read_models(folder: Path) -> list[dict[str, Any]]:
-    """Read what the lowest rank knows of its models; empty if it left nothing."""
-    files = sorted(folder.glob(f"rank_*/{RUN_FILE}"), key=lambda file: (len(file.parent.name), file.parent.name))
-    for file in files:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            return list(parse_json_text(file.read_bytes())["models"])
-    return []
+def describe_recorders(runs: Mapping[int, dict[str, Any]]) -> list[str]:
+    """Say which recorder has recorded: the one in C or, with the reason, its slower twin in Python.
+
+    Args:
+        runs: content of ``run.json`` by rank.
+    """
+    recorders = {rank: run.get("recorder", {}) for rank, run in runs.items()}
+    in_python: dict[str, list[int]] = {}
+    for rank, recorder in recorders.items():
+        if recorder.get("language") == "Python":
+            in_python.setdefault(str(recorder.get("why", "")), []).append(rank)
+    if not in_python:
+        return ["recorded by the recorder in C"] if any(recorders.values()) else []
+    return [
+        f"{'' if len(ranks) == len(runs) else f'{rank_list(ranks)}: '}recorded by the slower recorder in Python: {why}"
+        for why, ranks in in_python.items()
+    ]
+
+
+def _models_of(runs: Mapping[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what the lowest rank knows of its models; empty if it left nothing."""
+    return next((list(run["models"]) for run in runs.values() if isinstance(run.get("models"), list)), [])
+
+
+def _read_runs(folder: Path) -> dict[int, dict[str, Any]]:
+    """Read what each rank knows of the run, as far as it can be read, the lowest rank first."""
+    runs = {}
+    for file in folder.glob(f"rank_*/{RUN_FILE}"):
+        with suppress(OSError, ValueError, TypeError):
+            runs[int(file.parent.name.removeprefix("rank_"))] = dict(parse_json_text(file.read_bytes()))
+    return dict(sorted(runs.items()))
 
 
 def _describe_model_probing(probing: dict[str, Any] | None) -> str:

@@ -22,6 +22,7 @@ from overlapscope.report.diagnosis import collect_attempts
 from overlapscope.report.report import INDENT, Column, Number, Report, Row, Section, Table, list_rows
 from overlapscope.text import Value, count_of, format_interval_ns, format_ns, format_share
 from overlapscope.trace.description import (
+    describe_backend,
     describe_chosen_steps,
     describe_clocks,
     describe_models,
@@ -129,7 +130,7 @@ def describe_recording(trace: Trace) -> str:
         f"{len(trace.ranks)} of {run.get('world_size', '?')} ranks",
         describe_clocks(trace),
     ]
-    facts += [f"backend {run['backend']}"] if "backend" in run else []
+    facts += [f"backend {backend}"] if (backend := describe_backend(run)) else []
     facts += [f"strategy {strategy}"] if (strategy := describe_strategies(run)) else []
     facts += [count_of(trace.steps["step"].nunique(), "step") + describe_chosen_steps(trace)]
     facts += [f"off {steps}" for steps in describe_all_off_steps(trace.modes)]

@@ -44,6 +44,17 @@ def describe_strategies(run: Mapping[str, Any]) -> str:
     return ", ".join(dict.fromkeys(strategy for strategy in given if strategy != DEFAULT_STRATEGY))
 
 
+def describe_backend(run: Mapping[str, Any]) -> str:
+    """Name the backend, and say why the ends of its collectives are only bounds if they are; empty if not known.
+
+    Args:
+        run: Content of ``run.json``.
+    """
+    backend = str(run.get("backend") or "")
+    why = run.get("ends_are_bounds")
+    return f"{backend} (ends of collectives are upper bounds: {why})" if backend and why else backend
+
+
 def describe_auto_choices(run: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each decision, or on why there is none.
 

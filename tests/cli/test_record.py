@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from overlapscope.cli.record import describe_recorders
 from overlapscope.trace.recording import read_trace
 from tests.cli.command_line import COMMAND, REPOSITORY, overlapscope, overlapscope_process
 from tests.synthetic import write_recording
@@ -268,3 +269,22 @@ def test_a_program_beside_this_python_needs_no_activated_environment(tmp_path: P
         "record", "-o", tmp_path / "a", "--", name, "-c", "import sys; print(sys.prefix)", PATH="/nowhere"
     )
     assert ran.stdout == f"{sys.prefix}\n"
+
+
+def test_which_recorder_has_recorded_is_said_and_why_it_was_not_the_one_in_c(
+    golden: Callable[[str, str], None],
+) -> None:
+    in_c, in_python = (
+        {"recorder": {"language": "C"}},
+        {"recorder": {"language": "Python", "why": "there was no compiler"}},
+    )
+    unset = {"recorder": {"language": "Python", "why": "OVERLAPSCOPE_NATIVE=0 is set"}}
+    jobs: list[list[dict[str, object]]] = [
+        [in_c, in_c],
+        [in_python, in_python],
+        [in_c, in_python, in_python, unset],
+        [{}, {}],  # an older version has recorded
+    ]
+    said = ["\n".join(describe_recorders(dict(enumerate(runs)))) for runs in jobs]
+    golden("cli/record_recorders", "\n\n".join(said))
+    assert said[-1] == ""

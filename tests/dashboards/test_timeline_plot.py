@@ -285,10 +285,15 @@ def test_a_step_in_the_address_is_shown_unless_a_range_is_given(timeline):
 
 
 @pytest.mark.parametrize(
-    ("uncertainty_ns", "said"),
-    [(0, ""), (2_000_000, "or up to 2.00 ms earlier"), (9_000_000, "at the latest")],
+    ("uncertainty_ns", "is_bound", "said"),
+    [
+        (0, False, ""),
+        (0, True, "or earlier"),
+        (2_000_000, True, "or up to 2.00 ms earlier"),
+        (9_000_000, True, "at the latest"),
+    ],
 )
-def test_a_tooltip_says_how_sure_the_end_of_a_collective_is(uncertainty_ns, said):
+def test_a_tooltip_says_how_sure_the_end_of_a_collective_is(uncertainty_ns, is_bound, said):
     span = SpanDetails(
         what="all-reduce",
         rank=0,
@@ -298,6 +303,7 @@ def test_a_tooltip_says_how_sure_the_end_of_a_collective_is(uncertainty_ns, said
         end_ns=10_000_000,
         launch_ns=1_000_000,
         end_uncertainty_ns=uncertainty_ns,
+        start_is_bound=is_bound,
     )
     _, rows = build_tooltip(span)
     assert dict(rows)["end"] == f"10.000 ms {said}".strip()

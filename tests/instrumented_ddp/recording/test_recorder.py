@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import instrumented_ddp
-from instrumented_ddp import DistributedDataParallel
+from dashboards.pages.shell import list_run_facts
+from instrumented_ddp import DistributedDataParallel, native
+from instrumented_ddp.recording import recorder
+from overlapscope.report.summary import describe_recording
 from overlapscope.trace.recording import read_trace
 from tests.instrumented_ddp.recording.lone_training import backward, make_model, phases_by_step, recorded
 
@@ -310,3 +316,42 @@ def test_a_communication_hook_is_named(traces):
     model.register_comm_hook(None, allreduce_hook)
     backward(model)
     assert [entry["comm_hook"] for entry in recorded(model, traces).run["models"]] == ["allreduce_hook"]
+
+
+def test_it_is_written_down_which_recorder_records(traces):
+    model = make_model(traces)
+    backward(model)
+    language = recorded(model, traces).run["recorder"]["language"]
+    assert language == ("C" if native.IS_NATIVE else "Python")
+
+
+def test_a_recorder_in_python_says_why_it_is_not_the_one_in_c(monkeypatch):
+    monkeypatch.setenv("OVERLAPSCOPE_NATIVE", "0")
+    module, why = native._load()
+    assert module is None
+    assert "OVERLAPSCOPE_NATIVE=0" in why
+    monkeypatch.delenv("OVERLAPSCOPE_NATIVE")
+    build = ModuleType("instrumented_ddp.native._native")
+    monkeypatch.setitem(sys.modules, build.__name__, build)
+    build.INTERFACE = native.INTERFACE - 1  # type: ignore[attr-defined]
+    assert native._load()[0] is None
+    build.INTERFACE = native.INTERFACE  # type: ignore[attr-defined]
+    assert native._load() == (build, "")
+    monkeypatch.setitem(sys.modules, build.__name__, None)  # there was no compiler
+    module, why = native._load()
+    assert module is None
+    assert "compiler" in why
+
+
+def test_that_ends_of_collectives_are_only_bounds_is_said_at_the_start_and_wherever_they_are_shown(
+    traces, monkeypatch, capsys
+):
+    why = "a stream can't wait for the backend mine alone"
+    monkeypatch.setattr(recorder, "explain_bounds", lambda *_: why)
+    model = make_model(traces)
+    assert capsys.readouterr().err.count(why) == 1
+    backward(model)
+    trace = recorded(model, traces)
+    assert trace.run["ends_are_bounds"] == why
+    assert why in describe_recording(trace)
+    assert why in dict(list_run_facts(trace))["backend"]
