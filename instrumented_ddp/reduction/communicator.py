@@ -209,8 +209,12 @@ _count_dispatch_modes: Final[Callable[[], int]] = torch._C._len_torch_dispatch_s
 
 
 def _find_plain_backend(group: dist.ProcessGroup) -> Any:
-    """Return what a process group's operators call for tensors on the host; None for a group written in Python."""
-    if type(group) is not dist.ProcessGroup:
+    """Return what a process group's operators call for tensors on the host, and nothing else; None if there is more.
+
+    A group written in Python does what it likes, and since torch 2.14 operators also call the hooks of their group, of
+    which nobody can tell whether there are any.
+    """
+    if type(group) is not dist.ProcessGroup or hasattr(dist.ProcessGroup, "register_pre_hook"):
         return None
     try:
         return group._get_backend(_HOST)

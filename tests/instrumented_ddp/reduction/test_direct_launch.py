@@ -61,6 +61,10 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+has_hooks = hasattr(dist.ProcessGroup, "register_pre_hook")
+
+
+@pytest.mark.skipif(has_hooks, reason="torch 2.14 has hooks, which must be called")
 def test_a_bucket_is_entered_once_although_it_does_not_come_by_the_dispatcher(traces, calls):
     model = make_model(traces)
     for _ in range(2):  # the second forward begins with another plan
@@ -69,6 +73,18 @@ def test_a_bucket_is_entered_once_although_it_does_not_come_by_the_dispatcher(tr
     backward(model)
     assert calls[before:] == []
     assert len(buckets_entered(model)) == entered + 1
+
+
+@pytest.mark.skipif(not has_hooks, reason="new in torch 2.14")
+def test_a_hook_of_the_process_group_is_called_for_every_bucket(traces):
+    model = make_model(traces)
+    backward(model)
+    seen: list[int] = []
+    group: Any = model.process_group
+    group.register_pre_hook(1, lambda args: seen.append(sum(tensor.numel() for tensor in args.input_tensors)))
+    backward(model)
+    group.unregister_pre_hook(1)
+    assert sum(parameter.numel() for parameter in model.parameters()) in seen
 
 
 def test_a_profiler_sees_what_it_sees_without_a_recording(traces, calls):
