@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from instrumented_ddp.recording.records import make_bitmap_records
+from instrumented_ddp.reduction import communicator as communicators
 from instrumented_ddp.reduction.communicator import StreamCommunicator
 from instrumented_ddp.strategies.bucket_sum import BucketSumRecorder
 from instrumented_ddp.strategies.sums import SumExecutor
@@ -144,6 +145,8 @@ def timer(monkeypatch) -> FakeTimer:
     monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: FakeStream.current)
     monkeypatch.setattr(torch.cuda, "stream", on)
+    events = SimpleNamespace(join=lambda stream: stream.wait_stream(FakeStream.current))
+    monkeypatch.setattr(communicators, "make_device_events", lambda _: events)
     monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNcclBackend, raising=False)
     monkeypatch.setattr(dist, "ProcessGroupNCCL2", FakeNccl2Backend, raising=False)
     monkeypatch.setattr(dist, "ProcessGroupNCCLLazy", type("Lazy", (), {}), raising=False)
