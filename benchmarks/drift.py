@@ -1,6 +1,6 @@
 """What it costs to see that replicas drift apart, how soon it is seen, and that nothing is seen in healthy trainings.
 
-    python -m benchmarks.drift [--models MODEL...] [--steps 2000] [--healthy-steps 1000] [--faults NAME...]
+    python -m benchmarks.drift [--models MODEL...] [--steps 1000] [--healthy-steps 1000] [--faults NAME...]
 
 - The CPU time of all that the comparison does on the training thread, as a share of the median step, on two recorded
   ranks over gloo with a compute thread each: of all steps but the first ones, and in a step at most. The first pass,
@@ -169,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=["tiny", *SMALL_MODELS], choices=MODELS, metavar="MODEL")
     parser.add_argument(
-        "--steps", type=int, default=2000, help="of each model, and as many again with and without (default: 2000)"
+        "--steps", type=int, default=1000, help="of each model, and as many again with and without (default: 1000)"
     )
     parser.add_argument("--healthy-steps", type=int, default=1000, help="of each healthy loop (default: 1000)")
     parser.add_argument("--loops", nargs="*", default=loops, choices=loops)
