@@ -31,12 +31,20 @@
     }
   }
 
+  // Restoring again, once all is drawn, undoes nothing that the reader has done meanwhile.
+  const opened = new WeakSet()
+  let hasScrolled = false
+
   function restore({scrolled, open, unfolded, focused}) {
     const find = (path) => document.querySelector(path)
-    for (const path of open) find(path)?.setAttribute("open", "")
+    for (const details of open.map(find)) {
+      if (!details || opened.has(details)) continue
+      details.open = true
+      opened.add(details)
+    }
     for (const path of unfolded) find(path)?.querySelector("[data-unfold]")?.click()
-    for (const [path, top, left] of scrolled) find(path)?.scrollTo({top, left, behavior: "instant"})
-    if (document.activeElement !== document.body) return // the reader has gone on
+    if (!hasScrolled) for (const [path, top, left] of scrolled) find(path)?.scrollTo({top, left, behavior: "instant"})
+    if (document.activeElement !== document.body) return
     for (const [path, focusVisible] of focused) find(path)?.focus({preventScroll: true, focusVisible})
   }
 
@@ -78,7 +86,7 @@
     }
   })
 
-  function opened() {
+  function takeSeen() {
     try {
       const {address, seen} = JSON.parse(sessionStorage.getItem(key))
       sessionStorage.removeItem(key)
@@ -88,9 +96,12 @@
     }
   }
 
-  const seen = opened()
+  const seen = takeSeen()
   if (!seen) return
   isRestored = false
+  for (const type of ["wheel", "touchmove", "keydown"]) {
+    window.addEventListener(type, () => (hasScrolled = true), {capture: true, passive: true})
+  }
   holdPicture()
   window.addEventListener("pagereveal", ({viewTransition}) => {
     if (!viewTransition) return letGo()

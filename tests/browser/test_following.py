@@ -119,6 +119,31 @@ def test_scroll_open_details_and_focus_stay(open_page: OpenPage, tmp_path: Path)
         expect(page.locator("#news").get_by_label("Follow")).to_be_focused()
 
 
+def test_what_is_closed_and_scrolled_before_the_page_is_drawn_again_stays(open_page: OpenPage, tmp_path: Path) -> None:
+    recording = write_live_recording(tmp_path / "traces", ranks=16, close=False)
+    with served(recording, tmp_path / "server.log") as url:
+        page = open_page(f"{url}timeline?step=25")
+        page.locator(".banner summary").click()
+        page.locator("#ranks").evaluate("(ranks) => ranks.scrollTo(0, 150)")
+        grow(recording, tmp_path / "later", 60, close=False)
+        expect(page.locator("#news")).to_contain_text("newer steps")
+        page.evaluate("window.isTheOldPage = true")
+        page.add_init_script("""addEventListener("DOMContentLoaded", () => setTimeout(() => {
+          const [banner, ranks] = [document.querySelector(".banner"), document.getElementById("ranks")]
+          window.wasOpen = banner.open
+          banner.open = false
+          ranks.dispatchEvent(new WheelEvent("wheel", {bubbles: true}))
+          ranks.scrollTo(0, 20)
+        }))""")
+        follow(page)
+        followed(page)
+        wait_for_step(page, 59)
+        page.evaluate("new Promise((drawn) => setTimeout(drawn, 200))")
+        assert page.evaluate("window.wasOpen")
+        assert not page.locator(".banner").evaluate("(banner) => banner.open")
+        assert page.locator("#ranks").evaluate("(ranks) => ranks.scrollTop") == 20
+
+
 def test_who_types_is_not_interrupted(open_page: OpenPage, tmp_path: Path) -> None:
     recording = write_live_recording(tmp_path / "traces")
     with served(recording, tmp_path / "server.log") as url:
