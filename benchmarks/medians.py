@@ -12,7 +12,6 @@ import statistics
 from collections.abc import Sequence
 
 from overlapscope.interval import Interval
-from overlapscope.stragglers.patterns import binomial_tail
 
 CONFIDENCE = 0.9
 
@@ -22,8 +21,9 @@ def median_with_ci(values: Sequence[float]) -> Interval:
     ordered, count = sorted(values), len(values)
     low = high = math.nan
     for outside in range(count // 2):
-        # The k-th lowest value is above the true median if fewer than k are below it.
-        if 2 * binomial_tail(count - outside, count, 0.5) > 1 - CONFIDENCE:
+        # The lower bound is above the true median if at most so many values are below that; likewise the upper one.
+        missed = 2 * sum(math.comb(count, below) for below in range(outside + 1)) / 2**count
+        if missed > 1 - CONFIDENCE:
             break
         low, high = ordered[outside], ordered[-1 - outside]
     return Interval(value=statistics.median(ordered), low=low, high=high)
