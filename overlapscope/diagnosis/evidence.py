@@ -244,6 +244,9 @@ class RankEvidence:
     liveness: Liveness = "unknown"
     unrecorded_because: str | None = None
     """Why recording ended before the rank did; None if it did not. What the rank did afterwards is unknown."""
+    off_since: int | None = None
+    """First step that was not recorded because recording was off, until the end; None if it was on then. Collectives
+    are logged all the same."""
     failure: Failure | None = None
     exit_status: int | None = None
     """Exit status of its process; -N if signal N killed it; None if nobody observed it."""

@@ -53,6 +53,7 @@ from overlapscope.trace.process_files import (
     StallSnapshot,
 )
 from overlapscope.trace.rank_folder import RankFolder
+from overlapscope.trace.recording_modes import OFF
 from overlapscope.trace.schema import (
     ENDED_FILE,
     EVENTS_FILE,
@@ -303,7 +304,8 @@ def _add_files(
         interrupted_backwards=read_dataclasses(
             InterruptedBackward, folder.path / INTERRUPTED_BACKWARDS_FILE, folder.problems
         ),
-        no_sync_since=_no_sync_since(left.records),
+        no_sync_since=None if left.off_since is not None else _no_sync_since(left.records),
+        off_since=left.off_since,
         world_size=world_size if isinstance(world_size, int) else None,
     )
 
@@ -334,6 +336,8 @@ class _LeftFiles:
 
     unready: tuple[UnreadyParameter, ...]
     records: Records
+    off_since: int | None
+    """First step of those that were not recorded until the end, because recording was off."""
     reports: tuple[ReportedVerdict, ...]
     stall: StallSnapshot | None
     liveness: tuple[int | None, int | None, int | None]
@@ -346,10 +350,16 @@ def _read_left(folder: RankFolder) -> _LeftFiles:
     return _LeftFiles(
         unready=unready,
         records=records,
+        off_since=_read_off_since(folder),
         reports=_reported_verdicts(folder),
         stall=folder.stall_snapshot(),
         liveness=read_alive_file(folder.path / LIVENESS_FILE, folder.problems),
     )
+
+
+def _read_off_since(folder: RankFolder) -> int | None:
+    modes = folder.modes()
+    return modes[-1].step if modes and modes[-1].every == OFF else None
 
 
 def _reported_verdicts(folder: RankFolder) -> tuple[ReportedVerdict, ...]:
@@ -378,7 +388,10 @@ def _find_position(
     if not begun.has_joined:
         since_ns = _int(begun.joining.get("time_ns"), 0)
         return RankPosition(step=0, phase=JOINING, call_site=parse_call_site(begun.joining), since_ns=since_ns)
-    position = find_position(left.records, latest, find_job_signal_ns(begun.where, exits))
+    if left.off_since is None:
+        position = find_position(left.records, latest, find_job_signal_ns(begun.where, exits))
+    else:
+        position = _find_position_while_off(left, latest)
     if position is None:
         return None
     if ended.get("unrecorded_because") is not None:
@@ -390,6 +403,15 @@ def _find_position(
         return replace(position, has_begun_next_iteration=end_record.has_begun_next_iteration)
     of_backward = latest.call_site if latest is not None and latest.signature.bucket != NO_BUCKET else None
     return replace(position, has_begun_next_iteration=has_begun_next_iteration(stacks, of_backward))
+
+
+def _find_position_while_off(left: _LeftFiles, latest: Entry | None) -> RankPosition | None:
+    """Return the position of the latest collective: no phases are recorded while recording is off."""
+    if latest is None or left.off_since is None or latest.step < left.off_since:
+        return None if left.off_since is None else RankPosition(step=left.off_since)
+    position = find_position(left.records[:0], latest)
+    is_over = latest.state == "completed"  # and the rank went on from there
+    return replace(position, phase=None, call_site=None) if position is not None and is_over else position
 
 
 def _find_end(

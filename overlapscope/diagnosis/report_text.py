@@ -16,7 +16,7 @@ from overlapscope.diagnosis.text import (
     group_text,
 )
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.text import format_ranks
+from overlapscope.text import format_ranks, rank_list
 from overlapscope.trace.schema import NO_BUCKET
 
 _MAX_SINGLE_RANKS: Final = 8
@@ -44,7 +44,7 @@ def format_report(verdict: Verdict, evidence: Evidence) -> str:
     if verdict.alternative:
         parts[0].append(f"This is likely, not certain: {verdict.alternative}.")
     if evidence.ranks:
-        parts.append(["Last known positions:", *_position_lines(evidence)])
+        parts.append(["Last known positions:", *_position_lines(evidence), *_off_lines(evidence)])
     if verdict.windows:
         parts.append(_sequences(verdict, evidence))
     if unready := _unready(verdict, evidence):
@@ -75,6 +75,18 @@ def _position_lines(evidence: Evidence) -> list[str]:
     if len(lines) > _MAX_LINES:
         lines = [*lines[:_MAX_LINES], f"  ... and {len(lines) - _MAX_LINES} more groups of ranks"]
     return lines
+
+
+def _off_lines(evidence: Evidence) -> list[str]:
+    """Say which ranks did not record their latest steps, so that no phase is known."""
+    by_step: dict[int, list[int]] = {}
+    for rank, one in sorted(evidence.ranks.items()):
+        if one.off_since is not None:
+            by_step.setdefault(one.off_since, []).append(rank)
+    return [
+        f"Recording was off from step {step} on, on {rank_list(ranks)}: their collectives say where they were."
+        for step, ranks in by_step.items()
+    ]
 
 
 def _where(one: RankEvidence) -> str:

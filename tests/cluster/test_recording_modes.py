@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,10 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from instrumented_ddp import DistributedDataParallel, attach
 from instrumented_ddp.recording import modes
 from instrumented_ddp.session import get_current_session
+from overlapscope.diagnosis.from_recording import read_evidence
+from overlapscope.diagnosis.judge import judge
+from overlapscope.diagnosis.report_text import format_report
+from overlapscope.trace.environment import START_VARIABLE
 from overlapscope.trace.recording import Trace, read_trace
 from overlapscope.trace.recording_modes import OFF, BegunMode, RecordingMode, read_begun_modes, write_control
 from overlapscope.trace.schema import CONTROL_FILE, rank_folder
@@ -127,9 +134,7 @@ def test_a_step_is_marked_as_light_unless_it_is_of_the_sample(tmp_path: Path) ->
 
 
 def started_off(folder: str) -> tuple[int, int]:
-    import os
-
-    os.environ["OVERLAPSCOPE_START"] = "off"
+    os.environ[START_VARIABLE] = "off"
     ours(folder)
     session = get_current_session()
     assert session is not None
@@ -164,6 +169,34 @@ def test_a_rank_that_sees_a_request_late_follows_at_once_and_says_so(tmp_path: P
     assert (begun(tmp_path, 1)[0].step, begun(tmp_path, 1)[0].agreed_step) == (7, 6)
     missing = {rank: set(range(STEPS)) - set(steps) for rank, steps in steps_of(read_trace(tmp_path), "steps").items()}
     assert missing == {0: {6, 7, 8, 9}, 1: {7, 8, 9}}
+
+
+def killed_while_off(folder: str) -> None:
+    os.environ[START_VARIABLE] = "off"
+    torch.manual_seed(0)
+    model = DistributedDataParallel(make_net(), bucket_cap_mb=0.0005, trace=folder)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(12):
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        if step == 8 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_rank_that_is_killed_while_recording_is_off_is_known_by_its_collectives(
+    tmp_path: Path, golden: Callable[[str, str], None]
+) -> None:
+    with pytest.raises(RuntimeError, match="rank 1 died"):
+        run_ranks(killed_while_off, 2, str(tmp_path))
+    evidence, _ = read_evidence(tmp_path)
+    verdict = judge(evidence)
+    assert (verdict.kind, verdict.blamed) == ("killed", (1,))
+    assert {rank: one.off_since for rank, one in evidence.ranks.items()} == {0: 0, 1: 0}
+    position = evidence.ranks[1].position
+    assert position is not None
+    assert position.step == 8
+    report = format_report(verdict, evidence)
+    golden("verdict/killed_while_off", next(line for line in report.splitlines() if "Recording was off" in line))
 
 
 def with_damaged_control(folder: str) -> list[float]:
