@@ -13,7 +13,10 @@ window.overlapscope.startTrend = (plot, source) => {
   plot.on_event("mousemove", ({x}) => (readout.textContent = source.data.text[nearest(x)] ?? idle))
   plot.on_event("mouseleave", () => (readout.textContent = idle))
   if (document.body.dataset.timeline) {
-    plot.on_event("tap", ({x}) => window.overlapscope.openTimeline({step: source.data.step[nearest(x)]}))
+    plot.on_event("tap", ({x}) => {
+      const at = nearest(x)
+      if (Number.isFinite(source.data.mean[at])) window.overlapscope.openTimeline({step: source.data.step[at]})
+    })
   }
   window.overlapscope.paintPlots()
 }

@@ -24,6 +24,7 @@ from overlapscope.breakdown.lanes import LANE_NAMES, Timeline
 from overlapscope.breakdown.summary import Summary
 from overlapscope.text import format_bytes, format_ns, format_ranks, format_timestamp_ns
 from overlapscope.trace.folders import read_import_source
+from overlapscope.trace.off_steps import list_off_spans
 from overlapscope.trace.recording import Trace
 
 # Details of the span that is selected on the timeline, as markup.
@@ -176,6 +177,7 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         chosen=format_ranks(choice.shown),
         suggestions=suggest_ranks(snapshot.trace.ranks) if choice.is_part else [],
         strip=_build_step_strip(snapshot.summary, timeline, plot.fit),
+        off_spans=_build_off_spans(snapshot.trace, timeline, plot.fit),
         names=[] if is_plain else _list_searchable_names(snapshot.trace),
         is_ideal=arguments.get("ideal") == [b"1"],
         is_path=arguments.get("path") == [b"1"],
@@ -243,6 +245,18 @@ def _build_step_strip(summary: Summary, timeline: Timeline, fit: View) -> list[d
         }
         for one in steps.to_dict("records")
     ]
+
+
+def _build_off_spans(trace: Trace, timeline: Timeline, fit: View) -> list[dict[str, Any]]:
+    """Return where recording was off as bars: position and width as shares of the strip."""
+    spans = []
+    for span in list_off_spans(trace.modes):
+        begin = max(fit[0], span.start_ns - timeline.begin_ns)
+        end = fit[1] if span.end_ns is None else min(fit[1], span.end_ns - timeline.begin_ns)
+        if begin < end:
+            left, width = (begin - fit[0]) / (fit[1] - fit[0]), (end - begin) / (fit[1] - fit[0])
+            spans.append({"left": left, "width": width, "title": f"recording was off {span.steps}"})
+    return spans
 
 
 def _format_steps(one: dict[Any, Any]) -> str:

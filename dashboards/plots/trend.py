@@ -22,7 +22,10 @@ from overlapscope.text import format_ns, format_share
 # Trends of a recording's figures over its steps, for all ranks and for each rank.
 
 MAX_POINTS: Final = 600
-"""Maximum number of points: more steps are merged, equally many per point."""
+"""Maximum number of points: more steps are merged, equally many per point, but none across a break."""
+_BREAK_POINTS: Final = 3
+"""Number of points from which missing steps are a break in the trend, as where recording was off."""
+_MAX_BREAKS: Final = 50
 
 
 def trend_by_step(per_step: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -60,8 +63,42 @@ def trend_by_rank(per_step: pd.DataFrame, column: str) -> pd.DataFrame:
 
 def _point_of(per_step: pd.DataFrame, steps: pd.Series[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     numbers = np.unique(per_step["step"])
-    each = -(-len(numbers) // MAX_POINTS)
-    return np.searchsorted(numbers, steps.to_numpy()) // max(1, each)
+    each = _count_steps_per_point(numbers)
+    begins = np.flatnonzero(_follows_break(numbers, each))  # a point begins anew there
+    at = np.arange(len(numbers))
+    piece = np.searchsorted(begins, at, side="right")
+    within = at - np.concatenate([[0], begins])[piece]
+    point = (piece * len(numbers) + within // each)[np.searchsorted(numbers, steps.to_numpy())]
+    found: np.ndarray[tuple[int], np.dtype[np.int64]] = point.astype(np.int64)
+    return found
+
+
+def _count_steps_per_point(numbers: np.ndarray[Any, Any]) -> int:
+    return max(1, -(-len(numbers) // MAX_POINTS))
+
+
+def _follows_break(numbers: np.ndarray[Any, Any], each: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which steps follow so many missing ones that no line should lead across."""
+    is_first = np.append(False, np.diff(numbers) > _BREAK_POINTS * each)[: len(numbers)]
+    return is_first if is_first.sum() <= _MAX_BREAKS else np.zeros(len(numbers), dtype=bool)
+
+
+def _add_breaks(points: pd.DataFrame, each: int) -> pd.DataFrame:
+    """Add a point without a value in the middle of each break, so that lines end before it and begin anew after it.
+
+    Args:
+        points: From ``trend_by_step`` or ``trend_by_rank``, of one rank.
+        each: Number of steps per point.
+    """
+    step, last = points["step"].to_numpy(np.int64), points["last_step"].to_numpy(np.int64)
+    missing = step[1:] - last[:-1] - 1
+    is_break = missing >= _BREAK_POINTS * each
+    if not is_break.any() or is_break.sum() > _MAX_BREAKS:
+        return points
+    breaks = pd.DataFrame(
+        {"step": last[:-1][is_break] + 1 + missing[is_break] // 2, "last_step": step[1:][is_break] - 1}
+    )
+    return pd.concat([points, breaks]).sort_values("step", kind="stable", ignore_index=True)
 
 
 # Overview strip of all steps of a recording: their times on the timeline, and the share of exposed communication.
@@ -140,7 +177,7 @@ FIGURES: Final = (
 
 
 class TrendPlot:
-    """A trend (``root``), the points of its mean (``source``) and of its ranks (``rank_lines``).
+    """A trend (``root``), the points of its mean (``source``), its range (``band``) and its ranks (``rank_lines``).
 
     ``y_range`` is the visible range of the figure, ``warm_up`` marks the steps that are excluded as warm-up.
     """
@@ -149,6 +186,7 @@ class TrendPlot:
         """Create the sources and draw the trend."""
         self.shown = shown
         self.source = ColumnDataSource(data={name: [] for name in ("step", "low", "mean", "high", "text")})
+        self.band = ColumnDataSource(data={"xs": [], "ys": []})
         self.rank_lines = ColumnDataSource(data={"xs": [], "ys": []})
         self.y_range = Range1d(start=0, end=1)
         self.warm_up = BoxAnnotation(fill_alpha=0.6, line_color=None, level="underlay")
@@ -166,14 +204,22 @@ class TrendPlot:
     def update(self, summary: Summary) -> None:
         """Show another recording."""
         per_step = summary.finished_together
-        trend = trend_by_step(per_step, self.shown.column)
+        each = _count_steps_per_point(np.unique(per_step["step"]))
+        trend = _add_breaks(trend_by_step(per_step, self.shown.column), each)
         self.source.data = {
             **{name: trend[name].to_numpy() for name in ("step", "low", "mean", "high")},
             "text": [self._text(*point) for point in trend.itertuples(index=False, name=None)],
         }
+        pieces = [piece for _, piece in trend.groupby(trend["mean"].isna().cumsum())]
+        pieces = [piece.dropna(subset="mean") for piece in pieces]
+        self.band.data = {
+            "xs": [np.concatenate([piece["step"], piece["step"][::-1]]) for piece in pieces],
+            "ys": [np.concatenate([piece["low"], piece["high"][::-1]]) for piece in pieces],
+        }
         lines: list[pd.DataFrame] = []
         if per_step["rank"].nunique() <= _MAX_RANK_LINES:
-            lines = [line for _, line in trend_by_rank(per_step, self.shown.column).groupby("rank")]
+            by_rank = trend_by_rank(per_step, self.shown.column).assign(last_step=lambda points: points["step"])
+            lines = [_add_breaks(line, 2 * each) for _, line in by_rank.groupby("rank")]
         self.rank_lines.data = {
             "xs": [line["step"].to_numpy() for line in lines],
             "ys": [line["mean"].to_numpy() for line in lines],
@@ -191,6 +237,8 @@ class TrendPlot:
         self.y_range.end = 1.04 if self.shown.is_share else high or 1e6
 
     def _text(self, step: int, last_step: int, low: float, mean: float, high: float) -> str:
+        if mean != mean:
+            return f"around step {step}: not recorded"
         where = f"step {step}" if step == last_step else f"steps {step} to {last_step}"
         text = self.shown.format(mean)
         return f"{where}: {text}" + ("" if low == high else f", {self.shown.format(low)} to {self.shown.format(high)}")
@@ -223,7 +271,7 @@ class TrendPlot:
         paint(self.warm_up, fill_color="grid")
         plot.add_layout(self.warm_up)
         color = self.shown.color
-        band = plot.varea(x="step", y1="low", y2="high", source=self.source, fill_alpha=0.16)
+        band = plot.patches(xs="xs", ys="ys", source=self.band, fill_alpha=0.16, line_color=None)
         paint(band.glyph, fill_color=color)
         ranks = plot.multi_line(xs="xs", ys="ys", source=self.rank_lines, line_width=1, line_alpha=0.35)
         paint(ranks.glyph, line_color=color)

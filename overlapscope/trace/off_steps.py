@@ -53,6 +53,36 @@ def find_off_steps(begun: Iterable[tuple[int, int, int]]) -> list[OffSteps]:
     return sorted(spans, key=lambda span: (span.first, span.ranks))
 
 
+@dataclass(frozen=True, kw_only=True)
+class OffSpan:
+    """A time span in which recording was off."""
+
+    start_ns: int
+    end_ns: int | None
+    """None if recording was still off at the end."""
+    steps: str
+    """The steps that are missing, from ``describe_off_steps``."""
+
+
+def list_off_spans(modes: pd.DataFrame) -> list[OffSpan]:
+    """Return the time spans in which recording was off on the lowest rank on which it was.
+
+    Args:
+        modes: A table like ``trace.modes``.
+    """
+    own = modes[modes["rank"] == modes.loc[modes["every"] == OFF, "rank"].min()]
+    rank, step, every, time_ns = (own[name].tolist() for name in ("rank", "step", "every", "time_ns"))
+    times, steps = (find_off_spans(zip(rank, starts, every, strict=True)) for starts in (time_ns, step))
+    return [
+        OffSpan(
+            start_ns=start_ns,
+            end_ns=end_ns,
+            steps=describe_off_steps(OffSteps(ranks=(own_rank,), first=first, end=end), [own_rank]),
+        )
+        for (own_rank, start_ns, end_ns), (_, first, end) in zip(times, steps, strict=True)
+    ]
+
+
 def describe_off_steps(span: OffSteps, ranks: Sequence[int]) -> str:
     """Say which steps were not recorded: ``in steps 120-179``, ``from step 120 on, on rank 3``.
 
