@@ -37,6 +37,7 @@ from overlapscope.trace.flight_recorder import holds_dumps
 from overlapscope.trace.folders import attempt_number, find_rank_folders, find_sibling_attempts
 from overlapscope.trace.process_files import read_reports
 from overlapscope.trace.recording import Progress, Trace, empty_trace, read_trace
+from overlapscope.trace.recording_modes import OFF, read_begun_modes
 from overlapscope.trace.schema import EVENTS_FILE, RECORD_BYTES
 from overlapscope.trace.table_file import ALL_STEPS, StepRange, estimate_memory, free_bytes
 
@@ -59,6 +60,8 @@ class RecordingStatus:
     """Last step that its first rank has reached."""
     age_s: float | None = None
     """Seconds since the last record of that rank; None for a job that has ended or runs on another host."""
+    off_since: int | None = None
+    """First step that this rank does not record because recording is off; None if it is on."""
     report: str = ""
     """Sentence of the last report of a watchdog that has not been retracted."""
 
@@ -90,7 +93,9 @@ class LiveStatus:
 
     def _read_status(self, now_s: float) -> RecordingStatus:
         folders = find_rank_folders(self._folder)
-        records = read_latest_records(next(iter(folders.values())) / EVENTS_FILE, _READ_RECORDS)
+        first = next(iter(folders.values()))
+        modes = read_begun_modes(first, [])
+        records = read_latest_records(first / EVENTS_FILE, _READ_RECORDS)
         latest = int(records["sequence"][-1]) if len(records) else 0
         if self._last_sequence not in (None, latest):
             self._last_growth_s = now_s
@@ -101,6 +106,7 @@ class LiveStatus:
             is_live=is_here or now_s - self._last_growth_s < _MAX_PAUSE_S,
             latest_step=int(records["step"][-1]) if len(records) else None,
             age_s=max(0.0, (host_now_ns() - int(records["end_ns"][-1])) / 1e9) if is_here and len(records) else None,
+            off_since=modes[-1].step if modes and modes[-1].every == OFF else None,
             report=reports[-1].sentence if reports else "",
         )
 

@@ -46,8 +46,9 @@ window.overlapscope.watchNews = () => {
     if (target.reportValidity()) window.overlapscope.reloadInPlace({read: target.value})
   })
 
-  function stateOf({is_live, age_s}) {
+  function stateOf({is_live, age_s, off_since}) {
     if (!is_live) return "recorded"
+    if (off_since !== null) return `recording is off since step ${off_since.toLocaleString("en-US")}`
     if (age_s === null || age_s < 2) return "recording"
     const age = age_s < 120 ? `${Math.round(age_s)} s` : `${Math.round(age_s / 60)} min`
     return `recording, the latest event is ${age} old`

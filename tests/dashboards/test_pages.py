@@ -19,7 +19,9 @@ from dashboards.recording import RecordingCache, Snapshot
 from dashboards.runs import RunIndex
 from overlapscope.breakdown.text import describe_summary
 from overlapscope.cli.main import main
-from overlapscope.trace.schema import Kind, pack_body
+from overlapscope.trace.recording import read_trace
+from overlapscope.trace.recording_modes import OFF, BegunMode
+from overlapscope.trace.schema import MODES_FILE, Kind, pack_body
 from tests.synthetic import make_rank, write_recording
 
 
@@ -173,3 +175,16 @@ def test_the_glossary_explains_the_words_of_the_documents_without_leading_out(tm
     for term in re.findall(r"\*\*([^*]+)\*\*", text):
         assert f"<strong>{term}</strong>" in page
     assert ".md" not in page
+
+
+def test_the_strip_of_all_steps_says_where_recording_was_off(tmp_path):
+    starts_ns = read_trace(write_recording(tmp_path, steps=5)).steps.groupby("step")["start_ns"].min()
+    for rank in (0, 1):
+        modes = [
+            BegunMode(step=step, agreed_step=step, every=every, detail="buckets", time_ns=int(starts_ns[step]))
+            for step, every in ((1, OFF), (3, 1))
+        ]
+        (tmp_path / f"rank_{rank}" / MODES_FILE).write_text("".join(mode.to_json() for mode in modes))
+    document = Document()
+    timeline.build(document, Snapshot(read_trace(tmp_path)), {})
+    assert re.search(r'class="off"[^>]* title="recording was off in steps 1-2"', words(document))

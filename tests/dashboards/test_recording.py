@@ -16,6 +16,8 @@ from dashboards.forecast import Forecast
 from dashboards.recording import LiveStatus, RecordingCache, RecordingStatus, Snapshot
 from dashboards.runs import RunIndex
 from overlapscope.bucket_model.prediction import Options
+from overlapscope.trace.recording_modes import OFF, BegunMode
+from overlapscope.trace.schema import MODES_FILE
 from tests.dashboards.running import running
 from tests.synthetic import write_recording
 
@@ -154,3 +156,16 @@ def test_while_a_forecast_of_a_recording_that_goes_on_is_made_the_one_before_is_
     assert third.latest_forecast(Options()) is second
     third.forecast.set_result(made)
     assert third.latest_forecast(Options()) is third
+
+
+def test_the_live_status_says_that_recording_is_off_and_since_when(tmp_path: Path) -> None:
+    write_recording(tmp_path)
+    off, on = (
+        BegunMode(step=step, agreed_step=step, every=every, detail="buckets", time_ns=0)
+        for step, every in ((3, OFF), (9, 1))
+    )
+    notes = tmp_path / "rank_0" / MODES_FILE
+    notes.write_text(off.to_json())
+    assert LiveStatus(tmp_path).latest().off_since == 3
+    notes.write_text(off.to_json() + on.to_json())
+    assert LiveStatus(tmp_path).latest().off_since is None

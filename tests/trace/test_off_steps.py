@@ -40,7 +40,7 @@ def test_ranks_that_were_off_in_the_same_steps_are_taken_together() -> None:
 
 
 @pytest.mark.parametrize(
-    "rows, said",
+    ("rows", "said"),
     [
         ([(0, 3, OFF), (0, 9, 1), (1, 3, OFF), (1, 9, 1)], ["in steps 3-8"]),
         ([(0, 3, OFF), (0, 4, 10)], ["in step 3"]),
