@@ -50,8 +50,11 @@ class DeviceEvents(Protocol):
             RuntimeError: the device has failed.
         """
 
-    def join(self, stream: torch.cuda.Stream, /) -> None:
-        """Make a stream wait for what the current stream was given so far, and so join a capture of it.
+    def join(self, stream: torch.cuda.Stream, /) -> bool:
+        """Make a stream wait for what the current stream was given so far.
+
+        Returns:
+            False, and nothing is done, if the current stream is captured into a graph, which the other would join.
 
         Raises:
             RuntimeError: the device has failed.
@@ -89,9 +92,12 @@ class TorchEvents:
         event.record(torch.cuda.current_stream(self._device))
         return _TorchEvent(event, self._pool)
 
-    def join(self, stream: torch.cuda.Stream, /) -> None:
-        """Make a stream wait for the current one."""
+    def join(self, stream: torch.cuda.Stream, /) -> bool:
+        """Make a stream wait for the current one, unless that is captured."""
+        if is_capturing():
+            return False
         stream.wait_stream(torch.cuda.current_stream(self._device))
+        return True
 
 
 def make_device_events(device: torch.device) -> DeviceEvents:
@@ -100,7 +106,7 @@ def make_device_events(device: torch.device) -> DeviceEvents:
         try:
             get_stream = torch._C._cuda_getCurrentRawStream
             return native.DeviceEvents(find_driver(), index_of(device), get_stream, warn_of_capture)
-        except (OSError, RuntimeError) as error:
+        except (AttributeError, OSError, RuntimeError) as error:
             _log.info("events on %s are recorded through torch, which costs more: %s", device, error)
     return TorchEvents(device)
 

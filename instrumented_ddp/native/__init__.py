@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from instrumented_ddp.native import countdown
 from overlapscope.trace import collective_log, event_log
 
-INTERFACE: Final = 4
+INTERFACE: Final = 5
 """Version of the interface in ``_native.pyi``. A build of another one is of an earlier checkout, and not used."""
 
 NATIVE_VARIABLE: Final = "OVERLAPSCOPE_NATIVE"

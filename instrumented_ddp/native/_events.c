@@ -110,9 +110,9 @@ static void events_dealloc(DeviceEvents *self) {
 
 /* -- events ---------------------------------------------------------------------------------------------------------- */
 
-/* Record an event of the pool on a stream. Return it; NULL with a code, or 0 in a capture if that is refused. */
-static void *record_on(DeviceEvents *self, void *stream, int refuses_captures, int *code) {
-    if (refuses_captures && (driver_is_capturing(&self->driver, stream, code) || *code))
+/* Record an event of the pool on a stream. Return it; NULL with a code, or 0 in a capture. */
+static void *record_on(DeviceEvents *self, void *stream, int *code) {
+    if (driver_is_capturing(&self->driver, stream, code) || *code)
         return NULL;
     void *event = take_event(self, code);
     if (event == NULL)
@@ -124,6 +124,12 @@ static void *record_on(DeviceEvents *self, void *stream, int refuses_captures, i
     return NULL;
 }
 
+static int tell_of_capture(DeviceEvents *self) {
+    PyObject *said = PyObject_CallFunctionObjArgs(self->on_capture, NULL);
+    Py_XDECREF(said);
+    return said == NULL ? -1 : 0;
+}
+
 static PyObject *events_record(DeviceEvents *self, PyObject *Py_UNUSED(ignored)) {
     if (self->current_stream == NULL || self->generation != fork_generation)
         Py_RETURN_NONE;
@@ -133,16 +139,13 @@ static PyObject *events_record(DeviceEvents *self, PyObject *Py_UNUSED(ignored))
         return NULL;
     int is_pushed, code = driver_enter(&self->driver, self->context, &is_pushed);
     if (code == 0) {
-        event = record_on(self, stream, 1, &code);
+        event = record_on(self, stream, &code);
         driver_leave(&self->driver, is_pushed);
     }
     if (raise_code(self, code))
         return NULL;
-    if (event == NULL) {
-        PyObject *said = PyObject_CallFunctionObjArgs(self->on_capture, NULL);
-        Py_XDECREF(said);
-        return said == NULL ? NULL : Py_NewRef(Py_None);
-    }
+    if (event == NULL)
+        return tell_of_capture(self) ? NULL : Py_NewRef(Py_None);
     DeviceEvent *object = PyObject_New(DeviceEvent, event_type);
     if (object == NULL) {
         give_event(self, event);
@@ -162,18 +165,19 @@ static PyObject *events_join(DeviceEvents *self, PyObject *waiting) {
     void *target = PyErr_Occurred() ? NULL : pointer_of_stream(waiting);
     if (PyErr_Occurred())
         return NULL;
-    int is_pushed, code = driver_enter(&self->driver, self->context, &is_pushed);
+    int is_pushed, code = driver_enter(&self->driver, self->context, &is_pushed), is_joined = code == 0;
     if (code == 0 && stream != target) {
-        void *event = record_on(self, stream, 0, &code);
-        if (event != NULL) {
+        void *event = record_on(self, stream, &code);
+        is_joined = event != NULL;
+        if (is_joined) {
             code = self->driver.stream_wait_event(target, event, 0);
             give_event(self, event); /* what waits is what it was recorded as, even if it is recorded again */
         }
     }
     driver_leave(&self->driver, is_pushed);
-    if (raise_code(self, code))
+    if (raise_code(self, code) || (!is_joined && tell_of_capture(self)))
         return NULL;
-    Py_RETURN_NONE;
+    return PyBool_FromLong(is_joined);
 }
 
 static PyObject *event_query(DeviceEvent *self, PyObject *Py_UNUSED(ignored)) {

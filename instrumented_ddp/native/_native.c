@@ -11,7 +11,7 @@
 #include "_native.h"
 
 static int execute(PyObject *module) {
-    if (PyModule_AddIntConstant(module, "INTERFACE", 4))
+    if (PyModule_AddIntConstant(module, "INTERFACE", 5))
         return -1;
     return add_stores(module) || add_countdown(module) || add_marks(module) || add_events(module) ? -1 : 0;
 }

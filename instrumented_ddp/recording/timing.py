@@ -331,7 +331,7 @@ def make_timer(device: torch.device, log: RecordLog) -> DeviceTimer:
             timer = _make_event_timer(device, store)
             timer.start()
             return timer
-        except (OSError, RuntimeError) as error:
+        except (AttributeError, OSError, RuntimeError) as error:
             _log.info("%s is timed through torch, which costs more: %s", device, error)
     return CudaTimer(log, device)
 

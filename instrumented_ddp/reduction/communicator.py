@@ -3,9 +3,10 @@
 ``HostCommunicator``
     CPU tensors over gloo. The work runs on gloo's threads; ``CompletionWatch`` observes its end.
 ``StreamCommunicator``
-    CUDA tensors. The work runs behind a separate stream, which waits for the inputs of the bucket and, over NCCL, for
-    the work: so a timing event before it is at max(ready, end of the previous one), which is when NCCL's serial stream
-    begins with it, and one behind it at its end. No host thread waits for it.
+    CUDA tensors. A bucket is launched from the current stream, as by stock DDP. If it is recorded, a separate stream
+    waits for what the current one was given before and, over NCCL, for the work: so a timing event on it before the
+    launch is at max(ready, end of the previous one), which is when NCCL's serial stream begins with it, and one behind
+    it at its end. Nothing that trains waits for that stream, and no host thread for the work.
 
     Over gloo an event can't be recorded behind a work: ``Work.block_current_stream`` has a kernel spin there until gloo
     has *enqueued* its copy to the device, which is not its end, keeps the next bucket's copy waiting, and takes time
@@ -223,32 +224,24 @@ def _find_plain_backend(group: dist.ProcessGroup) -> Any:
 
 
 class StreamCommunicator:
-    """Communicator for CUDA tensors, on a separate stream between two timing events."""
+    """Communicator for CUDA tensors, which times collectives on a separate stream."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, sink: EventSink | None) -> None:
         self._group = group
-        self._device = device
         self._sink = sink
         self._timer = _timer_of_buckets(device, sink)
         self._sum = dist.AllreduceOptions()
         self._stream = torch.cuda.Stream(device)
-        self._events = make_device_events(device)
+        self._events = None if self._timer is None else make_device_events(device)
         self._wait_on_stream = find_stream_wait(group, device)
 
     def all_reduce(self, buffer: torch.Tensor, records: BucketRecords | None) -> BucketCollective:
-        """Launch behind our stream, which has waited for what the current stream was given so far."""
+        """Launch from the current stream."""
         collective = self.announce(records)
-        with torch.cuda.stream(self._stream):
-            with collective_context(records.purpose if records is not None else None):
-                collective.work = self._group.allreduce([buffer], self._sum)
-            self._mark_end(collective, collective.work)
+        with collective_context(records.purpose if records is not None else None):
+            collective.work = self._group.allreduce([buffer], self._sum)
+        self.launched(collective, collective.work)
         return collective
-
-    def _mark_end(self, collective: BucketCollective, work: dist.Work) -> None:
-        """Record the end on our stream."""
-        if self._timer is not None and collective.start is not None and self._wait_on_stream is not None:
-            self._wait_on_stream(work)
-            collective.end = self._timer.mark(self._stream)
 
     def run_hook(self, hook: Callable[[], torch._C.Future[Any]], records: BucketRecords | None) -> BucketCollective:
         """Call the hook on the current stream, where its kernels belong. ``wait`` records the end."""
@@ -282,16 +275,28 @@ class StreamCommunicator:
             timer.write(records.collective, collective.step, collective.start, collective.end)
 
     def launched(self, collective: BucketCollective, work: dist.Work) -> None:
-        """Record the end behind our stream. The work is not kept."""
-        with torch.cuda.stream(self._stream):
-            self._mark_end(collective, work)
+        """Record the end on our stream, if that can wait for the work without a kernel. The work is not kept."""
+        sink, timer = self._sink, self._timer
+        if sink is None or timer is None or collective.start is None or self._wait_on_stream is None:
+            return
+        try:
+            with torch.cuda.stream(self._stream):
+                self._wait_on_stream(work)
+            collective.end = timer.mark(self._stream)
+        except Exception as error:  # of its device the training gets one by itself
+            sink.disable_recording(error)
 
     def announce(self, records: BucketRecords | None) -> BucketCollective:
         """Write the launch record, and record the start on our stream, behind the work of the current one."""
         collective = self._announce(records)
-        self._events.join(self._stream)
-        if (timer := self._timer_if_on) is not None and records is not None:
-            collective.start = timer.mark(self._stream)
+        sink, timer, events = self._sink, self._timer_if_on, self._events
+        if sink is None or timer is None or events is None or records is None:
+            return collective
+        try:
+            if events.join(self._stream):
+                collective.start = timer.mark(self._stream)
+        except Exception as error:
+            sink.disable_recording(error)
         return collective
 
     def _announce(self, records: BucketRecords | None) -> BucketCollective:

@@ -301,21 +301,22 @@ def test_who_closes_does_not_wait_for_a_device_that_hangs(device):
 def test_a_stream_waits_for_what_the_current_one_was_given_so_far(device):
     events, ours = make_device_events(DEVICE), StubStream(device, DEVICE)
     device.default.enqueue(300)
-    events.join(ours)
+    assert events.join(ours)
     device.default.enqueue(500)
     ours.enqueue(10)
     assert ours.done_ns == device.host_ns + 310
     with device.on(ours):
-        events.join(ours)
+        assert events.join(ours)
     assert ours.done_ns == device.host_ns + 310
 
 
-def test_a_stream_that_waits_for_a_captured_one_joins_the_capture(device):
+def test_nothing_joins_a_capture(device):
     events, ours = make_device_events(DEVICE), StubStream(device, DEVICE)
     with device.capturing():
-        events.join(ours)
+        assert events.join(ours) is False
+        assert events.record() is None
         with device.on(ours):
-            assert events.record() is None
+            assert not device.is_capturing()
     event = events.record()
     assert event is not None
     assert event.query()

@@ -1,15 +1,15 @@
-"""What is written of collectives on a device, against streams that exist only here.
+"""What is written of collectives on a device, by streams and events of the stub of its driver.
 
-A stream is the time at which all that it was given so far is done. Host time stands still: everything is enqueued at
-once, as when the host is far ahead of its device. tests/gpu holds the same against a real one.
+Host time stands still until all is enqueued, as when the host is far ahead of its device. tests/gpu holds the same
+against a real one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,55 +17,61 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from instrumented_ddp import native
 from instrumented_ddp.recording.records import make_bitmap_records
-from instrumented_ddp.reduction import communicator as communicators
+from instrumented_ddp.recording.timing import DeviceTimer, make_timer
 from instrumented_ddp.reduction.communicator import StreamCommunicator
 from instrumented_ddp.strategies.bucket_sum import BucketSumRecorder
 from instrumented_ddp.strategies.sums import SumExecutor
+from overlapscope.trace.event_log import EventLogWriter, read_log
 from overlapscope.trace.schema import Flag
+from tests.instrumented_ddp.device_stub import DEVICE, Stub, StubStream
 
-DEVICE = torch.device("cuda", 0)
-TRANSFER = 10
-
-
-class FakeStream:
-    current: FakeStream
-
-    def __init__(self, *_: object) -> None:
-        self.done_at = 0
-
-    def wait_stream(self, other: FakeStream) -> None:
-        self.done_at = max(self.done_at, other.done_at)
-
-
-class FakeTimer:
-    """Marks are the stream's time; None in a capture."""
-
-    flags = Flag.DEVICE_CLOCK
-
-    def __init__(self) -> None:
-        self.is_capturing = False
-        self.written: list[tuple[bytes, int, int]] = []
-
-    def mark(self, stream: FakeStream | None = None) -> int | None:
-        return None if self.is_capturing else (stream or FakeStream.current).done_at
-
-    def write(self, body: bytes, _: int, start: int | None, end: int | None) -> None:
-        if start is not None and end is not None:
-            self.written.append((body, start, end))
+US = 1_000
+TRANSFER_US = 10
+needs_native = pytest.mark.skipif(not native.IS_NATIVE, reason="the code in C could not be compiled here")
 
 
 class FakeSink:
     steps = SimpleNamespace(step=0)
-    is_on = True
     collectives = None
+    is_on = True
 
-    def __init__(self, timer: FakeTimer) -> None:
+    def __init__(self, timer: DeviceTimer) -> None:
         self._timer = timer
         self.record_launch = lambda _: 0
 
-    def get_timer(self, _: torch.device) -> FakeTimer:
+    def get_timer(self, _: torch.device) -> DeviceTimer:
         return self._timer
+
+
+class Device:
+    """A device, the records of its timer, and what a rank does on it."""
+
+    def __init__(self, stub: Stub, folder: Path) -> None:
+        self.stub = stub
+        self.log = EventLogWriter(folder / "events.log", make_store=native.RecordStore)
+        self.timer = make_timer(DEVICE, self.log)
+        self.sink = FakeSink(self.timer)
+        self.begin_ns = stub.host_ns
+
+    def compute(self, duration_us: int) -> None:
+        self.stub.current.enqueue(duration_us * US)
+
+    def communicator(self, group: FakeNccl) -> Any:
+        return StreamCommunicator(group, DEVICE, self.sink)  # type: ignore[arg-type]
+
+    def written(self) -> list[tuple[bytes, int, int]]:
+        """Body, start and end in microseconds of each record, once the device has done all its work."""
+        self.stub.advance(1_000_000 * US)
+        self.timer.on_step_start()
+        self.timer.close()
+        self.log.close()
+        _, records, _ = read_log(self.log.path)
+        return [
+            (row.tobytes()[28:56], *(round((int(row[name]) - self.begin_ns) / US) for name in ("start_ns", "end_ns")))
+            for row in records
+        ]
 
 
 class FakeNcclBackend:
@@ -79,18 +85,25 @@ class FakeNccl2Backend:
 class FakeNccl:
     """One collective after the other, on a stream of its own that waits for the one on which they are launched."""
 
-    def __init__(self) -> None:
-        self._stream = FakeStream()
-
     backend: Callable[[], object] = FakeNcclBackend
+
+    def __init__(self, stub: Stub) -> None:
+        self.stub = stub
+        self._stream = StubStream(stub, DEVICE)
 
     def _get_backend(self, _: torch.device) -> object:
         return self.backend()
 
     def allreduce(self, *_: object) -> FakeWork:
-        self._stream.wait_stream(FakeStream.current)
-        self._stream.done_at += TRANSFER
-        return FakeWork(self._stream.done_at)
+        self._stream.wait_stream(self.stub.current)
+        self._stream.enqueue(TRANSFER_US * US)
+        return FakeWork(self)
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 1
 
 
 class FakeNccl2(FakeNccl):
@@ -99,7 +112,8 @@ class FakeNccl2(FakeNccl):
     backend = FakeNccl2Backend
 
     def allreduce(self, *_: object) -> FakeWork:
-        return FakeWork2(super().allreduce().end)
+        super().allreduce()
+        return FakeWork2(self)
 
 
 class FakeGloo(FakeNccl):
@@ -109,15 +123,17 @@ class FakeGloo(FakeNccl):
 
 
 class FakeWork(dist.Work):
-    def __init__(self, end: int) -> None:
+    def __init__(self, group: FakeNccl) -> None:
         super().__init__()
-        self.end = end
+        self._stub = group.stub
+        self._end = StubStream(group.stub, DEVICE)
+        self._end.wait_stream(group._stream)
 
     def block_current_stream(self) -> None:
-        FakeStream.current.done_at = max(FakeStream.current.done_at, self.end)
+        self._stub.current.wait_stream(self._end)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        self.block_current_stream()
+        self._stub.current.wait_stream(self._end)
         return True
 
 
@@ -128,36 +144,22 @@ class FakeWork2(FakeWork):
     def synchronize(self) -> None:
         super().block_current_stream()
 
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        self.synchronize()
-        return True
 
-
-@pytest.fixture
-def timer(monkeypatch) -> FakeTimer:
-    @contextmanager
-    def on(stream: FakeStream) -> Any:
-        before, FakeStream.current = FakeStream.current, stream
-        yield
-        FakeStream.current = before
-
-    monkeypatch.setattr(FakeStream, "current", FakeStream(), raising=False)
-    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: FakeStream.current)
-    monkeypatch.setattr(torch.cuda, "stream", on)
-    events = SimpleNamespace(join=lambda stream: stream.wait_stream(FakeStream.current))
-    monkeypatch.setattr(communicators, "make_device_events", lambda _: events)
+@pytest.fixture(params=[pytest.param(True, marks=needs_native, id="C"), pytest.param(False, id="Python")])
+def device(
+    request: pytest.FixtureRequest, stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Device]:
+    monkeypatch.setattr(native, "IS_NATIVE", request.param)
     monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNcclBackend, raising=False)
     monkeypatch.setattr(dist, "ProcessGroupNCCL2", FakeNccl2Backend, raising=False)
     monkeypatch.setattr(dist, "ProcessGroupNCCLLazy", type("Lazy", (), {}), raising=False)
-    return FakeTimer()
+    device = Device(stub, tmp_path)
+    yield device
+    device.timer.close()
+    assert stub.count("violations") == 0
 
 
 RECORDS = make_bitmap_records(Flag.DEVICE_CLOCK, 0, 8, "float32")
-
-
-def communicator(group: FakeNccl, timer: FakeTimer) -> Any:
-    return StreamCommunicator(group, DEVICE, FakeSink(timer))  # type: ignore[arg-type]
 
 
 needs_torch_28 = pytest.mark.skipif(
@@ -166,72 +168,108 @@ needs_torch_28 = pytest.mark.skipif(
 either_nccl = pytest.mark.parametrize("kind", [pytest.param(FakeNccl, marks=needs_torch_28), FakeNccl2])
 
 
-def compute(duration: int) -> None:
-    FakeStream.current.done_at += duration
-
-
 @either_nccl
-def test_a_bucket_begins_when_it_is_ready_and_the_one_before_is_over(timer, kind):
-    lane = communicator(kind(), timer)
-    compute(3)
+def test_a_bucket_begins_when_it_is_ready_and_the_one_before_is_over(device, kind):
+    lane = device.communicator(kind(device.stub))
+    device.compute(3)
     first = lane.all_reduce(torch.ones(8), RECORDS)
-    compute(2)  # the second is ready at 5, and waits until 13
+    device.compute(2)  # the second is ready at 5, and waits until 13
     second = lane.all_reduce(torch.ones(8), RECORDS)
     for collective in (first, second):
         lane.wait(collective)
-    assert timer.written == [(RECORDS.collective, 3, 13), (RECORDS.collective, 13, 23)]
+    assert device.written() == [(RECORDS.collective, 3, 13), (RECORDS.collective, 13, 23)]
 
 
 @either_nccl
-def test_so_does_a_bucket_of_stock_ddp_which_torchs_reducer_launches_from_the_stream_that_computes(timer, kind):
-    group = kind()
-    lane = communicator(group, timer)
+def test_so_does_a_bucket_of_stock_ddp_which_torchs_reducer_launches(device, kind):
+    group = kind(device.stub)
+    lane = device.communicator(group)
     launched = []
-    compute(3)
+    device.compute(3)
     for _ in range(2):
         collective = lane.announce(RECORDS)
         lane.launched(collective, group.allreduce([torch.ones(8)]))
         launched.append(collective)
-        compute(2)
-    assert FakeStream.current.done_at == 7, "what computes waits for none of them"
+        device.compute(2)
+    assert device.stub.current.done_ns == device.begin_ns + 7 * US, "what computes waits for none of them"
     for collective in launched:
         lane.waited(collective)
-    assert timer.written == [(RECORDS.collective, 3, 13), (RECORDS.collective, 13, 23)]
+    assert device.written() == [(RECORDS.collective, 3, 13), (RECORDS.collective, 13, 23)]
 
 
-def test_over_gloo_an_end_is_a_bound_marked_where_it_was_waited_for(timer, monkeypatch):
+@needs_torch_28
+def test_a_stream_that_is_slow_to_time_a_bucket_holds_up_no_later_one(device):
+    """NCCL's stream waits for the stream that computes, and not for ours."""
+    lane = device.communicator(FakeNccl(device.stub))
+    lane._stream.enqueue(50 * US)
+    for _ in range(2):
+        lane.wait(lane.all_reduce(torch.ones(8), RECORDS))
+    assert device.stub.current.done_ns == device.begin_ns + 2 * TRANSFER_US * US
+
+
+def test_a_bucket_that_is_not_recorded_needs_no_stream_and_no_event_of_ours(device):
+    group = FakeNccl(device.stub)
+    device.sink.is_on = False
+    for lane in (device.communicator(group), StreamCommunicator(group, DEVICE, None)):  # type: ignore[arg-type]
+        recorded = device.stub.count("recorded")
+        group.allreduce().wait()
+        events_of_nccl = device.stub.count("recorded") - recorded
+        lane.wait(lane.all_reduce(torch.ones(8), RECORDS))
+        assert device.stub.count("recorded") == recorded + 2 * events_of_nccl
+    assert device.written() == []
+
+
+@needs_torch_28
+@pytest.mark.parametrize("fails", ["join", "block"])
+def test_an_error_while_a_bucket_is_timed_ends_the_recording_and_not_the_training(device, monkeypatch, fails):
+    def fail(*_: object) -> None:
+        raise RuntimeError("of ours")
+
+    errors: list[Exception] = []
+    monkeypatch.setattr(device.sink, "disable_recording", errors.append, raising=False)
+    lane = device.communicator(FakeNccl(device.stub))
+    if fails == "join":
+        lane._events = SimpleNamespace(join=fail)
+    else:
+        monkeypatch.setattr(FakeWork, "block_current_stream", fail)
+    lane.wait(lane.all_reduce(torch.ones(8), RECORDS))
+    assert len(errors) == 1
+    assert device.stub.current.done_ns == device.begin_ns + TRANSFER_US * US
+
+
+def test_over_gloo_an_end_is_a_bound_marked_where_it_was_waited_for(device, monkeypatch):
     monkeypatch.setattr(FakeWork, "block_current_stream", partial(pytest.fail, "a kernel spins"))
-    monkeypatch.setattr(FakeWork, "wait", lambda work, _=None: setattr(FakeStream.current, "done_at", work.end))
-    lane = communicator(FakeGloo(), timer)
-    compute(3)
+    lane = device.communicator(FakeGloo(device.stub))
+    device.compute(3)
     collective = lane.all_reduce(torch.ones(8), RECORDS)
     lane.wait(collective)
-    assert timer.written == [(RECORDS.collective_bounds, 3, 13)]
+    assert device.written() == [(RECORDS.collective_bounds, 3, 13)]
 
 
-def test_over_gloo_a_bucket_of_stock_ddp_is_over_when_its_reducer_has_waited(timer, monkeypatch):
+def test_over_gloo_a_bucket_of_stock_ddp_is_over_when_its_reducer_has_waited(device, monkeypatch):
     monkeypatch.setattr(FakeWork, "block_current_stream", partial(pytest.fail, "a kernel spins"))
-    group = FakeGloo()
-    lane = communicator(group, timer)
-    compute(3)
+    group = FakeGloo(device.stub)
+    lane = device.communicator(group)
+    device.compute(3)
     collective = lane.announce(RECORDS)
     lane.launched(collective, group.allreduce([torch.ones(8)]))
-    compute(20)
+    device.compute(20)
     lane.waited(collective)
-    assert timer.written == [(RECORDS.collective_bounds, 3, 23)]
+    assert device.written() == [(RECORDS.collective_bounds, 3, 23)]
 
 
-def test_what_is_captured_is_neither_marked_nor_waited_for_by_our_stream(timer, monkeypatch):
-    lane = communicator(FakeNccl(), timer)
-    timer.is_capturing = True
+def test_what_is_captured_is_neither_marked_nor_joined_by_our_stream(device, monkeypatch):
+    lane = device.communicator(FakeNccl(device.stub))
     monkeypatch.setattr(FakeWork, "block_current_stream", partial(pytest.fail, "our stream would join the graph"))
-    monkeypatch.setattr(FakeWork, "wait", lambda *_: True)
-    lane.wait(lane.all_reduce(torch.ones(8), RECORDS))
-    assert timer.written == []
+    with device.stub.capturing():
+        lane.wait(lane.all_reduce(torch.ones(8), RECORDS))
+        with device.stub.on(lane._stream):
+            assert not device.stub.is_capturing()
+    assert device.written() == []
 
 
-def test_no_work_outlives_the_wait_for_it(timer):
-    lane = communicator(FakeNccl(), timer)
+def test_no_work_outlives_the_wait_for_it(device):
+    lane = device.communicator(FakeNccl(device.stub))
     collective = lane.all_reduce(torch.ones(8), RECORDS)
     lane.wait(collective)
     assert collective.work is None
@@ -253,31 +291,24 @@ class FakeBucket:
         return SimpleNamespace(device=DEVICE)
 
 
-class FakeGroup(FakeNccl):
-    def rank(self) -> int:
-        return 0
-
-    def size(self) -> int:
-        return 1
-
-
-def test_each_part_of_a_sum_is_timed_on_the_stream_where_it_runs(timer, monkeypatch):
+def test_each_part_of_a_sum_is_timed_on_the_stream_where_it_runs(device, monkeypatch):
     """And not where the second one, which is launched later, is waited for."""
     monkeypatch.setattr(torch.futures, "Future", FakeFuture)
 
     def part(*_: object) -> None:
-        compute(TRANSFER)
+        device.compute(TRANSFER_US)
 
-    sums = SumExecutor("in two parts", (part, part), FakeGroup())  # type: ignore[arg-type]
-    lane = communicator(FakeGroup(), timer)
-    compute(3)
+    group = FakeNccl(device.stub)
+    sums = SumExecutor("in two parts", (part, part), group)  # type: ignore[arg-type]
+    lane = device.communicator(group)
+    device.compute(3)
     parts = []
     for number in range(2):
-        told = BucketSumRecorder("in two parts", RECORDS, FakeSink(timer))  # type: ignore[arg-type]
+        told = BucketSumRecorder("in two parts", RECORDS, device.sink)  # type: ignore[arg-type]
         collective = lane.run_hook(partial(sums.launch, FakeBucket(), told, number), RECORDS)
         collective.start, collective.end = told.marks
         parts.append(collective)
-        compute(30)  # the backward goes on
+        device.compute(30)  # the backward goes on
     lane.superseded(parts[0])
     lane.waited(parts[1])
-    assert timer.written == [(RECORDS.collective, 3, 13), (RECORDS.collective, 33, 43)]
+    assert device.written() == [(RECORDS.collective, 3, 13), (RECORDS.collective, 33, 43)]
