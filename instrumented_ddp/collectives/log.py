@@ -27,7 +27,7 @@ from instrumented_ddp.collectives.device_events import DeviceEvent
 from instrumented_ddp.collectives.dispatch import Call, DispatchInterceptor, find_unknown_operators
 from instrumented_ddp.collectives.position import TrainingPosition
 from instrumented_ddp.collectives.roles import CollectiveRole, HostBucket, Launch, current_launch, get_group_role
-from instrumented_ddp.collectives.signatures import SignatureTable, TensorNames
+from instrumented_ddp.collectives.signatures import SignatureTable, TensorNames, read_reduce_op
 from instrumented_ddp.native import EntryStore
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.clocks import host_now_ns
@@ -193,15 +193,15 @@ class CollectiveRecorder:
         if known is None or len(call.tensors) != 1:
             return None
         tensor = call.tensors[0]
-        is_same = known.op == call.op and known.shape == tensor.shape and known.dtype is tensor.dtype
+        if known.op != call.op or known.shape != tensor.shape or known.dtype is not tensor.dtype:
+            return None
+        is_same = launch.is_reducer or read_reduce_op(call) == known.signature.reduce_op
         return known if is_same else None
 
     def _add_known(
         self, call: Call, launch: Launch, log: CollectiveLogWriter, number: int, signature: Signature
     ) -> None:
-        # The operation of a function of torch.distributed is that of each call, and a line is where it is called.
-        has_constant_op = launch.is_reducer or not signature.reduce_op
-        if number and has_constant_op and len(call.tensors) == 1 and launch.purpose.role in _IN_BACKWARD:
+        if number and len(call.tensors) == 1 and launch.purpose.role in _IN_BACKWARD:
             self._known_launches[id(launch.purpose), id(call.group)] = _KnownLaunch(
                 purpose=launch.purpose,
                 op=call.op,

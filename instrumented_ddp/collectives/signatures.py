@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -103,8 +102,8 @@ def _is_parameter(value: object) -> bool:
 
 _MAX_SIGNATURES: Final = 100_000
 """Limit for collectives whose shapes change all the time; signatures beyond it get number 0, but the right hash."""
-_MAX_FRAMES_TO_REDUCTION: Final = 6
-"""Maximum number of frames from this table to the ``torch.distributed`` function called by the user."""
+_MAX_FRAMES_TO_REDUCTION: Final = 2
+"""Maximum number of frames from the operator to the ``torch.distributed`` function called by the user."""
 
 
 class SignatureTable:
@@ -135,7 +134,7 @@ class SignatureTable:
             names: names of its tensors.
         """
         tensors = call.tensors
-        reduce_op = _reduce_op() if "reduce" in call.op else ""
+        reduce_op = read_reduce_op(call)
         key = (
             call.op,
             purpose,
@@ -187,18 +186,21 @@ class SignatureTable:
         self._file.close()
 
 
-def _reduce_op() -> str:
+def read_reduce_op(call: Call) -> str:
     """Return the reduce operation from the caller's frame: the dispatcher's boxed argument can't be unpacked.
 
     Returns:
-        ``sum``, ``max`` ...; empty if a process group was called in another way.
+        ``sum``, ``max`` ...; empty if it reduces nothing, or a process group was called in another way.
     """
-    frame: FrameType | None = sys._getframe(2)
+    if "reduce" not in call.op:
+        return ""
+    frame = call.caller
     for _ in range(_MAX_FRAMES_TO_REDUCTION):
         if frame is None:
             break
-        if frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d" and "op" in frame.f_locals:
-            op = frame.f_locals["op"]
+        is_function = "op" in frame.f_code.co_varnames
+        if is_function and frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d":
+            op = frame.f_locals.get("op")
             return str(getattr(op, "op", op)).rpartition(".")[2].lower()
         frame = frame.f_back
     return ""

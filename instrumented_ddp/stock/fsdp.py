@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -181,6 +180,8 @@ class ShardedModelObserver:
             self._interrupted = None
 
     def _finish_collectives(self, numbers: Sequence[int]) -> None:
+        if not self._under_way:
+            return
         for number, communicator, collective in self._under_way:
             if number in numbers:
                 communicator.waited(collective)
@@ -317,51 +318,61 @@ class StockFSDPObserver:
     def gather(self, original: Method, group: FSDPParamGroup, async_op: bool = False) -> None:
         """Wrap ``unshard``, which launches and, unless ``async_op``, waits at once on the host."""
         unit = self._units.get(group)
-        with self._suppress_errors():
+        try:
             if unit is not None and unit[0].has_interrupted_backward:  # torch does not call the root's hooks then
                 self._begin(unit[0], no_sync=unit[0].is_no_sync)
-        with self._communicates_for(group, is_awaited=not async_op):
-            original(group, async_op)
+        except Exception as error:
+            self._session.disable_recording(error)
+        self._communicate(unit, partial(original, group, async_op), is_awaited=not async_op and _is_on_host(group))
 
     def wait(self, original: Method, group: FSDPParamGroup) -> None:
         """Wrap ``wait_for_unshard``, which waits on the host only for prefetched all-gathers."""
         result = group._all_gather_result
-        is_late = result is not None and (result.all_gather_work is not None or group.device.type != "cpu")
+        is_late = result is not None and (result.all_gather_work is not None or not _is_on_host(group))
         unit = self._units.get(group) if is_late else None
+        if unit is None:
+            original(group)
+            return
         with self._suppress_errors():
-            if unit is not None:
-                unit[0].on_wait_start()
+            unit[0].on_wait_start()
         original(group)
         with self._suppress_errors():
-            if unit is not None:
-                unit[0].on_wait_end(unit[1])
+            unit[0].on_wait_end(unit[1])
 
     def reduce(self, original: Method, group: FSDPParamGroup, *args: Any, **kwargs: Any) -> None:
         """Wrap ``post_backward``, which launches and, on the host, waits at once."""
-        with self._communicates_for(group, is_awaited=True):
-            original(group, *args, **kwargs)
+        launch = partial(original, group, *args, **kwargs)
+        self._communicate(self._units.get(group), launch, is_awaited=_is_on_host(group))
 
-    @contextmanager
-    def _communicates_for(self, group: FSDPParamGroup, *, is_awaited: bool) -> Iterator[None]:
-        unit, at_work = self._units.get(group), self._context
+    def _communicate(self, unit: Unit | None, launch: Callable[[], None], *, is_awaited: bool) -> None:
+        """Launch collectives of a unit, and wait for them if they are awaited."""
+        at_work = self._context
         before = at_work.unit, at_work.is_awaited
-        is_awaited = is_awaited and group.device.type == "cpu"  # on a device, streams wait
         at_work.unit, at_work.is_awaited = unit, is_awaited
         try:
-            yield
+            launch()
         finally:
             at_work.unit, at_work.is_awaited = before
-            with self._suppress_errors():
+            try:
                 if unit is not None and is_awaited:
                     unit[0].on_wait_end(unit[1])
+            except Exception as error:
+                self._session.disable_recording(error)
 
     def _identify_launch(self, call: Call) -> Launch | None:
         unit = self._context.unit
         if unit is None:
             return self._next_identify_launch(call)
-        with self._suppress_errors():
+        try:
             return unit[0].make_launch(unit[1], call, is_awaited=self._context.is_awaited)
+        except Exception as error:
+            self._session.disable_recording(error)
         return None
+
+
+def _is_on_host(group: FSDPParamGroup) -> bool:
+    """Return whether the host waits for a group's collectives; on a device, streams do."""
+    return bool(group.device.type == "cpu")
 
 
 def _groups_below(root: FSDPState) -> list[FSDPParamGroup]:
