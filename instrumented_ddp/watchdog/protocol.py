@@ -329,7 +329,7 @@ Step = tuple[Participant, list[Action]]
 def observe(me: Participant, seen: Observation) -> Step:
     """Process an observation of this rank: retract a report after progress, and detect a reason for an alarm."""
     actions: list[Action] = []
-    if seen.has_advanced:
+    if seen.has_advanced and (me.no_alarm_until_idle_s or me.no_stop_until_idle_s):
         me = replace(me, no_alarm_until_idle_s=0.0, no_stop_until_idle_s=0.0)
     retractable = None if me.state is State.STOPPING or seen.is_failing else me.reported.retractable
     if retractable is not None and seen.progress > me.reported.progress:
@@ -337,9 +337,9 @@ def observe(me: Participant, seen: Observation) -> Step:
         actions.append(retractable)
     if me.state is State.IDLE and me.pending_alarm is None:
         alarm = detect_alarm(me, seen)
-        if alarm is not None and alarm.why == "not reduced":
-            me = replace(me, reported=replace(me.reported, unreduced=True))
-        me = replace(me, pending_alarm=alarm)
+        if alarm is not None:
+            reported = replace(me.reported, unreduced=me.reported.unreduced or alarm.why == "not reduced")
+            me = replace(me, reported=reported, pending_alarm=alarm)
     return me, actions
 
 

@@ -261,7 +261,8 @@ class Watchdog:
             return False
         if not self._channel.has_peers():
             return False
-        self._me = replace(self._me, world_size=self._local.world_size)
+        if self._me.world_size != self._local.world_size:
+            self._me = replace(self._me, world_size=self._local.world_size)
         logs = list(self._collectives.logs)
         neighbors = sorted({rank for ranks in neighbors_by_group(logs, self._me.rank).values() for rank in ranks})
         writes = {heartbeat_key(self._me.rank): to_json(self._local.heartbeat(self._neighbors.requests()))}

@@ -511,11 +511,14 @@ class CollectiveLogWriter(RingLog[EntryStore]):
         with self._lock:
             if self._buffer.closed:
                 return np.empty(0, dtype=ENTRY_DTYPE)
-            first = max(first, 1, self.latest - self.capacity + 1)
-            parts = [
-                self._buffer[self._offset(number) : self._offset(number) + ENTRY_BYTES]
-                for number in range(first, min(last, self.latest) + 1)
-            ]
+            first, last = max(first, 1, self.latest - self.capacity + 1), min(last, self.latest)
+            parts = []
+            while first <= last:  # once, or twice where the ring begins again
+                offset = self._offset(first)
+                until_wrap = (HEADER_BYTES + self.capacity * ENTRY_BYTES - offset) // ENTRY_BYTES
+                count = min(last - first + 1, until_wrap)
+                parts.append(self._buffer[offset : offset + count * ENTRY_BYTES])
+                first += count
         return np.frombuffer(b"".join(parts), dtype=ENTRY_DTYPE)
 
     def _header(self, *, closed: bool) -> bytes:
