@@ -51,9 +51,14 @@ _OPS: Final = {
     "REDUCE_SCATTER_coalesced": "reduce_scatter",
     "_broadcast_oop": "broadcast",
     "_reduce_oop": "reduce",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "gather_single": "gather",
+    "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce",
     "sparse_all_reduce": "all_reduce",
     "all_reduce_barrier": "barrier",
+    "alltoall": "all_to_all",
     "all_to_all_single": "all_to_all",
     "all_to_all_v_single": "all_to_all",
     "recvAnySource": "recv",
@@ -86,7 +91,7 @@ def is_end_of_coalesced(entry: DumpEntry) -> bool:
 
 
 def parse_backend(entry: DumpEntry) -> str:
-    """Return the backend of an entry: nccl, gloo ..."""
+    """Return the backend of an entry: nccl, nccl2, gloo ..., or c10d if torch 2.14's hook has recorded it."""
     return entry.name.partition(":")[0] if ":" in entry.name else ""
 
 
@@ -157,9 +162,11 @@ def _peer(name: str, members: Sequence[int]) -> int | None:
 # Order of collectives from dumps of PyTorch's Flight Recorder.
 #
 # All that a dump of gloo or torchcomms says about completion is that nobody waits any more, which is also so after a
-# timeout; so a collective counts as completed only if all ranks of its group launched the same.
+# timeout; so a collective counts as completed only if all ranks of its group launched the same. The same is done for
+# backends recorded by torch's hook (2.14): of one that does not report ends it retires a collective at its launch.
 #
-# NCCL's dumps say whether a device has reached a collective, if starts are timed (``TORCH_NCCL_ENABLE_TIMING``).
+# NCCL's dumps say whether a device has reached a collective, if starts are timed (``TORCH_NCCL_ENABLE_TIMING``); those
+# of nccl2 (torch 2.15), which the hook records, only whether one has ended.
 
 _DEFAULT_GROUP = "default_pg"
 
@@ -191,7 +198,7 @@ class FlightRecorderDumps:
                     else _collectives(parts, group.ranks, has_starts)
                 )
         for group, by_rank in self._entries.items():
-            if group.backend == "gloo" or any(dumps[rank].is_from_torchcomms for rank in by_rank):
+            if not _reports_ends(group.backend) or any(dumps[rank].is_from_torchcomms for rank in by_rank):
                 self._entries[group] = _with_completions_of_gloo(by_rank)
 
     @classmethod
@@ -265,6 +272,11 @@ class FlightRecorderDumps:
         if dump.members.get(entry.group):
             return dump.members[entry.group]
         return self.expected_ranks if entry.description == _DEFAULT_GROUP else tuple(sorted(self._users[entry.group]))
+
+
+def _reports_ends(backend: str) -> bool:
+    """Return whether a backend's entries say that a collective has ended; a retired one that has not has failed."""
+    return backend.startswith(("nccl", "xccl"))
 
 
 def _collectives(parts: list[DumpEntry], members: tuple[int, ...], has_starts: bool) -> tuple[Entry, ...]:

@@ -18,6 +18,7 @@ from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.report_text import format_report
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
+from tests.hook_dumps import HookRank, HookRankOf214
 from tests.nccl_dumps import START_NS, NcclRank
 
 DUMPS = Path(__file__).parent.parent / "data" / "flight_recorder"
@@ -144,6 +145,47 @@ class TestRealNccl:
         verdict = verdict_of(DUMPS / "left_out_nccl")
         assert (verdict.kind, verdict.named, verdict.number) == ("missing collective", (), 33)
         assert lines_of(verdict)[0] == "train.py:20"
+
+
+@pytest.mark.parametrize("kind", [HookRank, HookRankOf214])
+class TestHookOfTorch:
+    """Over nccl2, which torch's hook records."""
+
+    def run(self, folder: Path, kind: type[NcclRank], job: Callable[[NcclRank], None]) -> Verdict:
+        for number in range(3):
+            rank = kind(number, {"0": range(3)})
+            for _ in range(10):
+                rank.launch("all_reduce", [1000], line=20)
+                rank.launch("_all_gather_base", [8], line=21)
+            rank.point_to_point("send", (number + 1) % 3, [4])
+            rank.point_to_point("recv", (number - 1) % 3, [4])
+            job(rank)
+            rank.write(folder)
+        return verdict_of(folder)
+
+    def test_nothing_wrong(self, tmp_path: Path, kind: type[NcclRank]) -> None:
+        assert self.run(tmp_path, kind, lambda rank: rank.launch("barrier")).kind == "healthy"
+
+    def test_a_collective_that_one_left_out(self, tmp_path: Path, kind: type[NcclRank]) -> None:
+        def job(rank: NcclRank) -> None:
+            if rank.rank != 1:
+                rank.launch("all_reduce", [7], state="started", line=30)
+            rank.launch("broadcast", [9], state="started", line=31)
+
+        verdict = self.run(tmp_path, kind, job)
+        assert (verdict.kind, verdict.named, verdict.number) == ("missing collective", (1,), 21)
+        assert lines_of(verdict) == {0: "train.py:30", 1: "train.py:31", 2: "train.py:30"}
+
+
+def test_a_collective_over_nccl2_that_has_not_ended_when_others_never_came_is_stuck(tmp_path: Path) -> None:
+    for number in range(3):
+        rank = HookRank(number, {"0": range(3)})
+        rank.launch("all_reduce", [1000], line=20)
+        if number != 2:
+            rank.launch("all_reduce", [7], state="started", line=30)
+        rank.write(tmp_path)
+    verdict = verdict_of(tmp_path)
+    assert (verdict.kind, verdict.named, verdict.number) == ("stuck", (2,), 2)
 
 
 class TestNccl:
