@@ -11,6 +11,7 @@ The exit code is 0 if nothing is wrong, 1 if a fault was found or can't be ruled
 missing or damaged for instance, and 2 if nothing can be read.
 
 With --json the output is one JSON object with the keys
+  schema     1
   path       of the attempt
   attempts   of a job that was started again, one object per attempt: number, path, kind, sentence
   verdict    kind, sentence, certainty, alternative (what else it could be), blamed (who did it, if certain), suspected

@@ -48,6 +48,7 @@ def collect_attempts(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
 def _collect_content(shown: Attempt, attempts: Sequence[Attempt]) -> dict[str, Any]:
     evidence = shown.evidence
     return {
+        "schema": 1,
         "path": str(shown.path),
         "attempts": collect_attempts(attempts),
         "verdict": shown.verdict.as_dict(),

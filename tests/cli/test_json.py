@@ -69,3 +69,13 @@ def test_recommend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def said_of(folder: Path, command: str, capsys: pytest.CaptureFixture[str]) -> str:
     assert main([command, str(folder), "--json"]) == 0
     return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["summary", "stragglers", "recommend", "diagnose", "compare"])
+def test_every_object_says_by_which_schema_it_is_to_be_read(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(write_straggling_recording(tmp_path, late_us=lambda *_: 0, ranks=2, steps=40))
+    sides = [folder, "--base-steps", ":20", "--new-steps", "20:"] if command == "compare" else []
+    main([command, folder, *sides, "--json"])
+    assert json.loads(capsys.readouterr().out)["schema"] == 1
