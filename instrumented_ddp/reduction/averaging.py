@@ -162,6 +162,8 @@ class Averaging:
 
     def launch_rest(self, buckets: Sequence[Bucket]) -> None:
         """Launch what strategies defer until the backward is over, the last bucket first."""
+        if not self._strategy.has_two_parts:
+            return
         for bucket in reversed(buckets):
             if bucket.collective is not None:
                 bucket.collective = self.launch_second_part(bucket, bucket.buffer, bucket.collective)
@@ -228,9 +230,9 @@ class Averaging:
 
     def divisor(self) -> int | None:
         """Return the divisor of gradients in this backward; None if a communication hook divides, or nothing does."""
-        if self.comm_hook is not None or self._strategy.averages_itself:
-            return None
         if self._participants is None:
+            if self.comm_hook is not None or self._strategy.averages_itself:
+                return None
             self._participants = self.count_participants()
         return self._participants
 
