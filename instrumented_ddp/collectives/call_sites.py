@@ -38,13 +38,24 @@ class LoopTracker:
 
     def __init__(self, position: TrainingPosition) -> None:
         self._position = position
+        self._has_seen_forward = False
         self._forward_lines: dict[int, tuple[CodeType, int]] = {}
         """Code and line of each frame by its identity, so that frames are not kept alive. The code is compared as well,
         since a later frame may have the same identity."""
 
     def on_forward_start(self) -> None:
-        """Store the lines of all frames at the start of a training forward."""
-        self._forward_lines = {id(frame): (frame.f_code, line) for frame, line in iter_frames(sys._getframe(1))}
+        """Store the lines of all frames that may be loops, at the start of a training forward."""
+        self._has_seen_forward = True
+        lines: dict[int, tuple[CodeType, int]] = {}
+        frame: FrameType | None = sys._getframe(1)
+        for _ in range(_MAX_FRAMES):
+            if frame is None:
+                break
+            code = frame.f_code
+            if not _is_framework_file(code.co_filename):
+                lines[id(frame)] = code, frame.f_lineno
+            frame = frame.f_back
+        self._forward_lines = lines
 
     def has_begun_next_iteration(self, frames: Iterable[tuple[FrameType, int]]) -> bool | None:
         """Return whether the loop is in the iteration after that of the latest update.
@@ -55,11 +66,11 @@ class LoopTracker:
         Returns:
             None if none of them was there in the latest forward, or there was no forward.
         """
-        if self._forward_lines and not self._position.has_updated:
+        if self._has_seen_forward and not self._position.has_updated:
             return True
         for frame, line in frames:
             code, line_of_forward = self._forward_lines.get(id(frame), (None, 0))
-            if code is frame.f_code and not _is_framework_file(code.co_filename):
+            if code is frame.f_code:
                 return line < line_of_forward
         return None
 
@@ -169,7 +180,14 @@ class CallSiteTable:
 
     def find_caller_frame(self) -> FrameType | None:
         """Return the nearest frame of user code; None on a thread that runs none."""
-        return find_user_frame(sys._getframe(1), self.is_user_frame)
+        frame: FrameType | None = sys._getframe(1)
+        is_user_file = self._is_user_file_cache
+        while frame is not None:
+            is_user_frame = is_user_file.get(frame.f_code.co_filename)
+            if is_user_frame or (is_user_frame is None and self.is_user_frame(frame)):
+                return frame
+            frame = frame.f_back
+        return None
 
     def number_of(self, frame: FrameType | None) -> int:
         """Return the number of a frame's current line, ``NO_CALL_SITE`` if there is no frame."""

@@ -7,8 +7,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 P = ParamSpec("P")
@@ -53,17 +54,24 @@ def never_raising(callback: Callable[P, None], disable_recording: Callable[[Exce
     return guarded
 
 
-@contextmanager
-def suppress_recorder_errors(disable_recording: Callable[[Exception], None]) -> Iterator[None]:
-    """Suppress errors raised inside.
+class suppress_recorder_errors:  # noqa: N801 # as contextlib.suppress, and cheaper than a generator
+    """Suppress errors raised inside. May be entered any number of times.
 
     Args:
         disable_recording: called with the error.
     """
-    try:
-        yield
-    except Exception as error:
-        disable_recording(error)
+
+    def __init__(self, disable_recording: Callable[[Exception], None]) -> None:
+        self._disable_recording = disable_recording
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._disable_recording(error)
+        return True
 
 
 _log: Final = logging.getLogger(__name__)

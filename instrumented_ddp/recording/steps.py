@@ -217,9 +217,10 @@ class StepTracker(Steps):
     def enter(self, phase: Phase, *, no_sync: bool = False) -> None:
         """Begin a phase, and end the one that is open."""
         now = self._mark()
-        if self.phase is not None:
-            self._end_open_phase(now)
-        self._write_fetches()
+        if self._write_open_phase(now) is Phase.OPTIMIZER:
+            self._announce(Phase.LOOP)
+        if self._fetches:
+            self._write_fetches()
         self._fetch_start = None  # data produced by a model is not a wait for a loader
         self.phase, self._phase_start = phase, now
         self._phase_is_no_sync = no_sync
@@ -320,16 +321,20 @@ class StepTracker(Steps):
         self._step_start = self._mark() if end is None else end  # recording was just turned on, without a notice
 
     def _end_open_phase(self, now: Mark) -> None:
-        phase = self.phase
-        assert phase is not None
-        records = self._no_sync_phases if self._phase_is_no_sync else self._reduced_phases
-        self._write(records[phase], self._phase_start, now)
-        self._last_phase, self._last_phase_end = phase, now
-        self.phase = None
-        if phase is Phase.OPTIMIZER:
+        if self._write_open_phase(now) is Phase.OPTIMIZER:
             self._announce(Phase.LOOP)
         else:
             self._update_position()
+
+    def _write_open_phase(self, now: Mark) -> Phase | None:
+        """Write the phase that has ended, and return it; the position is not updated yet."""
+        phase = self.phase
+        if phase is not None:
+            records = self._no_sync_phases if self._phase_is_no_sync else self._reduced_phases
+            self._write(records[phase], self._phase_start, now)
+            self._last_phase, self._last_phase_end = phase, now
+            self.phase = None
+        return phase
 
     def _announce(self, phase: Phase) -> None:
         now_ns = self._position.since_ns = host_now_ns()

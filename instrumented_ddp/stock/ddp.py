@@ -301,7 +301,7 @@ class StockDDPObserver:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._suppress_errors = partial(suppress_recorder_errors, session.disable_recording)
+        self._suppressing_errors = suppress_recorder_errors(session.disable_recording)
         self._models: weakref.WeakKeyDictionary[TorchDDP, StockModelObserver] = weakref.WeakKeyDictionary()
         self._described: weakref.WeakKeyDictionary[TorchDDP, tuple[int, Any, Any]] = weakref.WeakKeyDictionary()
         self._arguments: weakref.WeakKeyDictionary[TorchDDP, dict[str, Any]] = weakref.WeakKeyDictionary()
@@ -334,7 +334,7 @@ class StockDDPObserver:
     def describe_parameters(self, original: Method, ddp: TorchDDP) -> Any:
         """Wrap ``_build_params_for_reducer`` to record the parameters before ranks compare them."""
         parameters, is_sparse = original(ddp)
-        with self._suppress_errors():
+        with self._suppressing_errors:
             specs = describe_parameters(ddp.module, parameters, is_sparse)
             settings = self._settings.pop(ddp, {}) | collect_reduction_settings(ddp)
             self._described[ddp] = self._session.add_model(ddp.module, specs, settings), parameters, specs
@@ -343,7 +343,7 @@ class StockDDPObserver:
     def add_reducer(self, original: Method, ddp: TorchDDP, *args: Any, **kwargs: Any) -> None:
         """Wrap ``_ddp_init_helper`` to observe the reducer that it has created."""
         original(ddp, *args, **kwargs)
-        with self._suppress_errors():
+        with self._suppressing_errors:
             if ddp not in self._described or is_reduced_in_python(ddp):
                 return
             number, parameters, specs = self._described.pop(ddp)
@@ -374,13 +374,13 @@ class StockDDPObserver:
             return model.run_hook(lambda: hook(state, bucket), bucket.index())
 
         original(ddp, state, observed)
-        with self._suppress_errors():
+        with self._suppressing_errors:
             self._name_hook(model, hook.__qualname__)
 
     def register_builtin_hook(self, original: Method, ddp: TorchDDP, kind: Any) -> None:
         """Wrap ``_register_builtin_comm_hook`` to record the hook's name."""
         original(ddp, kind)
-        with self._suppress_errors():
+        with self._suppressing_errors:
             if (model := self._models.get(ddp)) is not None:
                 self._name_hook(model, str(kind))
 
@@ -395,7 +395,7 @@ class StockDDPObserver:
         model, recorder = self._models.get(ddp), self._recorder
         if model is None or recorder is None:
             return original(ddp, *inputs, **kwargs)
-        with self._suppress_errors():
+        with self._suppressing_errors:
             model.backwards.on_forward_start()
             recorder.steps.on_forward_call()
             self._compare(ddp, model, recorder)
@@ -404,7 +404,7 @@ class StockDDPObserver:
                 self._session.on_training_forward(has_uneven_inputs=ddp._join_config.enable)
             self._in_wrapper = model
         moved = original(ddp, *inputs, **kwargs)
-        with self._suppress_errors():
+        with self._suppressing_errors:
             model.check_for_rebuild(ddp)
             phase = Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION
             recorder.steps.enter(phase, no_sync=not ddp.require_backward_grad_sync)
@@ -422,10 +422,10 @@ class StockDDPObserver:
         if model is None or recorder is None:
             return original(ddp, output)
         is_training = torch.is_grad_enabled()
-        with self._suppress_errors():
+        with self._suppressing_errors:
             recorder.steps.leave(Phase.FORWARD if is_training else Phase.EVALUATION)
         output = original(ddp, output)
-        with self._suppress_errors():
+        with self._suppressing_errors:
             if is_training:
                 if ddp.require_backward_grad_sync:
                     model.expect_gradients()
@@ -447,7 +447,7 @@ class StockDDPObserver:
         if model is None:
             original(ddp)
             return
-        with self._suppress_errors():
+        with self._suppressing_errors:
             model.check_for_rebuild(ddp)
             model.expect_buckets()
         self._has_joined = True

@@ -249,7 +249,7 @@ class StockFSDPObserver:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._suppress_errors = partial(suppress_recorder_errors, session.disable_recording)
+        self._suppressing_errors = suppress_recorder_errors(session.disable_recording)
         self._models: weakref.WeakKeyDictionary[FSDPState, ShardedModelObserver] = weakref.WeakKeyDictionary()
         self._units: weakref.WeakKeyDictionary[FSDPParamGroup, Unit] = weakref.WeakKeyDictionary()
         self._context = _CommunicationContext()
@@ -267,7 +267,7 @@ class StockFSDPObserver:
         is_new = state._is_root is None
         original(state)
         if is_new:
-            with self._suppress_errors():
+            with self._suppressing_errors:
                 self._add(state)
 
     def _add(self, root: FSDPState) -> None:
@@ -296,7 +296,7 @@ class StockFSDPObserver:
         moved = original(state, *args)
         model = self._models.get(state)
         if model is not None and not was_running:
-            with self._suppress_errors():
+            with self._suppressing_errors:
                 self._begin(model, no_sync=not any(group.reduce_grads for group in _groups_below(state)))
         return moved
 
@@ -309,7 +309,7 @@ class StockFSDPObserver:
         """Wrap ``_register_pre_backward_hook`` to record the end of a forward."""
         model = self._models.get(state)
         if model is not None and state._state_ctx.iter_forward_root is state:
-            with self._suppress_errors():
+            with self._suppressing_errors:
                 model.forward_ends(output)
         return original(state, output)
 
@@ -333,10 +333,10 @@ class StockFSDPObserver:
         if unit is None:
             original(group)
             return
-        with self._suppress_errors():
+        with self._suppressing_errors:
             unit[0].on_wait_start()
         original(group)
-        with self._suppress_errors():
+        with self._suppressing_errors:
             unit[0].on_wait_end(unit[1])
 
     def reduce(self, original: Method, group: FSDPParamGroup, *args: Any, **kwargs: Any) -> None:
