@@ -46,6 +46,7 @@ AT_NIGHT = {
 IN_CI = {
     "clock_recovery": "--runs 1 --seconds 2",
     "collective_ends": "--steps 2",
+    "collective_hooks": "--rounds 1 --collectives 20",
     "collective_log": "--pairs 1",
     "compare": "FOLDER --pairs 1 --steps 25 --link loopback",
     "device_step_time": "--device cpu --models tiny --seconds 0 --steps 2 --ways ours-recorded",
