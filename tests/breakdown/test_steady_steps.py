@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,9 @@ import pytest
 
 from overlapscope.breakdown.breakdown import compute_breakdown
 from overlapscope.breakdown.steady_steps import SteadySteps, select_steady_steps
+from overlapscope.trace.recording import read_trace
 from tests.breakdown.recordings import Rows, recording
+from tests.synthetic import write_recording
 
 STEPS = 40
 
@@ -116,3 +120,14 @@ def test_of_few_steps_more_than_half_remain(count: int) -> None:
     assert len(found.steps) + excluded == count
     assert len(found.steps) >= excluded
     assert np.shape(found.rows) == (len(found.steps), min(count, 1))
+
+
+def test_light_steps_are_kept_apart_unless_there_are_no_others(tmp_path: Path) -> None:
+    trace = read_trace(write_recording(tmp_path, steps=20))
+    breakdown = compute_breakdown(trace)
+    is_light = trace.steps["step"] % 5 != 0
+    sampled = select_steady_steps(replace(trace, steps=trace.steps.assign(is_light=is_light)), breakdown)
+    assert sampled.steps.tolist() == [5, 10, 15]
+    assert reasons(sampled)["light"] == tuple(step for step in range(3, 20) if step % 5)
+    light = select_steady_steps(replace(trace, steps=trace.steps.assign(is_light=True)), breakdown)
+    assert light.steps.tolist() == [*range(3, 20)]
