@@ -90,7 +90,7 @@ static int mark(Countdown *self, Py_ssize_t index, int64_t ready_ns, int is_arri
     if (*ready != 0)
         return tell(self, ON_REPEATED, index);
     *ready = ready_ns;
-    if (is_arrival)
+    if (is_arrival && self->arrived < self->parameters) /* more only if somebody else clears times */
         self->order[self->arrived++] = (int32_t)index;
     self->has_begun = 1;
     int32_t bucket = self->bucket_of[index];

@@ -197,6 +197,16 @@ def test_a_gradient_is_stamped_with_the_time_or_the_fact(make_countdown: Callabl
     assert listener.countdown.order == [0, 1, 2]
 
 
+def test_times_that_somebody_else_clears_overflow_nothing() -> None:
+    """They are in a mapped file."""
+    listener = Listener(native.Countdown)
+    listener.countdown.is_expecting = True
+    for _ in range(100 * PARAMETERS):
+        listener.do("hook", 1)
+        listener.ready_ns[1] = 0
+    assert listener.countdown.order == [1] * PARAMETERS
+
+
 @pytest.mark.parametrize("make_countdown", [countdown.Countdown, native.Countdown])
 def test_a_parameter_in_no_bucket_is_only_marked(make_countdown: Callable[..., Any]) -> None:
     listener = Listener(make_countdown)
