@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -284,6 +285,13 @@ class StockModelObserver:
         return Launch(purpose=records.purpose, launched=partial(communicator.launched, collective), is_reducer=True)
 
 
+_log: Final = logging.getLogger(__name__)
+_SPARSE: Final = (
+    "rank %d: a model has sparse gradients, whose buckets torch does not tell: its collectives are recorded, "
+    "its steps and buckets are not; instrumented_ddp.DistributedDataParallel records them"
+)
+
+
 def _ignore(_: int) -> None:
     """Do nothing: buckets are torch's own here, and only whether gradients have arrived is of interest."""
 
@@ -349,6 +357,9 @@ class StockDDPObserver:
             if ddp not in self._described or is_reduced_in_python(ddp):
                 return
             number, parameters, specs = self._described.pop(ddp)
+            if any(spec.is_sparse for spec in specs):  # torch can't hand out the buckets of such a reducer
+                _log.warning(_SPARSE, self._session.rank)
+                return
             recorder = self._session.record(ddp.process_group, ddp.device)
             if recorder is None:
                 return

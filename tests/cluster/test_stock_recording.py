@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import warnings
 from collections.abc import Callable
@@ -317,6 +318,29 @@ def test_models_whose_gradients_are_reduced_in_python_are_said_to_be(tmp_path: P
     run_ranks(wrapped_for_the_compiler, 2, tmp_path)
     (said,) = [problem.message for problem in read_trace(tmp_path).problems if "Python" in problem.message]
     assert "Net, Linear" in said
+
+
+def with_sparse_gradients(folder: Path) -> list[str]:
+    """What is said of it."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("instrumented_ddp").addHandler(handler)
+    os.environ[TRACE_VARIABLE] = str(folder)
+    attach()
+    torch.manual_seed(1)
+    ddp = TorchDDP(nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 2)))
+    for _ in range(3):
+        ddp(torch.arange(4)).sum().backward()
+    dist.destroy_process_group()
+    return said
+
+
+def test_of_a_model_with_sparse_gradients_collectives_are_recorded(tmp_path: Path) -> None:
+    for rank, said in enumerate(run_ranks(with_sparse_gradients, 2, tmp_path)):
+        (line,) = said
+        assert line.startswith(f"rank {rank}: a model has sparse gradients")
+        assert [what.op for what, _ in logged(tmp_path, rank)].count("all_reduce") >= 3
 
 
 def files_of_warnings(kind: type[TorchDDP], trace: str) -> set[str]:
