@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.breakdown.arrivals import MatchedCollectives, match_collectives
+from overlapscope.breakdown.steady_steps import find_light_steps
 from overlapscope.bucket_model.observation import (
     BucketCycles,
     Observations,
@@ -240,7 +241,11 @@ def _use_earliest_ends(trace: Trace) -> Trace:
 
 
 def _select_steps(trace: Trace, matched: MatchedCollectives, plans: RecordedPlans) -> Int64Array:
-    """Return the latest steps (S,) with each plan of those that reduce every bucket once, as does the step before."""
+    """Return the latest steps (S,) with each plan of those that reduce every bucket once, as does the step before.
+
+    Light steps are used only of plans with too few others, because they have no copies and on a host may be late with
+    the ends of short buckets.
+    """
     by_step = trace.collectives.groupby("step")["plan_epoch"]
     in_force = by_step.first()[by_step.nunique() == 1]
     epoch_of = dict(zip(in_force.index.tolist(), in_force.tolist(), strict=True))
@@ -250,8 +255,11 @@ def _select_steps(trace: Trace, matched: MatchedCollectives, plans: RecordedPlan
     whole = steps[counts == wanted]
     first = int(trace.steps["step"].min()) if len(trace.steps) else 0
     taken = whole[np.isin(whole - 1, whole) & (whole >= first + WARM_UP_STEPS)]
-    epochs = [epoch_of[step] for step in taken.tolist()]
-    return np.sort(pd.Series(taken).groupby(epochs).tail(MAX_CYCLES).to_numpy(dtype=np.int64))
+    epochs = np.array([epoch_of[step] for step in taken.tolist()], dtype=np.int64)
+    is_full = pd.Series(~np.isin(taken, find_light_steps(trace.steps)))
+    has_enough = is_full.groupby(epochs).transform("sum") >= MIN_CYCLES
+    used = (is_full | ~has_enough).to_numpy(dtype=bool)
+    return np.sort(pd.Series(taken[used]).groupby(epochs[used]).tail(MAX_CYCLES).to_numpy(dtype=np.int64))
 
 
 def _select_ranks(matched: MatchedCollectives) -> Int64Array:

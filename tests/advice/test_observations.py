@@ -161,6 +161,13 @@ def test_a_step_that_one_rank_did_not_finish_is_left_out_with_the_one_after_it()
     assert seen.steps.tolist() == [2, 3, 4, 7, 8, 9]
 
 
+@pytest.mark.parametrize(("every", "used"), [(3, [3, 6, 9]), (5, [2, 3, 4, 5, 6, 7, 8, 9])])
+def test_light_steps_are_used_only_if_there_are_too_few_others(every: int, used: list[int]) -> None:
+    trace = recording(Job(steps=10))
+    steps = trace.steps.assign(is_light=trace.steps["step"] % every != 0)
+    assert extract_observations(replace(trace, steps=steps)).steps.tolist() == used
+
+
 def test_steps_with_another_plan_are_told_apart() -> None:
     trace = recording(Job(steps=10))
     is_late = trace.collectives["step"] >= 6

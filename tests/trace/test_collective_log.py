@@ -88,6 +88,17 @@ def test_what_was_never_seen_to_end_long_ago_is_not_what_is_waited_for(tmp_path)
     assert oldest_incomplete(log)["number"].tolist() == [numbers[-1]]
 
 
+@given(st.integers(1, 40), st.integers(0, 60), st.integers(0, 60))
+def test_entries_are_read_also_where_the_ring_has_begun_again(announced, first, last):
+    with TemporaryDirectory() as folder:
+        log = CollectiveLogWriter(Path(folder) / "group_0.log", HEADER, limit_bytes=0)
+        for number in range(1, announced * log.capacity // 16 + 1):
+            log.announce(1, LOSS, now_ns=number, step=0)
+        kept = range(max(first, 1, log.latest - log.capacity + 1), min(last, log.latest) + 1)
+        assert log.read(first, last)["number"].tolist() == list(kept)
+        log.close()
+
+
 def test_how_far_its_device_has_come_is_added_in_place(tmp_path):
     log = CollectiveLogWriter(tmp_path / "group_0.log", HEADER)
     number = log.announce(3, LOSS, now_ns=100, step=7, flags=UNEVEN_INPUTS)
