@@ -43,6 +43,7 @@ class ModeFollower:
         self._next_look_ns = 0
         self.is_held = False
         """True while steps are recorded in full whatever was asked for, because they are measured."""
+        self._was_held = False
         self.is_on = not starts_off
         """True if the step is recorded."""
         self.is_full = not starts_off
@@ -66,6 +67,7 @@ class ModeFollower:
         self.detail = self._asked.detail
         if (every, self.detail) != self._begun:
             self._note(step, every, self.detail)
+        self._was_held = self.is_held
         self.is_on = every != OFF
         self.is_full = self.is_on and step % every == 0
         self.is_marked = self.is_on or self._begins_with(step + 1)
@@ -91,7 +93,8 @@ class ModeFollower:
 
     def _note(self, step: int, every: int, detail: Detail) -> None:
         self._begun = every, detail
-        agreed_step = step if self.is_held else max(0, self._asked.from_step)
+        is_by_measurement = self.is_held or self._was_held  # which all ranks begin and end at the same steps
+        agreed_step = step if is_by_measurement else max(0, self._asked.from_step)
         begun = BegunMode(step=step, agreed_step=agreed_step, every=every, detail=detail, time_ns=host_now_ns())
         with suppress(OSError), self._notes.open("a", encoding="utf-8") as file:  # a full disk
             file.write(begun.to_json())

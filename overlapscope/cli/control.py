@@ -185,9 +185,9 @@ def _describe(job: _RunningJob, begun: dict[int, BegunMode], asked: list[Recordi
     if job.over:
         yield f"{_format_who(job.over)}: ended"
     latest_step = max(mode.agreed_step for mode in begun.values())
-    for mode in asked:
-        if mode.from_step > latest_step:
-            yield f"from step {mode.from_step}: {_format_mode(mode.every, mode.detail)}"
+    for coming in asked:
+        if coming.from_step > latest_step:
+            yield f"from step {coming.from_step}: {_format_mode(coming.every, coming.detail)}"
 
 
 def _format_who(ranks: Sequence[int]) -> str:

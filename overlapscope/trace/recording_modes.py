@@ -46,7 +46,7 @@ class BegunMode:
     """Step from which ranks were asked to. If it is before ``step``, this rank has seen the request late."""
     every: int
     """As in ``RecordingMode``."""
-    detail: str
+    detail: Detail
     time_ns: int
     """Time at which the step began, on the host clock."""
 

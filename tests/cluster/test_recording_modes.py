@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +27,7 @@ from overlapscope.trace.environment import START_VARIABLE
 from overlapscope.trace.recording import Trace, read_trace
 from overlapscope.trace.recording_modes import OFF, BegunMode, RecordingMode, read_begun_modes, write_control
 from overlapscope.trace.schema import CONTROL_FILE, rank_folder
+from tests.cli.command_line import COMMAND
 from tests.cluster.ranks import run_ranks
 
 pytestmark = pytest.mark.cluster
@@ -207,3 +211,39 @@ def with_damaged_control(folder: str) -> list[float]:
 def test_a_damaged_request_changes_nothing(tmp_path: Path) -> None:
     run_ranks(with_damaged_control, 2, str(tmp_path))
     assert steps_of(read_trace(tmp_path), "steps") == {0: [*range(STEPS)], 1: [*range(STEPS)]}
+
+
+def controlled(folder: str) -> list[int]:
+    """Train until the command that rank 0 runs beside it has turned recording off, and on again; the steps it named."""
+    model = DistributedDataParallel(make_net(), trace=folder)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    named: list[int] = []
+
+    def ask() -> None:
+        for option in ("--off", "--on"):
+            output = subprocess.check_output([*COMMAND, "control", folder, option], text=True)
+            named.append(int(output.split()[2].rstrip(":")))
+            while model.recorder is None or model.recorder.steps.step < named[-1] + 5:
+                time.sleep(0.01)
+
+    asking = threading.Thread(target=ask)
+    if dist.get_rank() == 0:
+        asking.start()
+    is_over = torch.zeros(1)
+    while not is_over.item():
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        time.sleep(0.005)
+        is_over[0] = float(dist.get_rank() == 0 and not asking.is_alive())
+        dist.all_reduce(is_over)
+    return named
+
+
+def test_the_command_turns_a_running_job_off_and_on_at_one_step_on_all_ranks(tmp_path: Path) -> None:
+    (off, on), _ = run_ranks(controlled, 2, str(tmp_path))
+    for rank in range(2):
+        found = [(mode.step, mode.agreed_step, mode.every) for mode in begun(tmp_path, rank)]
+        assert found == [(off, off, OFF), (on, on, 1)]
+    recorded = steps_of(read_trace(tmp_path), "steps")
+    assert recorded[0] == recorded[1]
+    assert set(range(recorded[0][-1] + 1)) - set(recorded[0]) == set(range(off, on))
