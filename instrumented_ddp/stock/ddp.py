@@ -189,10 +189,10 @@ class StockModelObserver:
         return self.reductions
 
     def _on_backward_over(self) -> None:
-        self._recorder.steps.leave(Phase.FINALIZE)
-        for communicator, collective in self._launched:  # the reducer has waited for them
+        for communicator, collective in self._launched:  # the reducer has waited for them, in this phase
             communicator.waited(collective)
         self._launched.clear()
+        self._recorder.steps.leave(Phase.FINALIZE)
         if self._next_bucket < len(self._elements) and not self._may_skip_buckets:
             return  # gradients are missing: the reducer still waits for them, and will raise at the next forward
         self.is_reduced = False

@@ -119,8 +119,8 @@ class ShardedModelObserver:
         torch.autograd.Variable._execution_engine.queue_callback(is_over)
 
     def _on_backward_over(self, no_sync: bool) -> None:
-        self._recorder.steps.leave(Phase.FINALIZE)
         self._finish_collectives(range(len(self._plan.buckets)))
+        self._recorder.steps.leave(Phase.FINALIZE)
         if not no_sync:
             self._recorder.on_gradients_reduced(self.number)
 
