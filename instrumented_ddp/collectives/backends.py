@@ -96,4 +96,5 @@ def _find_backend(group: dist.ProcessGroup, device: torch.device) -> object | No
 
 def _class_named(name: str) -> type[Any] | tuple[()]:
     """Return a class of ``torch.distributed``, or what nothing is an instance of if this torch does not have it."""
-    return getattr(dist, name, None) or getattr(distributed_c10d, name, ())
+    found: Any = getattr(dist, name, None)
+    return found or getattr(distributed_c10d, name, ())
