@@ -230,8 +230,10 @@ class Averaging:
 
     def divisor(self) -> int | None:
         """Return the divisor of gradients in this backward; None if a communication hook divides, or nothing does."""
+        if self.comm_hook is not None:
+            return None
         if self._participants is None:
-            if self.comm_hook is not None or self._strategy.averages_itself:
+            if self._strategy.averages_itself:
                 return None
             self._participants = self.count_participants()
         return self._participants

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from array import array
 from collections import deque
@@ -18,7 +17,7 @@ from overlapscope.trace.live_files import FINAL_PASS
 
 _MAX_UNCOLLECTED: Final = 1024
 """Maximum number of passes that have not been collected; the oldest are dropped."""
-_MAX_WALL_FACTOR: Final = 8
+_MAX_WALL_FACTOR: Final = 2
 """Of the time that passes meanwhile at most so many times the CPU time counts: the rest is the machine's doing."""
 _PACE_INTERVALS: Final = 9
 """Number of intervals between two moments, the median of which is how long a step takes."""
@@ -70,6 +69,7 @@ class FingerprintedReplica:
         self._taken_now: tuple[int, ...] = ()
         self._pass_start = self._pass_end = self._next_due = 0
         self._due: deque[tuple[int, tuple[int, ...]]] = deque()
+        self._is_finished = True
         self._taken_parts = 0
         self._steps = array("I", bytes(4 * len(parts)))
         self._cost = _Stopwatch()
@@ -126,17 +126,22 @@ class FingerprintedReplica:
         if self._current_reduction >= 0 and passed > 0:
             interval_ns = (time.perf_counter_ns() - self._ended_ns) / passed
             self._intervals_ns.append(interval_ns)
-            self._step_ns = statistics.median(self._intervals_ns)
+            self._step_ns = sorted(self._intervals_ns)[(len(self._intervals_ns) - 1) // 2]
             self._steps_ns += passed * min(interval_ns, _MAX_PACE_FACTOR * self._step_ns)
         if reductions >= self._pass_end or passed < 0 or self._has_changed_pace():
             self._begin_pass(reductions)
+        elif not self._due:  # what was taken is final now: no other forward comes after the same reduction
+            self._finish_pass(self._pass_end - self._pass_start)
         self._current_reduction = reductions
         while self._due and self._due[0][0] < reductions:  # for example after a while under join()
             self._due.popleft()
         is_due = self._due and self._due[0][0] == reductions
         self._taken_now = self._due.popleft()[1] if is_due else ()
         self._taken_parts += len(self._taken_now)
-        self._next_due = self._due[0][0] if self._due else self._pass_end
+        if self._due:
+            self._next_due = self._due[0][0]
+        else:
+            self._next_due = self._pass_end if self._is_finished else reductions + 1
 
     def _has_changed_pace(self) -> bool:
         """Return whether steps have become so much longer or shorter that another period is better at once."""
@@ -158,7 +163,7 @@ class FingerprintedReplica:
         self._current_reduction, self._pass_end = -1, 0
         if reductions is not None and not self._is_closed and self._can_take():
             self._rows.begin_pass()
-            self._pass_start = reductions
+            self._pass_start, self._is_finished = reductions, False
             self._take(range(len(self._steps)), 0)
             self._finish_pass(FINAL_PASS)
         self._is_closed = True
@@ -199,9 +204,13 @@ class FingerprintedReplica:
         self._rows.begin_pass()
         self._pass_start, self._pass_end = reductions, reductions + self._schedule.period
         self._due = deque(self._schedule.list_due(reductions))
+        self._is_finished = False
         self._taken_parts = 0
         self._steps_ns = 0.0
 
     def _finish_pass(self, period: int) -> None:
+        if self._is_finished:
+            return
+        self._is_finished = True
         pass_ = TakenPass(period, self._pass_start, self._steps.tobytes(), b"", b"")
         self._rows.finish_pass(pass_, self._finished)

@@ -1,19 +1,24 @@
 """When fingerprints are taken, so that all that they have cost is at most a thousandth of the steps' time.
 
 All tensors are taken in a *pass* of some number of steps, its period. The budget is an account: what fingerprints have
-cost beyond a thousandth of the time that has passed is a debt, and the next period is so long that it pays for the debt
-and for the next pass. So whatever was not foreseen (a first pass that loads code, steps that have become shorter) makes
-the next passes rarer until it is paid.
+cost beyond a thousandth of the time that has passed is a debt. Each period pays for its own pass, and as much of the
+debt again, or an eighth of it if that is more. So whatever was not foreseen (a first pass that loads code, steps that
+have become shorter) makes the next passes rarer until it is paid, but never so rare that nothing is seen meanwhile.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 MAX_COST_SHARE: Final = 0.001
 """Maximum share of the steps' time."""
 MAX_PERIOD: Final = 4096
+_DEBT_SHARE: Final = 1 / 8
+"""Minimum share of the debt that a period pays."""
+_REMEMBERED_COSTS: Final = 5
+"""Number of passes of which the median is what the next one is expected to cost."""
 _HALVE_BELOW: Final = 0.4
 """Share of the allowed cost below which the period is halved: half the period then suffices, with some margin."""
 
@@ -38,9 +43,8 @@ class FingerprintSchedule:
         self.period = 1
         self._due: dict[int, tuple[int, ...]] = {}
         """Numbers of the parts by the number of reductions modulo the period."""
-        self._cost_ns = 0.0
-        """Estimated cost of the next pass."""
-        self._passes = 0
+        self._costs_ns: deque[float] = deque(maxlen=_REMEMBERED_COSTS)
+        self._has_begun = False
         self._debt_ns = 0.0
         self._set_period(1)
 
@@ -66,12 +70,13 @@ class FingerprintSchedule:
         """
         allowed_ns = MAX_COST_SHARE * step_ns
         self._debt_ns = max(0.0, self._debt_ns + cost_ns - MAX_COST_SHARE * steps_ns)
-        if taken_share > 0:
-            whole_ns = cost_ns / taken_share
-            # The first pass loads code and allocates memory: it says nothing of the later ones, but is an upper limit.
-            self._cost_ns = whole_ns if self._passes < 2 else (self._cost_ns + whole_ns) / 2
-            self._passes += 1
-        needed_ns, period = self._debt_ns + self._cost_ns, self.period
+        if taken_share > 0 and self._has_begun:  # the first pass loads code: it says nothing of the later ones
+            self._costs_ns.append(cost_ns / taken_share)
+        self._has_begun |= taken_share > 0
+        if not self._costs_ns:
+            return
+        expected_ns, period = sorted(self._costs_ns)[len(self._costs_ns) // 2], self.period
+        needed_ns = expected_ns + max(min(self._debt_ns, expected_ns), _DEBT_SHARE * self._debt_ns)
         while needed_ns > allowed_ns * period and period < MAX_PERIOD:
             period *= 2
         while period > 1 and needed_ns < _HALVE_BELOW * allowed_ns * period:

@@ -55,7 +55,7 @@ class Training:
     st.floats(1e7, 1e10),
     st.lists(st.tuples(st.floats(0.05, 20), st.floats(0.2, 5)), min_size=1, max_size=30),
 )
-def test_whatever_jumps_the_share_is_a_thousandth_but_for_a_pass_or_two(
+def test_whatever_jumps_the_share_is_a_thousandth_but_for_some_passes(
     cost_ns: int, step_ns: float, jumps: list[tuple[float, float]]
 ) -> None:
     """What was not foreseen is paid for by the passes after it."""
@@ -63,7 +63,7 @@ def test_whatever_jumps_the_share_is_a_thousandth_but_for_a_pass_or_two(
     for of_cost, of_step in jumps:
         training.run_pass(cost_ns * of_cost, step_ns * of_step)
         assert (
-            training.spent_ns <= MAX_COST_SHARE * training.steps_ns + 2 * training.largest_ns
+            training.spent_ns <= MAX_COST_SHARE * training.steps_ns + 10 * training.largest_ns
             or training.schedule.period == MAX_PERIOD
         )
 
@@ -108,12 +108,22 @@ def test_parts_share_a_step_only_if_there_are_more_of_them_than_steps(log: int, 
 def test_the_period_follows_steps_that_become_shorter_and_longer() -> None:
     schedule = settled(1_000_000, 1e8)
     assert schedule.period == 16
-    schedule.end_pass(1_000_000, 1, 16 * 1e7, 1e7)  # of which only 160 us were allowed
+    schedule.end_pass(1_000_000, 1, 16 * 1e7, 1e7)  # of which only 160 us were allowed, so 840 are to be paid
     assert schedule.period == 256
     schedule.end_pass(1_000_000, 1, 256 * 1e7, 1e7)
     assert schedule.period == 128
     schedule.end_pass(1_000_000, 1, 128 * 1e10, 1e10)
     assert schedule.period == 1
+
+
+def test_the_second_pass_is_taken_at_once_and_a_first_one_that_was_slow_makes_periods_no_more_than_twice_as_long() -> (
+    None
+):
+    schedule = FingerprintSchedule(NUMBERS)
+    schedule.end_pass(7_000_000, 1, 1e8, 1e8)
+    assert schedule.period == 1
+    schedule.end_pass(1_000_000, 1, 1e8, 1e8)
+    assert schedule.period == 2 * settled(1_000_000, 1e8).period
 
 
 def test_a_pass_that_was_cut_short_says_what_a_whole_one_costs() -> None:
