@@ -135,7 +135,7 @@ class Session:
                 group=group,
                 device=device,
                 detail=recording.detail,
-                starts_off=recording.starts_off,
+                every=recording.every,
                 limit_bytes=recording.limit_bytes,
                 on_update_start=self.replicas.settings.on_update_start,
                 on_error=self.disable_recording,

@@ -11,8 +11,8 @@ from typing import Final
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.clocks import host_now_ns
-from overlapscope.trace.environment import Detail
-from overlapscope.trace.recording_modes import OFF, BegunMode, RecordingMode, read_control
+from overlapscope.trace.environment import DEFAULT_EVERY, Detail
+from overlapscope.trace.recording_modes import OFF, BegunMode, RecordingMode, is_full_step, read_control
 from overlapscope.trace.schema import CONTROL_FILE, MODES_FILE
 
 _log = logging.getLogger(__name__)
@@ -29,31 +29,31 @@ class ModeFollower:
 
     Args:
         folder: folder of this rank, inside the attempt's.
-        starts_off: whether nothing is recorded until a user asks for it.
+        every: which steps are recorded in full until a user asks for others, as in ``RecordingMode``.
         detail: level of detail until then.
     """
 
-    def __init__(self, folder: Path, *, starts_off: bool, detail: Detail) -> None:
+    def __init__(self, folder: Path, *, every: int, detail: Detail) -> None:
         self._control = folder.parent / CONTROL_FILE
         self._notes = folder / MODES_FILE
-        self._asked = RecordingMode(from_step=-1, every=OFF if starts_off else 1, detail=detail)
-        self._begun = 1, detail
+        self._asked = RecordingMode(from_step=-1, every=every, detail=detail)
+        self._begun = DEFAULT_EVERY, detail
         self._coming: deque[RecordingMode] = deque()
         self._seen: tuple[int, int] | None = None
         self._next_look_ns = 0
         self.is_held = False
         """True while steps are recorded in full whatever was asked for, because they are measured."""
         self._was_held = False
-        self.is_on = not starts_off
+        self.is_on = every != OFF
         """True if the step is recorded."""
-        self.is_full = not starts_off
+        self.is_full = is_full_step(0, every)
         """True if the step is recorded in full."""
-        self.is_marked = not starts_off
+        self.is_marked = self.is_on
         """True if times are taken: the step is recorded, or the next one is, which begins with the end of this one."""
         self.detail: Detail = detail
         """Level of detail of full steps."""
-        if starts_off:
-            self._note(0, OFF, detail)
+        if every != DEFAULT_EVERY:
+            self._note(0, every, detail)
 
     def on_step_start(self, step: int) -> None:
         """Decide what is recorded of the step that begins."""
@@ -69,7 +69,7 @@ class ModeFollower:
             self._note(step, every, self.detail)
         self._was_held = self.is_held
         self.is_on = every != OFF
-        self.is_full = self.is_on and step % every == 0
+        self.is_full = is_full_step(step, every)
         self.is_marked = self.is_on or self._begins_with(step + 1)
 
     def _begins_with(self, step: int) -> bool:

@@ -40,7 +40,7 @@ from instrumented_ddp.recording.tcp_stats import LinkSampler
 from instrumented_ddp.recording.timing import Mark, should_mark_phases_only
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.clocks import host_now_ns
-from overlapscope.trace.environment import Detail
+from overlapscope.trace.environment import DEFAULT_EVERY, Detail
 from overlapscope.trace.event_log import EventLogWriter
 from overlapscope.trace.json_files import write_json
 from overlapscope.trace.live_files import GradientReadyFile
@@ -68,7 +68,7 @@ class Recorder(EventSink):
         group: ranks that train together.
         device: device on which the module computes; phases and steps are timed on it.
         detail: ``parameters`` to also record the ready time of every gradient.
-        starts_off: whether no steps are recorded until a user asks for it.
+        every: which steps are recorded in full until a user asks for others, as in ``RecordingMode``.
         limit_bytes: maximum disk space of this rank's log.
         on_update_start: called with an optimizer and the step before it updates.
         on_error: called with an internal error that would leave the recording incomplete.
@@ -86,7 +86,7 @@ class Recorder(EventSink):
         group: dist.ProcessGroup,
         device: torch.device,
         detail: Detail = "buckets",
-        starts_off: bool = False,
+        every: int = DEFAULT_EVERY,
         limit_bytes: int = DEFAULT_LIMIT_BYTES,
         on_update_start: Callable[[torch.optim.Optimizer, int], None],
         on_error: Callable[[Exception], None],
@@ -98,7 +98,7 @@ class Recorder(EventSink):
         )
         self._on_error = on_error
         self.collectives: CollectiveRecorder = collectives
-        self.modes: ModeFollower = ModeFollower(self.folder, starts_off=starts_off, detail=detail)
+        self.modes: ModeFollower = ModeFollower(self.folder, every=every, detail=detail)
         self._steps_since_off = 0
         self._adopt_mode()
         self._models = models

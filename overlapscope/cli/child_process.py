@@ -20,8 +20,8 @@ from overlapscope.trace.environment import (
     LIMIT_VARIABLE,
     ON_INCIDENT_VARIABLE,
     PROBE_VARIABLE,
+    SAMPLE_VARIABLE,
     STALL_TIMEOUT_VARIABLE,
-    START_VARIABLE,
     TRACE_VARIABLE,
     Detail,
     OnIncident,
@@ -31,7 +31,7 @@ Child = subprocess.Popen[bytes]
 
 _VARIABLES: Final = (
     *(TRACE_VARIABLE, DETAIL_VARIABLE, LIMIT_VARIABLE),
-    *(ON_INCIDENT_VARIABLE, STALL_TIMEOUT_VARIABLE, PROBE_VARIABLE, START_VARIABLE),
+    *(ON_INCIDENT_VARIABLE, STALL_TIMEOUT_VARIABLE, PROBE_VARIABLE, SAMPLE_VARIABLE),
 )
 
 
@@ -51,7 +51,7 @@ def recording_environment(
     stall_timeout_s: int | None = None,
     *,
     probe_buckets: bool = False,
-    starts_off: bool = False,
+    every: int | None = None,
 ) -> dict[str, str]:
     """Return this process's environment, plus the variables that make a training process record.
 
@@ -60,7 +60,7 @@ def recording_environment(
         on_incident: what watchdogs do when they detect an incident.
         stall_timeout_s: stall timeout in seconds before a possibly slow job is aborted; None for the default.
         probe_buckets: also run other bucket plans for a few steps each.
-        starts_off: record no steps until ``overlapscope control`` asks for it.
+        every: which steps are recorded in full, as in ``RecordingMode``; None for the default.
     """
     recording = {TRACE_VARIABLE: str(folder.absolute()), DETAIL_VARIABLE: detail, ON_INCIDENT_VARIABLE: on_incident}
     if limit_mb is not None:
@@ -69,8 +69,8 @@ def recording_environment(
         recording[STALL_TIMEOUT_VARIABLE] = str(stall_timeout_s)
     if probe_buckets:
         recording[PROBE_VARIABLE] = "1"
-    if starts_off:
-        recording[START_VARIABLE] = "off"
+    if every is not None:
+        recording[SAMPLE_VARIABLE] = str(every)
     # An inherited variable would otherwise replace the default of an option that is not given.
     return environment_without_recording() | recording
 

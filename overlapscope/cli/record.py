@@ -54,7 +54,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help=f"level of detail; 'parameters' also records when each gradient is ready (default: {DETAILS[0]}, "
         f"with --probe-buckets: {DETAILS[1]})",
     )
-    parser.add_argument(
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--sample",
+        type=parse_positive_int,
+        metavar="N",
+        help="record the first 100 steps and one in N of the others in full, the rest lightly (default: 10, with "
+        "--probe-buckets: 1)",
+    )
+    which.add_argument(
         "--start-off",
         action="store_true",
         help="record no steps until 'overlapscope control' turns recording on; the watchdog is on from the start",
@@ -110,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
         args.on_incident,
         args.stall_timeout,
         probe_buckets=args.probe_buckets,
-        starts_off=args.start_off,
+        every=0 if args.start_off else args.sample,
     )
     with metrics_writer(args.output, args.metrics) if args.metrics else nullcontext():
         with child_process.run_in_foreground(command, add_startup_hook(environment)) as (child, received):

@@ -33,16 +33,17 @@ DEFAULT_STALL_TIMEOUT_S: Final = 120.0
 PROBE_VARIABLE: Final = "OVERLAPSCOPE_PROBE_BUCKETS"
 """``1``: try other bucket plans too, for a few steps each. Not set or ``0``: use only the script's own."""
 
-START_VARIABLE: Final = "OVERLAPSCOPE_START"
-"""``off``: no steps are recorded until ``overlapscope control`` asks for it. Not set or ``on``: from the first one."""
+SAMPLE_VARIABLE: Final = "OVERLAPSCOPE_SAMPLE"
+"""Every how many steps one is recorded in full, as ``every`` of ``RecordingMode``; ``0``: no steps are recorded until
+``overlapscope control`` asks for it. Not set: ``DEFAULT_EVERY``, but every step while bucket plans are probed."""
+
+DEFAULT_EVERY: Final = 10
 
 OnIncident = Literal["report", "raise", "off"]
 
 ON_INCIDENT: Final[tuple[OnIncident, ...]] = ("report", "raise", "off")
 """Reactions of watchdogs to an incident: report it; report it and abort a job that can't continue; none, because no
 watchdog runs."""
-
-_STARTS: Final = ("on", "off")
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -62,7 +63,8 @@ class RecordingOptions:
     on_incident: OnIncident
     stall_timeout_s: float
     probe_buckets: bool
-    starts_off: bool
+    every: int
+    """As in ``RecordingMode``."""
 
 
 def read_recording_options(trace: str | Path | None) -> RecordingOptions | None:
@@ -88,6 +90,9 @@ def read_recording_options(trace: str | Path | None) -> RecordingOptions | None:
     probe = os.environ.get(PROBE_VARIABLE, "0")
     if probe not in ("0", "1"):
         raise OverlapScopeError(f"{PROBE_VARIABLE}={probe}: unknown; give 1 or 0")
+    sample = os.environ.get(SAMPLE_VARIABLE)
+    if sample is not None and not sample.isdecimal():
+        raise OverlapScopeError(f"{SAMPLE_VARIABLE}={sample}: not a number of steps; give a whole number, 0 for none")
     return RecordingOptions(
         folder=Path(folder).absolute(),
         detail=detail,
@@ -95,7 +100,7 @@ def read_recording_options(trace: str | Path | None) -> RecordingOptions | None:
         on_incident=on_incident,
         stall_timeout_s=DEFAULT_STALL_TIMEOUT_S if stall_timeout_s is None else float(stall_timeout_s),
         probe_buckets=probe == "1",
-        starts_off=_read_choice(START_VARIABLE, _STARTS) == "off",
+        every=(1 if probe == "1" else DEFAULT_EVERY) if sample is None else int(sample),
     )
 
 

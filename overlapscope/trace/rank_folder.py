@@ -222,7 +222,7 @@ class RankFolder:
         return self.read_lines(LINKS_FILE, _parse_link_sample)
 
     def modes(self) -> tuple[BegunMode, ...]:
-        """Return the recording modes that the rank has noted; none if it has recorded every step in full."""
+        """Return the recording modes that the rank has noted; none if it has always been in the default one."""
         return read_begun_modes(self.path, self.problems)
 
     def ping_bursts(self) -> list[tuple[str | None, Any]]:

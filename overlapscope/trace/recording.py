@@ -72,8 +72,8 @@ class Trace:
     links: pd.DataFrame
     """Samples of TCP connections, described in ``overlapscope.trace.rank_folder``."""
     modes: pd.DataFrame
-    """Recording modes that ranks have begun: ``overlapscope.trace.tables.MODE_COLUMNS``. Of a rank without any, every
-    step was recorded in full."""
+    """Recording modes that ranks have begun: ``overlapscope.trace.tables.MODE_COLUMNS``. A rank without any has
+    always been in the default one."""
     problems: tuple[Problem, ...]
     extent: Extent = "all"
 

@@ -2,24 +2,28 @@
 
 ``control.json`` in the folder of an attempt lists the modes that ``overlapscope control`` has asked for, each from one
 step on. Ranks look at it between steps; as the list is the same for all, they switch at the same step without a word.
-Each rank notes the modes that it has begun in ``modes.jsonl`` in its own folder, unless it records every step in full
+Each rank notes the modes that it has begun in ``modes.jsonl`` in its own folder, unless it has been in the default one
 from the beginning.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 from overlapscope.errors import OverlapScopeError, Problem
-from overlapscope.trace.environment import DETAILS, Detail
+from overlapscope.trace.environment import DEFAULT_EVERY, DETAILS, Detail
 from overlapscope.trace.json_files import dump_json_line, from_dict, parse_json_text, read_dataclasses, write_json
 from overlapscope.trace.schema import CONTROL_FILE, MODES_FILE
 
 OFF: Final = 0
 """``every`` of a mode that records nothing."""
+
+FULL_STEPS: Final = 100
+"""Number of first steps of a process that are recorded in full whatever the sample: short recordings are whole."""
 
 _MAX_MODES: Final = 64
 """Maximum number of modes in ``control.json``; the oldest, which no rank needs any more, are dropped."""
@@ -30,9 +34,9 @@ class RecordingMode:
     """What is recorded of the steps from one on."""
 
     from_step: int
-    every: int = 1
-    """Every how many steps one is recorded in full: step numbers are multiples of this. The others are light; with
-    ``OFF`` nothing is recorded."""
+    every: int = DEFAULT_EVERY
+    """One in this many steps is recorded in full, see ``is_full_step``. The others are light; with ``OFF`` nothing is
+    recorded."""
     detail: Detail = DETAILS[0]
 
 
@@ -53,6 +57,22 @@ class BegunMode:
     def to_json(self) -> str:
         """Serialize a line, with its line end."""
         return dump_json_line(asdict(self))
+
+
+def is_full_step(step: int, every: int) -> bool:
+    """Return whether a step is recorded in full: the first ``FULL_STEPS``, then one in each ``every``.
+
+    Which of them changes as if by chance, the same on all ranks: loops log, evaluate and save every so many steps, and
+    would do so in all steps of a sample that is taken every so many, or in none.
+
+    Args:
+        step: number of the step since the process has begun.
+        every: as in ``RecordingMode``.
+    """
+    if every <= 1 or step < FULL_STEPS:
+        return every != OFF
+    block, position = divmod(step, every)
+    return position == zlib.crc32(block.to_bytes(8, "little")) % every
 
 
 def read_control(path: Path) -> list[RecordingMode]:
@@ -94,5 +114,5 @@ def write_control(folder: Path, asked: Sequence[RecordingMode], mode: RecordingM
 
 
 def read_begun_modes(folder: Path, problems: list[Problem]) -> tuple[BegunMode, ...]:
-    """Return the modes that a rank has noted, in order; none if it has recorded every step in full so far."""
+    """Return the modes that a rank has noted, in order; none if it has been in the default one so far."""
     return read_dataclasses(BegunMode, folder / MODES_FILE, problems)

@@ -23,9 +23,17 @@ from instrumented_ddp.session import get_current_session
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.report_text import format_report
-from overlapscope.trace.environment import START_VARIABLE
+from overlapscope.trace import recording_modes
+from overlapscope.trace.environment import DEFAULT_EVERY, SAMPLE_VARIABLE
 from overlapscope.trace.recording import Trace, read_trace
-from overlapscope.trace.recording_modes import OFF, BegunMode, RecordingMode, read_begun_modes, write_control
+from overlapscope.trace.recording_modes import (
+    OFF,
+    BegunMode,
+    RecordingMode,
+    is_full_step,
+    read_begun_modes,
+    write_control,
+)
 from overlapscope.trace.schema import CONTROL_FILE, rank_folder
 from tests.cli.command_line import COMMAND
 from tests.cluster.ranks import run_ranks
@@ -39,11 +47,15 @@ SAMPLE = 4
 DETAILED_FROM = 20
 ASKED = (
     RecordingMode(from_step=OFF_STEPS.start, every=OFF),
-    RecordingMode(from_step=OFF_STEPS.stop),
+    RecordingMode(from_step=OFF_STEPS.stop, every=1),
     RecordingMode(from_step=SAMPLED_FROM, every=SAMPLE),
     RecordingMode(from_step=DETAILED_FROM, every=2, detail="parameters"),
 )
-FULL = [*range(6), *range(10, 14), 16, 20, 22]
+with pytest.MonkeyPatch.context() as _patch:
+    _patch.setattr(recording_modes, "FULL_STEPS", OFF_STEPS.start)
+    _SAMPLED = [step for step in range(SAMPLED_FROM, DETAILED_FROM) if is_full_step(step, SAMPLE)]
+    _DETAILED = [step for step in range(DETAILED_FROM, STEPS) if is_full_step(step, 2)]
+FULL = [*range(OFF_STEPS.start), *range(OFF_STEPS.stop, SAMPLED_FROM), *_SAMPLED, *_DETAILED]
 RECORDED = [step for step in range(STEPS) if step not in OFF_STEPS]
 
 
@@ -55,6 +67,7 @@ def make_net() -> nn.Module:
 def train(model: nn.Module, folder: str = "") -> list[float]:
     """Train, and ask for modes on rank 0 some steps ahead; the loss of each step."""
     modes.LOOK_INTERVAL_NS = 0
+    recording_modes.FULL_STEPS = OFF_STEPS.start
     torch.manual_seed(dist.get_rank())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
@@ -116,7 +129,7 @@ def test_all_ranks_switch_at_the_steps_that_were_asked_for_and_the_losses_are_th
     if kind is not sharded:
         timed = [step for step in FULL if step >= DETAILED_FROM]
         assert steps_of(trace, "gradients") == {0: timed, 1: timed}
-        of_last = trace.gradients.query(f"step == {DETAILED_FROM}")
+        of_last = trace.gradients.query(f"step == {timed[0]}")
         assert sorted(of_last["parameter"]) == sorted(2 * [*range(8)])
 
 
@@ -138,7 +151,7 @@ def test_a_step_is_marked_as_light_unless_it_is_of_the_sample(tmp_path: Path) ->
 
 
 def started_off(folder: str) -> tuple[int, int]:
-    os.environ[START_VARIABLE] = "off"
+    os.environ[SAMPLE_VARIABLE] = "0"
     ours(folder)
     session = get_current_session()
     assert session is not None
@@ -176,7 +189,7 @@ def test_a_rank_that_sees_a_request_late_follows_at_once_and_says_so(tmp_path: P
 
 
 def killed_while_off(folder: str) -> None:
-    os.environ[START_VARIABLE] = "off"
+    os.environ[SAMPLE_VARIABLE] = "0"
     torch.manual_seed(0)
     model = DistributedDataParallel(make_net(), bucket_cap_mb=0.0005, trace=folder)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -243,7 +256,7 @@ def test_the_command_turns_a_running_job_off_and_on_at_one_step_on_all_ranks(tmp
     (off, on), _ = run_ranks(controlled, 2, str(tmp_path))
     for rank in range(2):
         found = [(mode.step, mode.agreed_step, mode.every) for mode in begun(tmp_path, rank)]
-        assert found == [(off, off, OFF), (on, on, 1)]
+        assert found == [(off, off, OFF), (on, on, DEFAULT_EVERY)]
     recorded = steps_of(read_trace(tmp_path), "steps")
     assert recorded[0] == recorded[1]
     assert set(range(recorded[0][-1] + 1)) - set(recorded[0]) == set(range(off, on))

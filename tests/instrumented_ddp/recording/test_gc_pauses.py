@@ -16,6 +16,7 @@ from instrumented_ddp.recording.modes import ModeFollower
 from instrumented_ddp.recording.recorder import GcPauses
 from overlapscope.trace.event_log import EventLogWriter
 from overlapscope.trace.recording import Trace, read_trace
+from overlapscope.trace.recording_modes import OFF
 from overlapscope.trace.schema import Kind, pack_body
 from tests.synthetic import make_rank
 
@@ -36,8 +37,8 @@ def log(tmp_path) -> Iterator[EventLogWriter]:
     log.close()
 
 
-def modes_of(log: EventLogWriter, *, starts_off: bool = False) -> ModeFollower:
-    return ModeFollower(log.path.parent, starts_off=starts_off, detail="buckets")
+def modes_of(log: EventLogWriter, *, every: int = 1) -> ModeFollower:
+    return ModeFollower(log.path.parent, every=every, detail="buckets")
 
 
 def the_clock_reads(monkeypatch, *times_us: int) -> None:
@@ -64,7 +65,7 @@ def test_a_collection_of_50_us_or_more_is_recorded_with_its_generation(log, monk
 
 def test_while_recording_is_off_no_collection_is_recorded(log, monkeypatch):
     the_clock_reads(monkeypatch, 1000, 9000)
-    watch = GcPauses(log, TrainingPosition(), modes_of(log, starts_off=True))
+    watch = GcPauses(log, TrainingPosition(), modes_of(log, every=OFF))
     gc.collect()
     watch.close()
     assert pauses(log) == []

@@ -11,10 +11,21 @@ from hypothesis import strategies as st
 
 from instrumented_ddp.recording import modes
 from instrumented_ddp.recording.modes import ModeFollower
-from overlapscope.trace.recording_modes import OFF, RecordingMode, read_begun_modes, read_control, write_control
+from overlapscope.trace import recording_modes
+from overlapscope.trace.environment import DEFAULT_EVERY
+from overlapscope.trace.recording_modes import (
+    FULL_STEPS,
+    OFF,
+    RecordingMode,
+    is_full_step,
+    read_begun_modes,
+    read_control,
+    write_control,
+)
 from overlapscope.trace.schema import CONTROL_FILE
 
 STEPS = 30
+EVERY = st.sampled_from([OFF, 1, 3, DEFAULT_EVERY])
 
 
 @pytest.fixture(autouse=True)
@@ -22,9 +33,9 @@ def _always_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modes, "LOOK_INTERVAL_NS", 0)
 
 
-def make_follower(folder: Path, *, starts_off: bool = False) -> ModeFollower:
+def make_follower(folder: Path, *, every: int = DEFAULT_EVERY) -> ModeFollower:
     (folder / "rank_0").mkdir(parents=True)
-    return ModeFollower(folder / "rank_0", starts_off=starts_off, detail="buckets")
+    return ModeFollower(folder / "rank_0", every=every, detail="buckets")
 
 
 def ask(folder: Path, *asked: RecordingMode) -> None:
@@ -36,20 +47,20 @@ def noted(folder: Path) -> list[tuple[int, int, int]]:
     return [(mode.step, mode.agreed_step, mode.every) for mode in read_begun_modes(folder / "rank_0", [])]
 
 
-@given(st.dictionaries(st.integers(0, STEPS), st.sampled_from([OFF, 1, 3]), max_size=6), st.booleans())
+@given(st.dictionaries(st.integers(0, STEPS), EVERY, max_size=6), EVERY)
 @settings(max_examples=60, deadline=None)
-def test_a_step_is_in_the_latest_mode_that_was_asked_for(asked: dict[int, int], starts_off: bool) -> None:
+def test_a_step_is_in_the_latest_mode_that_was_asked_for(asked: dict[int, int], every: int) -> None:
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as name:
         patch.setattr(modes, "LOOK_INTERVAL_NS", 0)
+        patch.setattr(recording_modes, "FULL_STEPS", 4)
         folder = Path(name)
-        follower = make_follower(folder, starts_off=starts_off)
+        follower = make_follower(folder, every=every)
         ask(folder, *(RecordingMode(from_step=step, every=asked[step]) for step in sorted(asked)))
-        every = OFF if starts_off else 1
         after = [every := asked.get(step, every) for step in range(STEPS + 1)]
         for step in range(STEPS):
             follower.on_step_start(step)
             assert follower.is_on == (after[step] != OFF)
-            assert follower.is_full == (after[step] != OFF and step % after[step] == 0)
+            assert follower.is_full == is_full_step(step, after[step])
             assert follower.is_marked == (follower.is_on or after[step + 1] != OFF)
         assert all(step == agreed for step, agreed, _ in noted(folder))
 
@@ -64,7 +75,7 @@ def test_a_request_that_is_seen_late_is_followed_at_once_and_noted_with_both_ste
 
 
 def test_steps_that_are_measured_are_recorded_in_full_and_nobody_is_late_by_that(tmp_path: Path) -> None:
-    follower = make_follower(tmp_path, starts_off=True)
+    follower = make_follower(tmp_path, every=OFF)
     for step in range(9):
         follower.is_held = 3 <= step < 6
         follower.on_step_start(step)
@@ -84,3 +95,20 @@ def test_a_damaged_request_leaves_everything_as_it_is(tmp_path: Path, content: s
     follower.on_step_start(1)
     assert follower.is_full
     assert noted(tmp_path) == []
+
+
+@given(st.integers(0, 10**6), st.integers(2, 50))
+def test_one_step_in_each_block_of_a_sample_is_full(block: int, every: int) -> None:
+    first = FULL_STEPS + block * every
+    first -= first % every - every
+    assert sum(is_full_step(first + position, every) for position in range(every)) == 1
+    assert all(is_full_step(step, every) for step in range(FULL_STEPS))
+    assert not any(is_full_step(step, OFF) for step in (0, first))
+
+
+@given(st.integers(2, 20), st.integers(2, 200))
+@settings(max_examples=60)
+def test_what_a_loop_does_every_so_many_steps_is_in_a_sample_as_often_as_in_all_steps(every: int, period: int) -> None:
+    logged = range(FULL_STEPS - FULL_STEPS % period + period, 4000 * period, period)
+    share = sum(is_full_step(step, every) for step in logged) / len(logged)
+    assert share == pytest.approx(1 / every, abs=0.04)
