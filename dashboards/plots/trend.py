@@ -101,6 +101,15 @@ def _add_breaks(points: pd.DataFrame, each: int) -> pd.DataFrame:
     return pd.concat([points, breaks]).sort_values("step", kind="stable", ignore_index=True)
 
 
+def _outline_band(trend: pd.DataFrame) -> dict[str, list[Any]]:
+    """Return the outline of the range from low to high, one for each piece between breaks."""
+    pieces = [piece.dropna(subset="mean") for _, piece in trend.groupby(trend["mean"].isna().cumsum())]
+    return {
+        "xs": [np.concatenate([piece["step"], piece["step"][::-1]]) for piece in pieces],
+        "ys": [np.concatenate([piece["low"], piece["high"][::-1]]) for piece in pieces],
+    }
+
+
 # Overview strip of all steps of a recording: their times on the timeline, and the share of exposed communication.
 
 
@@ -210,20 +219,25 @@ class TrendPlot:
             **{name: trend[name].to_numpy() for name in ("step", "low", "mean", "high")},
             "text": [self._text(*point) for point in trend.itertuples(index=False, name=None)],
         }
-        pieces = [piece for _, piece in trend.groupby(trend["mean"].isna().cumsum())]
-        pieces = [piece.dropna(subset="mean") for piece in pieces]
-        self.band.data = {
-            "xs": [np.concatenate([piece["step"], piece["step"][::-1]]) for piece in pieces],
-            "ys": [np.concatenate([piece["low"], piece["high"][::-1]]) for piece in pieces],
-        }
+        self.band.data = _outline_band(trend)
+        self.rank_lines.data = self._tabulate_rank_lines(per_step, each)
+        self._mark_warm_up(summary)
+        # The first steps are often ten times as long; a chart scaled to them would show nothing else.
+        usual = summary.figures.loc[summary.is_steady, self.shown.column].dropna()
+        high = 1.0 if self.shown.is_share else 1.2 * float(np.quantile(usual, 0.99)) if len(usual) else 0.0
+        self.y_range.end = 1.04 if self.shown.is_share else high or 1e6
+
+    def _tabulate_rank_lines(self, per_step: pd.DataFrame, each: int) -> dict[str, list[Any]]:
         lines: list[pd.DataFrame] = []
         if per_step["rank"].nunique() <= _MAX_RANK_LINES:
             by_rank = trend_by_rank(per_step, self.shown.column).assign(last_step=lambda points: points["step"])
             lines = [_add_breaks(line, 2 * each) for _, line in by_rank.groupby("rank")]
-        self.rank_lines.data = {
+        return {
             "xs": [line["step"].to_numpy() for line in lines],
             "ys": [line["mean"].to_numpy() for line in lines],
         }
+
+    def _mark_warm_up(self, summary: Summary) -> None:
         warm_up = max(
             (step for excluded in summary.steady.excluded if excluded.why == "warm-up" for step in excluded.steps),
             default=None,
@@ -231,10 +245,6 @@ class TrendPlot:
         self.warm_up.visible = warm_up is not None
         if warm_up is not None:
             self.warm_up.update(right=warm_up + 0.5)
-        # The first steps are often ten times as long; a chart scaled to them would show nothing else.
-        usual = summary.figures.loc[summary.is_steady, self.shown.column].dropna()
-        high = 1.0 if self.shown.is_share else 1.2 * float(np.quantile(usual, 0.99)) if len(usual) else 0.0
-        self.y_range.end = 1.04 if self.shown.is_share else high or 1e6
 
     def _text(self, step: int, last_step: int, low: float, mean: float, high: float) -> str:
         if mean != mean:

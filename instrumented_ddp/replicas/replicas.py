@@ -160,10 +160,7 @@ class ReplicaComparison:
             return None
         ranks = tuple(dist.get_process_group_ranks(ddp.process_group))
         device = next(p.device for p in ddp.module.parameters() if p.requires_grad)
-        listed = _list_tensors(ddp)
-        reasons = [find_exclusion_reason(tensor, device) for _, _, tensor in listed]
-        left_out = [(name, reason) for (name, _, _), reason in zip(listed, reasons, strict=True) if reason]
-        fit = [one for one, reason in zip(listed, reasons, strict=True) if not reason]
+        fit, left_out = _choose_tensors(ddp, device)
         if len(ranks) < 2 or not fit:
             return None
         tensors = [tensor for _, _, tensor in fit]
@@ -192,6 +189,16 @@ class ReplicaComparison:
             self._scheduler.add(self)
         self._compared.append(_ComparedModel(replica, weakref.ref(counter), file, key, ranks, numbers, is_parameter))
         return replica
+
+
+def _choose_tensors(
+    ddp: TorchDDP, device: torch.device
+) -> tuple[list[tuple[str, str, torch.Tensor]], list[tuple[str, str]]]:
+    """Return name, kind and tensor of what is fingerprinted, and name and reason of what is left out."""
+    listed = _list_tensors(ddp)
+    reasons = [find_exclusion_reason(tensor, device) for _, _, tensor in listed]
+    left_out = [(name, reason) for (name, _, _), reason in zip(listed, reasons, strict=True) if reason]
+    return [one for one, reason in zip(listed, reasons, strict=True) if not reason], left_out
 
 
 def _list_tensors(ddp: TorchDDP) -> Sequence[tuple[str, str, torch.Tensor]]:
