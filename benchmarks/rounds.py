@@ -47,6 +47,7 @@ class Recording:
     """What ``BucketSumRecorder`` needs of a recorder."""
 
     steps = Steps()
+    is_on = is_full = True
 
     def __init__(self, folder: Path) -> None:
         self.collectives = CollectiveRecorder(folder, 0, TrainingPosition(), on_error=self.disable_recording)

@@ -42,6 +42,9 @@ AT_NIGHT = {
     "intervals": "--recordings 4 --steps 12 --jobs 1",
     "live_app": "--hours 0.01 --seconds 2 --seed 1",
     "scale": "--ranks 4 --steps 40 --buckets 3 --dask",
+    "recorder": "--rounds 1 --steps 3",
+    "thousand_ranks": "--ranks 16 --steps 30 --times 1 --seconds 0.1",
+    "timeline": "--spans 2000 --ranks 2 --seconds 0.2",
 }
 IN_CI = {
     "clock_recovery": "--runs 1 --seconds 2",
@@ -57,11 +60,8 @@ IN_CI = {
     "import_traces": "--mb 1 --ranks 1",
     "links": "--samples 1",
     "plan_search": "--plans 10 --parameters 20 --cycles 2 --ranks 2",
-    "recorder": "--rounds 1 --steps 3",
     "rounds": "--turns 1",
     "step_time": "--models tiny --rounds 1 --steps 3 --threads",
-    "thousand_ranks": "--ranks 16 --steps 30 --times 1 --seconds 0.1",
-    "timeline": "--spans 2000 --ranks 2 --seconds 0.2",
     "watchdog": "--models tiny --pairs 1 --starts 1 --block-s 0.1 --warm-up-s 0.1",
 }
 IN_BROWSER = {"app", "bucket_page", "live_app", "thousand_ranks", "timeline"}

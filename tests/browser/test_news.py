@@ -33,7 +33,13 @@ def test_a_recording_that_is_over_has_no_news(open_page, recording, tmp_path):
         page = open_page(url)
         with page.expect_response("**/news") as answer:
             pass
-        assert answer.value.json() == {"is_live": False, "latest_step": 9, "age_s": None, "report": ""}
+        assert answer.value.json() == {
+            "is_live": False,
+            "latest_step": 9,
+            "age_s": None,
+            "off_since": None,
+            "report": "",
+        }
         expect(page.locator("#news")).to_be_hidden()
 
 

@@ -13,7 +13,7 @@ from overlapscope.lab.experiments.results import read_results
 from overlapscope.trace.folders import find_rank_folders
 from tests.cli.command_line import COMMAND, REPOSITORY
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
 TIME_LIMIT_S = 480
 """A busy machine is slow to start the many processes of this job."""
