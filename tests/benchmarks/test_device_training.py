@@ -34,7 +34,7 @@ def files_of_training(folder: Path, *options: str) -> set[str]:
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_parts_that_are_left_out_are_not_recorded(tmp_path: Path) -> None:
     files = files_of_training(tmp_path / "all")
     fewer = files_of_training(tmp_path / "fewer", "--without", *PARTS)

@@ -101,7 +101,7 @@ def test_names_that_only_the_ranks_know_are_refused_by_them_in_one_line(option, 
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_experiment_that_was_interrupted_goes_on_where_it_was(tmp_path: Path):
     path = tmp_path / "breakdown" / RESULTS_FILE
     started = subprocess.Popen(

@@ -88,7 +88,7 @@ def test_lightning_with_its_own_launcher(tmp_path: Path) -> None:
     check_recording(tmp_path / "traces", parameters=parameters, steps=12)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.cluster
 def test_lightning_with_torchrun_and_unused_parameters(tmp_path: Path) -> None:
     parameters = train_with_both_classes("train_with_lightning.py", tmp_path, "--find-unused-parameters")

@@ -13,7 +13,7 @@ import pytest
 from instrumented_ddp.native import IS_NATIVE, NATIVE_VARIABLE
 from tests.cluster import recorded_memory
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
 ROOT = Path(__file__).parents[2]
 LEAST_BYTES_KEPT = 32
@@ -25,8 +25,8 @@ for its next use, so that memory in use goes up and down by some ten thousand by
 @pytest.mark.parametrize(
     "native",
     [
-        pytest.param("1", marks=[pytest.mark.slow, pytest.mark.skipif(not IS_NATIVE, reason="no code in C")]),
-        pytest.param("0", marks=pytest.mark.nightly),
+        pytest.param("1", marks=pytest.mark.skipif(not IS_NATIVE, reason="no code in C")),
+        "0",
     ],
 )
 def test_steps_leave_nothing_in_memory(wrapper: str, native: str, tmp_path: Path) -> None:
