@@ -101,7 +101,7 @@ def _add_breaks(points: pd.DataFrame, each: int) -> pd.DataFrame:
     return pd.concat([points, breaks]).sort_values("step", kind="stable", ignore_index=True)
 
 
-def _outline_band(trend: pd.DataFrame) -> dict[str, list[Any]]:
+def _outline_band(trend: pd.DataFrame) -> dict[str, Any]:
     """Return the outline of the range from low to high, one for each piece between breaks."""
     pieces = [piece.dropna(subset="mean") for _, piece in trend.groupby(trend["mean"].isna().cumsum())]
     return {
@@ -227,7 +227,7 @@ class TrendPlot:
         high = 1.0 if self.shown.is_share else 1.2 * float(np.quantile(usual, 0.99)) if len(usual) else 0.0
         self.y_range.end = 1.04 if self.shown.is_share else high or 1e6
 
-    def _tabulate_rank_lines(self, per_step: pd.DataFrame, each: int) -> dict[str, list[Any]]:
+    def _tabulate_rank_lines(self, per_step: pd.DataFrame, each: int) -> dict[str, Any]:
         lines: list[pd.DataFrame] = []
         if per_step["rank"].nunique() <= _MAX_RANK_LINES:
             by_rank = trend_by_rank(per_step, self.shown.column).assign(last_step=lambda points: points["step"])
