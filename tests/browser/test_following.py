@@ -102,12 +102,16 @@ def test_no_picture_is_empty_or_half_built_while_a_page_is_followed(
         assert min(shares) > 0.8 * shares[0] > 0.01
 
 
+def open_banner_and_scroll(page: Page) -> None:
+    page.locator(".banner summary").click()
+    page.locator("#ranks").evaluate("(ranks) => ranks.scrollTo(0, 150)")
+
+
 def test_scroll_open_details_and_focus_stay(open_page: OpenPage, tmp_path: Path) -> None:
     recording = write_live_recording(tmp_path / "traces", ranks=16, close=False)
     with served(recording, tmp_path / "server.log") as url:
         page = open_page(f"{url}timeline?step=25")
-        page.locator(".banner summary").click()
-        page.locator("#ranks").evaluate("(ranks) => ranks.scrollTo(0, 150)")
+        open_banner_and_scroll(page)
         grow(recording, tmp_path / "later", 60, close=False)
         expect(page.locator("#news")).to_contain_text("newer steps")
         page.evaluate("window.isTheOldPage = true")
@@ -123,8 +127,7 @@ def test_what_is_closed_and_scrolled_before_the_page_is_drawn_again_stays(open_p
     recording = write_live_recording(tmp_path / "traces", ranks=16, close=False)
     with served(recording, tmp_path / "server.log") as url:
         page = open_page(f"{url}timeline?step=25")
-        page.locator(".banner summary").click()
-        page.locator("#ranks").evaluate("(ranks) => ranks.scrollTo(0, 150)")
+        open_banner_and_scroll(page)
         grow(recording, tmp_path / "later", 60, close=False)
         expect(page.locator("#news")).to_contain_text("newer steps")
         page.evaluate("window.isTheOldPage = true")
