@@ -35,7 +35,6 @@ from instrumented_ddp.recording import events
 from instrumented_ddp.recording.background import BackgroundScheduler
 from instrumented_ddp.recording.timing import HostTimer
 from instrumented_ddp.replicas import replicas
-from overlapscope.trace import recording_modes
 
 WARM_UP_STEPS: Final = 10
 UNCOUNTED_STEPS: Final = 2
@@ -150,7 +149,6 @@ class Training:
 
     def __init__(self, wrapper: str, model: str, device: torch.device, trace: str | None) -> None:
         self.device = device
-        recording_modes.FULL_STEPS = 0  # as later on, when one step in ten is recorded in full
         module, self.loss = MODELS[model](device)
         module = module.to(device)
         given: dict[str, Any] = {"device_ids": [0]} if device.type == "cuda" else {}

@@ -25,7 +25,6 @@ from torch.nn.parallel import DistributedDataParallel
 import instrumented_ddp
 from benchmarks.models import KNOWN_MODELS, SMALL_MODELS, TINY_MODELS, training_step
 from instrumented_ddp.native import IS_NATIVE
-from overlapscope.trace import recording_modes
 
 MODELS: Final = TINY_MODELS | SMALL_MODELS | KNOWN_MODELS
 WRAPPERS: Final = {"stock": DistributedDataParallel, "ours": instrumented_ddp.DistributedDataParallel}
@@ -69,7 +68,6 @@ def main() -> None:
     for thread in _TASKS.iterdir():  # those that are started later on inherit it
         os.sched_setaffinity(int(thread.name), {core})
     torch.set_num_threads(1)
-    recording_modes.FULL_STEPS = 0  # as later on, when one step in ten is recorded in full
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     workload = MODELS[model]()

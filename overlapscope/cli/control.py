@@ -8,9 +8,9 @@
 All ranks switch at the same step, a second or so ahead, which is printed. While recording is off, ranks still count
 their steps, and their collectives are logged for the watchdog, which stays on as it was.
 
-With --sample N the first 100 steps and one in N of the others are recorded in full; --on is --sample 10, and --sample 1
-is all. The rest are light: their phases, and when buckets were ready, launched and over, but not the copies into
-buckets and back. --detail parameters also records when each gradient is ready, in full steps.
+With --sample N one step in N is recorded in full. The others are light: their phases, and when buckets were ready,
+launched and over, but not the copies into buckets and back. --detail parameters also records when each gradient is
+ready, in full steps.
 
 Ranks see only what is on their own disk. If hosts share none, run the command on each of them, and name a step that is
 far enough ahead with --from-step: without it each host switches at a step of its own.
@@ -51,7 +51,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recording", type=parse_folder, help="folder that a running job records into")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--off", action="store_true", help="record no steps")
-    what.add_argument("--on", action="store_true", help="record as by default, which is --sample 10")
+    what.add_argument("--on", action="store_true", help="record every step in full")
     what.add_argument(
         "--sample", type=parse_positive_int, metavar="N", help="record one step in N in full, the others lightly"
     )
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         detail=args.detail or before.detail,
     )
     write_control(job.attempt, asked, mode)
-    print(f"from step {mode.from_step}: {_format_mode(mode.from_step, mode.every, mode.detail)}")
+    print(f"from step {mode.from_step}: {_format_mode(mode.every, mode.detail)}")
     return 0
 
 
@@ -181,25 +181,21 @@ def _describe(job: _RunningJob, begun: dict[int, BegunMode], asked: list[Recordi
         by_mode.setdefault((mode.step, mode.agreed_step, mode.every, mode.detail), []).append(rank)
     for (step, agreed_step, every, detail), ranks in by_mode.items():
         late = f" (late: asked for from step {agreed_step})" if agreed_step != step else ""
-        yield f"{_format_who(ranks)}: {_format_mode(step, every, detail)}, since step {step}{late}"
+        yield f"{_format_who(ranks)}: {_format_mode(every, detail)}, since step {step}{late}"
     if job.over:
         yield f"{_format_who(job.over)}: ended"
     latest_step = max(mode.agreed_step for mode in begun.values())
     for coming in asked:
         if coming.from_step > latest_step:
-            yield f"from step {coming.from_step}: {_format_mode(coming.from_step, coming.every, coming.detail)}"
+            yield f"from step {coming.from_step}: {_format_mode(coming.every, coming.detail)}"
 
 
 def _format_who(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"
 
 
-def _format_mode(step: int, every: int, detail: str) -> str:
-    """Say what is recorded in a mode that begins at a step."""
-    from overlapscope.trace.recording_modes import FULL_STEPS
-
+def _format_mode(every: int, detail: str) -> str:
     if not every:
         return "off"
     gradients = ", with the times of gradients" if detail == "parameters" else ""
-    after = f" after step {FULL_STEPS - 1}" if step < FULL_STEPS else ""
-    return (f"on, one step in {every} in full{after}" if every > 1 else "on, every step in full") + gradients
+    return ("on" if every == 1 else f"on, one step in {every} in full") + gradients

@@ -59,8 +59,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--sample",
         type=parse_positive_int,
         metavar="N",
-        help="record the first 100 steps and one in N of the others in full, the rest lightly (default: 10, with "
-        "--probe-buckets: 1)",
+        help="record one step in N in full, the others lightly, without copies (default: 1)",
     )
     which.add_argument(
         "--start-off",

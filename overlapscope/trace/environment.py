@@ -35,9 +35,9 @@ PROBE_VARIABLE: Final = "OVERLAPSCOPE_PROBE_BUCKETS"
 
 SAMPLE_VARIABLE: Final = "OVERLAPSCOPE_SAMPLE"
 """Every how many steps one is recorded in full, as ``every`` of ``RecordingMode``; ``0``: no steps are recorded until
-``overlapscope control`` asks for it. Not set: ``DEFAULT_EVERY``, but every step while bucket plans are probed."""
+``overlapscope control`` asks for it. Not set: ``DEFAULT_EVERY``."""
 
-DEFAULT_EVERY: Final = 10
+DEFAULT_EVERY: Final = 1
 
 OnIncident = Literal["report", "raise", "off"]
 
@@ -100,7 +100,7 @@ def read_recording_options(trace: str | Path | None) -> RecordingOptions | None:
         on_incident=on_incident,
         stall_timeout_s=DEFAULT_STALL_TIMEOUT_S if stall_timeout_s is None else float(stall_timeout_s),
         probe_buckets=probe == "1",
-        every=(1 if probe == "1" else DEFAULT_EVERY) if sample is None else int(sample),
+        every=DEFAULT_EVERY if sample is None else int(sample),
     )
 
 

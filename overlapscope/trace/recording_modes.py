@@ -22,9 +22,6 @@ from overlapscope.trace.schema import CONTROL_FILE, MODES_FILE
 OFF: Final = 0
 """``every`` of a mode that records nothing."""
 
-FULL_STEPS: Final = 100
-"""Number of first steps of a process that are recorded in full whatever the sample: short recordings are whole."""
-
 _MAX_MODES: Final = 64
 """Maximum number of modes in ``control.json``; the oldest, which no rank needs any more, are dropped."""
 
@@ -60,7 +57,7 @@ class BegunMode:
 
 
 def is_full_step(step: int, every: int) -> bool:
-    """Return whether a step is recorded in full: the first ``FULL_STEPS``, then one in each ``every``.
+    """Return whether a step is recorded in full: one in each ``every``.
 
     Which of them changes as if by chance, the same on all ranks: loops log, evaluate and save every so many steps, and
     would do so in all steps of a sample that is taken every so many, or in none.
@@ -69,7 +66,7 @@ def is_full_step(step: int, every: int) -> bool:
         step: number of the step since the process has begun.
         every: as in ``RecordingMode``.
     """
-    if every <= 1 or step < FULL_STEPS:
+    if every <= 1:
         return every != OFF
     block, position = divmod(step, every)
     return position == zlib.crc32(block.to_bytes(8, "little")) % every

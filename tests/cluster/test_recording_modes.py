@@ -23,7 +23,6 @@ from instrumented_ddp.session import get_current_session
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.report_text import format_report
-from overlapscope.trace import recording_modes
 from overlapscope.trace.environment import DEFAULT_EVERY, SAMPLE_VARIABLE
 from overlapscope.trace.recording import Trace, read_trace
 from overlapscope.trace.recording_modes import (
@@ -51,10 +50,8 @@ ASKED = (
     RecordingMode(from_step=SAMPLED_FROM, every=SAMPLE),
     RecordingMode(from_step=DETAILED_FROM, every=2, detail="parameters"),
 )
-with pytest.MonkeyPatch.context() as _patch:
-    _patch.setattr(recording_modes, "FULL_STEPS", OFF_STEPS.start)
-    _SAMPLED = [step for step in range(SAMPLED_FROM, DETAILED_FROM) if is_full_step(step, SAMPLE)]
-    _DETAILED = [step for step in range(DETAILED_FROM, STEPS) if is_full_step(step, 2)]
+_SAMPLED = [step for step in range(SAMPLED_FROM, DETAILED_FROM) if is_full_step(step, SAMPLE)]
+_DETAILED = [step for step in range(DETAILED_FROM, STEPS) if is_full_step(step, 2)]
 FULL = [*range(OFF_STEPS.start), *range(OFF_STEPS.stop, SAMPLED_FROM), *_SAMPLED, *_DETAILED]
 RECORDED = [step for step in range(STEPS) if step not in OFF_STEPS]
 
@@ -67,7 +64,6 @@ def make_net() -> nn.Module:
 def train(model: nn.Module, folder: str = "") -> list[float]:
     """Train, and ask for modes on rank 0 some steps ahead; the loss of each step."""
     modes.LOOK_INTERVAL_NS = 0
-    recording_modes.FULL_STEPS = OFF_STEPS.start
     torch.manual_seed(dist.get_rank())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []

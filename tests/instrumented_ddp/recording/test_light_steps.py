@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from overlapscope.trace import recording_modes
 from overlapscope.trace.recording_modes import RecordingMode, is_full_step, write_control
 from tests.instrumented_ddp.recording.lone_training import backward, make_model, recorded
 
@@ -15,8 +14,7 @@ def _every_gradient_is_recorded(monkeypatch):
     monkeypatch.setenv("OVERLAPSCOPE_DETAIL", "parameters")
 
 
-def test_a_light_step_has_phases_and_buckets_and_neither_copies_nor_gradients(traces, monkeypatch):
-    monkeypatch.setattr(recording_modes, "FULL_STEPS", 0)
+def test_a_light_step_has_phases_and_buckets_and_neither_copies_nor_gradients(traces):
     traces.mkdir(exist_ok=True)
     write_control(traces, [], RecordingMode(from_step=0, every=2, detail="parameters"))
     model = make_model(traces)
