@@ -14,16 +14,17 @@ With --json the output is one JSON object with the keys
   schema     1
   path       of the attempt
   attempts   of a job that was started again, one object per attempt: number, path, kind, sentence
-  verdict    kind, sentence, certainty, alternative (what else it could be), blamed (who did it, if certain), suspected
-             (else), concerned, step (of the loop, from 0), last_step (if it began in a step from one to the other),
-             group, number, bucket, parameters, call_sites, windows (what each rank did around the first difference),
-             evidence, advice, also
+  verdict    code (of its kind; never changes), kind, sentence, certainty, alternative (what else it could be), restart
+             (may-help, cannot-help or not-needed), hosts (of the ranks named), may_be_host (whether a host may be the
+             cause), blamed (who did it, if certain), suspected (else), concerned, step (of the loop, from 0), last_step
+             (if it began in a step from one to the other), group, number, bucket, parameters, call_sites, windows (what
+             each rank did around the first difference), evidence, advice, also
   ranks      one object per rank: rank, host, pid, liveness, step, phase, bucket, call_site, failure
   groups     one object per group: name, ranks, latest (number of its latest collective by rank), first_divergence,
              divergence
   gaps       objects with what and advice: what is missing or damaged, so that "healthy" can't be said
   problems   objects with severity and message: what could not be read
-Times are nanoseconds, named *_ns.
+Times are nanoseconds, named *_ns. --print-schema prints the JSON Schema of that object.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--attempt", type=int, metavar="N", help="attempt of a restarted job, counted from 0 (default: the last one)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.add_argument(
+        "--print-schema", action=_PrintSchema, nargs=0, help="print the JSON Schema of that object, and exit"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,6 +76,18 @@ def run(args: argparse.Namespace) -> int:
     for problem in shown_attempt.problems:
         print(f"{problem.severity}: {problem}", file=sys.stderr)
     return 1 if shown_attempt.verdict.is_fault else 0
+
+
+class _PrintSchema(argparse.Action):
+    """Action that prints the JSON Schema and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import json
+
+        from overlapscope.report.diagnosis_json import build_schema
+
+        print(json.dumps(build_schema(), indent=1))
+        parser.exit()
 
 
 def _select_attempt(path: Path, number: int | None) -> Path:

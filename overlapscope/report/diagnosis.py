@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from overlapscope.diagnosis.attempts import Attempt, format_attempts
 from overlapscope.diagnosis.evidence import Evidence, RankEvidence
 from overlapscope.diagnosis.report_text import format_report
 from overlapscope.diagnosis.text import loop_step
 from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.report.diagnosis_json import (
+    SCHEMA_VERSION,
+    AttemptJson,
+    DiagnosisJson,
+    RankJson,
+    verdict_json,
+)
 from overlapscope.report.report import Report, Section
 
 
@@ -32,7 +38,7 @@ def build_diagnosis_section(verdict: Verdict, evidence: Evidence) -> Section:
     return Section(name="diagnosis", title="Diagnosis", headline=headline, preformatted=text)
 
 
-def collect_attempts(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
+def collect_attempts(attempts: Sequence[Attempt]) -> list[AttemptJson]:
     """Return what the JSON says of the attempts of a job."""
     return [
         {
@@ -45,13 +51,13 @@ def collect_attempts(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
     ]
 
 
-def _collect_content(shown: Attempt, attempts: Sequence[Attempt]) -> dict[str, Any]:
+def _collect_content(shown: Attempt, attempts: Sequence[Attempt]) -> DiagnosisJson:
     evidence = shown.evidence
     return {
-        "schema": 1,
+        "schema": SCHEMA_VERSION,
         "path": str(shown.path),
         "attempts": collect_attempts(attempts),
-        "verdict": shown.verdict.as_dict(),
+        "verdict": verdict_json(shown.verdict, {rank: one.host for rank, one in evidence.ranks.items()}),
         "expected_ranks": evidence.expected_ranks,
         "ranks": [_rank(one) for _, one in sorted(evidence.ranks.items())],
         "groups": [
@@ -70,7 +76,7 @@ def _collect_content(shown: Attempt, attempts: Sequence[Attempt]) -> dict[str, A
     }
 
 
-def _rank(one: RankEvidence) -> dict[str, Any]:
+def _rank(one: RankEvidence) -> RankJson:
     position = one.position
     return {
         "rank": one.rank,
