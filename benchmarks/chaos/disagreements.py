@@ -97,6 +97,28 @@ def _pair(setting: Setting, _random: Random) -> dict[str, str]:
     }
 
 
+def _receives_against(setting: Setting, random: Random) -> dict[str, str]:
+    """Two ranks exchange tensors: one sends first, until both receive first."""
+    own, other = sorted((setting.rank, (setting.rank + 1) % setting.ranks))
+    send, receive = "dist.send(torch.ones(64), peer)", "dist.recv(received, peer)"
+    if random.random() < 0.3:
+        receive = "dist.irecv(received, peer).wait()"
+    return {
+        "after": f"if $rank in ({own}, {other}):\n    received, peer = torch.empty(64), {own + other} - $rank\n"
+        f"    if $rank == {own} or $step >= {setting.step}:\n        {receive}{FAULT}\n        {send}\n"
+        f"    else:\n        {send}\n        {receive}"
+    }
+
+
+def _metrics_thread(_setting: Setting, random: Random) -> dict[str, str]:
+    size = random.choice((1, 4, 1000))
+    return {
+        "definitions": "def report_metrics():\n    chance = random.Random(dist.get_rank())\n    while True:\n"
+        f"        time.sleep(0.005 + 0.03 * chance.random())\n        dist.all_reduce(torch.ones({size})){FAULT}",
+        "after": f"if $step == {_setting.step}:\n    threading.Thread(target=report_metrics, daemon=True).start()",
+    }
+
+
 DISAGREEMENTS: Final = (
     Event(
         name="branch skipped",
@@ -226,6 +248,27 @@ DISAGREEMENTS: Final = (
         kinds=("missing collective", "stuck"),
         is_between_two=True,
         is_seen_elsewhere=False,
+    ),
+    Event(
+        name="recv against recv",
+        write=_receives_against,
+        kinds=("missing collective", "stuck"),
+        blame="pair",
+        is_between_two=True,
+        is_seen_elsewhere=False,
+        false_phrases=("All ranks that left a log have launched",),
+        weight=2,
+    ),
+    Event(
+        name="metrics thread in the default group",
+        write=_metrics_thread,
+        kinds=("different collectives", "swapped collectives", "missing collective"),
+        vague=("stuck", "step behind"),
+        blame="all",
+        has_step=False,
+        is_seen_elsewhere=False,
+        wants={"accumulation": 1, "step": 5},
+        weight=2,
     ),
     Event(
         name="group made by one rank",

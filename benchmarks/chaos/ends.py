@@ -6,6 +6,7 @@ from random import Random
 from typing import Any, Final
 
 from benchmarks.chaos.event import FAULT, Event, Write, one_line
+from benchmarks.chaos.loops import SEEN
 from benchmarks.chaos.setting import Setting
 
 _CATCHERS: Final = ("none", "none", "exit", "raise", "finally")
@@ -64,7 +65,7 @@ def _in_data(text: str, setting: Setting) -> dict[str, str]:
 
 def _raises(errors: tuple[str, ...]) -> Write:
     def write(setting: Setting, random: Random) -> dict[str, str]:
-        places = [place for place in _PLACES if setting.model != "gan" or place not in ("in_forward", "hook")]
+        places = [place for place in _PLACES if not setting.is_adversarial or place not in ("in_forward", "hook")]
         return at_a_place(random.choice(places), f"raise {random.choice(errors)}", setting)
 
     return write
@@ -74,8 +75,23 @@ def _exits(calls: tuple[str, ...]) -> Write:
     return lambda setting, random: one_line(random.choice(("before", "after")), random.choice(calls))(setting, random)
 
 
+def _in_thread(setting: Setting, random: Random) -> dict[str, str]:
+    """A thread fails on which the training then waits."""
+    error = random.choice(_ERRORS[:6])
+    if random.random() < 0.4:
+        return {
+            "definitions": f"def prepare():\n    raise {error}{FAULT}",
+            "after": "if $when:\n    with concurrent.futures.ThreadPoolExecutor() as pool:\n"
+            f"        pool.submit(prepare).result(){SEEN}",
+        }
+    return {
+        "definitions": f"prepared = queue.Queue()\n\n\ndef prepare():\n    raise {error}{FAULT}\n    prepared.put(1)",
+        "after": f"if $when:\n    threading.Thread(target=prepare, daemon=True).start()\n    prepared.get(){SEEN}",
+    }
+
+
 def _hangs(setting: Setting, random: Random) -> dict[str, str]:
-    places = [place for place in _PLACES[:6] if setting.model != "gan" or place not in ("in_forward", "hook")]
+    places = [place for place in _PLACES[:6] if not setting.is_adversarial or place not in ("in_forward", "hook")]
     return at_a_place(random.choice(places), random.choice(_HANGS), setting)
 
 
@@ -127,6 +143,29 @@ ENDS: Final = (
         false_phrases=("ran out of data",),
         wants=_READS_IN_ORDER | _NOT_FLAT | _NO_EVALUATION | {"ending": "swallow"},
         weight=2,
+    ),
+    Event(
+        name="exception logged, then os._exit",
+        write=_raises(_ERRORS),
+        kinds=("failed",),
+        wants=_READS_IN_ORDER | _NOT_FLAT | _NO_EVALUATION | {"ending": "os exit"},
+        weight=2,
+    ),
+    Event(
+        name="exception in a thread that is waited for",
+        write=_in_thread,
+        kinds=("failed", "stuck"),
+        vague=("waits for data",),
+        weight=2,
+    ),
+    Event(
+        name="retried for ever",
+        write=lambda _setting, random: {
+            "before": f"while $when:\n    try:\n        raise {random.choice(_ERRORS[:6])}{FAULT}\n"
+            "    except Exception:\n        logging.exception('retrying')\n        time.sleep(1)"
+        },
+        kinds=("stuck", "failed"),
+        vague=("slow",),
     ),
     Event(
         name="exit with an error",

@@ -13,8 +13,8 @@ from overlapscope.diagnosis.verdict import FaultKind
 FAULT: Final = "  # <- fault"
 """Marks the line that is wrong."""
 
-Blame = Literal["one", "all", "first", "nobody"]
-"""Who is at fault: the setting's rank, all alike, rank 0, or nobody."""
+Blame = Literal["one", "all", "pair", "first", "nobody"]
+"""Who is at fault: the setting's rank, all alike, it and the next one, rank 0, or nobody."""
 Write = Callable[[Setting, Random], dict[str, str]]
 """Writes the slots of the script that are not as usual; ``$when`` stands for rank and step."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import Any, Final
 
+from benchmarks.chaos.beginnings import AGAIN
+from benchmarks.chaos.coverage import ALIKE, BY_HAND
 from benchmarks.chaos.ends import at_a_place
 from benchmarks.chaos.event import Event, Write
 from benchmarks.chaos.setting import Setting
@@ -95,6 +97,120 @@ def _validation(setting: Setting, random: Random) -> dict[str, str]:
     return {"after": f"if $step == {setting.step} and $rank == 0:\n    with torch.no_grad():\n        {batches}"}
 
 
+def _by_hand(_setting: Setting, random: Random) -> dict[str, str]:
+    return {"build": ALIKE, "before_update": random.choice(BY_HAND).format("list($model.parameters())")}
+
+
+def _local_sgd(setting: Setting, random: Random) -> dict[str, str]:
+    """Ranks train alone, and average their parameters now and then."""
+    every = random.choice((1, 4, 10))
+    slots = {
+        "after": f"if ($step + 1) % {every} == 0:\n    for parameter in $model.parameters():\n"
+        "        dist.all_reduce(parameter.data)\n        parameter.data /= $world",
+        "end": "for parameter in network.parameters():\n    dist.all_reduce(parameter.data)\n"
+        "    parameter.data /= $world",
+    }
+    return slots | ({"build": ALIKE} if setting.wrapper == "none" else {"context": "$model.no_sync()"})
+
+
+def _average(_setting: Setting, random: Random) -> dict[str, str]:
+    """An average of the weights, and an evaluation of it on rank 0."""
+    look = "if $rank == 0 and $step % 20 == 0:\n    with torch.no_grad():\n        kept['average']($x)"
+    if random.random() < 0.5:
+        return {
+            "definitions": "kept = {}",
+            "setup": "kept['average'] = torch.optim.swa_utils.AveragedModel($model.module)",
+            "after": f"kept['average'].update_parameters($model.module)\n{look}",
+        }
+    return {
+        "definitions": "kept = {}",
+        "setup": "kept['average'] = copy.deepcopy($model.module).requires_grad_(False)",
+        "after": "with torch.no_grad():\n    own = zip(kept['average'].parameters(), $model.module.parameters())\n"
+        f"    for average, parameter in own:\n        average.lerp_(parameter, 0.01)\n{look}",
+    }
+
+
+_LORA = """class LowRank(nn.Module):
+    def __init__(self, base, rank=4):
+        super().__init__()
+        self.base = base
+        self.down = nn.Parameter(torch.randn(rank, base.in_features) * 0.01)
+        self.up = nn.Parameter(torch.zeros(base.out_features, rank))
+
+    def forward(self, x):
+        return self.base(x) + x @ self.down.T @ self.up.T"""
+
+
+def _lora(_setting: Setting, random: Random) -> dict[str, str]:
+    return {"definitions": _LORA, "build": "network.requires_grad_(False)\nnetwork.head = LowRank(network.head)"}
+
+
+def _retries(_setting: Setting, random: Random) -> dict[str, str]:
+    return {
+        "before": "for attempt in range(3):\n    try:\n        if $when and attempt < 2:\n"
+        f"            raise {random.choice(('ConnectionResetError(1)', 'TimeoutError()', 'OSError(5)'))}\n"
+        "        break\n"
+        "    except OSError:\n        logging.warning('retrying', exc_info=True)\n"
+        f"        time.sleep({random.choice((0.2, 2))})"
+    }
+
+
+def _logged(_setting: Setting, random: Random) -> dict[str, str]:
+    return {
+        "after": "if $step % 10 == $rank:\n    try:\n        raise ValueError('no such metric')\n"
+        "    except ValueError:\n        logging.exception('metric left out')"
+    }
+
+
+def _failing_thread(_setting: Setting, random: Random) -> dict[str, str]:
+    return {
+        "definitions": "def push_metrics():\n    raise ConnectionRefusedError(111, 'Connection refused')",
+        "after": "if $when:\n    threading.Thread(target=push_metrics, daemon=True).start()",
+    }
+
+
+def _thread_with_group(_setting: Setting, random: Random) -> dict[str, str]:
+    """Metrics are reduced beside the training, in a group of their own, as often on each rank."""
+    return {
+        "definitions": "groups, reducing = {}, []\n\n\ndef reduce_metrics(values):\n"
+        "    dist.all_reduce(values, group=groups['metrics'])",
+        "setup": "groups['metrics'] = dist.new_group()",
+        "after": "if reducing:\n    reducing.pop().join()\n"
+        "reducing.append(threading.Thread(target=reduce_metrics, args=(torch.ones(8),)))\nreducing[0].start()",
+        "end": "reducing.pop().join()",
+    }
+
+
+def _ring(_setting: Setting, random: Random) -> dict[str, str]:
+    return {
+        "after": "given, taken = torch.full((16,), float($rank)), torch.empty(16)\nexchange = [\n"
+        "    dist.P2POp(dist.isend, given, ($rank + 1) % $world),\n"
+        "    dist.P2POp(dist.irecv, taken, ($rank - 1) % $world),\n]\n"
+        "for handle in dist.batch_isend_irecv(exchange):\n    handle.wait()"
+    }
+
+
+def _overflow(setting: Setting, random: Random) -> dict[str, str]:
+    who = random.choice(("$when", f"$step == {setting.step}", "$step % 9 == $rank"))
+    return {"between": f"if {who}:\n    $loss = $loss * float('inf')"}
+
+
+def _unfreezes(setting: Setting, random: Random) -> dict[str, str]:
+    """A part of the model is frozen at first; DDP is told that parameters may be unused."""
+    return {
+        "before": "for parameter in list($model.parameters())[:2]:\n"
+        f"    parameter.requires_grad_($step >= {setting.step})"
+    }
+
+
+_HANDMADE: Final[dict[str, Any]] = {
+    "wrapper": "none",
+    "accumulation": 1,
+    "model": ("mlp", "embedding", "transformer"),
+    "evaluation": "",
+    "checkpoint": "",
+}
+
 HARMLESS: Final = (
     Event(name="healthy", write=lambda _setting, _random: {}, weight=12, **_HEALTHY),
     Event(
@@ -154,6 +270,40 @@ HARMLESS: Final = (
         write=_validation,
         wants={"model": ("mlp", "embedding", "transformer")},
         extra_s=6,
+        **_HEALTHY,
+    ),
+    Event(name="healthy: averaged by hand", write=_by_hand, wants=_HANDMADE, weight=3, **_HEALTHY),
+    Event(name="healthy: local SGD", write=_local_sgd, wants=_HANDMADE, weight=2, **_HEALTHY),
+    Event(
+        name="healthy: local SGD under no_sync",
+        write=_local_sgd,
+        wants=_HANDMADE | {"wrapper": "DDP", "ddp_options": ((), ("bucket_cap_mb=0.2",))},
+        **_HEALTHY,
+    ),
+    Event(name="healthy: averaged weights", write=_average, wants=_ONE_MODEL, weight=2, **_HEALTHY),
+    Event(name="healthy: LoRA", write=_lora, wants=_ONE_MODEL | {"has_branch": False}, weight=2, **_HEALTHY),
+    Event(name="healthy: retries", write=_retries, extra_s=4, weight=2, **_HEALTHY),
+    Event(name="healthy: logged exceptions", write=_logged, weight=2, **_HEALTHY),
+    Event(name="healthy: exception in a thread", write=_failing_thread, weight=2, **_HEALTHY),
+    Event(name="healthy: thread with a group", write=_thread_with_group, weight=2, **_HEALTHY),
+    Event(name="healthy: ring", write=_ring, **_HEALTHY),
+    Event(
+        name="healthy: overflow under a scaler",
+        write=_overflow,
+        wants=_ONE_MODEL | {"amp": "scaler"},
+        weight=2,
+        **_HEALTHY,
+    ),
+    Event(
+        name="healthy: second init",
+        write=lambda _setting, _random: {"end": AGAIN},
+        wants={"launcher": "torchrun", "ending": ("none", "exit", "raise")},
+        **_HEALTHY,
+    ),
+    Event(
+        name="healthy: unfreezes",
+        write=_unfreezes,
+        wants=_ONE_MODEL | {"ddp_options": (("find_unused_parameters=True",),)},
         **_HEALTHY,
     ),
 )

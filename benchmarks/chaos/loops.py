@@ -12,7 +12,10 @@ from benchmarks.chaos.setting import Setting
 
 SEEN: Final = "  # <- seen"
 """Marks a line at which a process may notice the fault that another line has made."""
-_IMPORTS: Final = """import ctypes
+_IMPORTS: Final = """import concurrent.futures
+import copy
+import ctypes
+import logging
 import os
 import queue
 import random
@@ -40,6 +43,7 @@ _ENDINGS: Final = {
     f"    sys.exit(1){SEEN}",
     "raise": "except Exception as error:\n    print('training failed:', error, flush=True)\n    raise",
     "finally": "finally:\n    if dist.is_initialized():\n        dist.destroy_process_group()",
+    "os exit": "except Exception:\n    logging.exception('training failed')\n    os._exit(3)",
     "swallow": "except Exception as error:\n    print('something went wrong, see the log:', error, flush=True)",
 }
 
@@ -51,10 +55,10 @@ def script_of(setting: Setting, slots: Slots) -> str:
     """The script as text.
 
     Args:
-        slots: ``definitions``, ``sample``, ``generate``, ``in_forward``, ``build``, ``setup``, ``before``, ``between``,
-            ``before_update``, ``after``, ``epoch_end`` and ``end`` are lines; ``net``, ``forward``, ``context``,
-            ``backward``, ``update`` and ``batches`` stand in place of what is usual there; ``around`` is a context of
-            the loop.
+        slots: ``definitions``, ``before_init``, ``sample``, ``generate``, ``in_forward``, ``build``, ``setup``,
+            ``before``, ``between``, ``before_update``, ``after``, ``epoch_end`` and ``end`` are lines; ``net``,
+            ``forward``, ``context``, ``backward``, ``update`` and ``batches`` stand in place of what is usual there;
+            ``around`` is a context of the loop.
     """
     names = dict(setting.names)
     top = [
@@ -74,11 +78,11 @@ def script_of(setting: Setting, slots: Slots) -> str:
 def _plain(setting: Setting, slots: Slots, names: dict[str, str]) -> str:
     names |= {"skip": "continue", "stop": "break"}
     if setting.launcher == "spawn":
-        main = f"def main($rank, $world):\n{_indented(_begin(setting))}\n{_indented(_training(setting, slots))}"
+        main = f"def main($rank, $world):\n{_indented(_begin(setting, slots))}\n{_indented(_training(setting, slots))}"
         return f"{main}\n\n\n{_FREE_PORT}\n\n\n{_SPAWN.format(ranks=setting.ranks, call=_spawned_call(setting))}"
     if setting.style == "flat":
-        return f"{_begin(setting)}\n{_training(setting, slots)}"
-    main = f"def main():\n{_indented(_begin(setting))}\n{_indented(_training(setting, slots))}"
+        return f"{_begin(setting, slots)}\n{_training(setting, slots)}"
+    main = f"def main():\n{_indented(_begin(setting, slots))}\n{_indented(_training(setting, slots))}"
     return f'{main}\n\n\nif __name__ == "__main__":\n{_indented(_guarded("main()", setting.ending))}'
 
 
@@ -89,7 +93,7 @@ def _trainer(setting: Setting, slots: Slots) -> str:
     local = {name: f"${name}" for name in (*setting.names, "skip", "stop")} | own
     batch = Template(_step(setting, slots)).safe_substitute(local)
     loop = Template(_loop(setting, "if not self.train_batch($x, $y):\n    break", slots)).safe_substitute(local)
-    begin = f"{_begin(setting)}\n{_setup(setting, slots)}"
+    begin = f"{_begin(setting, slots)}\n{_setup(setting, slots)}"
     attributes = "\n".join(
         f"        self.{setting.names[name]} = {setting.names[name]}" for name in _OF_TRAINER if name != "step"
     )
@@ -125,9 +129,9 @@ if __name__ == "__main__":
 {_indented(_guarded("main()", setting.ending))}"""
 
 
-def _begin(setting: Setting) -> str:
+def _begin(setting: Setting, slots: Slots) -> str:
     timeout = f", timeout=timedelta(seconds={setting.timeout_s})" if setting.timeout_s else ""
-    lines = ["torch.set_num_threads(1)"]
+    lines = [slots.get("before_init", ""), "torch.set_num_threads(1)"]
     if setting.launcher == "spawn":
         lines.append(f'dist.init_process_group("gloo", rank=$rank, world_size=$world{timeout})')
     else:
@@ -136,7 +140,8 @@ def _begin(setting: Setting) -> str:
             "$rank = dist.get_rank()",
             "$world = dist.get_world_size()",
         ]
-    return "\n".join([*lines, f"torch.manual_seed({'1 + $rank' if setting.seeds_by_rank else '42'})"])
+    lines.append(f"torch.manual_seed({'1 + $rank' if setting.seeds_by_rank else '42'})")
+    return "\n".join(line for line in lines if line)
 
 
 def _training(setting: Setting, slots: Slots) -> str:
@@ -147,13 +152,14 @@ def _training(setting: Setting, slots: Slots) -> str:
 def _setup(setting: Setting, slots: Slots) -> str:
     options = "".join(f", {option}" for option in setting.ddp_options)
     lines = []
-    if setting.model == "gan":
+    if setting.is_adversarial:
         lines += [f"generator = DDP(Generator()){SEEN}", f"$model = DDP(Discriminator()){SEEN}"]
         lines += ["generator_optimizer = torch.optim.SGD(generator.parameters(), lr=0.01)"]
         lines += ["criterion = nn.BCEWithLogitsLoss()"]
     else:
         lines += [f"network = {slots.get('net', 'Net()')}", slots.get("build", "")]
-        lines += [f"$model = DDP(network{options}){SEEN}", "criterion = nn.CrossEntropyLoss()"]
+        wrapped = f"DDP(network{options})" if setting.wrapper == "DDP" else "network"
+        lines += [f"$model = {wrapped}{SEEN}", "criterion = nn.CrossEntropyLoss()"]
     parameters = "$model.parameters()"
     lines.append(f"$optimizer = torch.optim.{_OPTIMIZERS[setting.optimizer].format(parameters)}")
     schedule = "torch.optim.lr_scheduler.StepLR($optimizer, 50, 0.5)" if setting.has_scheduler else "None"
@@ -193,7 +199,7 @@ while $step + 1 < EPOCHS * BATCHES:
 
 
 def _step(setting: Setting, slots: Slots) -> str:
-    core = _gan_step(slots) if setting.model == "gan" else _usual_step(setting, slots)
+    core = _adversarial_step(setting, slots) if setting.is_adversarial else _usual_step(setting, slots)
     callback = "for callback in self.callbacks:\n    callback($loss)" if setting.style == "trainer" else ""
     parts = [slots.get("before", ""), core, callback, after_step_text(setting), slots.get("after", "")]
     return "\n".join(part for part in parts if part)
@@ -229,7 +235,8 @@ def _usual_step(setting: Setting, slots: Slots) -> str:
     return "\n".join([*(line for line in lines if line), text])
 
 
-def _gan_step(slots: Slots) -> str:
+def _adversarial_step(setting: Setting, slots: Slots) -> str:
+    """A generator that is trained in each iteration, or in every fifth."""
     parts = [
         "noise = torch.randn($x.shape[0], 16)",
         f"fake = generator(noise){SEEN}",
@@ -241,10 +248,15 @@ def _gan_step(slots: Slots) -> str:
         f"$loss.backward(){SEEN}",
         slots.get("before_update", ""),
         "$optimizer.step()",
+    ]
+    generate = [
         "generator_optimizer.zero_grad()",
         f"criterion($model(fake), torch.ones($x.shape[0], 1)).backward(){SEEN}",
         "generator_optimizer.step()",
     ]
+    if setting.model == "wgan":
+        generate = ["if $step % 5 == 4:", *(f"    {line}" for line in generate)]
+    parts += generate
     return "\n".join(part for part in parts if part)
 
 

@@ -67,6 +67,7 @@ _SAMPLES: Final = {
     "mlp": "torch.randn(32, generator=g)",
     "batchnorm": "torch.randn(32, generator=g)",
     "gan": "torch.randn(32, generator=g)",
+    "wgan": "torch.randn(32, generator=g)",
     "conv": "torch.randn(3, 16, 16, generator=g)",
     "embedding": "torch.randint(0, 500, (16,), generator=g)",
     "transformer": "torch.randint(0, 500, (16,), generator=g)",
@@ -79,7 +80,7 @@ def model_text(setting: Setting, in_forward: str) -> str:
     Args:
         in_forward: lines at the beginning of forward.
     """
-    if setting.model == "gan":
+    if setting.is_adversarial:
         return _GAN
     layers, forward = _BODIES[setting.model]
     argument = ", use_branch=True" if setting.has_branch else ""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
+from benchmarks.chaos.beginnings import BEGINNINGS
+from benchmarks.chaos.coverage import COVERAGE
 from benchmarks.chaos.disagreements import DISAGREEMENTS
 from benchmarks.chaos.ends import ENDS
 from benchmarks.chaos.event import FAULT, Event
@@ -14,7 +16,7 @@ from benchmarks.chaos.loops import SEEN, script_of
 from benchmarks.chaos.setting import Setting, draw
 from benchmarks.chaos.silent import SILENT
 
-EVENTS: Final = (*HARMLESS, *DISAGREEMENTS, *ENDS, *SILENT)
+EVENTS: Final = (*HARMLESS, *DISAGREEMENTS, *ENDS, *SILENT, *COVERAGE, *BEGINNINGS)
 SCRIPT: Final = "train.py"
 _HARMLESS_SHARE: Final = 0.35
 
@@ -34,12 +36,13 @@ class Program:
     def blamed(self) -> tuple[int, ...]:
         """The ranks at fault."""
         world = tuple(range(self.setting.ranks))
-        return {"one": (self.setting.rank,), "first": (0,), "all": world, "nobody": ()}[self.event.blame]
+        pair = tuple(sorted((self.setting.rank, (self.setting.rank + 1) % self.setting.ranks)))
+        return {"one": (self.setting.rank,), "first": (0,), "all": world, "pair": pair, "nobody": ()}[self.event.blame]
 
     @property
     def steps(self) -> tuple[int, ...] | None:
         """The steps that a verdict may name: what follows an update may be counted to the next step."""
-        if not self.event.has_step or self.setting.model == "gan":  # of which DDP can't tell the steps by itself
+        if not self.event.has_step:
             return None
         update = self.setting.update
         return (update, update + 1) if self.is_after_backward else (update,)

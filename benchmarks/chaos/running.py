@@ -33,7 +33,7 @@ _STARTED_AFTER: Final = 60
 _SLOW_FOR_S: Final = 70.0
 """... but processes of a healthy one may take as long to end, on a crowded machine."""
 _QUIET_AFTER_REPORTS_S: Final = 7.0
-_SILENT: Final = ("batch skipped", "step behind", "not reduced", "swapped collectives")
+_SILENT: Final = ("batch skipped", "step behind", "not reduced", "swapped collectives", "replicas differ", "not finite")
 """A job goes on with these."""
 _ENDS_WITHIN_S: Final = 8.0
 _LOOK_EVERY_S: Final = 0.2

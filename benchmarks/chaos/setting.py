@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
 
-MODELS: Final = {"mlp": 6, "batchnorm": 8, "conv": 25, "embedding": 8, "transformer": 25, "gan": 12}
+MODELS: Final = {"mlp": 6, "batchnorm": 8, "conv": 25, "embedding": 8, "transformer": 25, "gan": 12, "wgan": 9}
 """Each kind of model, with its milliseconds per step as a rule of thumb."""
+LAST_STEP: Final = -1
+"""Wanted as ``step``: the last one."""
 _TRAINS_FOR_S: Final = 5.0
 _LOADERS: Final = ("sampler", "sampler", "iterable", "generator", "list")
 _SLEEPS_MS: Final = (0, 0, 0, 3, 15, 50)
@@ -26,7 +28,9 @@ class Setting:
     style: str
     """``flat``, ``main`` or ``trainer``."""
     ending: str
-    """What becomes of an exception: ``none``, ``exit``, ``raise``, ``finally`` or ``swallow``."""
+    """What becomes of an exception: ``none``, ``exit``, ``raise``, ``finally``, ``swallow`` or ``os exit``."""
+    wrapper: str
+    """``DDP``, or ``none`` for the module itself, whose gradients or parameters are averaged by hand."""
     model: str
     width: int
     has_branch: bool
@@ -80,6 +84,11 @@ class Setting:
         return f"$rank == {self.rank} and $step == {self.step}"
 
     @property
+    def is_adversarial(self) -> bool:
+        """Whether two models with an optimizer each are trained in turn."""
+        return self.model in ("gan", "wgan")
+
+    @property
     def has_buffers(self) -> bool:
         """Whether DDP broadcasts buffers in each forward."""
         return self.model in ("batchnorm", "conv")
@@ -115,6 +124,7 @@ def draw(random: Random, wants: Mapping[str, Any]) -> Setting:
         launcher="spawn" if is_spawned else "torchrun",
         style="main" if is_spawned else style,
         ending="none" if style == "flat" and not is_spawned else pick(("none", "none", "exit", "raise", "finally")),
+        wrapper="DDP",
         model=model,
         width=pick((64, 128, 256)),
         has_branch=random.random() < 0.3,
@@ -147,7 +157,7 @@ def draw(random: Random, wants: Mapping[str, Any]) -> Setting:
     )
     drawn = replace(drawn, **wants)
     drawn = replace(drawn, rank=min(drawn.rank, drawn.ranks - 1))
-    if drawn.model == "gan":
+    if drawn.is_adversarial:
         style = "main" if drawn.style == "trainer" else drawn.style  # batches of the trainer know one model
         drawn = replace(drawn, accumulation=1, amp="", has_branch=False, ddp_options=(), style=style)
         drawn = replace(drawn, evaluation=pick(("", "first")))
@@ -165,7 +175,7 @@ def _with_steps(drawn: Setting, random: Random, wants: Mapping[str, Any]) -> Set
     group = drawn.accumulation
     batches = max(steps // drawn.epochs // group, 6) * group
     if "step" in wants:
-        return replace(drawn, batches=batches)
+        return replace(drawn, batches=batches, step=drawn.step % (drawn.epochs * batches))
     updates = batches // group
     update = random.randrange(3) if random.random() < 0.15 else random.randrange(3, updates - 2)
     return replace(drawn, batches=batches, step=update * group + group - 1)
