@@ -1,6 +1,6 @@
 """Random trainings with random faults, as strangers write them: is what is said of them the truth?
 
-    python -m benchmarks.chaos --seconds 3600 [--ours | --stock] [--without KIND...]
+    python -m benchmarks.chaos --seconds 3600 [--ours | --stock] [--only KIND...] [--without KIND...]
     python -m benchmarks.chaos --seed 12345
 
 Each program is written from a seed (model, loop, options, ranks, and a fault at a random step and rank, or none), run
@@ -49,13 +49,14 @@ def is_all_right(judgment: Judgment) -> bool:
     return judgment.score.grade == "right" and not has_harm
 
 
-def fresh_seeds(seconds: float, without: Sequence[str]) -> Iterator[int]:
-    """Seeds of programs in which none of these happens, until the time is over."""
+def fresh_seeds(seconds: float, only: Sequence[str], without: Sequence[str]) -> Iterator[int]:
+    """Seeds of programs in which one of these happens, and none of those, until the time is over."""
     until_s = time.monotonic() + seconds
     fresh = SystemRandom()
     while time.monotonic() < until_s:
         seed = fresh.randrange(10**8)
-        if not compose(seed).event.name.startswith(tuple(without)):
+        name = compose(seed).event.name
+        if name.startswith(tuple(only)) and not name.startswith(tuple(without)):
             yield seed
 
 
@@ -110,6 +111,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="programs at a time (%(default)s)")
     parser.add_argument("--ours", action="store_true", help="only with instrumented_ddp.DistributedDataParallel")
     parser.add_argument("--stock", action="store_true", help="only with torch's own")
+    parser.add_argument("--only", nargs="*", default=[""], metavar="KIND", help="only what begins so, as 'unreduced'")
     parser.add_argument(
         "--without", nargs="*", default=[], metavar="KIND", help="leave out what begins so, as 'silent'"
     )
@@ -126,7 +128,7 @@ def main() -> None:
         return judgment
 
     def one_after_another(_job: int) -> list[Judgment]:
-        return [one(seed) for seed in fresh_seeds(args.seconds, args.without)]
+        return [one(seed) for seed in fresh_seeds(args.seconds, args.only, args.without)]
 
     with ThreadPoolExecutor(args.jobs) as pool:
         judgments = (
