@@ -97,9 +97,7 @@ class Session:
     def _watch_process(self, on_incident: OnIncident) -> None:
         """Start the exit recorder and, unless it is off, the watchdog."""
         self._scheduler.add(self.collectives.completions)
-        self._exit_recorder = ExitRecorder(
-            self.folder, self.collectives.call_sites, self.collectives.loop, self._on_process_failure
-        )
+        self._exit_recorder = ExitRecorder(self.folder, self.collectives.loop, self._on_process_failure)
         abort_after_s = None
         if on_incident == "raise":
             recording = read_recording_options(self.folder.parent)

@@ -1,10 +1,10 @@
-"""Call site of an event in user code: the nearest frame outside torch and training frameworks."""
+"""Call site of an event in user code: the nearest frame outside torch, training frameworks and other libraries."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dis import get_instructions
 from functools import lru_cache
@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from instrumented_ddp.collectives.position import TrainingPosition
 from overlapscope.trace.json_files import dump_json_line
 from overlapscope.trace.schema import CALL_SITES_FILE, NO_CALL_SITE
-from overlapscope.trace.user_code import SKIPPED_PACKAGES, is_user_file
+from overlapscope.trace.user_code import SKIPPED_PACKAGES, find_user_file, is_user_file
 
 _MAX_FRAMES: Final = 64
 _FRAMEWORK_FILES: Final = re.compile(
@@ -133,28 +133,38 @@ def _calls_locals(code: CodeType) -> bool:
     return any(each.opname == "LOAD_GLOBAL" and each.argval in ("locals", "vars") for each in get_instructions(code))
 
 
-_INTERACTIVE_FILES: Final = ("<string>", "<stdin>")
 _MAX_CALL_SITES: Final = 0xFFFF
 
 
 def is_user_code(frame: FrameType) -> bool:
-    """Return whether a frame runs code other than Python's, torch's, a training framework's, or this package's.
+    """Return whether a frame runs code that is the user's in any stack, see ``is_user_file``.
 
-    A frame is more precise than its file name: a framework may be installed in editable mode, and code typed in
-    interactively is user code if its module is, while by its file name it looks like generated code.
+    A frame is more precise than its file name: a framework may be installed in editable mode.
     """
-    package = frame.f_globals.get("__name__", "").partition(".")[0]
-    file = frame.f_code.co_filename
-    return package not in SKIPPED_PACKAGES and (is_user_file(file) or file in _INTERACTIVE_FILES)
+    return is_user_file(_file_of(frame))
 
 
-def find_user_frame(
-    frame: FrameType | None, is_user_frame: Callable[[FrameType], bool] = is_user_code
-) -> FrameType | None:
-    """Return the first frame of user code among this one and its callers; None if there is none."""
-    while frame is not None and not is_user_frame(frame):
+def _file_of(frame: FrameType) -> str:
+    """Return the file of a frame; an empty text for code of a framework, and code generated for any library."""
+    file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
+    is_generated = file.startswith("<") and module != "__main__" and not file.startswith("<ipython")
+    return "" if is_generated or module.partition(".")[0] in SKIPPED_PACKAGES else file
+
+
+def find_user_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame of the user among this one and its callers; None if there is none."""
+    frames = []
+    while frame is not None:
+        frames.append(frame)
         frame = frame.f_back
-    return frame
+    found = find_user_file([_file_of(each) for each in frames])
+    return None if found is None else frames[found]
+
+
+def find_user_line(frames: Sequence[tuple[FrameType, int]]) -> tuple[FrameType, int] | None:
+    """Return the innermost frame of the user, and its line, among those that an exception has passed through."""
+    found = find_user_file([_file_of(frame) for frame, _ in frames])
+    return None if found is None else frames[found]
 
 
 def describe_frame(frame: FrameType) -> dict[str, Any]:
@@ -179,7 +189,7 @@ class CallSiteTable:
         return self.number_of(self.find_caller_frame())
 
     def find_caller_frame(self) -> FrameType | None:
-        """Return the nearest frame of user code; None on a thread that runs none."""
+        """Return the innermost frame of the user; None on a thread that runs none."""
         frame: FrameType | None = sys._getframe(1)
         is_user_file = self._is_user_file_cache
         while frame is not None:
@@ -187,7 +197,7 @@ class CallSiteTable:
             if is_user_frame or (is_user_frame is None and self.is_user_frame(frame)):
                 return frame
             frame = frame.f_back
-        return None
+        return find_user_frame(sys._getframe(1))  # a program that is installed like a library
 
     def number_of(self, frame: FrameType | None) -> int:
         """Return the number of a frame's current line, ``NO_CALL_SITE`` if there is no frame."""

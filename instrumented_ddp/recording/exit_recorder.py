@@ -23,10 +23,10 @@ from types import TracebackType
 from typing import Any, Final, NoReturn
 
 from instrumented_ddp.collectives.call_sites import (
-    CallSiteTable,
     LoopTracker,
     describe_frame,
     find_user_frame,
+    find_user_line,
     iter_frames,
     list_traceback_frames,
 )
@@ -46,16 +46,12 @@ class ExitRecorder:
 
     Args:
         folder: folder of the rank.
-        call_sites: decides which lines are user code.
         loop: knows whether the user's loop has begun its next iteration.
         on_exception: called with an exception that ends the process, after it was written.
     """
 
-    def __init__(
-        self, folder: Path, call_sites: CallSiteTable, loop: LoopTracker, on_exception: Callable[[Failure], None]
-    ) -> None:
+    def __init__(self, folder: Path, loop: LoopTracker, on_exception: Callable[[Failure], None]) -> None:
         self._path = folder / ENDED_FILE
-        self._call_sites = call_sites
         self._loop = loop
         self._on_exception = on_exception
         self._pid, self._parent = os.getpid(), os.getppid()
@@ -91,9 +87,7 @@ class ExitRecorder:
             return
         error = sys.exception()
         if error is not None and not isinstance(error, SystemExit) and _is_child_exiting():
-            self._write_end(
-                _failure_to_json(describe_failure(error, error.__traceback__, self._call_sites, self._loop))
-            )
+            self._write_end(_failure_to_json(describe_failure(error, error.__traceback__, self._loop)))
             return
         text = _read_spawn_error(self._file_of_spawn)
         if text is None:
@@ -108,7 +102,7 @@ class ExitRecorder:
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
             if os.getpid() == self._pid and not self._is_written:
-                self._on_failure(describe_failure(error, trace, self._call_sites, self._loop))
+                self._on_failure(describe_failure(error, trace, self._loop))
         finally:
             self._hook_before(kind, error, trace)
 
@@ -127,10 +121,10 @@ class ExitRecorder:
             with suppress(Exception):
                 error = sys.exception()
                 trace = None if error is None else error.__traceback__
-                caught = None if error is None else describe_failure(error, trace, self._call_sites, self._loop)
+                caught = None if error is None else describe_failure(error, trace, self._loop)
                 # The interpreter prints a status that is not a number, and exits with 1.
                 number = status if isinstance(status, int) else int(status is not None)
-                frame = find_user_frame(sys._getframe(2), self._call_sites.is_user_frame)
+                frame = find_user_frame(sys._getframe(2))
                 site = None if frame is None else CallSite(**describe_frame(frame))
                 begun = (
                     self._loop.has_begun_next_iteration(iter_frames(frame))
@@ -168,13 +162,13 @@ def _is_child_exiting() -> bool:
     return multiprocessing.parent_process() is not None and util.is_exiting()
 
 
-def describe_failure(
-    error: BaseException, trace: TracebackType | None, call_sites: CallSiteTable, loop: LoopTracker
-) -> Failure:
+def describe_failure(error: BaseException, trace: TracebackType | None, loop: LoopTracker) -> Failure:
     """Describe an exception, with the innermost line of user code in its traceback."""
     frames = list_traceback_frames(trace)
-    inside = next(((frame.f_code, line) for frame, line in frames if call_sites.is_user_frame(frame)), None)
-    site = inside and CallSite(file=inside[0].co_filename, line=inside[1], function=inside[0].co_qualname)
+    site = None
+    if (found := find_user_line(frames)) is not None:
+        code, line = found[0].f_code, found[1]
+        site = CallSite(file=code.co_filename, line=line, function=code.co_qualname)
     return Failure(
         type=type(error).__qualname__,
         message=_message_of(error),

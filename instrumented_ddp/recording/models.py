@@ -141,7 +141,8 @@ class UnreducedGradientDetector:
     def on_local_gradient(self) -> None:
         """Note a gradient from outside any pass through the wrapper."""
         if self._call_site == NO_CALL_SITE:
-            self._call_site = self._access_call_site or self._collectives.call_sites.get_caller_number()
+            # Autograd's thread for a device runs no user code: the line that took the module is the nearest known.
+            self._call_site = self._collectives.call_sites.get_caller_number() or self._access_call_site
             self._reduced_by_user_before = self._collectives.elements_reduced_by_user
 
     def on_gradients_reduced(self) -> None:

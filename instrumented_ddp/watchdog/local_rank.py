@@ -310,7 +310,7 @@ class LocalRankMonitor:
         """Return the user's source line that runs, or has failed."""
         if self.failure is not None:
             return self.failure.call_site
-        frame = find_user_frame(innermost_frame(), self._collectives.call_sites.is_user_frame)
+        frame = find_user_frame(innermost_frame())
         return None if frame is None else CallSite(**describe_frame(frame))
 
     def _next_bucket(self) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from overlapscope.diagnosis.evidence import Failure, RankEvidence
-from overlapscope.trace.user_code import is_user_file
+from overlapscope.trace.user_code import is_library_file
 
 _BACKEND_ERRORS: Final = ("RuntimeError", "ConnectionError", "TimeoutError")
 _PEER_ERRORS: Final = re.compile(
@@ -86,4 +86,4 @@ def _may_come_from_c10d(failure: Failure) -> bool:
     if _TORCHS_OWN.search(file):
         return "/torch/utils/data/" not in file
     is_pythons = failure.type.rpartition(".")[2] in ("ConnectionError", "TimeoutError")
-    return is_user_file(file) and not is_pythons and not source.startswith("raise ")
+    return not is_library_file(file) and not is_pythons and not source.startswith("raise ")

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from overlapscope.diagnosis.evidence import CallSite, ExitCall, Failure, Liveness
 from overlapscope.trace import clocks
 from overlapscope.trace.process_files import ProcessExit
-from overlapscope.trace.user_code import is_user_file
+from overlapscope.trace.user_code import find_user_file, is_library_file
 
 _STATE: Final = 0
 _FLAGS: Final = 6
@@ -177,8 +177,12 @@ _CALLED: Final[tuple[tuple[WaitReason, re.Pattern[str]], ...]] = (
 
 def find_user_line(stacks: str) -> CallSite | None:
     """Return the user's innermost line in the main thread; None if there is none."""
-    frames = (CallSite(file=file, line=line, function=function) for file, line, function in _main_thread(stacks))
-    return next((frame for frame in frames if is_user_file(frame.file)), None)
+    frames = _main_thread(stacks)
+    found = find_user_file([file for file, _, _ in frames])
+    if found is None:
+        return None
+    file, line, function = frames[found]
+    return CallSite(file=file, line=line, function=function)
 
 
 def find_wait_reason(stacks: str) -> WaitReason | None:
@@ -187,7 +191,7 @@ def find_wait_reason(stacks: str) -> WaitReason | None:
     if any(_LOADERS.search(file) for file in files):
         return "data loader"
     for file in files:
-        if is_user_file(file):
+        if not is_library_file(file):
             break
         for what, pattern in _CALLED:
             if pattern.search(file):

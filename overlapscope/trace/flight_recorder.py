@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace.untrusted import load_json, load_pickle, read_bytes
-from overlapscope.trace.user_code import is_user_file
+from overlapscope.trace.user_code import find_user_file
 
 _MAJOR_VERSION: Final = "2"
 _LONGEST_TEXT: Final = 1000
@@ -127,7 +127,7 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._texts: dict[str, str] = {}
-        self._frames: dict[int, SourceFrame | None] = {}  # by id: the stacks of a dump share most of their frames
+        self._frames: dict[int, SourceFrame] = {}  # by id: the stacks of a dump share most of their frames
 
     def members(self, config: Any) -> dict[str, tuple[int, ...]]:
         if not isinstance(config, dict):
@@ -210,22 +210,20 @@ class _Reader:
         return tuple(tuple(self.integer(size, f"a size in {name} of {where}") for size in shape) for shape in shapes)
 
     def _call_site(self, frames: list[Any], where: str) -> SourceFrame | None:
-        for frame in frames:  # innermost first
+        for frame in frames:
             if id(frame) not in self._frames:
                 self._frames[id(frame)] = self._frame(frame, where)
-            if found := self._frames[id(frame)]:
-                return found
-        return None
+        known = [self._frames[id(frame)] for frame in frames]  # innermost first
+        found = find_user_file([frame.file for frame in known])
+        return None if found is None else known[found]
 
-    def _frame(self, frame: Any, where: str) -> SourceFrame | None:
+    def _frame(self, frame: Any, where: str) -> SourceFrame:
         if not isinstance(frame, dict):
             raise self._damaged(f"a frame of {where} is not a dictionary")
-        file = self.text(frame.get("filename", ""), f"filename of a frame of {where}")
-        if not is_user_file(file):
-            return None
-        line = self.integer(frame.get("line", 0), f"line of a frame of {where}")
         return SourceFrame(
-            file=file, line=line, function=self.text(frame.get("name", ""), f"name of a frame of {where}")
+            file=self.text(frame.get("filename", ""), f"filename of a frame of {where}"),
+            line=self.integer(frame.get("line", 0), f"line of a frame of {where}"),
+            function=self.text(frame.get("name", ""), f"name of a frame of {where}"),
         )
 
     def _texts_of(self, entry: Mapping[Any, Any], name: str, where: str) -> tuple[str, ...]:

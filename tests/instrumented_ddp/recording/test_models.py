@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import torch
@@ -22,6 +23,21 @@ def bypassed() -> tuple[UnreducedGradientDetector, torch.nn.Linear]:
     module(torch.ones(1, 2)).sum().backward()
     bypass.on_local_gradient()
     return bypass, module
+
+
+def test_the_line_of_the_backward_is_known_better_than_that_of_the_forward() -> None:
+    lines = iter((LINE, NO_CALL_SITE))
+    for expected in (LINE, LINE - 1):  # on a thread of autograd that runs no user code, the forward's is the nearest
+        call_sites = SimpleNamespace(
+            get_caller_number=lambda: next(lines), is_user_frame=lambda _: True, number_of=lambda _: LINE - 1
+        )
+        module = torch.nn.Linear(2, 1)
+        collectives = SimpleNamespace(call_sites=call_sites, elements_reduced_by_user=0)
+        bypass = UnreducedGradientDetector([*module.parameters()], collectives)  # type: ignore[arg-type]
+        bypass.on_module_access(sys._getframe())
+        module(torch.ones(1, 2)).sum().backward()
+        bypass.on_local_gradient()
+        assert bypass.take_unreduced_call_site(torch.optim.SGD(module.parameters(), lr=0.1)) == expected
 
 
 def test_its_own_optimizer_uses_them() -> None:
