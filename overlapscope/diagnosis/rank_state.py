@@ -134,9 +134,13 @@ def add_call_site(
     return position if site is None else replace(position, call_site=site)
 
 
-def compute_idle_ns(records: Records, latest: Entry | None, now_ns: int) -> int:
-    """Return how long there has been no activity, or had been when the rank was last heard from."""
-    latest_ns = _latest_ns(records, latest)
+def compute_idle_ns(records: Records, latest: Entry | None, now_ns: int, begun_ns: int | None = None) -> int:
+    """Return how long there has been no activity, or had been when the rank was last heard from.
+
+    Args:
+        begun_ns: when the rank began, which counts as long as it has done nothing else.
+    """
+    latest_ns = _latest_ns(records, latest) or begun_ns or 0
     return max(0, now_ns - latest_ns) if latest_ns else 0
 
 
@@ -392,6 +396,8 @@ def _find_position(
         position = find_position(left.records, latest, find_job_signal_ns(begun.where, exits))
     else:
         position = _find_position_while_off(left, latest)
+    if position is None and seen is not None:  # it has launched nothing, and stands somewhere before its first step
+        position = RankPosition(step=0, since_ns=parse_written_ns(begun.where) or 0)
     if position is None:
         return None
     if ended.get("unrecorded_because") is not None:
@@ -498,15 +504,16 @@ def _add_idle_time(
     evidence: RankEvidence, begun: _BegunFiles, records: Records, latest: Entry | None, alive_ns: int | None
 ) -> RankEvidence:
     """Add how long there has been no activity, until now or until the rank was last heard from."""
+    begun_ns = parse_written_ns(begun.where)  # the last that is known of a rank that has launched nothing
     if evidence.liveness in LIVE_STATES:
         now_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        is_starting = evidence.steps_done < ENOUGH_STEPS and bool(begun.run.get("models"))
-        idle_ns = compute_idle_ns(records, latest, now_ns)
+        is_starting = evidence.steps_done < ENOUGH_STEPS and (latest is None or bool(begun.run.get("models")))
+        idle_ns = compute_idle_ns(records, latest, now_ns, begun_ns)
         if not begun.has_joined and evidence.position is not None:
             idle_ns = now_ns - evidence.position.since_ns
         return replace(evidence, idle_ns=idle_ns, is_starting=is_starting)
     if evidence.liveness in ("gone", "unknown") and alive_ns is not None:
-        return replace(evidence, idle_ns=compute_idle_ns(records, latest, alive_ns))
+        return replace(evidence, idle_ns=compute_idle_ns(records, latest, alive_ns, begun_ns))
     if evidence.failure is not None and is_interrupted(evidence.failure):
         return replace(evidence, idle_ns=compute_idle_ns(records, latest, evidence.failure.time_ns))
     return evidence

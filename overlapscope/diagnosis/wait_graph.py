@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Final
 
 from overlapscope.diagnosis.evidence import Entry, Evidence, GroupOrder, RankEvidence
-from overlapscope.diagnosis.failures import is_consequence
+from overlapscope.diagnosis.failures import is_consequence, is_timeout
 from overlapscope.diagnosis.stall_timeout import BUSY_STALL_TIMEOUT_NS, is_busy, long_stall_timeout_ns, stall_timeout_ns
 from overlapscope.trace.collective_log import POINT_TO_POINT
 
@@ -292,7 +292,7 @@ class Facts:
     def is_stuck(self, rank: int) -> bool:
         """Return True if a rank has stalled for longer than a slow step explains; always for a job that has ended."""
         one = self.ranks.get(rank)
-        if one is not None and one.liveness in ("gone", "failed", "ended"):
+        if (one is not None and one.liveness in ("gone", "failed", "ended")) or rank in self.gave_up_ns:
             return True
         if one is None or one.idle_ns is None:
             return not self.evidence.is_live or (one is not None and one.liveness == "stopped")
@@ -309,12 +309,45 @@ class Facts:
     @cached_property
     def _held_up_ns(self) -> dict[int, int]:
         """Return, for each rank that waits for nobody, the longest stall among the ranks that wait for it."""
-        waiting, held_up_ns = set(self.waiting), dict[int, int]()
-        for wait in self.waits:
-            waited_ns = self.ranks[wait.rank].idle_ns
-            for rank in {*wait.late} - waiting if waited_ns is not None else ():
-                held_up_ns[rank] = max(waited_ns or 0, held_up_ns.get(rank, 0))
-        return held_up_ns
+        waits = [wait for wait in self.waits if self.ranks[wait.rank].idle_ns is not None]
+        return self._longest_by_awaited((wait, self.waited_ns(wait)) for wait in waits)
+
+    @cached_property
+    def gave_up_ns(self) -> dict[int, int]:
+        """Return, for each rank that waits for nobody, how long another waited for it until its collective timed out.
+
+        That is too long, whatever the rank was doing: nobody waits for it any more.
+        """
+        return self._longest_by_awaited(self._timed_out)
+
+    @property
+    def timed_out_ranks(self) -> tuple[int, ...]:
+        """Return the ranks that waited for others until their collective timed out."""
+        return tuple(wait.rank for wait, _ in self._timed_out)
+
+    @cached_property
+    def _timed_out(self) -> list[tuple[Wait, int]]:
+        return [(wait, ns) for wait in self.waits if (ns := self._timed_out_after_ns(wait)) is not None]
+
+    def waited_ns(self, wait: Wait) -> int:
+        """Return how long a rank has waited in a collective: until it gave up, if it did."""
+        entry, idle_ns = wait.entry, self.ranks[wait.rank].idle_ns or 0
+        end_ns = entry.completed_ns if entry.state == "failed" else None
+        return idle_ns if end_ns is None else max(idle_ns, end_ns - entry.announced_ns)
+
+    def _timed_out_after_ns(self, wait: Wait) -> int | None:
+        """Return how long a rank waited until its collective timed out; None if it did not."""
+        one = self.ranks[wait.rank]
+        failure = one.failure or (one.exit_call.caught if one.exit_call is not None else None)
+        return self.waited_ns(wait) if wait.entry.state == "failed" and is_timeout(failure) else None
+
+    def _longest_by_awaited(self, waits: Iterable[tuple[Wait, int]]) -> dict[int, int]:
+        """Return the longest of the times that ranks have waited, by the rank that they waited for."""
+        waiting, longest_ns = set(self.waiting), dict[int, int]()
+        for wait, waited_ns in waits:
+            for rank in {*wait.late} - waiting:
+                longest_ns[rank] = max(waited_ns, longest_ns.get(rank, 0))
+        return longest_ns
 
     @cached_property
     def undecided_time_ns(self) -> int | None:
@@ -348,7 +381,9 @@ class Facts:
     def is_only_slow(self, rank: int) -> bool:
         """Return True if a rank of a live job or its device is busy, and not for as long as only endless loops are."""
         one = self.ranks.get(rank)
-        if one is None or not self.evidence.is_live or not (is_busy(one) or self.is_device_busy(rank)):
+        if one is None or not self.evidence.is_live or rank in self.gave_up_ns:
+            return False
+        if not (is_busy(one) or self.is_device_busy(rank)):
             return False
         long_ns = long_stall_timeout_ns(BUSY_STALL_TIMEOUT_NS, one.step_time_ns, one.longest_recovered_stall_ns)
         return one.idle_ns is None or one.idle_ns < long_ns

@@ -240,7 +240,7 @@ def test_a_rank_that_evaluates_by_itself_is_slow_and_no_fault(tmp_path, evaluato
     lines = run_ranks(evaluate_alone, 2, str(tmp_path), evaluator)
     assert [reports_of(tmp_path, rank) for rank in (0, 1)] == [[], []]
     (line,) = chain(*lines)
-    assert line.startswith(f"Rank {evaluator} is slow")
+    assert line.startswith(f"Rank {evaluator} is late")
     assert f"step {FAULT_AT}" in line
     assert f"rank {1 - evaluator} has waited" in line
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from array import array
 from pathlib import Path
 
 import pytest
 
-from overlapscope.diagnosis.evidence import Evidence
+from overlapscope.diagnosis.evidence import CallSite, Evidence
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.event_log import EventLogWriter
@@ -29,7 +31,7 @@ from overlapscope.trace.schema import (
     pack_body,
     rank_folder,
 )
-from tests.ordered import BEGIN_NS, Collective, all_reduce, make_folder, stands, steps, write_order
+from tests.ordered import BEGIN_NS, Collective, all_reduce, lives_here, make_folder, stands, steps, write_order
 
 
 def evidence_of(folder: Path) -> Evidence:
@@ -92,6 +94,27 @@ def test_what_a_watchdog_saw_counts_until_something_happens(tmp_path: Path, seen
     write_stall_snapshot(rank_folder(tmp_path, 0), seen)
     one = evidence_of(tmp_path).ranks[0]
     assert (one.cpu_share, one.is_working, one.stacks) == ((0.5, True, stacks) if is_known else (None, None, ""))
+
+
+def test_a_rank_that_has_launched_nothing_stands_where_its_watchdog_saw_it(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: [all_reduce()]}, members=(0, 1), close=False)
+    folder = make_folder(tmp_path, 1, 2)
+    lives_here(tmp_path, 1, os.getpid(), written_ns=time.monotonic_ns() - 12 * 10**9)
+    stacks = 'Current thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 12 in scan\n'
+    seen = StallSnapshot(
+        time_ns=time.monotonic_ns(),
+        longest_recovered_stall_ns=0,
+        cpu_share=0.9,
+        is_working=True,
+        has_begun_next_iteration=None,
+        stacks=stacks,
+    )
+    write_stall_snapshot(folder, seen)
+    one = evidence_of(tmp_path).ranks[1]
+    assert one.position is not None
+    assert one.position.call_site == CallSite(file="/home/me/train.py", line=12, function="scan")
+    assert one.idle_ns is not None
+    assert one.idle_ns >= 12 * 10**9, "since it began"
 
 
 def write_model(folder: Path, rank: int, ready: bytes) -> None:

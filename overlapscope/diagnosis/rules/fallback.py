@@ -7,7 +7,7 @@ from typing import Any, Final, get_args
 
 from overlapscope.diagnosis.evidence import GroupOrder, RankEvidence, ReportedVerdict
 from overlapscope.diagnosis.refutations import SILENT_FAULTS
-from overlapscope.diagnosis.rules import processes, replicas
+from overlapscope.diagnosis.rules import processes, replicas, waiting
 from overlapscope.diagnosis.stall_timeout import is_busy, stall_timeout_ns
 from overlapscope.diagnosis.text import loop_step
 from overlapscope.diagnosis.texts import processes as process_text
@@ -28,6 +28,10 @@ _NOT_REPORTABLE: Final = (
     "wrong world size",
 )
 """Kinds of reports that are no fault, or that leave a trace in any case."""
+_STALLS: Final = {
+    "waits for data": (waiting.find_data_loader_wait,),
+    "stuck": (waiting.find_data_loader_wait, waiting.find_stuck_rank),
+}
 _REPORTABLE_KINDS: Final[dict[str, FaultKind]] = {
     kind: kind for kind in get_args(FaultKind) if kind not in _NOT_REPORTABLE
 }
@@ -67,6 +71,10 @@ def _located(facts: Facts, report: ReportedVerdict) -> Verdict | None:
     named = report.blamed or report.suspected
     known = tuple(rank for rank in named if rank in facts.ranks and facts.ranks[rank].position)
     found = rule(facts, known) if rule is not None and known else None
+    for stall in _STALLS.get(report.kind, ()) if found is None else ():  # it lasted for longer than until the report
+        if (one := stall(facts)) is not None and {*one.blamed} == {*named}:
+            found = one
+            break
     return None if found is None else replace(found, evidence=(*found.evidence, text.reported_by(report.rank)))
 
 
@@ -135,8 +143,8 @@ def _late(facts: Facts) -> Verdict | None:
     if wait is None or not going:
         return None
     members = [facts.ranks[rank] for rank in going]
-    is_moving = all((one.idle_ns or 0) < stall_timeout_ns(one) for one in members)
-    waited_ns = facts.ranks[wait.rank].idle_ns or 0
+    waited_ns = facts.waited_ns(wait)
+    is_moving = all((one.idle_ns or 0) < min(stall_timeout_ns(one), waited_ns // 2) for one in members)
     words = text.late(going, members[0].position, wait, waited_ns, is_moving=is_moving)
     return Verdict(kind="slow", **words, concerned=(*going, wait.rank), **_position_fields(members[0]))
 

@@ -128,8 +128,11 @@ def _stalled(facts: Facts, kind: FaultKind, ranks: tuple[int, ...]) -> Verdict |
         one,
         facts.waiting,
         wait,
+        is_live=facts.evidence.is_live and one.liveness not in ("gone", "failed", "ended"),
         is_silent=all(facts.ranks[rank].liveness == "silent" for rank in ranks),
         is_busy=is_busy(one),
+        gave_up=facts.timed_out_ranks,
+        gave_up_ns=max((facts.gave_up_ns[rank] for rank in ranks if rank in facts.gave_up_ns), default=None),
         reason=find_wait_reason(one.stacks),
         alternative=_alternative(facts),
     )
@@ -154,9 +157,9 @@ def _culprits(facts: Facts) -> tuple[int, ...]:
 
 def _alternative(facts: Facts) -> str:
     """Return the alternative to a stall; none if ranks waited until a timeout, which is too long in any case."""
-    if facts.evidence.is_live:
-        return text.MAY_RECOVER
-    return "" if any(is_timeout(one.failure) for one in facts.ranks.values()) else text.MIGHT_HAVE_RECOVERED
+    if facts.gave_up_ns or any(is_timeout(one.failure) for one in facts.ranks.values()):
+        return ""
+    return text.MAY_RECOVER if facts.evidence.is_live else text.MIGHT_HAVE_RECOVERED
 
 
 def _device_behind(facts: Facts) -> Verdict | None:

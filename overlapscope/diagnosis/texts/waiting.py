@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from overlapscope.diagnosis.evidence import (
@@ -45,9 +45,7 @@ _LOOK_AT_KERNELS: Final = (
     "Look for a kernel that is slow there or never ends, such as one that waits for another stream or process: "
     "cuda-gdb, or a run with CUDA_LAUNCH_BLOCKING=1."
 )
-_LOOK_AT_LOADER: Final = (
-    "Look at the data loader of that rank: its workers, its storage, a lock; py-spy dump shows where it is."
-)
+_LOOK_AT_LOADER: Final = "Look at the data loader of that rank: its workers, its storage, a lock."
 _LOOK_AT_NETWORK: Final = "Look at the network between the hosts, and at the backend's own log (NCCL_DEBUG=INFO)."
 MAY_RECOVER: Final = "a single slow operation looks the same from here"
 MIGHT_HAVE_RECOVERED: Final = "a single slow operation looks the same, and the job may have been ended too early"
@@ -143,43 +141,71 @@ def stalled(
     waiting: Collection[int],
     wait: Wait,
     *,
+    is_live: bool,
     is_silent: bool,
     is_busy: bool,
+    gave_up: Collection[int],
+    gave_up_ns: int | None,
     reason: WaitReason | None,
     alternative: str,
 ) -> VerdictText:
     """Describe ranks that make no progress and that others wait for; the state shown is that of the first.
 
     Args:
+        is_live: True if its process is there to be looked at.
         is_silent: True if nothing is heard of any of them.
+        gave_up: ranks that waited for others until their collective timed out.
+        gave_up_ns: how long any of them waited for these ranks; None if none did.
         reason: what the first waits for, if known.
     """
-    what, advice = "made no progress", "Look at that rank's stacks, or run py-spy dump on its process."
-    if reason == "data loader":
-        what = "been waiting for data"
-        advice = (
-            "Look at the data loader of that rank: its workers, its storage, a lock; py-spy dump shows where it is."
-        )
-    elif is_silent:
-        what = "been unreachable (process, host or network gone)"
-    elif is_busy:
-        what = "been busy without getting anywhere"
-    elif reason is not None:
-        what = f"been {_WAITING[reason]}"
+    what = f"{_stalled_how(reason, is_silent=is_silent, is_busy=is_busy)}{_duration(one.idle_ns)}"
+    if gave_up_ns is not None and one.idle_ns is not None and 2 * one.idle_ns < gave_up_ns:
+        what = f"been active elsewhere until {format_seconds(one.idle_ns)} before"
     missed = wait.first_missed_by(ranks)
     evidence = []
     if one.liveness == "unknown":
         evidence.append("Whether the processes still run is unknown from here.")
     if one.cpu_share is not None:
-        evidence.append(f"Rank {one.rank} uses {100 * one.cpu_share:.0f} % of a core.")
+        uses = "uses" if is_live else "used"
+        evidence.append(f"Rank {one.rank} {uses} {100 * one.cpu_share:.0f} % of a core.")
+    they_wait = f"while {rank_list(waiting)} {plural(waiting, 'waits', 'wait')}"
+    if gave_up_ns is not None:
+        after = format_seconds(gave_up_ns)
+        they_wait = f"and {rank_list(gave_up)} gave up waiting for {plural(ranks, 'it', 'them')} after {after}"
     return {
-        "sentence": f"{capitalize(rank_list(ranks))} {plural(ranks, 'has', 'have')} {what}{_duration(one.idle_ns)}"
-        f"{_where(one.position)}, while {rank_list(waiting)} {plural(waiting, 'waits', 'wait')} in collective "
+        "sentence": f"{capitalize(rank_list(ranks))} {plural(ranks, 'has', 'have')} {what}"
+        f"{_where(one.position)}, {they_wait} in collective "
         f"{missed.number} of {group_text(wait.group)}: {_entry_text(missed)}.",
         "alternative": alternative,
         "evidence": tuple(evidence),
-        "advice": (advice,),
+        "advice": tuple(_stall_advice(one, reason, is_live=is_live, is_busy=is_busy and gave_up_ns is not None)),
     }
+
+
+def _stalled_how(reason: WaitReason | None, *, is_silent: bool, is_busy: bool) -> str:
+    if reason == "data loader":
+        return "been waiting for data"
+    if is_silent:
+        return "been unreachable (process, host or network gone)"
+    if is_busy:
+        return "been busy elsewhere"
+    return "made no progress" if reason is None else f"been {_WAITING[reason]}"
+
+
+def _stall_advice(one: RankEvidence, reason: WaitReason | None, *, is_live: bool, is_busy: bool) -> Iterator[str]:
+    if reason == "data loader":
+        yield _LOOK_AT_LOADER
+    if is_busy:
+        yield (
+            "If that work rightly takes so long: do it before the others have to wait for it, or give the process "
+            "group a longer timeout."
+        )
+    if is_live:
+        yield "Look at that rank's stacks, or run py-spy dump on its process."
+    elif one.stacks:
+        yield f"Look at its stacks then: stall.json and stacks_*.txt in rank_{one.rank} of the recording."
+    else:
+        yield "If it happens again, look at that rank's stacks while it lasts: py-spy dump on its process."
 
 
 def device_behind(
@@ -429,7 +455,7 @@ def late(
     goes_on = f", and {plural(ranks, 'goes', 'go')} on" if is_moving else ""
     return {
         "sentence": f"{capitalize(rank_list(ranks))} {plural(ranks, 'is', 'are')} "
-        f"slow{goes_on}{_where(position)}: rank "
+        f"late{goes_on}{_where(position)}: rank "
         f"{wait.rank} has waited for {format_seconds(waited_ns)} in {_entry_text(wait.entry)}.",
     }
 
