@@ -26,11 +26,12 @@ from instrumented_ddp.watchdog.process_state import (
 from instrumented_ddp.watchdog.protocol import DivergenceLocation, Heartbeat, Investigation, Outcome
 from overlapscope.diagnosis.collective_order import (
     RecordedOrder,
+    compare_order,
     compare_orders,
     decode_entries,
     read_point_to_point_orders,
 )
-from overlapscope.diagnosis.evidence import Entry, Evidence, Liveness, RankEvidence
+from overlapscope.diagnosis.evidence import Entry, Evidence, GroupOrder, Liveness, RankEvidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.process_state import combine_liveness_and_status, find_user_line
 from overlapscope.diagnosis.rank_models import compare_replicas
@@ -104,6 +105,7 @@ class Inspector:
         try:
             known = {each: self._known(case, each, differences) for each in range(size)}
             evidence = make_evidence(size, known, divergences)
+            evidence = replace(evidence, groups=add_older_entries(self._run_folder, evidence.groups))
             verdict = judge(evidence)
             if not verdict.is_fault:
                 undecided_time_ns = Facts(evidence).undecided_time_ns
@@ -214,6 +216,38 @@ def read_snapshot(run_folder: Path, rank: int, differences: Mapping[str, int]) -
         signature_of=logs.signatures(rank).get,
         call_site_of=source.call_sites(rank).get,
         differences=differences,
+    )
+
+
+def add_older_entries(run_folder: Path, groups: tuple[GroupOrder, ...]) -> tuple[GroupOrder, ...]:
+    """Return the groups with the first difference from the files, if it is older than the entries in snapshots.
+
+    A job of short steps is far ahead by the time at which it is judged. Files of ranks on other hosts may not be here.
+    """
+    ranks = {rank for group in groups if group.predates_log for rank in group.windows}
+    folders = {rank: folder for rank in sorted(ranks) if (folder := rank_folder(run_folder, rank)).exists()}
+    if not folders:
+        return groups
+    source = RecordedOrder(open_collective_logs(folders))
+    known = {
+        (group.name, group.ranks): compare_order(source, group)
+        for group in source.groups()
+        if not group.is_point_to_point
+    }
+    return tuple(_with_first_difference(group, known.get((group.name, group.ranks))) for group in groups)
+
+
+def _with_first_difference(group: GroupOrder, read: GroupOrder | None) -> GroupOrder:
+    if not group.predates_log or read is None or read.first_divergence is None or read.predates_log:
+        return group
+    if not read.windows.keys() >= group.windows.keys():
+        return group
+    return replace(
+        group,
+        first_divergence=read.first_divergence,
+        divergence=read.divergence,
+        predates_log=False,
+        windows=read.windows,
     )
 
 

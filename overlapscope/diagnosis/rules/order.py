@@ -77,6 +77,9 @@ def find_divergence(facts: Facts) -> Verdict | None:
         return passed_over
     divergence = Divergence(group, number, side, other)
     kind, words = _classify_divergence(divergence)
+    if group.predates_log:
+        words["alternative"] = text.FIRST_IS_LOST
+    step = loop_step(min(a, b, key=lambda entry: entry.step))
     words["evidence"] = tuple(_divergence_notes(facts, divergence, sides, has_majority=bool(blamed)))
     concerned = tuple(sorted(chain.from_iterable(sides)))
     some = sorted({*blamed[:_MOST_SHOWN], side.ranks[0], other.ranks[0]})
@@ -87,7 +90,8 @@ def find_divergence(facts: Facts) -> Verdict | None:
         **words,
         blamed=blamed,
         concerned=concerned,
-        step=loop_step(min(a, b, key=lambda entry: entry.step)),
+        step=None if group.predates_log else step,
+        last_step=step if group.predates_log else None,
         group=group.name,
         number=number,
         bucket=_bucket_of(a, b),

@@ -92,7 +92,7 @@ def reduced_again(found: Divergence) -> VerdictText:
     step = behind.entry.step
     return _diverged(
         "step behind",
-        f"From step {step} on, gradients of different steps are averaged: {behind.name} "
+        f"{_from_step(found, step)}, gradients of different steps are averaged: {behind.name} "
         f"{plural(behind.ranks, 'has', 'have')} reduced again in step {step}, without an update of the optimizer in "
         f"between, and {ahead.name} {plural(ahead.ranks, 'is', 'are')} in step {ahead.entry.step} by then "
         f"({found.where}, {collective_text(found.side.entry)}).",
@@ -104,7 +104,7 @@ def in_different_steps(found: Divergence) -> VerdictText:
     ahead, behind = found.by_step
     return _diverged(
         "step behind",
-        f"From step {behind.entry.step} on, gradients of different steps are averaged: {ahead.name} "
+        f"{_from_step(found, behind.entry.step)}, gradients of different steps are averaged: {ahead.name} "
         f"{plural(ahead.ranks, 'is', 'are')} in step {ahead.entry.step} where {behind.name} "
         f"{plural(behind.ranks, 'is', 'are')} in step {behind.entry.step} "
         f"({found.where}, {collective_text(found.side.entry)}).",
@@ -117,8 +117,9 @@ def skipped_step(found: Divergence) -> VerdictText:
     step = behind.entry.step
     return _diverged(
         "step behind",
-        f"From step {step} on, gradients of different steps are averaged: {ahead.name} launched no bucket in step "
-        f"{step}, so {plural(ahead.ranks, 'its', 'their')} step {ahead.entry.step} is averaged with step {step} of "
+        f"{_from_step(found, step)}, gradients of different steps are averaged: {ahead.name} launched no bucket in "
+        f"step {step}, so "
+        f"{plural(ahead.ranks, 'its', 'their')} step {ahead.entry.step} is averaged with step {step} of "
         f"{behind.name} ({found.where}, {collective_text(found.side.entry)}).",
     )
 
@@ -128,7 +129,8 @@ def at_different_batches(found: Divergence) -> VerdictText:
     a, b = found.side.entry, found.other.entry
     return _diverged(
         "batch skipped",
-        f"From step {min(a.step, b.step)} on, the ranks average gradients of different batches: {found.other.name} "
+        f"{_from_step(found, min(a.step, b.step))}, the ranks average gradients of different batches: "
+        f"{found.other.name} "
         f"{plural(found.other.ranks, 'is', 'are')} at batch {b.batch} where {found.side.name} "
         f"{plural(found.side.ranks, 'is', 'are')} at batch {a.batch}, and until then they advanced together "
         f"({found.where}, {collective_text(a)}).",
@@ -160,6 +162,14 @@ def missing(found: Divergence, extra: Side, lacking: Side, count: int) -> Verdic
 def different(found: Divergence) -> VerdictText:
     """Describe collectives of different operations, sizes or dtypes."""
     return _diverged("different collectives", f"{capitalize(found.launches)}.")
+
+
+def _from_step(found: Divergence, step: int) -> str:
+    """Return since when ranks differ: at the latest since ``step``, if what came before is not known."""
+    return f"From step {step} or an earlier one on" if found.group.predates_log else f"From step {step} on"
+
+
+FIRST_IS_LOST: Final = "what differed first is not known, and may be a collective that a rank left out or added before"
 
 
 def oldest_left() -> str:

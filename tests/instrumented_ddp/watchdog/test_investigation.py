@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from instrumented_ddp.watchdog.investigation import RankKnowledge, make_evidence
+from dataclasses import replace
+from pathlib import Path
+
+from instrumented_ddp.watchdog.investigation import RankKnowledge, add_older_entries, make_evidence
 from instrumented_ddp.watchdog.process_state import GONE, ProcessState
 from instrumented_ddp.watchdog.protocol import Heartbeat
 from overlapscope.diagnosis.evidence import Failure, RankEvidence, RankPosition
 from overlapscope.diagnosis.rank_snapshot import RankSnapshot
+from tests.diagnosis.jobs import group, trained
+from tests.ordered import all_reduce, steps, write_order
 
 OWN = RankEvidence(rank=0, host="a", pid=1, position=RankPosition(step=3, phase="loop"), steps_done=3)
 HEARTBEAT = Heartbeat(evidence=OWN, host_id="a", start_ticks=1, time_ns=1)
@@ -48,3 +53,17 @@ def test_a_heartbeat_is_more_recent_than_the_files_of_its_rank() -> None:
     )
     one = known(GONE, RankSnapshot(evidence=RankEvidence(rank=0, steps_done=5, rss_bytes=5)), last)
     assert (one.liveness, one.failure, one.rss_bytes, one.steps_done) == ("failed", failure, 7, 5)
+
+
+def test_a_difference_older_than_the_snapshots_is_read_from_the_files_if_all_are_here(tmp_path: Path) -> None:
+    order = [*steps(5, buckets=1), all_reduce(), *steps(95, first=5, buckets=1)]
+    snapshots = [trained(90)[80:], trained(90)[80:]]
+    late = group(dict(enumerate(snapshots)), first_divergence=81, divergence="step", predates_log=True)
+    write_order(tmp_path, {0: order}, members=(0, 1))
+    assert add_older_entries(tmp_path, (late,)) == (late,), "rank 1 is on another host"
+    write_order(tmp_path, {1: steps(100, buckets=1)}, members=(0, 1))
+    (found,) = add_older_entries(tmp_path, (late,))
+    assert (found.first_divergence, found.divergence, found.predates_log) == (6, "signature", False)
+    assert found.latest == late.latest
+    same = replace(late, first_divergence=None, divergence=None, predates_log=False)
+    assert add_older_entries(tmp_path, (same,)) == (same,)
