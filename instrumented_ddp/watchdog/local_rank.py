@@ -48,7 +48,7 @@ from overlapscope.diagnosis.stall_timeout import BUSY_CPU_SHARE
 from overlapscope.diagnosis.text import format_position
 from overlapscope.trace import clocks
 from overlapscope.trace.clocks import host_now_ns
-from overlapscope.trace.collective_log import CollectiveLogWriter
+from overlapscope.trace.collective_log import FAILED, CollectiveLogWriter
 from overlapscope.trace.json_files import read_json
 from overlapscope.trace.live_files import read_fingerprint_passes
 from overlapscope.trace.manifest import Manifest
@@ -171,6 +171,12 @@ class LocalRankMonitor:
         entries = (entry for log in self._logs for entry in log.read(max(1, log.latest - _IN_FLIGHT + 1), log.latest))
         begun_ns = [int(e["announced_ns"]) for e in entries if not e["completed_ns"] and e["announced_ns"]]
         return (host_now_ns() - min(begun_ns)) / 1e9 if begun_ns else None
+
+    def has_completed(self, group: str, number: int) -> bool:
+        """Return whether a collective of a group has completed here, without an error."""
+        logs = [log for log in self._logs if log.header.name == group and not log.header.point_to_point]
+        entries = [entry for log in logs for entry in log.read(number, number) if int(entry["number"]) == number]
+        return any(int(e["completed_ns"]) and not int(e["flags"]) & FAILED for e in entries)
 
     def heartbeat(self, requests: Mapping[int, EntriesRequest] | None = None) -> Heartbeat:
         """Return the current heartbeat.
@@ -369,7 +375,8 @@ class Activity:
         Args:
             frames: stack frames of the main thread, innermost first.
         """
-        cpu_ns = time.process_time_ns() + cpu_ns_of_children(self._pid)
+        # Of what this thread uses itself nothing counts: it observes most while the training does nothing.
+        cpu_ns = time.process_time_ns() - time.thread_time_ns() + cpu_ns_of_children(self._pid)
         code_position = tuple(part for frame in frames[:_FRAMES] for part in (id(frame.f_code), frame.f_lasti))
         data_bytes = bytes_read_and_written(self._pid)
         self._samples.append(_Sample(host_now_ns(), cpu_ns, queued_ns(self._pid), data_bytes, code_position))

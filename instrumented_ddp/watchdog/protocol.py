@@ -180,7 +180,7 @@ class ReportFault:
 
 @dataclass(frozen=True)
 class RetractReport:
-    """Retract the report of a fault: there were steps since, so the job was slow, not stuck."""
+    """Retract the report of a fault: the job has gone on since, so it was slow, not stuck."""
 
     fault: tuple[Any, ...]
     was_judge: bool
@@ -243,6 +243,8 @@ class Observation:
     has_unreduced_gradients: bool = False
     is_neighbor_gone: bool = False
     """True if the process of a neighbor ended without saying how."""
+    has_got_past: bool = False
+    """True if the collective of the latest report that can be retracted has completed on this rank."""
 
     @property
     def idle_s(self) -> float:
@@ -278,6 +280,8 @@ class Reported:
     """Slow rank and step that were logged last."""
     retractable: RetractReport | None = None
     """Retraction of the latest report of a kind that is retracted if the job continues."""
+    waits_in: tuple[str, int] | None = None
+    """Group and number of the collective that ``retractable`` says ranks wait in."""
     progress: int = 0
     """Progress of this rank when ``retractable`` was reported."""
 
@@ -327,12 +331,15 @@ Step = tuple[Participant, list[Action]]
 
 
 def observe(me: Participant, seen: Observation) -> Step:
-    """Process an observation of this rank: retract a report after progress, and detect a reason for an alarm."""
+    """Process an observation of this rank: retract a report after progress, and detect a reason for an alarm.
+
+    In a job's last step no other step follows: a report is retracted as well when what ranks waited in has completed.
+    """
     actions: list[Action] = []
     if seen.has_advanced and (me.no_alarm_until_idle_s or me.no_stop_until_idle_s):
         me = replace(me, no_alarm_until_idle_s=0.0, no_stop_until_idle_s=0.0)
     retractable = None if me.state is State.STOPPING or seen.is_failing else me.reported.retractable
-    if retractable is not None and seen.progress > me.reported.progress:
+    if retractable is not None and (seen.has_got_past or seen.progress > me.reported.progress):
         me = replace(me, reported=Reported(slow=me.reported.slow))
         actions.append(retractable)
     if me.state is State.IDLE and me.pending_alarm is None:
@@ -540,17 +547,19 @@ def _report(me: Participant, outcome: Outcome, seen: Observation) -> Step:
         return replace(me, reported=replace(reported, slow=slow)), [LogSlow(verdict)]
     me = replace(me, no_alarm_until_idle_s=float("inf"))
     fault = identify_fault(verdict)
-    if fault in reported.faults:
+    if not reported.faults.isdisjoint({fault, (*fault[:-1], "certain")}):  # it is reported again once it is certain
         return me, []
     reported = replace(reported, faults=reported.faults | {fault})
     if verdict.kind in _RETRACTABLE_KINDS:
-        reported = replace(reported, retractable=RetractReport(fault, is_judge), progress=seen.progress)
+        where = None if verdict.group is None or verdict.number is None else (verdict.group, verdict.number)
+        retraction = RetractReport(fault, is_judge)
+        reported = replace(reported, retractable=retraction, waits_in=where, progress=seen.progress)
     return replace(me, reported=reported), [ReportFault(outcome)]
 
 
 def identify_fault(verdict: Verdict) -> tuple[Any, ...]:
-    """Return what identifies a fault, so that it is reported once."""
-    return (verdict.kind, verdict.group, verdict.number, *verdict.named)
+    """Return what identifies a fault, so that it is reported once: its certainty last."""
+    return (verdict.kind, verdict.group, verdict.number, *verdict.named, verdict.certainty)
 
 
 def _stop(me: Participant, case: Investigation, outcome: Outcome, now_s: float) -> Step:

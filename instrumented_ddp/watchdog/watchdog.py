@@ -175,7 +175,9 @@ class Watchdog:
         return self._interval_s(time.monotonic() - self._began_s)
 
     def end(self) -> None:
-        """Publish the final heartbeat, and stop."""
+        """Take back what the rest of the job has refuted, publish the final heartbeat, and stop."""
+        with suppress(Exception):  # the others still have to hear that this process was not killed
+            self._follow(protocol.observe(self._me, self._observation(has_advanced=self._local.look())))
         self._publish_exit()
         self._liveness_file.close()
 
@@ -222,6 +224,7 @@ class Watchdog:
                 heartbeat.host_id == local.host_id and liveness_of(heartbeat, process_of(heartbeat), None) == "gone"
                 for heartbeat in self._heartbeats.values()
             ),
+            has_got_past=local.has_completed(*waits_in) if (waits_in := self._me.reported.waits_in) else False,
         )
 
     def _unresponsive_ranks(self) -> set[int]:

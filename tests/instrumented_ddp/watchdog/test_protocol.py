@@ -93,6 +93,7 @@ class Rank:
     is_failing: bool = False
     has_unreduced_gradients: bool = False
     is_neighbor_gone: bool = False
+    has_got_past: bool = False
     is_alive: bool = True
     is_connected: bool = True
     done: list[tuple[float, Action]] = field(default_factory=list)
@@ -115,6 +116,7 @@ class Rank:
             is_failing=self.is_failing,
             has_unreduced_gradients=self.has_unreduced_gradients,
             is_neighbor_gone=self.is_neighbor_gone,
+            has_got_past=self.has_got_past,
         )
 
     def run(self) -> None:
@@ -308,6 +310,28 @@ def test_a_suspicion_is_withdrawn_when_the_job_goes_on():
     job.stall(0)
     job.pass_time(15)
     assert [len(rank.did(ReportFault)) for rank in job.ranks] == [2, 2], "the same fault again is reported again"
+
+
+def test_a_suspicion_is_withdrawn_in_a_last_step_which_no_other_follows():
+    job = Job(2)
+    job.verdict = LIKELY
+    job.stall(0)
+    job.pass_time(5)
+    for rank in job.ranks:
+        rank.has_got_past = True
+    job.pass_time(0.5)
+    assert [len(rank.did(RetractReport)) for rank in job.ranks] == [1, 1]
+
+
+def test_a_suspicion_is_reported_again_once_it_is_certain_and_not_if_it_is_in_doubt_again():
+    job = Job(2)
+    for verdict in (LIKELY, replace(LIKELY, alternative="", blamed=(1,), suspected=()), LIKELY):
+        job.verdict = verdict
+        for rank in job.ranks:
+            rank.me = replace(rank.me, no_alarm_until_idle_s=0.0)
+        job.stall(0)
+        job.pass_time(5)
+    assert [len(rank.did(ReportFault)) for rank in job.ranks] == [2, 2]
 
 
 def test_a_fault_that_does_not_pass_is_not_withdrawn():
