@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+_KEPT: Final = "\t"
+
+
+def make_printable(text: str, keep: str = _KEPT) -> str:
+    """Return a text that is safe to print on one line: names may hold line ends, and commands for a terminal.
+
+    Args:
+        keep: control characters that stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 class OverlapScopeError(Exception):
@@ -12,6 +25,9 @@ class OverlapScopeError(Exception):
     The message is one line: what is wrong, where, and what to do. ``overlapscope.cli.main.main`` catches it, prints it,
     and exits non-zero.
     """
+
+    def __str__(self) -> str:
+        return make_printable(super().__str__())
 
 
 @dataclass(frozen=True)
@@ -25,4 +41,4 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return self.message
+        return make_printable(self.message)

@@ -17,6 +17,7 @@ from overlapscope.bucket_model.observation import Spans
 from overlapscope.errors import OverlapScopeError
 from overlapscope.text import format_bytes, format_ns
 from overlapscope.trace.json_files import from_dict, parse_json_text, write_json
+from overlapscope.trace.regular_file import read_regular_file
 
 CALIBRATION_FILE: Final = "calibration.json"
 """Name of the calibration file in the folder of a recording."""
@@ -104,7 +105,7 @@ def read_calibration(path: Path) -> Calibration:
         OverlapScopeError: The file can't be read, or is not a calibration.
     """
     try:
-        content = parse_json_text(path.read_bytes())
+        content = parse_json_text(read_regular_file(path))
     except OSError as error:
         raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
     except ValueError:

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from overlapscope.bucket_model.partition import Buckets
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.json_files import from_dict, replace_text
+from overlapscope.trace.json_files import from_dict, parse_json_text, replace_text
+from overlapscope.trace.regular_file import read_regular_file
 
 _FORMAT: Final = "overlapscope bucket plan"
 _VERSION: Final = 1
@@ -89,7 +90,7 @@ def read_plan(path: Path) -> PlanFile:
         OverlapScopeError: The file does not exist or is damaged.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json_text(read_regular_file(path))
     except OSError as error:
         raise OverlapScopeError(f"{path}: can't read the bucket plan: {error.strerror}") from None
     except ValueError as error:

@@ -37,6 +37,7 @@ from overlapscope.text import count_of, format_bytes, rank_list
 from overlapscope.trace.environment import DEFAULT_STALL_TIMEOUT_S, DETAILS, ON_INCIDENT, add_startup_hook
 from overlapscope.trace.folders import find_latest_attempt, remove_if_empty
 from overlapscope.trace.json_files import parse_json_text
+from overlapscope.trace.regular_file import read_regular_file
 from overlapscope.trace.schema import RUN_FILE
 
 _CALIBRATE_HINT: Final = "measure with 'overlapscope calibrate'"
@@ -254,7 +255,7 @@ def _read_runs(folder: Path) -> dict[int, dict[str, Any]]:
     runs = {}
     for file in folder.glob(f"rank_*/{RUN_FILE}"):
         with suppress(OSError, ValueError, TypeError):
-            runs[int(file.parent.name.removeprefix("rank_"))] = dict(parse_json_text(file.read_bytes()))
+            runs[int(file.parent.name.removeprefix("rank_"))] = dict(parse_json_text(read_regular_file(file)))
     return dict(sorted(runs.items()))
 
 

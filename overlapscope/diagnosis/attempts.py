@@ -12,7 +12,7 @@ from overlapscope.diagnosis.from_recording import Progress, read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.text import truncate_words
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.errors import OverlapScopeError, Problem
+from overlapscope.errors import OverlapScopeError, Problem, make_printable
 from overlapscope.trace.folders import attempt_number, find_sibling_attempts
 
 _MAX_ATTEMPTS: Final = 8
@@ -37,7 +37,7 @@ class Attempt:
     @property
     def line(self) -> str:
         """Return why the attempt ended, as one line."""
-        name = f"Attempt {self.number} ({self.path})"
+        name = f"Attempt {self.number} ({make_printable(str(self.path))})"
         if self.verdict.kind == "healthy":
             return f"{name} {'runs' if self.evidence.is_live else 'came to its end'}."
         return f"{name}: {truncate_words(' '.join(self.verdict.sentence.split()), _MAX_LINE_LENGTH)}"

@@ -54,6 +54,7 @@ from overlapscope.trace.process_files import (
 )
 from overlapscope.trace.rank_folder import RankFolder
 from overlapscope.trace.recording_modes import OFF
+from overlapscope.trace.regular_file import open_regular_file
 from overlapscope.trace.schema import (
     ENDED_FILE,
     EVENTS_FILE,
@@ -160,8 +161,8 @@ def read_stacks(folder: Path, seen: str | None) -> str:
     texts = []
     for path in sorted(wanted):
         try:
-            with path.open(encoding="utf-8", errors="replace") as file:
-                texts.append(file.read(_MAX_STACKS_BYTES))
+            with open_regular_file(path) as file:
+                texts.append(file.read(_MAX_STACKS_BYTES).decode(errors="replace"))
         except OSError:
             continue
     return "\n".join(text for text in (*texts, seen or "") if text.strip())

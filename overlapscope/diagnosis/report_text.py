@@ -16,6 +16,7 @@ from overlapscope.diagnosis.text import (
     group_text,
 )
 from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.errors import make_printable
 from overlapscope.text import format_ranks, rank_list
 from overlapscope.trace.schema import NO_BUCKET
 
@@ -39,7 +40,7 @@ def format_report(verdict: Verdict, evidence: Evidence) -> str:
     A healthy job gets one line.
     """
     if verdict.kind == "healthy":
-        return "\n".join([verdict.sentence, *verdict.evidence])
+        return make_printable("\n".join([verdict.sentence, *verdict.evidence]), keep="\t\n")
     parts = [[verdict.sentence]]
     if verdict.alternative:
         parts[0].append(f"This is likely, not certain: {verdict.alternative}.")
@@ -56,7 +57,7 @@ def format_report(verdict: Verdict, evidence: Evidence) -> str:
     ):
         if sentences:
             parts.append([title, *(f"  - {sentence}" for sentence in sentences)])
-    return "\n\n".join("\n".join(part) for part in parts)
+    return make_printable("\n\n".join("\n".join(part) for part in parts), keep="\t\n")
 
 
 def _position_lines(evidence: Evidence) -> list[str]:

@@ -22,6 +22,7 @@ import orjson
 from overlapscope.bucket_model.calibration import AllReduceSample, Calibration
 from overlapscope.errors import OverlapScopeError
 from overlapscope.text import count_of
+from overlapscope.trace.regular_file import open_regular_file
 
 _GZIP: Final = b"\x1f\x8b"
 _FORMAT_VERSION_KEY: Final = b'"inspector_output_format_version"'
@@ -145,7 +146,7 @@ def is_inspector_dump(path: Path) -> bool:
 
 def _lines(path: Path) -> Iterator[bytes]:
     try:
-        with path.open("rb") as raw:
+        with open_regular_file(path) as raw:
             is_compressed = raw.peek(2)[:2] == _GZIP
             with gzip.open(raw) if is_compressed else raw as file:
                 while line := file.readline(_LONGEST_LINE_BYTES):

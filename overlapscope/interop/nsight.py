@@ -31,6 +31,7 @@ from overlapscope.interop.kineto import (
     parse_kernel_op,
     parse_rank_in_name,
 )
+from overlapscope.trace.regular_file import open_regular_file
 
 _MAGIC: Final = b"SQLite format 3\x00"
 _PROCESS_DIVISOR: Final = 1 << 24
@@ -59,7 +60,7 @@ def is_sqlite_report(path: Path) -> bool:
     if path.suffix in (".nsys-rep", ".qdrep"):
         raise OverlapScopeError(f"{path}: make SQLite of it first: nsys export --type sqlite {path}")
     try:
-        with path.open("rb") as file:
+        with open_regular_file(path) as file:
             return file.read(len(_MAGIC)) == _MAGIC
     except OSError as error:
         raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None

@@ -9,8 +9,10 @@ from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from overlapscope.errors import make_printable
 from overlapscope.report.report import INDENT, Report, Section, Table
 
+_KEPT: Final = "\n\t"
 _MIN_WIDTH: Final = 120
 """Width that fits every table, so that none is cut off on a narrower terminal or in a pipe."""
 
@@ -20,7 +22,7 @@ def print_report(report: Report) -> None:
     console = Console(highlight=False, soft_wrap=True, emoji=False)
     console.width = max(console.width, _MIN_WIDTH)
     for line in report.facts:
-        console.print(line, markup=False)
+        _print(console, line)
     for index, section in enumerate(report.sections):
         if index or report.facts:
             console.print()
@@ -28,18 +30,22 @@ def print_report(report: Report) -> None:
 
 
 def _print_section(console: Console, section: Section) -> None:
-    console.print(section.headline, style="bold", markup=False)
+    console.print(make_printable(section.headline, _KEPT), style="bold", markup=False)
     if section.preformatted:
-        console.print(section.preformatted, markup=False)
+        _print(console, section.preformatted)
     for line in (*([section.basis] if section.basis else []), *section.notes):
-        console.print(line, markup=False)
+        _print(console, line)
     for table in section.tables:
-        console.print(f"\n{table.title}", markup=False)
+        _print(console, f"\n{table.title}")
         console.print(_build_table(table))
         for note in table.notes:
-            console.print(note, markup=False)
+            _print(console, note)
     for action in section.actions:
-        console.print(action, markup=False)
+        _print(console, action)
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(make_printable(text, _KEPT), markup=False)
 
 
 def _build_table(table: Table) -> RichTable:
@@ -52,7 +58,7 @@ def _build_table(table: Table) -> RichTable:
         justify: JustifyMethod = "left" if column.is_text else "right"
         built.add_column(column.label, justify=justify, no_wrap=has_numbers, overflow="fold")
     for index, row in enumerate(rows[: table.shown]):
-        built.add_row(*(escape(cell.replace(INDENT, "  ")) for cell in row))
+        built.add_row(*(escape(make_printable(cell.replace(INDENT, "  "), _KEPT)) for cell in row))
         if index in table.groups:
             built.add_section()
     return built

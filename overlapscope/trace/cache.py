@@ -39,6 +39,7 @@ from overlapscope.trace.clock_alignment import RankClock
 from overlapscope.trace.event_log import read_log_position
 from overlapscope.trace.folders import STAGING_PREFIX, remove_stale_staging_dirs, remove_tables, try_lock
 from overlapscope.trace.json_files import dump_json_text, parse_json_text, write_json
+from overlapscope.trace.regular_file import read_regular_file
 from overlapscope.trace.schema import EVENTS_FILE, FORMAT_VERSION, TABLES_FOLDER
 from overlapscope.trace.table_file import ALL_STEPS, StepRange, TableFile, read_groups, read_table_file, write_groups
 from overlapscope.trace.tables import TABLES, Shard, empty_tables
@@ -139,7 +140,7 @@ def load_tables(path: Path, expected_fingerprint: str | None) -> StoredTables | 
     """
     folder = path / TABLES_FOLDER
     try:
-        contents = parse_json_text((folder / CONTENTS_FILE).read_bytes())
+        contents = parse_json_text(read_regular_file(folder / CONTENTS_FILE))
         if contents["version"] != _TABLES_VERSION:
             return None
         if expected_fingerprint not in (None, contents["fingerprint"]):
@@ -329,7 +330,7 @@ def load_checkpoint(staging: Path, number: int) -> ConvertedShards | None:
     """Load the checkpoint of a shard; None if there is none, or if it is incomplete."""
     folder = staging / _CHECKPOINT_FOLDER
     try:
-        content = parse_json_text(_checkpoint_path(staging, number).read_bytes())
+        content = parse_json_text(read_regular_file(_checkpoint_path(staging, number)))
         return ConvertedShards(
             shards=[_load_shard(shard, folder) for shard in content["shards"]],
             files={

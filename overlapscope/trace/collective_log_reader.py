@@ -30,6 +30,7 @@ from overlapscope.trace.collective_log import (
 )
 from overlapscope.trace.folders import has_finished_recording
 from overlapscope.trace.json_files import from_dict, read_lines
+from overlapscope.trace.regular_file import open_descriptor, open_regular_file
 from overlapscope.trace.ring_log import find_last_in_order, read_header_and_size
 from overlapscope.trace.schema import (
     CALL_SITES_FILE,
@@ -144,7 +145,7 @@ class CollectiveLogFile:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        fd = os.open(self.path, os.O_RDONLY)
+        fd = open_descriptor(self.path)
         try:
             yield fd
         finally:
@@ -320,7 +321,7 @@ def _add(logs: CollectiveLogs, rank: int, path: Path) -> None:
 def _was_just_made(path: Path) -> bool:
     """Return whether a log has its full size, but no header or entry yet: its process is about to write them."""
     try:
-        with path.open("rb") as file:
+        with open_regular_file(path) as file:
             begin = file.read(HEADER_BYTES + ENTRY_BYTES)
     except OSError:
         return False

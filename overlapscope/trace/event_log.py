@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.text import count_of
+from overlapscope.trace.regular_file import open_regular_file
 from overlapscope.trace.ring_log import RingLog, SlotStore, find_last_in_order, read_header_and_size
 from overlapscope.trace.schema import (
     CHECKED_RECORD,
@@ -235,7 +236,7 @@ def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:
         OverlapScopeError: nothing of the file can be read (missing, not a log, a newer format, no header).
     """
     try:
-        with path.open("rb") as file:
+        with open_regular_file(path) as file:
             header, size = read_header_and_size(file.fileno(), path, LogHeader.unpack)
             slots = _read_slots(file.fileno(), 0, _slots_to_read(file.fileno(), header, size))
     except OSError as error:
@@ -259,7 +260,7 @@ def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:
 def count_record_bytes(path: Path) -> int:
     """Return the size of the part of a log that holds records; 0 if unreadable. Files of open logs are larger."""
     try:
-        with path.open("rb") as file:
+        with open_regular_file(path) as file:
             header, size = read_header_and_size(file.fileno(), path, LogHeader.unpack)
             return RECORD_BYTES * _slots_to_read(file.fileno(), header, size)
     except (OSError, OverlapScopeError):
@@ -276,7 +277,7 @@ def read_step_bounds(path: Path) -> list[int]:
     """Return the first step that is still in a log and the latest one; an empty list if there is none."""
     latest = read_latest_step(path)
     try:
-        with path.open("rb") as file:
+        with open_regular_file(path) as file:
             read_header_and_size(file.fileno(), path, LogHeader.unpack)
             first = _read_slots(file.fileno(), 0, _PROBE_RECORDS)
     except (OSError, OverlapScopeError):
@@ -288,7 +289,7 @@ def read_step_bounds(path: Path) -> list[int]:
 def is_closed(path: Path) -> bool:
     """Return whether a log was closed, as at the end of its process."""
     try:
-        with path.open("rb") as file:
+        with open_regular_file(path) as file:
             return read_header_and_size(file.fileno(), path, LogHeader.unpack)[0].closed
     except (OSError, OverlapScopeError):
         return False
@@ -320,7 +321,7 @@ def read_latest_records(
     """
     problems = [] if problems is None else problems
     try:
-        with path.open("rb") as file:
+        with open_regular_file(path) as file:
             fd, page = file.fileno(), file.read(HEADER_BYTES)
             if not any(page) and not is_over:  # just created, and its header is about to be written
                 return np.empty(0, dtype=RECORD_DTYPE)

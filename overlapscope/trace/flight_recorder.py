@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from overlapscope.errors import OverlapScopeError, Problem
+from overlapscope.trace.regular_file import open_regular_file
 from overlapscope.trace.untrusted import load_json, load_pickle, read_bytes
 from overlapscope.trace.user_code import find_user_file
 
@@ -402,7 +403,7 @@ def _prefix(file: Path) -> str:
 
 def _looks_like_a_dump(file: Path) -> bool:
     try:
-        with file.open("rb") as opened:
+        with open_regular_file(file) as opened:
             head = opened.read(_SNIFFED_BYTES)
     except OSError:
         return False

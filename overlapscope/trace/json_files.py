@@ -18,11 +18,14 @@ from typing import Any, Final, TypeVar
 from zlib import crc32
 
 from overlapscope.errors import Problem
+from overlapscope.trace.regular_file import read_regular_file
 
 T = TypeVar("T")
 Row = TypeVar("Row")
 
 CHECKSUM_KEY: Final = "crc32"
+_MAX_NESTING: Final = 64
+"""Depth above which a text is damage: ours have five levels."""
 _NO_DIGITS: Final = b"00000000"
 _CHECKSUM: Final = re.compile(rb'"crc32": ?"(.{8})"\s*\}\s*\Z', re.DOTALL)
 
@@ -45,13 +48,38 @@ def parse_json_text(data: bytes) -> Any:
     Raises:
         ValueError: the text is not JSON, or its checksum is wrong.
     """
-    content = json.loads(data)
+    content = _load(data)
     found = _CHECKSUM.search(data)
     if found is not None:
         begin, end = found.span(1)
         if found[1] != b"%08x" % crc32(data[:begin] + _NO_DIGITS + data[end:].rstrip(b"\n")):
             raise ValueError("its checksum is wrong")
     return _without_checksum(content) if isinstance(content, dict) else content
+
+
+def _load(data: bytes) -> Any:
+    """Parse a JSON text, unless it is nested so deeply that whoever walks through it would fail."""
+    try:
+        content = json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if data.count(b"[") + data.count(b"{") > _MAX_NESTING and _is_too_deep(content):
+        raise ValueError("nested too deeply")
+    return content
+
+
+def _is_too_deep(content: Any) -> bool:
+    level = [content]
+    for _ in range(_MAX_NESTING):
+        level = [
+            part
+            for one in level
+            for part in (one.values() if isinstance(one, dict) else one)
+            if isinstance(part, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _without_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +108,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def read_json(path: Path, problems: list[Problem]) -> dict[str, Any]:
     """Read the JSON object in a small file; return an empty one and add a problem if it can't be read."""
     try:
-        content = parse_json_text(path.read_bytes())
+        content = parse_json_text(read_regular_file(path))
     except (OSError, ValueError) as error:
         problems.append(_unreadable(path, error))
         return {}
@@ -102,7 +130,7 @@ def read_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any], Ite
         rows_of: returns the rows of one line's content.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_regular_file(path).split(b"\n")
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -132,7 +160,7 @@ def from_json(cls: type[T], text: str | bytes) -> T:
     Raises:
         KeyError, TypeError, ValueError: ``text`` is not a valid ``cls``.
     """
-    return from_dict(cls, json.loads(text))
+    return from_dict(cls, _load(text.encode() if isinstance(text, str) else text))
 
 
 def from_dict(cls: type[T], plain: dict[str, Any]) -> T:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace.clocks import host_now_ns
+from overlapscope.trace.regular_file import read_regular_file
 from overlapscope.trace.schema import GRADIENT_READY_PATTERN, LIVENESS_FILE, gradient_ready_file
 
 _ALIVE: Final = struct.Struct("<qqq")
@@ -65,7 +66,7 @@ def read_alive_file(path: Path, problems: list[Problem]) -> tuple[int | None, in
         problems: receives problems with the file.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular_file(path)
     except OSError:
         return None, None, None
     content, checksum = data[: _ALIVE.size], data[_ALIVE.size :]
@@ -217,7 +218,7 @@ def read_final_pass(folder: Path, model: int, tensors: int) -> FingerprintPasses
 def _whole_slots(folder: Path, model: int, tensors: int) -> FingerprintPasses:
     dtype = fingerprint_pass_dtype(tensors)
     try:
-        data = (folder / fingerprints_file(model)).read_bytes()
+        data = read_regular_file(folder / fingerprints_file(model))
     except OSError:
         return np.empty(0, dtype)
     size = dtype.itemsize
@@ -296,7 +297,7 @@ def _read_ready_file(folder: Path, model: int, problems: list[Problem]) -> array
     times_ns: array[int] = array("q")
     path = folder / gradient_ready_file(model)
     try:
-        data = path.read_bytes()
+        data = read_regular_file(path)
     except OSError:
         return times_ns
     times_ns.frombytes(data[: len(data) // 8 * 8])

@@ -15,6 +15,7 @@ from zlib import crc32
 from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace.collective_log import CollectiveLogHeader
 from overlapscope.trace.json_files import read_json, write_json
+from overlapscope.trace.regular_file import open_regular_file
 from overlapscope.trace.schema import EVENTS_FILE, HEADER_BYTES, MANIFEST_FILE, LogHeader, find_file_kind
 
 
@@ -96,7 +97,7 @@ def _is_closed(path: Path) -> bool:
     """Return whether a log is complete according to its header; a damaged header is reported by its readers."""
     unpack = LogHeader.unpack if path.name == EVENTS_FILE else CollectiveLogHeader.unpack
     try:
-        with path.open("rb") as file:
+        with open_regular_file(path) as file:
             return unpack(file.read(HEADER_BYTES), path).closed
     except OverlapScopeError:
         return True
@@ -110,5 +111,5 @@ def _describe_file(path: Path) -> dict[str, int]:
 def _crc32(path: Path, size: int) -> int:
     if size < 0:
         raise ValueError(size)
-    with path.open("rb") as file:
+    with open_regular_file(path) as file:
         return crc32(file.read(size))

@@ -24,6 +24,7 @@ from overlapscope.trace.json_files import (
     replace_text,
     write_json,
 )
+from overlapscope.trace.regular_file import open_regular_file
 from overlapscope.trace.schema import RANK_FILE, REPORTS_FILE, STALL_FILE
 
 _MOST_STACK_BYTES: Final = 200_000
@@ -57,7 +58,7 @@ class WatchdogReport:
     def stacks(self) -> str:
         """Return the stacks of the rank's Python threads at that time; empty if they were not written."""
         try:
-            with self.stacks_path.open("rb") as file:
+            with open_regular_file(self.stacks_path) as file:
                 return file.read(_MOST_STACK_BYTES).decode(errors="replace")
         except OSError:
             return ""

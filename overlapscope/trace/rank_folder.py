@@ -25,6 +25,7 @@ from overlapscope.trace.live_files import read_ready_times_ns
 from overlapscope.trace.manifest import Manifest
 from overlapscope.trace.process_files import StallSnapshot, WatchdogReport, read_rank_reports, read_stall_snapshot
 from overlapscope.trace.recording_modes import BegunMode, read_begun_modes
+from overlapscope.trace.regular_file import read_regular_file
 from overlapscope.trace.schema import (
     CALL_SITES_FILE,
     CLOCK_FILE,
@@ -201,7 +202,7 @@ class RankFolder:
         """
         path = self.path / PLANS_FILE
         try:
-            content = path.read_bytes()
+            content = read_regular_file(path)
         except OSError:
             content = b""
         if content not in known:

@@ -17,6 +17,7 @@ from typing import Final
 from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace.environment import DEFAULT_EVERY, DETAILS, Detail
 from overlapscope.trace.json_files import dump_json_line, from_dict, parse_json_text, read_dataclasses, write_json
+from overlapscope.trace.regular_file import read_regular_file
 from overlapscope.trace.schema import CONTROL_FILE, MODES_FILE
 
 OFF: Final = 0
@@ -82,7 +83,7 @@ def read_control(path: Path) -> list[RecordingMode]:
         OverlapScopeError: it can't be read, or is damaged.
     """
     try:
-        found = [from_dict(RecordingMode, mode) for mode in parse_json_text(path.read_bytes())["modes"]]
+        found = [from_dict(RecordingMode, mode) for mode in parse_json_text(read_regular_file(path))["modes"]]
         if any(mode.every < 0 or mode.detail not in DETAILS for mode in found):
             raise ValueError
     except FileNotFoundError:

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from overlapscope.errors import OverlapScopeError
 from overlapscope.text import format_bytes
 from overlapscope.trace.event_log import count_record_bytes
+from overlapscope.trace.regular_file import open_regular_file, read_regular_file
 from overlapscope.trace.tables import TIMES
 
 _BYTES_PER_LOGGED: Final = 6
@@ -183,7 +184,7 @@ def write_groups(folder: Path, name: str, table: pd.DataFrame, between: Sequence
         for begin, end in rows:
             writer.write_table(content.slice(begin, end - begin), row_group_size=end - begin)
     limits = [ALL_STEPS[0], *edges, ALL_STEPS[1]]
-    with path.open("rb") as file:
+    with open_regular_file(path) as file:
         footer_begin = _footer_begin(file)
         found = pq.read_metadata(path)
         spans = [_span_of(found.row_group(number)) for number in range(len(kept))]
@@ -212,7 +213,7 @@ def read_groups(folder: Path, file: TableFile, steps: StepRange) -> list[pa.Tabl
     if not wanted:
         return []
     path = folder / file.name
-    with path.open("rb") as content:
+    with open_regular_file(path) as content:
         spans = [(file.groups[number].begin, file.groups[number].end, file.groups[number].crc32) for number in wanted]
         if any(_crc32(content, begin, end) != expected for begin, end, expected in spans):
             raise ValueError("damaged")
@@ -231,7 +232,7 @@ def read_table_file(path: Path, checksum: int) -> pd.DataFrame:
         OSError: the file can't be read.
         ValueError: it differs from what was written.
     """
-    data = path.read_bytes()
+    data = read_regular_file(path)
     if crc32(data) != checksum:
         raise ValueError("damaged")
     found = pq.read_metadata(io.BytesIO(data))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.regular_file import open_regular_file
 
 MAX_BYTES: Final = 64 * 1024**2
 """Size above which a file is rejected: it could hold 60 times the entries that a Flight Recorder keeps by default."""
@@ -36,9 +37,7 @@ def read_bytes(path: Path) -> bytes:
         OverlapScopeError: the file is not a regular file, empty, too large, or can't be read.
     """
     try:
-        if not path.is_file():  # reading a pipe would block
-            raise OverlapScopeError(f"{path}: not a file")
-        with path.open("rb") as file:
+        with open_regular_file(path) as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
