@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,73 @@ _LONGEST_TEXT: Final = 1000
 _LARGEST: Final = 2**63
 _MOST_DIMENSIONS: Final = 64
 _MOST_RANKS: Final = 65_536
+_NAME_OF_OP: Final = re.compile(r"(?:[\w.-]+:)?(?P<op>[\w.-]+)(?: [0-9]{1,9}(?:->|<-)[0-9]{1,9})?")
+"""``nccl:all_reduce``, ``nccl:send 0->1``, and without a backend in early versions."""
+_WORD: Final = re.compile(r"(?P<op>[\w.-]+)")
+_OPS: Final = [
+    "all_reduce",
+    "all_reduce_barrier",
+    "allreduce",
+    "allreduce_coalesced",
+    "all_reduce_sparse",
+    "sparse_all_reduce",
+    "broadcast",
+    "_broadcast_oop",
+    "reduce",
+    "_reduce_oop",
+    "all_gather",
+    "all_gather_v",
+    "all_gather_p",
+    "all_gather_single",
+    "allgather",
+    "allgather_coalesced",
+    "_all_gather_base",
+    "all_gather_into_tensor_coalesced",
+    "reduce_scatter",
+    "reduce_scatter_v",
+    "reduce_scatter_single",
+    "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced",
+    "ALLREDUCE_coalesced",
+    "ALLGATHER_coalesced",
+    "REDUCE_SCATTER_coalesced",
+    "coalesced",
+    "barrier",
+    "gather",
+    "gather_single",
+    "scatter",
+    "all_to_all",
+    "all_to_all_single",
+    "all_to_all_v_single",
+    "alltoall",
+    "send",
+    "recv",
+    "recvAnySource",
+    "batch_op_issue",
+]
+_STATES: Final = ("scheduled", "started", "completed")
+_DTYPES: Final = [
+    "Float",
+    "Double",
+    "Half",
+    "BFloat16",
+    "Long",
+    "Int",
+    "Short",
+    "Char",
+    "Byte",
+    "Bool",
+    "ComplexFloat",
+    "ComplexDouble",
+    "ComplexHalf",
+    "UInt16",
+    "UInt32",
+    "UInt64",
+    "Float8_e4m3fn",
+    "Float8_e5m2",
+    "Float8_e4m3fnuz",
+    "Float8_e5m2fnuz",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +196,7 @@ class _Reader:
         self._path = path
         self._texts: dict[str, str] = {}
         self._frames: dict[int, SourceFrame] = {}  # by id: the stacks of a dump share most of their frames
+        self._words: set[tuple[str, re.Pattern[str]]] = set()
 
     def members(self, config: Any) -> dict[str, tuple[int, ...]]:
         if not isinstance(config, dict):
@@ -153,6 +221,19 @@ class _Reader:
             )
         return self._texts[value]
 
+    def word(self, value: Any, name: str, known: Collection[str], pattern: re.Pattern[str] = _WORD) -> str:
+        """Return a name of PyTorch's; one that is no word, or a known one but for a single letter, is damage.
+
+        Others are of a backend or a version that is unknown here.
+        """
+        text = self.text(value, name)
+        if (text, pattern) not in self._words:
+            match = pattern.fullmatch(text)
+            if match is None or _is_misspelled(match["op"], known):
+                raise self._damaged(f"{name} is {text!r}, which is no known name")
+            self._words.add((text, pattern))
+        return text
+
     def integer(self, value: Any, name: str) -> int:
         if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value):
             value = int(value)
@@ -173,12 +254,12 @@ class _Reader:
             description=description,
             number=self.integer(entry.get(number), f"{number} of {where}"),
             is_point_to_point=is_point_to_point is True,
-            name=self.text(entry.get("profiling_name"), f"profiling_name of {where}"),
+            name=self.word(entry.get("profiling_name"), f"profiling_name of {where}", _OPS, _NAME_OF_OP),
             input_shapes=self._shapes(entry, "input_sizes", where),
             output_shapes=self._shapes(entry, "output_sizes", where),
-            input_dtypes=self._texts_of(entry, "input_dtypes", where),
-            output_dtypes=self._texts_of(entry, "output_dtypes", where),
-            state=self.text(entry.get("state"), f"state of {where}"),
+            input_dtypes=self._dtypes(entry, "input_dtypes", where),
+            output_dtypes=self._dtypes(entry, "output_dtypes", where),
+            state=self.word(entry.get("state"), f"state of {where}", _STATES),
             is_retired=entry.get("retired") is True,
             created_ns=self._time(entry, "time_created_ns", where) or 0,
             started_ns=self._time(entry, "time_discovered_started_ns", where),
@@ -227,8 +308,9 @@ class _Reader:
             function=self.text(frame.get("name", ""), f"name of a frame of {where}"),
         )
 
-    def _texts_of(self, entry: Mapping[Any, Any], name: str, where: str) -> tuple[str, ...]:
-        return tuple(self.text(value, f"one of {name} of {where}") for value in self._list(entry, name, where))
+    def _dtypes(self, entry: Mapping[Any, Any], name: str, where: str) -> tuple[str, ...]:
+        values = self._list(entry, name, where)
+        return tuple(self.word(value, f"one of {name} of {where}", _DTYPES) for value in values)
 
     def _time(self, entry: Mapping[Any, Any], name: str, where: str) -> int | None:
         """Return a time; None if it is missing or 0, as for an event that has not happened."""
@@ -243,6 +325,13 @@ class _Reader:
 
     def _damaged(self, what: str) -> OverlapScopeError:
         return OverlapScopeError(f"{self._path}: not a Flight Recorder dump, or damaged: {what}")
+
+
+def _is_misspelled(word: str, known: Collection[str]) -> bool:
+    """Return whether a word is not known, and one that is differs from it in a single letter."""
+    return word not in known and any(
+        len(word) == len(other) and sum(a != b for a, b in zip(word, other, strict=True)) == 1 for other in known
+    )
 
 
 _POINT_TO_POINT: Final = ("send", "recv", "batch_op_issue")

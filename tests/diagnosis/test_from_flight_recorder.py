@@ -229,6 +229,18 @@ class TestNccl:
         verdict = self.run(tmp_path, 4, job)
         assert (verdict.kind, verdict.named, verdict.number) == ("stuck", (2,) if has_starts else (), 11)
 
+    @pytest.mark.parametrize("world_size", [2, 3])
+    def test_what_one_has_scheduled_and_another_never_launched_is_likely_a_fault(
+        self, tmp_path: Path, world_size: int
+    ) -> None:
+        def job(rank: NcclRank) -> None:
+            if rank.rank != 1:
+                rank.launch("all_reduce", [4], state="scheduled", line=33)
+
+        verdict = self.run(tmp_path, world_size, job)
+        assert (verdict.kind, verdict.certainty, verdict.number) == ("stuck", "likely", 11)
+        assert verdict.suspected == (() if world_size == 2 else (1,))
+
     def test_one_rank_leaves_a_collective_out(self, tmp_path: Path) -> None:
         def job(rank: NcclRank) -> None:
             if rank.rank != 2:

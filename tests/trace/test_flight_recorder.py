@@ -147,10 +147,30 @@ class TestRefusal:
     def test_lets_no_control_characters_through(self, tmp_path: Path) -> None:
         evil = "\x1b[2J\nall_reduce\ud800"
         frames = [{"name": evil, "filename": f"/workspace/{evil}.py", "line": 1}]
-        dump = read_dump(write(tmp_path, minimal(profiling_name="nccl:\x1b[2J\n", frames=frames)))
+        dump = read_dump(write(tmp_path, minimal(process_group=("0", evil), frames=frames)))
         site = dump.entries[0].call_site
         assert site is not None
-        assert (dump.entries[0].name + site.file + site.function).isprintable()
+        assert (dump.entries[0].description + site.file + site.function).isprintable()
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"profiling_name": "nccl:all_re)uce"},
+            {"profiling_name": "nccl:all_rfduce"},
+            {"profiling_name": "nccl:send 0-=1"},
+            {"input_dtypes": ["Floap"]},
+            {"state": "scheduldd"},
+        ],
+    )
+    def test_takes_a_name_with_a_changed_letter_for_damage(self, tmp_path: Path, changes: dict[str, Any]) -> None:
+        with pytest.raises(OverlapScopeError, match="damaged"):
+            read_dump(write(tmp_path, minimal(**changes)))
+
+    def test_knows_that_there_may_be_other_names(self, tmp_path: Path) -> None:
+        dump = read_dump(
+            write(tmp_path, minimal(profiling_name="ncclx:all_gather_quantized", input_dtypes=["QUInt4x2"]))
+        )
+        assert (dump.entries[0].name, dump.entries[0].input_dtypes) == ("ncclx:all_gather_quantized", ("QUInt4x2",))
 
     @given(st.data())
     @settings(deadline=None, max_examples=60)

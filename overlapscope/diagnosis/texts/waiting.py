@@ -253,25 +253,39 @@ def all_inside(
 
 
 def not_launched(
-    ranks: Sequence[int], waiting: Collection[int], wait: Wait, latest: Sequence[tuple[int, int | None, Entry | None]]
+    ranks: Sequence[int],
+    waiting: Collection[int],
+    wait: Wait,
+    latest: Sequence[tuple[int, int | None, Entry | None]],
+    *,
+    is_begun: bool,
 ) -> VerdictText:
     """Describe ranks that have not launched what others wait in, as far as dumps tell.
 
     Args:
         latest: the latest launch of ranks in the group: rank, number and entry, as far as known.
+        is_begun: False if the others have launched it, and their devices have not begun it.
     """
     missed = wait.first_missed_by(ranks)
-    what, inside = f"collective {missed.number} of {group_text(wait.group)}, in which", ""
     evidence = [f"Last launches in this group: {join_and([_latest_launch(*one) for one in latest])}."]
-    if wait.is_point_to_point:
-        what, inside, evidence = "the counterpart of what", " in", []
     evidence.append(
         f"The dumps don't say whether {rank_list(ranks)} left it out, {plural(ranks, 'is', 'are')} late or "
         f"{plural(ranks, 'has', 'have')} ended, or whether the others launched one too many."
     )
+    does = f"in which {rank_list(waiting)} {plural(waiting, 'waits', 'wait')}"
+    if not is_begun:
+        does = f"which {rank_list(waiting)} {plural(waiting, 'has', 'have')} launched and not begun"
+    sentence = f"not launched collective {missed.number} of {group_text(wait.group)}, {does}"
+    if wait.is_point_to_point:
+        sentence, evidence = (
+            f"not launched the counterpart of what {rank_list(waiting)} {plural(waiting, 'waits', 'wait')} in",
+            evidence[1:],
+        )
     return {
-        "sentence": f"{capitalize(rank_list(ranks))} {plural(ranks, 'has', 'have')} not launched {what} "
-        f"{rank_list(waiting)} {plural(waiting, 'waits', 'wait')}{inside}: {_entry_text(missed)}.",
+        "sentence": f"{capitalize(rank_list(ranks))} {plural(ranks, 'has', 'have')} {sentence}: {_entry_text(missed)}.",
+        "alternative": ""
+        if is_begun
+        else "the devices may be at earlier work, and the job may go on after these dumps",
         "evidence": tuple(evidence),
         "advice": (
             "Look for a collective, or a part of the model, inside an `if` that depends on the rank or on the data.",
