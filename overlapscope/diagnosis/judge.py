@@ -57,6 +57,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     models.find_settings_fault,
     gradients.find_missing_gradients,
     order.find_divergence,
+    groups.find_oversized_message,
     groups.find_recreated_group,
     waiting.find_no_sync_rank,
     groups.find_left_out_collective,

@@ -18,6 +18,7 @@ from overlapscope.diagnosis.text import (
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import make_printable
 from overlapscope.text import format_ranks, rank_list
+from overlapscope.trace.collective_log import POINT_TO_POINT
 from overlapscope.trace.schema import NO_BUCKET
 
 _MAX_SINGLE_RANKS: Final = 8
@@ -112,13 +113,17 @@ def _shortened(site: CallSite | None) -> CallSite | None:
 def _newest(evidence: Evidence, rank: int) -> str:
     latest = [
         (window[-1].announced_ns, group, window[-1])
-        for group in evidence.groups
-        if (window := group.windows.get(rank)) and window[-1].number == group.latest.get(rank)
+        for group in (*evidence.groups, *evidence.point_to_point_orders)
+        if (window := group.windows.get(rank))
+        and window[-1].number == group.latest.get(rank)
+        and window[-1].signature.role != "segment"
     ]
     if not latest:
         numbers = [f"{group.latest[rank]} of {group_text(group)}" for group in evidence.groups if rank in group.latest]
         return ", ".join(numbers[:2])
     _, group, entry = max(latest, key=lambda one: one[0])
+    if entry.signature.op in POINT_TO_POINT:  # each rank numbers its own
+        return f"{group_text(group)}: {_short(entry)}"
     return f"{entry.number} of {group_text(group)}: {_short(entry)}"
 
 

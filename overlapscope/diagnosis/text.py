@@ -73,6 +73,10 @@ def collective_text(entry: Entry, *, with_names: bool = True) -> str:
     if signature.peer is not None:
         direction = {"send": "to", "reduce": "to", "gather": "to"}.get(signature.op, "from")
         text += f" {direction} rank {signature.peer}"
+    elif signature.op == "recv" and signature.role == "user":
+        text += " from any rank"
+    if signature.tag and signature.role == "user":
+        text += f" with tag {signature.tag}"
     return text + (f" ({first_few(signature.names)})" if signature.names and with_names else "")
 
 

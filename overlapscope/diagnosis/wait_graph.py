@@ -9,6 +9,7 @@ from typing import Final
 
 from overlapscope.diagnosis.evidence import Entry, Evidence, GroupOrder, RankEvidence
 from overlapscope.diagnosis.failures import is_consequence, is_timeout
+from overlapscope.diagnosis.messages import find_messages_in_flight, is_answered, mark_failed
 from overlapscope.diagnosis.stall_timeout import BUSY_STALL_TIMEOUT_NS, is_busy, long_stall_timeout_ns, stall_timeout_ns
 from overlapscope.trace.collective_log import POINT_TO_POINT
 
@@ -422,15 +423,41 @@ class Facts:
         return is_there and is_in_transit(self.messages_of(rank))
 
     def _wait_for_peer(self, rank: int, group: GroupOrder, entry: Entry) -> Wait | None:
-        """Return the wait for the peer of a send or a recv, unless the peer is in one with this rank as well."""
-        for one in _incomplete_in_round(group, rank, entry):
-            peer = one.signature.peer
-            if peer is None or peer == rank or peer in self.unrecorded:
-                continue
-            _, other = self.blocked.get(peer, (group, None))
-            if other is None or other.signature.op not in POINT_TO_POINT or other.signature.peer not in (rank, None):
-                return Wait(rank, group, one, (peer,), is_point_to_point=True)
+        """Return the wait for the peer of a send or a recv, unless the peer has launched its side of the message."""
+        if entry.signature.role == "segment":
+            answers = dict.fromkeys(_incomplete_in_round(group, rank, entry))
+        else:
+            messages = find_messages_in_flight(group, self.ranks[rank], entry)
+            answers = {one: is_answered(group, rank, one) for one in messages}
+        # One that is known to lack its other side is waited for; of others, that is only possible.
+        for one in sorted(answers, key=lambda one: answers[one] is not False):
+            if late := self._late_peers(rank, group, one, answers[one]):
+                return Wait(rank, group, one, late, is_point_to_point=True)
         return None
+
+    def _late_peers(self, rank: int, group: GroupOrder, message: Entry, answer: bool | None) -> tuple[int, ...]:
+        """Return the ranks that a message waits for.
+
+        A recv from any rank waits for all, if none of them can send: they are in collectives or messages with others.
+
+        Args:
+            answer: whether the peer has launched its side; if unknown, it has not unless it is in a message as well.
+        """
+        peer = message.signature.peer
+        peers = (peer,) if peer is not None else tuple(other for other in group.ranks if other in self.ranks)
+        others = tuple(other for other in peers if other != rank)
+        if answer or set(others) & set(self.unrecorded):
+            return ()
+        if answer is None and any(self._may_talk_to(other, rank) for other in others):
+            return ()
+        if peer is None and not all(other in self.blocked or has_finished(self.ranks[other]) for other in others):
+            return ()
+        return others
+
+    def _may_talk_to(self, peer: int, rank: int) -> bool:
+        """Return True if a rank is in a send or a recv with another one."""
+        _, other = self.blocked.get(peer, (None, None))
+        return other is not None and other.signature.op in POINT_TO_POINT and other.signature.peer in (rank, None)
 
     def _newest_done(self, group: GroupOrder) -> int:
         return max((e.number for window in group.windows.values() for e in window if e.state == "completed"), default=0)
@@ -445,6 +472,7 @@ class Facts:
         if not latest:
             return None
         group, entry = max(latest, key=lambda pair: pair[1].announced_ns)
+        entry = mark_failed(entry, one)
         if entry.state == "completed":
             return None
         if runs_on_device(group):  # the device waits there, however far its host has run ahead

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from overlapscope.diagnosis.evidence import GroupOrder, RankEvidence
+from overlapscope.diagnosis.failures import is_consequence
+from overlapscope.diagnosis.messages import find_answer
 from overlapscope.diagnosis.process_state import find_wait_reason
 from overlapscope.diagnosis.stall_timeout import STUCK_AFTER_NS
 from overlapscope.diagnosis.text import is_recreated, loop_step
@@ -71,15 +73,20 @@ _STEPS_LEFT_BEHIND: Final = 2
 
 
 def find_interleaved_groups(facts: Facts) -> Verdict | None:
-    """Find a cycle of ranks that each wait in a group whose next collective another of them has not reached."""
+    """Find a cycle of ranks that each wait in a group whose next collective another of them has not reached.
+
+    Or for a message that another of them has not sent or received.
+    """
     waits = _cycle(facts)
+    if waits and all(wait.is_point_to_point for wait in waits):
+        return _message_cycle_verdict(facts, waits)
     if len({(wait.group.name, wait.is_point_to_point) for wait in waits}) < 2:
         return None
     first = min(waits, key=lambda wait: (wait.entry.step, wait.entry.batch or 0))
     gone_on = tuple(wait.rank for wait in waits if wait.rank in first.late and _is_ahead(facts, wait, first))
     if gone_on:
         return _left_out_verdict(facts, first, gone_on)
-    if len({wait.group.name for wait in waits}) == 1:
+    if any(wait.is_point_to_point for wait in waits):
         return _unanswered_verdict(waits)
     return Verdict(
         kind="groups interleaved",
@@ -87,6 +94,31 @@ def find_interleaved_groups(facts: Facts) -> Verdict | None:
         blamed=_minority_of_groups(facts, waits),
         **_wait_fields(first, waits),
     )
+
+
+def _message_cycle_verdict(facts: Facts, waits: list[Wait]) -> Verdict | None:
+    """Return the verdict on ranks that each wait for a message of the next one; None if one of them may be computing.
+
+    A rank may have launched a message without waiting for it. It does if it has failed there, or is inside torch.
+    """
+    still = [wait.rank for wait in waits if not is_consequence(facts.ranks[wait.rank].failure)]
+    if len(waits) < 2 or any(facts.is_only_slow(rank) for rank in still):
+        return None
+    elsewhere = [rank for rank in still if not _is_inside(facts.ranks[rank])]
+    first = min(waits, key=lambda wait: (wait.entry.step, wait.rank))
+    return Verdict(
+        kind="missing collective",
+        **text.message_cycle(waits, elsewhere, tags=_tags_between(waits)),
+        **_wait_fields(first, waits) | {"windows": {}},
+    )
+
+
+def _tags_between(waits: list[Wait]) -> tuple[int, int] | None:
+    """Return the tags of a send and a recv of two ranks that match but for these; None if they don't match anyway."""
+    if len(waits) != 2:
+        return None
+    one, other = (wait.entry.signature for wait in waits)
+    return (one.tag, other.tag) if one.op != other.op and one.tag != other.tag else None
 
 
 def _wait_fields(first: Wait, waits: list[Wait]) -> dict[str, Any]:
@@ -129,9 +161,27 @@ def _is_ahead(facts: Facts, wait: Wait, first: Wait) -> bool:
 def _unanswered_verdict(waits: list[Wait]) -> Verdict:
     """Return the verdict of a send or a recv whose peer waits in something else of the same group."""
     wait = next(one for one in waits if one.is_point_to_point)
-    (peer,) = wait.late
-    other = next((one for one in waits if one.rank == peer), None)
-    return Verdict(kind="missing collective", **text.unanswered(wait, peer, other), **_wait_fields(wait, waits))
+    other = next((one for one in waits if one.rank in wait.late), None)
+    fields = _wait_fields(wait, waits)
+    fields["concerned"] = tuple(sorted({*fields["concerned"], *wait.late}))
+    return Verdict(kind="missing collective", **text.unanswered(wait, other), **fields)
+
+
+def find_oversized_message(facts: Facts) -> Verdict | None:
+    """Find a recv that never completes because its peer sends more than it expects: gloo ends the process then."""
+    for rank, (group, entry) in sorted(facts.blocked.items()):
+        sent = find_answer(group, rank, entry) if entry.signature.op == "recv" else None
+        if sent is not None and sent.signature.bytes > entry.signature.bytes and entry.signature.peer is not None:
+            peer = entry.signature.peer
+            return Verdict(
+                kind="different collectives",
+                **text.oversized_message(rank, entry, peer, sent),
+                concerned=tuple(sorted((rank, peer))),
+                step=loop_step(entry),
+                group=group.name,
+                call_sites=known_sites({rank: entry.call_site, peer: sent.call_site}),
+            )
+    return None
 
 
 def find_left_out_collective(facts: Facts) -> Verdict | None:

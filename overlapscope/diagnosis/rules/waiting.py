@@ -195,6 +195,8 @@ def _all_inside(facts: Facts) -> Verdict | None:
     if len(stuck) < len(facts.ranks) or not stuck:
         return None
     held_up = {rank: facts.first_open(rank) for rank in stuck}
+    if any(entry.signature.op in POINT_TO_POINT for _, entry in held_up.values()):
+        return None if facts.waits else _all_in_messages(facts, held_up)
     group, entry = held_up[stuck[0]]
     if any(other[0].name != group.name or other[1].number != entry.number for other in held_up.values()):
         return None
@@ -205,6 +207,22 @@ def _all_inside(facts: Facts) -> Verdict | None:
         concerned=tuple(stuck),
         **_collective(group, entry),
         windows=_windows_with(group, {rank: held_up[rank][1] for rank in stuck[:8]}),
+    )
+
+
+def _all_in_messages(facts: Facts, held_up: Mapping[int, tuple[GroupOrder, Entry]]) -> Verdict | None:
+    """Return a verdict if all ranks are in messages, and none is known to lack its other side."""
+    entries = {rank: entry for rank, (_, entry) in held_up.items()}
+    if not all(entry.signature.op in POINT_TO_POINT for entry in entries.values()):
+        return None
+    group, first = held_up[min(held_up)]
+    return Verdict(
+        kind="stuck",
+        **text.all_in_messages(entries, alternative=_alternative(facts)),
+        concerned=tuple(held_up),
+        step=loop_step(first),
+        group=group.name,
+        call_sites=known_sites({rank: entry.call_site for rank, entry in entries.items()}),
     )
 
 
@@ -244,5 +262,5 @@ def wait_fields(facts: Facts, wait: Wait, ranks: tuple[int, ...]) -> dict[str, A
     return {
         **_collective(wait.group, missed),
         "call_sites": known_sites(sites),
-        "windows": wait.group.windows_of((*ranks[:4], *facts.waiting[:4])),
+        "windows": {} if wait.is_point_to_point else wait.group.windows_of((*ranks[:4], *facts.waiting[:4])),
     }

@@ -351,16 +351,57 @@ def groups_interleaved(waits: Sequence[Wait], first: Wait) -> VerdictText:
     }
 
 
-def unanswered(wait: Wait, peer: int, peer_wait: Wait | None) -> VerdictText:
-    """Describe a send or a recv whose peer waits in something else of the same group."""
+def message_cycle(waits: Sequence[Wait], elsewhere: Sequence[int], *, tags: tuple[int, int] | None) -> VerdictText:
+    """Describe ranks that each wait for a send or a recv of the next one.
+
+    Args:
+        elsewhere: ranks that may not wait there.
+        tags: tags of a send and a recv that don't match because of them.
+    """
+    parts = [
+        f"rank {wait.rank} waits{in_step(wait.entry)} in {collective_text(wait.entry)}{at_line(wait.entry.call_site)}"
+        for wait in waits
+    ]
+    ops = {wait.entry.signature.op for wait in waits}
+    lacking = f"none of them {'receives' if ops == {'send'} else 'sends'}"
+    if len(ops) > 1:
+        lacking = "none of them has launched the other side of these"
+    advice = "Let one rank of each pair send first and the other receive first, or use batch_isend_irecv()."
+    if tags is not None:
+        lacking = f"these don't match, as their tags are {tags[0]} and {tags[1]}"
+        advice = "Give a send and the recv of its peer the same tag."
+    return {
+        "sentence": f"{capitalize(rank_list([wait.rank for wait in waits]))} wait for each other's messages: "
+        f"{join_and(parts)}; {lacking}.",
+        "alternative": f"{rank_list(elsewhere)} may have gone on after launching it, and be elsewhere"
+        if elsewhere
+        else "",
+        "advice": (advice,),
+    }
+
+
+def oversized_message(rank: int, received: Entry, peer: int, sent: Entry) -> VerdictText:
+    """Describe a recv whose peer sends more than fits."""
+    return {
+        "sentence": f"{capitalize(in_step(received).lstrip())} rank {rank} launched {collective_text(received)}"
+        f"{at_line(received.call_site)}, for which rank {peer} launched {collective_text(sent)}"
+        f"{at_line(sent.call_site)}: it sends more than the recv takes.",
+        "advice": ("Give both sides of a message tensors of the same size and dtype.",),
+    }
+
+
+def unanswered(wait: Wait, peer_wait: Wait | None) -> VerdictText:
+    """Describe a send or a recv whose peer waits in something else; a recv from any rank has several."""
     does = "sent" if wait.entry.signature.op == "recv" else "received"
     elsewhere = ""
     if peer_wait is not None:
-        entry = peer_wait.entry
-        elsewhere = f": it waits for {rank_list(peer_wait.late)} in {collective_text(entry)}{at_line(entry.call_site)}"
+        entry, who = peer_wait.entry, "it" if len(wait.late) == 1 else f"rank {peer_wait.rank}"
+        elsewhere = (
+            f": {who} waits for {rank_list(peer_wait.late)} in {collective_text(entry)}{at_line(entry.call_site)}"
+        )
     return {
         "sentence": f"Rank {wait.rank} waits in {collective_text(wait.entry)}{at_line(wait.entry.call_site)}"
-        f"{in_step(wait.entry)}, and rank {peer} has not {does}{elsewhere}.",
+        f"{in_step(wait.entry)}, and {rank_list(wait.late)} {plural(wait.late, 'has', 'have')} not {does}{elsewhere}.",
         "advice": ("Give every recv a send on the other side, before either of the two enters a collective.",),
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from overlapscope.diagnosis.evidence import (
@@ -34,6 +34,7 @@ from overlapscope.diagnosis.wait_graph import SegmentMessage, Wait
 from overlapscope.text import capitalize, count_of, rank_list
 
 _MAX_GAPS: Final = 3
+_MAX_MESSAGES: Final = 4
 _WAITING: Final[dict[WaitReason, str]] = {
     "thread": "waiting for a lock or another thread",
     "process": "waiting for another process",
@@ -162,6 +163,9 @@ def stalled(
     if gave_up_ns is not None and one.idle_ns is not None and 2 * one.idle_ns < gave_up_ns:
         what = f"been active elsewhere until {format_seconds(one.idle_ns)} before"
     missed = wait.first_missed_by(ranks)
+    where = f"in collective {missed.number} of {group_text(wait.group)}"
+    if wait.is_point_to_point:  # each rank numbers its own
+        where = f"for its message in {group_text(wait.group)}"
     evidence = []
     if one.liveness == "unknown":
         evidence.append("Whether the processes still run is unknown from here.")
@@ -174,8 +178,7 @@ def stalled(
         they_wait = f"and {rank_list(gave_up)} gave up waiting for {plural(ranks, 'it', 'them')} after {after}"
     return {
         "sentence": f"{capitalize(rank_list(ranks))} {plural(ranks, 'has', 'have')} {what}"
-        f"{_where(one.position)}, {they_wait} in collective "
-        f"{missed.number} of {group_text(wait.group)}: {_entry_text(missed)}.",
+        f"{_where(one.position)}, {they_wait} {where}: {_entry_text(missed)}.",
         "alternative": alternative,
         "evidence": tuple(evidence),
         "advice": tuple(_stall_advice(one, reason, is_live=is_live, is_busy=is_busy and gave_up_ns is not None)),
@@ -206,6 +209,18 @@ def _stall_advice(one: RankEvidence, reason: WaitReason | None, *, is_live: bool
         yield f"Look at its stacks then: stall.json and stacks_*.txt in rank_{one.rank} of the recording."
     else:
         yield "If it happens again, look at that rank's stacks while it lasts: py-spy dump on its process."
+
+
+def all_in_messages(entries: Mapping[int, Entry], *, alternative: str) -> VerdictText:
+    """Describe ranks that are all in sends and receives that don't complete; ``entries`` by rank."""
+    shown = [f"rank {rank}: {_entry_text(entry)}" for rank, entry in list(entries.items())[:_MAX_MESSAGES]]
+    return {
+        "sentence": f"All ranks that left a log wait in sends and receives{in_step(next(iter(entries.values())))} that "
+        f"never completed ({'; '.join(shown)}).",
+        "alternative": alternative,
+        "evidence": ("No message is known to lack its other side.",),
+        "advice": (_LOOK_AT_NETWORK,),
+    }
 
 
 def device_behind(
