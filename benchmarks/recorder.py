@@ -17,8 +17,8 @@ adds to the training thread's forward, in which each layer is gathered once.
 
 Every way has new processes, and takes turns with the others; medians over rounds, with 90 % intervals from five rounds
 on. In a sample, one step in ten is recorded in full. What says so is recorded by the twins
-in Python (OVERLAPSCOPE_NATIVE=0), the rest by the native code. Last, a record in a tight loop with caches warm. What a
-real step costs is in ``benchmarks.step_time``.
+in Python (OVERLAPSCOPE_NATIVE=0), the rest by the native code. Last, a record in a tight loop with caches warm, and a
+sample of the machine, of which there is one a second at most. What a real step costs is in ``benchmarks.step_time``.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ from torch.distributed.fsdp import fully_shard
 import instrumented_ddp
 from benchmarks.medians import format_interval, median_with_ci
 from instrumented_ddp import native
+from instrumented_ddp.machine.sampler import MachineSampler
 from instrumented_ddp.native import NATIVE_VARIABLE
 from instrumented_ddp.recording.timing import make_timer
 from overlapscope.trace.environment import SAMPLE_VARIABLE
 from overlapscope.trace.event_log import EventLogWriter, RecordStore
 from overlapscope.trace.schema import Kind, pack_body
 from tests.cluster.processes import Program, run_together
+from tests.fake_nvml.playing import play_gpu
 from tests.instrumented_ddp.device_stub import DEVICE, Stub, compile_stub, play_torch
 
 TIME_LIMIT_S: Final = 300
@@ -245,6 +247,22 @@ def time_marks(marks: int = 200_000) -> float:
     return taken_ns / marks
 
 
+def time_machine_sample(*, with_gpu: bool, samples: int = 200) -> float:
+    """Return the microseconds of CPU time of a sample of this machine; a GPU's are those of Python's side of NVML."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        sampler = MachineSampler(Path(folder))
+        if with_gpu:
+            play_gpu(patch)
+            sampler.use_device(torch.device("cuda", 0))
+        sampler.run()
+        start_ns = time.thread_time_ns()
+        for _ in range(samples):
+            sampler.run()
+        taken_ns = time.thread_time_ns() - start_ns
+        sampler.end()
+    return taken_ns / samples / 1000
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="of new processes (%(default)s)")
@@ -268,6 +286,8 @@ def main() -> None:
     for name, make_store in {"in C": native.RecordStore, "in Python": RecordStore}.items():
         print(f"a record in a tight loop, {name}: {time_tight_loop(make_store):.0f} ns", flush=True)
     print(f"a mark on a device and its record, in C, without its driver: {time_marks():.0f} ns", flush=True)
+    for name, with_gpu in {"": False, " and a GPU, without its driver": True}.items():
+        print(f"a sample of this machine{name}: {time_machine_sample(with_gpu=with_gpu):.0f} us", flush=True)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 from instrumented_ddp.bucket_plan import ParameterSpec
 from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.collectives.position import TrainingPosition
+from instrumented_ddp.machine.sampler import MachineSampler
 from instrumented_ddp.recording.background import BackgroundScheduler, suppress_recorder_errors
 from instrumented_ddp.recording.batch_tracker import DataPositionTracker
 from instrumented_ddp.recording.console import log_to_stderr
@@ -50,6 +51,9 @@ _log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S: Final = 3.0
 """Time limit for final messages to the other ranks, whose store may no longer answer."""
+
+_DEVICE_TIMEOUT_S: Final = 1.0
+"""Time limit for the last sample of the machine, whose devices may no longer answer."""
 
 
 class Session:
@@ -81,6 +85,8 @@ class Session:
         self._exit_recorder: ExitRecorder | None = None
         self._watchdog: Watchdog | None = None
         self._scheduler = BackgroundScheduler(rank)
+        self._machine_thread = BackgroundScheduler(rank, "machine")
+        self._machine = MachineSampler(self.folder)
         self.collectives = CollectiveRecorder(self.folder, rank, self.position, self.disable_recording)
         self.models = ModelRegistry(self.collectives)
         self.replicas = ReplicaComparison(self.folder, self._scheduler, self.disable_recording)
@@ -97,6 +103,7 @@ class Session:
     def _watch_process(self, on_incident: OnIncident) -> None:
         """Start the exit recorder and, unless it is off, the watchdog."""
         self._scheduler.add(self.collectives.completions)
+        self._machine_thread.add(self._machine)
         self._exit_recorder = ExitRecorder(self.folder, self.collectives.loop, self._on_process_failure)
         abort_after_s = None
         if on_incident == "raise":
@@ -142,6 +149,7 @@ class Session:
             self.disable_recording(error)
             return None
         self.data.on_fetch = self.recorder.on_fetch
+        self._machine.use_device(device)
         atexit.unregister(self.close)  # handlers that users registered meanwhile still run after ours, as before
         call_at_exit(self.close)
         return self.recorder
@@ -223,6 +231,7 @@ class Session:
             None if recorder is None else recorder.close,
             None if exit_recorder is None else exit_recorder.close,
             self.replicas.close,
+            partial(self._machine_thread.close, _DEVICE_TIMEOUT_S),
             partial(self._scheduler.close, _CLOSE_TIMEOUT_S),
             None if watchdog is None else watchdog.close,
             self.collectives.close,

@@ -95,10 +95,12 @@ class BackgroundScheduler:
 
     Args:
         rank: rank of this process, for messages.
+        name: name of the thread. Tasks that may be held up for long by a device have a thread of their own.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, name: str = "background") -> None:
         self._rank = rank
+        self._name = name
         self._due_s: dict[PeriodicTask, float] = {}
         """Next due time of each task, by ``time.monotonic``; infinity while the task is running."""
         self._wake = threading.Event()
@@ -110,7 +112,7 @@ class BackgroundScheduler:
         self._due_s[task] = 0.0
         self._wake.set()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="overlapscope-background", daemon=True)
+            self._thread = threading.Thread(target=self._run, name=f"overlapscope-{self._name}", daemon=True)
             self._thread.start()
 
     def wake(self, task: PeriodicTask) -> None:

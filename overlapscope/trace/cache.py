@@ -6,7 +6,7 @@ and one range::
 
     tables/contents.json            description of the other files, and a fingerprint of their sources
     tables/collectives/0000.parquet
-    tables/ranks.parquet            and plans, clocks, call_sites, links, modes, user_collectives: of all ranks
+    tables/ranks.parquet            and plans, clocks, call_sites, links, machine ...: of all ranks
 
 Times are those of each rank's clock, and are mapped to the common clock on reading.
 
@@ -44,11 +44,14 @@ from overlapscope.trace.schema import EVENTS_FILE, FORMAT_VERSION, TABLES_FOLDER
 from overlapscope.trace.table_file import ALL_STEPS, StepRange, TableFile, read_groups, read_table_file, write_groups
 from overlapscope.trace.tables import TABLES, Shard, empty_tables
 
-UNSPLIT_TABLES: Final = ("ranks", "plans", "call_sites", "links", "modes", "user_collectives", "clocks")
+UNSPLIT_TABLES: Final = (
+    *("ranks", "plans", "call_sites", "links", "machine", "machine_sources"),
+    *("modes", "user_collectives", "clocks"),
+)
 """Tables that are not split. ``clocks``: see ``load.build_clock_maps``."""
 
 CONTENTS_FILE: Final = "contents.json"
-_TABLES_VERSION: Final = 11  # increase it when the columns of a table change
+_TABLES_VERSION: Final = 12  # increase it when the columns of a table change
 
 
 class DamagedTables(Exception):  # noqa: N818 - a state of the tables, which are rebuilt

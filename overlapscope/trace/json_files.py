@@ -123,11 +123,17 @@ def _unreadable(path: Path, error: OSError | ValueError) -> Problem:
     return Problem("error", f"{path}: can't be read ({reason})")
 
 
-def read_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any], Iterable[Row]]) -> list[Row]:
+def read_lines(
+    path: Path,
+    problems: list[Problem],
+    rows_of: Callable[[Any], Iterable[Row]],
+    choose: Callable[[list[bytes]], list[int]] | None = None,
+) -> list[Row]:
     """Read the rows of a JSON Lines file, skipping damaged lines; a truncated last line is skipped silently.
 
     Args:
         rows_of: returns the rows of one line's content.
+        choose: returns the indices of the lines to read, of a file that may be long; by default all are read.
     """
     try:
         lines = read_regular_file(path).split(b"\n")
@@ -137,7 +143,8 @@ def read_lines(path: Path, problems: list[Problem], rows_of: Callable[[Any], Ite
         problems.append(_unreadable(path, error))
         return []
     rows: list[Row] = []
-    for number, line in enumerate(lines, start=1):
+    for index in range(len(lines)) if choose is None else choose(lines):
+        number, line = index + 1, lines[index]
         try:
             rows += rows_of(parse_json_text(line)) if line else ()
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):

@@ -39,7 +39,7 @@ class AssembledRecording:
     run: dict[str, Any]
     """``run.json`` of the lowest rank that has one; empty if none has."""
     unsplit: dict[str, pd.DataFrame]
-    """Tables that are not split: ranks, plans, call_sites, links, modes and user_collectives as in ``Trace``, and the
+    """Tables that are not split, as in ``Trace`` (``cache.UNSPLIT_TABLES``), and the
     clock maps that ``build_clock_maps`` reads."""
     problems: list[Problem]
 

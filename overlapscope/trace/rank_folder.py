@@ -22,6 +22,7 @@ from overlapscope.trace.event_log import RECORD_DTYPE, Records, is_closed, read_
 from overlapscope.trace.folders import has_collective_logs, has_finished_recording
 from overlapscope.trace.json_files import read_json, read_lines
 from overlapscope.trace.live_files import read_ready_times_ns
+from overlapscope.trace.machine_log import MachineLog, read_machine_log
 from overlapscope.trace.manifest import Manifest
 from overlapscope.trace.process_files import StallSnapshot, WatchdogReport, read_rank_reports, read_stall_snapshot
 from overlapscope.trace.recording_modes import BegunMode, read_begun_modes
@@ -222,6 +223,10 @@ class RankFolder:
         """Return the samples of TCP connections, one row per connection."""
         return self.read_lines(LINKS_FILE, _parse_link_sample)
 
+    def machine(self) -> MachineLog:
+        """Return what the rank has sampled of the machine."""
+        return read_machine_log(self.path, self.problems)
+
     def modes(self) -> tuple[BegunMode, ...]:
         """Return the recording modes that the rank has noted; none if it has always been in the default one."""
         return read_begun_modes(self.path, self.problems)
@@ -282,6 +287,7 @@ class RankRecording:
     rounds: Rounds
     """Description of each segment by its number; empty if there are no segments."""
     links: list[LinkRow]
+    machine: MachineLog
     modes: tuple[BegunMode, ...]
     call_sites: list[tuple[Any, ...]]
     """Columns: call_site, file, line, function."""
@@ -338,6 +344,7 @@ def read_rank_recording(
         rank_info=rank_info,
         run=run,
         links=folder.links(),
+        machine=folder.machine(),
         modes=folder.modes(),
         user_collectives_ns=folder.user_collectives_ns(),
         rounds=folder.rounds() if (records["kind"] == Kind.SEGMENT).any() else {},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -71,6 +71,10 @@ class Trace:
     """User collectives that ranks waited for: rank, start_ns, end_ns; described in ``trace.rank_folder``."""
     links: pd.DataFrame
     """Samples of TCP connections, described in ``overlapscope.trace.rank_folder``."""
+    machine: pd.DataFrame = field(default_factory=lambda: empty_tables()["machine"])
+    """What ranks have sampled of the machine: ``overlapscope.trace.tables.MACHINE_COLUMNS``."""
+    machine_sources: pd.DataFrame = field(default_factory=lambda: empty_tables()["machine_sources"])
+    """Sources that ranks use, and facts that can't be read: ``overlapscope.trace.tables.MACHINE_SOURCE_COLUMNS``."""
     modes: pd.DataFrame
     """Recording modes that ranks have begun: ``overlapscope.trace.tables.MODE_COLUMNS``. A rank without any has
     always been in the default one."""
@@ -132,8 +136,8 @@ class Recording:
         return map_to_clocks({"steps": tables["steps"]}, build_clock_maps(self.unsplit["clocks"]))["steps"]
 
     def without_samples(self) -> Recording:
-        """Return the recording without links and call sites, which are sampled beside the steps and may be large."""
-        left_out = {name: self.unsplit[name].iloc[:0] for name in ("links", "call_sites")}
+        """Return the recording without what is sampled beside the steps, and call sites, which may be large."""
+        left_out = {name: self.unsplit[name].iloc[:0] for name in ("links", "machine", "call_sites")}
         return replace(self, unsplit=self.unsplit | left_out)
 
     def trace(self, steps: StepRange = ALL_STEPS) -> Trace:

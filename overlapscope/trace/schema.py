@@ -76,6 +76,7 @@ PLANS_FILE: Final = "plans.jsonl"
 CALL_SITES_FILE: Final = "call_sites.jsonl"
 CLOCK_FILE: Final = "clock.jsonl"
 LINKS_FILE: Final = "links.jsonl"
+MACHINE_FILE: Final = "machine.jsonl"
 GROUP_PATTERN: Final = "group_*.log"
 POINT_TO_POINT_PATTERN: Final = "p2p_*.log"
 SIGNATURES_FILE: Final = "signatures.jsonl"
@@ -165,6 +166,12 @@ RANK_FILES: Final = (
         "samples of the kernel's counters of TCP connections",
         "recording.tcp_stats",
         "trace.rank_folder:RankFolder.links",
+    ),
+    FileKind(
+        MACHINE_FILE,
+        "what the machine said: GPUs, control groups, pressure, interfaces",
+        "machine.sampler",
+        "trace.machine_log:read_machine_log",
     ),
     FileKind(
         GROUP_PATTERN,

@@ -12,6 +12,7 @@ pauses     rank, step, generation, start_ns, end_ns
 segments   ``SEGMENT_COLUMNS``; plans: ``PLAN_COLUMNS``
 modes      ``MODE_COLUMNS``
 links      rank, time_ns, local, peer, peer_rank (-1: unknown), ``LINK_COUNTERS``
+machine    ``MACHINE_COLUMNS``: facts about the machine; machine_sources: ``MACHINE_SOURCE_COLUMNS``
 ========== ====================================================================================================
 
 Times are those of each rank's clock. ``ready_ns`` is missing for collectives without a bucket, ``start_ns`` and
@@ -59,7 +60,7 @@ _DTYPE_BYTES: Final = np.array([DTYPE_BYTES[name] for name in DTYPES], dtype=np.
 
 _NO_RECORDS: Final[Records] = np.empty(0, dtype=RECORD_DTYPE)
 
-TIMES: Final = ("start_ns", "end_ns", "ready_ns", "launch_ns", "time_ns")
+TIMES: Final = ("start_ns", "end_ns", "ready_ns", "launch_ns", "time_ns", "since_ns")
 """Columns that hold points in time; other columns of nanoseconds hold durations."""
 
 
@@ -310,6 +311,12 @@ SEGMENT_COLUMNS: Final = (
 MODE_COLUMNS: Final = ("rank", "step", "agreed_step", "every", "detail", "time_ns")
 """Columns of recording modes, see ``recording_modes.BegunMode``."""
 
+MACHINE_COLUMNS: Final = ("rank", "time_ns", "since_ns", "source", "name", "value")
+"""Columns of what ranks have sampled of the machine: the rank that did, and ``machine_log.MachineReading``."""
+
+MACHINE_SOURCE_COLUMNS: Final = ("rank", "source", "label", "facts", "why")
+"""Columns of the sources that ranks use, and of what could not be read: ``machine_log.MachineSource``."""
+
 _UNKNOWN: Final = (-1, 0, "", 0, 0, "", 0, "", 0)
 
 UNKNOWN_RANK: Final = -1
@@ -388,7 +395,7 @@ class Shard:
     tables: dict[str, pd.DataFrame]
     """Event tables by name: ``tables.TABLES``. The rows of a rank are contiguous."""
     unsplit: dict[str, pd.DataFrame]
-    """Other tables: user_collectives, links, modes, call_sites."""
+    """Other tables: user_collectives, links, machine, machine_sources, modes, call_sites."""
     plans: set[PlanRows]
 
 
@@ -452,6 +459,8 @@ def build_shard(files: Sequence[RankRecording], *, starts_mid_step: bool = False
         unsplit={
             "user_collectives": _user_collectives(files),
             "links": build_link_samples({one.rank: one.links for one in files}),
+            "machine": _machine(files),
+            "machine_sources": _machine_sources(files),
             "modes": _modes(files),
             "call_sites": _call_sites(files),
         },
@@ -473,6 +482,20 @@ def _user_collectives(files: Sequence[RankRecording]) -> pd.DataFrame:
     nothing = np.zeros((2, 0), dtype=np.int64)
     start_ns, end_ns = np.concatenate([nothing, *(one.user_collectives_ns for one in files)], axis=1)
     return pd.DataFrame({"rank": rank, "start_ns": start_ns, "end_ns": end_ns})
+
+
+def _machine(files: Sequence[RankRecording]) -> pd.DataFrame:
+    rows = [(one.rank, *reading) for one in files for reading in one.machine.readings]
+    return pd.DataFrame(rows, columns=list(MACHINE_COLUMNS)).astype(
+        {"rank": "int64", "time_ns": "int64", "since_ns": "int64", "source": "str", "name": "str", "value": "float64"}
+    )
+
+
+def _machine_sources(files: Sequence[RankRecording]) -> pd.DataFrame:
+    rows = [(one.rank, *source) for one in files for source in one.machine.sources]
+    return pd.DataFrame(rows, columns=list(MACHINE_SOURCE_COLUMNS)).astype(
+        dict.fromkeys(MACHINE_SOURCE_COLUMNS, "str") | {"rank": "int64"}
+    )
 
 
 def _modes(files: Sequence[RankRecording]) -> pd.DataFrame:

@@ -16,6 +16,7 @@ import pytest
 from overlapscope.trace.collective_log import ENTRY_DTYPE, CollectiveLogHeader
 from overlapscope.trace.event_log import RECORD_DTYPE
 from overlapscope.trace.live_files import fingerprint_pass_dtype
+from overlapscope.trace.machine_facts import iter_facts
 from overlapscope.trace.recording import Trace, read_trace
 from overlapscope.trace.schema import HEADER_BYTES, OPS, RANK_FILES, RECORD_BYTES, FileKind, Kind, LogHeader, Phase
 from tests.synthetic import write_recording
@@ -120,6 +121,11 @@ def test_tables_on_disk_are_those_of_read_trace_once_clocks_are_taken_into_accou
         assert np.where(is_of_other_clock, later, own_ns).tolist() == expected["end_ns"].tolist()
     for name in ("ranks", "plans", "call_sites", "links", "user_collectives"):
         pd.testing.assert_frame_equal(pd.read_parquet(tables / f"{name}.parquet"), getattr(trace, name))
+
+
+def test_every_machine_fact_is_documented() -> None:
+    documented = [tuple(cell.strip("`") for cell in row) for row in rows("source", "fact", "what it is", "kind")]
+    assert documented == [(source, fact.name, fact.meaning, fact.kind) for source, fact in iter_facts()]
 
 
 def test_every_file_of_a_rank_is_documented_as_in_the_registry() -> None:
