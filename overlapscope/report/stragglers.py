@@ -19,6 +19,7 @@ from overlapscope.stragglers.text import (
     describe_cost,
     describe_equal_ranks,
     describe_equalized_rank,
+    describe_machine,
     describe_missing_ranks,
     describe_verdict,
     describe_when,
@@ -98,7 +99,9 @@ def tabulate_findings(stragglers: Stragglers) -> Table:
             {
                 "who": _label_culprit(finding),
                 "why": f"{CAUSE_LABELS[finding.cause]} {describe_when(finding)}",
-                "evidence": finding.pattern.statistic,
+                "evidence": " ".join((f"{finding.pattern.statistic}.", *describe_machine(finding)))
+                if finding.machine
+                else finding.pattern.statistic,
                 "delay": finding.delay_ns,
                 "cost": describe_cost(finding),
                 "cost_share": finding.cost_share,
@@ -157,6 +160,7 @@ def _describe_findings(stragglers: Stragglers) -> Iterator[str]:
             yield describe(finding)
         saving = format_ns(finding.saving.step.value)
         yield f"  Evidence: {finding.pattern.statistic}."
+        yield from (f"  Machine: {sentence}" for sentence in describe_machine(finding))
         yield f"  Look at step {finding.worst_step}. Fixing this alone would save {saving} a step."
 
 
@@ -300,6 +304,7 @@ def _collect_finding(finding: Finding) -> dict[str, Any]:
         "cost_ns": finding.cost,
         "cost_share": finding.cost_share,
         "saving": _collect_saving(finding.saving),
+        "machine": finding.machine,
     }
 
 

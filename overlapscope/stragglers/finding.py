@@ -12,6 +12,7 @@ from overlapscope.breakdown.breakdown import BLOCKS
 from overlapscope.breakdown.means import MeanStep, compute_mean_step, mean_with_ci
 from overlapscope.breakdown.spans import Float64Array, Int64Array
 from overlapscope.interval import Interval
+from overlapscope.machine.evidence import MachineEvidence
 from overlapscope.stragglers.cycles import CAUSES
 from overlapscope.stragglers.patterns import DelayPattern
 from overlapscope.stragglers.replay import Replay, Times
@@ -101,3 +102,5 @@ class Finding:
     """Time that fixing only this problem would save; less than the cost if another rank is as late."""
     cost_share: float
     """Cost as a share of the mean step."""
+    machine: tuple[MachineEvidence, ...] = ()
+    """What the machine said of the late ranks in the delayed steps, the most telling first."""

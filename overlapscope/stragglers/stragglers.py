@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -19,6 +19,7 @@ from overlapscope.breakdown.means import MeanStep
 from overlapscope.breakdown.spans import Float64Array
 from overlapscope.breakdown.summary import Summary
 from overlapscope.interval import Interval
+from overlapscope.machine.of_steps import collect_readings, contrast_late_ranks
 from overlapscope.stragglers.cycles import CAUSES, Cycles, lower_median
 from overlapscope.stragglers.delays import MIN_COST_SHARE, MIN_PAUSE_STEPS, find_delays
 from overlapscope.stragglers.finding import Finding, SlowLink, compute_saving
@@ -163,7 +164,7 @@ def find_stragglers(trace: Trace, cycles: Cycles, summary: Summary) -> Straggler
     return Stragglers(
         cycles=cycles,
         usual=usual,
-        findings=find_all_findings(cycles, hosts, _read_slow_links(trace), step_time_ns),
+        findings=_add_machine(trace, find_all_findings(cycles, hosts, _read_slow_links(trace), step_time_ns)),
         step_time_ns=step_time_ns,
         waiting=summary.exposed_for["straggler"],
         saved_if_ranks_equal=_cap_saving(compute_saving(usual, usual.ideal, usual.ideal_ns), summary),
@@ -174,6 +175,23 @@ def find_stragglers(trace: Trace, cycles: Cycles, summary: Summary) -> Straggler
         by_host=by_host(usual, hosts),
         by_cause=by_cause(usual),
         by_bucket=by_bucket(usual),
+    )
+
+
+def _add_machine(trace: Trace, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Add what the machine said of the ranks of each finding, or of both ends of its link."""
+    readings = collect_readings(trace)
+    return tuple(
+        replace(
+            finding,
+            machine=contrast_late_ranks(
+                trace,
+                readings,
+                finding.ranks if finding.link is None else (finding.link.rank, finding.link.peer_rank),
+                finding.steps,
+            ),
+        )
+        for finding in findings
     )
 
 

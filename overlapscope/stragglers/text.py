@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from overlapscope.breakdown.text import BLOCK_LABELS
+from overlapscope.machine.evidence import select_telling
+from overlapscope.machine.text import tell
 from overlapscope.stragglers.cycles import CAUSES, Cycles
 from overlapscope.stragglers.delays import get_significance_level
 from overlapscope.stragglers.finding import Finding, SlowLink
@@ -94,6 +96,13 @@ def describe_cost(finding: Finding) -> str:
     error_ns = (finding.cost.high - finding.cost.low) / 2
     interval = f" ± {format_ns(error_ns)}" if error_ns < finding.cost.value else ""
     return f"{format_ns(finding.cost.value)}{interval} a step ({format_share(finding.cost_share)})"
+
+
+def describe_machine(finding: Finding) -> list[str]:
+    """Describe what the machine said of the late ranks: what sets them apart; else one thing that all had alike."""
+    when = "of the steps" if finding.pattern.kind == "persistent" else "of these steps"
+    telling = select_telling(finding.machine) or finding.machine[:1]
+    return [tell(one, when) for one in telling]
 
 
 def describe_verdict(stragglers: Stragglers) -> str:
