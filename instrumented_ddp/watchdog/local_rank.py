@@ -46,11 +46,13 @@ from overlapscope.diagnosis.rank_snapshot import RankSnapshot, make_snapshot
 from overlapscope.diagnosis.replica_drift import Replica, read_hyperparameters, replica_for_snapshot
 from overlapscope.diagnosis.stall_timeout import BUSY_CPU_SHARE
 from overlapscope.diagnosis.text import format_position
+from overlapscope.machine.evidence import summarize_log
 from overlapscope.trace import clocks
 from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.collective_log import FAILED, CollectiveLogWriter
 from overlapscope.trace.json_files import read_json
 from overlapscope.trace.live_files import read_fingerprint_passes
+from overlapscope.trace.machine_log import read_machine_log
 from overlapscope.trace.manifest import Manifest
 from overlapscope.trace.process_files import StallSnapshot, write_stall_snapshot
 from overlapscope.trace.schema import RUN_FILE, Phase
@@ -286,6 +288,7 @@ class LocalRankMonitor:
             new_group_calls=count_created_groups(),
             creating_group=ranks_of_group_in_creation(frames_of_main_thread()),
             world_size=self.world_size,
+            machine=summarize_log(self.rank, read_machine_log(folder, [], latest_only=True)),
             stacks=seen.stacks,
         )
 

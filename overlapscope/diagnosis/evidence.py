@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from overlapscope.diagnosis.replica_drift import ComparedReplicas, OptimizerHyperparameters, Replica
+from overlapscope.machine.evidence import MachineState
 from overlapscope.trace.collective_log import AFTER_UPDATE, FAILED, REACHED, UNREACHED, Signature
 
 Liveness = Literal[
@@ -298,6 +299,8 @@ class RankEvidence:
     """Members of the group that it is creating in ``new_group``; empty if it is in no such call."""
     world_size: int | None = None
     """World size passed to this rank."""
+    machine: MachineState = field(default_factory=MachineState)
+    """What it has sampled of the machine; of sources that ranks share, one of them has."""
     stacks: str = ""
     """Stacks of its Python threads, from faulthandler."""
 

@@ -36,6 +36,7 @@ from overlapscope.diagnosis.rules import (
     gradients,
     groups,
     interrupted,
+    machine,
     models,
     order,
     processes,
@@ -99,6 +100,7 @@ _NOTES: Final = (
     waiting.note_segment_waits,
     gradients.note_interrupted_backwards,
     models.note_setting_differences,
+    machine.note_conditions,
 )
 """Evidence that is shown with any verdict."""
 _EXPLAIN_DRIFT: Final = (

@@ -42,10 +42,12 @@ from overlapscope.diagnosis.rank_settings import read_rank_settings
 from overlapscope.diagnosis.replica_drift import read_hyperparameters
 from overlapscope.diagnosis.stall_timeout import ENOUGH_STEPS
 from overlapscope.errors import Problem
+from overlapscope.machine.evidence import summarize_log
 from overlapscope.trace.event_log import Records
 from overlapscope.trace.folders import find_recorded_ranks
 from overlapscope.trace.json_files import from_dict, read_dataclass, read_dataclasses
 from overlapscope.trace.live_files import read_alive_file
+from overlapscope.trace.machine_log import read_machine_log
 from overlapscope.trace.manifest import Manifest
 from overlapscope.trace.process_files import (
     WATCHDOG_ABORT_STATUS,
@@ -312,6 +314,7 @@ def _add_files(
         no_sync_since=None if left.off_since is not None else _no_sync_since(left.records),
         off_since=left.off_since,
         world_size=world_size if isinstance(world_size, int) else None,
+        machine=summarize_log(end.rank, read_machine_log(folder.path, folder.problems, latest_only=True)),
     )
 
 

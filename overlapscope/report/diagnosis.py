@@ -92,4 +92,5 @@ def _rank(one: RankEvidence) -> RankJson:
         "memory_bytes": one.rss_bytes,
         "memory_limit_bytes": one.memory_limit_bytes,
         "idle_ns": one.idle_ns,
+        "machine": one.machine,
     }

@@ -20,6 +20,7 @@ from overlapscope.diagnosis.evidence import (
 from overlapscope.diagnosis.kinds import KINDS, Restart
 from overlapscope.diagnosis.verdict import Certainty, FaultKind, Verdict
 from overlapscope.errors import Problem
+from overlapscope.machine.evidence import MachineState
 
 SCHEMA_VERSION: Final = 1
 """Grows when a key changes its meaning or goes."""
@@ -50,6 +51,7 @@ class RankJson(TypedDict):
     memory_bytes: int | None
     memory_limit_bytes: int | None
     idle_ns: int | None
+    machine: MachineState
 
 
 class GroupJson(TypedDict):
