@@ -7,6 +7,7 @@ from functools import cached_property
 from overlapscope.breakdown.breakdown import Breakdown, compute_breakdown
 from overlapscope.breakdown.steady_steps import find_first_step_after_warm_up
 from overlapscope.breakdown.summary import Summary, summarize
+from overlapscope.machine.of_steps import MachineSummary
 from overlapscope.stragglers.cycles import Cycles, build_cycles
 from overlapscope.stragglers.replay import Replay
 from overlapscope.stragglers.stragglers import Stragglers, find_stragglers
@@ -28,6 +29,11 @@ class Analysis:
     def summary(self) -> Summary:
         """Summarize that breakdown."""
         return summarize(self.trace, self.breakdown)
+
+    @cached_property
+    def machine(self) -> MachineSummary:
+        """Summarize what the machine said."""
+        return MachineSummary(self.trace)
 
     @cached_property
     def cycles(self) -> Cycles | None:

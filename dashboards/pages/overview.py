@@ -13,7 +13,7 @@ from bokeh.document import Document
 from dashboards.forecast import soon
 from dashboards.pages.breakdown import build_breakdown_context, find_longest_occurrences
 from dashboards.pages.shell import PageBuilder, QueryArguments, has_only_collectives, render
-from dashboards.plots.trend import FIGURES, TrendFigure, TrendPlot
+from dashboards.plots.trend import FIGURES, TrendFigure, TrendPlot, plot_machine_trends
 from dashboards.recording import Snapshot
 from overlapscope.advice.advice import Advice
 from overlapscope.advice.worth_doing import find_improvements
@@ -21,6 +21,7 @@ from overlapscope.breakdown.text import BLOCK_LABELS
 from overlapscope.diagnosis.attempts import format_other_attempts
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.report.improvements import tabulate_improvements
+from overlapscope.report.machine import build_machine_sections
 from overlapscope.report.report import Column, Section, Table
 from overlapscope.stragglers import text
 from overlapscope.text import format_ns
@@ -37,15 +38,17 @@ def build(document: Document, snapshot: Snapshot, _arguments: QueryArguments) ->
     """Fill a document with the overview."""
     summary, has_steps = snapshot.summary, bool(len(snapshot.trace.steps))
     plots = [TrendPlot(shown, summary) for shown in FIGURES] if has_steps else []
-    for plot in plots:
+    machine_plots = plot_machine_trends(snapshot.machine, summary) if has_steps else []
+    for plot in (*plots, *machine_plots):
         document.js_on_event("document_ready", plot.start_script)
     render(
         document,
         "overview.html",
         title="Overview",
         trace=snapshot.trace,
-        roots=[plot.root for plot in plots],
+        roots=[plot.root for plot in (*plots, *machine_plots)],
         figures=FIGURES,
+        machine_figures=[plot.shown for plot in machine_plots],
         has_order=snapshot.diagnosis is not None,
         has_events=snapshot.diagnosis is None or not has_only_collectives(snapshot.trace),
         incident=get_incident(snapshot),
@@ -61,6 +64,7 @@ def build_overview_context(snapshot: Snapshot) -> dict[str, Any]:
     return {
         "section": snapshot.breakdown_section,
         "has_steps": bool(len(snapshot.trace.steps)),
+        "machine": next(iter(build_machine_sections(snapshot.machine)), None),
         "longest": find_longest_occurrences(summary),
         **build_breakdown_context(summary, *([("Critical path", summary.job)] if summary.job is not None else [])),
         **(_build_ranks_context(snapshot) if len(snapshot.trace.steps) else {}),

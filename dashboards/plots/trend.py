@@ -17,6 +17,9 @@ from dashboards.run_facts import StepTimes
 from dashboards.theme import paint
 from overlapscope.breakdown.lanes import Timeline
 from overlapscope.breakdown.summary import Summary
+from overlapscope.machine.conditions import KIND_OF
+from overlapscope.machine.of_steps import MachineSummary
+from overlapscope.machine.text import CONDITION_LABELS
 from overlapscope.text import format_ns, format_share
 
 # Trends of a recording's figures over its steps, for all ranks and for each rank.
@@ -184,16 +187,37 @@ FIGURES: Final = (
     TrendFigure(column="overlap_ratio", title="Overlap ratio", color="hidden", is_share=True),
 )
 
+_MAX_MACHINE_TRENDS: Final = 3
+
+
+def plot_machine_trends(machine: MachineSummary, summary: Summary) -> list[TrendPlot]:
+    """Return trends of what held ranks back longest, by step: of the machine's conditions that are shares of time."""
+    kinds = dict.fromkeys(KIND_OF[one.condition.kind] for one in machine.conditions)
+    finished = summary.finished_together["step"]
+    plots = []
+    for kind in [kind for kind in kinds if kind.is_share][:_MAX_MACHINE_TRENDS]:
+        column = f"machine_{kind.name.lower().replace(' ', '_').replace('/', '')}"
+        per_step = machine.tabulate_steps(kind).rename(columns={"share": column})
+        per_step = per_step[per_step["step"].isin(finished)]
+        if per_step[column].notna().any():
+            shown = TrendFigure(column=column, title=CONDITION_LABELS[kind.name], color="accent", is_share=True)
+            plots.append(TrendPlot(shown, summary, per_step))
+    return plots
+
 
 class TrendPlot:
     """A trend (``root``), the points of its mean (``source``), its range (``band``) and its ranks (``rank_lines``).
 
     ``y_range`` is the visible range of the figure, ``warm_up`` marks the steps that are excluded as warm-up.
+
+    Args:
+        per_step: the figure by rank and step; by default it is one of the summary's.
     """
 
-    def __init__(self, shown: TrendFigure, summary: Summary) -> None:
+    def __init__(self, shown: TrendFigure, summary: Summary, per_step: pd.DataFrame | None = None) -> None:
         """Create the sources and draw the trend."""
         self.shown = shown
+        self._per_step = per_step
         self.source = ColumnDataSource(data={name: [] for name in ("step", "low", "mean", "high", "text")})
         self.band = ColumnDataSource(data={"xs": [], "ys": []})
         self.rank_lines = ColumnDataSource(data={"xs": [], "ys": []})
@@ -212,7 +236,7 @@ class TrendPlot:
 
     def update(self, summary: Summary) -> None:
         """Show another recording."""
-        per_step = summary.finished_together
+        per_step = summary.finished_together if self._per_step is None else self._per_step
         each = _count_steps_per_point(np.unique(per_step["step"]))
         trend = _add_breaks(trend_by_step(per_step, self.shown.column), each)
         self.source.data = {
@@ -222,10 +246,12 @@ class TrendPlot:
         self.band.data = _outline_band(trend)
         self.rank_lines.data = self._tabulate_rank_lines(per_step, each)
         self._mark_warm_up(summary)
-        # The first steps are often ten times as long; a chart scaled to them would show nothing else.
+        self.y_range.end = 1.04 if self.shown.is_share else self._find_high(summary) or 1e6
+
+    def _find_high(self, summary: Summary) -> float:
+        """Return the upper end of times: first steps are often ten times as long, and would flatten the rest."""
         usual = summary.figures.loc[summary.is_steady, self.shown.column].dropna()
-        high = 1.0 if self.shown.is_share else 1.2 * float(np.quantile(usual, 0.99)) if len(usual) else 0.0
-        self.y_range.end = 1.04 if self.shown.is_share else high or 1e6
+        return 1.2 * float(np.quantile(usual, 0.99)) if len(usual) else 0.0
 
     def _tabulate_rank_lines(self, per_step: pd.DataFrame, each: int) -> dict[str, Any]:
         lines: list[pd.DataFrame] = []

@@ -25,6 +25,7 @@ from dashboards.recording import Snapshot
 from overlapscope.breakdown.summary import Summary
 from overlapscope.bucket_model.prediction import Curve
 from overlapscope.diagnosis.diagnosis import Diagnosis
+from overlapscope.machine.of_steps import MachineSummary
 
 _MAX_MAP_COLUMNS: Final = 400
 _ORDER_WIDTH_PX: Final = 1200
@@ -37,12 +38,13 @@ class ReportFigures:
 
     models: dict[str, Any] = field(default_factory=dict)
 
-    def add_trends(self, summary: Summary) -> dict[str, Any]:
+    def add_trends(self, summary: Summary, machine: MachineSummary) -> dict[str, Any]:
         """Add all trends of the overview; return their template variables."""
-        for shown in trend.FIGURES:
-            plot = trend.TrendPlot(shown, summary)
-            self._add(plot.root, shown.column, plot.start_script)
-        return {"trends": trend.FIGURES}
+        plots = [trend.TrendPlot(shown, summary) for shown in trend.FIGURES]
+        plots += trend.plot_machine_trends(machine, summary)
+        for plot in plots:
+            self._add(plot.root, plot.shown.column, plot.start_script)
+        return {"trends": [plot.shown for plot in plots]}
 
     def add_curve(self, curve: Curve) -> None:
         """Add step time by bucket size."""

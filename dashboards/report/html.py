@@ -128,7 +128,9 @@ def _build_section_context(content: ReportContent, section: Section, figures: Re
         return {}
     if section.name == "overview":
         context = overview.build_overview_context(snapshot) | overview.build_improvements_context(snapshot, advice)
-        return context | (figures.add_trends(snapshot.summary) if context["has_steps"] else {"trends": ()})
+        return context | (
+            figures.add_trends(snapshot.summary, snapshot.machine) if context["has_steps"] else {"trends": ()}
+        )
     if section.name == "timeline":
         ranks, step = sorted(snapshot.trace.ranks["rank"].tolist())[:MAX_RANKS], snapshot.summary.typical_step
         assert step is not None

@@ -20,6 +20,7 @@ from overlapscope.diagnosis.attempts import format_other_attempts
 from overlapscope.errors import OverlapScopeError
 from overlapscope.report.buckets import build_buckets_section
 from overlapscope.report.diagnosis import build_diagnosis_section
+from overlapscope.report.machine import build_machine_sections
 from overlapscope.report.report import Section
 from overlapscope.report.stragglers import build_stragglers_section
 from overlapscope.stragglers.text import explain_missing_stragglers
@@ -104,7 +105,10 @@ def _build_overview_section(snapshot: Snapshot, advice: Advice | None) -> Sectio
     tables = [table for table in breakdown.tables if table.name == "breakdown"]
     tables += [worth_doing] if worth_doing is not None else []
     tables += [overview.build_ranks_table(snapshot.trace, breakdown)] if breakdown.tables else []
-    return replace(breakdown, name="overview", title="Overview", tables=tuple(tables))
+    machine = build_machine_sections(snapshot.machine)
+    tables += [table for section in machine for table in section.tables]
+    notes = (*breakdown.notes, *(note for section in machine for note in section.notes))
+    return replace(breakdown, name="overview", title="Overview", tables=tuple(tables), notes=notes)
 
 
 def _build_order_section(snapshot: Snapshot) -> _FoundSection:

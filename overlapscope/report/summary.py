@@ -19,6 +19,7 @@ from overlapscope.breakdown.text import (
 from overlapscope.diagnosis.attempts import read_attempts
 from overlapscope.interval import Interval
 from overlapscope.report.diagnosis import collect_attempts
+from overlapscope.report.machine import build_machine_sections, collect_machine
 from overlapscope.report.report import INDENT, Column, Number, Report, Row, Section, Table, list_rows
 from overlapscope.text import Value, count_of, format_interval_ns, format_ns, format_share
 from overlapscope.trace.description import (
@@ -49,8 +50,8 @@ def build_summary_report(analysis: Analysis) -> Report:
     trace, summary = analysis.trace, analysis.summary
     return Report(
         facts=(describe_recording(trace),),
-        sections=(build_breakdown_section(summary),),
-        content=_collect_content(trace, summary),
+        sections=(build_breakdown_section(summary), *build_machine_sections(analysis.machine)),
+        content=_collect_content(trace, summary) | {"machine": collect_machine(analysis.machine)},
     )
 
 

@@ -23,7 +23,8 @@ def source_of(plot: Any, column: str) -> dict[str, Any]:
 
 def test_a_trend_has_the_figure_of_each_step_with_a_text(tmp_path: Path) -> None:
     figures = ReportFigures()
-    variables = figures.add_trends(RecordingCache(write_recording(tmp_path / "traces", steps=20)).latest().summary)
+    snapshot = RecordingCache(write_recording(tmp_path / "traces", steps=20)).latest()
+    variables = figures.add_trends(snapshot.summary, snapshot.machine)
     assert [each.column for each in variables["trends"]] == ["step_time_ns", "exposed_ns", "overlap_ratio"]
     assert source_of(figures.models["step_time_ns"], "mean")["mean"].tolist() == [10_000_000] * 20
     assert source_of(figures.models["exposed_ns"], "text")["text"][:2] == ["step 0: 1.30 ms", "step 1: 1.30 ms"]
