@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import time
 from array import array
 from pathlib import Path
 
@@ -99,10 +97,11 @@ def test_what_a_watchdog_saw_counts_until_something_happens(tmp_path: Path, seen
 def test_a_rank_that_has_launched_nothing_stands_where_its_watchdog_saw_it(tmp_path: Path) -> None:
     write_order(tmp_path, {0: [all_reduce()]}, members=(0, 1), close=False)
     folder = make_folder(tmp_path, 1, 2)
-    lives_here(tmp_path, 1, os.getpid(), written_ns=time.monotonic_ns() - 12 * 10**9)
+    lives_here(tmp_path, 1, 2**22, written_ns=BEGIN_NS)
+    (folder / LIVENESS_FILE).write_bytes(pack_liveness(13 * BEGIN_NS, 5, 100))
     stacks = 'Current thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 12 in scan\n'
     seen = StallSnapshot(
-        time_ns=time.monotonic_ns(),
+        time_ns=12 * BEGIN_NS,
         longest_recovered_stall_ns=0,
         cpu_share=0.9,
         is_working=True,
@@ -113,8 +112,7 @@ def test_a_rank_that_has_launched_nothing_stands_where_its_watchdog_saw_it(tmp_p
     one = evidence_of(tmp_path).ranks[1]
     assert one.position is not None
     assert one.position.call_site == CallSite(file="/home/me/train.py", line=12, function="scan")
-    assert one.idle_ns is not None
-    assert one.idle_ns >= 12 * 10**9, "since it began"
+    assert (one.liveness, one.idle_ns) == ("gone", 12 * BEGIN_NS), "since it began"
 
 
 def write_model(folder: Path, rank: int, ready: bytes) -> None:
