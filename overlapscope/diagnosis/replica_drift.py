@@ -214,6 +214,8 @@ class ReplicaDifference:
     """True if all of them may have begun to differ at the same moment."""
     was_made_equal: bool = False
     """True if they had differed before, and were equal in between."""
+    uncompared: tuple[str, ...] = ()
+    """Tensors of the same kind that have not been compared on all ranks since then, so that they may differ too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,6 +312,11 @@ def compare_model_replicas(
     first, of_parameters = comparison.replica, comparison.compared & comparison.is_parameter
     moments = np.unique(comparison.moments[of_parameters])
     difference = comparison.find_difference("trained") or comparison.find_difference("frozen")
+    at_end = None if last_of is None else comparison.compare_ends([last_of(rank) for rank in comparison.ranks])
+    if difference is not None and at_end is not None:  # there all were compared once more
+        names = {*difference.names, *(set(difference.uncompared) & set(at_end.differing))}
+        ordered = tuple(name for name, _ in first.tensors if name in names)
+        difference = replace(difference, names=ordered, uncompared=())
     return ComparedReplicas(
         model=first.model,
         class_name=first.class_name,
@@ -325,7 +332,7 @@ def compare_model_replicas(
         processors=_by_processor(replicas),
         comm_hook=next((one.comm_hook for one in replicas.values() if one.comm_hook), None),
         init_sync=all(one.init_sync for one in replicas.values()),
-        at_end=None if last_of is None else comparison.compare_ends([last_of(rank) for rank in comparison.ranks]),
+        at_end=at_end,
     )
 
 
@@ -417,8 +424,15 @@ class _Comparison:
             differs_step=self._step_of(earliest, one),
             is_at_once=at_once,
             was_made_equal=was_made_equal,
+            uncompared=self._uncompared_since(earliest, of & (begin == _NEVER)),
         )
         return difference, one
+
+    def _uncompared_since(self, moment: int, of: npt.NDArray[np.bool_]) -> tuple[str, ...]:
+        """Return which of some tensors have been compared on all ranks, but not since a moment."""
+        latest = np.where(self.compared, self.moments, -1).max(axis=0, initial=-1)
+        is_older = of & (latest >= 0) & (latest < moment)
+        return tuple(self.replica.tensors[index][0] for index in np.flatnonzero(is_older))
 
     def _step_of(self, moment: int, tensor: int) -> int:
         """Return the step that began when a tensor's fingerprint was taken."""

@@ -99,6 +99,22 @@ def test_fingerprints_of_all_tensors_bound_the_step_of_a_fault_in_all_of_them() 
     assert difference.equal_at == max(m for m in range(42) if m % 8 in taken)
 
 
+def test_what_has_not_been_compared_since_is_counted_until_the_end_shows_it() -> None:
+    """A job of 14 reductions that differs in all since step 11, of which each is compared every eighth step."""
+    faulty = differs_from(11)
+    tables = {0: passes(equal, 14, 8), 1: passes(faulty, 14, 8)}
+    difference = compared(tables).difference
+    assert difference is not None
+    assert difference.uncompared
+    assert {*difference.names, *difference.uncompared} == {*NAMES}
+    difference = compared(tables, last={0: last(equal, 14), 1: last(faulty, 14)}).difference
+    assert difference is not None
+    assert (difference.names, difference.uncompared) == (NAMES, ())
+    difference = compared({0: passes(equal, 100, 8), 1: passes(differs_from(11, range(3)), 100, 8)}).difference
+    assert difference is not None
+    assert (difference.names, difference.uncompared) == (NAMES[:3], ()), "the others are the same"
+
+
 def test_a_fault_in_one_tensor_is_bounded_by_its_own_fingerprints() -> None:
     tables = {rank: passes(differs_from(41, range(3, 4)) if rank else equal, 100, 8) for rank in range(2)}
     difference = compared(tables).difference

@@ -457,6 +457,11 @@ CASES: dict[str, list[Case]] = {
         Case("since a step", "rank 1, step 12", differing()),
         Case("since a step or before", "rank 1", differing(equal_step=None)),
         Case(
+            "others have not been compared since",
+            "rank 1, step 12",
+            drifted(replace(DRIFTED, tensors=5, difference=replace(DIFFERENCE, uncompared=("a", "b", "c")))),
+        ),
+        Case(
             "one parameter since one of several steps, settings are the same",
             "rank 1, step 12",
             drifted(

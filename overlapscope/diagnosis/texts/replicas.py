@@ -68,7 +68,7 @@ def differ(
 
 def _difference_text(compared: ComparedReplicas, difference: ReplicaDifference, model: str, *, is_past: bool) -> str:
     names = difference.names
-    count = f"{len(names):,} of {compared.tensors:,}"
+    count = f"{'at least ' if difference.uncompared else ''}{len(names):,} of {compared.tensors:,}"
     if len(names) == compared.tensors > 1:
         count = "both" if len(names) == 2 else f"all {len(names):,}"
     are = plural(names, "was", "were") if is_past else plural(names, "is", "are")
@@ -97,6 +97,9 @@ def _evidence(compared: ComparedReplicas, difference: ReplicaDifference, *, are_
             f"{them} bitwise equal at the beginning of step {difference.equal_step}, and not at that of step "
             f"{difference.differs_step}."
         )
+    if others := difference.uncompared:
+        have = plural(others, "other has", "others have")
+        notes.append(f"{len(others):,} {have} not been compared since step {difference.differs_step}.")
     buckets = sorted({compared.buckets[name] for name in difference.names if name in compared.buckets})
     if buckets:
         notes.append(f"They are in {plural(buckets, 'bucket', 'buckets')} {format_ranks(buckets)}.")
