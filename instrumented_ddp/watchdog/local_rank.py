@@ -27,6 +27,7 @@ from instrumented_ddp.collectives.call_sites import describe_frame, find_user_fr
 from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.recording.models import ModelRegistry
 from instrumented_ddp.replicas.replicas import ReplicaComparison
+from instrumented_ddp.watchdog.init_watch import get_latest_init_call
 from instrumented_ddp.watchdog.peer_comparison import log_head
 from instrumented_ddp.watchdog.process_state import (
     ProcessState,
@@ -39,7 +40,7 @@ from instrumented_ddp.watchdog.process_state import (
 from instrumented_ddp.watchdog.progress import ProgressTracker
 from instrumented_ddp.watchdog.protocol import EntriesRequest, Heartbeat
 from overlapscope.diagnosis.collective_order import phase_name
-from overlapscope.diagnosis.evidence import CallSite, ExitCall, Failure, RankEvidence, RankPosition
+from overlapscope.diagnosis.evidence import JOINING, CallSite, ExitCall, Failure, RankEvidence, RankPosition
 from overlapscope.diagnosis.rank_models import read_models, read_replicas, read_unready_parameters
 from overlapscope.diagnosis.rank_settings import read_rank_settings
 from overlapscope.diagnosis.rank_snapshot import RankSnapshot, make_snapshot
@@ -287,7 +288,8 @@ class LocalRankMonitor:
             no_sync_since=self._position.no_sync_since,
             new_group_calls=count_created_groups(),
             creating_group=ranks_of_group_in_creation(frames_of_main_thread()),
-            world_size=self.world_size,
+            world_size=self.world_size if (call := get_latest_init_call()) is None else call.world_size,
+            init_calls=1 if call is None else call.number,
             machine=summarize_log(self.rank, read_machine_log(folder, [], latest_only=True)),
             stacks=seen.stacks,
         )
@@ -303,6 +305,8 @@ class LocalRankMonitor:
         if self.unrecorded_because is not None:
             return RankPosition(step=self.step, call_site=self._call_site())
         brief = self._brief_position()
+        if (call := get_latest_init_call()) is not None and not call.has_joined and self.failure is None:
+            return replace(brief, phase=JOINING, call_site=call.call_site, since_ns=call.since_ns)
         return replace(
             brief,
             bucket=self._next_bucket() if brief.phase == "backward" else None,

@@ -298,7 +298,9 @@ class RankEvidence:
     creating_group: tuple[int, ...] = ()
     """Members of the group that it is creating in ``new_group``; empty if it is in no such call."""
     world_size: int | None = None
-    """World size passed to this rank."""
+    """World size passed to this rank, in its latest call of ``init_process_group``."""
+    init_calls: int = 1
+    """Number of its calls of ``init_process_group``: more than one if it has destroyed its groups in between."""
     machine: MachineState = field(default_factory=MachineState)
     """What it has sampled of the machine; of sources that ranks share, one of them has."""
     stacks: str = ""

@@ -101,7 +101,7 @@ def _ranks_of_job(files: Iterable[RankState]) -> set[int]:
     worlds: set[object] = set()
     lists: set[tuple[int, ...]] = set()
     for one in files:
-        if one.waited_for_all and one.evidence.world_size is not None:
+        if one.waited_for_all and one.evidence.world_size is not None and one.evidence.init_calls == 1:
             worlds.add(one.evidence.world_size)
         else:
             lists.add(parse_expected_ranks(one.run))

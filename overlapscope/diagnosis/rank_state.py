@@ -264,6 +264,7 @@ def read_rank(
         recorded = _recorded_liveness(ended, begun.where, is_closed=is_closed, has_record=has_record)
         end = replace(end, liveness=_combine(recorded, end), is_end_unreadable=has_record and not ended)
     position = _find_position(begun, ended, left, latest, exits, seen=seen, stacks=stacks)
+    position = _add_rejoining(position, begun.rejoining)
     evidence = replace(_add_files(end, folder, begun, left, position), stacks=stacks)
     if seen is not None:
         evidence = replace(
@@ -291,7 +292,7 @@ def _add_files(
 ) -> RankEvidence:
     """Add to how a rank ended what its files hold, but for what depends on the time at which they are read."""
     steps = left.records[left.records["kind"] == Kind.STEP]
-    world_size = begun.run.get("world_size")
+    world_size, again = begun.run.get("world_size"), begun.rejoining
     _, rss_bytes, memory_limit_bytes = left.liveness
     return replace(
         end,
@@ -313,7 +314,8 @@ def _add_files(
         ),
         no_sync_since=None if left.off_since is not None else _no_sync_since(left.records),
         off_since=left.off_since,
-        world_size=world_size if isinstance(world_size, int) else None,
+        world_size=_int(again.get("world_size"), world_size) if isinstance(world_size, int) else None,
+        init_calls=_int(again.get("call"), 1),
         machine=summarize_log(end.rank, read_machine_log(folder.path, folder.problems, latest_only=True)),
     )
 
@@ -328,6 +330,8 @@ class _BegunFiles:
     run: dict[str, Any]
     where: dict[str, Any]
     """``rank.json``; ``joining.json`` if it has not got further."""
+    rejoining: dict[str, Any] = field(default_factory=dict)
+    """Its latest call of ``init_process_group`` after the first one."""
 
 
 def _read_begun(folder: RankFolder, *, has_launched: bool) -> _BegunFiles:
@@ -335,7 +339,8 @@ def _read_begun(folder: RankFolder, *, has_launched: bool) -> _BegunFiles:
     if joining and not has_launched and not folder.has(RANK_FILE):
         run = {"world_size": joining.get("world_size")}
         return _BegunFiles(joining=joining, has_joined=False, run=run, where=joining)
-    return _BegunFiles(joining=joining, has_joined=True, run=folder.run(), where=folder.where())
+    again = folder.rejoining()
+    return _BegunFiles(joining=joining, has_joined=True, run=folder.run(), where=folder.where(), rejoining=again)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,6 +418,18 @@ def _find_position(
         return replace(position, has_begun_next_iteration=end_record.has_begun_next_iteration)
     of_backward = latest.call_site if latest is not None and latest.signature.bucket != NO_BUCKET else None
     return replace(position, has_begun_next_iteration=has_begun_next_iteration(stacks, of_backward))
+
+
+def _add_rejoining(position: RankPosition | None, rejoining: dict[str, Any]) -> RankPosition | None:
+    """Return the position of a rank that waits in a later ``init_process_group``, or has failed there."""
+    if not rejoining or rejoining.get("has_joined") is not False:
+        return position
+    return RankPosition(
+        step=0 if position is None else position.step,
+        phase=JOINING,
+        call_site=parse_call_site(rejoining),
+        since_ns=_int(rejoining.get("time_ns"), 0),
+    )
 
 
 def _find_position_while_off(left: _LeftFiles, latest: Entry | None) -> RankPosition | None:
@@ -513,7 +530,7 @@ def _add_idle_time(
         now_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         is_starting = evidence.steps_done < ENOUGH_STEPS and (latest is None or bool(begun.run.get("models")))
         idle_ns = compute_idle_ns(records, latest, now_ns, begun_ns)
-        if not begun.has_joined and evidence.position is not None:
+        if evidence.position is not None and evidence.position.phase == JOINING:
             idle_ns = now_ns - evidence.position.since_ns
         return replace(evidence, idle_ns=idle_ns, is_starting=is_starting)
     if evidence.liveness in ("gone", "unknown") and alive_ns is not None:

@@ -38,6 +38,7 @@ from overlapscope.trace.schema import (
     LINKS_FILE,
     PLANS_FILE,
     RANK_FILE,
+    REJOINING_FILE,
     RUN_FILE,
     SEGMENTS_FILE,
     SIGNATURES_FILE,
@@ -120,6 +121,10 @@ class RankFolder:
     def joining(self) -> dict[str, Any]:
         """Return the process's settings before it waited for the others, ``joining.json``."""
         return self.read_json(JOINING_FILE)
+
+    def rejoining(self) -> dict[str, Any]:
+        """Return its latest call of ``init_process_group`` but the first, ``rejoining.json``; empty without one."""
+        return self.read_json(REJOINING_FILE)
 
     def ended(self) -> dict[str, Any]:
         """Return how the process ended, ``ended.json``."""

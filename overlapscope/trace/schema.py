@@ -87,6 +87,7 @@ REPLICAS_FILE: Final = "replicas.jsonl"
 FINGERPRINTS_PATTERN: Final = "fingerprints_*.bin"
 HYPERPARAMETERS_FILE: Final = "hyperparameters.jsonl"
 JOINING_FILE: Final = "joining.json"
+REJOINING_FILE: Final = "rejoining.json"
 UNREDUCED_FILE: Final = "unreduced.json"
 INTERRUPTED_BACKWARDS_FILE: Final = "interrupted_backwards.jsonl"
 FROZEN_FILE: Final = "frozen.json"
@@ -132,6 +133,12 @@ RANK_FILES: Final = (
         "the process's settings before it waited for the other ranks",
         "watchdog.init_watch",
         "trace.rank_folder:RankFolder.joining",
+    ),
+    FileKind(
+        REJOINING_FILE,
+        "the latest of its later calls of init_process_group",
+        "watchdog.init_watch",
+        "trace.rank_folder:RankFolder.rejoining",
     ),
     FileKind(
         CLOCK_FILE,

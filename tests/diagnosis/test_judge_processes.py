@@ -19,6 +19,7 @@ from tests.diagnosis.jobs import (
     HELD_UP,
     IN_LOADER,
     TIMED_OUT,
+    WAITING,
     failing,
     group,
     idle,
@@ -227,3 +228,14 @@ def test_when_all_are_killed_at_once_nobody_is_blamed() -> None:
     order = group({n: trained(7) for n in range(3)})
     verdict = judge(job(*(rank(n, "gone", silent_for_ns=0, idle_ns=10**8) for n in range(3)), groups=[order]))
     assert (verdict.kind, verdict.blamed, verdict.concerned) == ("killed", (), (0, 1, 2))
+
+
+def test_ranks_that_call_init_process_group_again_are_compared_by_call() -> None:
+    survivors = [rank(number, "ended", world_size=2, init_calls=2) for number in (0, 2)]
+    dead = rank(1, "gone", world_size=3)
+    assert judge(job(survivors[0], dead, survivors[1])).kind == "killed", "the others have gone on without it"
+    order = group({0: WAITING}, name="default (2)", ranks=range(2))
+    ended_there = (rank(0, "failed", failure=TIMED_OUT, init_calls=2), rank(1, "failed", failure=CLOSED, init_calls=2))
+    assert "which rank 1 has not" not in judge(job(*ended_there, groups=[order])).sentence
+    without = (ended_there[0], replace(ended_there[1], init_calls=1))
+    assert "which rank 1 has not" in judge(job(*without, groups=[order])).sentence

@@ -720,6 +720,14 @@ CASES: dict[str, list[Case]] = {
     "wrong world size": [
         Case("on one rank", "rank 1", job(*(rank(n, world_size=size) for n, size in enumerate((3, 2, 3))))),
         Case("a rank beyond it", "rank 2", job(rank(0, world_size=2), rank(2, world_size=2))),
+        Case(
+            "in a second init_process_group, which one rank alone got past",
+            "rank 1",
+            job(
+                *(rank(n, world_size=size, init_calls=2) for n, size in enumerate((2, 3, 2))),
+                groups=[group({0: WAITING}, name="default (2)", ranks=range(2))],
+            ),
+        ),
     ],
     "slow": [
         Case("in forward", "step 2", live(late(seconds=2))),

@@ -210,6 +210,9 @@ def find_recreated_group(facts: Facts) -> Verdict | None:
         others = [rank for rank in group.ranks if rank in facts.ranks and not group.latest.get(rank)]
         if not is_recreated(group) or not others or set(others) & set(facts.unrecorded):
             continue
+        calls = max((facts.ranks[rank].init_calls for rank in group.latest if rank in facts.ranks), default=1)
+        if any(1 < facts.ranks[rank].init_calls >= calls for rank in others):  # they did, and got no further
+            continue
         waits = (wait for wait in facts.waits if wait.group is group and facts.is_stuck(wait.rank))
         if (wait := next(waits, None)) is not None:
             return _recreated_verdict(facts, wait, others)

@@ -14,19 +14,26 @@ _MIN_REPORTED_NS: Final = 3_000_000_000
 
 def find_wrong_world_size(facts: Facts) -> Verdict | None:
     """Find ranks with different world sizes, or a rank beyond the world size."""
-    world_sizes: dict[int, list[int]] = {}
+    by_call: dict[int, dict[int, list[int]]] = {}
     for rank, one in sorted(facts.ranks.items()):
         if one.world_size is not None:
-            world_sizes.setdefault(one.world_size, []).append(rank)
-    beyond = [rank for size, ranks in world_sizes.items() for rank in ranks if rank >= size]
-    if len(world_sizes) < 2 and not beyond:
-        return None
+            by_call.setdefault(one.init_calls, {}).setdefault(one.world_size, []).append(rank)
+    for call, world_sizes in sorted(by_call.items(), reverse=True):
+        # In a later call a process may be given another rank.
+        beyond = [rank for size, ranks in world_sizes.items() for rank in ranks if rank >= size and call == 1]
+        if len(world_sizes) > 1 or beyond:
+            return _world_size_verdict(facts, call, world_sizes, beyond)
+    return None
+
+
+def _world_size_verdict(facts: Facts, call: int, world_sizes: dict[int, list[int]], beyond: list[int]) -> Verdict:
+    members = sorted(rank for ranks in world_sizes.values() for rank in ranks)
     return Verdict(
         kind="wrong world size",
-        **text.wrong_world_size(world_sizes, beyond),
-        blamed=tuple(beyond) or find_minority(world_sizes.values(), len(facts.ranks)),
-        concerned=tuple(sorted(facts.ranks)),
-        call_sites=known_sites({rank: _line(one) for rank, one in facts.ranks.items()}),
+        **text.wrong_world_size(world_sizes, beyond, call),
+        blamed=tuple(beyond) or find_minority(world_sizes.values(), len(members)),
+        concerned=tuple(members),
+        call_sites=known_sites({rank: _line(facts.ranks[rank]) for rank in members}),
     )
 
 

@@ -258,17 +258,26 @@ def _in_step(one: RankEvidence, site: CallSite | None) -> str:
     return in_step(one.position) if site is not None else f" {format_position(one.position).partition(',')[0]}"
 
 
-def wrong_world_size(ranks_by_size: Mapping[int, Sequence[int]], beyond: Sequence[int]) -> VerdictText:
-    """Describe ranks that were started with different world sizes, or with ranks beyond the only one."""
+def wrong_world_size(ranks_by_size: Mapping[int, Sequence[int]], beyond: Sequence[int], call: int) -> VerdictText:
+    """Describe ranks that were started with different world sizes, or with ranks beyond the only one.
+
+    Args:
+        call: number of their call of ``init_process_group``, from 1.
+    """
     parts = [f"{size} on {rank_list(ranks)}" for size, ranks in ranks_by_size.items()]
-    sentence = f"The ranks disagree on the world size: {'; '.join(parts)}."
+    again = "" if call == 1 else f" in call {call} of init_process_group"
+    sentence = f"The ranks disagree on the world size{again}: {'; '.join(parts)}."
     if len(ranks_by_size) == 1:
         who, size = capitalize(rank_list(beyond)), next(iter(ranks_by_size))
         sentence = f"{who} {plural(beyond, 'is', 'are')} out of range for a world size of {size}."
     return {
         "sentence": sentence,
-        "evidence": ("World sizes passed to init_process_group on each rank (run.json, joining.json).",),
-        "advice": ("Start all ranks with the same WORLD_SIZE (--nnodes and --nproc-per-node of torchrun).",),
+        "evidence": ("World sizes passed to init_process_group on each rank (run.json, joining.json).",)
+        if call == 1
+        else ("World sizes passed to init_process_group on each rank (rejoining.json).",),
+        "advice": ("Start all ranks with the same WORLD_SIZE (--nnodes and --nproc-per-node of torchrun).",)
+        if call == 1
+        else ("Compute world_size and rank of the new group from what all ranks agree on.",),
     }
 
 

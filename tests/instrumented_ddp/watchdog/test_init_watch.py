@@ -12,9 +12,14 @@ from instrumented_ddp.watchdog import init_watch as module
 from instrumented_ddp.watchdog.init_watch import watch_rendezvous
 from overlapscope.trace.environment import TRACE_VARIABLE
 from overlapscope.trace.process_files import read_reports
-from overlapscope.trace.schema import REPORTS_FILE, rank_folder
+from overlapscope.trace.schema import JOINING_FILE, REJOINING_FILE, REPORTS_FILE, SIGNATURES_FILE, rank_folder
 
 LONG_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_calls", [])
 
 
 def init_process_group(rank: int = -1, world_size: int = -1) -> None: ...
@@ -58,3 +63,26 @@ def test_who_gives_up_takes_nothing_back(trace: Path) -> None:
         give_up(trace)
     (report,) = read_reports({0: rank_folder(trace, 0)})
     assert report.retracted_ns is None
+
+
+def test_a_second_call_is_told_from_the_first_and_leaves_its_file_alone(trace: Path) -> None:
+    folder = rank_folder(trace, 0)
+    for call in range(3):
+        with watch_rendezvous(init_process_group, (), {"rank": 0, "world_size": 2 + call}):
+            current = module.get_latest_init_call()
+            assert current is not None
+            assert (current.number, current.has_joined) == (call + 1, False)
+            if call:
+                again = json.loads((folder / REJOINING_FILE).read_text())
+                assert (again["call"], again["world_size"], again["has_joined"]) == (call + 1, 2 + call, False)
+        assert json.loads((folder / JOINING_FILE).read_text())["world_size"] == 2
+        (folder / SIGNATURES_FILE).touch()  # it has joined, and is recorded
+    assert json.loads((folder / REJOINING_FILE).read_text())["has_joined"]
+
+
+def test_a_call_again_after_one_that_has_failed_is_still_the_first(trace: Path) -> None:
+    for world_size in (3, 2):
+        with watch_rendezvous(init_process_group, (), {"rank": 0, "world_size": world_size}):
+            pass
+    assert json.loads((rank_folder(trace, 0) / JOINING_FILE).read_text())["world_size"] == 2
+    assert not (rank_folder(trace, 0) / REJOINING_FILE).exists()
