@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from overlapscope.machine.conditions import KIND_OF, Condition
@@ -185,10 +185,12 @@ def _compare(evidence: MachineEvidence) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def unreadable(kind: str, facts: str, why: str, ranks: list[int]) -> str:
+def unreadable(kind: str, facts: str, why: str, ranks: Sequence[int]) -> str:
     """Say what could not be read."""
-    what = "Nothing of" if facts == "all" else f"{facts.capitalize()} of"
-    return f"{what} the {_WHOSE.get(kind, kind)} is known on {rank_list(ranks)}: {why}."
+    source = _WHOSE.get(kind, kind)
+    whose = f"The {source} of {rank_list(ranks)}" if len(ranks) > 1 else f"{capitalize(rank_list(ranks))}'s {source}"
+    does = "does not tell anything" if facts == "all" else f"does not tell {facts}"
+    return f"{whose} {does}: {why}."
 
 
 def describe_amount(condition: Condition) -> str:
@@ -200,14 +202,11 @@ def describe_amount(condition: Condition) -> str:
 
 def describe_levels(condition: Condition) -> str:
     """Return what else is known of a condition, for a table."""
-    values = _format_values(condition.values)
+    values = {name: text.removeprefix(" of").strip(" ,") for name, text in _format_values(condition.values).items()}
     if condition.kind in _HELD_DOWN:
-        more = (values["temperature_c"], values["power_cap_w"])
-        return ", ".join(
-            [_format_clock(condition.values).removeprefix("ran at "), *(one.strip(" ,") for one in more if one)]
-        )
-    known = [values[level].strip() for level in KIND_OF[condition.kind].levels if values[level]]
-    return " of ".join(known)
+        clock = _format_clock(condition.values).removeprefix("ran at ")
+        return ", ".join((clock, *filter(None, (values["temperature_c"], values["power_cap_w"]))))
+    return " of ".join(values[level] for level in KIND_OF[condition.kind].levels if values[level])
 
 
 def describe_machine(conditions: Iterable[Condition]) -> str:

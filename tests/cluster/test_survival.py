@@ -25,6 +25,7 @@ from instrumented_ddp.collectives.call_sites import CallSiteTable
 from instrumented_ddp.collectives.completion import CompletionWatch
 from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.collectives.signatures import SignatureTable, TensorNames
+from instrumented_ddp.machine.sampler import MachineSampler
 from instrumented_ddp.native import RecordStore
 from instrumented_ddp.recording import events, recorder, tcp_stats
 from instrumented_ddp.recording.batch_tracker import DataPositionTracker
@@ -85,6 +86,7 @@ CALLBACKS: dict[str, tuple[Any, str]] = {
     "a batch is there": (StepTracker, "on_fetch_end"),
     "the watchdog looks": (LocalRankMonitor, "look"),
     "a sample of links": (tcp_stats, "sample_connections"),
+    "a sample of the machine": (MachineSampler, "_write_sample"),
     "clocks": (ClockSync, "_report"),
     "the recording is closed": (Recorder, "close"),
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,10 @@ from overlapscope.stragglers.cycles import Cycles, build_cycles
 from overlapscope.stragglers.finding import Finding
 from overlapscope.stragglers.stragglers import Stragglers, find_all_findings, find_stragglers
 from overlapscope.stragglers.text import describe, describe_verdict
+from overlapscope.trace.machine_log import MachineReading
 from overlapscope.trace.recording import Trace
+from overlapscope.trace.tables import MACHINE_COLUMNS, MACHINE_SOURCE_COLUMNS
+from tests.machine.said import COOL, HOT, gpu
 from tests.simulated_job import BUCKET_BYTES, MS, Job
 
 STEPS = 151
@@ -268,3 +272,49 @@ def test_warm_up_is_not_judged() -> None:
     assert stragglers is not None
     assert stragglers.findings == ()
     np.testing.assert_array_equal(stragglers.cycles.steps, np.arange(4, 30))
+
+
+def with_machine(trace: Trace, rows: list[MachineReading], uses: dict[int, list[str]]) -> Trace:
+    """The recording, with what its ranks have sampled."""
+    sources = [(rank, name, name.split()[0], "", "") for rank, names in uses.items() for name in names]
+    return replace(
+        trace,
+        machine=pd.DataFrame([(0, *row) for row in rows], columns=list(MACHINE_COLUMNS)),
+        machine_sources=pd.DataFrame(sources, columns=list(MACHINE_SOURCE_COLUMNS)),
+    )
+
+
+@pytest.mark.parametrize("hot_rank", [1, 2])
+def test_a_gpu_that_is_hot_in_the_late_steps_is_told_of_the_late_rank_only(hot_rank: int) -> None:
+    """Rank 2 is late in steps 60 to 89; what the machine says changes nothing of the finding."""
+    job = Job(steps=STEPS, ranks=4, noise=0.02)
+    job.slow_down(2, 0.3, steps=slice(60, 90))
+    trace = job.run()
+    late = trace.steps[trace.steps["step"].between(60, 89)]
+    begin_s, end_s, last_s = (
+        times / 1e9 for times in (late["start_ns"].min(), late["end_ns"].max(), trace.steps["end_ns"].max())
+    )
+    every_s = 0.02
+    times = np.arange(trace.steps["start_ns"].min() / 1e9, last_s, every_s)
+    limits = [HOT if begin_s <= at <= end_s else COOL for at in times]
+    rows = [
+        row
+        for rank in range(4)
+        for row in gpu(
+            f"gpu {rank}", limits if rank == hot_rank else [COOL] * len(times), begin_s=times[0], every_s=every_s
+        )
+    ]
+    without = Analysis(trace).stragglers
+    stragglers = Analysis(with_machine(trace, rows, {rank: [f"gpu {rank}"] for rank in range(4)})).stragglers
+    assert without is not None
+    assert stragglers is not None
+    (bare,), (finding,) = without.findings, stragglers.findings
+    assert (finding.ranks, finding.steps.tolist(), finding.cost) == (bare.ranks, bare.steps.tolist(), bare.cost)
+    found = [one for one in finding.machine if not one.is_alike]
+    if hot_rank != 2:
+        assert not found
+        return
+    (one,) = found
+    assert (one.ranks, one.condition.kind, one.others) == ((2,), "thermal limit", 0)
+    assert one.condition.amount > 0.9
+    assert one.condition.elsewhere == pytest.approx(0, abs=0.02)
