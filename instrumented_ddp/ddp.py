@@ -25,9 +25,9 @@ from instrumented_ddp.plans.initial_plan import Caps, first_plan
 from instrumented_ddp.plans.probing import Probing, is_asked_to_probe
 from instrumented_ddp.plans.schedule import PlanController, RequestedSchedule
 from instrumented_ddp.recording.console import reattribute_warnings
+from instrumented_ddp.recording.coverage import ReductionCoverage
 from instrumented_ddp.recording.events import make_reduction_events
 from instrumented_ddp.recording.metadata import collect_reduction_settings, is_reduced_in_python
-from instrumented_ddp.recording.models import UnreducedGradientDetector
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.reduction.agreement import PlanRequest, check_same_parameters
 from instrumented_ddp.reduction.c10d_reducer import C10dReducer
@@ -77,7 +77,7 @@ class DistributedDataParallel(DeferredUpdatesDDP):
     logger: Logger
     recorder: Recorder | None = None
     """Recorder of this process, if it is recorded."""
-    _bypass_detector: UnreducedGradientDetector | None = None
+    _coverage: ReductionCoverage | None = None
     _replica: FingerprintedReplica | None = None
     shards: ParameterShards | None = None
 
@@ -142,7 +142,7 @@ class DistributedDataParallel(DeferredUpdatesDDP):
         self.recorder = self._session.record(self.process_group, self.device) if self._session is not None else None
         if self.recorder is not None:
             self.recorder.add_model(self._model_number, self.module, parameters, self._arguments)
-            self._bypass_detector = self.recorder.get_bypass_detector(self._model_number)
+            self._coverage = self.recorder.get_coverage(self._model_number)
         caps = Caps(
             cap_bytes=self.bucket_bytes_cap,
             is_default=self.bucket_bytes_cap_default,
@@ -151,6 +151,8 @@ class DistributedDataParallel(DeferredUpdatesDDP):
         is_final = self._strategy.pads_to is not None or (self.find_unused_parameters and not static_graph)
         plan = self._make_first_plan(parameters, caps, is_final=is_final)
         self._reducer = self._make_reducer(parameters, plan)
+        if self._coverage is not None:
+            self._coverage.find_unfinished = weakref.WeakMethod(self._reducer.find_unfinished)
         self._plans = self._make_plan_controller(caps)
         self.reducer = C10dReducer(self._reducer, self._plans)
         self.logger = self._make_logger(static_graph=static_graph)
@@ -254,7 +256,7 @@ class DistributedDataParallel(DeferredUpdatesDDP):
     def __getstate__(self) -> dict[str, Any]:
         of_this_process = {
             "recorder",
-            "_bypass_detector",
+            "_coverage",
             "_replica",
             "_reducer",
             "_plans",
@@ -266,9 +268,9 @@ class DistributedDataParallel(DeferredUpdatesDDP):
         return state
 
     def __getattr__(self, name: str) -> Any:
-        if name == "module" and (bypass := self.__dict__.get("_bypass_detector")) is not None:
+        if name == "module" and (coverage := self.__dict__.get("_coverage")) is not None:
             with suppress(Exception):  # an error in the call site file must not break access to the module
-                bypass.on_module_access(sys._getframe(1))
+                coverage.on_module_access(sys._getframe(1))
         return super().__getattr__(name)
 
     # -- forward -------------------------------------------------------------------------------------------------
@@ -302,9 +304,11 @@ class DistributedDataParallel(DeferredUpdatesDDP):
         return output
 
     def _take_fingerprints(self) -> None:
-        if self._replica is not None and self.recorder is not None and self._will_be_reduced():
-            reducer = self._reducer
-            self._replica.on_forward_start(reducer.reductions, self.recorder.steps.step, reducer.hooks.updates.finish)
+        replica, reducer = self._replica, self._reducer
+        if replica is None or self.recorder is None or not torch.is_grad_enabled() or self._join_config.enable:
+            return
+        if self.require_backward_grad_sync or replica.unreduced_updates:
+            replica.on_forward_start(reducer.reductions, self.recorder.steps.step, reducer.hooks.updates.finish)
 
     def _will_be_reduced(self) -> bool:
         """Return whether the forward that begins will be reduced, on all ranks."""

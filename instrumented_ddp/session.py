@@ -143,6 +143,7 @@ class Session:
                 every=recording.every,
                 limit_bytes=recording.limit_bytes,
                 on_update_start=self.replicas.settings.on_update_start,
+                on_unreduced_update=self.replicas.on_unreduced_update,
                 on_error=self.disable_recording,
             )
         except Exception as error:

@@ -115,7 +115,7 @@ class ReductionEvents:
         """
         return READY
 
-    def on_unexpected_gradient(self) -> None:
+    def on_unexpected_gradient(self, index: int) -> None:
         """Note that a gradient has arrived that no reduction waits for."""
 
     def on_bucket_ready(self, device: torch.device) -> None:
@@ -205,7 +205,10 @@ class EventSink:
     def update_call_site(self) -> None:
         """Use the running line of user code as the call site of what follows."""
 
-    def on_unreduced_gradient(self, model: int) -> None:
+    def on_backward(self, model: int, *, no_sync: bool) -> None:
+        """Note that a backward has reached the output of a model."""
+
+    def on_unreduced_gradient(self, model: int, index: int) -> None:
         """Note that a gradient has arrived that no reduction waits for."""
 
     def on_gradients_reduced(self, model: int) -> None:
@@ -227,11 +230,13 @@ class BackwardTracker:
 
     Args:
         sink: receives the events.
+        model: number of the model.
         on_end: called when autograd has finished a backward, with whether it was under ``no_sync()``.
     """
 
-    def __init__(self, sink: EventSink, on_end: Callable[[bool], None] | None = None) -> None:
+    def __init__(self, sink: EventSink, model: int, on_end: Callable[[bool], None] | None = None) -> None:
         self._sink = sink
+        self._model = model
         self._on_end = on_end
         self._is_running = False
         self._step = 0
@@ -271,6 +276,7 @@ class BackwardTracker:
         if sink.steps.phase is not Phase.BACKWARD:
             sink.update_call_site()
             sink.steps.enter(Phase.BACKWARD, no_sync=no_sync)
+        sink.on_backward(self._model, no_sync=no_sync)
 
         def end() -> None:
             self._is_running = False
@@ -323,7 +329,7 @@ class RecordedReduction(ReductionEvents):
     def __init__(self, sink: EventSink, model: int, device: torch.device, stats: RuntimeStats, parameters: int) -> None:
         super().__init__(stats)
         self.sink: EventSink = sink
-        self._backwards = BackwardTracker(sink)
+        self._backwards = BackwardTracker(sink, model)
         self._model = model
         self._log = sink.log
         self._plan: PlanRecords | None = None
@@ -448,9 +454,9 @@ class RecordedReduction(ReductionEvents):
         return READY
 
     @never_raise
-    def on_unexpected_gradient(self) -> None:
-        """Report a gradient outside of any pass: perhaps the module was called and not its wrapper."""
-        self.sink.on_unreduced_gradient(self._model)
+    def on_unexpected_gradient(self, index: int) -> None:
+        """Report a gradient that is not reduced: under ``no_sync()``, or the module was called and not its wrapper."""
+        self.sink.on_unreduced_gradient(self._model, index)
 
     @never_raise
     def on_bucket_ready(self, device: torch.device) -> None:

@@ -1,16 +1,11 @@
-"""DDP instances of this process: files that describe them, and detection of gradients that are never reduced.
-
-``ddp.module(x)`` is right for evaluation. In training it yields gradients of this rank alone: nothing fails, all ranks
-do the same, and their models diverge from that step on.
-"""
+"""DDP instances of this process: files that describe them, and what went wrong with their gradients."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
-from types import FrameType
+from dataclasses import asdict, replace
 from typing import Final
 
 import torch
@@ -18,17 +13,22 @@ import torch
 from instrumented_ddp.bucket_plan import ParameterSpec
 from instrumented_ddp.collectives.call_sites import describe_frame
 from instrumented_ddp.collectives.log import CollectiveRecorder
-from overlapscope.diagnosis.evidence import CallSite, InterruptedBackward, UnreducedStep
+from instrumented_ddp.recording.coverage import UnreducedUpdate
+from overlapscope.diagnosis.evidence import CallSite, InterruptedBackward, UnreducedCause, UnreducedStep
 from overlapscope.trace.json_files import dump_json_line, replace_text, write_json
 from overlapscope.trace.schema import (
     FROZEN_FILE,
     INTERRUPTED_BACKWARDS_FILE,
-    NO_CALL_SITE,
     PARAMETERS_FILE,
     UNREDUCED_FILE,
 )
 
 _MAX_INTERRUPTED_BACKWARDS: Final = 16
+_MAX_UNREDUCED_NAMES: Final = 64
+_UPDATES_BEFORE_ALARM: Final = 8
+"""Number of updates all of whose backwards were under ``no_sync()``: models may be averaged every few steps."""
+_MAX_UNREDUCED: Final = 64
+"""Maximum number of records of updates that were not reduced, each of another model or cause."""
 
 
 class ModelRegistry:
@@ -41,9 +41,10 @@ class ModelRegistry:
     def __init__(self, collectives: CollectiveRecorder) -> None:
         self._collectives = collectives
         self._count = 0
-        self._modules: dict[int, tuple[weakref.ref[torch.nn.Module], frozenset[str]]] = {}
-        self.unreduced: UnreducedStep | None = None
-        """First update that has used gradients of this rank alone, see ``record_unreduced_gradients``."""
+        self._modules: dict[int, tuple[weakref.ref[torch.nn.Module], dict[str, int]]] = {}
+        """Module and sizes of the parameters by name, by number."""
+        self._unreduced: dict[tuple[int, UnreducedCause], UnreducedStep] = {}
+        self._reduced_by_user_before = 0
         self.interrupted_backwards: tuple[InterruptedBackward, ...] = ()
         """Latest interrupted backwards, in order."""
 
@@ -59,7 +60,7 @@ class ModelRegistry:
         number = self._count
         self._count += 1
         self._collectives.names.add_module(module)
-        self._modules[number] = weakref.ref(module), frozenset(parameter.name for parameter in parameters)
+        self._modules[number] = weakref.ref(module), {parameter.name: parameter.elements for parameter in parameters}
         frame = self._collectives.call_sites.find_caller_frame()
         line = {
             "model": number,
@@ -91,18 +92,73 @@ class ModelRegistry:
             with suppress(OSError):
                 write_json(path, {"step": self._collectives.position.step, "models": frozen})
 
-    def record_unreduced_gradients(self, model: int, call_site: int) -> None:
-        """Record the first update that uses gradients that were never averaged; every later step would look the same.
+    @property
+    def unreduced(self) -> tuple[UnreducedStep, ...]:
+        """Return the first updates that have used gradients of this rank alone, by model and cause."""
+        return tuple(self._unreduced.values())
+
+    @property
+    def has_unreduced_gradients(self) -> bool:
+        """Return whether other ranks are to be told: not before the next forward, or an average of models, may be."""
+        return any(
+            one.cause != "incomplete"
+            and (one.cause != "no_sync" or one.reduced_backwards or one.updates >= _UPDATES_BEFORE_ALARM)
+            and not one.is_averaged_by_user
+            for one in self.unreduced
+        )
+
+    def record_unreduced_update(self, model: int, found: UnreducedUpdate) -> None:
+        """Record an update with gradients that were never averaged: the first of a cause, and how many follow.
 
         Args:
-            call_site: line at which the module was called instead of its wrapper.
+            found: what was found; its ``parameters`` are those of the model by their index.
         """
-        if self.unreduced is not None:
+        step, key = self._collectives.position.step, (model, found.cause)
+        known = self._unreduced.get(key)
+        if known is not None:
+            known = replace(known, updates=known.updates + 1, last_step=step)
+        elif len(self._unreduced) < _MAX_UNREDUCED:
+            names = list(self._modules[model][1])
+            sites = [self._site(number) for number in found.call_sites]
+            known = UnreducedStep(
+                model=model,
+                step=step,
+                call_site=next(iter(sites), None),
+                cause=found.cause,
+                parameters=tuple(names[index] for index in found.parameters[:_MAX_UNREDUCED_NAMES]),
+                parameter_count=len(found.parameters),
+                call_sites=tuple(dict.fromkeys(site for site in sites if site is not None)),
+                backwards=len(sites),
+                reduced_backwards=found.reduced_backwards,
+                last_step=step,
+            )
+            self._reduced_by_user_before = self._collectives.elements_reduced_by_user
+        else:
             return
-        step = self._collectives.position.step
-        self.unreduced = UnreducedStep(model=model, step=step, call_site=self._site(call_site))
-        with suppress(OSError):
-            write_json(self._collectives.folder / UNREDUCED_FILE, asdict(self.unreduced))
+        self._unreduced[key] = known
+        if known.updates & (known.updates - 1) == 0:  # the file counts up to a power of two until the recording ends
+            self.write_unreduced()
+
+    def on_update(self) -> None:
+        """Note, before an update, whether the user has averaged parameters whose gradients were not reduced."""
+        if not self._unreduced:
+            return
+        now = self._collectives.elements_reduced_by_user
+        reduced, self._reduced_by_user_before = now - self._reduced_by_user_before, now
+        if not reduced:
+            return
+        for key, one in self._unreduced.items():
+            elements = sum(self._modules[one.model][1].values())
+            if not one.is_averaged_by_user and 2 * reduced >= elements:
+                self._unreduced[key] = replace(one, is_averaged_by_user=True)
+                self.write_unreduced()
+
+    def write_unreduced(self) -> None:
+        """Write the updates that have used gradients of this rank alone."""
+        if self._unreduced:
+            lines = [dump_json_line(asdict(one)) for one in self.unreduced]
+            with suppress(OSError):
+                replace_text(self._collectives.folder / UNREDUCED_FILE, "".join(lines))
 
     def on_interrupted_backward(self, step: int) -> None:
         """Record that an exception came out of the latest backward and training continues. The last few are kept."""
@@ -115,62 +171,3 @@ class ModelRegistry:
     def _site(self, call_site: int) -> CallSite | None:
         file, line, function = self._collectives.call_sites.location(call_site) or (None, None, None)
         return CallSite(file=file, line=line, function=function) if file and line and function else None
-
-
-class UnreducedGradientDetector:
-    """Detector of unreduced gradients of one wrapped module.
-
-    Args:
-        parameters: trained parameters of the module.
-        collectives: source of the user's call sites and of the volume that users reduce themselves.
-    """
-
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], collectives: CollectiveRecorder) -> None:
-        self._parameters = parameters
-        self._elements = sum(parameter.numel() for parameter in parameters)
-        self._collectives = collectives
-        self._access_call_site = NO_CALL_SITE
-        self._call_site = NO_CALL_SITE
-        self._reduced_by_user_before = 0
-
-    def on_module_access(self, frame: FrameType) -> None:
-        """Note that the user accesses the wrapped module, perhaps to call it."""
-        if self._collectives.call_sites.is_user_frame(frame):
-            self._access_call_site = self._collectives.call_sites.number_of(frame)
-
-    def on_local_gradient(self) -> None:
-        """Note a gradient from outside any pass through the wrapper."""
-        if self._call_site == NO_CALL_SITE:
-            # Autograd's thread for a device runs no user code: the line that took the module is the nearest known.
-            self._call_site = self._collectives.call_sites.get_caller_number() or self._access_call_site
-            self._reduced_by_user_before = self._collectives.elements_reduced_by_user
-
-    def on_gradients_reduced(self) -> None:
-        """Note that the current gradients are averages."""
-        self._call_site = self._access_call_site = NO_CALL_SITE
-
-    def take_unreduced_call_site(self, optimizer: torch.optim.Optimizer) -> int:
-        """Return the call site behind unreduced gradients that an update is about to use. Called before each update.
-
-        Args:
-            optimizer: optimizer that is about to update. Gradients that another model's optimizer ignores may still be
-                set to zero: a discriminator gets gradients from its generator's loss.
-
-        Returns:
-            The call site behind gradients that nobody has reduced; ``NO_CALL_SITE`` if there are none.
-        """
-        if self._call_site == NO_CALL_SITE:
-            self._access_call_site = NO_CALL_SITE
-            return NO_CALL_SITE
-        if not self._are_updated_by(optimizer):
-            return NO_CALL_SITE
-        line, self._call_site, self._access_call_site = self._call_site, NO_CALL_SITE, NO_CALL_SITE
-        if all(parameter.grad is None for parameter in self._parameters):
-            return NO_CALL_SITE
-        by_user = self._collectives.elements_reduced_by_user - self._reduced_by_user_before
-        return NO_CALL_SITE if 2 * by_user >= self._elements else line
-
-    def _are_updated_by(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether an optimizer holds any of the parameters. Called only if there is an unreduced gradient."""
-        own = {id(parameter) for parameter in self._parameters}
-        return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])

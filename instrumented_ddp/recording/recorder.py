@@ -30,9 +30,10 @@ from instrumented_ddp.recording.background import (
     suppress_recorder_errors,
 )
 from instrumented_ddp.recording.clock_sync import ClockSync
+from instrumented_ddp.recording.coverage import ReductionCoverage
 from instrumented_ddp.recording.events import EventSink, make_private_ready_times
 from instrumented_ddp.recording.metadata import append_plan, describe_rank, describe_run
-from instrumented_ddp.recording.models import ModelRegistry, UnreducedGradientDetector
+from instrumented_ddp.recording.models import ModelRegistry
 from instrumented_ddp.recording.modes import ModeFollower
 from instrumented_ddp.recording.records import BucketRecords, PlanRecords, SegmentTable, make_buffer_records
 from instrumented_ddp.recording.steps import OptimizerHooks, StepTracker
@@ -71,6 +72,7 @@ class Recorder(EventSink):
         every: which steps are recorded in full until a user asks for others, as in ``RecordingMode``.
         limit_bytes: maximum disk space of this rank's log.
         on_update_start: called with an optimizer and the step before it updates.
+        on_unreduced_update: called with a model before an update with gradients that DDP has not averaged.
         on_error: called with an internal error that would leave the recording incomplete.
 
     Raises:
@@ -89,6 +91,7 @@ class Recorder(EventSink):
         every: int = DEFAULT_EVERY,
         limit_bytes: int = DEFAULT_LIMIT_BYTES,
         on_update_start: Callable[[torch.optim.Optimizer, int], None],
+        on_unreduced_update: Callable[[int], None],
         on_error: Callable[[Exception], None],
     ) -> None:
         self.folder = collectives.folder
@@ -111,11 +114,12 @@ class Recorder(EventSink):
             self._run["ends_are_bounds"] = why
             if group.rank() == 0:
                 _log.warning("the ends of collectives are recorded as upper bounds: %s", why)
-        self._bypass_detectors: dict[int, UnreducedGradientDetector] = {}
+        self._coverage: dict[int, ReductionCoverage] = {}
         self._buffers: dict[tuple[int, int, str], BucketRecords] = {}
         self._has_warned = False
         self._on_update_start = on_update_start
-        self._optimizers = OptimizerHooks(self._update_begins, lambda: self.steps.on_update_end(), on_error)
+        self._on_unreduced_update = on_unreduced_update
+        self._optimizers = OptimizerHooks(self._update_begins, self._update_ends, on_error)
         self.steps: StepTracker = StepTracker(
             self.timer,
             self.log,
@@ -152,13 +156,13 @@ class Recorder(EventSink):
     ) -> None:
         """Register a DDP instance by its number within the process."""
         self._run["models"].append({"model": number, "class": type(module).__name__, "ddp_arguments": arguments})
-        self._bypass_detectors[number] = UnreducedGradientDetector(parameters, self.collectives)
+        self._coverage[number] = ReductionCoverage(parameters, self.collectives)
         self._optimizers.add(parameters)
         self._write(RUN_FILE, self._run)
 
-    def get_bypass_detector(self, model: int) -> UnreducedGradientDetector | None:
-        """Return the detector of accesses to a model that bypass its wrapper."""
-        return self._bypass_detectors.get(model)
+    def get_coverage(self, model: int) -> ReductionCoverage | None:
+        """Return the detector of updates of a model with gradients that were not reduced."""
+        return self._coverage.get(model)
 
     @never_raise
     def record_comm_hook(self, model: int, name: str) -> None:
@@ -209,14 +213,17 @@ class Recorder(EventSink):
         """Note that an exception came out of the latest backward and was caught: gradients may be missing."""
         self._models.on_interrupted_backward(step)
 
-    def on_unreduced_gradient(self, model: int) -> None:
+    def on_backward(self, model: int, *, no_sync: bool) -> None:
+        """Note that a backward has reached the output of a model."""
+        self._coverage[model].on_backward(no_sync=no_sync)
+
+    def on_unreduced_gradient(self, model: int, index: int) -> None:
         """Note that a gradient has arrived that no reduction waits for, as under ``no_sync()``."""
-        if self.steps.phase is not Phase.BACKWARD:  # the output of the wrapper is not involved
-            self._bypass_detectors[model].on_local_gradient()
+        self._coverage[model].on_local_gradient(index, in_backward=self.steps.phase is Phase.BACKWARD)
 
     def on_gradients_reduced(self, model: int) -> None:
         """Note that the gradients of a pass are final."""
-        self._bypass_detectors[model].on_gradients_reduced()
+        self._coverage[model].on_gradients_reduced()
         self.steps.on_gradients_reduced()
 
     @never_raise
@@ -282,6 +289,7 @@ class Recorder(EventSink):
         self._gc_pauses.close()
         if self.log.closed:
             return
+        self._models.write_unreduced()
         with suppress_recorder_errors(self.disable_recording):
             self.steps.close()
         self.completions.close()
@@ -311,15 +319,30 @@ class Recorder(EventSink):
         if self.log.is_disk_full:
             self._warn_once("the disk is full; the latest steps are kept")
 
-    def _update_begins(self, optimizer: torch.optim.Optimizer) -> None:
+    def _update_begins(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         if self.log.closed:
             return
-        for model, bypass in self._bypass_detectors.items():
-            call_site = bypass.take_unreduced_call_site(optimizer)
-            if call_site != NO_CALL_SITE:
-                self._models.record_unreduced_gradients(model, call_site)
+        if not has_closure:  # its backwards are yet to come
+            self._find_unreduced(optimizer)
         self.steps.on_update_start()
         self._on_update_start(optimizer, self.steps.step)
+
+    def _update_ends(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+        if has_closure and not self.log.closed:
+            self._find_unreduced(optimizer)
+        self.steps.on_update_end()
+
+    def _find_unreduced(self, optimizer: torch.optim.Optimizer) -> None:
+        """Record which of its gradients an optimizer takes as they are on this rank."""
+        if self.steps.phase in (Phase.BACKWARD, Phase.FINALIZE):  # optimizers in backward: nothing is over yet
+            return
+        self._models.on_update()
+        for model, coverage in self._coverage.items():
+            found = coverage.take_unreduced_update(optimizer)
+            if found is not None:
+                self._models.record_unreduced_update(model, found)
+            if coverage.has_gap:
+                self._on_unreduced_update(model)
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         with self._suppressing_disk_errors():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -30,15 +30,15 @@ class OptimizerHooks:
     """Hooks that report each update of registered parameters.
 
     Args:
-        begins: called with an optimizer before it updates.
-        ends: called after the update.
+        begins: called before an update with the optimizer, and whether it was given a closure.
+        ends: called after the update with the same.
         on_error: called with internal errors.
     """
 
     def __init__(
         self,
-        begins: Callable[[torch.optim.Optimizer], None],
-        ends: Callable[[], None],
+        begins: Callable[[torch.optim.Optimizer, bool], None],
+        ends: Callable[[torch.optim.Optimizer, bool], None],
         on_error: Callable[[Exception], None],
     ) -> None:
         self._begins = begins
@@ -71,13 +71,13 @@ class OptimizerHooks:
         for hook in self._hooks:
             hook.remove()
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._updates_our_parameters(optimizer):
-            self._begins(optimizer)
+            self._begins(optimizer, _has_closure(args, kwargs))
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._updates_our_parameters(optimizer):
-            self._ends()
+            self._ends(optimizer, _has_closure(args, kwargs))
             self._has_optimizer = True
 
     def _updates_our_parameters(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -87,6 +87,11 @@ class OptimizerHooks:
             known = any(p in self._parameters for group in groups for p in group["params"])
             self._is_relevant[optimizer] = known
         return known
+
+
+def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether ``step`` was given a closure; ``args`` begin with the optimizer."""
+    return kwargs.get("closure") is not None or any(callable(each) for each in args[1:2])
 
 
 _PHASES_BEFORE_LOOP: Final = (Phase.BACKWARD, Phase.FINALIZE, Phase.OPTIMIZER, Phase.EVALUATION)

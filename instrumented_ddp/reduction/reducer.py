@@ -32,6 +32,7 @@ from instrumented_ddp.reduction.averaging import Averaging
 from instrumented_ddp.reduction.bucket import Bucket
 from instrumented_ddp.reduction.strategy import PendingUpdates, ReductionStrategy
 from instrumented_ddp.reduction.unused_parameters import Usage, UsageMap
+from overlapscope.diagnosis.evidence import UnreducedCause
 from overlapscope.trace.live_files import READY
 
 
@@ -45,6 +46,7 @@ class GradientHooks:
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._parameters = parameters
         self.accumulators: list[Any] = [get_gradient_edge(parameter).node for parameter in parameters]
         """Leaf of the graph that accumulates each parameter's gradient."""
         self._spans_devices = len({parameter.device for parameter in parameters}) > 1
@@ -57,6 +59,14 @@ class GradientHooks:
             lock = threading.RLock()
             hooks = [_one_at_a_time(hook, lock) for hook in hooks]
         self._handles = [node.register_hook(hook) for node, hook in zip(self.accumulators, hooks, strict=True)]
+
+    def find_lost(self) -> set[int]:
+        """Return the trained parameters for which autograd has made another accumulator, without a hook."""
+        return {
+            index
+            for index, (parameter, node) in enumerate(zip(self._parameters, self.accumulators, strict=True))
+            if parameter.requires_grad and get_gradient_edge(parameter).node is not node
+        }
 
     def remove(self) -> None:
         """Remove all hooks. May be called twice."""
@@ -324,7 +334,7 @@ class Reducer:
         is_expected = self._countdown.is_expecting
         ready_ns = self.events.on_gradient(index, is_expected=is_expected)
         if not is_expected:
-            self.events.on_unexpected_gradient()
+            self.events.on_unexpected_gradient(index)
         if self.usage is not None and not self._is_complete(index, self.usage):
             return
         if is_expected:
@@ -448,6 +458,16 @@ class Reducer:
             self._launch(bucket)
         self.buckets_reduced = 0
         self._finalize()
+
+    def find_unfinished(self) -> tuple[UnreducedCause, list[int]]:
+        """Return why the reduction that was expected has not ended, and the parameters whose gradients wait for it.
+
+        Casting or moving a module makes autograd replace the accumulators of its parameters, and our hooks with them.
+        With mixed precision the wrapper does so itself.
+        """
+        waiting = {index for index, ready in enumerate(self._ready_ns) if ready} if self._countdown.has_begun else set()
+        lost = set() if self.hooks.buffer_dtype is not None else self._gradient_hooks.find_lost()
+        return ("hooks lost", sorted(waiting | lost)) if lost else ("incomplete", sorted(waiting))
 
     # -- errors --------------------------------------------------------------------------------------------------
 

@@ -65,6 +65,8 @@ class FingerprintedReplica:
         self._is_on_host = tensors[0].device.type == "cpu"
         self._rows = HostRows(tensors, parts) if self._is_on_host else DeviceRows(tensors, parts)
         self._schedule = FingerprintSchedule(part_numbers)
+        self.unreduced_updates = 0
+        """Number of updates without a reduction before them; they count as moments, as reductions do."""
         self._current_reduction = -1
         self._taken_now: tuple[int, ...] = ()
         self._pass_start = self._pass_end = self._next_due = 0
@@ -93,6 +95,10 @@ class FingerprintedReplica:
         self._is_closed = True
         self._disable_recording(error)
 
+    def on_unreduced_update(self) -> None:
+        """Note an update with gradients that were not reduced. From then on forwards that are not count as well."""
+        self.unreduced_updates += 1
+
     def on_forward_start(self, reductions: int, step: int, finish_updates: Callable[[], None] = lambda: None) -> None:
         """Take the fingerprints that are due, when no update of the parameters is in progress.
 
@@ -105,6 +111,7 @@ class FingerprintedReplica:
             step: optimizer step.
             finish_updates: called before fingerprints are taken: waits until all parameters are up to date.
         """
+        reductions += self.unreduced_updates
         if not self._current_reduction < reductions < self._next_due and not self._is_closed:
             self._take_due_fingerprints(reductions, step, finish_updates)
 
@@ -157,6 +164,8 @@ class FingerprintedReplica:
         """
         if self._current_reduction < 0:
             return
+        if reductions is not None:
+            reductions += self.unreduced_updates
         if reductions is None or reductions <= self._current_reduction:
             self._rows.discard(self._taken_now)
         self._finish_pass(self._pass_end - self._pass_start)

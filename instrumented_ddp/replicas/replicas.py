@@ -45,6 +45,7 @@ class ReductionCounter(Protocol):
 class _ComparedModel:
     """State of one compared instance."""
 
+    model: int
     replica: FingerprintedReplica
     counter: weakref.ref[ReductionCounter]
     file: FingerprintFile
@@ -96,6 +97,12 @@ class ReplicaComparison:
         except Exception as error:
             self._disable_recording(error)
         return None
+
+    def on_unreduced_update(self, model: int) -> None:
+        """Note that a model is about to be updated with gradients that its instance has not averaged."""
+        for compared in self._compared:
+            if compared.model == model:
+                compared.replica.on_unreduced_update()
 
     def latest(self) -> dict[str, PassSummary]:
         """Return the latest digests, which neighbors compare with theirs, by key."""
@@ -187,7 +194,9 @@ class ReplicaComparison:
         is_parameter = tuple(kind != "buffer" for _, kind, _ in fit)
         if not self._compared:
             self._scheduler.add(self)
-        self._compared.append(_ComparedModel(replica, weakref.ref(counter), file, key, ranks, numbers, is_parameter))
+        self._compared.append(
+            _ComparedModel(model, replica, weakref.ref(counter), file, key, ranks, numbers, is_parameter)
+        )
         return replica
 
 

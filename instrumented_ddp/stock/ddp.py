@@ -41,6 +41,7 @@ from instrumented_ddp.reduction.communicator import Communicator, communicator_o
 from instrumented_ddp.replicas.replica import FingerprintedReplica
 from instrumented_ddp.session import Session
 from instrumented_ddp.stock.wrapping import Method, wrap_methods
+from overlapscope.diagnosis.evidence import UnreducedCause
 from overlapscope.trace.live_files import READY
 from overlapscope.trace.schema import Phase
 
@@ -98,7 +99,7 @@ class StockModelObserver:
         self._has_rebuilt_buckets = False
         self.reductions = 0
         """Number of backwards that were reduced, including those shadowed by a rank that has joined."""
-        self.backwards = BackwardTracker(recorder, self._on_autograd_done)
+        self.backwards = BackwardTracker(recorder, number, self._on_autograd_done)
         self._read_plan(ddp, "construction")
         self._parameters = [weakref.ref(parameter) for parameter in parameters]
         self._times_gradients = self._should_time_gradients
@@ -217,7 +218,17 @@ class StockModelObserver:
     def _on_local_gradient(self, index: int) -> None:
         """Note a gradient that no bucket waits for."""
         self._ready_ns[index] = READY
-        self._recorder.on_unreduced_gradient(self.number)
+        self._recorder.on_unreduced_gradient(self.number, index)
+
+    def find_unfinished(self) -> tuple[UnreducedCause, list[int]]:
+        """Return why the reduction that was expected has not ended, and the parameters whose gradients wait for it.
+
+        Buckets are launched in order. If the next one has all its gradients and was not launched, the reducer's hooks
+        are gone: they are on accumulators, which autograd replaces when the module is cast or moved. Ours are not.
+        """
+        waiting = [index for index, ready in enumerate(self._ready_ns) if ready]
+        is_lost = self._next_bucket < len(self._elements) and self.has_all_gradients(self._next_bucket)
+        return ("hooks lost" if is_lost else "incomplete"), waiting
 
     # -- what the reducer launches -------------------------------------------------------------------------------
 
@@ -366,6 +377,8 @@ class StockDDPObserver:
             self._recorder = recorder
             recorder.add_model(number, ddp.module, parameters, self._arguments.pop(ddp, {}))
             model = self._models[ddp] = StockModelObserver(ddp, number, parameters, specs, recorder)
+            if (coverage := recorder.get_coverage(number)) is not None:
+                coverage.find_unfinished = weakref.WeakMethod(model.find_unfinished)
             self._observers.append(model)
             if (replica := self._session.replicas.add(number, ddp, model)) is not None:
                 self._replicas[ddp] = replica
@@ -424,9 +437,11 @@ class StockDDPObserver:
         return moved
 
     def _compare(self, ddp: TorchDDP, model: StockModelObserver, recorder: Recorder) -> None:
-        """Take fingerprints, if the forward that begins will be reduced on all ranks."""
-        is_reduced = torch.is_grad_enabled() and ddp.require_backward_grad_sync and not ddp._join_config.enable
-        if is_reduced and (replica := self._replicas.get(ddp)) is not None:
+        """Take fingerprints, if the forward that begins will be reduced on all ranks, or updates are not."""
+        replica = self._replicas.get(ddp)
+        if replica is None or not torch.is_grad_enabled() or ddp._join_config.enable:
+            return
+        if ddp.require_backward_grad_sync or replica.unreduced_updates:
             replica.on_forward_start(model.reductions, recorder.steps.step)
 
     def end_forward(self, original: Method, ddp: TorchDDP, output: Any) -> Any:

@@ -72,7 +72,7 @@ class ShardedModelObserver:
         self.number = number
         self.is_no_sync = False
         """True if the gradients of the running pass are not reduced."""
-        self._backwards = BackwardTracker(recorder, self._on_autograd_done)
+        self._backwards = BackwardTracker(recorder, self.number, self._on_autograd_done)
         self._recorder = recorder
         self._plan = plan
         self._device = device

@@ -218,7 +218,7 @@ class Watchdog:
             has_advanced=has_advanced,
             in_collective_s=in_collective_s,
             is_failing=local.failure is not None,
-            has_unreduced_gradients=self._models.unreduced is not None,
+            has_unreduced_gradients=self._models.has_unreduced_gradients,
             is_neighbor_gone=in_collective_s is not None
             and any(
                 heartbeat.host_id == local.host_id and liveness_of(heartbeat, process_of(heartbeat), None) == "gone"

@@ -217,13 +217,41 @@ class RankSettings:
     """Line that registered its communication hook."""
 
 
+UnreducedCause = Literal["bypassed", "no_sync", "late", "incomplete", "hooks lost", "outside"]
+"""Why an update used gradients that were not reduced.
+
+bypassed: the module was called and not its wrapper; no_sync: a backward under ``no_sync()`` came last; late: a backward
+of a forward from before the reduction came after it; incomplete: a bucket lacked gradients; hooks lost: the module was
+cast or moved; outside: the parameters are in no DDP instance.
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class UnreducedStep:
-    """An optimizer step with gradients that were never reduced."""
+    """The first optimizer step with gradients that were never reduced, for one cause."""
 
     model: int
     step: int
     call_site: CallSite | None
+    """Line of the first backward that was not reduced, or that accessed the module."""
+    cause: UnreducedCause = "bypassed"
+    parameters: tuple[str, ...] = ()
+    """Names of the parameters whose gradients were not reduced; of many only the first."""
+    parameter_count: int = 0
+    """Number of all of them."""
+    call_sites: tuple[CallSite, ...] = ()
+    """Lines of all backwards that were not reduced, each once."""
+    backwards: int = 0
+    """Number of these backwards."""
+    reduced_backwards: int = 0
+    """Number of backwards of the same step that were reduced."""
+    updates: int = 1
+    """Number of such updates so far."""
+    last_step: int | None = None
+    """Step of the latest of them."""
+    is_averaged_by_user: bool = False
+    """True if the user's own collectives have since reduced as much as the parameters hold, as when models are
+    averaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +313,8 @@ class RankEvidence:
     settings: tuple[RankSettings, ...] = ()
     replicas: tuple[Replica, ...] = ()
     hyperparameters: tuple[OptimizerHyperparameters, ...] = ()
-    unreduced: UnreducedStep | None = None
+    unreduced: tuple[UnreducedStep, ...] = ()
+    """By model and cause."""
     interrupted_backwards: tuple[InterruptedBackward, ...] = ()
     """The latest of them, in order."""
     no_sync_since: int | None = None

@@ -45,7 +45,7 @@ from overlapscope.errors import Problem
 from overlapscope.machine.evidence import summarize_log
 from overlapscope.trace.event_log import Records
 from overlapscope.trace.folders import find_recorded_ranks
-from overlapscope.trace.json_files import from_dict, read_dataclass, read_dataclasses
+from overlapscope.trace.json_files import from_dict, read_dataclasses
 from overlapscope.trace.live_files import read_alive_file
 from overlapscope.trace.machine_log import read_machine_log
 from overlapscope.trace.manifest import Manifest
@@ -308,7 +308,7 @@ def _add_files(
         settings=read_rank_settings(folder.path, begun.run if begun.has_joined else begun.joining, folder.problems),
         replicas=read_replicas(folder.path, folder.problems),
         hyperparameters=read_hyperparameters(folder.path, folder.problems),
-        unreduced=read_dataclass(UnreducedStep, folder.path / UNREDUCED_FILE, folder.problems),
+        unreduced=read_dataclasses(UnreducedStep, folder.path / UNREDUCED_FILE, folder.problems),
         interrupted_backwards=read_dataclasses(
             InterruptedBackward, folder.path / INTERRUPTED_BACKWARDS_FILE, folder.problems
         ),

@@ -88,7 +88,7 @@ FINGERPRINTS_PATTERN: Final = "fingerprints_*.bin"
 HYPERPARAMETERS_FILE: Final = "hyperparameters.jsonl"
 JOINING_FILE: Final = "joining.json"
 REJOINING_FILE: Final = "rejoining.json"
-UNREDUCED_FILE: Final = "unreduced.json"
+UNREDUCED_FILE: Final = "unreduced.jsonl"
 INTERRUPTED_BACKWARDS_FILE: Final = "interrupted_backwards.jsonl"
 FROZEN_FILE: Final = "frozen.json"
 LIVENESS_FILE: Final = "alive.bin"
@@ -226,7 +226,7 @@ RANK_FILES: Final = (
     ),
     FileKind(
         UNREDUCED_FILE,
-        "the first update with gradients that were never reduced",
+        "first updates with gradients that were never reduced",
         "recording.models",
         "diagnosis.rank_state:read_rank",
     ),

@@ -30,7 +30,8 @@ from instrumented_ddp.native import RecordStore
 from instrumented_ddp.recording import events, recorder, tcp_stats
 from instrumented_ddp.recording.batch_tracker import DataPositionTracker
 from instrumented_ddp.recording.clock_sync import ClockSync
-from instrumented_ddp.recording.models import ModelRegistry, UnreducedGradientDetector
+from instrumented_ddp.recording.coverage import ReductionCoverage
+from instrumented_ddp.recording.models import ModelRegistry
 from instrumented_ddp.recording.modes import ModeFollower
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.recording.records import BucketCollective, BucketRecords, SegmentTable
@@ -69,9 +70,9 @@ CALLBACKS: dict[str, tuple[Any, str]] = {
     "blocks are reserved": (EventLogWriter, "reserve"),
     "a launch is recorded": (BucketRecords, "launch"),
     "a bucket ends": (BucketCollective, "ended"),
-    "whether the module was bypassed": (UnreducedGradientDetector, "take_unreduced_call_site"),
+    "whether the module was bypassed": (ReductionCoverage, "take_unreduced_update"),
     "buffers are broadcast": (recorder, "make_buffer_records"),
-    "the module is taken": (UnreducedGradientDetector, "on_module_access"),
+    "the module is taken": (ReductionCoverage, "on_module_access"),
     "a collective is seen": (dispatch, "Call"),
     "a collective is announced": (CollectiveRecorder, "_announce"),
     "an entry is written": (CollectiveLogWriter, "announce"),

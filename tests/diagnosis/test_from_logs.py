@@ -14,7 +14,7 @@ from overlapscope.diagnosis.evidence import CallSite, Evidence
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.event_log import EventLogWriter
-from overlapscope.trace.json_files import write_json
+from overlapscope.trace.json_files import dump_json_line
 from overlapscope.trace.live_files import READY, GradientReadyFile, pack_liveness
 from overlapscope.trace.process_files import StallSnapshot, write_stall_snapshot
 from overlapscope.trace.schema import (
@@ -157,10 +157,8 @@ def test_reports_that_were_taken_back_do_not_count(tmp_path: Path) -> None:
 
 def test_an_update_with_gradients_of_one_rank_alone_is_read(tmp_path: Path) -> None:
     write_order(tmp_path, {0: steps(1), 1: steps(1)})
-    write_json(
-        rank_folder(tmp_path, 0) / UNREDUCED_FILE,
-        {"model": 0, "step": 12, "call_site": {"file": "train.py", "line": 20, "function": "main"}},
-    )
+    line = {"model": 0, "step": 12, "call_site": {"file": "train.py", "line": 20, "function": "main"}}
+    (rank_folder(tmp_path, 0) / UNREDUCED_FILE).write_text(dump_json_line(line))
     verdict = judge(evidence_of(tmp_path))
     assert (verdict.kind, verdict.step) == ("not reduced", 12)
 

@@ -43,7 +43,7 @@ def test_a_rank_whose_batch_goes_on_by_two_has_skipped_one_and_one_whose_batch_s
 def test_a_rank_that_has_updated_without_reducing_has_skipped_a_batch_of_another_step() -> None:
     evidence = at_batches((1, 2, 3), (1, 3, 4), (1, 2, 3))
     unreduced = UnreducedStep(model=0, step=1, call_site=site(20))
-    assert judge(replace(evidence, ranks=evidence.ranks | {1: rank(1, unreduced=unreduced)})).kind == "batch skipped"
+    assert judge(replace(evidence, ranks=evidence.ranks | {1: rank(1, unreduced=(unreduced,))})).kind == "batch skipped"
 
 
 @pytest.mark.parametrize(("batch", "kind"), [(2, "groups interleaved"), (5, "missing collective")])

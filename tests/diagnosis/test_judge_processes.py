@@ -85,7 +85,11 @@ def test_a_job_that_a_watchdog_saw_hang_was_killed_for_that() -> None:
 def test_a_rank_that_is_ended_once_the_others_are_done_hides_nothing_that_was_seen_before() -> None:
     lost = UnreducedStep(model=0, step=2, call_site=site(7))
     report = ReportedVerdict(rank=2, time_ns=5, kind="not reduced", sentence="Rank 2 stepped the optimizer.", step=2)
-    ranks = (rank(0, "ended", unreduced=lost), rank(1, "ended", unreduced=lost), rank(2, "gone", unreduced=lost))
+    ranks = (
+        rank(0, "ended", unreduced=(lost,)),
+        rank(1, "ended", unreduced=(lost,)),
+        rank(2, "gone", unreduced=(lost,)),
+    )
     assert judge(job(*ranks, reports=(report,))).kind == "not reduced"
     harmed = (replace(ranks[0], liveness="failed", failure=CLOSED), *ranks[1:])
     assert judge(job(*harmed, reports=(report,))).kind == "killed"

@@ -9,6 +9,7 @@ import pytest
 
 from overlapscope.diagnosis.evidence import (
     ModelParameters,
+    UnreducedCause,
     UnreducedStep,
 )
 from overlapscope.diagnosis.judge import judge
@@ -73,7 +74,7 @@ def test_replicas_that_are_averaged_now_and_then_may_differ_at_the_end(change: d
 
 def test_a_cause_that_is_known_stays_the_verdict_and_drift_is_not_said_twice() -> None:
     unreduced = UnreducedStep(model=0, step=3, call_site=None)
-    verdict = judge(job(*(rank(number, "ended", unreduced=unreduced) for number in range(3)), replicas=(DRIFTED,)))
+    verdict = judge(job(*(rank(number, "ended", unreduced=(unreduced,)) for number in range(3)), replicas=(DRIFTED,)))
     assert verdict.kind == "not reduced"
     assert not any("replicas differ" in said for said in (*verdict.evidence, *verdict.also))
     order = group({0: trained(9), 1: (*trained(3), entry(4, all_reduce())), 2: trained(9)}, first_divergence=4)
@@ -122,7 +123,44 @@ def test_the_first_parameter_that_differs_is_named_whatever_comes_of_it(
     assert (verdict.kind, verdict.blamed, verdict.parameters) == ("models differ", blamed, (parameter,))
 
 
+NO_SYNC = UnreducedStep(model=0, step=3, call_site=None, cause="no_sync", updates=20, last_step=22)
+EQUAL = replace(DRIFTED, difference=None)
+
+
+@pytest.mark.parametrize("cause", ["bypassed", "no_sync", "late", "incomplete", "hooks lost"])
+@pytest.mark.parametrize(
+    "compared",
+    [EQUAL, replace(EQUAL, latest_step=3, at_end=EndComparison(differing=(), sides=((0, 1, 2),)))],
+)
+def test_replicas_that_stay_the_same_refute_that_anything_was_not_reduced(
+    cause: UnreducedCause, compared: ComparedReplicas
+) -> None:
+    unreduced = (replace(NO_SYNC, cause=cause),)
+    ranks = [rank(n, "ended", unreduced=unreduced) for n in range(3)]
+    assert judge(job(*ranks, groups=[ALIKE], replicas=(compared,))).kind == "healthy"
+    before = replace(EQUAL, latest_step=3)  # the beginning of the step that was not reduced
+    assert judge(job(*ranks, groups=[ALIKE], replicas=(before,))).kind == "not reduced"
+
+
+def test_models_that_the_user_averages_need_no_reduction() -> None:
+    ranks = [rank(n, "ended", unreduced=(replace(NO_SYNC, is_averaged_by_user=True),)) for n in range(3)]
+    averaged = replace(DRIFTED, difference=replace(DIFFERENCE, was_made_equal=True))
+    assert judge(job(*ranks, groups=[ALIKE], replicas=(averaged,))).kind == "healthy"
+
+
+def test_updates_without_any_reduction_are_certain_once_they_have_ended_apart() -> None:
+    ranks = [rank(n, "ended", unreduced=(NO_SYNC,)) for n in range(3)]
+    apart = replace(DRIFTED, difference=replace(DIFFERENCE, equal_step=3, differs_step=4))
+    verdict = judge(job(*ranks, groups=[ALIKE], replicas=(apart,)))
+    assert (verdict.kind, verdict.step, verdict.certainty) == ("not reduced", 3, "certain")
+    verdict = judge(replace(job(*ranks, groups=[ALIKE], replicas=(apart,)), is_live=True))
+    assert (verdict.kind, verdict.step, verdict.certainty) == ("not reduced", 3, "likely")
+    mixed = [rank(n, unreduced=(replace(NO_SYNC, reduced_backwards=1),)) for n in range(3)]
+    verdict = judge(replace(job(*mixed, groups=[ALIKE]), is_live=True))
+    assert (verdict.kind, verdict.step, verdict.certainty) == ("not reduced", 3, "certain")
+
+
 def test_gradients_that_were_never_reduced_are_a_fault_of_a_job_that_ended_well() -> None:
     unreduced = UnreducedStep(model=0, step=12, call_site=site(20))
-    verdict = judge(job(*(rank(n, "ended", unreduced=unreduced) for n in range(3))))
+    verdict = judge(job(*(rank(n, "ended", unreduced=(unreduced,)) for n in range(3))))
     assert (verdict.kind, verdict.blamed, verdict.step, verdict.is_fault) == ("not reduced", (), 12, True)

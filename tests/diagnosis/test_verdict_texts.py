@@ -81,6 +81,19 @@ BUFFERS = Signature(op="broadcast", elements=9, dtype="float32", role="buffers")
 GONE = rank(1, "gone", phase="backward", step=2, rss_bytes=95 * GIB, memory_limit_bytes=100 * GIB)
 GAP = RecordingGap(what="rank_1/collectives.log is missing", advice="Copy the folder of rank 1 as well.")
 LOST = UnreducedStep(model=0, step=2, call_site=site(7))
+UNREDUCED = {
+    "the reduction came first": replace(
+        LOST, cause="no_sync", parameters=("a", "b"), parameter_count=2, backwards=3, reduced_backwards=1, last_step=2
+    ),
+    "under no_sync() alone": replace(LOST, cause="no_sync", updates=4, last_step=9),
+    "of forwards before the reduction": replace(
+        LOST, cause="late", call_sites=(site(7), site(8)), backwards=2, reduced_backwards=1, last_step=2
+    ),
+    "the module was moved": replace(
+        LOST, cause="hooks lost", parameters=("a", "b", "c", "d"), parameter_count=9, updates=5, last_step=6
+    ),
+    "a bucket was never complete": replace(LOST, cause="incomplete", parameters=("a",), parameter_count=1, last_step=2),
+}
 SEEN = ReportedVerdict(rank=0, time_ns=1, kind="stopped", sentence="Rank 1 is stopped.", blamed=(1,))
 PIPELINE = (group({0: (entry(1, Signature(op="send", peer=1, elements=4, dtype="float32")),)}, ranks=(0, 1)),)
 
@@ -440,12 +453,20 @@ CASES: dict[str, list[Case]] = {
         Case(
             "on one rank",
             "rank 1, step 2",
-            job(*(replace(one, unreduced=LOST if one.rank == 1 else None) for one in ENDED), groups=[ALIKE]),
+            job(*(replace(one, unreduced=(LOST,) if one.rank == 1 else ()) for one in ENDED), groups=[ALIKE]),
+        ),
+        *(
+            Case(
+                what,
+                "step 2" + ", likely" * ("alone" in what),
+                job(*(replace(one, unreduced=(lost,)) for one in ENDED), groups=[ALIKE]),
+            )
+            for what, lost in UNREDUCED.items()
         ),
         Case(
             "at another batch since then",
             "rank 1, step 2, collective 2",
-            with_rank(at_batches((1, 2, 3), (1, 3, 4), (1, 2, 3)), rank(1, unreduced=LOST)),
+            with_rank(at_batches((1, 2, 3), (1, 3, 4), (1, 2, 3)), rank(1, unreduced=(LOST,))),
         ),
         Case(
             "never out of no_sync()",

@@ -185,7 +185,7 @@ def judge_healthy(facts: Facts) -> Verdict | None:
     if is_over and facts.evidence.job_status:
         words = text.command_failed(facts.evidence.job_status, compared)
         return Verdict(kind="cannot tell", **words, concerned=going)
-    notes = replicas.note_replica_comparison(facts)
+    notes = [*replicas.note_replica_comparison(facts), *replicas.note_harmless_updates(facts)]
     return Verdict(kind="healthy", **text.healthy(compared, notes, is_over=is_over), concerned=going)
 
 

@@ -131,7 +131,7 @@ def _find_update_without_reduction(
     facts: Facts, group: GroupOrder, sides: list[list[int]], step: int
 ) -> Verdict | None:
     """Return a verdict if batches differ because one side updated without reducing, as with ``.module``."""
-    ranks = {rank for rank, one in facts.ranks.items() if one.unreduced is not None and one.unreduced.step == step}
+    ranks = {rank for rank, one in facts.ranks.items() if any(each.step == step for each in one.unreduced)}
     if group.divergence != "batch" or not any(ranks == set(side) for side in sides):
         return None
     found = replicas.find_unreduced_gradients(facts)

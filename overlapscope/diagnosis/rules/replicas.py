@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
+from overlapscope.diagnosis.evidence import UnreducedStep
 from overlapscope.diagnosis.replica_drift import (
     ComparedReplicas,
     HyperparameterDifference,
@@ -20,19 +22,80 @@ _AVERAGED_ON_PURPOSE = "post_localSGD"
 
 def find_unreduced_gradients(facts: Facts) -> Verdict | None:
     """Find an optimizer step with gradients that were never averaged with those of the other ranks."""
-    steps = {rank: one.unreduced for rank, one in sorted(facts.ranks.items()) if one.unreduced}
-    if not steps:
+    found = [
+        (one, rank)
+        for rank, evidence in sorted(facts.ranks.items())
+        for one in evidence.unreduced
+        if not (one.is_averaged_by_user or _are_equal_since(facts, one) or _differed_before(facts, one))
+    ]
+    if not found:
         return None
-    ranks, first = tuple(steps), min(steps.values(), key=lambda step: step.step)
+    first = min((one for one, _ in found), key=lambda one: one.step)
+    steps = {rank: one for one, rank in found if (one.model, one.cause) == (first.model, first.cause)}
+    ranks = tuple(steps)
     others = [rank for rank in facts.world if rank not in steps]
+    is_proven = _differ_since(facts, first)
+    is_final = is_proven and not facts.evidence.is_live
     return Verdict(
         kind="not reduced",
-        **text.unreduced(ranks, first),
+        **text.unreduced(
+            ranks,
+            replace(first, updates=max(one.updates for one in steps.values())),
+            is_proven=is_proven,
+            may_be_averaged=first.cause == "no_sync" and not first.reduced_backwards and not is_final,
+        ),
         blamed=find_minority((ranks, others), len(facts.world)),
         concerned=ranks,
         step=first.step,
+        parameters=first.parameters,
         call_sites=known_sites({rank: steps[rank].call_site for rank in ranks[:8]}),
     )
+
+
+def note_harmless_updates(facts: Facts) -> list[str]:
+    """Return what is known of updates with gradients of one rank alone that did no harm, for a healthy job."""
+    found: dict[tuple[int, str], dict[int, UnreducedStep]] = {}
+    for rank, evidence in sorted(facts.ranks.items()):
+        for one in evidence.unreduced:
+            found.setdefault((one.model, one.cause), {})[rank] = one
+    return [text.harmless_unreduced(tuple(steps), next(iter(steps.values()))) for steps in found.values()]
+
+
+def _replicas_of(facts: Facts, one: UnreducedStep) -> ComparedReplicas | None:
+    return next((compared for compared in facts.evidence.replicas if compared.model == one.model), None)
+
+
+def _differ_since(facts: Facts, one: UnreducedStep) -> bool:
+    """Return True if the model is known to differ between ranks since an update, or at the end."""
+    compared = _replicas_of(facts, one)
+    if compared is None:
+        return False
+    is_at_end = compared.at_end is not None and bool(compared.at_end.differing)
+    return is_at_end or (compared.difference is not None and compared.difference.differs_step > one.step)
+
+
+def _differed_before(facts: Facts, one: UnreducedStep) -> bool:
+    """Return True if the model differed between ranks already when the step of an update began."""
+    compared = _replicas_of(facts, one)
+    return (
+        compared is not None
+        and compared.difference is not None
+        and not compared.difference.was_made_equal
+        and compared.difference.differs_step <= one.step
+    )
+
+
+def _are_equal_since(facts: Facts, one: UnreducedStep) -> bool:
+    """Return True if the model is known to have been the same on all ranks after an update, and ever since.
+
+    Then the ranks had the same gradients, or they were reduced in a way that is not known.
+    """
+    compared = _replicas_of(facts, one)
+    if compared is None or compared.difference is not None or compared.was_different is not None:
+        return False
+    if compared.at_end is not None:
+        return not compared.at_end.differing
+    return compared.latest_step is not None and compared.latest_step > one.step
 
 
 def find_replica_drift(facts: Facts) -> Verdict | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-from overlapscope.diagnosis.evidence import UnreducedStep
+from overlapscope.diagnosis.evidence import UnreducedCause, UnreducedStep
 from overlapscope.diagnosis.replica_drift import ComparedReplicas, HyperparameterDifference, ReplicaDifference
 from overlapscope.diagnosis.text import at_line, first_few, join_and, plural
 from overlapscope.diagnosis.texts.collectives import NO_MAJORITY
@@ -13,16 +14,91 @@ from overlapscope.diagnosis.wait_graph import find_minority
 from overlapscope.text import capitalize, count_of, format_ranks, rank_list
 
 
-def unreduced(ranks: Sequence[int], step: UnreducedStep) -> VerdictText:
-    """Describe an optimizer step with gradients that were never averaged."""
-    backward = f", from a backward{at_line(step.call_site)}" if step.call_site else ""
+def unreduced(ranks: Sequence[int], step: UnreducedStep, *, is_proven: bool, may_be_averaged: bool) -> VerdictText:
+    """Describe an optimizer step with gradients that were never averaged.
+
+    Args:
+        step: what the first of the ranks has recorded.
+        is_proven: True if the replicas are known to differ since.
+        may_be_averaged: True if the models may rightly be averaged later.
+    """
+    evidence = [_EVIDENCE[step.cause].format(model=step.model, gradients=_gradients_text(step))]
+    if len(step.call_sites) > 1:
+        evidence.append(f"The backwards that were not reduced: {join_and([str(site) for site in step.call_sites])}.")
+    if step.updates > 1:
+        evidence.append(f"{step.updates:,} updates used such gradients, the latest in step {step.last_step}.")
+    if is_proven:
+        evidence.append("The parameters are known to differ between ranks since then.")
     return {
         "sentence": f"{capitalize(rank_list(ranks))} stepped the optimizer in step {step.step} with gradients "
-        f"that were "
-        f"never reduced{backward}, so the replicas drift apart.",
-        "evidence": (f"Gradients of model {step.model} were accumulated, but none of its buckets was launched.",),
-        "advice": ("Call the DDP object itself, not its .module; run the last backward outside no_sync().",),
+        f"that were {_not_reduced_text(step)}, so the replicas drift apart.",
+        "alternative": "the models may be averaged every few steps on purpose, which no collective so far has done"
+        if may_be_averaged
+        else "",
+        "evidence": tuple(evidence),
+        "advice": (_UNREDUCED_ADVICE[step.cause],),
     }
+
+
+def _not_reduced_text(step: UnreducedStep) -> str:
+    at = at_line(step.call_site)
+    if step.reduced_backwards:
+        all_backwards = step.backwards + step.reduced_backwards
+        of = f"{step.backwards:,} of {count_of(all_backwards, 'backward')}{at}"
+        return f"not all reduced: {of} came after the reduction"
+    if step.cause == "hooks lost":
+        return f"never reduced{', from a backward' if at else ''}{at}: DDP's hooks on {_count_text(step)} were gone"
+    if step.cause == "incomplete":
+        return f"never reduced{', from a backward' if at else ''}{at}: a bucket never had all its gradients"
+    return f"never reduced{', from a backward' if at else ''}{at}{' under no_sync()' * (step.cause == 'no_sync')}"
+
+
+def _count_text(step: UnreducedStep) -> str:
+    return count_of(step.parameter_count, "parameter")
+
+
+def _gradients_text(step: UnreducedStep) -> str:
+    if not step.parameter_count:
+        return f"Gradients of model {step.model}"
+    hidden = step.parameter_count - len(step.parameters)
+    names = first_few((*step.parameters, *[""] * hidden))
+    return f"The gradients of {_count_text(step)} of model {step.model} ({names})"
+
+
+_EVIDENCE: Final[dict[UnreducedCause, str]] = {
+    "bypassed": "{gradients} were accumulated, but none of its buckets was launched.",
+    "no_sync": "{gradients} were accumulated by backwards whose forward ran under no_sync() or with "
+    "require_backward_grad_sync=False, and no reduction came after them.",
+    "late": "{gradients} were accumulated by backwards that came after the reduction: their forward had been called "
+    "before it, and DDP reduces only one backward after a forward.",
+    "incomplete": "{gradients} had arrived, and others that their bucket waits for had not, so nothing was averaged.",
+    "hooks lost": "{gradients} have no hook of DDP any more: casting or moving the module after DDP() has wrapped it "
+    "makes autograd drop them, and nothing is reduced from then on.",
+    "outside": "{gradients} belong to no DDP instance, and no collective has averaged them.",
+}
+_UNREDUCED_ADVICE: Final[dict[UnreducedCause, str]] = {
+    "bypassed": "Call the DDP object itself, not its .module; run the last backward outside no_sync().",
+    "no_sync": "Run forward and backward of the last micro batch before each update outside no_sync().",
+    "late": "Call DDP once for all inputs of a step, or run each backward before the next forward, all but the last "
+    "under no_sync().",
+    "incomplete": "Pass find_unused_parameters=True, or remove what forward does not use.",
+    "hooks lost": "Cast and move the module before DDP() wraps it, or wrap it again afterwards.",
+    "outside": "Wrap the module that holds these parameters in DDP as well, or all-reduce their gradients before the "
+    "update.",
+}
+
+
+def harmless_unreduced(ranks: Sequence[int], step: UnreducedStep) -> str:
+    """Describe updates with gradients of one rank alone that did no harm."""
+    why = (
+        "the user's collectives have averaged as much since"
+        if step.is_averaged_by_user
+        else "the parameters are the same on all ranks all the same"
+    )
+    return (
+        f"{count_of(step.updates, 'update')} of model {step.model} on {rank_list(ranks)} used gradients that DDP had "
+        f"not reduced, first in step {step.step}{at_line(step.call_site)}; {why}."
+    )
 
 
 def model_text(one: ComparedReplicas, models: int) -> str:
