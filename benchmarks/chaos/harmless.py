@@ -203,6 +203,16 @@ def _unfreezes(setting: Setting, random: Random) -> dict[str, str]:
     }
 
 
+def _own_parameters(_setting: Setting, random: Random) -> dict[str, str]:
+    """Parameters that are each rank's own from the start: a table of its users, say."""
+    return {
+        "definitions": "own_seed = torch.Generator().manual_seed(int(os.environ.get('RANK', os.getpid())))\n"
+        "own_bias = nn.Parameter(torch.randn(10, generator=own_seed))",
+        "forward": "$model($x) + own_bias",
+        "setup": "$optimizer.add_param_group({'params': [own_bias]})",
+    }
+
+
 _HANDMADE: Final[dict[str, Any]] = {
     "wrapper": "none",
     "accumulation": 1,
@@ -281,6 +291,36 @@ HARMLESS: Final = (
         **_HEALTHY,
     ),
     Event(name="healthy: averaged weights", write=_average, wants=_ONE_MODEL, weight=2, **_HEALTHY),
+    Event(name="healthy: FSDP", write=lambda _setting, _random: {}, wants=_HANDMADE | {"wrapper": "fsdp"}, **_HEALTHY),
+    Event(
+        name="healthy: sharded optimizer",
+        write=lambda _setting, _random: {
+            "setup": "$optimizer = ZeroRedundancyOptimizer($model.parameters(), torch.optim.Adam, lr=1e-3)"
+        },
+        wants=_ONE_MODEL | {"has_scheduler": False, "amp": ("", "bf16")},
+        **_HEALTHY,
+    ),
+    Event(
+        name="healthy: communication hook",
+        write=lambda _setting, random: {
+            "setup": "$model.register_comm_hook(None, default_hooks."
+            f"{random.choice(('allreduce_hook', 'fp16_compress_hook'))})"
+        },
+        wants=_ONE_MODEL,
+        **_HEALTHY,
+    ),
+    Event(
+        name="healthy: wrapped again",
+        write=lambda setting, _random: {"after": f"if $step == {setting.step}:\n    $model = DDP($model.module)"},
+        wants=_ONE_MODEL | {"evaluation": ("", "all", "first")},
+        **_HEALTHY,
+    ),
+    Event(
+        name="healthy: parameters of each rank's own",
+        write=_own_parameters,
+        wants=_ONE_MODEL | {"accumulation": 1},
+        **_HEALTHY,
+    ),
     Event(name="healthy: LoRA", write=_lora, wants=_ONE_MODEL | {"has_branch": False}, weight=2, **_HEALTHY),
     Event(name="healthy: retries", write=_retries, extra_s=4, weight=2, **_HEALTHY),
     Event(name="healthy: logged exceptions", write=_logged, weight=2, **_HEALTHY),

@@ -33,6 +33,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset"""
 _STOCK: Final = "from torch.nn.parallel import DistributedDataParallel as DDP"
 _OURS: Final = "from instrumented_ddp import DistributedDataParallel as DDP"
@@ -158,8 +161,8 @@ def _setup(setting: Setting, slots: Slots) -> str:
         lines += ["criterion = nn.BCEWithLogitsLoss()"]
     else:
         lines += [f"network = {slots.get('net', 'Net()')}", slots.get("build", "")]
-        wrapped = f"DDP(network{options})" if setting.wrapper == "DDP" else "network"
-        lines += [f"$model = {wrapped}{SEEN}", "criterion = nn.CrossEntropyLoss()"]
+        wrappers = {"DDP": f"DDP(network{options})", "fsdp": "fully_shard(network)", "none": "network"}
+        lines += [f"$model = {wrappers[setting.wrapper]}{SEEN}", "criterion = nn.CrossEntropyLoss()"]
     parameters = "$model.parameters()"
     lines.append(f"$optimizer = torch.optim.{_OPTIMIZERS[setting.optimizer].format(parameters)}")
     schedule = "torch.optim.lr_scheduler.StepLR($optimizer, 50, 0.5)" if setting.has_scheduler else "None"

@@ -30,7 +30,7 @@ class Setting:
     ending: str
     """What becomes of an exception: ``none``, ``exit``, ``raise``, ``finally``, ``swallow`` or ``os exit``."""
     wrapper: str
-    """``DDP``, or ``none`` for the module itself, whose gradients or parameters are averaged by hand."""
+    """``DDP``, ``fsdp``, or ``none`` for the module itself, whose gradients or parameters are averaged by hand."""
     model: str
     width: int
     has_branch: bool
