@@ -256,6 +256,7 @@ class Session:
             self.recorder.log.discard()
 
     def _on_process_failure(self, failure: Failure) -> None:
+        self._machine_thread.wake(self._machine)  # what has ended another rank may have been counted there
         if self._watchdog is not None:
             self._watchdog.failed(failure)
 

@@ -136,8 +136,12 @@ class _SampledSource:
         }
 
     def sample(self, *, is_last: bool) -> list[dict[str, Any]]:
-        """Return the lines of a sample: what has changed, and of the last one also that nothing has."""
-        if self._source is None or not self._claim.is_held():
+        """Return the lines of a sample: what has changed, and of the last one also that nothing has.
+
+        Each rank reads a source once, when it begins: should it go on with it after the end of another rank, it sees
+        what has happened since, such as why that rank has ended.
+        """
+        if self._source is None or not (self._claim.is_held() or self._last_ns is None):
             return []
         since_ns, self._last_ns = self._last_ns, host_now_ns()
         line = {"time_ns": self._last_ns, "since_ns": since_ns or self._last_ns, "source": self._number}

@@ -93,8 +93,9 @@ class MachineSummary:
             rank, step, share (missing where the source was not sampled).
         """
         parts = []
-        for rank, steps in self._trace.steps.groupby("rank"):
-            for name in self.readings.uses.get(int(rank), ()):  # type: ignore[call-overload]
+        for rank, sources in self.readings.uses.items():
+            steps = self._trace.steps[self._trace.steps["rank"] == rank]
+            for name in sources:
                 source = self.readings.sources.get(name)
                 if source is None or source_kind(name) != kind.source:
                     continue

@@ -91,17 +91,24 @@ def _name_owner(evidence: MachineEvidence) -> str:
 
 def _say(condition: Condition, when: str) -> str:
     """Return what a condition was, as the rest of a sentence about its source."""
-    kind, share = condition.kind, format_share(condition.amount)
-    count = f"{max(1, round(condition.amount)):,}"
-    values = condition.values
+    kind, values = condition.kind, condition.values
+    share, number = format_share(condition.amount), max(1, round(condition.amount))
+    count, is_one = f"{number:,}", number == 1
     if kind in _HELD_DOWN:
         clock = _format_clock(values)
         return f"{clock} {_HELD_DOWN[kind].format(**_format_values(values))} in {share} {when}"
     if kind == "Xid":
-        number = int(values.get("xid", 0))
-        meaning = f" ({_XIDS[number]})" if number in _XIDS else ""
-        return f"reported Xid {number}{meaning}" + (f", the latest of {count} errors" if condition.amount > 1 else "")
-    return _SAYS[kind].format(share=share, count=count, when=when, **_format_values(values))
+        xid = int(values.get("xid", 0))
+        meaning = f" ({_XIDS[xid]})" if xid in _XIDS else ""
+        return f"reported Xid {xid}{meaning}" + ("" if is_one else f", the latest of {count} errors")
+    levels = _format_values(values)
+    limit = levels["memory_limit_bytes"] and f" of{levels['memory_limit_bytes']}"
+    plurals = {
+        "s": "" if is_one else "s",
+        "es": "" if is_one else "es",
+        "times": "once" if is_one else f"{count} times",
+    }
+    return _SAYS[kind].format(share=share, count=count, when=when, limit=limit, **plurals, **levels)
 
 
 _HELD_DOWN: Final = {
@@ -112,36 +119,35 @@ _HELD_DOWN: Final = {
 _SAYS: Final = {
     "narrow PCIe": "used{pcie_width} of{max_pcie_width} PCIe lanes in {share} {when}",
     "NVLink down": "had{nvlinks_active} of{nvlinks} NVLinks in {share} {when}",
-    "NVLink errors": "had {count} NVLink errors",
-    "PCIe replays": "sent {count} PCIe packets again",
-    "corrected memory errors": "corrected {count} memory errors",
-    "uncorrected memory errors": "had {count} memory errors that can't be corrected",
+    "NVLink errors": "had {count} NVLink error{s}",
+    "PCIe replays": "sent {count} PCIe packet{s} again",
+    "corrected memory errors": "corrected {count} memory error{s}",
+    "uncorrected memory errors": "had {count} memory error{s} that can't be corrected",
     "GPU lost": "no longer answers",
     "CPU quota": "used up its CPU quota{cpu_quota} in {share} of the scheduling periods {when}",
     "near the memory limit": "held{memory_bytes} of{memory_limit_bytes} of memory in {share} {when}",
-    "memory limit": "reached its memory limit{memory_limit_bytes} {count} times",
-    "killed for memory": "had {count} processes killed by the kernel for memory",
+    "memory limit": "reached its memory limit{limit} {times}",
+    "killed for memory": "had {count} process{es} killed by the kernel for memory",
     "CPU pressure": "had tasks that waited for a core in {share} {when}",
     "memory pressure": "had tasks that waited for memory in {share} {when}",
     "I/O pressure": "had tasks that waited for I/O in {share} {when}",
     "host CPU pressure": "had tasks that waited for a core in {share} {when}",
     "host memory pressure": "had tasks that waited for memory in {share} {when}",
     "host I/O pressure": "had tasks that waited for I/O in {share} {when}",
-    "swapping": "moved {count} pages to swap or back",
+    "swapping": "moved {count} page{s} to swap or back",
     "no core": "was ready to run and had no core in {share} {when}",
-    "interface errors": "had {count} packets with errors",
-    "interface drops": "dropped {count} packets",
-    "interface down": "went up or down {count} times",
-    "InfiniBand errors": "had {count} errors",
-    "InfiniBand discards": "discarded {count} packets",
-    "InfiniBand retransmits": "sent {count} packets again",
-    "InfiniBand down": "went down {count} times",
+    "interface errors": "had {count} packet{s} with errors",
+    "interface drops": "dropped {count} packet{s}",
+    "interface down": "went up or down {times}",
+    "InfiniBand errors": "had {count} error{s}",
+    "InfiniBand discards": "discarded {count} packet{s}",
+    "InfiniBand retransmits": "sent {count} packet{s} again",
+    "InfiniBand down": "went down {times}",
 }
 _FORMATS: Final = {
     "temperature_c": ", at up to {:.0f} °C,",
     "power_cap_w": " of {:.0f} W",
     "cpu_quota": " of {:g} cores",
-    "memory_limit_bytes": " of {}",
 }
 
 

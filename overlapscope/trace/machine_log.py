@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,7 @@ class MachineLog:
     readings: tuple[MachineReading, ...] = ()
 
 
+_MOST_NS: Final = 2**62
 _FIRST_LINES: Final = 64
 """Number of lines in which all sources are introduced and read for the first time."""
 _LATEST_LINES: Final = 512
@@ -91,5 +93,7 @@ def _parse_line(line: Any, names: dict[int, str]) -> Iterator[MachineSource | Ma
     elif (source := names.get(int(line["source"]))) is not None:  # else the line that introduced it is lost
         time_ns, since_ns = int(line["time_ns"]), int(line["since_ns"])
         values = {str(name): float(value) for name, value in line["values"].items()}
+        if max(abs(time_ns), abs(since_ns)) > _MOST_NS or not all(map(math.isfinite, values.values())):
+            raise ValueError("no time, or no number")
         for name, value in (values or {"": 0.0}).items():
             yield MachineReading(time_ns=time_ns, since_ns=since_ns, source=source, name=name, value=value)

@@ -108,3 +108,12 @@ def test_memory_is_told_of_a_killed_rank_and_its_clock_is_not():
     assert (verdict.kind, verdict.named) == ("killed", (1,))
     assert [text for text in verdict.evidence if "of memory in 100 %" in text]
     assert not [text for text in verdict.evidence if "GPU" in text]
+
+
+def test_what_two_ranks_have_seen_of_one_source_is_told_once_with_the_larger_number():
+    """The first of them has not seen its own end."""
+    kills = [condition("killed for memory", "cgroup a", count) for count in (1.0, 2.0)]
+    ranks = [with_machine(rank(number, "ended", phase=None), grave=(kills[number],)) for number in (0, 1)]
+    verdict = judge(job(*ranks, groups=[group({0: trained(3), 1: trained(3)})]))
+    (said,) = [text for text in verdict.evidence if "killed" in text]
+    assert "had 2 processes" in said

@@ -39,8 +39,13 @@ def note_conditions(facts: Facts, verdict: Verdict) -> tuple[str, ...]:
 
 
 def _find_grave(facts: Facts, uses: dict[int, tuple[str, ...]]) -> Iterator[MachineEvidence]:
-    """Yield what is worth a word whatever happened, of each source once."""
+    """Yield what is worth a word whatever happened, of each source once: several ranks may have seen it."""
+    found: dict[tuple[str, str], Condition] = {}
     for condition in (one for rank in facts.ranks.values() for one in rank.machine.grave):
+        known = found.setdefault((condition.source, condition.kind), condition)
+        if condition.amount > known.amount:
+            found[condition.source, condition.kind] = condition
+    for condition in found.values():
         ranks = tuple(rank for rank, sources in uses.items() if condition.source in sources)
         yield MachineEvidence(ranks=ranks, condition=condition, others=None, shared_with=())
 

@@ -81,18 +81,24 @@ def test_only_what_has_changed_is_written_again(roots, rank_dir, tmp_path):
     sampler.end()
 
 
-def test_one_of_two_ranks_samples_what_they_share_and_the_other_goes_on_when_it_is_gone(roots, rank_dir):
+def test_one_of_two_ranks_samples_what_they_share_and_the_other_goes_on_when_it_is_gone(roots, rank_dir, tmp_path):
     other_dir = rank_dir.parent / "rank_1"
     other_dir.mkdir()
     first, second = MachineSampler(rank_dir, roots), MachineSampler(other_dir, roots)
-    first.run()
-    second.run()
-    assert last(logged(rank_dir), "host")
-    assert not last(logged(other_dir), "host")
+
+    def throttled(periods: int) -> list[list[float]]:
+        """What each has written of the counter after it has changed."""
+        write(tmp_path / "host/sys/fs/cgroup/job.slice", {"cpu.stat": cpu_stat(200, periods)})
+        first.run()
+        second.run()
+        logs = logged(rank_dir), logged(other_dir)
+        return [[one.value for one in log.readings if one.name == "cpu_throttled_periods"] for log in logs]
+
+    assert throttled(1) == [[1], [1]], "both read it once"
+    assert throttled(2) == [[1, 2], [1]]
     assert {one.source for one in logged(other_dir).sources} == {one.source for one in logged(rank_dir).sources}
     first.end()
-    second.run()
-    assert last(logged(other_dir), "host")
+    assert throttled(5) == [[1, 2], [1, 5]], "what has happened since it looked first"
     second.end()
 
 
