@@ -23,6 +23,7 @@ import torch.distributed as dist
 from instrumented_ddp.collectives.backends import get_backend_name
 from instrumented_ddp.collectives.call_sites import CallSiteTable, LoopTracker, iter_frames
 from instrumented_ddp.collectives.completion import CompletionWatch
+from instrumented_ddp.collectives.created_groups import CreatedGroups
 from instrumented_ddp.collectives.device_events import DeviceEvent
 from instrumented_ddp.collectives.dispatch import Call, DispatchInterceptor, find_unknown_operators
 from instrumented_ddp.collectives.position import TrainingPosition
@@ -137,6 +138,8 @@ class CollectiveRecorder:
         except OSError as error:
             raise OverlapScopeError(f"{folder}: can't be created ({error.strerror})") from None
         self.call_sites = CallSiteTable(folder)
+        self.created_groups = CreatedGroups(folder, self.call_sites)
+        """Process groups that this rank makes."""
         self.completions = CompletionWatch(on_error)
         """Watch for the ends of all collectives of this process."""
         self._interception = DispatchInterceptor(self)
@@ -336,12 +339,14 @@ class CollectiveRecorder:
     def discard(self) -> None:
         """Stop writing in this copy of a recorded process."""
         self._stopped = True
+        self.created_groups.close()
         for log in self.logs:
             log.discard()
 
     def close(self) -> None:
         """Record the collectives that have ended, and stop writing."""
         self._interception.close()
+        self.created_groups.close()
         self.completions.close()
         self.stop()
         self._signatures.close()

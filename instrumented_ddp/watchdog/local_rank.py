@@ -24,11 +24,12 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from instrumented_ddp.collectives.call_sites import describe_frame, find_user_frame, iter_frames
+from instrumented_ddp.collectives.created_groups import MAKES_GROUP, count_created_groups
 from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.recording.models import ModelRegistry
 from instrumented_ddp.replicas.replicas import ReplicaComparison
 from instrumented_ddp.watchdog.init_watch import get_latest_init_call
-from instrumented_ddp.watchdog.peer_comparison import log_head
+from instrumented_ddp.watchdog.peer_comparison import list_digest, log_head
 from instrumented_ddp.watchdog.process_state import (
     ProcessState,
     bytes_read_and_written,
@@ -66,7 +67,6 @@ _WINDOW_NS: Final = 1_500_000_000
 _MIN_CODE_POSITIONS: Final = 3
 """Number of distinct Python code positions, sampled within about a second, that tell work from a polling loop."""
 _MIN_IO_BYTES: Final = 1024**2
-_MAKES_GROUP: Final = "_new_group_with_tag"
 
 
 class LocalRankMonitor:
@@ -203,6 +203,7 @@ class LocalRankMonitor:
             heads=heads,
             requests=dict(requests or {}),
             replicas=self._replicas.latest(),
+            created_groups={one.name: list_digest(one.ranks) for one in self._collectives.created_groups.latest},
         )
 
     def _brief_evidence(self) -> RankEvidence:
@@ -287,6 +288,7 @@ class LocalRankMonitor:
             interrupted_backwards=self._models.interrupted_backwards,
             no_sync_since=self._position.no_sync_since,
             new_group_calls=count_created_groups(),
+            created_groups=self._collectives.created_groups.latest,
             creating_group=ranks_of_group_in_creation(frames_of_main_thread()),
             world_size=self.world_size if (call := get_latest_init_call()) is None else call.world_size,
             init_calls=1 if call is None else call.number,
@@ -418,12 +420,6 @@ class Activity:
         return [one for one in self._samples if self._samples[-1].time_ns - one.time_ns <= _WINDOW_NS]
 
 
-def count_created_groups() -> int | None:
-    """Return the number of process groups that this rank has begun to create; None if this torch does not expose it."""
-    count = getattr(getattr(distributed_c10d, "_world", None), "group_count", None)
-    return count if isinstance(count, int) else None
-
-
 def ranks_of_group_in_creation(frames: Iterable[FrameType]) -> tuple[int, ...]:
     """Return the ranks of the group that a thread is creating; empty if it creates none, or its ranks are unknown.
 
@@ -431,7 +427,7 @@ def ranks_of_group_in_creation(frames: Iterable[FrameType]) -> tuple[int, ...]:
         frames: stack frames of the thread.
     """
     for frame in frames:
-        if frame.f_code.co_name != _MAKES_GROUP or frame.f_globals.get("__name__") != distributed_c10d.__name__:
+        if frame.f_code.co_name != MAKES_GROUP or frame.f_globals.get("__name__") != distributed_c10d.__name__:
             continue
         ranks = frame.f_locals.get("ranks")
         if frame.f_locals.get("use_local_synchronization") or not isinstance(ranks, list):

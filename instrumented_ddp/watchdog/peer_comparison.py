@@ -10,15 +10,17 @@ found.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
 from instrumented_ddp.replicas.replicas import ReplicaComparison
 from instrumented_ddp.watchdog.protocol import DivergenceLocation, EntriesReply, EntriesRequest, Heartbeat, LogHead
+from overlapscope.diagnosis.evidence import CreatedGroup
 from overlapscope.diagnosis.order_difference import (
     COMPARED_DTYPE,
     NO_POSITION,
@@ -343,6 +345,31 @@ def _may_have_skipped(before: tuple[int, int] | None, now: tuple[int, int]) -> b
     if before is None or NO_POSITION in now or now[0] < before[0] or now[1] < before[1]:
         return False
     return now[0] - before[0] != now[1] - before[1]
+
+
+def list_digest(ranks: Sequence[int]) -> int:
+    """Return a number that tells lists of ranks apart."""
+    return crc32(repr(tuple(ranks)).encode())
+
+
+@dataclass
+class CreatedGroupCheck:
+    """Comparison of the lists of ranks with which this rank and its neighbors make process groups."""
+
+    _judged: set[str] = field(default_factory=set)
+    """Names of groups for which an alarm was raised."""
+
+    def found(self, own: Iterable[CreatedGroup], heartbeats: Iterable[Heartbeat]) -> bool:
+        """Return whether a neighbor has made a group with another list than this rank, for the first time."""
+        digests = {one.name: list_digest(one.ranks) for one in own if one.name not in self._judged}
+        differing = {
+            name
+            for heartbeat in heartbeats
+            for name in digests.keys() & heartbeat.created_groups.keys()
+            if heartbeat.created_groups[name] != digests[name]
+        }
+        self._judged |= differing
+        return bool(differing)
 
 
 class ReplicaCheck:

@@ -101,6 +101,9 @@ class Heartbeat:
     replicas: dict[str, PassSummary] = field(default_factory=dict)
     """Latest fingerprints of each model, by key."""
 
+    created_groups: dict[str, int] = field(default_factory=dict)
+    """Digests of the lists of ranks with which the latest process groups were made, by name."""
+
     @property
     def is_final(self) -> bool:
         """Return whether the rank has said how it ended: nothing follows."""
@@ -120,7 +123,7 @@ class Alarm:
     """A condition on one rank that makes all ranks investigate."""
 
     by: int
-    why: Literal["failure", "not reduced", "stall", "stall timeout", "difference", "replicas differ"]
+    why: Literal["failure", "not reduced", "stall", "stall timeout", "difference", "replicas differ", "groups differ"]
     """Reason of the alarm; ``stall timeout``: the stall is so long that the job may be stopped for it."""
     divergence: DivergenceLocation | None = None
     """Location of the divergence, if that is the reason."""

@@ -29,7 +29,12 @@ from instrumented_ddp.watchdog.abort import abort_pending_collectives, listening
 from instrumented_ddp.watchdog.investigation import Inspector, liveness_of, process_of
 from instrumented_ddp.watchdog.local_rank import LocalRankMonitor
 from instrumented_ddp.watchdog.peer_channel import PeerChannel
-from instrumented_ddp.watchdog.peer_comparison import NeighborComparison, ReplicaCheck, neighbors_by_group
+from instrumented_ddp.watchdog.peer_comparison import (
+    CreatedGroupCheck,
+    NeighborComparison,
+    ReplicaCheck,
+    neighbors_by_group,
+)
 from instrumented_ddp.watchdog.process_state import FaulthandlerDump
 from instrumented_ddp.watchdog.protocol import (
     Abort,
@@ -111,6 +116,7 @@ class Watchdog:
         self._before_exit = before_exit
         self._local = LocalRankMonitor(collectives, models, replicas)
         self._replica_check = ReplicaCheck(replicas)
+        self._created_group_check = CreatedGroupCheck()
         self._neighbors = NeighborComparison(collectives.rank, collectives.signatures)
         self._reports = ReportLog(collectives.folder)
         self._report_numbers: dict[tuple[Any, ...], int] = {}
@@ -267,7 +273,7 @@ class Watchdog:
         if self._me.world_size != self._local.world_size:
             self._me = replace(self._me, world_size=self._local.world_size)
         logs = list(self._collectives.logs)
-        neighbors = sorted({rank for ranks in neighbors_by_group(logs, self._me.rank).values() for rank in ranks})
+        neighbors = sorted(self._find_neighbors(logs))
         writes = {heartbeat_key(self._me.rank): to_json(self._local.heartbeat(self._neighbors.requests()))}
         writes |= self._neighbors.replies(logs, self._heartbeats)
         snapshot_key = protocol.snapshot_key_due(self._me, is_failing=seen.is_failing)
@@ -286,6 +292,13 @@ class Watchdog:
         alarms = self._me.alarms
         self._follow(protocol.on_replies(self._me, replies, seen))
         return self._me.alarms > alarms or self._compare(logs, replies)
+
+    def _find_neighbors(self, logs: list[CollectiveLogWriter]) -> set[int]:
+        """Return the neighbors in all groups; in that of all ranks also if only process groups were made so far."""
+        found = {rank for ranks in neighbors_by_group(logs, self._me.rank).values() for rank in ranks}
+        if self._collectives.created_groups.latest:
+            found |= {(self._me.rank + way) % self._me.world_size for way in (-1, 1)} - {self._me.rank}
+        return found
 
     def _exchange(self, messages: Messages) -> dict[str, bytes] | None:
         """Exchange messages, or react to a store that can't be reached: switch to a folder, or log the position."""
@@ -322,7 +335,10 @@ class Watchdog:
         self._follow((protocol.add_divergences(self._me, found), []))
         is_idle = self._me.state is State.IDLE
         is_quiet = is_idle and self._me.pending_alarm is None and not self._me.divergences
-        if is_quiet and self._replica_check.found(self._heartbeats):
+        made = self._collectives.created_groups.latest
+        if is_quiet and self._created_group_check.found(made, self._heartbeats.values()):
+            self._me = replace(self._me, pending_alarm=Alarm(by=self._me.rank, why="groups differ"))
+        elif is_quiet and self._replica_check.found(self._heartbeats):
             self._me = replace(self._me, pending_alarm=Alarm(by=self._me.rank, why="replicas differ"))
         return (
             self._neighbors.requests() != requested_before

@@ -264,6 +264,19 @@ class InterruptedBackward:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CreatedGroup:
+    """A process group that a rank has begun to make, with a list of ranks that has to be the same on all ranks."""
+
+    name: str
+    """Name that torch gives it, by counting the groups of the process."""
+    ranks: tuple[int, ...]
+    """Its members, sorted, according to this rank."""
+    backend: str = ""
+    """Backend of the default group."""
+    call_site: CallSite | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankEvidence:
     """Evidence about one rank."""
 
@@ -326,6 +339,8 @@ class RankEvidence:
     """Number of process groups whose creation it has begun, including the default one; None if unknown."""
     creating_group: tuple[int, ...] = ()
     """Members of the group that it is creating in ``new_group``; empty if it is in no such call."""
+    created_groups: tuple[CreatedGroup, ...] = ()
+    """The groups that it has begun to make, in order; while the job runs the latest of them."""
     world_size: int | None = None
     """World size passed to this rank, in its latest call of ``init_process_group``."""
     init_calls: int = 1

@@ -31,6 +31,7 @@ from typing import Final
 from overlapscope.diagnosis.evidence import Evidence
 from overlapscope.diagnosis.refutations import is_refuted
 from overlapscope.diagnosis.rules import (
+    created_groups,
     fallback,
     flight_recorder,
     gradients,
@@ -56,6 +57,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     start.find_never_started,
     models.find_model_difference,
     models.find_settings_fault,
+    created_groups.find_unlike_lists,
     gradients.find_missing_gradients,
     order.find_divergence,
     groups.find_oversized_message,

@@ -14,6 +14,7 @@ from overlapscope.diagnosis.collective_order import phase_name
 from overlapscope.diagnosis.evidence import (
     JOINING,
     LIVE_STATES,
+    CreatedGroup,
     Entry,
     InterruptedBackward,
     Liveness,
@@ -58,6 +59,7 @@ from overlapscope.trace.rank_folder import RankFolder
 from overlapscope.trace.recording_modes import OFF
 from overlapscope.trace.regular_file import open_regular_file
 from overlapscope.trace.schema import (
+    CREATED_GROUPS_FILE,
     ENDED_FILE,
     EVENTS_FILE,
     INTERRUPTED_BACKWARDS_FILE,
@@ -312,6 +314,7 @@ def _add_files(
         interrupted_backwards=read_dataclasses(
             InterruptedBackward, folder.path / INTERRUPTED_BACKWARDS_FILE, folder.problems
         ),
+        created_groups=read_dataclasses(CreatedGroup, folder.path / CREATED_GROUPS_FILE, folder.problems),
         no_sync_since=None if left.off_since is not None else _no_sync_since(left.records),
         off_since=left.off_since,
         world_size=_int(again.get("world_size"), world_size) if isinstance(world_size, int) else None,

@@ -70,14 +70,17 @@ def collective_text(entry: Entry, *, with_names: bool = True) -> str:
         what.append(f"{signature.elements:,} {signature.dtype}".strip())
     if what:
         text += " of " + ", ".join(what)
-    if signature.peer is not None:
-        direction = {"send": "to", "reduce": "to", "gather": "to"}.get(signature.op, "from")
-        text += f" {direction} rank {signature.peer}"
-    elif signature.op == "recv" and signature.role == "user":
-        text += " from any rank"
-    if signature.tag and signature.role == "user":
-        text += f" with tag {signature.tag}"
+    text += _peer_text(signature)
     return text + (f" ({first_few(signature.names)})" if signature.names and with_names else "")
+
+
+def _peer_text(signature: Signature) -> str:
+    """Format the other side: `` to rank 3 with tag 7``; empty if there is none."""
+    direction = {"send": "to", "reduce": "to", "gather": "to"}.get(signature.op, "from")
+    peer = "" if signature.peer is None else f" {direction} rank {signature.peer}"
+    if signature.op == "recv" and not peer:
+        peer = " from any rank"
+    return f"{peer} with tag {signature.tag}" if signature.tag and signature.role == "user" else peer
 
 
 def format_device_progress(entry: Entry) -> str:

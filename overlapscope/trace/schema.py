@@ -80,6 +80,7 @@ MACHINE_FILE: Final = "machine.jsonl"
 GROUP_PATTERN: Final = "group_*.log"
 POINT_TO_POINT_PATTERN: Final = "p2p_*.log"
 SIGNATURES_FILE: Final = "signatures.jsonl"
+CREATED_GROUPS_FILE: Final = "created_groups.jsonl"
 SEGMENTS_FILE: Final = "segments.jsonl"
 PARAMETERS_FILE: Final = "parameters.jsonl"
 GRADIENT_READY_PATTERN: Final = "gradients_*.bin"
@@ -197,6 +198,12 @@ RANK_FILES: Final = (
         "what the numbers in collective logs stand for",
         "collectives.signatures",
         "trace.collective_log_reader:CollectiveLogs.signatures",
+    ),
+    FileKind(
+        CREATED_GROUPS_FILE,
+        "process groups that were made, with their lists of ranks",
+        "collectives.created_groups",
+        "diagnosis.rank_state:read_rank",
     ),
     FileKind(CALL_SITES_FILE, "source lines", "collectives.call_sites", "trace.rank_folder:RankFolder.call_sites"),
     FileKind(PARAMETERS_FILE, "models and their parameters", "recording.models", "diagnosis.rank_models:read_models"),

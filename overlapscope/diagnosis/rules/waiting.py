@@ -198,7 +198,7 @@ def _all_inside(facts: Facts) -> Verdict | None:
     if any(entry.signature.op in POINT_TO_POINT for _, entry in held_up.values()):
         return None if facts.waits else _all_in_messages(facts, held_up)
     group, entry = held_up[stuck[0]]
-    if any(other[0].name != group.name or other[1].number != entry.number for other in held_up.values()):
+    if {(other.name, open_.number) for other, open_ in held_up.values()} != {(group.name, entry.number)}:
         return None
     reached = {entry.is_reached for _, entry in held_up.values()}
     return Verdict(

@@ -11,7 +11,7 @@ from overlapscope.diagnosis.rank_settings import SettingDifference
 from overlapscope.diagnosis.text import at_line, collective_text, group_text, in_step, join_and, plural
 from overlapscope.diagnosis.verdict import FaultKind, Verdict, VerdictText
 from overlapscope.diagnosis.wait_graph import Wait
-from overlapscope.text import capitalize, count_of, rank_list
+from overlapscope.text import capitalize, count_of, format_ranks, rank_list
 
 NO_MAJORITY: Final = "No side has a majority, so no rank is blamed."
 _FIND_CONDITION: Final = "Look for a collective inside an `if` that depends on the rank or on the data."
@@ -23,6 +23,8 @@ _DIVERGENCE_ADVICE: Final[dict[FaultKind, str]] = {
     "batch skipped": "Skip or repeat a batch on all ranks or none; DistributedSampler and join() keep them together.",
 }
 _MAX_SETTING_LINES: Final = 4
+_MAX_LISTS: Final = 4
+_MAX_LISTED: Final = 8
 
 
 @dataclass(frozen=True)
@@ -304,6 +306,43 @@ def frozen_differ(state: str, ranks: Sequence[int], other: str, others: Sequence
 def parameter_text(name: str, shape: Sequence[int], dtype: str) -> str:
     """Format a parameter: ``'head.weight' (10×512 float32)``."""
     return f"'{name}' ({'×'.join(map(str, shape)) or 'scalar'} {dtype})"
+
+
+def unlike_lists(
+    name: str, lists: Mapping[tuple[int, ...], Sequence[int]], sites: Mapping[int, CallSite], lacking: Sequence[int]
+) -> VerdictText:
+    """Describe a process group that ranks made with different lists of ranks.
+
+    Args:
+        name: what torch calls it.
+        lists: ranks that gave each list.
+        sites: line of each rank's call.
+        lacking: ranks that continue as the others do one call later; empty if it is not that.
+    """
+    parts = [
+        f"{rank_list(ranks)} with {_list_text(members)}{at_line(sites.get(ranks[0]))}"
+        for members, ranks in list(lists.items())[:_MAX_LISTS]
+    ]
+    if len(lists) > _MAX_LISTS:
+        parts.append(f"{count_of(len(lists) - _MAX_LISTS, 'more list')} elsewhere")
+    ending = ""
+    if lacking:
+        ending = f": from there on {rank_list(lacking)} {plural(lacking, 'is', 'are')} one call short"
+    return {
+        "sentence": f"The ranks made process group '{name}' with different lists of ranks: {join_and(parts)}{ending}.",
+        "evidence": (
+            "torch names groups by counting the calls of new_group on each rank, and ranks meet by that name: they "
+            "connect to each other as if their lists were one.",
+        ),
+        "advice": (
+            "Call new_group with the same lists in the same order on all ranks, also on those that are not in the "
+            "group; to call it on its members alone, give use_local_synchronization=True.",
+        ),
+    }
+
+
+def _list_text(members: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, members))}]" if len(members) <= _MAX_LISTED else f"[{format_ranks(members)}]"
 
 
 def new_group_not_called(
