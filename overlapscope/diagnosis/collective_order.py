@@ -16,7 +16,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from overlapscope.diagnosis.evidence import CallSite, Entry, GroupOrder
+from overlapscope.diagnosis.evidence import UNKNOWN_OP, CallSite, Entry, GroupOrder
 from overlapscope.diagnosis.order_difference import (
     Compared,
     EntryDifference,
@@ -83,7 +83,7 @@ class RunningHashes(OrderSource, Protocol):
 
 # Decoder from rows of a collective log to ``Entry`` objects.
 
-UNKNOWN_SIGNATURE: Final = Signature(op="unknown")
+UNKNOWN_SIGNATURE: Final = Signature(op=UNKNOWN_OP)
 """Signature of an entry whose line in ``signatures.jsonl`` is lost."""
 
 _PHASES: Final = {phase.value: phase.name.lower() for phase in Phase} | {Phase.DATA_WAIT.value: "loop"}

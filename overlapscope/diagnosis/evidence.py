@@ -34,6 +34,9 @@ names: only in the order of tensor names.
 UNKNOWN_STEP: Final = -1
 """Value of ``step`` if steps are not counted, as in dumps of another tool."""
 
+UNKNOWN_OP: Final = "unknown"
+"""Operation of an entry if the line that describes it is lost."""
+
 JOINING: Final = "joining"
 """Value of ``phase`` for a rank that waits for the others in ``init_process_group``."""
 
@@ -115,6 +118,8 @@ class GroupOrder:
 
     It may be far behind the latest, because hosts run ahead of their devices.
     """
+    uncertain: frozenset[int] = frozenset()
+    """Ranks that may have launched more than is known, because their logs are lost or damaged."""
 
     def entries_at(self, number: int | None) -> dict[int, Entry]:
         """Return the entry with this number on each rank whose window has it."""
@@ -299,8 +304,8 @@ class RankEvidence:
     """That signal; None also if unknown."""
     ended_ns: int | None = None
     """When it ended, if it recorded its end."""
-    is_end_unreadable: bool = False
-    """True if it recorded how it ended but the record is unreadable."""
+    is_end_lost: bool = False
+    """True if it recorded how it ended but the record is missing or unreadable."""
     position: RankPosition | None = None
     steps_done: int = 0
     step_time_ns: int | None = None

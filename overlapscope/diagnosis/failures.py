@@ -24,6 +24,7 @@ _HANDLING: Final = re.compile(
 )
 _LAST_LINES: Final = re.compile(r"^(\w[\w.]*)(?:: ((?s:.*)))?\s*\Z", re.MULTILINE)
 """The end of a traceback: the type of the exception, and its message."""
+_DISAGREEMENT: Final = "DDP expects same model across all ranks"
 _TIMEOUT: Final = re.compile(r"time[d]? ?out", re.IGNORECASE)
 
 
@@ -40,6 +41,11 @@ def has_own_failure(one: RankEvidence) -> bool:
     if one.failure is None or is_consequence(one.failure):
         return False
     return one.signaled_at_ns is None or one.failure.time_ns < one.signaled_at_ns
+
+
+def is_disagreement(failure: Failure) -> bool:
+    """Return True if a failure says that ranks disagree, which is the doing of whoever differs."""
+    return _DISAGREEMENT in failure.message
 
 
 def is_interrupted(failure: Failure | None) -> bool:

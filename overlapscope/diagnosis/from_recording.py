@@ -19,6 +19,8 @@ from overlapscope.diagnosis.evidence import (
     RecordingGap,
     ReportedVerdict,
 )
+from overlapscope.diagnosis.lost_logs import mark_lost_ends
+from overlapscope.diagnosis.one_job import Lifetime, find_misplaced, find_other_jobs
 from overlapscope.diagnosis.rank_models import compare_replicas
 from overlapscope.diagnosis.rank_state import RankState, read_process_state, read_rank
 from overlapscope.diagnosis.replica_drift import ComparedReplicas
@@ -145,6 +147,26 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
         OverlapScopeError: there is no recording.
     """
     folders = find_rank_folders(path)
+    left_out = find_misplaced(folders)
+    evidence, problems, lifetimes = _read_folders(path, _without(folders, left_out), left_out, progress)
+    if others := find_other_jobs(folders, lifetimes):
+        left_out |= others
+        evidence, problems, _ = _read_folders(path, _without(folders, left_out), left_out, progress)
+    return evidence, problems
+
+
+def _without(folders: Mapping[int, Path], left_out: Mapping[int, Problem]) -> dict[int, Path]:
+    return {rank: folder for rank, folder in folders.items() if rank not in left_out}
+
+
+def _read_folders(
+    path: Path, folders: dict[int, Path], left_out: Mapping[int, Problem], progress: Progress | None
+) -> tuple[Evidence, list[Problem], dict[int, Lifetime]]:
+    """Read the evidence in some of the folders of ranks.
+
+    Args:
+        left_out: why others are not read.
+    """
     states = {rank: read_process_state(folder) for rank, folder in folders.items()}
     logs = open_collective_logs(folders)
     source = RecordedOrder(logs)
@@ -152,8 +174,10 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     files = _read_ranks(folders, states, source, exits, progress or _ignore)
     reports = tuple(report for one in files.values() for report in one.reports)
     orders, point_to_point_orders = compare_orders(source), read_point_to_point_orders(source)
-    problems = _collect_errors(logs.problems, files.values())
+    problems = [*left_out.values(), *_collect_errors(logs.problems, files.values())]
     is_live = any(one.evidence.liveness in LIVE_STATES for one in files.values())
+    truncated = {order.name: _find_truncated_logs(order, files) for order in orders}
+    orders = mark_lost_ends(orders, logs, problems, truncated)
     gaps = find_gaps(folders, files, orders, problems, is_live=is_live)
     if not orders and not point_to_point_orders:
         gaps += _explain_missing_orders(folders, files, gaps, is_live=is_live)
@@ -175,7 +199,8 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
         job_signaled_ns=signaled_ns,
         job_signal=None if command is None else command.signal_received,
     )
-    return evidence, problems
+    lifetimes = {rank: one.lifetime for rank, one in files.items() if one.lifetime is not None}
+    return evidence, problems, lifetimes
 
 
 def _explain_missing_orders(

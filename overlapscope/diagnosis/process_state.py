@@ -89,9 +89,13 @@ def combine_liveness_and_status(liveness: Liveness, exit_status: int | None) -> 
 
     ``os._exit(0)`` leaves no record, but is a normal end.
     """
-    if liveness == "gone" and exit_status == 0:
+    if exit_status is None or liveness not in ("gone", "ended", "unknown"):
+        return liveness
+    if exit_status == 0:
         return "ended"
-    return "failed" if liveness == "ended" and exit_status is not None and exit_status > 0 else liveness
+    if exit_status > 0:
+        return liveness if liveness == "gone" else "failed"
+    return "gone" if liveness == "unknown" else liveness
 
 
 def find_exit(where: dict[str, Any], exits: Sequence[ProcessExit]) -> ProcessExit | None:

@@ -25,6 +25,7 @@ from overlapscope.diagnosis.evidence import (
     UnreducedStep,
 )
 from overlapscope.diagnosis.failures import is_interrupted
+from overlapscope.diagnosis.one_job import Lifetime
 from overlapscope.diagnosis.process_state import (
     combine_liveness_and_status,
     find_exit,
@@ -45,7 +46,7 @@ from overlapscope.diagnosis.stall_timeout import ENOUGH_STEPS
 from overlapscope.errors import Problem
 from overlapscope.machine.evidence import summarize_log
 from overlapscope.trace.event_log import Records
-from overlapscope.trace.folders import find_recorded_ranks
+from overlapscope.trace.folders import find_recorded_ranks, has_collective_logs
 from overlapscope.trace.json_files import from_dict, read_dataclasses
 from overlapscope.trace.live_files import read_alive_file
 from overlapscope.trace.machine_log import read_machine_log
@@ -69,6 +70,7 @@ from overlapscope.trace.schema import (
     NO_INDEX,
     RANK_FILE,
     REPORTS_FILE,
+    SIGNATURES_FILE,
     STACKS_PATTERN,
     UNREDUCED_FILE,
     Flag,
@@ -206,6 +208,8 @@ class RankState:
     """Boot ID of the host: ranks with the same one share a clock."""
     alive_ns: int | None = None
     """When its watchdog was last awake."""
+    lifetime: Lifetime | None = None
+    """When it is known to have existed; None if unknown."""
     waited_for_all: bool = False
     """True if it waited for all ranks of the job before it began, so that all of them record."""
     problems: list[Problem] = field(default_factory=list)
@@ -263,8 +267,12 @@ def read_rank(
         end = replace(end, liveness=_combine(state_before, end))
     else:
         has_record = folder.has(ENDED_FILE)
-        recorded = _recorded_liveness(ended, begun.where, is_closed=is_closed, has_record=has_record)
-        end = replace(end, liveness=_combine(recorded, end), is_end_unreadable=has_record and not ended)
+        has_lost_record = not ended and (has_record or is_closed)
+        has_lost_logs = begun.has_joined and folder.has(SIGNATURES_FILE) and not has_collective_logs(path)
+        is_unknown = has_lost_record or (has_lost_logs and not ended)
+        recorded = _recorded_liveness(ended, begun.where)
+        recorded = "unknown" if is_unknown and recorded not in LIVE_STATES else recorded
+        end = replace(end, liveness=_combine(recorded, end), is_end_lost=has_lost_record)
     position = _find_position(begun, ended, left, latest, exits, seen=seen, stacks=stacks)
     position = _add_rejoining(position, begun.rejoining)
     evidence = replace(_add_files(end, folder, begun, left, position), stacks=stacks)
@@ -283,6 +291,7 @@ def read_rank(
         reports=left.reports,
         boot=str(boot) if boot else None,
         alive_ns=alive_ns,
+        lifetime=_lifetime(begun, evidence, left, latest, alive_ns),
         waited_for_all=bool(begun.joining),
         problems=folder.problems,
         manifest=folder.manifest,
@@ -480,14 +489,10 @@ def _observed_exit(
     return status, signaled_at_ns, own_exit.signal_received
 
 
-def _recorded_liveness(ended: dict[str, Any], where: dict[str, Any], *, is_closed: bool, has_record: bool) -> Liveness:
+def _recorded_liveness(ended: dict[str, Any], where: dict[str, Any]) -> Liveness:
     how = ended.get("how")
     if ended and how != "unrecorded":
         return "failed" if how == "exception" else "ended"
-    if is_closed and not ended:
-        return "ended"
-    if has_record and not ended:  # the record is lost
-        return "unknown"
     return read_liveness(where) if is_on_this_host(where) else "unknown"
 
 
@@ -522,6 +527,18 @@ def _report_missing_log(folder: RankFolder, begun: _BegunFiles, left: _LeftFiles
         return
     text = f"{folder.path / EVENTS_FILE}: missing; this rank trained with a model"
     folder.problems.append(Problem("error", text))
+
+
+def _lifetime(
+    begun: _BegunFiles, evidence: RankEvidence, left: _LeftFiles, latest: Entry | None, alive_ns: int | None
+) -> Lifetime | None:
+    begun_ns, boot = parse_written_ns(begun.where), begun.where.get("boot_id")
+    if begun_ns is None or not boot:
+        return None
+    last_ns = [begun_ns, evidence.ended_ns or 0, alive_ns or 0, _latest_ns(left.records, latest)]
+    if evidence.liveness in LIVE_STATES:
+        last_ns.append(time.clock_gettime_ns(time.CLOCK_MONOTONIC))
+    return Lifetime(boot=str(boot), begun_ns=begun_ns, last_ns=max(last_ns))
 
 
 def _add_idle_time(

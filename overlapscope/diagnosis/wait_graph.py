@@ -183,6 +183,10 @@ class Facts:
         """Return ranks whose recording ended before they did: what they did afterwards is unknown."""
         return tuple(rank for rank, one in sorted(self.ranks.items()) if one.unrecorded_because is not None)
 
+    def is_uncertain(self, rank: int) -> bool:
+        """Return True if a rank may have launched more than its logs show."""
+        return any(rank in group.uncertain for group in self.evidence.groups)
+
     @cached_property
     def possibly_waiting(self) -> tuple[int, ...]:
         """Return ranks in a collective without known late ranks that an unrecorded rank may not have reached."""
@@ -279,7 +283,8 @@ class Facts:
 
     def latest_numbers(self, group: GroupOrder, without: tuple[int, ...] = ()) -> dict[int, int]:
         """Return the number of the latest entry of each rank of a group that left something; 0 if it has none."""
-        return {rank: group.latest.get(rank, 0) for rank in group.ranks if rank in self.ranks and rank not in without}
+        known = [rank for rank in group.ranks if rank in self.ranks and rank not in group.uncertain]
+        return {rank: group.latest.get(rank, 0) for rank in known if rank not in without}
 
     def messages_of(self, rank: int) -> tuple[SegmentMessage, ...]:
         """Return the messages in which a rank may be waiting, of the first incomplete sum of a bucket."""
@@ -411,7 +416,8 @@ class Facts:
         return Wait(rank, group, entry, tuple(late)) if late else None
 
     def _late_in(self, group: GroupOrder, rank: int, entry: Entry) -> list[int]:
-        late = [other for other in group.ranks if other != rank and group.latest.get(other, 0) < entry.number]
+        others = [other for other in group.ranks if other != rank and other not in group.uncertain]
+        late = [other for other in others if group.latest.get(other, 0) < entry.number]
         # A rank whose log is lost has entered every collective that others have completed.
         done = self._newest_done(group)
         return [other for other in late if other in group.latest or entry.number > done]

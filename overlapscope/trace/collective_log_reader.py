@@ -111,6 +111,8 @@ class CollectiveLogFile:
         self.path = path
         self.problems: list[Problem] = [] if problems is None else problems
         self._has_damage = False
+        self.is_end_lost = False
+        """True if there may have been later entries: the file is cut short, damaged, or its last entry incomplete."""
         try:
             with self._opened() as fd:
                 self.header, size = read_header_and_size(fd, path, CollectiveLogHeader.unpack)
@@ -122,8 +124,10 @@ class CollectiveLogFile:
         if not self.header.closed:
             self.problems.append(Problem("note", f"{path}: not closed; its process was killed or is running"))
             if self._slots < self._capacity:
+                self.is_end_lost = True
                 self.problems.append(Problem("error", f"{path}: cut short at offset {size}; what is left is used"))
         elif self.header.written is not None and self.latest != self.header.written:
+            self.is_end_lost = True
             text = f"{path}: {self.header.written} entries were written, and only those up to {self.latest} are left"
             self.problems.append(Problem("error", text))
 
@@ -177,6 +181,7 @@ class CollectiveLogFile:
             return self._find_range_damaged(fd)
         end = find_last_in_order(partial(self._number_at, fd), 0, self._slots) + 1
         latest = first + end - 1
+        self.is_end_lost = self._is_begun(fd, end)
         ahead = self._read_slots(fd, end, min(end + _PROBED_ENTRIES, self._slots))["number"]
         is_first_round = first == 1
         if is_first_round:
@@ -189,6 +194,11 @@ class CollectiveLogFile:
         expected = oldest + np.arange(len(ahead))
         return (oldest, latest) if (ahead == expected).all() else self._find_range_damaged(fd)
 
+    def _is_begun(self, fd: int, slot: int) -> bool:
+        """Return whether a slot without a number holds anything, because an entry was being written or has lost it."""
+        data = os.pread(fd, ENTRY_BYTES, HEADER_BYTES + slot * ENTRY_BYTES) if slot < self._slots else b""
+        return not any(data[:4]) and any(data)
+
     def _number_at(self, fd: int, slot: int) -> int:
         return int.from_bytes(os.pread(fd, 4, HEADER_BYTES + slot * ENTRY_BYTES), "little")
 
@@ -199,6 +209,7 @@ class CollectiveLogFile:
         used = number != 0
         in_place = used & ((number - 1) % max(1, self._capacity) == slots)
         if not in_place.any():
+            self.is_end_lost = bool(used.any()) or self._is_begun(fd, 0)
             if used.any():
                 self.problems.append(Problem("error", f"{self.path}: damaged; none of its entries is in its slot"))
             return 1, 0
@@ -207,6 +218,7 @@ class CollectiveLogFile:
         kept = number[in_place & (number >= oldest)]
         lost, misplaced = latest - oldest + 1 - len(kept), int((used & ~in_place).sum())
         # One may be missing while the process runs, or since its death: it was being written.
+        self.is_end_lost = bool(lost or misplaced) or self._is_begun(fd, latest % max(1, self._capacity))
         if lost > (0 if self.header.closed else 1) or misplaced:
             count = max(lost, misplaced)
             what = "one entry is" if count == 1 else f"{count} entries are"

@@ -28,6 +28,7 @@ from overlapscope.trace.schema import (
     POINT_TO_POINT_PATTERN,
     SIGNATURES_FILE,
     TABLES_FOLDER,
+    find_file_kind,
 )
 
 STAGING_PREFIX: Final = f".{TABLES_FOLDER}-"
@@ -173,7 +174,8 @@ def _rank_folders_in(path: Path) -> dict[int, Path]:
         )
     if not path.is_dir():
         raise OverlapScopeError(f"{path}: this is a file; give the folder that 'overlapscope record -o' wrote")
-    found = [folder for folder in path.glob("rank_*") if is_rank_folder_name(folder.name) and folder.is_dir()]
+    named = [folder for folder in path.glob("rank_*") if is_rank_folder_name(folder.name) and folder.is_dir()]
+    found = [folder for folder in named if _holds_files_of_a_rank(folder)]
     if found:
         return dict(sorted((int(folder.name.removeprefix("rank_")), folder) for folder in found))
     runs = sorted({folder.parent.name for folder in path.glob("*/rank_*") if folder.is_dir()})
@@ -183,6 +185,11 @@ def _rank_folders_in(path: Path) -> dict[int, Path]:
         raise OverlapScopeError(f"{path}: this is the folder of one rank; give its parent, {path.resolve().parent}")
     what = "not a recording (no rank_0, rank_1 ... in it)" if any(path.iterdir()) else "empty"
     raise OverlapScopeError(f"{path}: {what}; record a run with 'overlapscope record -o FOLDER -- torchrun ...'")
+
+
+def _holds_files_of_a_rank(folder: Path) -> bool:
+    """Return whether there is anything of a rank in a folder: one without is no trace of a rank."""
+    return any(find_file_kind(path.name) is not None for path in folder.iterdir())
 
 
 def has_collective_logs(folder: Path) -> bool:

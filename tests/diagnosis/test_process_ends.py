@@ -48,9 +48,9 @@ def test_how_a_process_ended_is_what_it_has_said(tmp_path: Path) -> None:
     )
 
 
-def test_a_process_whose_logs_are_closed_has_ended(tmp_path: Path) -> None:
+def test_how_a_process_ended_is_unknown_without_its_record(tmp_path: Path) -> None:
     write_order(tmp_path, {0: steps(1)}, close=True)
-    assert evidence_of(tmp_path).ranks[0].liveness == "ended"
+    assert evidence_of(tmp_path).ranks[0].liveness == "unknown"
 
 
 @pytest.mark.parametrize(("how", "liveness"), [("unrecorded", "unknown"), ("ended", "ended"), ("exception", "failed")])

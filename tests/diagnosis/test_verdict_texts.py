@@ -721,7 +721,7 @@ CASES: dict[str, list[Case]] = {
         Case("a status without a word", "rank 1, step 2", exited(3, None)),
     ],
     "never started": [
-        Case("two of four", "ranks 2, 3", job(rank(0, phase=None), rank(1, phase=None), world=4)),
+        Case("two of four", "likely", job(rank(0, phase=None), rank(1, phase=None), world=4)),
         Case(
             "not so far",
             "rank 2, likely",
@@ -729,7 +729,7 @@ CASES: dict[str, list[Case]] = {
         ),
         Case(
             "others are in their first collective",
-            "rank 2",
+            "likely",
             job(
                 rank(0),
                 rank(1),

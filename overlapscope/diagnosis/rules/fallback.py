@@ -228,7 +228,7 @@ def judge_undecided(facts: Facts) -> Verdict:
             unknown=[
                 rank
                 for rank in facts.ranks_with_liveness("unknown", "silent")
-                if rank not in facts.unrecorded and not facts.ranks[rank].is_end_unreadable
+                if rank not in facts.unrecorded and not facts.ranks[rank].is_end_lost
             ],
             gaps=facts.evidence.gaps,
         ),

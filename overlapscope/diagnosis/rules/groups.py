@@ -207,7 +207,7 @@ def _left_out_of(facts: Facts, group: GroupOrder) -> Verdict | None:
 def find_recreated_group(facts: Facts) -> Verdict | None:
     """Find ranks that destroyed and recreated the default group, as after an exception, while others did not."""
     for group in facts.evidence.groups:
-        others = [rank for rank in group.ranks if rank in facts.ranks and not group.latest.get(rank)]
+        others = [rank for rank, latest in facts.latest_numbers(group).items() if not latest]
         if not is_recreated(group) or not others or set(others) & set(facts.unrecorded):
             continue
         calls = max((facts.ranks[rank].init_calls for rank in group.latest if rank in facts.ranks), default=1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final, Literal
 
-from overlapscope.diagnosis.evidence import CallSite, Entry, GroupOrder
+from overlapscope.diagnosis.evidence import UNKNOWN_OP, CallSite, Entry, GroupOrder
 from overlapscope.diagnosis.rules import replicas
 from overlapscope.diagnosis.text import loop_step
 from overlapscope.diagnosis.texts import collectives as text
@@ -67,6 +67,7 @@ def find_divergence(facts: Facts) -> Verdict | None:
     if group is None or (number := group.first_divergence) is None:
         return None
     at_number = group.entries_at(group.first_divergence)
+    at_number = {rank: entry for rank, entry in at_number.items() if entry.signature.op != UNKNOWN_OP}
     sides = _sides(group, at_number)
     if len(sides) < 2:
         return None

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from overlapscope.diagnosis.evidence import CallSite, Failure, RankEvidence
-from overlapscope.diagnosis.failures import has_own_failure, is_consequence, is_interrupted, is_timeout
+from overlapscope.diagnosis.failures import has_own_failure, is_consequence, is_disagreement, is_interrupted, is_timeout
 from overlapscope.diagnosis.texts import processes as text
 from overlapscope.diagnosis.verdict import Verdict, known_sites
 from overlapscope.diagnosis.wait_graph import Facts
@@ -41,7 +41,7 @@ def find_failure(facts: Facts) -> Verdict | None:
             is_memory=is_memory,
             memory=[facts.ranks[rank] for rank in own] if is_memory else [],
         ),
-        blamed=_unless_all(facts, own),
+        blamed=() if is_disagreement(failure) else _unless_all(facts, own),
         concerned=(*own, *rest),
         step=_step_of(one),
         call_sites=known_sites({rank: failed.call_site for rank, failed in own.items()}),
@@ -51,10 +51,12 @@ def find_failure(facts: Facts) -> Verdict | None:
 def find_error_exit(facts: Facts) -> Verdict | None:
     """Find ranks whose exit status indicates a failure, although no exception ended them."""
     own = [rank for rank, one in sorted(facts.ranks.items()) if _has_exited_with_an_error(one)]
+    own = [rank for rank in own if not _may_be_consequence(facts, rank)]
     if not own:
         return None
     first = min(own, key=lambda rank: facts.ranks[rank].ended_ns or 0)
     one = facts.ranks[first]
+    is_end_known = not any(facts.ranks[rank].is_end_lost for rank in own)
     is_memory = one.exit_call is not None and _is_of_memory(one.exit_call.caught)
     rest = [rank for rank, other in sorted(facts.ranks.items()) if _ended_as_consequence(other)]
     signaled = [rank for rank in rest if _was_only_signaled(facts.ranks[rank])]
@@ -66,6 +68,7 @@ def find_error_exit(facts: Facts) -> Verdict | None:
             failed=[rank for rank in rest if rank not in signaled],
             signaled=signaled,
             is_memory=is_memory,
+            is_end_known=is_end_known,
         ),
         blamed=_unless_all(facts, own),
         concerned=tuple(sorted({*own, *rest})),
@@ -79,6 +82,20 @@ def _has_exited_with_an_error(one: RankEvidence) -> bool:
     caught = one.exit_call.caught if one.exit_call is not None else None
     is_status = one.exit_status is not None and one.exit_status > 0
     return is_status and one.failure is None and not one.was_signaled and not is_consequence(caught)
+
+
+def _may_be_consequence(facts: Facts, rank: int) -> bool:
+    """Return True if a status is all that is known of a rank's end, and it may have ended because of another one.
+
+    A rank that was in a collective may have ended with that. One whose record is lost counts if others wait for it:
+    a rank that ends because another one has done so was in a collective, as a rule.
+    """
+    one = facts.ranks[rank]
+    if one.exit_call is not None or one.ended_ns is not None:
+        return False
+    if rank in facts.blocked or facts.is_uncertain(rank):
+        return True
+    return one.is_end_lost and rank not in facts.awaited
 
 
 def _exit_line(one: RankEvidence) -> CallSite | None:
@@ -171,9 +188,15 @@ def _find_gone(facts: Facts) -> tuple[int, ...]:
     gone = tuple(rank for rank in facts.ranks_with_liveness("gone") if _may_have_been_killed(facts.ranks[rank]))
     if any(_reports_dead_peer(one) for one in facts.ranks.values()):
         # Nobody can check the ranks of which nothing is known, but a connection was closed.
-        gone = gone or facts.ranks_with_liveness("unknown", "silent")
+        unknown = facts.ranks_with_liveness("unknown", "silent")
+        gone = gone or tuple(rank for rank in unknown if not _is_lost(facts, rank))
     # A parent process that saw an exit status knows more than peers that lost the connection.
     return tuple(rank for rank in gone if facts.ranks[rank].exit_status) or gone
+
+
+def _is_lost(facts: Facts, rank: int) -> bool:
+    """Return True if what a rank recorded of its end is missing here, so that it may have ended in any way."""
+    return facts.ranks[rank].is_end_lost or facts.is_uncertain(rank)
 
 
 def find_killed_at_shutdown(facts: Facts) -> Verdict | None:

@@ -39,10 +39,13 @@ def _world_size_verdict(facts: Facts, call: int, world_sizes: dict[int, list[int
 
 def find_never_started(facts: Facts) -> Verdict | None:
     """Find an expected rank that left nothing, and with which no collective ever completed."""
-    gone = (
-        *(rank for rank in facts.missing if not _was_there(facts, rank)),
-        *facts.ranks_with_liveness("never started"),
-    )
+    observed = facts.ranks_with_liveness("never started")
+    reported = _reported(facts)
+    gone = (*(rank for rank in facts.missing if not _was_there(facts, rank)), *observed)
+    if reported is not None:
+        gone = tuple(rank for rank in gone if rank in reported)
+    # A folder that is not here is no evidence on its own: those of other hosts have to be copied.
+    is_known = bool(observed) or reported is not None or facts.evidence.is_live
     if not gone or not facts.ranks or facts.is_from_dumps:
         return None
     others = tuple(rank for rank in facts.world if rank not in gone)
@@ -54,11 +57,19 @@ def find_never_started(facts: Facts) -> Verdict | None:
             len(facts.world),
             is_joining=not _has_launched(facts, others),
             waited_ns=waited_ns if facts.evidence.is_live else None,
+            is_known=is_known,
         ),
-        blamed=gone,
+        blamed=gone if is_known else (),
         concerned=(*gone, *others),
         call_sites=known_sites({rank: _line(facts.ranks.get(rank)) for rank in others[:1]}),
     )
+
+
+def _reported(facts: Facts) -> tuple[int, ...] | None:
+    """Return the ranks that a watchdog reported not to have come, while it waited for them; None without a report."""
+    reports = [report for report in facts.evidence.reports if report.kind == "never started"]
+    latest = max(reports, key=lambda report: report.time_ns, default=None)
+    return None if latest is None else latest.blamed or latest.suspected
 
 
 def _has_launched(facts: Facts, ranks: tuple[int, ...]) -> bool:

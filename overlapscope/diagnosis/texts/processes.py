@@ -73,7 +73,13 @@ def failed(
 
 
 def exited(
-    ranks: Sequence[int], one: RankEvidence, *, failed: Sequence[int], signaled: Sequence[int], is_memory: bool
+    ranks: Sequence[int],
+    one: RankEvidence,
+    *,
+    failed: Sequence[int],
+    signaled: Sequence[int],
+    is_memory: bool,
+    is_end_known: bool,
 ) -> VerdictText:
     """Describe an exit status that indicates an error.
 
@@ -82,6 +88,7 @@ def exited(
         one: the first of them.
         failed: ranks that failed because of that.
         signaled: ranks that the launcher ended because of that.
+        is_end_known: False if what they recorded of their ends is lost.
     """
     site = one.exit_call.call_site if one.exit_call is not None else None
     sentence = (
@@ -96,6 +103,7 @@ def exited(
     advice = "Look at what the script prints before it exits; the other ranks' errors are consequences."
     return {
         "sentence": sentence if sentence.endswith("…") else f"{sentence}.",
+        "alternative": "" if is_end_known else "what it recorded of its end is lost, and another may have ended first",
         "evidence": tuple(evidence),
         "advice": (_LESS_MEMORY if is_memory else advice,),
     }
@@ -281,21 +289,27 @@ def wrong_world_size(ranks_by_size: Mapping[int, Sequence[int]], beyond: Sequenc
     }
 
 
-def never_started(ranks: Sequence[int], world_size: int, *, is_joining: bool, waited_ns: int | None) -> VerdictText:
+def never_started(
+    ranks: Sequence[int], world_size: int, *, is_joining: bool, waited_ns: int | None, is_known: bool
+) -> VerdictText:
     """Describe ranks that left nothing.
 
     Args:
         is_joining: True if the others wait in init_process_group.
         waited_ns: how long the others have waited in a live job; None if the job is over.
+        is_known: False if all that is known is that they have no folder.
     """
     what = "never started"
+    otherwise = "" if waited_ns is None else f"{plural(ranks, 'it', 'they')} may still join"
+    if not is_known:
+        otherwise = f"{plural(ranks, 'its folder is', 'their folders are')} not here, and may be on another host"
     if waited_ns is not None:
         after = f" after {format_seconds(waited_ns)}" if waited_ns else " yet"
         what = f"{plural(ranks, 'has', 'have')} not joined{after}"
     return {
         "sentence": f"{capitalize(rank_list(ranks))} of {world_size} {what}: the others wait for "
         f"{plural(ranks, 'it', 'them')} in {'init_process_group' if is_joining else 'their first collective'}.",
-        "alternative": "" if waited_ns is None else f"{plural(ranks, 'it', 'they')} may still join",
+        "alternative": otherwise,
         "evidence": (
             f"No folder in the recording for {rank_list(ranks)}.",
             f"No collective with {rank_list(ranks)} has completed on any other rank.",

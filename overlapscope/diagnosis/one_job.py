@@ -1,0 +1,90 @@
+"""Whether the folders of a recording are of the ranks that their names say, and of one job.
+
+Folders are copied together by hand. What the ranks of two jobs have launched must not be compared: every difference
+would be a fault.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from overlapscope.errors import OverlapScopeError, Problem
+from overlapscope.text import rank_list
+from overlapscope.trace.collective_log import CollectiveLogHeader
+from overlapscope.trace.json_files import read_json
+from overlapscope.trace.regular_file import open_regular_file
+from overlapscope.trace.schema import GROUP_PATTERN, HEADER_BYTES, JOINING_FILE, POINT_TO_POINT_PATTERN, RANK_FILE
+
+_SLACK_NS: Final = 5_000_000_000
+"""Time by which a process may outlive the last that is known of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lifetime:
+    """When a rank is known to have existed, on the clock of its host."""
+
+    boot: str
+    begun_ns: int
+    last_ns: int
+
+
+def find_misplaced(folders: Mapping[int, Path]) -> dict[int, Problem]:
+    """Find folders that hold the files of another rank than their names say."""
+    found = {}
+    for rank, folder in folders.items():
+        claims = Counter(_claimed_ranks(folder))
+        if claims and claims[rank] < max(claims.values()):
+            text = f"{folder}: holds the files of rank {claims.most_common(1)[0][0]}; it is left out"
+            found[rank] = Problem("error", text)
+    return found
+
+
+def _claimed_ranks(folder: Path) -> Iterator[int]:
+    """Yield the rank that each file that names one belongs to."""
+    for name in (RANK_FILE, JOINING_FILE):
+        if (folder / name).exists() and isinstance(rank := read_json(folder / name, []).get("rank"), int):
+            yield rank
+    for path in [*folder.glob(GROUP_PATTERN), *folder.glob(POINT_TO_POINT_PATTERN)]:
+        try:
+            with open_regular_file(path) as file:
+                yield CollectiveLogHeader.unpack(file.read(HEADER_BYTES), path).rank
+        except (OSError, OverlapScopeError):
+            continue
+
+
+def find_other_jobs(folders: Mapping[int, Path], lifetimes: Mapping[int, Lifetime]) -> dict[int, Problem]:
+    """Find folders of processes that never existed together with those of most ranks; of all, if there is no most.
+
+    Only ranks on one host are compared, because only they have a common clock.
+    """
+    found: dict[int, Problem] = {}
+    for boot in {life.boot for life in lifetimes.values()}:
+        alive = {rank: life for rank, life in sorted(lifetimes.items()) if life.boot == boot}
+        at_once = _most_at_once(alive)
+        others = alive.keys() - at_once
+        if not others:
+            continue
+        if 2 * len(at_once) <= len(alive):  # who is right can't be told
+            at_once, others = set(), set(alive)
+        rest = rank_list(sorted(at_once or alive))
+        text = f"recorded by another run than that of {rest}: they never ran at the same time"
+        if not at_once:
+            text = f"{rest} never all ran at the same time: their folders are of several runs"
+        found |= {rank: Problem("error", f"{folders[rank]}: {text}; it is left out") for rank in sorted(others)}
+    return found
+
+
+def _most_at_once(alive: Mapping[int, Lifetime]) -> set[int]:
+    """Return the most ranks that existed at the same time."""
+    return max(
+        (
+            {rank for rank, life in alive.items() if life.begun_ns <= at_ns <= life.last_ns + _SLACK_NS}
+            for at_ns in (life.begun_ns for life in alive.values())
+        ),
+        key=len,
+        default=set(),
+    )
