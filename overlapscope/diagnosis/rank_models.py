@@ -25,8 +25,20 @@ from overlapscope.trace.schema import (
 
 
 def read_models(folder: Path, problems: list[Problem]) -> tuple[ModelParameters, ...]:
-    """Read the models that a rank passed to DistributedDataParallel."""
-    return tuple(read_lines(folder / PARAMETERS_FILE, problems, lambda line: [_model(json.dumps(line))]))
+    """Read the models that a rank passed to DistributedDataParallel, without those that its own plans contradict."""
+    models = read_lines(folder / PARAMETERS_FILE, problems, lambda line: [_model(json.dumps(line))])
+    planned: dict[int, set[str]] = {}
+    for model, name in read_buckets(folder, []) if models else ():
+        planned.setdefault(model, set()).add(name)
+    own = tuple(one for one in models if planned.get(one.model, _trained(one)) == _trained(one))
+    if len(own) < len(models):
+        text = f"{folder / PARAMETERS_FILE}: it does not list the parameters in {PLANS_FILE}; it is left out"
+        problems.append(Problem("error", text))
+    return own
+
+
+def _trained(model: ModelParameters) -> set[str]:
+    return {name for name, _, _ in model.parameters} - {*model.frozen}
 
 
 def read_unready_parameters(folder: Path, seal: Manifest, problems: list[Problem]) -> tuple[UnreadyParameter, ...]:

@@ -12,6 +12,7 @@ from overlapscope.diagnosis.evidence import RankEvidence
 from overlapscope.diagnosis.failures import is_consequence
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.diagnosis.wait_graph import Facts
+from overlapscope.trace.collective_log import FAILED
 
 _AWAKE_NS: Final = 2_000_000_000
 """Maximum silence of a watchdog that still runs Python code."""
@@ -47,6 +48,16 @@ def _has_not_failed(facts: Facts, verdict: Verdict) -> bool:
     return any(
         is_consequence(one.failure) or (one.failure is None and not (one.exit_status or 0) > 0)
         for one in _named(facts, verdict)
+    )
+
+
+def _have_completed_together(facts: Facts, _: Verdict) -> bool:
+    """Return True if all ranks have completed a collective of one group: then they are one job, whatever they say."""
+    return any(
+        facts.ranks.keys() <= {*group.ranks}
+        and any(one.completed_ns and not one.flags & FAILED for window in group.windows.values() for one in window)
+        for group in facts.evidence.groups
+        if len(facts.ranks) > 1
     )
 
 
@@ -118,4 +129,5 @@ _REFUTATIONS: Final[dict[FaultKind, tuple[Refutation, ...]]] = {
     "failed": (_has_not_failed,),
     "out of memory": (_has_not_failed,),
     "never started": (_has_begun,),
+    "wrong world size": (_have_completed_together,),
 }

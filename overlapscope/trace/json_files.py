@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from zlib import crc32
@@ -23,6 +23,7 @@ from overlapscope.trace.regular_file import read_regular_file
 T = TypeVar("T")
 Row = TypeVar("Row")
 
+MANIFEST_NAME: Final = "manifest.json"
 CHECKSUM_KEY: Final = "crc32"
 _MAX_NESTING: Final = 64
 """Depth above which a text is damage: ours have five levels."""
@@ -108,14 +109,47 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def read_json(path: Path, problems: list[Problem]) -> dict[str, Any]:
     """Read the JSON object in a small file; return an empty one and add a problem if it can't be read."""
     try:
-        content = parse_json_text(read_regular_file(path))
+        data = read_regular_file(path)
+        content = parse_json_text(data)
     except (OSError, ValueError) as error:
         problems.append(_unreadable(path, error))
         return {}
     if not isinstance(content, dict):
         problems.append(Problem("error", f"{path}: damaged; it does not hold a JSON object"))
         return {}
+    if _is_replaced(path, data):
+        problems.append(_replaced(path))
+        return {}
     return content
+
+
+def _is_replaced(path: Path, data: bytes) -> bool:
+    """Return whether another file has taken the place of the one that its rank wrote, according to its manifest.
+
+    Such as that of another rank or job: intact, so that its own checksums are right, and of no rank here.
+    """
+    try:
+        found = (path.parent / MANIFEST_NAME).stat()
+    except OSError:
+        return False
+    listed = _listed_in(path.parent / MANIFEST_NAME, found.st_mtime_ns, found.st_size).get(path.name)
+    if not isinstance(listed, dict):
+        return False
+    size, checksum = listed.get("bytes"), listed.get("crc32_of_bytes")
+    return isinstance(size, int) and isinstance(checksum, int) and crc32(data[: max(0, size)]) != checksum
+
+
+@lru_cache(maxsize=64)
+def _listed_in(manifest: Path, _mtime_ns: int, _size: int) -> dict[str, Any]:
+    try:
+        files = parse_json_text(read_regular_file(manifest))["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return files if isinstance(files, dict) else {}
+
+
+def _replaced(path: Path) -> Problem:
+    return Problem("error", f"{path}: not the file that this rank wrote, according to {MANIFEST_NAME}; it is left out")
 
 
 def _unreadable(path: Path, error: OSError | ValueError) -> Problem:
@@ -136,13 +170,15 @@ def read_lines(
         choose: returns the indices of the lines to read, of a file that may be long; by default all are read.
     """
     try:
-        lines = read_regular_file(path).split(b"\n")
+        data = read_regular_file(path)
+        lines = data.split(b"\n")
     except FileNotFoundError:
         return []
     except OSError as error:
         problems.append(_unreadable(path, error))
         return []
     rows: list[Row] = []
+    found = len(problems)
     for index in range(len(lines)) if choose is None else choose(lines):
         number, line = index + 1, lines[index]
         try:
@@ -150,6 +186,9 @@ def read_lines(
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             if number < len(lines):  # after the last line end there is nothing
                 problems.append(Problem("error", f"{path}: line {number} is damaged and skipped"))
+    if len(problems) == found and _is_replaced(path, data):
+        problems.append(_replaced(path))
+        return []
     return rows
 
 

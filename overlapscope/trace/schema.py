@@ -26,7 +26,7 @@ from typing import Final
 from zlib import crc32
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.json_files import dump_json_line
+from overlapscope.trace.json_files import MANIFEST_NAME, dump_json_line
 
 NO_BUCKET: Final = -1
 
@@ -98,7 +98,7 @@ STALL_FILE: Final = "stall.json"
 REPORTS_FILE: Final = "reports.jsonl"
 STACKS_PATTERN: Final = "stacks_*.txt"
 ENDED_FILE: Final = "ended.json"
-MANIFEST_FILE: Final = "manifest.json"
+MANIFEST_FILE: Final = MANIFEST_NAME
 STAGED_PATTERN: Final = "*.part"
 """Files that were about to replace one of a rank's files when its process died."""
 

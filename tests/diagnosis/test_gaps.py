@@ -26,6 +26,7 @@ from overlapscope.trace.schema import (
     HEADER_BYTES,
     JOINING_FILE,
     PARAMETERS_FILE,
+    PLANS_FILE,
     RUN_FILE,
     SIGNATURES_FILE,
     rank_folder,
@@ -235,5 +236,7 @@ def test_recorded_parameters_are_believed_whatever_was_reduced(tmp_path: Path) -
         write_model(tmp_path, number, bytes(3))
     path = rank_folder(tmp_path, 1) / PARAMETERS_FILE
     path.write_text(dump_json_line(json.loads(path.read_text().replace("b.bias", "b.bigs"))))
+    assert len(gaps_of(tmp_path)) == 1, "its own plans have other parameters: the file is of another job"
+    (rank_folder(tmp_path, 1) / PLANS_FILE).unlink()
     verdict = verdict_on(tmp_path)
     assert (verdict.kind, verdict.blamed) == ("models differ", (1,))

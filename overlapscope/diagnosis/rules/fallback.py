@@ -32,9 +32,8 @@ _STALLS: Final = {
     "waits for data": (waiting.find_data_loader_wait,),
     "stuck": (waiting.find_data_loader_wait, waiting.find_stuck_rank),
 }
-_REPORTABLE_KINDS: Final[dict[str, FaultKind]] = {
-    kind: kind for kind in get_args(FaultKind) if kind not in _NOT_REPORTABLE
-}
+_KINDS: Final[dict[str, FaultKind]] = {kind: kind for kind in get_args(FaultKind)}
+_NO_FAULTS: Final = ("healthy", "slow", "interrupted", "cannot tell")
 
 
 def find_watchdog_report(facts: Facts) -> Verdict | None:
@@ -43,7 +42,7 @@ def find_watchdog_report(facts: Facts) -> Verdict | None:
     reports = [
         report
         for report in facts.evidence.reports
-        if report.kind in _REPORTABLE_KINDS
+        if _is_reportable(facts, report)
         and (not has_ended_well or (report.kind in SILENT_FAULTS and not report.alternative))
     ]
     if not reports:
@@ -52,7 +51,7 @@ def find_watchdog_report(facts: Facts) -> Verdict | None:
     if (found := _located(facts, first)) is not None:
         return found
     return Verdict(
-        kind=_REPORTABLE_KINDS[first.kind],
+        kind=_KINDS[first.kind],
         sentence=first.sentence,
         alternative=first.alternative,
         blamed=first.blamed,
@@ -63,6 +62,12 @@ def find_watchdog_report(facts: Facts) -> Verdict | None:
         call_sites=first.call_sites,
         evidence=(text.reported_by(first.rank),),
     )
+
+
+def _is_reportable(facts: Facts, report: ReportedVerdict) -> bool:
+    """Return True if a report is of a fault that may have left no other trace, or whose trace is lost."""
+    may_be_lost = bool(facts.evidence.gaps) or any(one.is_end_lost for one in facts.ranks.values())
+    return report.kind in _KINDS and report.kind not in (_NO_FAULTS if may_be_lost else _NOT_REPORTABLE)
 
 
 def _located(facts: Facts, report: ReportedVerdict) -> Verdict | None:
