@@ -179,7 +179,7 @@ class Session:
             has_uneven_inputs: whether it is under ``join()``, where ranks may be at different steps.
         """
         try:
-            self.position.has_updated = False
+            self.position.has_updated = self.position.has_partly_updated = False
             self.collectives.loop.on_forward_start()
             self.data.on_forward_start(has_uneven_inputs=has_uneven_inputs)
         except Exception as error:  # from the user's variables: the position in the data stays unknown

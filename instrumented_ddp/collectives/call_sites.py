@@ -52,10 +52,18 @@ class LoopTracker:
             if frame is None:
                 break
             code = frame.f_code
-            if not _is_framework_file(code.co_filename):
+            if not is_framework_file(code.co_filename):
                 lines[id(frame)] = code, frame.f_lineno
             frame = frame.f_back
         self._forward_lines = lines
+
+    def describe(self) -> dict[str, Any]:
+        """Return the step, as in ``RankPosition``, for ``ended.json``."""
+        position = self._position
+        return {
+            "step": position.step + position.has_partly_updated,
+            "is_after_update": position.has_updated or position.has_partly_updated,
+        }
 
     def has_begun_next_iteration(self, frames: Iterable[tuple[FrameType, int]]) -> bool | None:
         """Return whether the loop is in the iteration after that of the latest update.
@@ -66,7 +74,7 @@ class LoopTracker:
         Returns:
             None if none of them was there in the latest forward, or there was no forward.
         """
-        if self._has_seen_forward and not self._position.has_updated:
+        if self._has_seen_forward and not (self._position.has_updated or self._position.has_partly_updated):
             return True
         for frame, line in frames:
             code, line_of_forward = self._forward_lines.get(id(frame), (None, 0))
@@ -76,7 +84,7 @@ class LoopTracker:
 
 
 @lru_cache(maxsize=4096)
-def _is_framework_file(file: str) -> bool:
+def is_framework_file(file: str) -> bool:
     """Return whether frames of a file live for one call only, so that an equal identity must be a later frame's."""
     return _FRAMEWORK_FILES.search(file) is not None
 

@@ -35,6 +35,8 @@ class TrainingPosition:
     """First step since which all backwards were under ``no_sync()``; None if the latest step to end was reduced."""
     has_updated: bool = False
     """True if ``step`` follows an update, and no training forward has begun it."""
+    has_partly_updated: bool = False
+    """True after an update in ``step`` by one of several optimizers, if no training forward has begun since."""
     has_phases: bool = False
     """True if a recorder tracks steps and phases."""
 

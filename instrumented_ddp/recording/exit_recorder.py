@@ -147,7 +147,7 @@ class ExitRecorder:
     def _write(self, what: dict[str, Any]) -> None:
         lost = {} if self._unrecorded_because is None else {"unrecorded_because": self._unrecorded_because}
         with suppress(OSError):
-            write_json(self._path, {"time_ns": host_now_ns()} | what | lost)
+            write_json(self._path, {"time_ns": host_now_ns()} | self._loop.describe() | what | lost)
 
 
 def call_at_exit(callback: Callable[[], None]) -> None:

@@ -126,6 +126,7 @@ class Recorder(EventSink):
             collectives.position,
             self.modes,
             has_optimizer=self._optimizers.has_optimizer,
+            find_others=self._optimizers.find_others,
             on_step_start=self._step_begins,
         )
         self.on_fetch = (
@@ -330,7 +331,7 @@ class Recorder(EventSink):
     def _update_ends(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         if has_closure and not self.log.closed:
             self._find_unreduced(optimizer)
-        self.steps.on_update_end()
+        self.steps.on_update_end(optimizer)
 
     def _find_unreduced(self, optimizer: torch.optim.Optimizer) -> None:
         """Record which of its gradients an optimizer takes as they are on this rank."""

@@ -1,13 +1,13 @@
 """Steps and phases of a training loop, derived from hooks.
 
 The hooks are the forward of the wrapper, the first gradient of its output, the end of autograd, and torch's hooks
-around every optimizer's ``step``. A step ends with its last optimizer, which is known when the next forward begins.
-Loops for which that is wrong (two optimizers that alternate, as in a GAN) call ``instrumented_ddp.step()``.
+around every optimizer's ``step``. A step is an iteration of the user's loop: it ends with its last optimizer, which is
+known when the next forward begins. Where several optimizers are stepped, ``iterations`` tells whether that forward
+begins another iteration. Loops for which that is wrong call ``instrumented_ddp.step()``.
 """
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -18,6 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from instrumented_ddp.collectives.position import TrainingPosition
 from instrumented_ddp.recording.background import never_raising
+from instrumented_ddp.recording.iterations import IterationTracker, find_optimizers, find_other_optimizers
 from instrumented_ddp.recording.modes import ModeFollower
 from instrumented_ddp.recording.records import ENTER_RECORDS, make_phase_records
 from instrumented_ddp.recording.timing import DeviceTimer, Mark, RecordLog
@@ -62,9 +63,12 @@ class OptimizerHooks:
         Searches all objects, which takes a moment, but only once: after the first reduction without an update.
         """
         if self._has_optimizer is None:
-            optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]
-            self._has_optimizer = any(self._updates_our_parameters(optimizer) for optimizer in optimizers)
+            self._has_optimizer = any(map(self._updates_our_parameters, find_optimizers()))
         return self._has_optimizer
+
+    def find_others(self, optimizer: torch.optim.Optimizer) -> list[int]:
+        """Return the identities of optimizers that update other registered parameters, as ``find_other_optimizers``."""
+        return [id(one) for one in find_other_optimizers(optimizer) if self._updates_our_parameters(one)]
 
     def close(self) -> None:
         """Stop reporting. May be called twice."""
@@ -129,6 +133,7 @@ class StepTracker(Steps):
         position: position of this rank.
         modes: whether the step is recorded; if not, its steps and phases are only counted.
         has_optimizer: returns whether a torch optimizer updates the parameters.
+        find_others: returns the identities of optimizers of other parameters.
         on_step_start: called when a step begins, between two steps.
     """
 
@@ -140,6 +145,7 @@ class StepTracker(Steps):
         modes: ModeFollower,
         *,
         has_optimizer: Callable[[], bool],
+        find_others: Callable[[torch.optim.Optimizer], list[int]],
         on_step_start: Callable[[], None],
     ) -> None:
         self._timer = timer
@@ -147,6 +153,8 @@ class StepTracker(Steps):
         self._position = position
         self._modes = modes
         self._has_optimizer = has_optimizer
+        self._find_others: Callable[[torch.optim.Optimizer], list[int]] | None = find_others
+        self._iterations = IterationTracker()
         self._step_begins = on_step_start
         self._reduced_phases = make_phase_records(timer.flags, no_sync=False)
         self._no_sync_phases = make_phase_records(timer.flags, no_sync=True)
@@ -166,6 +174,8 @@ class StepTracker(Steps):
         self._is_updating = False
         self._closure_has_run = False
         self._has_updated = False
+        self._skipped_steps = 0
+        """Steps that have ended without a record, before it was known that they do."""
         self._gradients_are_reduced = False
         position.has_phases = True
         self._update_position()
@@ -190,18 +200,23 @@ class StepTracker(Steps):
             self._step_start = now or self._mark()
             self._update_position()
             return
-        # An optimizer such as LBFGS may call its closure repeatedly: all that is one step.
-        step_is_over = self._has_updated or (
-            # With a torch optimizer this is gradient accumulation, or a skipped update.
-            self._gradients_are_reduced and not self._is_updating and not self._has_optimizer()
-        )
-        if step_is_over and not self._is_marked_by_user:
+        if not self._is_marked_by_user and self._is_step_over():
             # Without a torch optimizer it is unknown where the update ended and the data loader began.
             self._end_step(self._last_phase_end if self._has_updated else now)
         if self._last_phase in _PHASES_BEFORE_LOOP and not is_within_update:
             self._write_gap(self._last_phase_end, now)
             self._last_phase = Phase.LOOP
         self._update_position()
+
+    def _is_step_over(self) -> bool:
+        """Return whether a forward begins another step."""
+        if self._has_updated:
+            begun = self._iterations.count_begun() if self._iterations.has_several else 1
+            self._skipped_steps += max(0, begun - 1)
+            return begun > 0
+        # An optimizer such as LBFGS may call its closure repeatedly: all that is one step. With a torch optimizer a
+        # reduction without an update is gradient accumulation, or a skipped update.
+        return self._gradients_are_reduced and not self._is_updating and not self._has_optimizer()
 
     def _write_gap(self, start: Mark, end: Mark) -> None:
         """Write the gap between an update and a forward: waits for data loaders, and the rest.
@@ -269,11 +284,18 @@ class StepTracker(Steps):
         self._closure_has_run = False
         self.enter(Phase.OPTIMIZER)
 
-    def on_update_end(self) -> None:
+    def on_update_end(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer step has ended."""
         self.leave(Phase.OPTIMIZER)
         self._is_updating = False
-        self._has_updated = self._position.has_updated = True
+        self._has_updated = True
+        if self._find_others is not None:  # after the first update
+            self._iterations.expect(self._find_others(optimizer))
+            self._find_others = None
+        self._skipped_steps += self._iterations.on_update(id(optimizer))
+        # Of several optimizers it may not be the last one of this step: the next forward tells.
+        self._position.has_partly_updated = self._iterations.has_several
+        self._position.has_updated = not self._position.has_partly_updated
         self._update_position()
 
     def _resume_update(self) -> None:
@@ -320,7 +342,8 @@ class StepTracker(Steps):
         elif self._passes_are_no_sync and self._position.no_sync_since is None:
             self._position.no_sync_since = self.step
         self._passes_are_no_sync = None
-        self.step += 1
+        self.step += 1 + self._skipped_steps
+        self._skipped_steps = 0
         self._has_updated = self._gradients_are_reduced = False
         self._step_begins()
         self._step_start = self._mark() if end is None else end  # recording was just turned on, without a notice
@@ -348,9 +371,10 @@ class StepTracker(Steps):
         self._update_position()
 
     def _update_position(self) -> None:
-        """Update the rank's position; after the last optimizer it is in the next step, which no forward has begun."""
+        """Update the rank's position; after the only optimizer it is in the next step, which no forward has begun."""
         position = self._position
-        position.step = self.step + (self._has_updated and not self._is_marked_by_user)
+        is_next = self._has_updated and not self._is_marked_by_user and not self._iterations.has_several
+        position.step = self.step + is_next
         if self.phase is not None:
             position.phase = self.phase
         elif self._last_phase in _PHASES_BEFORE_LOOP:

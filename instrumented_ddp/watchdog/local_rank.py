@@ -225,11 +225,12 @@ class LocalRankMonitor:
         )
 
     def _brief_position(self) -> RankPosition:
+        has_partly_updated = self._position.has_partly_updated
         return RankPosition(
-            step=self.step,
+            step=self.step + has_partly_updated,
             phase=phase_name(self._position.phase),
             since_ns=self._position.since_ns,
-            is_after_update=self._position.has_updated,
+            is_after_update=self._position.has_updated or has_partly_updated,
         )
 
     def position_text(self) -> str:

@@ -415,6 +415,7 @@ def _find_position(
         return RankPosition(step=0, phase=JOINING, call_site=parse_call_site(begun.joining), since_ns=since_ns)
     if left.off_since is None:
         position = find_position(left.records, latest, find_job_signal_ns(begun.where, exits))
+        position = position if len(left.records) else _add_last_step(position, ended)
     else:
         position = _find_position_while_off(left, latest)
     if position is None and seen is not None:  # it has launched nothing, and stands somewhere before its first step
@@ -430,6 +431,14 @@ def _find_position(
         return replace(position, has_begun_next_iteration=end_record.has_begun_next_iteration)
     of_backward = latest.call_site if latest is not None and latest.signature.bucket != NO_BUCKET else None
     return replace(position, has_begun_next_iteration=has_begun_next_iteration(stacks, of_backward))
+
+
+def _add_last_step(position: RankPosition | None, ended: dict[str, Any]) -> RankPosition | None:
+    """Return the position with the step in which the rank ended: its collectives may only show the one before."""
+    step = _int(ended.get("step"), 0)
+    if position is None or step <= position.step:
+        return position
+    return replace(position, step=step, is_after_update=ended.get("is_after_update") is True)
 
 
 def _add_rejoining(position: RankPosition | None, rejoining: dict[str, Any]) -> RankPosition | None:

@@ -104,11 +104,11 @@ class Verdict:
         return "likely" if self.alternative else "certain"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the verdict for JSON."""
+        """Return the verdict for JSON: all steps are iterations of the user's loop, as in the sentences."""
         content = asdict(self) | {"certainty": self.certainty}
-        for window in content["windows"].values():
-            for entry in window:
-                entry["step"] = None if entry["step"] == UNKNOWN_STEP else entry["step"]
+        for rank, window in content["windows"].items():
+            for entry, known in zip(window, self.windows[rank], strict=True):
+                entry["step"] = None if known.step == UNKNOWN_STEP else known.loop_step
         return content
 
 

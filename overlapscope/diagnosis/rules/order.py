@@ -80,7 +80,7 @@ def find_divergence(facts: Facts) -> Verdict | None:
     kind, words = _classify_divergence(divergence)
     if group.predates_log:
         words["alternative"] = text.FIRST_IS_LOST
-    step = loop_step(min(a, b, key=lambda entry: entry.step))
+    step = loop_step(min(a, b, key=lambda entry: entry.loop_step))
     words["evidence"] = tuple(_divergence_notes(facts, divergence, sides, has_majority=bool(blamed)))
     concerned = tuple(sorted(chain.from_iterable(sides)))
     some = sorted({*blamed[:_MOST_SHOWN], side.ranks[0], other.ranks[0]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from overlapscope.diagnosis.evidence import CallSite, RankEvidence
+from overlapscope.diagnosis.text import loop_step
 from overlapscope.diagnosis.texts import processes as text
 from overlapscope.diagnosis.verdict import Verdict, known_sites
 from overlapscope.diagnosis.wait_graph import Facts, find_minority
@@ -90,7 +91,7 @@ def find_slow_start(facts: Facts) -> Verdict | None:
             kind="slow",
             **text.slow_start(rank, position, one.idle_ns, facts.waiting, wait.first_missed_by((rank,))),
             concerned=(rank, *facts.waiting),
-            step=position.step,
+            step=loop_step(position),
             call_sites=known_sites({rank: position.call_site}),
         )
     return None

@@ -1,0 +1,189 @@
+"""Iterations of the user's loop where several optimizers are stepped in it, as in a GAN.
+
+No hook says when an iteration begins. With one optimizer it is the first forward after an update. With several, an
+update may be followed by the next optimizer's part of the same iteration, by another round of an inner loop (five
+updates of a critic for each of its generator), or by the next iteration. Lines tell: a frame that was on the stack in
+the latest update, and is on the stack now, is either further down in the same iteration, or its loop has begun again;
+and the loop that counts is one that all optimizers are stepped in.
+
+    for batch in loader:                      # this loop counts
+        for _ in range(5):                    # this one does not: the generator is not stepped in it
+            critic_loss(batch).backward()
+            critic_optimizer.step()
+        generator_loss().backward()
+        generator_optimizer.step()
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import linecache
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType, FrameType
+from typing import Final
+
+import torch
+
+from instrumented_ddp.collectives.call_sites import is_framework_file
+
+_MAX_FRAMES: Final = 64
+_MAX_PATIENCE: Final = 16
+"""Number of possible iterations after which an optimizer that has not stepped so far is not waited for any more."""
+
+
+def find_optimizers() -> list[torch.optim.Optimizer]:
+    """Return all optimizers of this process. Searches all objects, which takes a moment."""
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]
+
+
+def find_other_optimizers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """Return the optimizers of other parameters, even if they never step.
+
+    Wrappers of an optimizer share its parameters, or have no hooks of their own.
+    """
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return [
+        one
+        for one in find_optimizers()
+        if hasattr(one, "_optimizer_step_post_hooks")
+        and own.isdisjoint(id(p) for group in one.param_groups for p in group["params"])
+    ]
+
+
+Lines = tuple[int, int]
+"""First and last line."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A frame on the stack, and the line where it is. The code is compared as well: identities are used again."""
+
+    frame: int
+    code: CodeType
+    line: int
+
+    def is_same_frame(self, other: _Place) -> bool:
+        return self.frame == other.frame and self.code is other.code
+
+
+class IterationTracker:
+    """Tells whether the user's loop has begun its next iteration since the latest update."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, list[_Place]] = {}
+        """Stack of the latest update of each optimizer, innermost frame first, by the optimizer's identity."""
+        self._latest: list[_Place] = []
+        self._unseen: set[int] = set()
+        """Optimizers that exist, and have not stepped so far."""
+        self._postponed: list[tuple[_Place, Lines]] = []
+        """Possible iterations, with a frame and a loop in it, that had begun before all optimizers were seen."""
+
+    @property
+    def has_several(self) -> bool:
+        """Return whether more than one optimizer is known."""
+        return len(self._places) + len(self._unseen) > 1
+
+    def expect(self, optimizers: Iterable[int]) -> None:
+        """Note optimizers that exist, and will step some time."""
+        self._unseen.update(set(optimizers) - self._places.keys())
+
+    def on_update(self, optimizer: int) -> int:
+        """Note an update.
+
+        Returns:
+            The number of iterations that had ended before this optimizer was first seen, and were not counted then.
+        """
+        if not self.has_several and optimizer in self._places:
+            return 0
+        places = list(_list_places(sys._getframe(1)))
+        is_first = optimizer not in self._places
+        self._places[optimizer] = self._latest = places
+        self._unseen.discard(optimizer)
+        if not is_first or self._unseen or not self._postponed:
+            return 0
+        postponed, self._postponed = self._postponed, []
+        return sum(any(_is_inside(place, one, loop) for place in places) for one, loop in postponed)
+
+    def count_begun(self) -> int:
+        """Return how many iterations have begun since the latest update, with those that were not counted before."""
+        found = self._find_repeated_loop()
+        if found is None:  # no loop in sight
+            return 1
+        place, loop = found
+        if loop is None:
+            return 0
+        if self._unseen:
+            self._postponed.append((place, loop))
+            if len(self._postponed) <= _MAX_PATIENCE:
+                return 0
+            self._unseen.clear()
+            count, self._postponed = len(self._postponed), []
+            return count
+        others = [places for places in self._places.values() if places is not self._latest]
+        return int(all(any(_is_inside(other, place, loop) for other in places) for places in others))
+
+    def _find_repeated_loop(self) -> tuple[_Place, Lines | None] | None:
+        """Return the loop that has begun again since the latest update, with its frame.
+
+        Returns:
+            No loop if it goes on in the same iteration; None if it is in no loop.
+        """
+        is_later = False
+        for now in _list_places(sys._getframe(2)):
+            then = next((place for place in self._latest if place.is_same_frame(now)), None)
+            if then is None:
+                continue
+            loop = _find_loop(now.code.co_filename, now.line, then.line)
+            if loop is None:
+                is_later |= now.line > then.line
+                continue
+            goes_on = now.line > then.line and not _exclude_each_other(now.code.co_filename, now.line, then.line)
+            return now, None if is_later or goes_on else loop
+        return None
+
+
+def _is_inside(place: _Place, of: _Place, loop: Lines) -> bool:
+    return place.is_same_frame(of) and loop[0] <= place.line <= loop[1]
+
+
+def _list_places(frame: FrameType | None) -> Iterator[_Place]:
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return
+        if not is_framework_file(frame.f_code.co_filename):
+            yield _Place(id(frame), frame.f_code, frame.f_lineno)
+        frame = frame.f_back
+
+
+def _find_loop(file: str, a: int, b: int) -> Lines | None:
+    """Return the innermost loop whose body contains two lines of a file."""
+    loops, _ = _read_structure(file)
+    inside = [loop for loop in loops if loop[0] <= min(a, b) and max(a, b) <= loop[1]]
+    return min(inside, key=lambda loop: loop[1] - loop[0], default=None)
+
+
+def _exclude_each_other(file: str, a: int, b: int) -> bool:
+    """Return whether two lines are in different branches of the same condition."""
+    _, branches = _read_structure(file)
+    return any(body[0] <= min(a, b) <= body[1] and other[0] <= max(a, b) <= other[1] for body, other in branches)
+
+
+@lru_cache(maxsize=64)
+def _read_structure(file: str) -> tuple[tuple[Lines, ...], tuple[tuple[Lines, Lines], ...]]:
+    """Return the bodies of all loops of a file, and both branches of all conditions; nothing without its source."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return (), ()
+    nodes = list(ast.walk(tree))
+    loops = tuple(_lines_of(node.body) for node in nodes if isinstance(node, ast.For | ast.While | ast.AsyncFor))
+    conditions = (node for node in nodes if isinstance(node, ast.If) and node.orelse)
+    return loops, tuple((_lines_of(node.body), _lines_of(node.orelse)) for node in conditions)
+
+
+def _lines_of(body: list[ast.stmt]) -> Lines:
+    return body[0].lineno, max(statement.end_lineno or statement.lineno for statement in body)

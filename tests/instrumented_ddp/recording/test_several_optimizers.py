@@ -1,0 +1,36 @@
+"""Steps of loops with several models and optimizers, from hooks to records."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.instrumented_ddp.recording.lone_training import backward, make_model, recorded
+
+
+def test_an_iteration_of_a_gan_is_one_step(traces) -> None:
+    models = [make_model(traces) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    for _ in range(6):
+        for _ in range(3):
+            optimizers[0].zero_grad()
+            backward(models[0])
+            optimizers[0].step()
+        optimizers[1].zero_grad()
+        backward(models[1])
+        optimizers[1].step()
+    trace = recorded(models[0], traces)
+    assert sorted(trace.steps["step"]) == list(range(6))
+    updates = trace.phases[trace.phases["phase"] == "optimizer"].groupby("step").size()
+    assert updates.to_dict() == dict.fromkeys(range(6), 4)
+
+
+def test_an_optimizer_that_exists_and_never_steps_delays_the_count_and_no_more(traces) -> None:
+    model, other = make_model(traces), make_model(traces)
+    unused = torch.optim.SGD(other.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(30):
+        backward(model)
+        optimizer.step()
+    trace = recorded(model, traces)
+    assert max(trace.steps["step"]) == 29
+    assert unused.param_groups
