@@ -210,13 +210,18 @@ def find_recreated_group(facts: Facts) -> Verdict | None:
         others = [rank for rank, latest in facts.latest_numbers(group).items() if not latest]
         if not is_recreated(group) or not others or set(others) & set(facts.unrecorded):
             continue
-        calls = max((facts.ranks[rank].init_calls for rank in group.latest if rank in facts.ranks), default=1)
-        if any(1 < facts.ranks[rank].init_calls >= calls for rank in others):  # they did, and got no further
+        if _have_called_again(facts, group, others):
             continue
         waits = (wait for wait in facts.waits if wait.group is group and facts.is_stuck(wait.rank))
         if (wait := next(waits, None)) is not None:
             return _recreated_verdict(facts, wait, others)
     return None
+
+
+def _have_called_again(facts: Facts, group: GroupOrder, others: list[int]) -> bool:
+    """Return True if some without an entry have called ``init_process_group`` as often as those with one."""
+    calls = max((facts.ranks[rank].init_calls for rank in group.latest if rank in facts.ranks), default=1)
+    return calls > 1 and any(facts.ranks[rank].init_calls >= calls for rank in others)
 
 
 def _recreated_verdict(facts: Facts, wait: Wait, others: list[int]) -> Verdict:
