@@ -34,3 +34,11 @@ def heavy_tailed(rng: np.random.Generator, steps: int, count: int) -> Floats:
 def bimodal(rng: np.random.Generator, steps: int, count: int) -> Floats:
     """One step of five is longer."""
     return ((rng.random((steps, count)) < 0.2) - 0.2) / 0.4
+
+
+def bursts(rng: np.random.Generator, steps: int, count: int) -> Floats:
+    """Quiet, but for bursts of ten steps that are longer or shorter by eight times the noise, one of fifty steps."""
+    begins = (rng.random((steps + 9, count)) < 0.02) * rng.standard_normal((steps + 9, count))
+    sums = np.cumsum(np.concatenate([np.zeros((1, count)), begins]), axis=0)
+    series = 8 * (sums[10:] - sums[:-10]) + rng.standard_normal((steps, count))
+    return series / math.sqrt(1 + 64 * 10 * 0.02)

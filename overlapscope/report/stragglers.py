@@ -275,6 +275,7 @@ def _collect_content(analysis: Analysis, stragglers: Stragglers) -> dict[str, An
             "all_ranks_like_the_median": _collect_saving(stragglers.saved_if_ranks_equal),
             "all_reduces_at_their_best": _collect_saving(stragglers.saved_by_best_transfers),
         },
+        "suspect": stragglers.suspect,
         "findings": [_collect_finding(finding) for finding in stragglers.findings],
         "by_rank": stragglers.by_rank.to_dict("records"),
         "by_host": stragglers.by_host.to_dict("records"),

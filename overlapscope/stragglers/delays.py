@@ -16,6 +16,7 @@ import numpy as np
 from overlapscope.breakdown.spans import Int64Array
 from overlapscope.stragglers.cycles import BLAMABLE_GROUPS, CAUSE_GROUPS, CAUSES, Cycles, get_cause_indices
 from overlapscope.stragglers.finding import Finding, compute_saving, mean_over_cycles
+from overlapscope.stragglers.location_test import independent_share, run_location_test
 from overlapscope.stragglers.patterns import DelayPattern, count_runs, find_patterns
 from overlapscope.stragglers.replay import Replay, Times, median_ns
 
@@ -66,8 +67,29 @@ def excess_over_peers(total_ns: Int64Array) -> Int64Array:
 
 
 def get_significance_level(cycles: Cycles) -> float:
-    """Return the significance level of each test, so that all tests on a recording together raise few false alarms."""
-    return FALSE_ALARM_RATE / (_PATTERN_COUNT * (len(BLAMABLE_GROUPS) * len(cycles.ranks) + 1))
+    """Return the significance level of each test of single causes; all of these get half of the false alarms."""
+    return FALSE_ALARM_RATE / 2 / (_PATTERN_COUNT * (len(BLAMABLE_GROUPS) * len(cycles.ranks) + 1))
+
+
+def get_overall_level(ranks: int) -> float:
+    """Return the significance level of the test of all local time of each rank, which gets the other half."""
+    return FALSE_ALARM_RATE / 2 / ranks
+
+
+CAUSE_LEVEL: Final = 1e-3
+"""Significance level of a cause of which a rank is later, if it is known that it is later."""
+
+
+def compute_overall_excess(local_ns: Int64Array) -> Int64Array:
+    """Return how much longer each rank takes than its peers (S, R), all its own causes together.
+
+    Late release is left out, as it compares clocks.
+
+    Args:
+        local_ns: (C, S, R) By cause.
+    """
+    causes = [cause for group in BLAMABLE_GROUPS if group != "release_skew" for cause in get_cause_indices(group)]
+    return excess_over_peers(local_ns[causes].sum(axis=0))
 
 
 def keep_rank_specific(
@@ -134,10 +156,17 @@ def find_delays(replay: Replay, hosts: dict[int, str], step_time_ns: float) -> l
         hosts: Host of each rank.
     """
     delays = []
+    overall_ns = compute_overall_excess(replay.recorded.local_ns)
+    is_late = np.zeros(len(replay.cycles.ranks), dtype=bool)
+    for index in _find_candidate_ranks(overall_ns, step_time_ns):
+        series = overall_ns[:, index].astype(np.float64)
+        test = run_location_test(series, independent_share(series))
+        is_late[index] = test.p_value <= get_overall_level(len(replay.cycles.ranks))
     for group in BLAMABLE_GROUPS:
         series_ns = excess_over_peers(replay.recorded.local_ns[get_cause_indices(group)].sum(axis=0))
         for index in _find_candidate_ranks(series_ns, step_time_ns):
-            delays += _find_delays_of_rank(replay.cycles, group, series_ns, index, step_time_ns)
+            level = CAUSE_LEVEL if is_late[index] else get_significance_level(replay.cycles)
+            delays += _find_delays_of_rank(replay.cycles, group, series_ns, index, step_time_ns, level)
     return [_make_finding(replay, delay, hosts, step_time_ns) for delay in _merge_by_host(replay.cycles, delays, hosts)]
 
 
@@ -178,12 +207,13 @@ def _find_candidate_ranks(series_ns: Int64Array, step_time_ns: float) -> list[in
 
 
 def _find_delays_of_rank(
-    cycles: Cycles, group: str, series_ns: Int64Array, index: int, step_time_ns: float
+    cycles: Cycles, group: str, series_ns: Int64Array, index: int, step_time_ns: float, persistent_level: float
 ) -> list[_Delay]:
     """Find the delays of one rank in one group of causes.
 
     Args:
         series_ns: (S, R) From ``excess_over_peers``.
+        persistent_level: Significance level of a delay all the time.
     """
     least_ns = MIN_DELAY_SHARE * step_time_ns
     if group == "release_skew":  # the only cause that compares clocks of two ranks
@@ -193,6 +223,7 @@ def _find_delays_of_rank(
         cycles.steps,
         least_ns,
         significance=get_significance_level(cycles),
+        persistent_significance=persistent_level,
         others=_name_reference(cycles, [index]),
     )
     own = (keep_rank_specific(pattern, series_ns, index, cycles, step_time_ns) for pattern in patterns)

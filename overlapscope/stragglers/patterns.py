@@ -15,34 +15,10 @@ from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import bdtrc
 
-from overlapscope.breakdown.means import effective_sample_size
+from overlapscope.stragglers.location_test import Floats, format_p_value, independent_share, run_location_test
 from overlapscope.text import count_of
-
-# Tail probabilities of the binomial distribution and of the runs test.
-
-_NEGLIGIBLE: Final = 1e-12
-"""Share of a sum below which a term, and the even smaller ones after it, can be dropped."""
-
-
-def binomial_tail(hits: int, tries: int, share: float) -> float:
-    """Return the probability of at least that many hits in independent tries that each hit with probability ``share``.
-
-    Example: at least 2 hits in 3 tries with probability 0.5 have probability 0.5 (3/8 + 1/8).
-    """
-    if hits <= 0:
-        return 1.0
-    if share <= 0.0 or hits > tries:
-        return 0.0
-    if share >= 1.0:
-        return 1.0
-    total = 0.0
-    for count in range(hits, tries + 1):
-        term = math.exp(_log_binomial(tries, count) + count * math.log(share) + (tries - count) * math.log1p(-share))
-        total += term
-        if count > share * tries and term < _NEGLIGIBLE * total:
-            break
-    return min(1.0, total)
 
 
 def runs_test_p_value(runs: int, hits: int, tries: int) -> float:
@@ -68,7 +44,6 @@ def _log_binomial(of: int, taken: int) -> float:
     return math.lgamma(of + 1) - math.lgamma(taken + 1) - math.lgamma(of - taken + 1)
 
 
-Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 PatternKind = Literal["persistent", "shift", "episode", "periodic", "transient"]
@@ -80,8 +55,6 @@ have to use a lower one."""
 DELAY_SIGMAS: Final = 6.0
 """A value this many standard deviations above normal is delayed."""
 
-_CAUTIOUS_SIGMAS: Final = 1.0
-"""Number of standard errors added to the correlation of neighbors."""
 _MIN_VALUES: Final = 5
 """Minimum number of cycles on either side of a change."""
 _MIN_PERIODIC: Final = 4
@@ -95,9 +68,6 @@ _SIGMAS_TO_MEAN: Final = 0.2533
 _FEW_VALUES: Final = 15
 """Number of values at which the standard deviation may well be twice its estimate."""
 _MAD_TO_SIGMA: Final = 1.4826
-_STEADY_SHARE: Final = 1 / 50
-"""Maximum standard deviation, as a share of the mean, of a delay that can't be noise: of first-order autoregressive
-series of 20 values with a correlation of 0.99, fewer than 1 in 100,000 are as steady and as far from 0."""
 _MIN_SEPARATION: Final = 6.0
 """Minimum ratio of the delay in episodes to the noise that remains without it. In normal noise that is cut in two at
 its mean the halves are 2.3 times as far apart, and in a series that only rises 2.7 times."""
@@ -133,6 +103,7 @@ def find_patterns(
     least_ns: float,
     *,
     significance: float = SIGNIFICANCE,
+    persistent_significance: float | None = None,
     others: str = "the others",
 ) -> list[DelayPattern]:
     """Find the patterns of a series: at most one lasting delay, and periodic or transient delays on top of it.
@@ -142,6 +113,7 @@ def find_patterns(
         steps: (S,) Numbers of the steps, ascending.
         least_ns: Minimum delay of interest.
         significance: Maximum probability that noise would show as much.
+        persistent_significance: The same for a delay all the time, where more is known of the rank than this series.
         others: What the series is compared with, in words.
     """
     series = np.asarray(series_ns, dtype=np.float64)
@@ -153,7 +125,9 @@ def find_patterns(
     if (lasting := _choose_lasting(shift, episodes)) is not None:
         found.append(lasting)
         rest = np.where(lasting.where, series - np.median(series[lasting.where]) + lasting.usual_ns, series)
-    elif (persistent := _find_persistent(series, change, least_ns, significance, others)) is not None:
+    elif (
+        persistent := _find_persistent(series, change, least_ns, persistent_significance or significance, others)
+    ) is not None:
         found.append(persistent)
     usual_ns, sigma_ns = estimate_baseline(rest)
     delayed = rest > usual_ns + max(DELAY_SIGMAS * sigma_ns, least_ns)
@@ -178,25 +152,20 @@ def estimate_baseline(series_ns: Floats) -> tuple[float, float]:
 def _find_persistent(
     series: Floats, change: _LevelChange | None, least_ns: float, significance: float, others: str
 ) -> DelayPattern | None:
-    """Return the pattern of a delay in most cycles, if significant by a sign test over independent cycles."""
-    late, early = int((series > 0).sum()), int((series < 0).sum())
+    """Return the pattern of a delay in most cycles, if significant by ``run_location_test``."""
     # A change of level makes neighbors correlated, but is not noise.
     has_levels = change is not None and change.p_value <= significance
-    share = change.independent_share if change is not None and has_levels else _independent_share(series, 1)
-    if series.std() <= _STEADY_SHARE * abs(series.mean()):
-        share = 1.0
-    tries = math.floor((late + early) * share)
-    p_value = binomial_tail(math.floor(late * share), tries, 0.5)
+    share = change.independent_share if change is not None and has_levels else independent_share(series)
+    found = run_location_test(series, share)
     # Not the median: if every other step is delayed, the median may be a delayed one.
-    if float(np.quantile(series, _MIDDLE_QUANTILE)) < least_ns or p_value > significance:
+    if float(np.quantile(series, _MIDDLE_QUANTILE)) < least_ns or found.p_value > significance:
         return None
     return DelayPattern(
         kind="persistent",
         where=np.ones(len(series), dtype=bool),
         usual_ns=0.0,
-        statistic=f"longer than {others} in {late} of {len(series)} steps "
-        f"(sign test{_format_sample_size(tries, late + early)}, {_format_p_value(p_value)})",
-        p_value=p_value,
+        statistic=found.describe(others),
+        p_value=found.p_value,
     )
 
 
@@ -236,13 +205,8 @@ def _find_level_change(series: Floats) -> _LevelChange | None:
         at=at,
         distance=float(distances.max()),
         tries=len(distances),
-        independent_share=_independent_share(levels, 2),
+        independent_share=independent_share(levels, 2),
     )
-
-
-def _independent_share(series: Floats, levels: int) -> float:
-    found = effective_sample_size(series[:, None], levels=levels, sigmas=_CAUTIOUS_SIGMAS)
-    return float(found[0]) / len(series)
 
 
 def _find_shift(
@@ -273,7 +237,7 @@ def _find_shift(
         where=where,
         usual_ns=usual_ns,
         statistic=f"{since} {rise_ns / 1e6:.2f} ms longer "
-        f"(Mann-Whitney test{_format_sample_size(independent, count)}, {_format_p_value(p_value)})",
+        f"(Mann-Whitney test{_format_sample_size(independent, count)}, {format_p_value(p_value)})",
         p_value=p_value,
     )
 
@@ -313,7 +277,7 @@ def _find_episodes(series: Floats, least_ns: float, significance: float) -> Dela
     if float(np.median(np.abs(np.diff(series)[into_or_out]))) < rise_ns / 2:  # lasting noise comes and goes slowly
         return None
     runs = count_runs(delayed)
-    share = _independent_share(levels, 2)
+    share = independent_share(levels, 2)
     p_value = runs_test_p_value(runs, math.floor(delayed.sum() * share), math.floor(len(series) * share))
     if p_value > significance:
         return None
@@ -322,7 +286,7 @@ def _find_episodes(series: Floats, least_ns: float, significance: float) -> Dela
         where=delayed,
         usual_ns=usual_ns,
         statistic=f"{delayed.sum()} steps are {rise_ns / 1e6:.2f} ms longer, in "
-        f"{count_of(runs, 'episode')} (runs test, {_format_p_value(p_value)})",
+        f"{count_of(runs, 'episode')} (runs test, {format_p_value(p_value)})",
         p_value=p_value,
     )
 
@@ -355,7 +319,7 @@ def _find_periodic(
         # While all steps are late, those predicted by a period are late as well.
         others = delayed[is_between & ~called_for]
         share = max(len(late_steps) / len(steps), int(others.sum()) / max(1, len(others)))
-        chance = binomial_tail(len(hits) - 2, slots - 2, share)
+        chance = float(bdtrc(len(hits) - 3, slots - 2, min(1.0, share)))
         p_value = min(1.0, chance * period * len(periods))
         if p_value <= significance and (best is None or p_value < best.p_value):
             best = DelayPattern(
@@ -363,7 +327,7 @@ def _find_periodic(
                 where=delayed & called_for,
                 usual_ns=usual_ns,
                 statistic=f"{len(hits)} of {slots} steps that a period of {period} predicts "
-                f"({_format_p_value(p_value)})",
+                f"({format_p_value(p_value)})",
                 p_value=p_value,
                 period=period,
             )
@@ -406,7 +370,3 @@ def _mean_ranks(values: Floats) -> Floats:
 
 def _format_sample_size(independent: int, steps: int) -> str:
     return f" of {independent} independent ones" if independent < steps else ""
-
-
-def _format_p_value(p_value: float) -> str:
-    return "p < 1e-12" if p_value < 1e-12 else f"p = {p_value:.1g}"

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
+from scipy.special import ndtri
 
 from overlapscope.breakdown.critical_path import JobBreakdown
 from overlapscope.breakdown.means import MeanStep
@@ -21,8 +22,16 @@ from overlapscope.breakdown.summary import Summary
 from overlapscope.interval import Interval
 from overlapscope.machine.of_steps import collect_readings, contrast_late_ranks
 from overlapscope.stragglers.cycles import CAUSES, Cycles, lower_median
-from overlapscope.stragglers.delays import MIN_COST_SHARE, MIN_PAUSE_STEPS, find_delays
+from overlapscope.stragglers.delays import (
+    MIN_COST_SHARE,
+    MIN_DELAY_SHARE,
+    MIN_PAUSE_STEPS,
+    compute_overall_excess,
+    find_delays,
+    get_overall_level,
+)
 from overlapscope.stragglers.finding import Finding, SlowLink, compute_saving
+from overlapscope.stragglers.location_test import independent_share, run_location_test
 from overlapscope.stragglers.replay import Replay
 from overlapscope.stragglers.transfers import (
     find_slow_links,
@@ -132,6 +141,62 @@ LONG_PAUSE_STEPS: Final = 5.0
 """A delay that takes as long as this many steps is a finding however long the run is."""
 
 
+SUSPICION_LEVEL: Final = 0.05
+"""Maximum probability that noise would make any rank as late as one that is suspected."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspect:
+    """A rank that looks late, on too little evidence for a finding, which needs a cause."""
+
+    rank: int
+    lateness_ns: float
+    """Mean lateness, as in the table of ranks."""
+    saving_ns: float
+    """Mean saving, as in the table of ranks."""
+    late_steps: int
+    """Steps in which it is later than its peers."""
+    steps: int
+    p_value: float
+    """Probability that noise would make any rank as late."""
+    needed_steps: int | None
+    """Number of such steps that would exclude chance; None if these do, and only a single cause can't be named."""
+
+
+def find_suspect(
+    replay: Replay, findings: Sequence[Finding], ranks: pd.DataFrame, step_time_ns: float
+) -> Suspect | None:
+    """Return the rank without a finding that costs most, if it is probably late; None if chance explains it as well.
+
+    Args:
+        replay: Cycles of steady steps.
+        findings: What is found.
+        ranks: Table of ``by_rank``.
+        step_time_ns: Mean step time.
+    """
+    count = len(ranks)
+    index = int(ranks["saving_ns"].to_numpy().argmax())
+    rank, lateness_ns, saving_ns = (ranks[name].iat[index] for name in ("rank", "lateness_ns", "saving_ns"))
+    is_small = saving_ns < MIN_COST_SHARE * step_time_ns or lateness_ns < MIN_DELAY_SHARE * step_time_ns
+    if is_small or any(rank in finding.ranks for finding in findings):
+        return None
+    series = compute_overall_excess(replay.recorded.local_ns)[:, index].astype(np.float64)
+    test = run_location_test(series, independent_share(series))
+    p_value = min(1.0, test.p_value * count)
+    if p_value > SUSPICION_LEVEL:
+        return None
+    ratio = (ndtri(get_overall_level(count)) / ndtri(test.p_value)) ** 2
+    return Suspect(
+        rank=int(rank),
+        lateness_ns=float(lateness_ns),
+        saving_ns=float(saving_ns),
+        late_steps=test.late,
+        steps=test.values,
+        p_value=p_value,
+        needed_steps=10 * (math.floor(test.values * ratio / 10) + 1) if ratio > 1 else None,
+    )
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Stragglers:
     """Result of the straggler analysis. The tables are those of ``slowdowns``, of the steady steps."""
@@ -141,6 +206,8 @@ class Stragglers:
     """Replay of the cycles of steady steps; of all cycles if there are none."""
     findings: tuple[Finding, ...]
     """Findings, the most expensive first."""
+    suspect: Suspect | None
+    """The rank that is probably late, if it is not in a finding."""
     step_time_ns: float
     """Mean step time."""
     waiting: Interval
@@ -161,17 +228,20 @@ def find_stragglers(trace: Trace, cycles: Cycles, summary: Summary) -> Straggler
     is_steady = np.isin(cycles.steps, summary.steady.steps)
     usual = Replay(cycles.of(is_steady) if is_steady.any() else cycles)
     step_time_ns = summary.mean.step.value if summary.steps else float(usual.recorded_ns.mean())
+    findings = _add_machine(trace, find_all_findings(cycles, hosts, _read_slow_links(trace), step_time_ns))
+    ranks = by_rank(usual, hosts, summary.job_breakdown)
     return Stragglers(
         cycles=cycles,
         usual=usual,
-        findings=_add_machine(trace, find_all_findings(cycles, hosts, _read_slow_links(trace), step_time_ns)),
+        findings=findings,
+        suspect=find_suspect(usual, findings, ranks, step_time_ns),
         step_time_ns=step_time_ns,
         waiting=summary.exposed_for["straggler"],
         saved_if_ranks_equal=_cap_saving(compute_saving(usual, usual.ideal, usual.ideal_ns), summary),
         saved_by_best_transfers=_cap_saving(
             compute_saving(usual, usual.recorded, usual.with_transfers_ns(usual.best_transfer_ns)), summary
         ),
-        by_rank=by_rank(usual, hosts, summary.job_breakdown),
+        by_rank=ranks,
         by_host=by_host(usual, hosts),
         by_cause=by_cause(usual),
         by_bucket=by_bucket(usual),

@@ -10,10 +10,11 @@ from overlapscope.breakdown.text import BLOCK_LABELS
 from overlapscope.machine.evidence import select_telling
 from overlapscope.machine.text import tell
 from overlapscope.stragglers.cycles import CAUSES, Cycles
-from overlapscope.stragglers.delays import get_significance_level
+from overlapscope.stragglers.delays import get_overall_level
 from overlapscope.stragglers.finding import Finding, SlowLink
+from overlapscope.stragglers.location_test import format_p_value
 from overlapscope.stragglers.patterns import count_runs
-from overlapscope.stragglers.stragglers import Stragglers
+from overlapscope.stragglers.stragglers import Stragglers, Suspect
 from overlapscope.text import capitalize, count_of, format_bytes, format_ns, format_share, rank_list
 from overlapscope.trace.recording import Trace
 
@@ -110,16 +111,31 @@ def describe_verdict(stragglers: Stragglers) -> str:
     if stragglers.findings:
         return describe(stragglers.findings[0])
     waiting_ns, step_ns = stragglers.waiting.value, stragglers.step_time_ns
+    if stragglers.suspect is not None:
+        return _describe_suspect(stragglers.suspect, step_ns)
     if math.isnan(waiting_ns):
         return "No straggler found."
     step = f"a {format_ns(step_ns)} step ({format_share(waiting_ns / step_ns)})"
     waiting = f"{format_ns(waiting_ns)} of {step} is spent waiting for the rank that arrives last."
     if waiting_ns < 1:
         waiting = "No rank waits for another one."
-    # A delay in that many consecutive steps is as unlikely by chance as the significance level asks for.
-    least = math.ceil(-math.log2(get_significance_level(stragglers.cycles)))
+    # A delay in that many consecutive steps is as unlikely by chance as the significance level asks for, in two tests.
+    least = math.ceil(-math.log2(get_overall_level(len(stragglers.cycles.ranks)) / 2))
     few = len(stragglers.cycles.steps) < least
     return f"No straggler found. {waiting}{f' It takes {least} steps to name a rank that is late in each.' * few}"
+
+
+def _describe_suspect(suspect: Suspect, step_ns: float) -> str:
+    often = f"later in {suspect.late_steps} of {suspect.steps} steps, by {format_ns(suspect.lateness_ns)} on average"
+    saves = (
+        f"A step would save {format_ns(suspect.saving_ns)} ({format_share(suspect.saving_ns / step_ns)}) without it."
+    )
+    if suspect.needed_steps is None:
+        return f"Rank {suspect.rank} is {often}, and no single cause accounts for it. {saves}"
+    return (
+        f"Rank {suspect.rank} is probably a straggler: it is {often}. {saves} {suspect.steps} steps are too few to "
+        f"exclude chance ({format_p_value(suspect.p_value)}): record {suspect.needed_steps} or more."
+    )
 
 
 def describe_equal_ranks(cycles: Cycles) -> str:

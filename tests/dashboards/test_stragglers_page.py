@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+
 import numpy as np
 import pytest
 from bokeh.document import Document
@@ -87,7 +89,7 @@ def test_a_finding_leads_to_its_worst_step_on_the_timeline(straggling):
     assert table.format_rows()[0][:3] == ("Rank 2", "Compute in every step", "2.98 ms")
     assert finding.cost_share == pytest.approx(0.23, abs=0.005)
     page = page_of(straggling)
-    assert f"<small>{finding.pattern.statistic}</small>" in page
+    assert f"<small>{html.escape(finding.pattern.statistic)}</small>" in page
     assert f'href="timeline?step={finding.worst_step}&rank=2"' in page
 
 

