@@ -5,8 +5,8 @@
 Every line is of so many made-up recordings of a step of 42 ms, in which each rank's compute varies by 5 % of the step,
 its data wait by 10 % and all-reduces by 20 % of themselves, all with noise of one kind. What counts is a finding of any
 kind: a rank, a host or all-reduces that take longer. The aim is fewer than 1 in 1,000 recordings. With --delay one rank
-computes longer by that share of the step in all steps, and what counts is that it is named, and nobody else; or at least
-suspected. Without a delay, one recording of twenty may suspect a rank.
+computes longer by that share of the step in all steps, and what counts is that it is named, and nobody else, or at
+least suspected. Without a delay, a rank may be suspected in one recording of twenty.
 """
 
 from __future__ import annotations
