@@ -27,7 +27,7 @@ from overlapscope.text import count_of
 
 Floats = npt.NDArray[np.float64]
 
-CAUTIOUS_SIGMAS: Final = 1.0
+CAUTIOUS_SIGMAS: Final = 1.5
 """Number of standard errors added to the correlation of neighbors."""
 STEADY_SHARE: Final = 1 / 50
 """Maximum standard deviation, as a share of the mean, of a delay that can't be noise: of first-order autoregressive
@@ -35,7 +35,7 @@ series of 20 values with a correlation of 0.99, fewer than 1 in 100,000 are as s
 
 _CORRELATIONS: Final = (0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.96, 0.98, 0.99, 0.995)
 """Correlations of neighbors in the models of the noise."""
-_PRIOR: Final = np.maximum((1 - np.array(_CORRELATIONS)) ** 2, 0.05)
+_PRIOR: Final = np.maximum((1 - np.array(_CORRELATIONS)) ** 2, 0.1)
 """Prior weights of these models. Noise that lasts long is rarer, but makes most false alarms: with weights of 1 there
 is hardly any power in short series, and without the floor there are a hundred times as many false alarms in 30 values
 with a correlation of 0.99."""
