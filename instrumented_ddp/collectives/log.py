@@ -35,6 +35,7 @@ from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.collective_log import (
     AFTER_UPDATE,
     AWAITED,
+    OTHER_THREAD,
     POINT_TO_POINT,
     REACHED,
     UNREACHED,
@@ -225,14 +226,11 @@ class CollectiveRecorder:
         call_site: int,
     ) -> AnnouncedCollective:
         position, is_on_host = self.position, call.device.type == "cpu"
+        is_users = signature.role == "user"
+        is_on_main_thread = not is_users or threading.current_thread() is threading.main_thread()
         # A wait of another thread, such as one that writes a checkpoint, does not block the training.
-        is_awaited = (
-            call.is_awaited
-            and signature.role == "user"
-            and is_on_host
-            and threading.current_thread() is threading.main_thread()
-        )
-        flags = position.flags | (AWAITED if is_awaited else 0)
+        is_awaited = call.is_awaited and is_users and is_on_host and is_on_main_thread
+        flags = position.flags | (AWAITED if is_awaited else 0) | (0 if is_on_main_thread else OTHER_THREAD)
         entry = log.announce(
             number,
             signature,

@@ -43,6 +43,7 @@ from overlapscope.diagnosis.rules import (
     processes,
     replicas,
     start,
+    threads,
     waiting,
 )
 from overlapscope.diagnosis.texts import processes as process_text
@@ -59,6 +60,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     models.find_settings_fault,
     created_groups.find_unlike_lists,
     gradients.find_missing_gradients,
+    threads.find_unordered_threads,
     order.find_divergence,
     groups.find_oversized_message,
     groups.find_recreated_group,

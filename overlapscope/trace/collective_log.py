@@ -55,6 +55,8 @@ REACHED: Final = 32
 """Flag: it took long to complete, and its device was seen to have reached it."""
 UNREACHED: Final = 64
 """Flag: its device was seen to be still at earlier work; ``REACHED`` may be set later."""
+OTHER_THREAD: Final = 128
+"""Flag: launched by user code on another thread than the main one."""
 
 GROUP_LIMIT_BYTES: Final = 8 * 1024**2
 

@@ -40,6 +40,8 @@ def find_failure(facts: Facts) -> Verdict | None:
             consequences=[facts.ranks[rank] for rank in rest],
             is_memory=is_memory,
             memory=[facts.ranks[rank] for rank in own] if is_memory else [],
+            is_alike=own.keys() == {*facts.world}
+            and len({(failed.type, failed.call_site) for failed in own.values()}) == 1,
         ),
         blamed=() if is_disagreement(failure) else _unless_all(facts, own),
         concerned=(*own, *rest),

@@ -308,6 +308,41 @@ def parameter_text(name: str, shape: Sequence[int], dtype: str) -> str:
     return f"'{name}' ({'×'.join(map(str, shape)) or 'scalar'} {dtype})"
 
 
+def threads_launch(
+    group: GroupOrder,
+    threads: Mapping[int, tuple[Entry, Entry]],
+    *,
+    at_difference: Mapping[int, Entry] | None = None,
+    aborted: Sequence[int] = (),
+) -> VerdictText:
+    """Describe two threads that launch in one group.
+
+    Args:
+        threads: latest entry of the main thread and of another one, by rank.
+        at_difference: the first entries that differ, by rank, as far as known.
+        aborted: otherwise, ranks that their backend has ended.
+    """
+    ranks = list(threads)
+    of_main, of_other = threads[ranks[0]]
+    what = (
+        f"Two threads of {rank_list(ranks)} launch collectives in {group_text(group)}: the main thread "
+        f"{collective_text(of_main, with_names=False)}{at_line(of_main.call_site)}, and another one "
+        f"{collective_text(of_other, with_names=False)}{at_line(of_other.call_site)}. "
+    )
+    if at_difference is not None:
+        result = f"Their order differs between ranks, from collective {next(iter(at_difference.values())).number} on."
+    else:
+        result = f"{capitalize(rank_list(aborted))} {plural(aborted, 'was', 'were')} aborted by the backend there."
+    return {
+        "sentence": what + result,
+        "alternative": "" if at_difference else f"{rank_list(aborted)} may have been aborted for another reason",
+        "evidence": (
+            "Ranks match the collectives of a group by their order alone, and that of two threads is left to chance.",
+        ),
+        "advice": ("Give each thread a process group of its own: dist.new_group() on all ranks, before it starts.",),
+    }
+
+
 def unlike_lists(
     name: str, lists: Mapping[tuple[int, ...], Sequence[int]], sites: Mapping[int, CallSite], lacking: Sequence[int]
 ) -> VerdictText:

@@ -33,6 +33,8 @@ from overlapscope.diagnosis.verdict import VerdictText
 from overlapscope.text import capitalize, rank_list
 
 _LESS_MEMORY: Final = "Use a smaller batch, accumulate gradients, or checkpoint activations."
+_FIX_FIRST: Final = "Fix this exception; the other ranks' errors are consequences."
+_FIX_ALIKE: Final = "Fix this exception: each rank raised it by itself, at the same line."
 _TORCH_SOURCE_PREFIX: Final = re.compile(r"^\[[^\]]+\.(cc|cpp|h|hpp):\d+\]\s*")
 """Prefix of messages, such as ``[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553]``, that is of no use."""
 _MAX_CAUSE_LENGTH: Final = 300
@@ -48,6 +50,7 @@ def failed(
     consequences: Sequence[RankEvidence],
     is_memory: bool,
     memory: Sequence[RankEvidence],
+    is_alike: bool,
 ) -> VerdictText:
     """Describe an exception that ended ranks.
 
@@ -57,6 +60,7 @@ def failed(
         failure: its exception.
         consequences: ranks that failed because of that.
         memory: ranks whose memory is shown.
+        is_alike: True if all ranks of the job raised it by themselves, at one line.
     """
     message = _first_line(failure.message)
     explanation = truncate_words(f"{failure.type}: {message}" if message else failure.type, _MAX_CAUSE_LENGTH)
@@ -68,7 +72,7 @@ def failed(
     return {
         "sentence": _end_sentence(sentence),
         "evidence": (*_failed_as_result(consequences), *_memory_in_use(memory)),
-        "advice": (_LESS_MEMORY if is_memory else "Fix this exception; the other ranks' errors are consequences.",),
+        "advice": (_LESS_MEMORY if is_memory else _FIX_ALIKE if is_alike and len(ranks) > 1 else _FIX_FIRST,),
     }
 
 
