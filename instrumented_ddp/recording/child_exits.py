@@ -11,7 +11,7 @@ import functools
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing import popen_fork, popen_forkserver
 from pathlib import Path
@@ -28,6 +28,7 @@ def watch_children(folder: Path) -> None:
         folder: folder of the run.
     """
     exits = _ChildExitRecorder(folder)
+    _call_before(subprocess.Popen, "__init__", exits.note_rank)
     _call_after(subprocess.Popen, "poll", exits.record_exit)
     _call_after(subprocess.Popen, "wait", exits.record_exit)
     _call_after(popen_fork.Popen, "poll", exits.record_exit)
@@ -41,6 +42,12 @@ class _ChildExitRecorder:
         self._sent_signals: dict[int, tuple[int, int]] = {}
         """Time and number of the first signal sent to each process, by process id."""
         self._recorded_pids: set[int] = set()
+
+    def note_rank(self, child: Any, environment: Mapping[str, str] | None) -> None:
+        """Note of which rank a child is to be, if this process is not itself that rank."""
+        rank = "" if environment is None else environment.get("RANK", "")
+        if rank.isdecimal() and rank != os.environ.get("RANK"):
+            child.overlapscope_rank = int(rank)
 
     def record_exit(self, child: Any) -> None:
         """Record the exit of a child if it has ended.
@@ -58,7 +65,13 @@ class _ChildExitRecorder:
             signaled_at_ns, signal_received = self._sent_signals.get(child.pid, (None, None))
             folder = find_latest_attempt(self._folder)  # for launchers end one attempt before the next
             write_exit(
-                folder, child.pid, child.returncode, signaled_at_ns=signaled_at_ns, signal_received=signal_received
+                folder,
+                child.pid,
+                child.returncode,
+                signaled_at_ns=signaled_at_ns,
+                signal_received=signal_received,
+                rank=getattr(child, "overlapscope_rank", None),
+                is_of_multiprocessing=not isinstance(child, subprocess.Popen),
             )
 
     def wrap_kill(self, kill: Callable[[int, int], None]) -> Callable[[int, int], None]:
@@ -73,6 +86,19 @@ class _ChildExitRecorder:
             kill(pid, number)
 
         return kill_and_remember
+
+
+def _call_before(of: type, name: str, note: Callable[[Any, Any], None]) -> None:
+    """Patch a method of a class so that a function gets the object and the argument ``env`` before each call."""
+    method = getattr(of, name)
+
+    @functools.wraps(method)
+    def note_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with suppress(Exception):
+            note(self, kwargs.get("env"))
+        return method(self, *args, **kwargs)
+
+    setattr(of, name, note_and_call)
 
 
 def _call_after(of: type, name: str, record_exit: Callable[[Any], None]) -> None:

@@ -23,7 +23,7 @@ from typing import Any, Final
 from instrumented_ddp.collectives.call_sites import describe_frame, find_user_frame
 from instrumented_ddp.recording.console import log_to_stderr
 from instrumented_ddp.recording.metadata import collect_environment, collect_versions, find_attempt_folder
-from overlapscope.diagnosis.evidence import CallSite
+from overlapscope.diagnosis.evidence import STARTING, CallSite
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.report_text import format_report
@@ -31,9 +31,10 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.text import capitalize, rank_list
 from overlapscope.trace import clocks
 from overlapscope.trace.clocks import host_now_ns
+from overlapscope.trace.early_ends import EARLY_END_PATTERN, find_run_folder
 from overlapscope.trace.environment import read_recording_options
 from overlapscope.trace.json_files import parse_json_text, write_json
-from overlapscope.trace.process_files import ReportLog
+from overlapscope.trace.process_files import EXITS_PATTERN, ReportLog
 from overlapscope.trace.schema import JOINING_FILE, REJOINING_FILE, SIGNATURES_FILE, rank_folder
 
 _log: Final = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ _POLL_INTERVAL_S: Final = 0.5
 _RETRACT_TIMEOUT_S: Final = 2.0
 _calls: Final[list[InitCall]] = []
 """Calls of this process so far: the latest one, if there was any."""
+_EARLY_ENDS: Final = ("failed", "out of memory", "killed")
+"""Kinds of verdicts on ranks that ended before they joined."""
 _is_joining: Final = threading.Event()
 """Set while a process joins: with ``attach`` in a script under ``overlapscope record`` the call is seen twice."""
 _MIN_WAIT_S: Final = 10.0
@@ -110,25 +113,31 @@ class _JoinWatcher:
     def _watch(self) -> None:
         """Report once why ranks are missing, if the run's folder shows it, and retract the report if they join."""
         rank, world_size, folder = self._call.rank, self._call.world_size, self._call.folder
+        known_ends = 0
         while not self._is_over.wait(_POLL_INTERVAL_S):
             sizes = _world_sizes(folder.parent, self._call.number)
+            ends = _count_ends(folder.parent)
             is_late = self._waited_s() >= _MIN_WAIT_S and bool(set(range(world_size)) - sizes.keys())
             if is_late and os.environ.get("LOCAL_WORLD_SIZE") != str(world_size):
                 # Ranks on other hosts may record to local disks: from here it is unknown who is missing.
                 _log.warning("rank %d has waited in init_process_group for %.0f s", rank, self._waited_s())
                 return
-            if is_late or len(set(sizes.values())) > 1:
+            has_new_end, known_ends = ends > known_ends, ends
+            if not (is_late or has_new_end or len(set(sizes.values())) > 1):
+                continue
+            # Once there is a watchdog, it writes the reports of this process.
+            reports = ReportLog(folder) if self._call.number == 1 else None
+            is_reporter = rank == min(sizes, default=rank)
+            reported = _report(folder, rank, reports, is_reporter=is_reporter)
+            if reported is not None or not has_new_end:
                 break
         else:
             return
-        # Once there is a watchdog, it writes the reports of this process.
-        reports = ReportLog(folder) if self._call.number == 1 else None
-        is_reporter = rank == min(sizes, default=rank)
-        reported = _report(folder, rank, reports, is_reporter=is_reporter)
         self._is_over.wait()
-        if reported is None or not self._call.has_joined:
-            return
-        number, who = reported
+        if reported is not None and self._call.has_joined:
+            self._retract(*reported, reports, is_reporter=is_reporter)
+
+    def _retract(self, number: int, who: str, reports: ReportLog | None, *, is_reporter: bool) -> None:
         if reports is not None:
             reports.retract(number)
         if is_reporter:
@@ -224,7 +233,11 @@ def _report(folder: Path, rank: int, reports: ReportLog | None, *, is_reporter: 
         verdict = judge(evidence)
     except OverlapScopeError:
         return None
-    if verdict.kind not in ("never started", "wrong world size"):
+    has_joined = {
+        each for each, one in evidence.ranks.items() if one.position is None or one.position.phase != STARTING
+    }
+    is_before_joining = verdict.kind in _EARLY_ENDS and not has_joined & set(verdict.blamed)
+    if verdict.kind not in ("never started", "wrong world size") and not (is_before_joining and verdict.blamed):
         return None
     message = format_report(verdict, evidence)
     if is_reporter:
@@ -233,6 +246,14 @@ def _report(folder: Path, rank: int, reports: ReportLog | None, *, is_reporter: 
         _log.warning("rank %d waits in init_process_group", rank)
     number = 0 if reports is None else reports.add(verdict.as_dict(), message, step=0, process_state="S")
     return number, capitalize(rank_list(verdict.blamed)) if verdict.blamed else "All ranks"
+
+
+def _count_ends(trace_folder: Path) -> int:
+    """Return how much is known of processes that have ended: those that had not joined, and children of launchers."""
+    early = list(find_run_folder(trace_folder).glob(EARLY_END_PATTERN))
+    with suppress(OSError):
+        return len(early) + sum(path.stat().st_size for path in trace_folder.glob(EXITS_PATTERN))
+    return len(early)
 
 
 def _world_sizes(trace_folder: Path, call: int) -> dict[int, int]:

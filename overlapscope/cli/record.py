@@ -158,12 +158,13 @@ def finish_recording(
         The command's exit code: the job's, or 1 if nothing was recorded.
     """
     from overlapscope.trace.description import describe_auto_choices
+    from overlapscope.trace.early_ends import has_early_ends
     from overlapscope.trace.process_files import write_exit
 
     code = child_process.exit_code(ended.status)
     attempt = find_latest_attempt(folder)
     recorded = recording_folder.describe(attempt)
-    if recorded is None:
+    if recorded is None and not has_early_ends(folder):
         recording_folder.clear(folder)
         remove_if_empty(folder)
         how = f"ended with exit code {code}" if code else "succeeded"
@@ -183,6 +184,11 @@ def finish_recording(
             is_command=True,
         )
     _print_verdict(attempt)
+    if recorded is None:
+        print_status(
+            f"no rank came to init_process_group; diagnose it again: overlapscope diagnose {shlex.quote(str(attempt))}"
+        )
+        return code or 1
     runs = _read_runs(attempt)
     probing = describe_probing(attempt) if probed else []
     for sentence in [*probing, *describe_auto_choices({"models": _models_of(runs)}), *describe_recorders(runs)]:

@@ -54,6 +54,7 @@ def create_empty_folder(folder: Path) -> None:
         raise OverlapScopeError(f"{folder}: this is a file; give a folder to record into") from None
     except OSError as error:
         raise OverlapScopeError(f"{folder}: can't be created ({error.strerror})") from None
+    _remove_process_files(folder)  # of a job of which no rank had come to record
 
 
 def has_recording(folder: Path) -> bool:
@@ -77,14 +78,19 @@ def clear(folder: Path) -> None:
 
 
 def _clear_attempt(folder: Path) -> None:
-    from overlapscope.trace.process_files import EXITS_PATTERN
-
     for rank_dir in find_recorded_ranks(folder):
         remove_files(rank_dir, (*(kind.name for kind in RANK_FILES), STAGED_PATTERN))
     remove_tables(folder)
     remove_stale_staging_dirs(folder)
     remove_files(folder / WATCHDOG_FOLDER, ("*",))
-    for file in [*folder.glob(EXITS_PATTERN), *folder.glob(CONTROL_FILE)]:
+    _remove_process_files(folder)
+
+
+def _remove_process_files(folder: Path) -> None:
+    from overlapscope.trace.early_ends import EARLY_END_PATTERN
+    from overlapscope.trace.process_files import EXITS_PATTERN
+
+    for file in [file for pattern in (EXITS_PATTERN, EARLY_END_PATTERN, CONTROL_FILE) for file in folder.glob(pattern)]:
         file.unlink()
 
 

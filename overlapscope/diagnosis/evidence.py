@@ -36,6 +36,8 @@ UNKNOWN_STEP: Final = -1
 
 UNKNOWN_OP: Final = "unknown"
 """Operation of an entry if the line that describes it is lost."""
+STARTING: Final = "starting"
+"""Value of ``phase`` for a rank that has not called ``init_process_group``."""
 
 JOINING: Final = "joining"
 """Value of ``phase`` for a rank that waits for the others in ``init_process_group``."""
@@ -164,7 +166,7 @@ class RankPosition:
 
     step: int
     phase: str | None = None
-    """loop, forward, backward, finalize, optimizer, evaluation; ``JOINING``; None outside a training step."""
+    """loop, forward, backward, finalize, optimizer, evaluation; ``STARTING``, ``JOINING``; None outside a step."""
     bucket: int | None = None
     """Next bucket to be launched in a backward."""
     call_site: CallSite | None = None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from overlapscope.diagnosis.collective_order import RecordedOrder, compare_orders, read_point_to_point_orders
+from overlapscope.diagnosis.early_ends import find_early_ends
 from overlapscope.diagnosis.evidence import (
     LIVE_STATES,
     Evidence,
@@ -29,8 +30,15 @@ from overlapscope.errors import Problem
 from overlapscope.text import rank_list
 from overlapscope.trace import clocks
 from overlapscope.trace.collective_log_reader import CollectiveLogs, open_collective_logs
+from overlapscope.trace.early_ends import has_early_ends
 from overlapscope.trace.event_log import is_closed
-from overlapscope.trace.folders import find_rank_folders, parse_expected_ranks, ranks_in_world, read_import_source
+from overlapscope.trace.folders import (
+    find_rank_folders,
+    find_recorded_ranks,
+    parse_expected_ranks,
+    ranks_in_world,
+    read_import_source,
+)
 from overlapscope.trace.live_files import read_final_pass, read_fingerprint_passes
 from overlapscope.trace.process_files import ProcessExit, read_exits
 from overlapscope.trace.schema import EVENTS_FILE, MANIFEST_FILE, SIGNATURES_FILE
@@ -50,6 +58,7 @@ def find_gaps(
     groups: Iterable[GroupOrder],
     problems: Iterable[Problem],
     *,
+    never_joined: Collection[int] = (),
     is_live: bool = False,
 ) -> tuple[RecordingGap, ...]:
     """Find the missing or damaged parts of a recording.
@@ -59,11 +68,12 @@ def find_gaps(
         files: contents of these folders.
         groups: the order of collectives in each group.
         problems: problems with any of the files.
+        never_joined: ranks that rightly left no folder.
         is_live: True if the job runs.
     """
     gaps = []
     advice = _LOOK_AGAIN if is_live else _COPY_AGAIN
-    if missing := sorted(_ranks_of_job(files.values()) - folders.keys()):
+    if missing := sorted(_ranks_of_job(files.values()) - folders.keys() - set(never_joined)):
         gaps.append(RecordingGap(f"{rank_list(missing)} left no folder here", _COPY))
     damage = [str(problem) for problem in problems if problem.severity == "error"]
     gaps += [RecordingGap(text, advice) for text in damage]
@@ -146,7 +156,7 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     Raises:
         OverlapScopeError: there is no recording.
     """
-    folders = find_rank_folders(path)
+    folders = _find_folders(path)
     left_out = find_misplaced(folders)
     evidence, problems, lifetimes = _read_folders(path, _without(folders, left_out), left_out, progress)
     if others := find_other_jobs(folders, lifetimes):
@@ -174,39 +184,57 @@ def _read_folders(
     files = _read_ranks(folders, states, source, exits, progress or _ignore)
     reports = tuple(report for one in files.values() for report in one.reports)
     orders, point_to_point_orders = compare_orders(source), read_point_to_point_orders(source)
+    command = next((each for each in exits if each.is_command), None)
+    signaled_ns = _find_job_signal(command, files.values())
+    ranks = _add_reported_call_sites(_add_silence(files), reports)
+    ranks = _mark_signaled_ranks(ranks, files, command, signaled_ns)
+    early = find_early_ends(path, ranks, _find_unused_ranks(files, orders, left_out), exits, logs.problems)
     problems = [*left_out.values(), *_collect_errors(logs.problems, files.values())]
     is_live = any(one.evidence.liveness in LIVE_STATES for one in files.values())
     truncated = {order.name: _find_truncated_logs(order, files) for order in orders}
     orders = mark_lost_ends(orders, logs, problems, truncated)
-    gaps = find_gaps(folders, files, orders, problems, is_live=is_live)
+    gaps = find_gaps(folders, files, orders, problems, never_joined=early, is_live=is_live)
     if not orders and not point_to_point_orders:
         gaps += _explain_missing_orders(folders, files, gaps, is_live=is_live)
-    command = next((each for each in exits if each.is_command), None)
-    signaled_ns = _find_job_signal(command, files.values())
-    ranks = _add_reported_call_sites(_add_silence(files), reports)
-    if command is not None and command.status and signaled_ns is not None:
-        ranks = _mark_signaled_ranks(ranks, files, signaled_ns)
     evidence = Evidence(
-        expected_ranks=_expected_ranks(files),
-        ranks=ranks,
+        expected_ranks=_expected_ranks(files) or tuple(early),
+        ranks=ranks | early,
         groups=orders,
         point_to_point_orders=point_to_point_orders,
         replicas=_compare_recorded_replicas(ranks, folders),
         is_live=is_live,
         reports=reports,
         gaps=gaps,
-        job_status=None if command is None else command.status,
         job_signaled_ns=signaled_ns,
-        job_signal=None if command is None else command.signal_received,
     )
+    if command is not None:
+        evidence = replace(evidence, job_status=command.status, job_signal=command.signal_received)
     lifetimes = {rank: one.lifetime for rank, one in files.items() if one.lifetime is not None}
     return evidence, problems, lifetimes
+
+
+def _find_folders(path: Path) -> dict[int, Path]:
+    """Return the folders of the ranks; none if nothing but the ends of ranks is known that had not joined."""
+    return {} if not find_recorded_ranks(path) and has_early_ends(path) else find_rank_folders(path)
+
+
+def _find_unused_ranks(
+    files: Mapping[int, RankState], orders: Iterable[GroupOrder], left_out: Collection[int]
+) -> set[int] | None:
+    """Return the ranks that left no folder, and with which nobody has completed a collective; None without folders."""
+    completed = {
+        rank
+        for group in orders
+        if any(entry.completed_ns is not None for window in group.windows.values() for entry in window)
+        for rank in group.ranks
+    }
+    return _ranks_of_job(files.values()) - files.keys() - completed - set(left_out) if files else None
 
 
 def _explain_missing_orders(
     folders: Mapping[int, Path], files: Mapping[int, RankState], gaps: Collection[RecordingGap], *, is_live: bool
 ) -> tuple[RecordingGap, ...]:
-    if is_live or has_no_launches(folders, files, gaps):
+    if not folders or is_live or has_no_launches(folders, files, gaps):
         return ()
     return (make_no_collectives_gap(files.values()),)
 
@@ -260,8 +288,14 @@ def _compare_recorded_replicas(
 
 
 def _mark_signaled_ranks(
-    ranks: Mapping[int, RankEvidence], files: Mapping[int, RankState], signaled_at_ns: int
+    ranks: Mapping[int, RankEvidence],
+    files: Mapping[int, RankState],
+    command: ProcessExit | None,
+    signaled_at_ns: int | None,
 ) -> dict[int, RankEvidence]:
+    """Mark the ranks that a signal to the whole job has ended, unless the command ended well nevertheless."""
+    if command is None or not command.status or signaled_at_ns is None:
+        return dict(ranks)
     return {rank: _mark_signaled(one, files[rank].alive_ns, signaled_at_ns) for rank, one in ranks.items()}
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from overlapscope.diagnosis.evidence import (
     JOINING,
+    STARTING,
     UNKNOWN_STEP,
     CallSite,
     Entry,
@@ -26,6 +27,8 @@ _PHASES: Final = {
     "finalize": "waiting for buckets",
     "optimizer": "in the optimizer",
 }
+
+_BEFORE_STEPS: Final = {STARTING: "before init_process_group", JOINING: "in init_process_group"}
 
 _ROLES: Final = {
     "construction": "DDP's check at construction",
@@ -119,6 +122,8 @@ def is_recreated(group: GroupOrder) -> bool:
 
 def in_step(where: Entry | RankPosition) -> str:
     """Format the step: `` in step 12``, `` after the update of step 12``, or an empty text if steps are not counted."""
+    if isinstance(where, RankPosition) and where.phase in _BEFORE_STEPS:
+        return f" {_BEFORE_STEPS[where.phase]}"
     if where.step == UNKNOWN_STEP or (isinstance(where, RankPosition) and _has_no_steps(where)):
         return ""
     return f" in step {where.step}" if where.loop_step == where.step else f" after the update of step {where.loop_step}"
@@ -138,8 +143,8 @@ def format_position(position: RankPosition) -> str:
     """Format a position: ``in backward of step 12, before bucket 2, at_line train.py:42 (main)``."""
     if position.step == UNKNOWN_STEP:
         return f"last seen{at_line(position.call_site)}" if position.call_site else ""
-    if position.phase == JOINING:
-        return f"in init_process_group{at_line(position.call_site)}"
+    if position.phase in _BEFORE_STEPS:
+        return f"{_BEFORE_STEPS[position.phase]}{at_line(position.call_site)}"
     if _has_no_steps(position) and position.call_site:
         return f"at {position.call_site}"
     if position.is_after_update or position.phase in ("loop", "evaluation"):

@@ -218,6 +218,10 @@ class ProcessExit:
     """Number of that signal; None if it ended without one."""
     is_command: bool
     """True if the process is the recorded command and not a rank."""
+    rank: int | None = None
+    """Rank that its parent has given it, by the variable ``RANK``; None if unknown."""
+    is_of_multiprocessing: bool = False
+    """True if ``multiprocessing`` has started it, as ``torch.multiprocessing.spawn`` does."""
 
 
 def write_exit(
@@ -228,6 +232,8 @@ def write_exit(
     signaled_at_ns: int | None = None,
     signal_received: int | None = None,
     is_command: bool = False,
+    rank: int | None = None,
+    is_of_multiprocessing: bool = False,
 ) -> None:
     """Append a record to the file of this process.
 
@@ -242,6 +248,8 @@ def write_exit(
         signaled_at_ns=signaled_at_ns,
         signal_received=signal_received,
         is_command=is_command,
+        rank=rank,
+        is_of_multiprocessing=is_of_multiprocessing,
     )
     with (folder / f"exits_{socket.gethostname()}_{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
         file.write(dump_json_line(asdict(found)))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from overlapscope.diagnosis.evidence import CallSite, Failure, RankEvidence
+from overlapscope.diagnosis.evidence import JOINING, STARTING, CallSite, Failure, RankEvidence
 from overlapscope.diagnosis.failures import has_own_failure, is_consequence, is_disagreement, is_interrupted, is_timeout
 from overlapscope.diagnosis.texts import processes as text
 from overlapscope.diagnosis.verdict import Verdict, known_sites
@@ -177,7 +177,8 @@ def find_killed_process(facts: Facts) -> Verdict | None:
 
 def _died_of_something_else(facts: Facts, gone: tuple[int, ...], others: list[int]) -> bool:
     """Return True if ranks were still there when others gave up, or someone ended a job that hung."""
-    if any(is_timeout(facts.ranks[rank].failure) for rank in others):
+    have_joined = any((one := facts.ranks[rank].position) is None or one.phase != STARTING for rank in gone)
+    if have_joined and any(is_timeout(facts.ranks[rank].failure) for rank in others):
         return True  # a rank that dies closes its connections: a timeout means waiting for one that was still there
     hung = [rank for rank in gone if facts.had_hung(rank)]
     is_harmless = all(facts.ranks[rank].liveness == "ended" for rank in others)
@@ -264,4 +265,6 @@ def _location(*ranks: RankEvidence) -> dict[str, Any]:
 
 
 def _step_of(one: RankEvidence) -> int | None:
-    return one.position.loop_step if one.position else None
+    if one.position is None or one.position.phase in (STARTING, JOINING):
+        return None
+    return one.position.loop_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from overlapscope.diagnosis.evidence import CallSite, RankEvidence
+from overlapscope.diagnosis.evidence import STARTING, CallSite, RankEvidence
 from overlapscope.diagnosis.text import loop_step
 from overlapscope.diagnosis.texts import processes as text
 from overlapscope.diagnosis.verdict import Verdict, known_sites
@@ -40,7 +40,8 @@ def _world_size_verdict(facts: Facts, call: int, world_sizes: dict[int, list[int
 
 def find_never_started(facts: Facts) -> Verdict | None:
     """Find an expected rank that left nothing, and with which no collective ever completed."""
-    observed = facts.ranks_with_liveness("never started")
+    ended = _find_ended_early(facts)
+    observed = (*facts.ranks_with_liveness("never started"), *ended)
     reported = _reported(facts)
     gone = (*(rank for rank in facts.missing if not _was_there(facts, rank)), *observed)
     if reported is not None:
@@ -56,6 +57,7 @@ def find_never_started(facts: Facts) -> Verdict | None:
         **text.never_started(
             gone,
             len(facts.world),
+            ended=[rank for rank in gone if rank in ended],
             is_joining=not _has_launched(facts, others),
             waited_ns=waited_ns if facts.evidence.is_live else None,
             is_known=is_known,
@@ -71,6 +73,12 @@ def _reported(facts: Facts) -> tuple[int, ...] | None:
     reports = [report for report in facts.evidence.reports if report.kind == "never started"]
     latest = max(reports, key=lambda report: report.time_ns, default=None)
     return None if latest is None else latest.blamed or latest.suspected
+
+
+def _find_ended_early(facts: Facts) -> tuple[int, ...]:
+    """Return the ranks that ended well before they came to ``init_process_group``."""
+    positions = {rank: facts.ranks[rank].position for rank in facts.ranks_with_liveness("ended")}
+    return tuple(rank for rank, where in positions.items() if where is not None and where.phase == STARTING)
 
 
 def _has_launched(facts: Facts, ranks: tuple[int, ...]) -> bool:

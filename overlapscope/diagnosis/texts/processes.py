@@ -294,11 +294,18 @@ def wrong_world_size(ranks_by_size: Mapping[int, Sequence[int]], beyond: Sequenc
 
 
 def never_started(
-    ranks: Sequence[int], world_size: int, *, is_joining: bool, waited_ns: int | None, is_known: bool
+    ranks: Sequence[int],
+    world_size: int,
+    *,
+    ended: Sequence[int],
+    is_joining: bool,
+    waited_ns: int | None,
+    is_known: bool,
 ) -> VerdictText:
     """Describe ranks that left nothing.
 
     Args:
+        ended: those of them that are known to have ended without an error.
         is_joining: True if the others wait in init_process_group.
         waited_ns: how long the others have waited in a live job; None if the job is over.
         is_known: False if all that is known is that they have no folder.
@@ -310,6 +317,12 @@ def never_started(
     if waited_ns is not None:
         after = f" after {format_seconds(waited_ns)}" if waited_ns else " yet"
         what = f"{plural(ranks, 'has', 'have')} not joined{after}"
+    if len(ended) == len(ranks):
+        return {
+            "sentence": f"{capitalize(rank_list(ranks))} of {world_size} ended with status 0 and never called "
+            f"init_process_group, where the others wait for {plural(ranks, 'it', 'them')}.",
+            "advice": ("Look for a way through the script that returns before init_process_group.",),
+        }
     return {
         "sentence": f"{capitalize(rank_list(ranks))} of {world_size} {what}: the others wait for "
         f"{plural(ranks, 'it', 'them')} in {'init_process_group' if is_joining else 'their first collective'}.",
