@@ -7,10 +7,10 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
-from instrumented_ddp.native import countdown
+from instrumented_ddp.native import countdown, finite
 from overlapscope.trace import collective_log, event_log
 
-INTERFACE: Final = 5
+INTERFACE: Final = 6
 """Version of the interface in ``_native.pyi``. A build of another one is of an earlier checkout, and not used."""
 
 NATIVE_VARIABLE: Final = "OVERLAPSCOPE_NATIVE"
@@ -50,6 +50,8 @@ elif _native is not None:
 if TYPE_CHECKING or _native is None:
     Countdown = countdown.Countdown
     EntryStore = collective_log.EntryStore
+    FiniteProbe = finite.FiniteProbe
     RecordStore = event_log.RecordStore
 else:
     Countdown, EntryStore, RecordStore = _native.Countdown, _native.EntryStore, _native.RecordStore
+    FiniteProbe = _native.FiniteProbe

@@ -72,6 +72,7 @@ int make_room_for_starved(PyObject *store);
 int add_stores(PyObject *module);
 int add_countdown(PyObject *module);
 int add_events(PyObject *module);
+int add_finite(PyObject *module);
 int add_marks(PyObject *module);
 
 #endif

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from instrumented_ddp.collectives.device_events import DeviceEvent, Stream
 from instrumented_ddp.native.countdown import Countdown as Countdown
+from instrumented_ddp.native.finite import FiniteProbe as FiniteProbe
 from instrumented_ddp.recording.timing import Mark
 from overlapscope.trace.collective_log import EntryStore as EntryStore
 from overlapscope.trace.event_log import RecordStore as RecordStore

@@ -8,12 +8,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from instrumented_ddp import native
-from instrumented_ddp.native import countdown
+from instrumented_ddp.native import countdown, finite
 from overlapscope.trace import collective_log, event_log
 from overlapscope.trace.live_files import READY
 from overlapscope.trace.schema import HEADER_BYTES
@@ -255,3 +256,33 @@ def test_no_memory_beyond_the_parameters_is_touched(index: int) -> None:
     ):
         with pytest.raises((IndexError, OverflowError)):
             act()
+
+
+GRADIENT = st.tuples(st.integers(1, 7), st.integers(1, 7))
+
+
+@given(
+    st.integers(0, 3),
+    st.lists(GRADIENT, max_size=4),
+    st.integers(0, 40),
+    st.integers(0, finite.WHOLE),
+    st.data(),
+)
+def test_the_same_elements_of_gradients_are_looked_at(
+    kind: int, shapes: list[tuple[int, int]], turn: int, share: int, data: st.DataObject
+) -> None:
+    sizes = [rows * columns for rows, columns in shapes]
+    gradients = [(sum(sizes[:at]), *shape) for at, shape in enumerate(shapes)]
+    elements = np.zeros(sum(sizes) + 1, dtype=("f2", "u2", "f4", "f8")[kind])
+    if sizes:
+        elements[data.draw(st.integers(0, sum(sizes) - 1))] = 0x7F80 if kind == 1 else np.inf
+    python, compiled = finite.FiniteProbe(kind, gradients), native.FiniteProbe(kind, gradients)
+    address = elements.ctypes.data
+    assert python.is_finite(address, turn, share) == compiled.is_finite(address, turn, share)
+
+
+@pytest.mark.parametrize("make_probe", [finite.FiniteProbe, native.FiniteProbe])
+@pytest.mark.parametrize("arguments", [(4, ()), (-1, ()), (0, [(0, 0, 1)]), (0, [(-1, 1, 1)])])
+def test_a_probe_of_what_is_no_gradient_is_refused(make_probe: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match="no such"):
+        make_probe(*arguments)
