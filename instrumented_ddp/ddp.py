@@ -287,6 +287,7 @@ class DistributedDataParallel(DeferredUpdatesDDP):
             self._take_fingerprints()
         if torch.is_grad_enabled() and self.recorder is not None and self._session is not None:
             self._session.on_training_forward(has_uneven_inputs=self._join_config.enable)
+            self.recorder.on_training_forward(self._model_number, inputs, kwargs)
         moved = super()._pre_forward(*inputs, **kwargs)
         no_sync = not self.require_backward_grad_sync
         self._reducer.events.on_forward_start(_phase_of_forward(), no_sync=no_sync)  # the schedule may change listeners

@@ -124,6 +124,9 @@ class ReductionEvents:
     def on_copy_in_end(self, bucket: int, device: torch.device) -> None:
         """Note that the gradients of a bucket that were not yet in its buffer have been copied to it."""
 
+    def on_bucket_launch(self, bucket: int, buffer: torch.Tensor) -> None:
+        """Note that a bucket is about to be reduced: its buffer holds the gradients of this rank alone."""
+
     def on_first_launch(self) -> None:
         """Note that the first bucket of a pass is about to be launched."""
         self.stats.mark("backward_comm_start")
@@ -213,6 +216,9 @@ class EventSink:
 
     def on_gradients_reduced(self, model: int) -> None:
         """Note that the gradients of a pass are final."""
+
+    def check_gradients(self, model: int, bucket: int, buffer: torch.Tensor) -> None:
+        """Look at the gradients of a bucket that is about to be reduced."""
 
     def on_interrupted_backward(self, step: int) -> None:
         """Note that an exception has come out of the latest backward, in this step, and training continues."""
@@ -478,6 +484,11 @@ class RecordedReduction(ReductionEvents):
         timer.write(records.ready, step, self._mark, self._mark)
         if sink.is_full:
             timer.write(records.copy_in, step, self._mark, timer.mark())
+
+    @never_raise
+    def on_bucket_launch(self, bucket: int, buffer: torch.Tensor) -> None:
+        """Look at the gradients, which others will soon be added to."""
+        self.sink.check_gradients(self._model, bucket, buffer)
 
     @never_raise
     def on_gradients_launched(self, indices: tuple[int, ...], ready_ns: memoryview[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,11 +15,18 @@ from instrumented_ddp.bucket_plan import ParameterSpec
 from instrumented_ddp.collectives.call_sites import describe_frame
 from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.recording.coverage import UnreducedUpdate
-from overlapscope.diagnosis.evidence import CallSite, InterruptedBackward, UnreducedCause, UnreducedStep
+from overlapscope.diagnosis.evidence import (
+    CallSite,
+    InterruptedBackward,
+    NonFiniteGradients,
+    UnreducedCause,
+    UnreducedStep,
+)
 from overlapscope.trace.json_files import dump_json_line, replace_text, write_json
 from overlapscope.trace.schema import (
     FROZEN_FILE,
     INTERRUPTED_BACKWARDS_FILE,
+    NON_FINITE_FILE,
     PARAMETERS_FILE,
     UNREDUCED_FILE,
 )
@@ -47,6 +55,10 @@ class ModelRegistry:
         self._reduced_by_user_before = 0
         self.interrupted_backwards: tuple[InterruptedBackward, ...] = ()
         """Latest interrupted backwards, in order."""
+        self.non_finite: tuple[NonFiniteGradients, ...] = ()
+        """Steps in which gradients were not finite, by model."""
+        self.non_finite_since_ns: int | None = None
+        """When weights were first seen not to be finite."""
 
     def add(self, module: torch.nn.Module, parameters: Sequence[ParameterSpec], settings: Mapping[str, str]) -> int:
         """Record the definition of a DDP instance before ranks compare it.
@@ -167,6 +179,16 @@ class ModelRegistry:
         lines = [dump_json_line(asdict(one)) for one in self.interrupted_backwards]
         with suppress(OSError):
             replace_text(self._collectives.folder / INTERRUPTED_BACKWARDS_FILE, "".join(lines))
+
+    def record_non_finite(self, model: int, found: Sequence[NonFiniteGradients]) -> None:
+        """Record all steps so far in which a model's gradients were not finite."""
+        others = [one for one in self.non_finite if one.model != model]
+        self.non_finite = tuple(sorted((*others, *found), key=lambda one: one.model))
+        if self.non_finite_since_ns is None and any(one.is_used for one in found):
+            self.non_finite_since_ns = time.monotonic_ns()
+        with suppress(OSError):
+            lines = [dump_json_line(asdict(one)) for one in self.non_finite]
+            replace_text(self._collectives.folder / NON_FINITE_FILE, "".join(lines))
 
     def _site(self, call_site: int) -> CallSite | None:
         file, line, function = self._collectives.call_sites.location(call_site) or (None, None, None)

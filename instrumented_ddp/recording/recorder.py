@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from instrumented_ddp.recording.background import (
 from instrumented_ddp.recording.clock_sync import ClockSync
 from instrumented_ddp.recording.coverage import ReductionCoverage
 from instrumented_ddp.recording.events import EventSink, make_private_ready_times
+from instrumented_ddp.recording.finite_check import GradientCheck
 from instrumented_ddp.recording.metadata import append_plan, describe_rank, describe_run
 from instrumented_ddp.recording.models import ModelRegistry
 from instrumented_ddp.recording.modes import ModeFollower
@@ -115,6 +116,7 @@ class Recorder(EventSink):
             if group.rank() == 0:
                 _log.warning("the ends of collectives are recorded as upper bounds: %s", why)
         self._coverage: dict[int, ReductionCoverage] = {}
+        self._gradient_checks: dict[int, GradientCheck] = {}
         self._buffers: dict[tuple[int, int, str], BucketRecords] = {}
         self._has_warned = False
         self._on_update_start = on_update_start
@@ -158,6 +160,7 @@ class Recorder(EventSink):
         """Register a DDP instance by its number within the process."""
         self._run["models"].append({"model": number, "class": type(module).__name__, "ddp_arguments": arguments})
         self._coverage[number] = ReductionCoverage(parameters, self.collectives)
+        self._gradient_checks[number] = GradientCheck(number, parameters, self._models.record_non_finite)
         self._optimizers.add(parameters)
         self._write(RUN_FILE, self._run)
 
@@ -195,6 +198,8 @@ class Recorder(EventSink):
         if reason == "rebuild":
             self._clock.on_plan_rebuilt()
         records = PlanRecords(self.timer.flags, model, epoch, plan)
+        if (check := self._gradient_checks.get(model)) is not None:
+            check.adopt(plan)
         now_ns = host_now_ns()
         self.log.append(records.plan, self.steps.step, now_ns, now_ns)
         self._links.sample_soon()
@@ -209,6 +214,20 @@ class Recorder(EventSink):
             return make_private_ready_times(parameters)
 
     # -- passes --------------------------------------------------------------------------------------------------
+
+    @never_raise
+    def on_training_forward(self, model: int, inputs: Sequence[Any], more: Mapping[str, Any]) -> None:
+        """Note what a model is given in a training.
+
+        Args:
+            inputs: positional arguments of its forward.
+            more: the other arguments.
+        """
+        self._gradient_checks[model].on_forward_start(inputs, more)
+
+    def check_gradients(self, model: int, bucket: int, buffer: torch.Tensor) -> None:
+        """Look for NaN and infinity in a bucket that is about to be reduced."""
+        self._gradient_checks[model].on_launch(bucket, buffer, self.steps.step)
 
     def on_interrupted_backward(self, step: int) -> None:
         """Note that an exception came out of the latest backward and was caught: gradients may be missing."""
@@ -225,6 +244,7 @@ class Recorder(EventSink):
     def on_gradients_reduced(self, model: int) -> None:
         """Note that the gradients of a pass are final."""
         self._coverage[model].on_gradients_reduced()
+        self._gradient_checks[model].on_reduced(self.steps.step)
         self.steps.on_gradients_reduced()
 
     @never_raise
@@ -293,6 +313,8 @@ class Recorder(EventSink):
         self._models.write_unreduced()
         with suppress_recorder_errors(self.disable_recording):
             self.steps.close()
+            for check in self._gradient_checks.values():
+                check.close()
         self.completions.close()
         for timer in self.timers.values():
             timer.close()

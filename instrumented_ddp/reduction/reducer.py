@@ -388,6 +388,7 @@ class Reducer:
         unused = self.usage.unused if self.usage is not None else ()
         if self._leaves_gradients or (self._skip_all_reduce_unused_params and set(bucket.indices) <= set(unused)):
             return
+        self.events.on_bucket_launch(bucket.number, bucket.buffer)
         bucket.collective = self.averaging.launch(bucket, bucket.buffer, is_last=bucket is self.buckets[-1])
         self.buckets_reduced += 1
 

@@ -250,11 +250,12 @@ class StockModelObserver:
         """Return whether this can be the bitmap of used parameters."""
         return tensor.dtype == torch.int32 and tensor.numel() == len(self._specs)
 
-    def on_bucket_launch(self, number: int, *, has_joined: bool) -> Launch:
+    def on_bucket_launch(self, number: int, buffer: torch.Tensor, *, has_joined: bool) -> Launch:
         """Record that the reducer is about to launch a bucket."""
         assert self._records is not None
         if not has_joined:
             self._on_bucket_ready(number)
+            self._recorder.check_gradients(self.number, number, buffer)
         self._next_bucket = number + 1
         return self._launch(self._records.buckets[number], self._devices[number])
 
@@ -262,12 +263,14 @@ class StockModelObserver:
         """Record that the reducer is about to launch the bitmap of used parameters."""
         return self._launch(self._bitmap, self._bitmap_device)
 
-    def run_hook(self, hook: Callable[[], Any], number: int) -> Any:
+    def run_hook(self, hook: Callable[[], Any], number: int, buffer: torch.Tensor) -> Any:
         """Call a communication hook of the user for one bucket."""
         if self._records is None or number >= len(self._records.buckets):
             return hook()
         if self.is_reduced:
             never_raising(self._on_bucket_ready, self._recorder.disable_recording)(number)
+            check = never_raising(self._recorder.check_gradients, self._recorder.disable_recording)
+            check(self.number, number, buffer)
         self._next_bucket = number + 1
         communicator = self._communicators[self._devices[number]]
         collective = communicator.run_hook(hook, self._records.buckets[number])
@@ -397,7 +400,7 @@ class StockDDPObserver:
 
         @functools.wraps(hook)
         def observed(state: object, bucket: Any) -> Any:
-            return model.run_hook(lambda: hook(state, bucket), bucket.index())
+            return model.run_hook(lambda: hook(state, bucket), bucket.index(), bucket.buffer())
 
         original(ddp, state, observed)
         with self._suppressing_errors:
@@ -428,6 +431,7 @@ class StockDDPObserver:
             recorder.update_call_site()
             if torch.is_grad_enabled():
                 self._session.on_training_forward(has_uneven_inputs=ddp._join_config.enable)
+                recorder.on_training_forward(model.number, inputs, kwargs)
             self._in_wrapper = model
         moved = original(ddp, *inputs, **kwargs)
         with self._suppressing_errors:
@@ -513,7 +517,7 @@ class StockDDPObserver:
             found = [(model, number) for model in models if (number := model.find_bucket(elements)) is not None]
             if found:
                 model, number = found[0] if len(found) == 1 else max(found, key=_likelihood)
-                return model.on_bucket_launch(number, has_joined=self._has_joined)
+                return model.on_bucket_launch(number, tensor, has_joined=self._has_joined)
         for model in models:
             if model.is_bitmap(tensor):
                 return model.on_bitmap_launch()

@@ -287,6 +287,7 @@ class LocalRankMonitor:
             hyperparameters=read_hyperparameters(folder, []) if with_replicas else (),
             unreduced=self._models.unreduced,
             interrupted_backwards=self._models.interrupted_backwards,
+            non_finite=self._models.non_finite,
             no_sync_since=self._position.no_sync_since,
             new_group_calls=count_created_groups(),
             created_groups=self._collectives.created_groups.latest,

@@ -123,7 +123,16 @@ class Alarm:
     """A condition on one rank that makes all ranks investigate."""
 
     by: int
-    why: Literal["failure", "not reduced", "stall", "stall timeout", "difference", "replicas differ", "groups differ"]
+    why: Literal[
+        "failure",
+        "not reduced",
+        "stall",
+        "stall timeout",
+        "difference",
+        "replicas differ",
+        "groups differ",
+        "not finite",
+    ]
     """Reason of the alarm; ``stall timeout``: the stall is so long that the job may be stopped for it."""
     divergence: DivergenceLocation | None = None
     """Location of the divergence, if that is the reason."""
@@ -244,6 +253,7 @@ class Observation:
     is_failing: bool = False
     """True if an exception ends the process, which waits until the others know."""
     has_unreduced_gradients: bool = False
+    has_non_finite_weights: bool = False
     is_neighbor_gone: bool = False
     """True if the process of a neighbor ended without saying how."""
     has_got_past: bool = False
@@ -278,6 +288,7 @@ class Reported:
 
     faults: frozenset[tuple[Any, ...]] = frozenset()
     unreduced: bool = False
+    non_finite: bool = False
     unreachable: bool = False
     slow: tuple[Any, ...] | None = None
     """Slow rank and step that were logged last."""
@@ -348,7 +359,11 @@ def observe(me: Participant, seen: Observation) -> Step:
     if me.state is State.IDLE and me.pending_alarm is None:
         alarm = detect_alarm(me, seen)
         if alarm is not None:
-            reported = replace(me.reported, unreduced=me.reported.unreduced or alarm.why == "not reduced")
+            reported = replace(
+                me.reported,
+                unreduced=me.reported.unreduced or alarm.why == "not reduced",
+                non_finite=me.reported.non_finite or alarm.why == "not finite",
+            )
             me = replace(me, reported=reported, pending_alarm=alarm)
     return me, actions
 
@@ -359,6 +374,8 @@ def detect_alarm(me: Participant, seen: Observation) -> Alarm | None:
         return Alarm(by=me.rank, why="failure")
     if seen.has_unreduced_gradients and not me.reported.unreduced:
         return Alarm(by=me.rank, why="not reduced")
+    if seen.has_non_finite_weights and not me.reported.non_finite:
+        return Alarm(by=me.rank, why="not finite")
     if seen.in_collective_s is None:
         return None
     stalled_s = min(seen.idle_s, seen.in_collective_s)

@@ -79,6 +79,8 @@ _FAILURE_REPORT_TIMEOUT_S: Final = 2.5
 """Time in seconds that a failing process waits for the outcome."""
 _PROPAGATION_S: Final = 0.15
 """Time in seconds within which all ranks have read that the job is stopped."""
+_NON_FINITE_AFTER_NS: Final = 1_000_000_000
+"""Time after which weights that are not finite are reported: by then all ranks have seen what their gradients were."""
 _INTENTIONAL_EXITS: Final = ("KeyboardInterrupt", "SystemExit", "IncidentError")
 """Exceptions by which a job is ended on purpose."""
 
@@ -216,7 +218,7 @@ class Watchdog:
 
     def _observation(self, *, has_advanced: bool = False) -> Observation:
         local = self._local
-        in_collective_s = local.in_collective_s()
+        in_collective_s, since_ns = local.in_collective_s(), self._models.non_finite_since_ns
         return Observation(
             now_s=time.monotonic(),
             tracker=local.progress_tracker,
@@ -225,6 +227,7 @@ class Watchdog:
             in_collective_s=in_collective_s,
             is_failing=local.failure is not None,
             has_unreduced_gradients=self._models.has_unreduced_gradients,
+            has_non_finite_weights=since_ns is not None and time.monotonic_ns() - since_ns > _NON_FINITE_AFTER_NS,
             is_neighbor_gone=in_collective_s is not None
             and any(
                 heartbeat.host_id == local.host_id and liveness_of(heartbeat, process_of(heartbeat), None) == "gone"

@@ -284,6 +284,36 @@ class CreatedGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NonFiniteGradients:
+    """Steps in a row in which gradients of one rank were not finite before they were averaged with the others'."""
+
+    model: int
+    step: int
+    """First of these steps."""
+    bucket: int
+    """First bucket in that step."""
+    parameters: tuple[str, ...] = ()
+    """Their parameters in that step, in the order of the buckets; the first few."""
+    tensors: int = 0
+    """Number of all of them."""
+    last_step: int | None = None
+    """Last of these steps, if gradients were finite again."""
+    has_nan: bool = False
+    """True if there was a NaN, and not only infinities."""
+    is_batch_finite: bool | None = None
+    """False if what the model was given in that step was not finite; None if unknown."""
+    weights_before: tuple[str, ...] = ()
+    """Parameters that were not finite themselves before the update of that step; the first few."""
+    weights_after: tuple[str, ...] = ()
+    """Parameters that were not finite after it, if they were before; the first few."""
+
+    @property
+    def is_used(self) -> bool:
+        """Return True if the weights are not finite: no update was left out."""
+        return bool(self.weights_before or self.weights_after)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankEvidence:
     """Evidence about one rank."""
 
@@ -337,6 +367,8 @@ class RankEvidence:
     """By model and cause."""
     interrupted_backwards: tuple[InterruptedBackward, ...] = ()
     """The latest of them, in order."""
+    non_finite: tuple[NonFiniteGradients, ...] = ()
+    """The first of them, in order."""
     no_sync_since: int | None = None
     """Step since which all backwards of completed steps ran under ``no_sync()``.
 

@@ -15,9 +15,10 @@ The rules run in a fixed order. The first that finds something wins, unless the 
    holds the GIL; one that is gone, unless the others waited for it until they gave up: then it was still there.
 5. Who waits for whom. A cycle means that groups are interleaved; otherwise the rank that waits for nobody is at the
    end of its data, in its data loader, or wherever its position says.
-6. What does harm without stopping anything: gradients that were not reduced, then replicas that differ for no reason
-   found so far; a rank that died while Python shut down, which is after all of that; what watchdogs reported while the
-   job ran; ranks that finished at different positions; and, if all finished at the same, replicas that differ then.
+6. What does harm without stopping anything: NaN in the weights, gradients that were not reduced, then replicas that
+   differ for no reason found so far; a rank that died while Python shut down, which is after all of that; what
+   watchdogs reported while the job ran; ranks that finished at different positions; and, if all finished at the same,
+   replicas that differ then.
 7. None of these: slow, healthy, or can't tell; the latter also if part of the evidence is missing or damaged.
 """
 
@@ -33,6 +34,7 @@ from overlapscope.diagnosis.refutations import is_refuted
 from overlapscope.diagnosis.rules import (
     created_groups,
     fallback,
+    finite,
     flight_recorder,
     gradients,
     groups,
@@ -75,6 +77,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     groups.find_missing_new_group_call,
     groups.find_interleaved_groups,
     waiting.find_uneven_inputs,
+    finite.find_non_finite_weights,
     replicas.find_unreduced_gradients,
     replicas.find_replica_drift,
     processes.find_killed_at_shutdown,
@@ -103,6 +106,7 @@ _CONSEQUENCES: Final[tuple[Rule, ...]] = (
 _NOTES: Final = (
     waiting.note_segment_waits,
     gradients.note_interrupted_backwards,
+    finite.note_non_finite_gradients,
     models.note_setting_differences,
     machine.note_conditions,
 )

@@ -39,6 +39,7 @@ KINDS: Final[Mapping[FaultKind, KindHandling]] = {
     "batch skipped": KindHandling("batch-skipped", "cannot-help"),
     "gradients never ready": KindHandling("gradients-never-ready", "cannot-help"),
     "not reduced": KindHandling("not-reduced", "cannot-help"),
+    "not finite": KindHandling("not-finite", "cannot-help"),
     "replicas differ": KindHandling("replicas-differ", "cannot-help", may_be_host=True),  # a flipped bit
     "uneven inputs": KindHandling("uneven-inputs", "cannot-help"),
     "groups interleaved": KindHandling("groups-interleaved", "cannot-help"),

@@ -18,6 +18,7 @@ from overlapscope.diagnosis.evidence import (
     Entry,
     InterruptedBackward,
     Liveness,
+    NonFiniteGradients,
     RankEvidence,
     RankPosition,
     ReportedVerdict,
@@ -68,6 +69,7 @@ from overlapscope.trace.schema import (
     LIVENESS_FILE,
     NO_BUCKET,
     NO_INDEX,
+    NON_FINITE_FILE,
     RANK_FILE,
     REPORTS_FILE,
     SIGNATURES_FILE,
@@ -324,6 +326,7 @@ def _add_files(
             InterruptedBackward, folder.path / INTERRUPTED_BACKWARDS_FILE, folder.problems
         ),
         created_groups=read_dataclasses(CreatedGroup, folder.path / CREATED_GROUPS_FILE, folder.problems),
+        non_finite=read_dataclasses(NonFiniteGradients, folder.path / NON_FINITE_FILE, folder.problems),
         no_sync_since=None if left.off_since is not None else _no_sync_since(left.records),
         off_since=left.off_since,
         world_size=_int(again.get("world_size"), world_size) if isinstance(world_size, int) else None,

@@ -113,6 +113,7 @@ SILENT_FAULTS: Final[tuple[FaultKind, ...]] = (
     "step behind",
     "batch skipped",
     "not reduced",
+    "not finite",
     "replicas differ",
 )
 """Faults with which a job still runs to its end."""

@@ -19,6 +19,7 @@ FaultKind = Literal[
     "batch skipped",  # a rank averages the gradients of another batch
     "gradients never ready",
     "not reduced",  # the optimizer used gradients of this rank alone
+    "not finite",  # NaN or infinite gradients of some ranks went into the weights of all
     "replicas differ",  # parameters that should be the same on all ranks are not
     "uneven inputs",  # a rank left its loop before the others
     "groups interleaved",  # two groups, entered in different orders

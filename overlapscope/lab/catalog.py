@@ -168,6 +168,15 @@ FAULTS: Final[tuple[Fault, ...]] = (
         has_line=False,
         patience_s=_SILENT_FAULT_TIMEOUT_S,
     ),
+    Fault(
+        name="nan-gradient",
+        kinds=("not finite",),
+        stock="silent: the loss is NaN on all ranks",
+        is_known_with_two=True,  # each rank says what its own gradients were
+        bucket=0,
+        has_line=False,
+        patience_s=_SILENT_FAULT_TIMEOUT_S,
+    ),
     # collectives
     Fault(
         name="extra-collective",

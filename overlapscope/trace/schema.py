@@ -91,6 +91,7 @@ JOINING_FILE: Final = "joining.json"
 REJOINING_FILE: Final = "rejoining.json"
 UNREDUCED_FILE: Final = "unreduced.jsonl"
 INTERRUPTED_BACKWARDS_FILE: Final = "interrupted_backwards.jsonl"
+NON_FINITE_FILE: Final = "non_finite.jsonl"
 FROZEN_FILE: Final = "frozen.json"
 LIVENESS_FILE: Final = "alive.bin"
 MODES_FILE: Final = "modes.jsonl"
@@ -241,6 +242,12 @@ RANK_FILES: Final = (
         INTERRUPTED_BACKWARDS_FILE,
         "backward passes that an exception interrupted",
         "recording.models",
+        "diagnosis.rank_state:read_rank",
+    ),
+    FileKind(
+        NON_FINITE_FILE,
+        "steps in which gradients were not finite",
+        "recording.finite_check:GradientCheck",
         "diagnosis.rank_state:read_rank",
     ),
     FileKind(

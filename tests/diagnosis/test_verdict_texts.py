@@ -19,6 +19,7 @@ from overlapscope.diagnosis.evidence import (
     Failure,
     InterruptedBackward,
     ModelParameters,
+    NonFiniteGradients,
     RankEvidence,
     RankSettings,
     RecordingGap,
@@ -80,6 +81,17 @@ PARAMETERS = tuple((name, (4, 4), "float32") for name in ("left.weight", "right.
 BUFFERS = Signature(op="broadcast", elements=9, dtype="float32", role="buffers")
 GONE = rank(1, "gone", phase="backward", step=2, rss_bytes=95 * GIB, memory_limit_bytes=100 * GIB)
 GAP = RecordingGap(what="rank_1/collectives.log is missing", advice="Copy the folder of rank 1 as well.")
+SPOILED = NonFiniteGradients(
+    model=0,
+    step=12,
+    bucket=1,
+    parameters=("head.weight", "head.bias"),
+    tensors=6,
+    has_nan=True,
+    is_batch_finite=True,
+    weights_after=("head.weight",),
+)
+SPREAD = replace(SPOILED, step=13, bucket=0, weights_before=("head.weight", "head.bias"), weights_after=())
 LOST = UnreducedStep(model=0, step=2, call_site=site(7))
 UNREDUCED = {
     "the reduction came first": replace(
@@ -447,6 +459,39 @@ CASES: dict[str, list[Case]] = {
             "frozen after it was wrapped",
             "rank 1, step 2, collective 8",
             without_gradients(unready=tuple(replace(one, frozen_in=2) for one in without_gradients().ranks[1].unready)),
+        ),
+    ],
+    "not finite": [
+        Case(
+            "a loss of one rank",
+            "rank 1, step 12",
+            job(*(replace(one, non_finite=(SPOILED if one.rank == 1 else SPREAD,)) for one in ENDED), groups=[ALIKE]),
+        ),
+        Case(
+            "a batch of one rank",
+            "rank 1, step 12",
+            job(
+                *(
+                    replace(one, non_finite=(replace(SPOILED, is_batch_finite=False) if one.rank == 1 else SPREAD,))
+                    for one in ENDED
+                ),
+                groups=[ALIKE],
+            ),
+        ),
+        Case(
+            "everywhere",
+            "step 12",
+            job(*(replace(one, non_finite=(SPOILED,)) for one in ENDED), groups=[ALIKE]),
+        ),
+        Case(
+            "only seen in the weights",
+            "step 12",
+            job(*(replace(one, non_finite=(SPREAD,)) for one in ENDED), groups=[ALIKE]),
+        ),
+        Case(
+            "from the start",
+            "step 0",
+            job(*(replace(one, non_finite=(replace(SPREAD, step=0),)) for one in ENDED), groups=[ALIKE]),
         ),
     ],
     "not reduced": [

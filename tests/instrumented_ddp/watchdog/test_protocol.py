@@ -92,6 +92,7 @@ class Rank:
     waits_since_s: float | None = None
     is_failing: bool = False
     has_unreduced_gradients: bool = False
+    has_non_finite_weights: bool = False
     is_neighbor_gone: bool = False
     has_got_past: bool = False
     is_alive: bool = True
@@ -115,6 +116,7 @@ class Rank:
             in_collective_s=None if self.waits_since_s is None else self.job.now_s - self.waits_since_s,
             is_failing=self.is_failing,
             has_unreduced_gradients=self.has_unreduced_gradients,
+            has_non_finite_weights=self.has_non_finite_weights,
             is_neighbor_gone=self.is_neighbor_gone,
             has_got_past=self.has_got_past,
         )
@@ -224,6 +226,16 @@ def test_after_an_alarm_all_ranks_answer_one_judges_and_all_report():
     assert job.number_of_alarms() == 1, "the stall is known"
     assert [len(rank.did(ReportFault)) for rank in job.ranks] == [1, 1, 1]
     assert not any(rank.did(Abort) for rank in job.ranks), "the job is never stopped"
+
+
+def test_weights_that_are_not_finite_are_reported_once():
+    job = Job(3)
+    job.verdict = LIKELY
+    for rank in job.ranks:
+        rank.has_non_finite_weights = True
+    job.pass_time(10)
+    assert b'"why":"not finite"' in job.store.content["alarm.1"]
+    assert [len(rank.did(ReportFault)) for rank in job.ranks] == [1, 1, 1]
 
 
 def test_two_alarms_at_once_are_one_investigation():

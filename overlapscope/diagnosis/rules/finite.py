@@ -1,0 +1,92 @@
+"""Rule for gradients that were not finite (NaN or infinite) on some ranks, and got into the weights of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from overlapscope.diagnosis.evidence import NonFiniteGradients
+from overlapscope.diagnosis.texts import finite as text
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.wait_graph import Facts
+
+_MOST_RANKS: Final = 4
+
+
+def find_non_finite_weights(facts: Facts) -> Verdict | None:
+    """Find the first update since which weights are not finite, and the ranks whose gradients it used."""
+    found = [(_update_of(one), one.model) for _, one in _episodes(facts) if one.is_used and one.last_step is None]
+    if not found or _was_wrong_before(facts, min(found)[0]):
+        return None
+    update, model = min(found)
+    origins = {rank: one for rank, one in _episodes(facts) if one.model == model and _covers(one, update)}
+    if not origins:
+        return _of_unknown_origin(facts, update, model)
+    return _of_ranks(facts, origins, model)
+
+
+def _of_ranks(facts: Facts, found: dict[int, NonFiniteGradients], model: int) -> Verdict:
+    step = min(one.step for one in found.values())
+    origins = {rank: one for rank, one in found.items() if one.step == step}
+    finite = sorted({rank for rank, one in _episodes(facts) if one.model == model and one.step > step} - {*origins})
+    first = next(iter(origins.values()))
+    return Verdict(
+        kind="not finite",
+        **text.not_finite(origins, finite, is_everywhere={*origins} == {*facts.world}),
+        blamed=tuple(origins) if finite else (),
+        concerned=tuple(origins),
+        step=step,
+        bucket=first.bucket,
+        parameters=first.parameters,
+    )
+
+
+def _covers(one: NonFiniteGradients, update: int) -> bool:
+    """Return True if gradients were not finite in the step of an update, and weights were before."""
+    return not one.weights_before and one.step <= update and (one.last_step is None or one.last_step >= update)
+
+
+def note_non_finite_gradients(facts: Facts, verdict: Verdict) -> tuple[str, ...]:
+    """Return what else is known of gradients that were not finite."""
+    if verdict.kind == "not finite":
+        return ()
+    notes = []
+    if verdict.is_fault and (found := find_non_finite_weights(facts)) is not None:
+        notes.append(found.sentence)
+    for rank, one in list(facts.ranks.items())[:_MOST_RANKS]:
+        harmless = [each for each in one.non_finite if not each.is_used]
+        if harmless:
+            notes.append(text.not_used(rank, harmless))
+        notes += [text.restored(rank, each) for each in one.non_finite if each.is_used and each.last_step is not None]
+    return tuple(notes)
+
+
+def _episodes(facts: Facts) -> Iterator[tuple[int, NonFiniteGradients]]:
+    for rank, evidence in sorted(facts.ranks.items()):
+        for one in evidence.non_finite:
+            yield rank, one
+
+
+def _update_of(one: NonFiniteGradients) -> int:
+    """Return the latest step whose update can have brought it into the weights; -1: they had it from the start."""
+    return one.step - 1 if one.weights_before else one.step
+
+
+def _was_wrong_before(facts: Facts, update: int) -> bool:
+    """Return True if replicas had differed, or gradients had not been reduced, in an earlier step."""
+    drifted = any(
+        one.difference is not None and not one.difference.was_made_equal and one.difference.differs_step <= update
+        for one in facts.evidence.replicas
+    )
+    return drifted or any(lost.step < update for one in facts.ranks.values() for lost in one.unreduced)
+
+
+def _of_unknown_origin(facts: Facts, update: int, model: int) -> Verdict:
+    weights = next(one.weights_before for _, one in _episodes(facts) if one.model == model and one.weights_before)
+    return Verdict(
+        kind="not finite",
+        **text.not_finite_from_unknown(update, weights),
+        concerned=tuple(sorted(facts.ranks)),
+        step=max(update, 0),
+        parameters=weights,
+    )

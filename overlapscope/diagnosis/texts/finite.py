@@ -1,0 +1,110 @@
+"""Texts on gradients that were not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from overlapscope.diagnosis.evidence import NonFiniteGradients
+from overlapscope.diagnosis.text import join_and, plural
+from overlapscope.diagnosis.verdict import VerdictText
+from overlapscope.text import count_of, format_ranks, rank_list
+
+_MOST_NAMES = 3
+_LOOK = "Of each gradient a few elements are looked at in each step, and others in the next."
+
+
+def not_finite(origins: Mapping[int, NonFiniteGradients], finite: Sequence[int], *, is_everywhere: bool) -> VerdictText:
+    """Describe gradients that were not finite before the reduction, and got into the weights.
+
+    Args:
+        origins: what was found, by rank.
+        finite: ranks that had no such gradient until a later step.
+        is_everywhere: True if these are all ranks of the job.
+    """
+    first = next(iter(origins.values()))
+    where = "all ranks" if is_everywhere else rank_list(origins)
+    evidence = [f"They were so before they were averaged with the others', from bucket {first.bucket} on."]
+    if finite:
+        evidence.append(f"On {rank_list(finite)} gradients were finite in that step, where they were looked at.")
+    if bad := [rank for rank, one in origins.items() if one.is_batch_finite is False]:
+        evidence.append(f"What the model was given on {rank_list(bad)} in that step was not finite either.")
+    elif good := [rank for rank, one in origins.items() if one.is_batch_finite]:
+        evidence.append(f"What the model was given on {rank_list(good)} in that step was finite.")
+    evidence.append(_LOOK)
+    return {
+        "sentence": f"The weights have not been finite since the update of step {first.step}: the gradients of "
+        f"{_names(first.parameters, first.tensors)} on {where} were {_value(first)} in that step, before they were "
+        "averaged.",
+        "evidence": tuple(evidence),
+        "advice": (_advice(is_batch_bad=bool(bad), is_everywhere=is_everywhere),),
+    }
+
+
+def _advice(*, is_batch_bad: bool, is_everywhere: bool) -> str:
+    if is_batch_bad:
+        return "Find out which sample of that batch is not finite; check data when it is loaded."
+    if is_everywhere:
+        return (
+            "As all ranks are alike, look at what they have in common: the learning rate, the loss, the precision. "
+            "torch.autograd.detect_anomaly() names the operation."
+        )
+    return (
+        "Look at what the loss of that rank was made of: a logarithm or a division by zero, an empty batch or mask. "
+        "torch.autograd.detect_anomaly() names the operation."
+    )
+
+
+def not_finite_from_unknown(update: int, weights: Sequence[str]) -> VerdictText:
+    """Describe weights that are not finite, where no gradient was seen that explains it.
+
+    Args:
+        update: latest step whose update can be the cause; -1 if there was none.
+        weights: the parameters.
+    """
+    names = _names(weights, len(weights))
+    if update < 0:
+        return {
+            "sentence": f"The weights were not finite before the first step: {names}.",
+            "evidence": (),
+            "advice": ("Look at how they are initialized, or at the checkpoint that they were loaded from.",),
+        }
+    return {
+        "sentence": f"The weights ({names}) have not been finite since the update of step {update} or one shortly "
+        "before.",
+        "evidence": (f"No gradient was seen to be the cause, so no rank is known to be. {_LOOK}",),
+        "advice": (
+            "Look at what the gradients of these parameters are computed from; torch.autograd.detect_anomaly() names "
+            "the operation.",
+        ),
+    }
+
+
+def not_used(rank: int, found: Sequence[NonFiniteGradients]) -> str:
+    """Describe gradients that were not finite and did no harm."""
+    first = found[0]
+    steps = [one.step for one in found]
+    when = f"step {steps[0]}" if len(steps) == 1 else f"steps {format_ranks(steps[:_MOST_NAMES])}"
+    more = f" and {count_of(len(steps) - _MOST_NAMES, 'time')} more" if len(steps) > _MOST_NAMES else ""
+    return (
+        f"Gradients of rank {rank} were {_value(first)} in {when}{more} "
+        f"({_names(first.parameters, first.tensors)}), and the weights have remained finite, as when a gradient scaler "
+        f"leaves out {plural(steps, 'the update', 'the updates')}."
+    )
+
+
+def restored(rank: int, one: NonFiniteGradients) -> str:
+    """Describe weights that were not finite for some steps."""
+    return (
+        f"On rank {rank} gradients and weights were not finite from step {one.step} to step {one.last_step}, and then "
+        "they were again, as after loading a checkpoint."
+    )
+
+
+def _value(one: NonFiniteGradients) -> str:
+    return "NaN" if one.has_nan else "infinite"
+
+
+def _names(names: Sequence[str], count: int) -> str:
+    shown = list(names[:_MOST_NAMES])
+    more = max(count, len(names)) - len(shown)
+    return join_and([*shown, f"{more} more"]) if more > 0 else join_and(shown) or "some parameters"
