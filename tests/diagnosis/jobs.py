@@ -128,6 +128,20 @@ HELD_UP = group({0: WAITING, 1: LATE, 2: WAITING})
 """Rank 1 has not begun its third step, the others wait for its buckets."""
 
 
+GAVE_UP = (
+    *WAITING[:-1],
+    replace(WAITING[-1], flags=FAILED, completed_ns=WAITING[-1].announced_ns + 15 * 10**9),
+)
+"""A rank that waited for 15 s, until its time was up."""
+
+
+def given_up(late: RankEvidence, **more: object) -> Evidence:
+    """The others waited for rank 1, of which this is known, until their time was up."""
+    others = [idle(rank(number, "failed", step=2, failure=TIMED_OUT), 0) for number in (0, 2)]
+    order = group({0: GAVE_UP, 1: LATE, 2: GAVE_UP})
+    return job(others[0], late, others[1], groups=[order], **more)  # type: ignore[arg-type]
+
+
 def held_up(one: RankEvidence, **more: object) -> Evidence:
     """The others wait for rank 1, of which this is known."""
     return job(rank(0, step=2), one, rank(2, step=2), groups=[HELD_UP], **more)  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ from tests.diagnosis.jobs import (
     UNREADY,
     WAITING,
     entry,
-    failing,
+    given_up,
     group,
     held_up,
     idle,
@@ -113,16 +113,10 @@ def test_who_was_waited_for_until_the_time_was_up_is_to_blame() -> None:
     assert (verdict.kind, verdict.blamed, verdict.certainty) == ("waits for data", (1,), "certain")
 
 
-GAVE_UP = (*WAITING[:-1], replace(failing(WAITING)[-1], completed_ns=WAITING[-1].announced_ns + 15 * 10**9))
-"""The others waited for 15 s, until their time was up."""
-
-
 @pytest.mark.parametrize("idle_s", [0.0, 14.9], ids=["it went on elsewhere", "it stood still"])
 def test_whoever_others_have_given_up_on_is_late_for_good_though_their_own_clocks_begin_anew(idle_s: float) -> None:
-    waiting = [idle(rank(number, "failed", step=2, failure=TIMED_OUT), 0) for number in (0, 2)]
     late = idle(rank(1, "running", phase="loop", step=2), idle_s)
-    order = group({0: GAVE_UP, 1: LATE, 2: GAVE_UP})
-    verdict = judge(job(waiting[0], late, waiting[1], groups=[order], is_live=True))
+    verdict = judge(given_up(late, is_live=True))
     assert (verdict.kind, verdict.blamed, verdict.certainty) == ("stuck", (1,), "certain")
     assert "after 15 s" in verdict.sentence
 
@@ -132,8 +126,7 @@ def test_a_suspicion_that_the_time_of_the_others_has_proved_is_certain() -> None
         rank=0, time_ns=3 * 10**9, kind="stuck", sentence="Rank 1 for 3.0 s", alternative="slow", suspected=(1,)
     )
     late = idle(rank(1, "gone", phase="loop", step=2, signaled_at_ns=1), 16)
-    ranks = (rank(0, "failed", step=2, failure=TIMED_OUT), late, rank(2, "failed", step=2, failure=TIMED_OUT))
-    verdict = judge(job(*ranks, groups=[group({0: GAVE_UP, 1: LATE, 2: GAVE_UP})], reports=(report,)))
+    verdict = judge(given_up(late, reports=(report,)))
     assert (verdict.kind, verdict.blamed, verdict.certainty) == ("stuck", (1,), "certain")
 
 

@@ -52,6 +52,7 @@ from tests.diagnosis.jobs import (
     drifted,
     entry,
     failing,
+    given_up,
     group,
     held_up,
     idle,
@@ -582,6 +583,16 @@ CASES: dict[str, list[Case]] = {
         )
     ],
     "stuck": [
+        Case(
+            "until the others' time was up",
+            "rank 1, step 2, collective 7",
+            given_up(idle(rank(1, "gone", phase="forward", step=2, signaled_at_ns=1), 16)),
+        ),
+        Case(
+            "it went on, and the others' time was up",
+            "rank 1, step 2, collective 7",
+            given_up(idle(rank(1, "running", phase="forward", step=2, is_working=True), 0.1), is_live=True),
+        ),
         Case("in forward", "rank 1, step 2, collective 7, likely", late()),
         *(
             Case(what, f"rank 1, step {step}, collective 7, likely", at_position(**where))

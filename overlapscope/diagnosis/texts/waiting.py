@@ -161,7 +161,7 @@ def stalled(
     """
     what = f"{_stalled_how(reason, is_silent=is_silent, is_busy=is_busy)}{_duration(one.idle_ns)}"
     if gave_up_ns is not None and one.idle_ns is not None and 2 * one.idle_ns < gave_up_ns:
-        what = f"been active elsewhere until {format_seconds(one.idle_ns)} before"
+        what = "gone on without getting there"
     missed = wait.first_missed_by(ranks)
     where = f"in collective {missed.number} of {group_text(wait.group)}"
     if wait.is_point_to_point:  # each rank numbers its own
