@@ -65,11 +65,14 @@ class LoopTracker:
             "is_after_update": position.has_updated or position.has_partly_updated,
         }
 
-    def has_begun_next_iteration(self, frames: Iterable[tuple[FrameType, int]]) -> bool | None:
+    def has_begun_next_iteration(
+        self, frames: Iterable[tuple[FrameType, int]], *, may_be_forward: bool = False
+    ) -> bool | None:
         """Return whether the loop is in the iteration after that of the latest update.
 
         Args:
             frames: frames with their lines, innermost first.
+            may_be_forward: True if they may be about to do what counts as a forward: at its line they do it again.
 
         Returns:
             None if none of them was there in the latest forward, or there was no forward.
@@ -79,7 +82,7 @@ class LoopTracker:
         for frame, line in frames:
             code, line_of_forward = self._forward_lines.get(id(frame), (None, 0))
             if code is frame.f_code:
-                return line < line_of_forward
+                return line < line_of_forward + may_be_forward
         return None
 
 

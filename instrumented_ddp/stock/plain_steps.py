@@ -63,12 +63,15 @@ class OptimizerStepCounter:
             self._position.step += begun + self._missed
             self._is_updated, self._missed = False, 0
 
+    def _begins_iteration(self) -> bool:
+        frames = iter_frames(sys._getframe(2))
+        return self._session.collectives.loop.has_begun_next_iteration(frames, may_be_forward=True) is not False
+
     def _update_position(self) -> None:
         """Update the position when a collective is about to be launched."""
         self._begin_iteration()
         session, step = self._session, self._position.step
-        has_updated = self._position.has_updated or self._is_updated
-        if has_updated and session.collectives.loop.has_begun_next_iteration(iter_frames(sys._getframe(1))) is False:
+        if (self._position.has_updated or self._is_updated) and not self._begins_iteration():
             return  # a collective after the update, in the same iteration
         is_new_step = step != self._step_of_position
         if is_new_step if self._has_optimizer else session.data.has_new_batch or is_new_step:
