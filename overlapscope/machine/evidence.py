@@ -65,7 +65,12 @@ def contrast(
     """
     found = list(_compare(conditions, uses, {*ranks}))
     order = {kind: number for number, kind in enumerate(KIND_OF)}
-    return tuple(sorted(found, key=lambda one: (one.is_alike, not one.sets_ranks_apart, order[one.condition.kind])))
+    return tuple(
+        sorted(
+            found,
+            key=lambda one: (one.is_alike, not one.sets_ranks_apart, one.others is None, order[one.condition.kind]),
+        )
+    )
 
 
 def _compare(
