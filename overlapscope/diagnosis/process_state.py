@@ -15,6 +15,7 @@ from overlapscope.trace import clocks
 from overlapscope.trace.process_files import ProcessExit
 from overlapscope.trace.user_code import find_user_file, is_library_file
 
+_ABORTED: Final = "Fatal Python error: Aborted"
 _STATE: Final = 0
 _FLAGS: Final = 6
 _START_TICKS: Final = 19
@@ -201,6 +202,15 @@ def find_wait_reason(stacks: str) -> WaitReason | None:
             if pattern.search(file):
                 return what
     return None
+
+
+def was_aborted_by_native_thread(stacks: str) -> bool:
+    """Return True if the thread that aborted a process ran no Python, as a backend's own threads.
+
+    faulthandler marks the thread that it runs on, if that is one of Python's.
+    """
+    _, marker, threads = stacks.partition(_ABORTED)
+    return bool(marker) and "Thread 0x" in threads and "Current thread 0x" not in threads
 
 
 def has_begun_next_iteration(stacks: str, of_backward: CallSite | None) -> bool | None:

@@ -9,7 +9,7 @@ import pytest
 from overlapscope.diagnosis.evidence import Entry, Evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.collective_log import OTHER_THREAD
-from tests.diagnosis.jobs import CLOSED, entry, group, job, rank, site
+from tests.diagnosis.jobs import CLOSED, entry, group, job, rank, site, trained
 from tests.ordered import all_reduce, bucket
 
 
@@ -54,6 +54,29 @@ def test_an_abort_is_likely_the_threads_doing_even_if_they_were_written_down_in_
     if kind != "killed":
         assert (verdict.certainty, verdict.named) == ("likely", ())
         assert verdict.call_sites[0] == site(18)
+
+
+BY_GLOO = 'Fatal Python error: Aborted\n\nThread 0x07f (most recent call first):\n  File "train.py", line 27 in main\n'
+
+
+@pytest.mark.parametrize(
+    ("stacks", "backend", "certainty"),
+    [
+        (BY_GLOO, "gloo", "likely"),
+        (BY_GLOO.replace("Thread 0x", "Current thread 0x"), "gloo", "certain"),
+        (BY_GLOO, "nccl", "certain"),
+        ("", "gloo", "certain"),
+    ],
+)
+def test_a_rank_that_a_thread_of_gloo_has_aborted_may_not_be_at_fault(
+    stacks: str, backend: str, certainty: str
+) -> None:
+    """gloo aborts a process that receives more than it expects, of which nothing else may be left."""
+    waiting = group({one: trained(5, is_waiting=True) for one in range(3)}, backend=backend)
+    ranks = [rank(one, "failed", failure=CLOSED) for one in range(2)]
+    gone = rank(2, "gone", exit_status=-6, stacks=stacks)
+    verdict = judge(job(*ranks, gone, groups=[waiting]))
+    assert (verdict.kind, verdict.named, verdict.certainty) == ("killed", (2,), certainty)
 
 
 def test_a_thread_with_a_group_of_its_own_is_not_blamed_for_an_abort() -> None:

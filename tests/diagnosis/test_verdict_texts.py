@@ -14,6 +14,7 @@ import pytest
 
 from overlapscope.diagnosis.evidence import (
     JOINING,
+    CreatedGroup,
     Evidence,
     ExitCall,
     Failure,
@@ -44,6 +45,7 @@ from tests.diagnosis.jobs import (
     INSIDE,
     LATE,
     SECOND_NS,
+    TIMED_OUT,
     TOLD_NS,
     WAITING,
     after_update,
@@ -70,6 +72,7 @@ from tests.diagnosis.jobs import (
     without_gradients,
 )
 from tests.diagnosis.test_judge_new_group import MAKER, MEMBER, OTHER
+from tests.diagnosis.test_judge_threads import mixed
 from tests.diagnosis.test_segments import Jam, rounds_of
 from tests.diagnosis.test_segments import evidence_of as evidence_of_jam
 from tests.ordered import all_reduce, bucket
@@ -195,6 +198,25 @@ def unanswered() -> Evidence:
     reduced = group({0: trained(6), 1: WAITING}, ranks=(0, 1))
     talk = group({0: (replace(recv, announced_ns=10**8),)}, ranks=(0, 1))
     return job(rank(0, step=2, phase=None), rank(1, step=2), groups=[reduced], point_to_point_orders=(talk,))
+
+
+def message_cycle(*signatures: Signature) -> Evidence:
+    """Each rank waits in a message until its timeout."""
+    windows = {n: [entry(1, one, step=2, is_done=False, line=50 + n)] for n, one in enumerate(signatures)}
+    ranks = [rank(n, "failed", step=2, phase=None, failure=TIMED_OUT) for n in windows]
+    return replace(job(*ranks), point_to_point_orders=(group(windows),))
+
+
+def message(op: str, peer: int, **more: Any) -> Signature:
+    return Signature(op=op, dtype="float32", elements=5, bytes=20, peer=peer, **more)
+
+
+def unlike_lists(*lists: tuple[int, ...], following: tuple[int, ...] | None = None) -> Evidence:
+    """Each rank has made a group with such a list; those but the last another one after it."""
+    made = [[CreatedGroup(name="1", ranks=one, backend="gloo", call_site=site(14))] for one in lists]
+    for own in made[:-1] if following else ():
+        own.append(CreatedGroup(name="2", ranks=following or (), backend="gloo", call_site=site(20)))
+    return job(*(rank(n, phase=None, created_groups=tuple(own)) for n, own in enumerate(made)))
 
 
 def left_out(*, has_failed: bool = False) -> Evidence:
@@ -353,6 +375,14 @@ CASES: dict[str, list[Case]] = {
             diverged("signature", [all_reduce("x", 1001), bucket(2)], [all_reduce("x", 1000), bucket(2)]),
         ),
         Case("two ranks", "step 0, collective 1", unlike(1000, 1001)),
+        Case("lists of ranks", "rank 2", unlike_lists((0, 1), (0, 1), (0, 2))),
+        Case(
+            "a recv that is too small",
+            "step 2",
+            message_cycle(replace(message("send", 1), elements=6, bytes=24), message("recv", 0)),
+        ),
+        Case("two threads", "step 0, collective 3", mixed(3, 4, 3)),
+        Case("two threads, and an abort", "step 0, likely", mixed(3, 3, 3, exit_status=-6)),
         Case("older than the logs", "collective 1, likely", unlike(1000, 1001, predates_log=True, ranks=range(3))),
         Case("a forward begins where the others reduce", "rank 1, step 0, collective 3", at_other_lines()),
         Case("at other batches", "rank 1, step 2, collective 2", with_batches(6, 7, 6, launched=all_reduce())),
@@ -367,6 +397,11 @@ CASES: dict[str, list[Case]] = {
         ),
     ],
     "missing collective": [
+        Case("recv against recv", "step 2, collective 1", message_cycle(message("recv", 1), message("recv", 0))),
+        Case(
+            "other tags", "step 2, collective 1", message_cycle(message("send", 1, tag=9), message("recv", 0, tag=10))
+        ),
+        Case("a list of ranks left out", "rank 2", unlike_lists((0, 1), (0, 1), (0, 1, 2), following=(0, 1, 2))),
         Case(
             "one too many",
             "rank 1, step 0, collective 2",
@@ -758,6 +793,7 @@ CASES: dict[str, list[Case]] = {
         Case("it was caught", "rank 1, step 2", exited(1, ExitCall(status=1, call_site=site(90), caught=NO_MEMORY))),
     ],
     "failed": [
+        Case("each rank by itself", "step 3", job(*(rank(n, "failed", step=3, failure=BAD_LABEL) for n in range(2)))),
         Case("an exception", "rank 1, step 3", failed(BAD_LABEL)),
         Case("in a script without steps", "rank 1, step 0", failed(BAD_LABEL, step=0, phase=None)),
         *(

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from overlapscope.diagnosis.evidence import JOINING, STARTING, CallSite, Failure, RankEvidence
 from overlapscope.diagnosis.failures import has_own_failure, is_consequence, is_disagreement, is_interrupted, is_timeout
+from overlapscope.diagnosis.process_state import was_aborted_by_native_thread
 from overlapscope.diagnosis.texts import processes as text
 from overlapscope.diagnosis.verdict import Verdict, known_sites
 from overlapscope.diagnosis.wait_graph import Facts
@@ -168,11 +169,19 @@ def find_killed_process(facts: Facts) -> Verdict | None:
             consequences=[facts.ranks[rank] for rank in consequences],
             later=[rank for rank in gone if rank not in first],
             has_survivors=bool(others),
+            may_not_match=all(_may_be_aborted_for_its_size(facts, rank) for rank in first),
         ),
         blamed=first if len(first) < len(facts.world) else (),
         concerned=tuple(sorted({*gone, *consequences})),
         **_location(*died),
     )
+
+
+def _may_be_aborted_for_its_size(facts: Facts, rank: int) -> bool:
+    """Return True if a thread of gloo may have ended a rank because it received more than it expected."""
+    group, _ = facts.blocked.get(rank, (None, None))
+    is_over_gloo = group is not None and group.backend.startswith("gloo")
+    return is_over_gloo and was_aborted_by_native_thread(facts.ranks[rank].stacks)
 
 
 def _died_of_something_else(facts: Facts, gone: tuple[int, ...], others: list[int]) -> bool:

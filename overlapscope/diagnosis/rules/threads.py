@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from overlapscope.diagnosis.evidence import Entry, GroupOrder, RankEvidence
+from overlapscope.diagnosis.process_state import was_aborted_by_native_thread
 from overlapscope.diagnosis.rules import order
 from overlapscope.diagnosis.texts import collectives as text
 from overlapscope.diagnosis.verdict import Verdict, known_sites
@@ -56,4 +57,5 @@ def _is_by_thread(group: GroupOrder) -> bool:
 def _has_aborted(one: RankEvidence | None) -> bool:
     if one is None or one.liveness not in ("gone", "failed"):
         return False
-    return one.exit_status == _SIGABRT_STATUS or (one.exit_status is None and _ABORTED in one.stacks)
+    is_natives = was_aborted_by_native_thread(one.stacks)
+    return is_natives or (one.exit_status == _SIGABRT_STATUS and _ABORTED not in one.stacks)

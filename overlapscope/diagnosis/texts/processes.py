@@ -166,6 +166,7 @@ def killed(
     consequences: Sequence[RankEvidence],
     later: Sequence[int],
     has_survivors: bool,
+    may_not_match: bool = False,
 ) -> VerdictText:
     """Describe ranks that died without logging an error.
 
@@ -175,6 +176,7 @@ def killed(
         consequences: ranks that failed because of that.
         later: ranks that died later.
         has_survivors: True if some rank did not die.
+        may_not_match: True if the backend may have ended them because what ranks launched does not match.
     """
     ranks = [one.rank for one in first]
     positions = {one.rank: one.position for one in first if one.position}
@@ -195,6 +197,10 @@ def killed(
         evidence.append("No rank survived to see the others die.")
     return {
         "sentence": sentence,
+        "alternative": "a thread of gloo aborted it, as it does on a rank that receives more than it expects: look for "
+        "'mismatch' in the launcher's output"
+        if may_not_match
+        else "",
         "evidence": tuple(evidence),
         "advice": ("Look for the signal in the launcher's output, and for the OOM killer in the host's dmesg.",),
     }
