@@ -37,6 +37,7 @@ from instrumented_ddp.recording.exit_recorder import ExitRecorder, call_at_exit
 from instrumented_ddp.recording.metadata import find_attempt_folder, get_global_rank
 from instrumented_ddp.recording.models import ModelRegistry
 from instrumented_ddp.recording.recorder import Recorder
+from instrumented_ddp.replicas.outside import ParametersOutside
 from instrumented_ddp.replicas.replicas import ReplicaComparison
 from instrumented_ddp.watchdog.abort import IncidentError
 from instrumented_ddp.watchdog.watchdog import Watchdog
@@ -75,6 +76,8 @@ class Session:
         self.position = TrainingPosition()
         self.recorder: Recorder | None = None
         """Recorder of steps and buckets, if this process trains with DDP."""
+        self.outside: ParametersOutside | None = None
+        """Watcher of parameters in no DDP instance, if there is one."""
         self.is_provisional = False
         """True if only the environment requested this session."""
         self.is_recording = True
@@ -149,6 +152,11 @@ class Session:
         except Exception as error:
             self.disable_recording(error)
             return None
+        steps = self.recorder.steps
+        self.outside = ParametersOutside(
+            self.collectives, self.models, self.replicas, lambda: steps.step, self.disable_recording
+        )
+        self.recorder.on_model = self.outside.add_model
         self.data.on_fetch = self.recorder.on_fetch
         self._machine.use_device(device)
         atexit.unregister(self.close)  # handlers that users registered meanwhile still run after ours, as before
@@ -231,6 +239,7 @@ class Session:
         parts = (
             None if recorder is None else recorder.close,
             None if exit_recorder is None else exit_recorder.close,
+            None if self.outside is None else self.outside.close,
             self.replicas.close,
             partial(self._machine_thread.close, _DEVICE_TIMEOUT_S),
             partial(self._scheduler.close, _CLOSE_TIMEOUT_S),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Final
@@ -22,6 +22,7 @@ from overlapscope.diagnosis.evidence import (
     UnreducedCause,
     UnreducedStep,
 )
+from overlapscope.diagnosis.replica_drift import OUTSIDE_MODELS
 from overlapscope.trace.json_files import dump_json_line, replace_text, write_json
 from overlapscope.trace.schema import (
     FROZEN_FILE,
@@ -49,7 +50,7 @@ class ModelRegistry:
     def __init__(self, collectives: CollectiveRecorder) -> None:
         self._collectives = collectives
         self._count = 0
-        self._modules: dict[int, tuple[weakref.ref[torch.nn.Module], dict[str, int]]] = {}
+        self._modules: dict[int, tuple[Callable[[], torch.nn.Module | None], dict[str, int]]] = {}
         """Module and sizes of the parameters by name, by number."""
         self._unreduced: dict[tuple[int, UnreducedCause], UnreducedStep] = {}
         self._reduced_by_user_before = 0
@@ -104,6 +105,19 @@ class ModelRegistry:
             with suppress(OSError):
                 write_json(path, {"step": self._collectives.position.step, "models": frozen})
 
+    def add_outside(self, sizes: Mapping[str, int]) -> int:
+        """Register parameters in no DDP instance, by name, and return a number for them."""
+        number = OUTSIDE_MODELS + sum(model >= OUTSIDE_MODELS for model in self._modules)
+        self._modules[number] = lambda: None, dict(sizes)
+        return number
+
+    def record_outside_update(self, model: int, step: int) -> None:
+        """Record an update of parameters in no DDP instance with gradients that the user has not reduced either."""
+        site = self._collectives.call_sites.get_caller_number() if (model, "outside") not in self._unreduced else 0
+        parameters = range(len(self._modules[model][1]))
+        found = UnreducedUpdate(cause="outside", parameters=parameters, call_sites=[site], reduced_backwards=0)
+        self.record_unreduced_update(model, found, step)
+
     @property
     def unreduced(self) -> tuple[UnreducedStep, ...]:
         """Return the first updates that have used gradients of this rank alone, by model and cause."""
@@ -113,19 +127,20 @@ class ModelRegistry:
     def has_unreduced_gradients(self) -> bool:
         """Return whether other ranks are to be told: not before the next forward, or an average of models, may be."""
         return any(
-            one.cause != "incomplete"
+            one.cause not in ("incomplete", "outside")
             and (one.cause != "no_sync" or one.reduced_backwards or one.updates >= _UPDATES_BEFORE_ALARM)
             and not one.is_averaged_by_user
             for one in self.unreduced
         )
 
-    def record_unreduced_update(self, model: int, found: UnreducedUpdate) -> None:
+    def record_unreduced_update(self, model: int, found: UnreducedUpdate, step: int) -> None:
         """Record an update with gradients that were never averaged: the first of a cause, and how many follow.
 
         Args:
             found: what was found; its ``parameters`` are those of the model by their index.
+            step: step that the update belongs to.
         """
-        step, key = self._collectives.position.step, (model, found.cause)
+        key = model, found.cause
         known = self._unreduced.get(key)
         if known is not None:
             known = replace(known, updates=known.updates + 1, last_step=step)

@@ -120,6 +120,8 @@ class Recorder(EventSink):
         self._buffers: dict[tuple[int, int, str], BucketRecords] = {}
         self._has_warned = False
         self._on_update_start = on_update_start
+        self.on_model: Callable[[Iterator[torch.nn.Parameter]], None] = lambda _: None
+        """Called with all parameters of a DDP instance as it is registered."""
         self._on_unreduced_update = on_unreduced_update
         self._optimizers = OptimizerHooks(self._update_begins, self._update_ends, on_error)
         self.steps: StepTracker = StepTracker(
@@ -162,6 +164,7 @@ class Recorder(EventSink):
         self._coverage[number] = ReductionCoverage(parameters, self.collectives)
         self._gradient_checks[number] = GradientCheck(number, parameters, self._models.record_non_finite)
         self._optimizers.add(parameters)
+        self.on_model(module.parameters())
         self._write(RUN_FILE, self._run)
 
     def get_coverage(self, model: int) -> ReductionCoverage | None:
@@ -363,7 +366,7 @@ class Recorder(EventSink):
         for model, coverage in self._coverage.items():
             found = coverage.take_unreduced_update(optimizer)
             if found is not None:
-                self._models.record_unreduced_update(model, found)
+                self._models.record_unreduced_update(model, found, self.steps.step)
             if coverage.has_gap:
                 self._on_unreduced_update(model)
 

@@ -98,6 +98,29 @@ class ReplicaComparison:
             self._disable_recording(error)
         return None
 
+    def add_outside(
+        self,
+        model: int,
+        class_name: str,
+        parameters: Sequence[tuple[str, torch.nn.Parameter]],
+        counter: ReductionCounter,
+    ) -> FingerprintedReplica | None:
+        """Compare parameters in no DDP instance with those of the other ranks.
+
+        Args:
+            model: number that stands for them.
+            class_name: class of the optimizer that updates them.
+            parameters: their names, and the parameters.
+            counter: counts their updates; referenced weakly.
+        """
+        listed = [(name, "trained", parameter) for name, parameter in parameters]
+        ranks = tuple(range(dist.get_world_size()))
+        try:
+            return self._add_tensors(model, class_name, ranks, parameters[0][1].device, listed, counter)
+        except (OSError, OverlapScopeError) as error:
+            _log.warning("%s: parameters outside DDP are not compared: %s", self._folder, error)
+        return None
+
     def on_unreduced_update(self, model: int) -> None:
         """Note that a model is about to be updated with gradients that its instance has not averaged."""
         for compared in self._compared:
@@ -167,7 +190,18 @@ class ReplicaComparison:
             return None
         ranks = tuple(dist.get_process_group_ranks(ddp.process_group))
         device = next(p.device for p in ddp.module.parameters() if p.requires_grad)
-        fit, left_out = _choose_tensors(ddp, device)
+        return self._add_tensors(model, type(ddp.module).__name__, ranks, device, _list_tensors(ddp), counter)
+
+    def _add_tensors(
+        self,
+        model: int,
+        class_name: str,
+        ranks: tuple[int, ...],
+        device: torch.device,
+        listed: Sequence[tuple[str, str, torch.Tensor]],
+        counter: ReductionCounter,
+    ) -> FingerprintedReplica | None:
+        fit, left_out = _choose_tensors(listed, device)
         if len(ranks) < 2 or not fit:
             return None
         tensors = [tensor for _, _, tensor in fit]
@@ -181,7 +215,7 @@ class ReplicaComparison:
         line = {
             "model": model,
             "key": key,
-            "class": type(ddp.module).__name__,
+            "class": class_name,
             "ranks": ranks,
             "processor": describe_processor(device),
             "tensors": [(name, kind) for name, kind, _ in fit],
@@ -201,10 +235,9 @@ class ReplicaComparison:
 
 
 def _choose_tensors(
-    ddp: TorchDDP, device: torch.device
+    listed: Sequence[tuple[str, str, torch.Tensor]], device: torch.device
 ) -> tuple[list[tuple[str, str, torch.Tensor]], list[tuple[str, str]]]:
     """Return name, kind and tensor of what is fingerprinted, and name and reason of what is left out."""
-    listed = _list_tensors(ddp)
     reasons = [find_exclusion_reason(tensor, device) for _, _, tensor in listed]
     left_out = [(name, reason) for (name, _, _), reason in zip(listed, reasons, strict=True) if reason]
     return [one for one, reason in zip(listed, reasons, strict=True) if not reason], left_out

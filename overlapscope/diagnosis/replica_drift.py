@@ -135,6 +135,9 @@ def _change_at(one: OptimizerHyperparameters, update: int) -> HyperparameterChan
     return [change for change in one.changes if change.update <= update][-1]
 
 
+OUTSIDE_MODELS: Final = 1_000_000
+"""Numbers of models from here on stand for parameters that an optimizer updates and that are in no DDP instance."""
+
 TensorKind = Literal["trained", "frozen", "buffer"]
 
 _NEVER: Final = np.iinfo(np.int64).max
@@ -246,6 +249,11 @@ class ComparedReplicas:
     init_sync: bool = True
     at_end: EndComparison | None = None
     """Comparison at the end of the recordings; None if not possible."""
+
+    @property
+    def is_outside(self) -> bool:
+        """Return whether these are parameters in no DDP instance, which one optimizer updates."""
+        return self.model >= OUTSIDE_MODELS
 
 
 def summarize_latest_pass(

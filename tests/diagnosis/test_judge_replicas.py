@@ -14,9 +14,11 @@ from overlapscope.diagnosis.evidence import (
 )
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.replica_drift import (
+    OUTSIDE_MODELS,
     ComparedReplicas,
     EndComparison,
     OptimizerHyperparameters,
+    ReplicaDifference,
 )
 from overlapscope.diagnosis.verdict import Verdict
 from tests.diagnosis.jobs import (
@@ -140,6 +142,32 @@ def test_replicas_that_stay_the_same_refute_that_anything_was_not_reduced(
     assert judge(job(*ranks, groups=[ALIKE], replicas=(compared,))).kind == "healthy"
     before = replace(EQUAL, latest_step=3)  # the beginning of the step that was not reduced
     assert judge(job(*ranks, groups=[ALIKE], replicas=(before,))).kind == "not reduced"
+
+
+OUTSIDE = replace(NO_SYNC, model=OUTSIDE_MODELS, cause="outside", step=0)
+
+
+@pytest.mark.parametrize(
+    ("difference", "kind"),
+    [
+        (replace(DIFFERENCE, equal_step=0, equal_at=0, differs_step=1), "not reduced"),
+        (
+            replace(DIFFERENCE, equal_step=None, equal_at=None, differs_step=0, differs_at=0),
+            "healthy",
+        ),  # its own values
+        (replace(DIFFERENCE, was_made_equal=True), "healthy"),
+        (None, "healthy"),
+    ],
+)
+def test_parameters_outside_of_ddp_are_replicas_only_if_they_were_the_same(
+    difference: ReplicaDifference | None, kind: str
+) -> None:
+    compared = replace(DRIFTED, model=OUTSIDE_MODELS, difference=difference)
+    ranks = [rank(n, "ended", unreduced=(OUTSIDE,)) for n in range(3)]
+    verdict = judge(job(*ranks, groups=[ALIKE], replicas=(compared,)))
+    assert (verdict.kind, verdict.blamed) == (kind, ())
+    if kind == "not reduced":
+        assert (verdict.step, verdict.certainty) == (0, "likely")
 
 
 def test_models_that_the_user_averages_need_no_reduction() -> None:

@@ -26,11 +26,11 @@ def find_unreduced_gradients(facts: Facts) -> Verdict | None:
         (one, rank)
         for rank, evidence in sorted(facts.ranks.items())
         for one in evidence.unreduced
-        if not (one.is_averaged_by_user or _are_equal_since(facts, one) or _differed_before(facts, one))
+        if not one.is_averaged_by_user and _is_harmful(facts, one)
     ]
     if not found:
         return None
-    first = min((one for one, _ in found), key=lambda one: one.step)
+    first = min((one for one, _ in found), key=lambda one: (one.cause == "outside", one.step))
     steps = {rank: one for one, rank in found if (one.model, one.cause) == (first.model, first.cause)}
     ranks = tuple(steps)
     others = [rank for rank in facts.world if rank not in steps]
@@ -57,8 +57,28 @@ def note_harmless_updates(facts: Facts) -> list[str]:
     found: dict[tuple[int, str], dict[int, UnreducedStep]] = {}
     for rank, evidence in sorted(facts.ranks.items()):
         for one in evidence.unreduced:
-            found.setdefault((one.model, one.cause), {})[rank] = one
+            if one.cause != "outside":
+                found.setdefault((one.model, one.cause), {})[rank] = one
     return [text.harmless_unreduced(tuple(steps), next(iter(steps.values()))) for steps in found.values()]
+
+
+def _is_harmful(facts: Facts, one: UnreducedStep) -> bool:
+    """Return True unless replicas refute it.
+
+    Parameters in no DDP instance may be each rank's own: only if they were the same are they known to be replicas.
+    """
+    if one.cause != "outside":
+        return not (_are_equal_since(facts, one) or _differed_before(facts, one))
+    compared = _replicas_of(facts, one)
+    return compared is not None and _have_parted(compared)
+
+
+def _have_parted(one: ComparedReplicas) -> bool:
+    """Return True if parameters were the same on all ranks and are not any more."""
+    if one.difference is not None:
+        return one.difference.equal_at is not None and not one.difference.was_made_equal
+    was_equal = one.was_different is None and one.latest_step is not None
+    return was_equal and one.at_end is not None and bool(one.at_end.differing)
 
 
 def _replicas_of(facts: Facts, one: UnreducedStep) -> ComparedReplicas | None:
@@ -146,7 +166,13 @@ def note_replica_comparison(facts: Facts) -> list[str]:
 def _has_drifted_at_end(one: ComparedReplicas) -> bool:
     """Return True if parameters differ only at the end, but not all: loading a checkpoint would change all of them."""
     is_complete = one.at_end is None or not one.at_end.differing or one.at_end.is_all_trained
-    return not is_complete and one.difference is None and one.was_different is None and one.comm_hook is None
+    return (
+        not is_complete
+        and not one.is_outside
+        and one.difference is None
+        and one.was_different is None
+        and one.comm_hook is None
+    )
 
 
 def _differ_at_end(facts: Facts, one: ComparedReplicas) -> Verdict:
@@ -167,6 +193,8 @@ def _differ_at_end(facts: Facts, one: ComparedReplicas) -> Verdict:
 def _has_drifted(one: ComparedReplicas) -> bool:
     if one.difference is None or one.difference.was_made_equal:
         return False
+    if one.is_outside and one.difference.equal_at is None:  # perhaps never meant to be the same
+        return False
     return _AVERAGED_ON_PURPOSE not in (one.comm_hook or "")
 
 
@@ -185,4 +213,4 @@ def _bucket(compared: ComparedReplicas, difference: ReplicaDifference) -> int | 
 
 
 def _model_text(facts: Facts, compared: ComparedReplicas) -> str:
-    return text.model_text(compared, len(facts.evidence.replicas))
+    return text.model_text(compared, sum(not one.is_outside for one in facts.evidence.replicas))

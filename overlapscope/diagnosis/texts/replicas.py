@@ -32,12 +32,23 @@ def unreduced(ranks: Sequence[int], step: UnreducedStep, *, is_proven: bool, may
     return {
         "sentence": f"{capitalize(rank_list(ranks))} stepped the optimizer in step {step.step} with gradients "
         f"that were {_not_reduced_text(step)}, so the replicas drift apart.",
-        "alternative": "the models may be averaged every few steps on purpose, which no collective so far has done"
-        if may_be_averaged
-        else "",
+        "alternative": _alternative(step, may_be_averaged=may_be_averaged),
         "evidence": tuple(evidence),
         "advice": (_UNREDUCED_ADVICE[step.cause],),
     }
+
+
+def _alternative(step: UnreducedStep, *, may_be_averaged: bool) -> str:
+    if step.cause == "outside":
+        return _MEANT_TO_DIFFER
+    return (
+        "the models may be averaged every few steps on purpose, which no collective so far has done" * may_be_averaged
+    )
+
+
+_MEANT_TO_DIFFER: Final = (
+    "each rank may be meant to have its own values of these parameters, which are in no DDP instance"
+)
 
 
 def _not_reduced_text(step: UnreducedStep) -> str:
@@ -48,6 +59,8 @@ def _not_reduced_text(step: UnreducedStep) -> str:
         return f"not all reduced: {of} came after the reduction"
     if step.cause == "hooks lost":
         return f"never reduced{', from a backward' if at else ''}{at}: DDP's hooks on {_count_text(step)} were gone"
+    if step.cause == "outside":
+        return f"never reduced{at}: {_count_text(step)} ({_names_text(step)}) {_is(step)} in no DDP instance"
     if step.cause == "incomplete":
         return f"never reduced{', from a backward' if at else ''}{at}: a bucket never had all its gradients"
     return f"never reduced{', from a backward' if at else ''}{at}{' under no_sync()' * (step.cause == 'no_sync')}"
@@ -57,12 +70,21 @@ def _count_text(step: UnreducedStep) -> str:
     return count_of(step.parameter_count, "parameter")
 
 
+def _is(step: UnreducedStep) -> str:
+    return "is" if step.parameter_count == 1 else "are"
+
+
+def _names_text(step: UnreducedStep) -> str:
+    hidden = step.parameter_count - len(step.parameters)
+    return first_few((*step.parameters, *[""] * hidden))
+
+
 def _gradients_text(step: UnreducedStep) -> str:
+    if step.cause == "outside":
+        return f"The gradients of {_names_text(step)}"
     if not step.parameter_count:
         return f"Gradients of model {step.model}"
-    hidden = step.parameter_count - len(step.parameters)
-    names = first_few((*step.parameters, *[""] * hidden))
-    return f"The gradients of {_count_text(step)} of model {step.model} ({names})"
+    return f"The gradients of {_count_text(step)} of model {step.model} ({_names_text(step)})"
 
 
 _EVIDENCE: Final[dict[UnreducedCause, str]] = {
@@ -74,7 +96,7 @@ _EVIDENCE: Final[dict[UnreducedCause, str]] = {
     "incomplete": "{gradients} had arrived, and others that their bucket waits for had not, so nothing was averaged.",
     "hooks lost": "{gradients} have no hook of DDP any more: casting or moving the module after DDP() has wrapped it "
     "makes autograd drop them, and nothing is reduced from then on.",
-    "outside": "{gradients} belong to no DDP instance, and no collective has averaged them.",
+    "outside": "{gradients} were in no bucket, and no other collective of their size was launched between two updates.",
 }
 _UNREDUCED_ADVICE: Final[dict[UnreducedCause, str]] = {
     "bypassed": "Call the DDP object itself, not its .module; run the last backward outside no_sync().",
@@ -103,6 +125,8 @@ def harmless_unreduced(ranks: Sequence[int], step: UnreducedStep) -> str:
 
 def model_text(one: ComparedReplicas, models: int) -> str:
     """Format a model, by its number if there are several."""
+    if one.is_outside:
+        return f"no DDP instance, which {one.class_name} updates,"
     return f"the model ({one.class_name})" if models == 1 else f"model {one.model} ({one.class_name})"
 
 
@@ -207,7 +231,7 @@ def _advice_on(names: Sequence[str]) -> str:
 
 
 def _alternatives(compared: ComparedReplicas, difference: ReplicaDifference) -> list[str]:
-    found = []
+    found = [_MEANT_TO_DIFFER] if compared.is_outside else []
     if len(compared.processors) > 1 and difference.differs_at > 0:
         processors = "; ".join(f"{name} on {rank_list(ranks)}" for name, ranks in compared.processors.items())
         found.append(
@@ -255,6 +279,8 @@ def comparison_notes(one: ComparedReplicas, model: str) -> list[str]:
         notes.append(
             f"Parameters of {model} differ between ranks, but had been made equal again before, as by averaging models."
         )
+    elif one.difference is not None and one.is_outside:
+        notes.append(_own_values_note(one, one.difference.names))
     elif one.difference is not None:
         notes.append(f"Parameters of {model} differ between ranks, as {one.comm_hook} lets them.")
     elif one.latest_step is not None:
@@ -266,6 +292,14 @@ def comparison_notes(one: ComparedReplicas, model: str) -> list[str]:
         names = first_few(one.buffers.names)
         notes.append(f"Buffers of {model} differ between ranks ({names}), as broadcast_buffers is off.")
     return notes
+
+
+def _own_values_note(one: ComparedReplicas, names: Sequence[str]) -> str:
+    return (
+        f"{count_of(len(names), 'parameter')} that {one.class_name} updates ({first_few(names)}) "
+        f"{plural(names, 'is', 'are')} in no DDP instance, and {plural(names, 'was', 'were')} not the same on "
+        f"{rank_list(one.ranks)} from the first update on: each rank trains its own."
+    )
 
 
 def _equal_notes(one: ComparedReplicas, model: str) -> list[str]:
