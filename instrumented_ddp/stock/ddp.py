@@ -194,6 +194,8 @@ class StockModelObserver:
             communicator.waited(collective)
         self._launched.clear()
         self._recorder.steps.leave(Phase.FINALIZE)
+        if not self.is_reduced:
+            return  # the second backward after one forward: the reducer has left it out
         if self._next_bucket < len(self._elements) and not self._may_skip_buckets:
             return  # gradients are missing: the reducer still waits for them, and will raise at the next forward
         self.is_reduced = False

@@ -172,8 +172,9 @@ def test_parameters_outside_of_ddp_are_replicas_only_if_they_were_the_same(
 
 def test_models_that_the_user_averages_need_no_reduction() -> None:
     ranks = [rank(n, "ended", unreduced=(replace(NO_SYNC, is_averaged_by_user=True),)) for n in range(3)]
-    averaged = replace(DRIFTED, difference=replace(DIFFERENCE, was_made_equal=True))
-    assert judge(job(*ranks, groups=[ALIKE], replicas=(averaged,))).kind == "healthy"
+    for was_made_equal in (True, False):  # fingerprints may be taken between two averages alone
+        averaged = replace(DRIFTED, difference=replace(DIFFERENCE, was_made_equal=was_made_equal))
+        assert judge(job(*ranks, groups=[ALIKE], replicas=(averaged,))).kind == "healthy"
 
 
 def test_updates_without_any_reduction_are_certain_once_they_have_ended_apart() -> None:

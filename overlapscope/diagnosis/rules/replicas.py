@@ -120,7 +120,7 @@ def _are_equal_since(facts: Facts, one: UnreducedStep) -> bool:
 
 def find_replica_drift(facts: Facts) -> Verdict | None:
     """Find the first model whose parameters differ between ranks, unless they are made equal now and then."""
-    found = [one for one in facts.evidence.replicas if _has_drifted(one)]
+    found = [one for one in _comparisons(facts) if _has_drifted(one)]
     if not found:
         return None
     compared = min(found, key=lambda one: one.difference.differs_step)  # type: ignore[union-attr]
@@ -155,12 +155,23 @@ def find_replica_drift(facts: Facts) -> Verdict | None:
 
 def find_replica_drift_at_end(facts: Facts) -> Verdict | None:
     """Find the first model whose parameters were equal in all comparisons, but differ when recordings end."""
-    return next((_differ_at_end(facts, one) for one in facts.evidence.replicas if _has_drifted_at_end(one)), None)
+    return next((_differ_at_end(facts, one) for one in _comparisons(facts) if _has_drifted_at_end(one)), None)
 
 
 def note_replica_comparison(facts: Facts) -> list[str]:
     """Return the results of the comparison for a healthy job."""
     return [note for one in facts.evidence.replicas for note in text.comparison_notes(one, _model_text(facts, one))]
+
+
+def _comparisons(facts: Facts) -> list[ComparedReplicas]:
+    """Return the comparisons of the models that the user does not average now and then."""
+    return [one for one in facts.evidence.replicas if not _is_averaged(facts, one)]
+
+
+def _is_averaged(facts: Facts, one: ComparedReplicas) -> bool:
+    """Return True if the user's collectives have averaged a model after updates without a reduction."""
+    steps = chain.from_iterable(evidence.unreduced for evidence in facts.ranks.values())
+    return any(step.model == one.model and step.is_averaged_by_user for step in steps)
 
 
 def _has_drifted_at_end(one: ComparedReplicas) -> bool:

@@ -282,7 +282,8 @@ def comparison_notes(one: ComparedReplicas, model: str) -> list[str]:
     elif one.difference is not None and one.is_outside:
         notes.append(_own_values_note(one, one.difference.names))
     elif one.difference is not None:
-        notes.append(f"Parameters of {model} differ between ranks, as {one.comm_hook} lets them.")
+        why = f"{one.comm_hook} lets them" if one.comm_hook else "models do that are averaged every few steps"
+        notes.append(f"Parameters of {model} differ between ranks, as {why}.")
     elif one.latest_step is not None:
         notes += _equal_notes(one, model)
     if one.was_different is not None:
