@@ -43,6 +43,11 @@ class LoopTracker:
         """Code and line of each frame by its identity, so that frames are not kept alive. The code is compared as well,
         since a later frame may have the same identity."""
 
+    @property
+    def step(self) -> int:
+        """Return the number of updates so far."""
+        return self._position.step
+
     def on_forward_start(self) -> None:
         """Store the lines of all frames that may be loops, at the start of a training forward."""
         self._has_seen_forward = True

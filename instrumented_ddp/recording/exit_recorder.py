@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import functools
+import logging
 import multiprocessing
 import os
 import pickle
@@ -37,6 +38,7 @@ from overlapscope.trace.schema import ENDED_FILE
 
 _EXITS: Final = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
 """Functions that scripts call to exit; the last two exist only if ``site`` was imported."""
+_OUR_THREADS: Final = "overlapscope-"
 _MAX_EXIT_TEXT: Final = 2_000
 """Maximum number of characters kept of the argument of ``sys.exit``."""
 
@@ -59,13 +61,18 @@ class ExitRecorder:
         self._unrecorded_because: str | None = None
         self._hook_before = sys.excepthook
         sys.excepthook = self._uncaught
-        self._exits_before = {(module, name): getattr(module, name) for module, name in _EXITS if hasattr(module, name)}
-        self._exits = {location: self._wrap_exit(before) for location, before in self._exits_before.items()}
+        known: list[tuple[Any, str]] = [each for each in _EXITS if hasattr(*each)]
+        wraps: dict[tuple[Any, str], Callable[[Any], Any]] = dict.fromkeys(known, self._wrap_exit)
+        wraps |= {(os, "_exit"): self._wrap_immediate_exit, (logging.Logger, "handle"): self._wrap_log}
+        self._exits_before: dict[tuple[Any, str], Any] = {each: getattr(*each) for each in wraps}
+        self._exits = {each: wrap(self._exits_before[each]) for each, wrap in wraps.items()}
         for (module, name), noting in self._exits.items():
             setattr(module, name, noting)
         self.exit_call: ExitCall | None = None
         """Latest call of ``sys.exit`` or ``exit``."""
         self._file_of_spawn = _find_spawn_error_file()
+        self._logged: tuple[int, Failure] | None = None
+        """Latest exception that was logged, and the step of that."""
 
     def note_recording_end(self, why: str) -> None:
         """Note that the process continues unrecorded, so that only its end will be known.
@@ -78,6 +85,7 @@ class ExitRecorder:
 
     def close(self) -> None:
         """Write how the process, or its recording, ends. May be called twice."""
+        missed = self._find_missed_error()
         if sys.excepthook == self._uncaught:
             sys.excepthook = self._hook_before
         for (module, name), noting in self._exits.items():
@@ -90,7 +98,9 @@ class ExitRecorder:
             self._write_end(_failure_to_json(describe_failure(error, error.__traceback__, self._loop)))
             return
         text = _read_spawn_error(self._file_of_spawn)
-        if text is None:
+        if missed is not None:
+            self._on_failure(describe_failure(missed, missed.__traceback__, self._loop))
+        elif text is None:
             has_lost_parent = self._file_of_spawn is not None and os.getppid() != self._parent
             self._write_end({"how": "ended", "has_lost_parent": has_lost_parent} | _exit_call_to_json(self.exit_call))
         else:  # torch.multiprocessing.spawn has caught it, and no hook was called
@@ -116,12 +126,53 @@ class ExitRecorder:
 
         return note_and_exit
 
+    def _wrap_immediate_exit(self, before: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
+        """Wrap ``os._exit``, after which nothing more is written, to write its call."""
+
+        @functools.wraps(before)
+        def write_and_exit(status: int) -> NoReturn:
+            is_ours = threading.current_thread().name.startswith(_OUR_THREADS)
+            if os.getpid() == self._pid and not self._is_written and not is_ours:
+                with suppress(Exception):
+                    self._note_exit_call(status)
+                    self._write_end({"how": "ended"} | _exit_call_to_json(self.exit_call))
+                    if status and self.exit_call is not None and self.exit_call.caught is not None:
+                        self._on_exception(self.exit_call.caught)
+            before(status)
+
+        return write_and_exit
+
+    def _wrap_log(self, before: Callable[..., None]) -> Callable[..., None]:
+        """Wrap the method of loggers that handles records, to note the exceptions among them."""
+
+        @functools.wraps(before)
+        def note_and_handle(logger: logging.Logger, record: logging.LogRecord) -> None:
+            if record.exc_info and (error := record.exc_info[1]) is not None:
+                with suppress(Exception):
+                    self._logged = self._loop.step, describe_failure(error, error.__traceback__, self._loop)
+            before(logger, record)
+
+        return note_and_handle
+
+    def _find_missed_error(self) -> BaseException | None:
+        """Return what ended the process if our hook was replaced, as by ``rich``; Python keeps it for debuggers."""
+        if sys.excepthook == self._uncaught or hasattr(sys, "ps1") or os.getpid() != self._pid:
+            return None
+        error = getattr(sys, "last_value", None)
+        return error if isinstance(error, BaseException) and not isinstance(error, SystemExit) else None
+
+    def _find_cause(self, status: object) -> Failure | None:
+        """Return the exception that is being handled in a call of an exit function, or was logged in this step."""
+        error = sys.exception() or self._find_missed_error()
+        if error is not None:
+            return describe_failure(error, error.__traceback__, self._loop)
+        is_recent = self._logged is not None and self._logged[0] == self._loop.step
+        return self._logged[1] if self._logged is not None and is_recent and status not in (None, 0) else None
+
     def _note_exit_call(self, status: object) -> None:
         if threading.current_thread() is threading.main_thread():
             with suppress(Exception):
-                error = sys.exception()
-                trace = None if error is None else error.__traceback__
-                caught = None if error is None else describe_failure(error, trace, self._loop)
+                caught = self._find_cause(status)
                 # The interpreter prints a status that is not a number, and exits with 1.
                 number = status if isinstance(status, int) else int(status is not None)
                 frame = find_user_frame(sys._getframe(2))
