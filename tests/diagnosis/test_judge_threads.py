@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,9 @@ def mixed(*metric_at: int, is_by_thread: bool = True, exit_status: int | None = 
     }
     if not is_by_thread:
         windows = {one: tuple(replace(each, flags=0) for each in window) for one, window in windows.items()}
-    differs = {"first_divergence": min(metric_at), "divergence": "signature"} if len({*metric_at}) > 1 else {}
+    differs: dict[str, Any] = (
+        {"first_divergence": min(metric_at), "divergence": "signature"} if len({*metric_at}) > 1 else {}
+    )
     ranks = [rank(one, "failed", failure=CLOSED) for one in range(len(metric_at) - 1)]
     ranks.append(rank(len(ranks), "gone", exit_status=exit_status))
     return job(*ranks, groups=[group(windows, **differs)])
