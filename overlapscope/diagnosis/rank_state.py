@@ -265,12 +265,13 @@ def read_rank(
     alive_ns = _alive_ns(left)
     own_exit = find_exit(begun.where, exits)
     end = _find_end(rank, ended, own_exit, has_report=bool(left.reports), alive_ns=alive_ns)
+    has_lost_logs = begun.has_joined and folder.has(SIGNATURES_FILE) and not has_collective_logs(path)
     if has_gone_on and state_before is not None:
-        end = replace(end, liveness=_combine(state_before, end))
+        is_unknown = has_lost_logs and state_before not in LIVE_STATES  # whether it closed them is unknown
+        end = replace(end, liveness=_combine("unknown" if is_unknown else state_before, end))
     else:
         has_record = folder.has(ENDED_FILE)
         has_lost_record = not ended and (has_record or is_closed)
-        has_lost_logs = begun.has_joined and folder.has(SIGNATURES_FILE) and not has_collective_logs(path)
         is_unknown = has_lost_record or (has_lost_logs and not ended)
         recorded = _recorded_liveness(ended, begun.where)
         recorded = "unknown" if is_unknown and recorded not in LIVE_STATES else recorded
@@ -286,6 +287,9 @@ def read_rank(
             is_working=seen.is_working,
         )
     _report_missing_log(folder, begun, left, end)
+    if latest is not None and not folder.has(SIGNATURES_FILE):
+        text = f"{path / SIGNATURES_FILE}: missing; what this rank launched is unknown"
+        folder.problems.append(Problem("error", text))
     boot = begun.where.get("boot_id")
     return RankState(
         evidence=_add_idle_time(evidence, begun, left.records, latest, alive_ns),

@@ -37,6 +37,7 @@ AT_NIGHT = {
     "app": "--sizes 2x20 --users 2 --moves 1",
     "auto_buckets": "--model tiny --link loopback --rounds 1",
     "chaos": "--seed 284 --folder FOLDER",
+    "damage": "FOLDER --faults uneven-data --cases 4",
     "healthy_recordings": "FOLDER --recordings 1 --steps 6 --busy 1",
     "injected_faults": "FOLDER none slow_data --steps 25",
     "intervals": "--recordings 4 --steps 12 --jobs 1",

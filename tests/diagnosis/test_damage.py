@@ -1,0 +1,202 @@
+"""Whatever is lost of a recording, no rank is accused that has done nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from overlapscope.cli.main import main
+from overlapscope.diagnosis.from_recording import read_evidence
+from overlapscope.diagnosis.judge import judge
+from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.collective_log import ENTRY_BYTES, group_file
+from overlapscope.trace.json_files import write_json
+from overlapscope.trace.manifest import write_manifest
+from overlapscope.trace.process_files import write_exit
+from overlapscope.trace.schema import (
+    ENDED_FILE,
+    HEADER_BYTES,
+    JOINING_FILE,
+    RANK_FILE,
+    SIGNATURES_FILE,
+    rank_folder,
+)
+from tests.damage import DAMAGES, DEPTH, Damage
+from tests.ordered import BEGIN_NS, end, fail, steps, write_order
+
+GUILTY = 1
+TIMED_OUT = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation to complete"
+DEEP = "[" * DEPTH
+
+
+def verdict_on(folder: Path) -> Verdict:
+    return judge(read_evidence(folder)[0])
+
+
+def uneven(folder: Path, *, began_ns: int = BEGIN_NS) -> Path:
+    """Rank 1 left its loop after five steps; the others waited in the sixth until their time was up."""
+    waiting = [*steps(5), replace(steps(1, first=5)[0], state="launched")]
+    write_order(folder, {0: waiting, GUILTY: steps(5), 2: waiting})
+    end(folder, [GUILTY])
+    for victim in (0, 2):
+        fail(folder, victim, "RuntimeError", TIMED_OUT)
+    for rank in range(3):
+        path = rank_folder(folder, rank) / RANK_FILE
+        where = json.loads(path.read_text()) | {"pid": 100 + rank}
+        where["clock_samples"][0]["monotonic_ns"] = began_ns
+        write_json(path, where)
+        write_manifest(rank_folder(folder, rank))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A recording, and one of another run."""
+    folder = tmp_path_factory.mktemp("jobs")
+    return uneven(folder / "job"), uneven(folder / "other", began_ns=10**12)
+
+
+def test_the_job_as_it_is(jobs: tuple[Path, Path]) -> None:
+    verdict = verdict_on(jobs[0])
+    assert (verdict.kind, verdict.blamed) == ("uneven inputs", (GUILTY,))
+
+
+@given(seed=st.integers(0, 2**32), damages=st.lists(st.sampled_from(DAMAGES), min_size=1, max_size=3))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_damage_accuses_another_rank(
+    jobs: tuple[Path, Path], tmp_path: Path, seed: int, damages: list[Damage]
+) -> None:
+    copy, random_ = tmp_path / "copy", random.Random(seed)
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(jobs[0], copy)
+    done = [damage(random_, copy, jobs[1]) for damage in damages]
+    try:
+        verdict = verdict_on(copy)
+    except OverlapScopeError:
+        return
+    assert {*verdict.named} <= {GUILTY}, (done, verdict.sentence)
+    assert verdict.kind != "healthy", done
+
+
+@pytest.mark.parametrize("lost", [(0,), (0, 2)])
+def test_a_victim_whose_ending_is_lost_is_not_blamed_for_its_status(tmp_path: Path, lost: tuple[int, ...]) -> None:
+    uneven(tmp_path)
+    for rank in lost:
+        (rank_folder(tmp_path, rank) / ENDED_FILE).unlink()
+    exits = tmp_path / "exits_node0_1.jsonl"
+    write_exit(tmp_path, 100, 1)
+    [path] = tmp_path.glob("exits_*.jsonl")
+    line = json.loads(path.read_text()) | {"boot_id": "synthetic", "time_ns": 9 * BEGIN_NS}
+    path.unlink()
+    exits.write_text(json.dumps({name: value for name, value in line.items() if name != "crc32"}) + "\n")
+    assert {*verdict_on(tmp_path).named} <= {GUILTY}
+
+
+def test_a_rank_whose_log_is_lost_was_not_late(tmp_path: Path) -> None:
+    """Of the log of rank 0, and then of a part of it."""
+    uneven(tmp_path)
+    path = rank_folder(tmp_path, 0) / group_file(0)
+    data = path.read_bytes()
+    path.unlink()
+    assert 0 not in verdict_on(tmp_path).concerned or not verdict_on(tmp_path).named
+    path.write_bytes(data[: HEADER_BYTES + 9 * ENTRY_BYTES])
+    assert {*verdict_on(tmp_path).named} <= {GUILTY}
+
+
+def test_a_folder_of_another_run_is_left_out(jobs: tuple[Path, Path], tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(jobs[0], copy)
+    shutil.rmtree(rank_folder(copy, 2))
+    shutil.copytree(rank_folder(jobs[1], 2), rank_folder(copy, 2))
+    evidence, _ = read_evidence(copy)
+    assert (2 in evidence.ranks, len(evidence.gaps)) == (False, 2)
+    verdict = judge(evidence)
+    assert (verdict.kind, verdict.blamed) == ("uneven inputs", (GUILTY,))
+
+
+def test_of_two_ranks_of_different_runs_nothing_is_compared(jobs: tuple[Path, Path], tmp_path: Path) -> None:
+    for rank, job in enumerate(jobs):
+        shutil.copytree(rank_folder(job, rank), rank_folder(tmp_path, rank))
+    evidence, _ = read_evidence(tmp_path)
+    verdict = judge(evidence)
+    assert (verdict.kind, verdict.named, len(evidence.ranks)) == ("cannot tell", (), 0)
+
+
+def test_folders_with_each_others_names_are_left_out(jobs: tuple[Path, Path], tmp_path: Path) -> None:
+    for rank, other in ((0, 0), (1, 2), (2, 1)):
+        shutil.copytree(rank_folder(jobs[0], rank), rank_folder(tmp_path, other))
+    evidence, _ = read_evidence(tmp_path)
+    assert ([*evidence.ranks], judge(evidence).named) == ([0], ())
+
+
+def test_an_ending_that_is_another_ranks_is_left_out(tmp_path: Path) -> None:
+    uneven(tmp_path)
+    shutil.copy(rank_folder(tmp_path, GUILTY) / ENDED_FILE, rank_folder(tmp_path, 0) / ENDED_FILE)
+    evidence, _ = read_evidence(tmp_path)
+    assert (evidence.ranks[0].liveness, len(evidence.gaps)) == ("unknown", 1)
+    assert judge(evidence).blamed == (GUILTY,)
+
+
+def test_what_nobody_knows_is_no_difference(tmp_path: Path) -> None:
+    """Lines that are lost, of two ranks that agree with a third one up to where these differ."""
+    more = [*steps(5), *steps(1, first=6)]
+    end(write_order(tmp_path, {0: steps(6), 1: more, 2: steps(6)}), range(3))
+    for rank in (0, 2):
+        (rank_folder(tmp_path, rank) / SIGNATURES_FILE).unlink()
+    verdict = verdict_on(tmp_path)
+    assert (verdict.kind, verdict.named) == ("cannot tell", ())
+
+
+def test_folders_without_anything_of_a_rank_are_none(jobs: tuple[Path, Path], tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(jobs[0], copy)
+    for rank in range(3, 30):
+        rank_folder(copy, rank).mkdir()
+    rank_folder(copy, 30).symlink_to(".")
+    assert [*read_evidence(copy)[0].ranks] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("command", ["diagnose", "summary"])
+@pytest.mark.parametrize("how", ["pipe", "device", "folder", "deep"])
+def test_no_file_keeps_a_command_waiting(
+    jobs: tuple[Path, Path], tmp_path: Path, how: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(jobs[0], copy)
+    for path in [each for each in rank_folder(copy, 2).iterdir() if each.is_file()]:
+        path.unlink()
+        if how == "pipe":
+            os.mkfifo(path)
+        elif how == "folder":
+            path.mkdir()
+        elif how == "device":
+            path.symlink_to("/dev/zero")
+        else:
+            path.write_text(DEEP)
+    assert main([command, str(copy)]) in (1, 2)
+    assert capsys.readouterr().err
+
+
+def test_a_name_commands_no_terminal(
+    jobs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "evil\x1b[2J\n\u202e"
+    shutil.copytree(jobs[0], copy)
+    (rank_folder(copy, 0) / JOINING_FILE).write_text("{")
+    main(["diagnose", str(copy)])
+    main(["summary", str(copy)])
+    main(["diagnose", str(copy / "nowhere")])
+    said = capsys.readouterr()
+    text = said.out + said.err
+    assert "evil" in text
+    assert all(c.isprintable() or c == "\n" for c in text)
+    assert "evil\\x1b[2J\\n\\u202e" in text
