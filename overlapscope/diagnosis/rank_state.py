@@ -265,17 +265,11 @@ def read_rank(
     alive_ns = _alive_ns(left)
     own_exit = find_exit(begun.where, exits)
     end = _find_end(rank, ended, own_exit, has_report=bool(left.reports), alive_ns=alive_ns)
-    has_lost_logs = begun.has_joined and folder.has(SIGNATURES_FILE) and not has_collective_logs(path)
-    if has_gone_on and state_before is not None:
-        is_unknown = has_lost_logs and state_before not in LIVE_STATES  # whether it closed them is unknown
-        end = replace(end, liveness=_combine("unknown" if is_unknown else state_before, end))
-    else:
-        has_record = folder.has(ENDED_FILE)
-        has_lost_record = not ended and (has_record or is_closed)
-        is_unknown = has_lost_record or (has_lost_logs and not ended)
-        recorded = _recorded_liveness(ended, begun.where)
-        recorded = "unknown" if is_unknown and recorded not in LIVE_STATES else recorded
-        end = replace(end, liveness=_combine(recorded, end), is_end_lost=has_lost_record)
+    is_record_lost = not has_gone_on and not ended and (folder.has(ENDED_FILE) or is_closed)
+    state = state_before if has_gone_on and state_before is not None else _recorded_liveness(ended, begun.where)
+    if (is_record_lost or _has_lost_logs(folder, begun, ended)) and state not in LIVE_STATES:
+        state = "unknown"
+    end = replace(end, liveness=_combine(state, end), is_end_lost=is_record_lost)
     position = _find_position(begun, ended, left, latest, exits, seen=seen, stacks=stacks)
     position = _add_rejoining(position, begun.rejoining)
     evidence = replace(_add_files(end, folder, begun, left, position), stacks=stacks)
@@ -287,9 +281,7 @@ def read_rank(
             is_working=seen.is_working,
         )
     _report_missing_log(folder, begun, left, end)
-    if latest is not None and not folder.has(SIGNATURES_FILE):
-        text = f"{path / SIGNATURES_FILE}: missing; what this rank launched is unknown"
-        folder.problems.append(Problem("error", text))
+    _report_missing_signatures(folder, has_launched=latest is not None)
     boot = begun.where.get("boot_id")
     return RankState(
         evidence=_add_idle_time(evidence, begun, left.records, latest, alive_ns),
@@ -543,6 +535,17 @@ def _report_missing_log(folder: RankFolder, begun: _BegunFiles, left: _LeftFiles
         return
     text = f"{folder.path / EVENTS_FILE}: missing; this rank trained with a model"
     folder.problems.append(Problem("error", text))
+
+
+def _report_missing_signatures(folder: RankFolder, *, has_launched: bool) -> None:
+    if has_launched and not folder.has(SIGNATURES_FILE):
+        text = f"{folder.path / SIGNATURES_FILE}: missing; what this rank launched is unknown"
+        folder.problems.append(Problem("error", text))
+
+
+def _has_lost_logs(folder: RankFolder, begun: _BegunFiles, ended: dict[str, Any]) -> bool:
+    """Return True if a rank has launched collectives and their logs are gone: whether it closed them is unknown."""
+    return begun.has_joined and not ended and folder.has(SIGNATURES_FILE) and not has_collective_logs(folder.path)
 
 
 def _lifetime(

@@ -174,8 +174,7 @@ def _rank_folders_in(path: Path) -> dict[int, Path]:
         )
     if not path.is_dir():
         raise OverlapScopeError(f"{path}: this is a file; give the folder that 'overlapscope record -o' wrote")
-    named = [folder for folder in path.glob("rank_*") if is_rank_folder_name(folder.name) and folder.is_dir()]
-    found = [folder for folder in named if _holds_files_of_a_rank(folder)]
+    found = [folder for folder in path.glob("rank_*") if _is_rank_folder(folder)]
     if found:
         return dict(sorted((int(folder.name.removeprefix("rank_")), folder) for folder in found))
     runs = sorted({folder.parent.name for folder in path.glob("*/rank_*") if folder.is_dir()})
@@ -187,9 +186,10 @@ def _rank_folders_in(path: Path) -> dict[int, Path]:
     raise OverlapScopeError(f"{path}: {what}; record a run with 'overlapscope record -o FOLDER -- torchrun ...'")
 
 
-def _holds_files_of_a_rank(folder: Path) -> bool:
-    """Return whether there is anything of a rank in a folder: one without is no trace of a rank."""
-    return any(find_file_kind(path.name) is not None for path in folder.iterdir())
+def _is_rank_folder(folder: Path) -> bool:
+    """Return whether a folder has the name of a rank's, and anything of a rank in it."""
+    is_one = is_rank_folder_name(folder.name) and folder.is_dir()
+    return is_one and any(find_file_kind(path.name) is not None for path in folder.iterdir())
 
 
 def has_collective_logs(folder: Path) -> bool:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+from io import BufferedReader
 from pathlib import Path
 from stat import S_ISREG
-from typing import BinaryIO, cast
+from typing import cast
 
 
-def open_regular_file(path: Path) -> BinaryIO:
+def open_regular_file(path: Path) -> BufferedReader:
     """Open a file for reading, without waiting.
 
     Raises:
         OSError: it can't be opened, or it is a folder, a pipe, a device or a socket.
     """
     if not isinstance(path, Path):  # on remote storage
-        return cast(BinaryIO, path.open("rb"))
+        return cast(BufferedReader, path.open("rb"))
     return os.fdopen(open_descriptor(path), "rb")
 
 

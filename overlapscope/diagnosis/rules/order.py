@@ -66,8 +66,7 @@ def find_divergence(facts: Facts) -> Verdict | None:
     group = min(differing, key=_divergence_sort_key, default=None)
     if group is None or (number := group.first_divergence) is None:
         return None
-    at_number = group.entries_at(group.first_divergence)
-    at_number = {rank: entry for rank, entry in at_number.items() if entry.signature.op != UNKNOWN_OP}
+    at_number = _known_at(group, number)
     sides = _sides(group, at_number)
     if len(sides) < 2:
         return None
@@ -100,6 +99,12 @@ def find_divergence(facts: Facts) -> Verdict | None:
         call_sites=known_sites({rank: sites.get(rank) for rank in shown}),
         windows=group.windows_of(shown),
     )
+
+
+def _known_at(group: GroupOrder, number: int) -> dict[int, Entry]:
+    """Return the entries with this number, without those of which nobody knows what they were."""
+    found = group.entries_at(number)
+    return {rank: entry for rank, entry in found.items() if entry.signature.op != UNKNOWN_OP}
 
 
 def _bucket_of(*entries: Entry) -> int | None:

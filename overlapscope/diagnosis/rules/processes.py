@@ -44,7 +44,7 @@ def find_failure(facts: Facts) -> Verdict | None:
             is_alike=own.keys() == {*facts.world}
             and len({(failed.type, failed.call_site) for failed in own.values()}) == 1,
         ),
-        blamed=() if is_disagreement(failure) else _unless_all(facts, own),
+        blamed=_unless_all(facts, own, failure),
         concerned=(*own, *rest),
         step=_step_of(one),
         call_sites=known_sites({rank: failed.call_site for rank, failed in own.items()}),
@@ -53,13 +53,11 @@ def find_failure(facts: Facts) -> Verdict | None:
 
 def find_error_exit(facts: Facts) -> Verdict | None:
     """Find ranks whose exit status indicates a failure, although no exception ended them."""
-    own = [rank for rank, one in sorted(facts.ranks.items()) if _has_exited_with_an_error(one)]
-    own = [rank for rank in own if not _may_be_consequence(facts, rank)]
+    own = _find_own_exits(facts)
     if not own:
         return None
     first = min(own, key=lambda rank: facts.ranks[rank].ended_ns or 0)
     one = facts.ranks[first]
-    is_end_known = not any(facts.ranks[rank].is_end_lost for rank in own)
     is_memory = one.exit_call is not None and _is_of_memory(one.exit_call.caught)
     rest = [rank for rank, other in sorted(facts.ranks.items()) if _ended_as_consequence(other)]
     signaled = [rank for rank in rest if _was_only_signaled(facts.ranks[rank])]
@@ -71,13 +69,18 @@ def find_error_exit(facts: Facts) -> Verdict | None:
             failed=[rank for rank in rest if rank not in signaled],
             signaled=signaled,
             is_memory=is_memory,
-            is_end_known=is_end_known,
+            is_end_known=not any(facts.ranks[rank].is_end_lost for rank in own),
         ),
         blamed=_unless_all(facts, own),
         concerned=tuple(sorted({*own, *rest})),
         step=_step_of(one),
         call_sites=known_sites({first: _exit_line(one)}),
     )
+
+
+def _find_own_exits(facts: Facts) -> list[int]:
+    exited = [rank for rank, one in sorted(facts.ranks.items()) if _has_exited_with_an_error(one)]
+    return [rank for rank in exited if not _may_be_consequence(facts, rank)]
 
 
 def _has_exited_with_an_error(one: RankEvidence) -> bool:
@@ -257,9 +260,9 @@ def _is_of_memory(failure: Failure | None) -> bool:
     return failure.type.rpartition(".")[2] in _MEMORY_ERRORS or _OUT_OF_MEMORY.search(failure.message) is not None
 
 
-def _unless_all(facts: Facts, ranks: Iterable[int]) -> tuple[int, ...]:
-    """Return the ranks to blame: none if the same happened to all."""
-    blamed = tuple(ranks)
+def _unless_all(facts: Facts, ranks: Iterable[int], failure: Failure | None = None) -> tuple[int, ...]:
+    """Return the ranks to blame: none if the same happened to all, or if they failed because ranks disagree."""
+    blamed = () if failure is not None and is_disagreement(failure) else tuple(ranks)
     return () if len(blamed) == len(facts.world) > 1 else blamed
 
 
