@@ -43,9 +43,7 @@ def find_never_started(facts: Facts) -> Verdict | None:
     ended = _find_ended_early(facts)
     observed = (*facts.ranks_with_liveness("never started"), *ended)
     reported = _reported(facts)
-    gone = (*(rank for rank in facts.missing if not _was_there(facts, rank)), *observed)
-    if reported is not None:
-        gone = tuple(rank for rank in gone if rank in reported)
+    gone = _find_absent(facts, observed, reported)
     # A folder that is not here is no evidence on its own: those of other hosts have to be copied.
     is_known = bool(observed) or reported is not None or facts.evidence.is_live
     if not gone or not facts.ranks or facts.is_from_dumps:
@@ -73,6 +71,11 @@ def _reported(facts: Facts) -> tuple[int, ...] | None:
     reports = [report for report in facts.evidence.reports if report.kind == "never started"]
     latest = max(reports, key=lambda report: report.time_ns, default=None)
     return None if latest is None else latest.blamed or latest.suspected
+
+
+def _find_absent(facts: Facts, observed: tuple[int, ...], reported: tuple[int, ...] | None) -> tuple[int, ...]:
+    gone = (*(rank for rank in facts.missing if not _was_there(facts, rank)), *observed)
+    return gone if reported is None else tuple(rank for rank in gone if rank in reported)
 
 
 def _find_ended_early(facts: Facts) -> tuple[int, ...]:
