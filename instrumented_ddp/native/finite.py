@@ -49,7 +49,7 @@ class FiniteProbe:
         """
         if address != self._mapped_at:
             memory = (ctypes.c_char * (self._end * self._dtype.itemsize)).from_address(address)
-            self._elements, self._mapped_at = np.frombuffer(memory, self._dtype), address
+            self._elements, self._mapped_at = np.frombuffer(memoryview(memory), self._dtype), address
         share = min(max(share, 0), WHOLE)
         places = [_places(one, turn, share) for one in self._gradients]
         taken = self._elements[np.concatenate(places)] if places else self._elements[:0]

@@ -176,7 +176,8 @@ def find_suspect(
     """
     count = len(ranks)
     index = int(ranks["saving_ns"].to_numpy().argmax())
-    rank, lateness_ns, saving_ns = (ranks[name].iat[index] for name in ("rank", "lateness_ns", "saving_ns"))
+    rank = int(ranks["rank"].to_numpy()[index])
+    lateness_ns, saving_ns = (float(ranks[name].to_numpy()[index]) for name in ("lateness_ns", "saving_ns"))
     is_small = saving_ns < MIN_COST_SHARE * step_time_ns or lateness_ns < MIN_DELAY_SHARE * step_time_ns
     if is_small or any(rank in finding.ranks for finding in findings):
         return None
@@ -187,9 +188,9 @@ def find_suspect(
         return None
     ratio = (ndtri(get_overall_level(count)) / ndtri(test.p_value)) ** 2
     return Suspect(
-        rank=int(rank),
-        lateness_ns=float(lateness_ns),
-        saving_ns=float(saving_ns),
+        rank=rank,
+        lateness_ns=lateness_ns,
+        saving_ns=saving_ns,
         late_steps=test.late,
         steps=test.values,
         p_value=p_value,
