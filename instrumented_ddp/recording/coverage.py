@@ -129,7 +129,7 @@ class ReductionCoverage:
             self._access_call_site, self._reduced_backwards = NO_CALL_SITE, 0
             return None
         indices = self._indices_in(optimizer)
-        found = self._find(indices) if indices else None
+        found = (self._find_local(indices) or self._find_awaited(indices)) if indices else None
         if found is None:
             return None
         self.has_gap = True
@@ -139,26 +139,31 @@ class ReductionCoverage:
         self._reduced_backwards = 0
         return None if 2 * by_user >= elements else found
 
-    def _find(self, indices: Sequence[int]) -> UnreducedUpdate | None:
-        local = [backward for backward in self._backwards if backward.has_local_gradient]
+    def _find_local(self, indices: Sequence[int]) -> UnreducedUpdate | None:
+        """Return an update with gradients that no reduction has waited for."""
         parameters = self._with_gradient(index for index in indices if self._is_local[index])
-        cause: UnreducedCause
-        if parameters:
-            if not local:
-                cause, lines = "bypassed", [self._bypass_call_site]
-            else:
-                cause = "no_sync" if all(backward.no_sync for backward in local) else "late"
-                lines = [backward.call_site for backward in local]
-        elif expected := [backward.call_site for backward in self._backwards if not backward.no_sync]:
-            find_unfinished = self.find_unfinished() if self.find_unfinished is not None else None
-            if find_unfinished is None:
-                return None
-            cause, waiting = find_unfinished()
-            parameters, lines = self._with_gradient(set(waiting).intersection(indices)), expected
+        backwards = [backward for backward in self._backwards if backward.has_local_gradient]
+        if not backwards:
+            return self._make_update("bypassed", parameters, [self._bypass_call_site])
+        cause: UnreducedCause = "no_sync" if all(backward.no_sync for backward in backwards) else "late"
+        return self._make_update(cause, parameters, [backward.call_site for backward in backwards])
+
+    def _find_awaited(self, indices: Sequence[int]) -> UnreducedUpdate | None:
+        """Return an update with gradients whose reduction was expected and never ended."""
+        call_sites = [backward.call_site for backward in self._backwards if not backward.no_sync]
+        find_unfinished = self.find_unfinished() if self.find_unfinished is not None else None
+        if not call_sites or find_unfinished is None:
+            return None
+        cause, waiting = find_unfinished()
+        return self._make_update(cause, self._with_gradient(set(waiting).intersection(indices)), call_sites)
+
+    def _make_update(
+        self, cause: UnreducedCause, parameters: Sequence[int], call_sites: Sequence[int]
+    ) -> UnreducedUpdate | None:
         if not parameters:
             return None
         return UnreducedUpdate(
-            cause=cause, parameters=parameters, call_sites=lines, reduced_backwards=self._reduced_backwards
+            cause=cause, parameters=parameters, call_sites=call_sites, reduced_backwards=self._reduced_backwards
         )
 
     def _with_gradient(self, indices: Iterable[int]) -> list[int]:

@@ -70,18 +70,13 @@ class ParametersOutside:
         count = sum(len(group["params"]) for group in groups)
         known = self._of.get(optimizer)
         if known is None or known.count != count:
-            known = self._of[optimizer] = self._find(optimizer, count)
+            known = self._of[optimizer] = self._begin(optimizer, count)
         if known.parameters and dist.is_initialized():
             self._update(known)
 
-    def _find(self, optimizer: torch.optim.Optimizer, count: int) -> _OfOptimizer:
+    def _begin(self, optimizer: torch.optim.Optimizer, count: int) -> _OfOptimizer:
         """Return what an optimizer updates outside of all DDP instances, and begin to compare it."""
-        all_of_it = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        outside = [one for one in all_of_it if _is_plain(one) and one not in self._wrapped]
-        if outside:  # instances that are not recorded are found by a search of all objects, which takes a moment
-            wrappers = [thing for thing in gc.get_objects() if issubclass(type(thing), TorchDDP)]
-            inside = {id(parameter) for wrapper in wrappers for parameter in wrapper.parameters()}
-            outside = [one for one in outside if id(one) not in inside]
+        outside = self._find_outside(optimizer)
         found = _OfOptimizer(count, outside)
         if outside:
             found.elements = sum(parameter.numel() for parameter in outside)
@@ -93,6 +88,17 @@ class ParametersOutside:
             found.replica = self._replicas.add_outside(found.model, type(optimizer).__name__, tensors, found)
             found.reduced_by_user = self._collectives.elements_reduced_by_user
         return found
+
+    def _find_outside(self, optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+        """Return the parameters of an optimizer that are in no DDP instance, recorded or not."""
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        outside = [one for one in held if _is_plain(one) and one not in self._wrapped]
+        if not outside:
+            return []
+        # Instances that are not recorded are found by a search of all objects, which takes a moment.
+        wrappers = [thing for thing in gc.get_objects() if issubclass(type(thing), TorchDDP)]
+        inside = {id(parameter) for wrapper in wrappers for parameter in wrapper.parameters()}
+        return [one for one in outside if id(one) not in inside]
 
     def _name(self, parameters: Sequence[torch.nn.Parameter]) -> list[str]:
         names, frame = self._collectives.names, self._collectives.call_sites.find_caller_frame()
