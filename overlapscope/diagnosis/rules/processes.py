@@ -21,11 +21,7 @@ _SAME_TIME_NS: Final = 1_000_000_000
 
 def find_failure(facts: Facts) -> Verdict | None:
     """Find an exception that is not the consequence of another rank's end."""
-    own = {
-        rank: one.failure
-        for rank, one in sorted(facts.ranks.items())
-        if one.failure and has_own_failure(one) and one.failure.type != "SystemExit"
-    }
+    own = _find_own_failures(facts)
     if not own:
         return None
     first = min(own, key=lambda rank: own[rank].time_ns)
@@ -49,6 +45,14 @@ def find_failure(facts: Facts) -> Verdict | None:
         step=_step_of(one),
         call_sites=known_sites({rank: failed.call_site for rank, failed in own.items()}),
     )
+
+
+def _find_own_failures(facts: Facts) -> dict[int, Failure]:
+    return {
+        rank: one.failure
+        for rank, one in sorted(facts.ranks.items())
+        if one.failure and has_own_failure(one) and one.failure.type != "SystemExit"
+    }
 
 
 def find_error_exit(facts: Facts) -> Verdict | None:

@@ -22,12 +22,7 @@ _AVERAGED_ON_PURPOSE = "post_localSGD"
 
 def find_unreduced_gradients(facts: Facts) -> Verdict | None:
     """Find an optimizer step with gradients that were never averaged with those of the other ranks."""
-    found = [
-        (one, rank)
-        for rank, evidence in sorted(facts.ranks.items())
-        for one in evidence.unreduced
-        if not one.is_averaged_by_user and _is_harmful(facts, one)
-    ]
+    found = _find_harmful_updates(facts)
     if not found:
         return None
     first = min((one for one, _ in found), key=lambda one: (one.cause == "outside", one.step))
@@ -50,6 +45,16 @@ def find_unreduced_gradients(facts: Facts) -> Verdict | None:
         parameters=first.parameters,
         call_sites=known_sites({rank: steps[rank].call_site for rank in ranks[:8]}),
     )
+
+
+def _find_harmful_updates(facts: Facts) -> list[tuple[UnreducedStep, int]]:
+    """Return updates that made replicas differ, or may have, each with its rank."""
+    return [
+        (one, rank)
+        for rank, evidence in sorted(facts.ranks.items())
+        for one in evidence.unreduced
+        if not one.is_averaged_by_user and _is_harmful(facts, one)
+    ]
 
 
 def note_harmless_updates(facts: Facts) -> list[str]:

@@ -49,7 +49,6 @@ def find_never_started(facts: Facts) -> Verdict | None:
     if not gone or not facts.ranks or facts.is_from_dumps:
         return None
     others = tuple(rank for rank in facts.world if rank not in gone)
-    waited_ns = max((facts.ranks[rank].idle_ns or 0 for rank in others if rank in facts.ranks), default=0)
     return Verdict(
         kind="never started",
         **text.never_started(
@@ -57,7 +56,7 @@ def find_never_started(facts: Facts) -> Verdict | None:
             len(facts.world),
             ended=[rank for rank in gone if rank in ended],
             is_joining=not _has_launched(facts, others),
-            waited_ns=waited_ns if facts.evidence.is_live else None,
+            waited_ns=_longest_wait_ns(facts, others) if facts.evidence.is_live else None,
             is_known=is_known,
         ),
         blamed=gone if is_known else (),
@@ -82,6 +81,10 @@ def _find_ended_early(facts: Facts) -> tuple[int, ...]:
     """Return the ranks that ended well before they came to ``init_process_group``."""
     positions = {rank: facts.ranks[rank].position for rank in facts.ranks_with_liveness("ended")}
     return tuple(rank for rank, where in positions.items() if where is not None and where.phase == STARTING)
+
+
+def _longest_wait_ns(facts: Facts, ranks: tuple[int, ...]) -> int:
+    return max((facts.ranks[rank].idle_ns or 0 for rank in ranks if rank in facts.ranks), default=0)
 
 
 def _has_launched(facts: Facts, ranks: tuple[int, ...]) -> bool:
