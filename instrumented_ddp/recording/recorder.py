@@ -366,7 +366,7 @@ class Recorder(EventSink):
         for model, coverage in self._coverage.items():
             found = coverage.take_unreduced_update(optimizer)
             if found is not None:
-                self._models.record_unreduced_update(model, found, self.steps.step)
+                self._models.record_unreduced_update(model, found, self.collectives.position.step)
             if coverage.has_gap:
                 self._on_unreduced_update(model)
 

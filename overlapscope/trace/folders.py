@@ -187,9 +187,12 @@ def _rank_folders_in(path: Path) -> dict[int, Path]:
 
 
 def _is_rank_folder(folder: Path) -> bool:
-    """Return whether a folder has the name of a rank's, and anything of a rank in it."""
-    is_one = is_rank_folder_name(folder.name) and folder.is_dir()
-    return is_one and any(find_file_kind(path.name) is not None for path in folder.iterdir())
+    """Return whether a folder has the name of a rank's, and anything of a rank in it, or may not be read."""
+    try:
+        is_one = is_rank_folder_name(folder.name) and folder.is_dir()
+        return is_one and any(find_file_kind(path.name) is not None for path in folder.iterdir())
+    except PermissionError:
+        return True
 
 
 def has_collective_logs(folder: Path) -> bool:

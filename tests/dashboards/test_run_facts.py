@@ -30,6 +30,8 @@ def test_they_are_read_while_it_is_being_recorded(tmp_path):
 def test_what_is_missing_is_not_known(tmp_path):
     assert read_run_facts(tmp_path) == RunFacts()
     (tmp_path / "rank_0").mkdir()
+    assert read_run_facts(tmp_path) == RunFacts(), "an empty folder is no rank"
+    (tmp_path / "rank_0" / "rank.json").write_text("{}")
     assert read_run_facts(tmp_path) == RunFacts(ranks=1)
 
 
