@@ -222,20 +222,26 @@ def judge_undecided(facts: Facts) -> Verdict:
     if gone and len(gone) == len(facts.ranks):
         step = max((one.position.loop_step for one in facts.ranks.values() if one.position), default=None)
         return Verdict(kind="killed", **process_text.all_killed(gone), concerned=gone, step=step)
-    return Verdict(
-        kind="cannot tell",
-        **text.undecided(
+    ended_unseen = [
+        rank
+        for rank in facts.ranks_with_liveness("unknown", "silent")
+        if rank not in facts.unrecorded and not facts.ranks[rank].is_end_lost
+    ]
+    failed = facts.ranks_with_liveness("failed")
+    if not (facts.waits or facts.possibly_waiting or failed or gone or ended_unseen) and facts.evidence.gaps:
+        words = _incomplete(facts)
+    else:
+        words = text.undecided(
             facts.waits,
             possibly_waiting=facts.possibly_waiting,
             unrecorded=facts.unrecorded,
-            failed=facts.ranks_with_liveness("failed"),
+            failed=failed,
             gone=gone,
-            unknown=[
-                rank
-                for rank in facts.ranks_with_liveness("unknown", "silent")
-                if rank not in facts.unrecorded and not facts.ranks[rank].is_end_lost
-            ],
+            unknown=ended_unseen,
             gaps=facts.evidence.gaps,
-        ),
+        )
+    return Verdict(
+        kind="cannot tell",
+        **words,
         concerned=tuple(sorted(facts.ranks)),
     )
