@@ -1,26 +1,17 @@
 """When fingerprints are taken, so that all that they have cost is at most a thousandth of the steps' time.
 
-All tensors are taken in a *pass* of some number of steps, its period. The budget is an account: what fingerprints have
-cost beyond a thousandth of the time that has passed is a debt. Each period pays for its own pass, and as much of the
-debt again, or an eighth of it if that is more. So whatever was not foreseen (a first pass that loads code, steps that
-have become shorter) makes the next passes rarer until it is paid, but never so rare that nothing is seen meanwhile.
+All tensors are taken in a *pass* of some number of steps, the period of an account (``recording/cost_account.py``).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+from instrumented_ddp.recording.cost_account import CostAccount
+
 MAX_COST_SHARE: Final = 0.001
 """Maximum share of the steps' time."""
-MAX_PERIOD: Final = 4096
-_DEBT_SHARE: Final = 1 / 8
-"""Minimum share of the debt that a period pays."""
-_REMEMBERED_COSTS: Final = 5
-"""Number of passes of which the median is what the next one is expected to cost."""
-_HALVE_BELOW: Final = 0.4
-"""Share of the allowed cost below which the period is halved: half the period then suffices, with some margin."""
 
 
 def number_part(part: int) -> int:
@@ -31,8 +22,7 @@ def number_part(part: int) -> int:
 class FingerprintSchedule:
     """Assignment of parts to reductions.
 
-    Each rank decides alone, from measurements of how long its fingerprints and its steps take. The period is a power of
-    two, so ranks with different periods share the times of the longer one.
+    Each rank decides alone, as ``CostAccount`` says.
 
     Args:
         numbers: number of each part, from ``number_part``.
@@ -40,13 +30,15 @@ class FingerprintSchedule:
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._numbers = numbers
-        self.period = 1
+        self._account = CostAccount(MAX_COST_SHARE)
         self._due: dict[int, tuple[int, ...]] = {}
         """Numbers of the parts by the number of reductions modulo the period."""
-        self._costs_ns: deque[float] = deque(maxlen=_REMEMBERED_COSTS)
-        self._has_begun = False
-        self._debt_ns = 0.0
-        self._set_period(1)
+        self._spread()
+
+    @property
+    def period(self) -> int:
+        """Return the number of reductions in which each part is taken once."""
+        return self._account.period
 
     def list_due(self, first: int) -> list[tuple[int, tuple[int, ...]]]:
         """Return the reduction numbers at which something is due in a pass, in order, with the due parts.
@@ -68,25 +60,13 @@ class FingerprintSchedule:
             steps_ns: time of the steps since its beginning, without fingerprints.
             step_ns: time of a step, as far as is known of those that follow.
         """
-        allowed_ns = MAX_COST_SHARE * step_ns
-        self._debt_ns = max(0.0, self._debt_ns + cost_ns - MAX_COST_SHARE * steps_ns)
-        if taken_share > 0 and self._has_begun:  # the first pass loads code: it says nothing of the later ones
-            self._costs_ns.append(cost_ns / taken_share)
-        self._has_begun |= taken_share > 0
-        if not self._costs_ns:
-            return
-        expected_ns, period = sorted(self._costs_ns)[len(self._costs_ns) // 2], self.period
-        needed_ns = expected_ns + max(min(self._debt_ns, expected_ns), _DEBT_SHARE * self._debt_ns)
-        while needed_ns > allowed_ns * period and period < MAX_PERIOD:
-            period *= 2
-        while period > 1 and needed_ns < _HALVE_BELOW * allowed_ns * period:
-            period //= 2
-        if period != self.period:
-            self._set_period(period)
+        before = self.period
+        self._account.settle(cost_ns, taken_share, steps_ns, step_ns)
+        if self.period != before:
+            self._spread()
 
-    def _set_period(self, period: int) -> None:
-        self.period = period
+    def _spread(self) -> None:
         due: dict[int, list[int]] = {}
         for part, number in enumerate(self._numbers):
-            due.setdefault(number % period, []).append(part)
+            due.setdefault(number % self.period, []).append(part)
         self._due = {number: tuple(parts) for number, parts in due.items()}

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrumented_ddp.replicas.schedule import MAX_COST_SHARE, MAX_PERIOD, FingerprintSchedule, number_part
+from instrumented_ddp.recording.cost_account import MAX_PERIOD
+from instrumented_ddp.replicas.schedule import MAX_COST_SHARE, FingerprintSchedule, number_part
 
 NUMBERS = [17, 4, 4, 1023, 999_999_937, 8]
 
