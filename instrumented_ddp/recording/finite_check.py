@@ -12,6 +12,10 @@ pass over all of them would cost more than the rest of the recording:
 What is seen by neither is seen a step later, when it has gone through the weights; these say which parameters it was
 in.
 
+Where even one element of each gradient is too dear, some passes are not looked at (``CostAccount``). A NaN in the
+weights stays, so a later pass finds it, and the steps before it that were skipped are noted. The first passes are all
+looked at, and so is each one from one that was not finite until one that is.
+
 Whether it did harm is a second question. A gradient scaler, or the user's loop, may leave out the update. So weights
 are looked at when the next forward begins, and only if there was something wrong.
 """
@@ -20,6 +24,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -30,11 +35,19 @@ import torch
 from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec
 from instrumented_ddp.native import FiniteProbe
 from instrumented_ddp.native.finite import WHOLE
+from instrumented_ddp.recording.cost_account import CostAccount
 from overlapscope.diagnosis.evidence import NonFiniteGradients
 
-_MAX_COST_SHARE: Final = 0.0005
-"""Maximum share of the time of a pass that the look at its buckets takes, if it is at more than one element of each."""
+_MAX_COST_SHARE: Final = 0.00025
+"""Maximum share of the steps' time that looks at the buckets of all models take, without the clocks
+that time them, which cost about as much."""
 _LONGEST_PASS_NS: Final = 1_000_000_000
+"""A longer pass counts as one of that time: evaluations and pauses pay for nothing."""
+_MORE_BELOW: Final = 0.5
+"""Share of the allowed cost below which the next look is at more of the diagonals."""
+_FIRST_PASSES: Final = 16
+"""Number of passes that are looked at in any case; what they cost too much is paid later."""
+_REMEMBERED_STEPS: Final = 32
 _MAX_EPISODES: Final = 16
 """Number of episodes that are described at once. Of later ones only those that got into the weights are, because a
 gradient scaler may overflow for ever."""
@@ -106,12 +119,16 @@ class GradientCheck:
         self._names: list[str] = []
         self._buckets: list[_HostBucket] = []
         self._plan: BucketPlan | None = None
-        self._passes = 0
+        self._account = CostAccount(_MAX_COST_SHARE)
+        self._passes = self._next_look = self._looks = 0
+        """Number of this pass, of the next one that is looked at, and of looks so far."""
         self._share = 0
         """How much of the diagonals is looked at in a pass, as in ``FiniteProbe``."""
-        self._measured = 0
-        """Bucket that is timed in this pass."""
-        self._spent_ns = self._pass_ended_ns = 0
+        self._cost_ns = 0
+        self._settled_ns, self._settled_pass = time.perf_counter_ns(), 0
+        self._unseen_since: int | None = None
+        """First step of which a pass was skipped since the latest look."""
+        self._finite_steps: deque[int] = deque(maxlen=_REMEMBERED_STEPS)
         self._batch: Callable[[], torch.Tensor | None] = _no_batch
         self._episodes: list[NonFiniteGradients] = []
         self._now: NonFiniteGradients | None = None
@@ -126,6 +143,14 @@ class GradientCheck:
         self._plan = plan
         self._names = [parameter.name for parameter in plan.parameters]
         self._buckets = [_HostBucket([plan.parameters[index] for index in one]) for one in plan.buckets]
+
+    def share_budget(self, models: int) -> None:
+        """Share what looks may cost with other models.
+
+        Args:
+            models: number of all models.
+        """
+        self._account.max_share = _MAX_COST_SHARE / models
 
     def on_forward_start(self, inputs: Sequence[Any], more: Mapping[str, Any]) -> None:
         """Note the batch of a forward in training; if gradients were not finite, look at the weights.
@@ -150,36 +175,46 @@ class GradientCheck:
             buffer: its gradients, of this rank alone.
             step: optimizer step.
         """
-        if type(buffer) is not torch.Tensor or buffer.layout is not torch.strided:
+        if self._passes != self._next_look or type(buffer) is not torch.Tensor or buffer.layout is not torch.strided:
             return
-        is_measured = number == self._measured
-        begin_ns = time.perf_counter_ns() if is_measured else 0
-        is_finite = self._buckets[number].is_finite(buffer, self._passes, self._share)
-        if is_measured:
-            self._spent_ns = time.perf_counter_ns() - begin_ns
+        begin_ns = time.thread_time_ns()
+        is_finite = self._buckets[number].is_finite(buffer, self._looks, self._share)
+        self._cost_ns += time.thread_time_ns() - begin_ns
         if not is_finite:
             self._on_non_finite(number, buffer, step)
 
     def on_reduced(self, step: int) -> None:
         """Note that all gradients of a pass are averages."""
+        is_skipped = self._passes != self._next_look
         self._passes += 1
-        self._choose_share()
+        if is_skipped:
+            if self._unseen_since is None:
+                self._unseen_since = step
+            return
         if self._now is not None and self._seen_step != step:
             if self._is_described:
                 self._change(last_step=self._seen_step)
                 self._write(self._model, self._episodes)
             self._now = None
+        if self._now is None:
+            self._finite_steps.append(step)
+        self._unseen_since = None
+        self._choose_next_look()
 
-    def _choose_share(self) -> None:
-        """Choose how much of the diagonals is looked at in the next pass, from what one bucket has cost in this one."""
-        now_ns, buckets = time.perf_counter_ns(), len(self._buckets)
-        pass_ns = min(now_ns - self._pass_ended_ns, _LONGEST_PASS_NS)
-        self._pass_ended_ns = now_ns
-        if self._spent_ns * buckets < _MAX_COST_SHARE * pass_ns:
+    def _choose_next_look(self) -> None:
+        """Choose the next pass to look at, and how much of it, from what this look has cost."""
+        now_ns, passes = time.perf_counter_ns(), self._passes - self._settled_pass
+        passes_ns = min(now_ns - self._settled_ns, passes * _LONGEST_PASS_NS)
+        self._account.settle(self._cost_ns, 1, passes_ns, passes_ns / passes)
+        period = self._account.period
+        if period == 1 and self._cost_ns < _MORE_BELOW * self._account.max_share * passes_ns:
             self._share = min(self._share + self._share // 4 + 1, WHOLE)
         else:
             self._share //= 2
-        self._spent_ns, self._measured = 0, self._passes % max(buckets, 1)
+        self._settled_ns, self._settled_pass, self._cost_ns = now_ns, self._passes, 0
+        self._looks += 1
+        is_each_due = self._now is not None or self._passes < _FIRST_PASSES
+        self._next_look = self._passes if is_each_due else -(-self._passes // period) * period
 
     def close(self) -> None:
         """Look at the weights a last time, if gradients were not finite."""
@@ -191,14 +226,29 @@ class GradientCheck:
         is_new = self._now is None
         self._seen_step = step
         if is_new:
-            self._now = NonFiniteGradients(model=self._model, step=step, bucket=number)
-            self._is_described = len(self._episodes) < _MAX_EPISODES
+            self._now = NonFiniteGradients(
+                model=self._model,
+                step=step,
+                bucket=number,
+                unseen_since_step=self._unseen_since,
+                finite_steps=tuple(self._finite_steps),
+            )
+            self._is_described = len(self._episodes) < _MAX_EPISODES or self._was_used_unseen()
             self._forwards_to_skip = self._skipped = 0
             if self._is_described:
                 self._episodes.append(self._now)
                 self._describe(number, buffer)
         elif self._is_described and self._now is not None and self._now.step == step:
             self._add_parameters(number, buffer)
+
+    def _was_used_unseen(self) -> bool:
+        """Return whether the weights have not been finite since a step that was skipped. Looks pay for it later."""
+        if self._unseen_since is None or len(self._episodes) >= _MAX_EPISODES + _MAX_USED:
+            return False
+        begin_ns = time.thread_time_ns()
+        found = self._find_weights()
+        self._cost_ns += time.thread_time_ns() - begin_ns
+        return bool(found)
 
     def _describe(self, number: int, buffer: torch.Tensor) -> None:
         batch = self._batch()

@@ -163,6 +163,8 @@ class Recorder(EventSink):
         self._run["models"].append({"model": number, "class": type(module).__name__, "ddp_arguments": arguments})
         self._coverage[number] = ReductionCoverage(parameters, self.collectives)
         self._gradient_checks[number] = GradientCheck(number, parameters, self._models.record_non_finite)
+        for check in self._gradient_checks.values():
+            check.share_budget(len(self._gradient_checks))
         self._optimizers.add(parameters)
         self.on_model(module.parameters())
         self._write(RUN_FILE, self._run)

@@ -289,7 +289,7 @@ class NonFiniteGradients:
 
     model: int
     step: int
-    """First of these steps."""
+    """First of these steps in which that was seen."""
     bucket: int
     """First bucket in that step."""
     parameters: tuple[str, ...] = ()
@@ -306,6 +306,15 @@ class NonFiniteGradients:
     """Parameters that were not finite themselves before the update of that step; the first few."""
     weights_after: tuple[str, ...] = ()
     """Parameters that were not finite after it, if they were before; the first few."""
+    unseen_since_step: int | None = None
+    """First step before it in which nobody looked, since the latest look at finite gradients; None if there is none."""
+    finite_steps: tuple[int, ...] = ()
+    """Steps before it in which gradients were finite where they were looked at; the latest few."""
+
+    @property
+    def earliest_step(self) -> int:
+        """Return the first step that can have been the first of these steps."""
+        return self.step if self.unseen_since_step is None else min(self.unseen_since_step, self.step)
 
     @property
     def is_used(self) -> bool:

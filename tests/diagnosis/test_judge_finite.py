@@ -11,11 +11,27 @@ from overlapscope.diagnosis.judge import judge
 from tests.diagnosis.jobs import DIFFERENCE, DRIFTED, job, rank
 
 FIRST = NonFiniteGradients(
-    model=0, step=12, bucket=1, parameters=("head.weight",), tensors=1, has_nan=True, weights_after=("head.weight",)
+    model=0,
+    step=12,
+    bucket=1,
+    parameters=("head.weight",),
+    tensors=1,
+    has_nan=True,
+    weights_after=("head.weight",),
+    finite_steps=(10, 11),
 )
 FOLLOWING = NonFiniteGradients(
-    model=0, step=13, bucket=0, parameters=("head.bias",), tensors=8, has_nan=True, weights_before=("head.weight",)
+    model=0,
+    step=13,
+    bucket=0,
+    parameters=("head.bias",),
+    tensors=8,
+    has_nan=True,
+    weights_before=("head.weight",),
+    finite_steps=(10, 11, 12),
 )
+LATE = replace(FOLLOWING, step=16, unseen_since_step=9, finite_steps=(0, 8))
+"""Seen by a rank that looks at one step in eight."""
 
 
 def ended(*found: tuple[NonFiniteGradients, ...], **more: object) -> Evidence:
@@ -82,3 +98,34 @@ def test_ranks_whose_files_are_lost_are_not_said_to_have_been_finite(world: int)
     assert (lost.kind, lost.blamed, lost.step) == ("not finite", (), 12)
     missing = judge(job(*(rank(n, "ended", non_finite=(FIRST,)) for n in range(1, world)), world=world))
     assert (missing.kind, missing.blamed, missing.step) == ("not finite", (), 12)
+
+
+def test_a_rank_that_did_not_look_in_that_step_is_not_said_to_have_been_finite() -> None:
+    verdict = judge(ended((LATE,), (FIRST,)))
+    assert (verdict.kind, verdict.blamed, verdict.concerned, verdict.step) == ("not finite", (), (1,), 12)
+    assert any("rank 0" in line and "not known" in line for line in verdict.evidence)
+
+
+def test_a_rank_is_blamed_if_one_that_did_look_was_finite_and_no_more_is_said_of_the_others() -> None:
+    verdict = judge(ended((LATE,), (FIRST,), (FOLLOWING,)))
+    assert (verdict.kind, verdict.blamed, verdict.step) == ("not finite", (1,), 12)
+    assert any("rank 0" in line and "not known" in line for line in verdict.evidence)
+    assert any("rank 2" in line and "were finite" in line for line in verdict.evidence)
+
+
+def test_what_was_seen_after_steps_that_were_skipped_is_since_one_of_them() -> None:
+    verdict = judge(ended((LATE,), (LATE,)))
+    assert (verdict.kind, verdict.blamed, verdict.step) == ("not finite", (), 15)
+    assert "steps 9 to 15" in verdict.sentence
+
+
+def test_weights_that_were_not_seen_after_that_step_have_been_wrong_since_it_or_a_later_one() -> None:
+    verdict = judge(ended((LATE,), (replace(FIRST, weights_after=()),)))
+    assert (verdict.kind, verdict.blamed, verdict.step) == ("not finite", (), 12)
+    assert "steps 12 to 15" in verdict.sentence
+
+
+def test_weights_that_were_restored_after_skipped_steps_are_said_to_have_been_wrong_for_up_to_so_many_more() -> None:
+    verdict = judge(ended((replace(LATE, last_step=20),), (replace(LATE, last_step=20),)))
+    assert verdict.kind == "healthy"
+    assert any("step 16" in note and "7 steps" in note and "step 20" in note for note in verdict.evidence)

@@ -95,7 +95,14 @@ SPOILED = NonFiniteGradients(
     is_batch_finite=True,
     weights_after=("head.weight",),
 )
-SPREAD = replace(SPOILED, step=13, bucket=0, weights_before=("head.weight", "head.bias"), weights_after=())
+SPREAD = replace(
+    SPOILED,
+    step=13,
+    bucket=0,
+    weights_before=("head.weight", "head.bias"),
+    weights_after=(),
+    finite_steps=tuple(range(13)),
+)
 LOST = UnreducedStep(model=0, step=2, call_site=site(7))
 UNREDUCED = {
     "the reduction came first": replace(
@@ -523,6 +530,22 @@ CASES: dict[str, list[Case]] = {
             "only seen in the weights",
             "step 12",
             job(*(replace(one, non_finite=(SPREAD,)) for one in ENDED), groups=[ALIKE]),
+        ),
+        Case(
+            "only seen in the weights, some steps later",
+            "step 12",
+            job(*(replace(one, non_finite=(replace(SPREAD, unseen_since_step=9),)) for one in ENDED), groups=[ALIKE]),
+        ),
+        Case(
+            "a rank did not look",
+            "step 12",
+            job(
+                *(
+                    replace(one, non_finite=(SPOILED if one.rank == 1 else replace(SPREAD, finite_steps=(0, 8)),))
+                    for one in ENDED
+                ),
+                groups=[ALIKE],
+            ),
         ),
         Case(
             "from the start",

@@ -22,17 +22,23 @@ def find_non_finite_weights(facts: Facts) -> Verdict | None:
     origins = {rank: one for rank, one in _episodes(facts) if one.model == model and _covers(one, update)}
     if not origins:
         return _of_unknown_origin(facts, update, model)
-    return _of_ranks(facts, origins, model)
+    return _of_ranks(facts, origins, model, update)
 
 
-def _of_ranks(facts: Facts, found: dict[int, NonFiniteGradients], model: int) -> Verdict:
+def _of_ranks(facts: Facts, found: dict[int, NonFiniteGradients], model: int, update: int) -> Verdict:
     step = min(one.step for one in found.values())
     origins = {rank: one for rank, one in found.items() if one.step == step}
-    finite = sorted({rank for rank, one in _episodes(facts) if one.model == model and one.step > step} - {*origins})
+    seen = {rank for rank, one in _episodes(facts) if one.model == model and step in one.finite_steps}
+    finite = sorted(seen - {*origins})
     first = next(iter(origins.values()))
     return Verdict(
         kind="not finite",
-        **text.not_finite(origins, finite, is_everywhere={*origins} == {*facts.world}),
+        **text.not_finite(
+            origins,
+            finite,
+            unknown=sorted({*facts.world} - {*origins} - seen),
+            last_update=step if any(one.is_used for one in origins.values()) else update,
+        ),
         blamed=tuple(origins) if finite else (),
         concerned=tuple(origins),
         step=step,
@@ -82,10 +88,12 @@ def _was_wrong_before(facts: Facts, update: int) -> bool:
 
 
 def _of_unknown_origin(facts: Facts, update: int, model: int) -> Verdict:
-    weights = next(one.weights_before for _, one in _episodes(facts) if one.model == model and one.weights_before)
+    seen = [one for _, one in _episodes(facts) if one.model == model and one.weights_before]
+    weights = seen[0].weights_before
+    first_update = min((one.earliest_step for one in seen if _update_of(one) == update), default=update)
     return Verdict(
         kind="not finite",
-        **text.not_finite_from_unknown(update, weights),
+        **text.not_finite_from_unknown(min(first_update, update), update, weights),
         concerned=tuple(sorted(facts.ranks)),
         step=max(update, 0),
         parameters=weights,

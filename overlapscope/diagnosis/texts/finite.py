@@ -10,30 +10,39 @@ from overlapscope.diagnosis.verdict import VerdictText
 from overlapscope.text import count_of, format_ranks, rank_list
 
 _MOST_NAMES = 3
-_LOOK = "Of each gradient a few elements are looked at in each step, and others in the next."
+_LOOK = "Of each gradient a few elements are looked at, and others the next time; short steps are not all looked at."
 
 
-def not_finite(origins: Mapping[int, NonFiniteGradients], finite: Sequence[int], *, is_everywhere: bool) -> VerdictText:
+def not_finite(
+    origins: Mapping[int, NonFiniteGradients], finite: Sequence[int], *, unknown: Sequence[int], last_update: int
+) -> VerdictText:
     """Describe gradients that were not finite before the reduction, and got into the weights.
 
     Args:
         origins: what was found, by rank.
-        finite: ranks that had no such gradient until a later step.
-        is_everywhere: True if these are all ranks of the job.
+        finite: ranks whose gradients were seen to be finite in that step.
+        unknown: ranks of which nothing is known of that step.
+        last_update: latest step whose update can be the first that has used them.
     """
     first = next(iter(origins.values()))
+    is_everywhere = not finite and not unknown
+    updates, when = f"the update of step {first.step}", "that step"
+    if last_update > first.step:
+        updates, when = f"an update of steps {first.step} to {last_update}", f"step {first.step}"
     where = "all ranks" if is_everywhere else rank_list(origins)
     evidence = [f"They were so before they were averaged with the others', from bucket {first.bucket} on."]
     if finite:
         evidence.append(f"On {rank_list(finite)} gradients were finite in that step, where they were looked at.")
+    if unknown:
+        evidence.append(f"Whether those of {rank_list(unknown)} were finite in that step is not known.")
     if bad := [rank for rank, one in origins.items() if one.is_batch_finite is False]:
         evidence.append(f"What the model was given on {rank_list(bad)} in that step was not finite either.")
     elif good := [rank for rank, one in origins.items() if one.is_batch_finite]:
         evidence.append(f"What the model was given on {rank_list(good)} in that step was finite.")
     evidence.append(_LOOK)
     return {
-        "sentence": f"The weights have not been finite since the update of step {first.step}: the gradients of "
-        f"{_names(first.parameters, first.tensors)} on {where} were {_value(first)} in that step, before they were "
+        "sentence": f"The weights have not been finite since {updates}: the gradients of "
+        f"{_names(first.parameters, first.tensors)} on {where} were {_value(first)} in {when}, before they were "
         "averaged.",
         "evidence": tuple(evidence),
         "advice": (_advice(is_batch_bad=bool(bad), is_everywhere=is_everywhere),),
@@ -54,10 +63,11 @@ def _advice(*, is_batch_bad: bool, is_everywhere: bool) -> str:
     )
 
 
-def not_finite_from_unknown(update: int, weights: Sequence[str]) -> VerdictText:
+def not_finite_from_unknown(first_update: int, update: int, weights: Sequence[str]) -> VerdictText:
     """Describe weights that are not finite, where no gradient was seen that explains it.
 
     Args:
+        first_update: first step after the latest look at finite gradients.
         update: latest step whose update can be the cause; -1 if there was none.
         weights: the parameters.
     """
@@ -68,9 +78,11 @@ def not_finite_from_unknown(update: int, weights: Sequence[str]) -> VerdictText:
             "evidence": (),
             "advice": ("Look at how they are initialized, or at the checkpoint that they were loaded from.",),
         }
+    updates = f"the update of step {update}"
+    if first_update < update:
+        updates = f"an update of steps {first_update} to {update},"
     return {
-        "sentence": f"The weights ({names}) have not been finite since the update of step {update} or one shortly "
-        "before.",
+        "sentence": f"The weights ({names}) have not been finite since {updates} or one shortly before.",
         "evidence": (f"No gradient was seen to be the cause, so no rank is known to be. {_LOOK}",),
         "advice": (
             "Look at what the gradients of these parameters are computed from; torch.autograd.detect_anomaly() names "
@@ -94,8 +106,10 @@ def not_used(rank: int, found: Sequence[NonFiniteGradients]) -> str:
 
 def restored(rank: int, one: NonFiniteGradients) -> str:
     """Describe weights that were not finite for some steps."""
+    unseen = one.step - one.earliest_step
+    since = f"step {one.step}" + (f", or up to {count_of(unseen, 'step')} before," if unseen else "")
     return (
-        f"On rank {rank} gradients and weights were not finite from step {one.step} to step {one.last_step}, and then "
+        f"On rank {rank} gradients and weights were not finite from {since} to step {one.last_step}, and then "
         "they were again, as after loading a checkpoint."
     )
 

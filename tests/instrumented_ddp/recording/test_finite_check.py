@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec
+from instrumented_ddp.recording import finite_check
 from instrumented_ddp.recording.finite_check import GradientCheck
 from overlapscope.diagnosis.evidence import NonFiniteGradients
 
@@ -19,9 +20,14 @@ BUCKETS = ((3, 2), (1, 0))
 
 
 class Job:
-    """One rank's passes: gradients and weights are ones unless a test changes them."""
+    """One rank's passes: gradients and weights are ones unless a test changes them.
 
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+    Args:
+        dtype: of the gradients.
+        max_share: maximum share of the steps' time that looks take.
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.float32, max_share: float = 1e9) -> None:
         self.found: Sequence[NonFiniteGradients] = ()
         self.writes = 0
         self.parameters = [nn.Parameter(torch.ones(shape)) for shape in SHAPES.values()]
@@ -30,6 +36,7 @@ class Job:
             for (name, shape), one in zip(SHAPES.items(), self.parameters, strict=True)
         )
         self.check = GradientCheck(0, self.parameters, self.write)
+        self.check._account.max_share = max_share
         self.check.adopt(BucketPlan(self.specs, BUCKETS))
         self.buffers = [torch.ones(sum(self.specs[index].elements for index in one), dtype=dtype) for one in BUCKETS]
         self.step = 0
@@ -156,3 +163,77 @@ def test_a_buffer_of_another_size_or_kind_is_left_alone(buffer: torch.Tensor) ->
     job = Job()
     job.check.on_launch(0, buffer, 0)
     assert not job.found
+
+
+DEAR = 1e-9
+"""Share of the steps' time that no look keeps to."""
+
+
+def run_until_found(job: Job, value: float, bucket: int = 0) -> NonFiniteGradients:
+    while not job.found:
+        job.run(value, bucket)
+    return job.found[-1]
+
+
+def test_where_looks_are_dear_the_first_steps_are_looked_at_and_then_few() -> None:
+    job, looks = Job(max_share=DEAR), []
+    for one in job.check._buckets:
+        one.is_finite = lambda *_: looks.append(job.step) or True  # type: ignore[method-assign]
+    for _ in range(10_000):
+        job.run()
+    assert sorted({*range(16), *looks}) == sorted({*looks})
+    assert looks.count(looks[-1]) == 2
+    assert {step % 4096 for step in looks if step >= 16} == {0}
+
+
+def test_steps_that_were_skipped_are_noted_with_those_that_were_finite() -> None:
+    job = Job(max_share=DEAR)
+    for _ in range(20):
+        job.run()
+    one = run_until_found(job, nan)
+    assert (one.step % 4096, one.unseen_since_step, one.earliest_step) == (0, 16, 16)
+    assert one.finite_steps == tuple(range(16))
+    job.run(nan)
+    job.run(nan)
+    job.run()
+    assert (job.found[0].step, job.found[0].last_step) == (one.step, one.step + 2)
+
+
+def test_where_no_step_was_skipped_the_first_one_is_exact() -> None:
+    job = Job(max_share=DEAR)
+    for _ in range(10):
+        job.run()
+    job.run(nan)
+    assert (job.found[0].step, job.found[0].unseen_since_step, job.found[0].earliest_step) == (10, None, 10)
+    assert job.found[0].finite_steps == tuple(range(10))
+
+
+def test_looks_that_are_cheap_are_taken_in_each_step() -> None:
+    job = Job()
+    for _ in range(100):
+        job.run()
+    one = run_until_found(job, nan)
+    assert (one.step, one.unseen_since_step) == (100, None)
+
+
+def test_models_share_the_budget() -> None:
+    job = Job()
+    job.check.share_budget(4)
+    assert job.check._account.max_share == finite_check._MAX_COST_SHARE / 4
+
+
+def test_harm_that_was_done_in_skipped_steps_is_not_taken_for_that_of_the_step_in_which_it_is_seen() -> None:
+    """Also if so much has been found already that no more is described at once."""
+    job = Job()
+    for _ in range(16):
+        job.run(inf)
+        job.run()
+    job.check._account.max_share = DEAR
+    for _ in range(20):
+        job.run()
+    with torch.no_grad():
+        job.parameters[0].fill_(nan)
+    while len(job.found) == 16:
+        job.run(nan)
+    assert (job.found[-1].weights_before, job.found[-1].weights_after) == (("stem.weight",), ())
+    assert job.found[-1].unseen_since_step is not None
