@@ -24,6 +24,11 @@ def _any_file(random_: random.Random, folder: Path) -> Path:
     return random_.choice(_files(folder) or [folder])
 
 
+def _is_writable(path: Path) -> bool:
+    """Return whether a file is there, or nothing: no pipe, folder or link, which an earlier damage may have left."""
+    return not path.is_symlink() and (path.is_file() or not path.exists())
+
+
 def _ranks(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("rank_*") if path.is_dir())
 
@@ -55,7 +60,7 @@ def lose_endings(random_: random.Random, folder: Path, _: Path) -> str:
     ranks = _ranks(folder)
     chosen = random_.sample(ranks, random_.randint(1, max(1, len(ranks)))) if ranks else []
     for rank in chosen:
-        for path in [found for pattern in ENDINGS for found in rank.glob(pattern)]:
+        for path in [found for pattern in ENDINGS for found in rank.glob(pattern) if found.is_file()]:
             path.unlink()
     return f"lost the endings of {[rank.name for rank in chosen]}"
 
@@ -102,6 +107,8 @@ def swap(random_: random.Random, folder: Path, _: Path) -> str:
     if len(ranks) < 2 or one.parent not in ranks:
         return "nothing"
     other = random_.choice([rank for rank in ranks if rank != one.parent]) / one.name
+    if not _is_writable(other):
+        return "nothing"
     data = one.read_bytes()
     if other.is_file() and random_.random() < 0.7:
         one.write_bytes(other.read_bytes())
@@ -113,7 +120,7 @@ def take_file(random_: random.Random, folder: Path, foreign: Path) -> str:
     """Take a file from another job."""
     other = _any_file(random_, foreign)
     target = folder / other.relative_to(foreign)
-    if not target.parent.is_dir() or target.is_dir() or not other.is_file():
+    if not target.parent.is_dir() or not _is_writable(target) or not other.is_file():
         return "nothing"
     target.write_bytes(other.read_bytes())
     return f"took {target.relative_to(folder)} from {foreign.name}"

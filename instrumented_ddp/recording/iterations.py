@@ -33,6 +33,8 @@ from instrumented_ddp.collectives.call_sites import is_framework_file
 _MAX_FRAMES: Final = 64
 _MAX_PATIENCE: Final = 16
 """Number of possible iterations after which an optimizer that has not stepped so far is not waited for any more."""
+_MAX_ROUNDS: Final = 64
+"""Number of rounds of a loop, without a step of another optimizer, after which the others are not waited for."""
 
 
 def find_optimizers() -> list[torch.optim.Optimizer]:
@@ -81,6 +83,9 @@ class IterationTracker:
         """Optimizers that exist, and have not stepped so far."""
         self._postponed: list[tuple[_Place, Lines]] = []
         """Possible iterations, with a frame and a loop in it, that had begun before all optimizers were seen."""
+        self._latest_optimizer = 0
+        self._rounds = 0
+        """Rounds of a loop that not all optimizers step in, since another optimizer than the latest has stepped."""
 
     @property
     def has_several(self) -> bool:
@@ -90,6 +95,14 @@ class IterationTracker:
     def expect(self, optimizers: Iterable[int]) -> None:
         """Note optimizers that exist, and will step some time."""
         self._unseen.update(set(optimizers) - self._places.keys())
+
+    def knows(self, optimizer: int) -> bool:
+        """Return whether an optimizer has stepped before."""
+        return optimizer in self._places
+
+    def forget_all_but(self, optimizers: Iterable[int]) -> None:
+        """Forget optimizers that are gone, or whose parameters another one updates now."""
+        self._places = {one: self._places[one] for one in optimizers if one in self._places}
 
     def on_update(self, optimizer: int) -> int:
         """Note an update.
@@ -101,6 +114,8 @@ class IterationTracker:
             return 0
         places = list(_list_places(sys._getframe(1)))
         is_first = optimizer not in self._places
+        if optimizer != self._latest_optimizer:
+            self._latest_optimizer, self._rounds = optimizer, 0
         self._places[optimizer] = self._latest = places
         self._unseen.discard(optimizer)
         if not is_first or self._unseen or not self._postponed:
@@ -123,8 +138,18 @@ class IterationTracker:
             self._unseen.clear()
             count, self._postponed = len(self._postponed), []
             return count
-        others = [places for places in self._places.values() if places is not self._latest]
-        return int(all(any(_is_inside(other, place, loop) for other in places) for places in others))
+        stack = list(_list_places(sys._getframe(1)))
+        # An optimizer that no loop has in common with this line belongs to a part of the training that is over.
+        others = [each for each in self._places.values() if each is not self._latest and _share_loop(each, stack)]
+        if all(any(_is_inside(other, place, loop) for other in places) for places in others):
+            self._rounds = 0
+            return 1
+        self._rounds += 1
+        if self._rounds < _MAX_ROUNDS:
+            return 0
+        count, self._rounds = self._rounds, 0
+        self.forget_all_but([self._latest_optimizer])
+        return count
 
     def _find_repeated_loop(self) -> tuple[_Place, Lines | None] | None:
         """Return the loop that has begun again since the latest update, with its frame.
@@ -148,6 +173,15 @@ class IterationTracker:
 
 def _is_inside(place: _Place, of: _Place, loop: Lines) -> bool:
     return place.is_same_frame(of) and loop[0] <= place.line <= loop[1]
+
+
+def _share_loop(some: list[_Place], others: list[_Place]) -> bool:
+    """Return whether a loop contains a line of each of two stacks, in the same frame."""
+    return any(
+        one.is_same_frame(other) and _find_loop(one.code.co_filename, one.line, other.line) is not None
+        for one in some
+        for other in others
+    )
 
 
 def _list_places(frame: FrameType | None) -> Iterator[_Place]:

@@ -100,6 +100,8 @@ def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 _PHASES_BEFORE_LOOP: Final = (Phase.BACKWARD, Phase.FINALIZE, Phase.OPTIMIZER, Phase.EVALUATION)
 """Phases whose gap to the next forward is the loop's own code; a gap between two forwards is compute."""
+_MAX_SEARCHES: Final = 16
+"""Maximum number of searches for optimizers."""
 _MAX_FETCHES: Final = 8
 """Maximum number of fetches recorded in one gap: if a loop skips thousands of batches, the rest counts as one."""
 
@@ -153,7 +155,8 @@ class StepTracker(Steps):
         self._position = position
         self._modes = modes
         self._has_optimizer = has_optimizer
-        self._find_others: Callable[[torch.optim.Optimizer], list[int]] | None = find_others
+        self._find_others = find_others
+        self._searches = 0
         self._iterations = IterationTracker()
         self._step_begins = on_step_start
         self._reduced_phases = make_phase_records(timer.flags, no_sync=False)
@@ -289,14 +292,22 @@ class StepTracker(Steps):
         self.leave(Phase.OPTIMIZER)
         self._is_updating = False
         self._has_updated = True
-        if self._find_others is not None:  # after the first update
-            self._iterations.expect(self._find_others(optimizer))
-            self._find_others = None
+        if not self._iterations.knows(id(optimizer)):
+            self._expect_optimizers(optimizer)
         self._skipped_steps += self._iterations.on_update(id(optimizer))
         # Of several optimizers it may not be the last one of this step: the next forward tells.
         self._position.has_partly_updated = self._iterations.has_several
         self._position.has_updated = not self._position.has_partly_updated
         self._update_position()
+
+    def _expect_optimizers(self, optimizer: torch.optim.Optimizer) -> None:
+        """Find out, when an optimizer steps for the first time, which others there are."""
+        if self._searches < _MAX_SEARCHES:  # one that is made anew in each step must not cost a search in each
+            self._searches += 1
+            others = self._find_others(optimizer)
+            self._iterations.forget_all_but(others)
+            if self._searches == 1:
+                self._iterations.expect(others)
 
     def _resume_update(self) -> None:
         """Reopen the optimizer phase after a backward that was run by an optimizer's closure."""

@@ -132,9 +132,12 @@ def _find_truncated_logs(group: GroupOrder, files: Mapping[int, RankState]) -> d
     lost = {}
     for rank in group.ranks:
         one = files.get(rank)
-        if one is None or one.evidence.liveness not in _TERMINAL_STATES or one.evidence.unrecorded_because is not None:
+        if one is None or one.evidence.unrecorded_because is not None:
             continue
         its_newest = group.latest.get(rank, 0)
+        # A rank that may be running is read at another moment than the others; its whole log is not missing for that.
+        if one.evidence.liveness not in _TERMINAL_STATES and (its_newest or one.evidence.liveness != "unknown"):
+            continue
         if its_newest < latest:
             ends = f"ends with collective {its_newest}" if its_newest else "is missing"
             lost[rank] = f"the log of rank {rank} {ends}, and others completed collective {latest} with it"

@@ -15,7 +15,7 @@ from overlapscope.diagnosis.evidence import GroupOrder
 from overlapscope.errors import Problem
 from overlapscope.trace.collective_log_reader import CollectiveLogFile, CollectiveLogs
 from overlapscope.trace.folders import has_collective_logs
-from overlapscope.trace.schema import GROUP_PATTERN, POINT_TO_POINT_PATTERN, SIGNATURES_FILE
+from overlapscope.trace.schema import GROUP_PATTERN, POINT_TO_POINT_PATTERN, RANK_FILE, SIGNATURES_FILE
 
 _PREFIXES: Final = (GROUP_PATTERN.partition("*")[0], POINT_TO_POINT_PATTERN.partition("*")[0])
 
@@ -57,7 +57,7 @@ def _lacks_logs(folder: Path, damaged: Iterable[str]) -> bool:
         return True
     if not has_collective_logs(folder):
         path = folder / SIGNATURES_FILE
-        return path.exists() and path.stat().st_size > 0
+        return not (folder / RANK_FILE).exists() or (path.exists() and path.stat().st_size > 0)
     return any(_has_gap(folder, pattern) for pattern in (GROUP_PATTERN, POINT_TO_POINT_PATTERN))
 
 

@@ -20,8 +20,13 @@ def find_wrong_world_size(facts: Facts) -> Verdict | None:
         if one.world_size is not None:
             by_call.setdefault(one.init_calls, {}).setdefault(one.world_size, []).append(rank)
     for call, world_sizes in sorted(by_call.items(), reverse=True):
-        # In a later call a process may be given another rank.
-        beyond = [rank for size, ranks in world_sizes.items() for rank in ranks if rank >= size and call == 1]
+        # In a later call a process may be given another rank. A folder without a process is not a rank's.
+        beyond = [
+            rank
+            for size, ranks in world_sizes.items()
+            for rank in ranks
+            if rank >= size and call == 1 and facts.ranks[rank].pid
+        ]
         if len(world_sizes) > 1 or beyond:
             return _world_size_verdict(facts, call, world_sizes, beyond)
     return None

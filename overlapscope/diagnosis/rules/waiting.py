@@ -148,6 +148,7 @@ def _culprits(facts: Facts) -> tuple[int, ...]:
         rank
         for rank in facts.awaited
         if rank in facts.ranks
+        and not facts.is_uncertain(rank)
         and facts.is_stuck(rank)
         and not facts.is_only_slow(rank)
         and facts.ranks[rank].liveness not in ("ended",)
