@@ -243,8 +243,8 @@ def bypass_the_wrapper(traces: str, how: str) -> None:
         elif how == "evaluation" and step == 2:
             with torch.no_grad():
                 model.module(torch.randn(4, 4))
-        inner = model if how in ("no_sync", "evaluation") or step < 2 else model.module  # the line
-        inner(torch.randn(4, 4)).sum().backward()
+        inner = model if how in ("no_sync", "evaluation") or step < 2 else model.module
+        inner(torch.randn(4, 4)).sum().backward()  # the line
         if how == "by hand":
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)

@@ -158,6 +158,29 @@ def test_without_a_loop_every_update_ends_a_step() -> None:
     assert steps.step == 3
 
 
+def test_an_optimizer_whose_part_of_the_training_is_over_is_not_waited_for() -> None:
+    steps = Steps()
+
+    def train() -> None:
+        for _ in range(20):
+            steps.train(0)
+        for _ in range(20):
+            steps.train(1)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert steps.step + steps.missed == 39
+
+
+def test_an_optimizer_that_has_stopped_within_a_common_loop_is_waited_for_some_rounds() -> None:
+    steps = Steps()
+    for part in range(2):
+        for _ in range(100):
+            steps.train(part)
+    assert steps.step + steps.missed == 199
+
+
 def test_an_optimizer_made_later_belongs_to_the_same_steps() -> None:
     steps = Steps(1)
     for iteration in range(20):
