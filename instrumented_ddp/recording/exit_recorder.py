@@ -34,6 +34,7 @@ from instrumented_ddp.collectives.call_sites import (
 from overlapscope.diagnosis.evidence import CallSite, ExitCall, Failure
 from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.json_files import write_json
+from overlapscope.trace.process_files import describe_process
 from overlapscope.trace.schema import ENDED_FILE
 
 _EXITS: Final = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
@@ -54,6 +55,7 @@ class ExitRecorder:
 
     def __init__(self, folder: Path, loop: LoopTracker, on_exception: Callable[[Failure], None]) -> None:
         self._path = folder / ENDED_FILE
+        self._process = describe_process(folder)
         self._loop = loop
         self._on_exception = on_exception
         self._pid, self._parent = os.getpid(), os.getppid()
@@ -198,7 +200,7 @@ class ExitRecorder:
     def _write(self, what: dict[str, Any]) -> None:
         lost = {} if self._unrecorded_because is None else {"unrecorded_because": self._unrecorded_because}
         with suppress(OSError):
-            write_json(self._path, {"time_ns": host_now_ns()} | self._loop.describe() | what | lost)
+            write_json(self._path, {"time_ns": host_now_ns()} | self._process | self._loop.describe() | what | lost)
 
 
 def call_at_exit(callback: Callable[[], None]) -> None:

@@ -27,7 +27,8 @@ _SLACK_NS: Final = 5_000_000_000
 class Lifetime:
     """When a rank is known to have existed, on the clock of its host."""
 
-    boot: str
+    boot: str | None
+    """Boot ID of the host; None if the files that name the process are lost."""
     begun_ns: int
     last_ns: int
 
@@ -59,10 +60,12 @@ def _claimed_ranks(folder: Path) -> Iterator[int]:
 def find_other_jobs(folders: Mapping[int, Path], lifetimes: Mapping[int, Lifetime]) -> dict[int, Problem]:
     """Find folders of processes that never existed together with those of most ranks; of all, if there is no most.
 
-    Only ranks on one host are compared, because only they have a common clock.
+    Only ranks on one host are compared, because only they have a common clock. A rank whose host is not known is taken
+    to have been on that of the others, if they were on one.
     """
     found: dict[int, Problem] = {}
-    for boot in {life.boot for life in lifetimes.values()}:
+    boots = {life.boot for life in lifetimes.values()} - {None}
+    for boot in boots:
         alive = {rank: life for rank, life in sorted(lifetimes.items()) if life.boot == boot}
         at_once = _most_at_once(alive)
         others = alive.keys() - at_once
@@ -75,6 +78,12 @@ def find_other_jobs(folders: Mapping[int, Path], lifetimes: Mapping[int, Lifetim
         if not at_once:
             text = f"{rest} never all ran at the same time: their folders are of several runs"
         found |= {rank: Problem("error", f"{folders[rank]}: {text}; it is left out") for rank in sorted(others)}
+    known = [life for rank, life in lifetimes.items() if life.boot is not None and rank not in found]
+    for rank, life in lifetimes.items():
+        is_apart = not any(one.begun_ns <= life.begun_ns <= one.last_ns + _SLACK_NS for one in known)
+        if life.boot is None and len(boots) == 1 and known and is_apart:
+            text = f"{folders[rank]}: nothing says which process left it, and what it launched was not while others ran"
+            found[rank] = Problem("error", f"{text}; it is left out")
     return found
 
 

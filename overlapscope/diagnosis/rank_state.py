@@ -56,6 +56,7 @@ from overlapscope.trace.process_files import (
     WATCHDOG_ABORT_STATUS,
     ProcessExit,
     StallSnapshot,
+    read_process,
 )
 from overlapscope.trace.rank_folder import RankFolder
 from overlapscope.trace.recording_modes import OFF
@@ -65,7 +66,6 @@ from overlapscope.trace.schema import (
     ENDED_FILE,
     EVENTS_FILE,
     INTERRUPTED_BACKWARDS_FILE,
-    JOINING_FILE,
     LIVENESS_FILE,
     NO_BUCKET,
     NO_INDEX,
@@ -227,7 +227,7 @@ def read_process_state(path: Path) -> Liveness | None:
     folder = RankFolder(path)
     if folder.has(ENDED_FILE):
         return None
-    where = folder.read_json(RANK_FILE if folder.has(RANK_FILE) else JOINING_FILE)
+    where = read_process(path)
     return read_liveness(where) if is_on_this_host(where) else "unknown"
 
 
@@ -351,7 +351,8 @@ def _read_begun(folder: RankFolder, *, has_launched: bool) -> _BegunFiles:
         run = {"world_size": joining.get("world_size")}
         return _BegunFiles(joining=joining, has_joined=False, run=run, where=joining)
     again = folder.rejoining()
-    return _BegunFiles(joining=joining, has_joined=True, run=folder.run(), where=folder.where(), rejoining=again)
+    where = folder.where() or joining
+    return _BegunFiles(joining=joining, has_joined=True, run=folder.run(), where=where, rejoining=again)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -552,9 +553,10 @@ def _lifetime(
     begun: _BegunFiles, evidence: RankEvidence, left: _LeftFiles, latest: Entry | None, alive_ns: int | None
 ) -> Lifetime | None:
     begun_ns, boot = parse_written_ns(begun.where), begun.where.get("boot_id")
+    latest_ns = _latest_ns(left.records, latest)
     if begun_ns is None or not boot:
-        return None
-    last_ns = [begun_ns, evidence.ended_ns or 0, alive_ns or 0, _latest_ns(left.records, latest)]
+        return Lifetime(boot=None, begun_ns=latest_ns, last_ns=latest_ns) if latest_ns else None
+    last_ns = [begun_ns, evidence.ended_ns or 0, alive_ns or 0, latest_ns]
     if evidence.liveness in LIVE_STATES:
         last_ns.append(time.clock_gettime_ns(time.CLOCK_MONOTONIC))
     return Lifetime(boot=str(boot), begun_ns=begun_ns, last_ns=max(last_ns))

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from overlapscope.errors import Problem
 from overlapscope.trace import clocks
-from overlapscope.trace.folders import parse_unix_offset_ns
+from overlapscope.trace.folders import is_rank_folder_name, parse_unix_offset_ns
 from overlapscope.trace.json_files import (
     dump_json_line,
     read_dataclass,
@@ -25,10 +25,36 @@ from overlapscope.trace.json_files import (
     write_json,
 )
 from overlapscope.trace.regular_file import open_regular_file
-from overlapscope.trace.schema import RANK_FILE, REPORTS_FILE, STALL_FILE
+from overlapscope.trace.schema import JOINING_FILE, RANK_FILE, REPORTS_FILE, STALL_FILE
 
 _MOST_STACK_BYTES: Final = 200_000
 """Maximum number of bytes read of a stacks file: nobody reads more, and a damaged file may have any size."""
+
+
+def describe_process(folder: Path) -> dict[str, int]:
+    """Return the fields that say which process wrote a file in a rank's folder: its PID, and the rank by the folder."""
+    rank = {"rank": int(folder.name.removeprefix("rank_"))} if is_rank_folder_name(folder.name) else {}
+    return rank | {"pid": os.getpid()}
+
+
+def read_process(folder: Path) -> dict[str, Any]:
+    """Return where the rank of a folder ran, ``rank.json``, or ``joining.json`` if that is lost; empty without both."""
+    found = (read_json(folder / name, []) for name in (RANK_FILE, JOINING_FILE))
+    return next(filter(None, found), {})
+
+
+def is_of_process(content: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
+    """Return False if what a file in a rank's folder holds was written by another process.
+
+    Args:
+        where: the process that left the folder. What is not known of it is taken to be the same.
+    """
+    return all(content.get(name) in (None, where.get(name)) or where.get(name) is None for name in ("rank", "pid"))
+
+
+def make_foreign_file_problem(path: Path) -> Problem:
+    """Return the problem that another process has written a file in a rank's folder."""
+    return Problem("error", f"{path}: written by another process than the one that left this folder; it is left out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +101,7 @@ class ReportLog:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._process = describe_process(folder)
         self._lines: list[dict[str, Any]] = read_lines(folder / REPORTS_FILE, [], lambda line: [dict(line)])
 
     def add(self, verdict: Mapping[str, Any], message: str, *, step: int, process_state: str) -> int:
@@ -90,6 +117,7 @@ class ReportLog:
                 "time_ns": time.monotonic_ns(),
                 "step": step,
                 "process_state": process_state,
+                **self._process,
                 "verdict": verdict,
                 "message": message,
                 "retracted_ns": None,
@@ -124,8 +152,16 @@ def read_rank_reports(rank: int, folder: Path, problems: list[Problem]) -> list[
     """Read the reports of one rank, in order."""
     if not (folder / REPORTS_FILE).exists():
         return []
-    to_unix_ns = parse_unix_offset_ns(read_json(folder / RANK_FILE, []))
-    return read_lines(folder / REPORTS_FILE, problems, lambda line: [_parse_report(rank, folder, line, to_unix_ns)])
+    where = read_process(folder)
+    to_unix_ns = parse_unix_offset_ns(where)
+    rows = read_lines(
+        folder / REPORTS_FILE,
+        problems,
+        lambda line: [(is_of_process(line, where), _parse_report(rank, folder, line, to_unix_ns))],
+    )
+    if not all(is_own for is_own, _ in rows):
+        problems.append(make_foreign_file_problem(folder / REPORTS_FILE))
+    return [report for is_own, report in rows if is_own]
 
 
 def _parse_report(rank: int, folder: Path, line: dict[str, Any], to_unix_ns: int | None) -> WatchdogReport:

@@ -24,7 +24,15 @@ from overlapscope.trace.json_files import read_json, read_lines
 from overlapscope.trace.live_files import read_ready_times_ns
 from overlapscope.trace.machine_log import MachineLog, read_machine_log
 from overlapscope.trace.manifest import Manifest
-from overlapscope.trace.process_files import StallSnapshot, WatchdogReport, read_rank_reports, read_stall_snapshot
+from overlapscope.trace.process_files import (
+    StallSnapshot,
+    WatchdogReport,
+    is_of_process,
+    make_foreign_file_problem,
+    read_process,
+    read_rank_reports,
+    read_stall_snapshot,
+)
 from overlapscope.trace.recording_modes import BegunMode, read_begun_modes
 from overlapscope.trace.regular_file import read_regular_file
 from overlapscope.trace.schema import (
@@ -127,8 +135,12 @@ class RankFolder:
         return self.read_json(REJOINING_FILE)
 
     def ended(self) -> dict[str, Any]:
-        """Return how the process ended, ``ended.json``."""
-        return self.read_json(ENDED_FILE)
+        """Return how the process ended, ``ended.json``; empty if another process has written it."""
+        content = self.read_json(ENDED_FILE)
+        if is_of_process(content, read_process(self.path)):
+            return content
+        self.problems.append(make_foreign_file_problem(self.path / ENDED_FILE))
+        return {}
 
     def reports(self) -> list[WatchdogReport]:
         """Return the reports of the watchdog of the rank, in order."""

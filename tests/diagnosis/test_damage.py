@@ -19,14 +19,16 @@ from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.collective_log import ENTRY_BYTES, group_file
-from overlapscope.trace.json_files import write_json
+from overlapscope.trace.json_files import dump_json_line, write_json
 from overlapscope.trace.manifest import write_manifest
 from overlapscope.trace.process_files import write_exit
 from overlapscope.trace.schema import (
     ENDED_FILE,
     HEADER_BYTES,
     JOINING_FILE,
+    MANIFEST_FILE,
     RANK_FILE,
+    REPORTS_FILE,
     SIGNATURES_FILE,
     rank_folder,
 )
@@ -144,6 +146,50 @@ def test_an_ending_that_is_another_ranks_is_left_out(tmp_path: Path) -> None:
     evidence, _ = read_evidence(tmp_path)
     assert (evidence.ranks[0].liveness, len(evidence.gaps)) == ("unknown", 1)
     assert judge(evidence).blamed == (GUILTY,)
+
+
+def test_an_ending_of_another_process_is_left_out_without_a_manifest(tmp_path: Path) -> None:
+    """Rank 0 was cut off while its disk was full; then its ending and that of rank 1 were swapped."""
+    uneven(tmp_path)
+    for rank in (0, GUILTY):
+        (rank_folder(tmp_path, rank) / MANIFEST_FILE).unlink()
+    endings = {rank: rank_folder(tmp_path, rank) / ENDED_FILE for rank in (0, GUILTY)}
+    left = {rank: json.loads(path.read_text()) | {"rank": rank, "pid": 100 + rank} for rank, path in endings.items()}
+    for rank, path in endings.items():
+        write_json(path, left[1 - rank])
+    evidence, _ = read_evidence(tmp_path)
+    assert [evidence.ranks[rank].is_end_lost for rank in (0, GUILTY)] == [True, True]
+    assert {*judge(evidence).named} <= {GUILTY}
+    for rank, path in endings.items():
+        write_json(path, left[rank])
+    assert judge(read_evidence(tmp_path)[0]).blamed == (GUILTY,)
+
+
+def test_a_report_of_another_process_is_no_witness(tmp_path: Path) -> None:
+    folder = rank_folder(uneven(tmp_path), 2)
+    (folder / MANIFEST_FILE).unlink()
+    verdict = {"kind": "stuck", "sentence": "Rank 0 is stuck.", "blamed": [0]}
+    report = {"report": 1, "time_ns": BEGIN_NS, "verdict": verdict, "rank": 2, "pid": 102}
+    counts = []
+    for more in ({}, {"pid": 7}, {"rank": 1}):
+        (folder / REPORTS_FILE).write_text(dump_json_line(report | more))
+        evidence, _ = read_evidence(tmp_path)
+        counts.append((len(evidence.reports), len(evidence.gaps)))
+    assert counts == [(1, 0), (0, 1), (0, 1)]
+
+
+def test_a_folder_without_a_name_is_left_out_if_it_is_of_another_time(jobs: tuple[Path, Path], tmp_path: Path) -> None:
+    left_out = []
+    for hours in (0, 1):
+        copy, later = tmp_path / str(hours), []
+        shutil.copytree(jobs[0], copy)
+        shutil.rmtree(rank_folder(copy, 2))
+        for place, one in enumerate(steps(5)):
+            later.append(replace(one, now_ns=BEGIN_NS + hours * 3600 * 10**9 + place * 100_000))
+        write_order(copy, {2: later}, members=range(3))
+        (rank_folder(copy, 2) / RANK_FILE).write_text("{")
+        left_out.append(2 not in read_evidence(copy)[0].ranks)
+    assert left_out == [False, True]
 
 
 def test_what_nobody_knows_is_no_difference(tmp_path: Path) -> None:

@@ -228,6 +228,18 @@ def test_ranks_that_were_killed_at_once_are_both_named_whoever_waited_for_whom()
     assert (verdict.kind, verdict.blamed) == ("killed", (1, 2))
 
 
+def test_who_is_gone_was_not_killed_first_if_nobody_knows_how_another_one_ended() -> None:
+    """The log of rank 1 is lost, or its folder; if a signal was seen, that is another matter."""
+    gone = [rank(number, "gone", step=2) for number in (0, 2)]
+    order = group({0: WAITING, 2: WAITING}, ranks=(0, 1, 2), uncertain=frozenset({1}))
+    for one in (rank(1, "unknown", step=2), rank(1, "gone", step=2, exit_status=1), None):
+        ranks = [*gone, *([] if one is None else [one])]
+        assert not judge(job(*ranks, groups=[order], world=3)).named
+    seen = replace(gone[0], exit_status=-9)
+    verdict = judge(job(seen, gone[1], rank(1, "unknown", step=2), groups=[order]))
+    assert (verdict.kind, verdict.blamed) == ("killed", (0,))
+
+
 def test_when_all_are_killed_at_once_nobody_is_blamed() -> None:
     order = group({n: trained(7) for n in range(3)})
     verdict = judge(job(*(rank(n, "gone", silent_for_ns=0, idle_ns=10**8) for n in range(3)), groups=[order]))

@@ -163,7 +163,7 @@ def find_killed_process(facts: Facts) -> Verdict | None:
     """Find ranks that are gone without logging an error, while others are alive or failed because of that."""
     gone = _find_gone(facts)
     others = [rank for rank in facts.ranks if rank not in gone]
-    if not gone or _died_of_something_else(facts, gone, others):
+    if not gone or _died_of_something_else(facts, gone, others) or _may_be_only_what_is_left(facts, gone):
         return None
     first = _first_to_die(facts, gone)
     died = [facts.ranks[rank] for rank in first]
@@ -200,6 +200,17 @@ def _died_of_something_else(facts: Facts, gone: tuple[int, ...], others: list[in
     is_harmless = all(facts.ranks[rank].liveness == "ended" for rank in others)
     # If nobody was harmed, the watchdogs' reports say more than the end of a rank.
     return len(hung) == len(gone) or (is_harmless and bool(hung or facts.evidence.reports))
+
+
+def _may_be_only_what_is_left(facts: Facts, gone: tuple[int, ...]) -> bool:
+    """Return True if a rank whose end nobody knows may have ended first, or hung, and these were ended for that.
+
+    Unless somebody saw the signal that killed them, or lost the connection to a rank.
+    """
+    others = [one for rank, one in facts.ranks.items() if rank not in gone]
+    has_lost = bool(facts.missing) or any(one.liveness == "unknown" or _is_lost(facts, one.rank) for one in others)
+    is_seen = any((facts.ranks[rank].exit_status or 0) < 0 for rank in gone)
+    return has_lost and not is_seen and not any(_reports_dead_peer(one) for one in others)
 
 
 def _find_gone(facts: Facts) -> tuple[int, ...]:
