@@ -83,6 +83,8 @@ class IterationTracker:
         """Optimizers that exist, and have not stepped so far."""
         self._postponed: list[tuple[_Place, Lines]] = []
         """Possible iterations, with a frame and a loop in it, that had begun before all optimizers were seen."""
+        self._is_noted = False
+        """True if a possible iteration since the latest update is already noted: it has more forwards than one."""
         self._latest_optimizer = 0
         self._rounds = 0
         """Rounds of a loop that not all optimizers step in, since another optimizer than the latest has stepped."""
@@ -110,6 +112,7 @@ class IterationTracker:
         Returns:
             The number of iterations that had ended before this optimizer was first seen, and were not counted then.
         """
+        self._is_noted = False
         if not self.has_several and optimizer in self._places:
             return 0
         places = list(_list_places(sys._getframe(1)))
@@ -129,9 +132,10 @@ class IterationTracker:
         if found is None:  # no loop in sight
             return 1
         place, loop = found
-        if loop is None:
+        if loop is None or self._is_noted:
             return 0
         if self._unseen:
+            self._is_noted = True
             self._postponed.append((place, loop))
             if len(self._postponed) <= _MAX_PATIENCE:
                 return 0
@@ -144,6 +148,7 @@ class IterationTracker:
         if all(any(_is_inside(other, place, loop) for other in places) for places in others):
             self._rounds = 0
             return 1
+        self._is_noted = True
         self._rounds += 1
         if self._rounds < _MAX_ROUNDS:
             return 0

@@ -24,6 +24,20 @@ def test_an_iteration_of_a_gan_is_one_step(traces) -> None:
     assert updates.to_dict() == dict.fromkeys(range(6), 4)
 
 
+def test_an_iteration_with_two_forwards_before_the_first_update_is_one_step(traces) -> None:
+    """And the second optimizer steps in each fifth iteration only, so for some of them it is not known."""
+    generator, critic = (make_model(traces) for _ in range(2))
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (generator, critic)]
+    for iteration in range(20):
+        fake = generator(torch.randn(2, 4))
+        backward(critic)
+        optimizers[1].step()
+        if iteration % 5 == 4:
+            fake.sum().backward()
+            optimizers[0].step()
+    assert sorted(recorded(generator, traces).steps["step"])[-1] == 19
+
+
 def test_an_optimizer_that_exists_and_never_steps_delays_the_count_and_no_more(traces) -> None:
     model, other = make_model(traces), make_model(traces)
     unused = torch.optim.SGD(other.parameters(), lr=0.1)
