@@ -346,7 +346,7 @@ class _Pair:
 
     def _names_agree(self, early: tuple[Compared, Compared], end: int) -> bool:
         rows = [[self.source.columns(self.group, r, n, n) for n in (self.first, end)] for r in (self.a, self.b)]
-        if not all(len(one) for of_rank in rows for one in of_rank):
+        if not all(len(one) for of_rank in (*rows, [one["names"] for one in early]) for one in of_rank):
             return False
         first_a, first_b = (one["names"][0] for one in early)
         since = [(last["names_hash"] - first["names_hash"])[0] for first, last in rows]
@@ -360,8 +360,9 @@ class _Pair:
         return None
 
     def _agree_at(self, number: int) -> bool:
+        """Return True if the hashes are equal, or an entry is gone since it was found, as in a file being rewritten."""
         a, b = (self.source.columns(self.group, rank, number, number) for rank in (self.a, self.b))
-        return bool(a["hash"][0] == b["hash"][0])
+        return not (len(a) and len(b)) or bool(a["hash"][0] == b["hash"][0])
 
 
 def _keep_offset(early: tuple[Compared, Compared], late: tuple[Compared, Compared]) -> bool:

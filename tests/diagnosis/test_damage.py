@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.collective_log import ENTRY_BYTES, group_file
+from overlapscope.trace.collective_log import ENTRY_BYTES, Entries, group_file
+from overlapscope.trace.collective_log_reader import CollectiveLogFile
 from overlapscope.trace.json_files import dump_json_line, write_json
 from overlapscope.trace.manifest import write_manifest
 from overlapscope.trace.process_files import write_exit
@@ -209,6 +211,27 @@ def test_folders_without_anything_of_a_rank_are_none(jobs: tuple[Path, Path], tm
         rank_folder(copy, rank).mkdir()
     rank_folder(copy, 30).symlink_to(".")
     assert [*read_evidence(copy)[0].ranks] == [0, 1, 2]
+
+
+def test_a_log_that_is_rewritten_while_it_is_read_accuses_nobody(
+    jobs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From any one of the reads on, a rank's log holds less than it did, or is there again after that."""
+    read, calls = CollectiveLogFile.read, count()
+    limits = range(0)
+
+    def read_changing(log: CollectiveLogFile, first: int, last: int) -> Entries:
+        found = read(log, first, last)
+        return found[: len(found) // 2] if next(calls) in limits else found
+
+    monkeypatch.setattr(CollectiveLogFile, "read", read_changing)
+    verdict_on(jobs[0])
+    total = next(calls)
+    for begin in range(total):
+        for limits in (range(begin, begin + 1), range(begin, total)):
+            calls = count()
+            verdict = verdict_on(jobs[0])
+            assert {*verdict.named} <= {GUILTY}, (limits, verdict.sentence)
 
 
 @pytest.mark.parametrize("command", ["diagnose", "summary"])
