@@ -23,7 +23,28 @@ _FRAMES_SEARCHED: Final = 5
 _MAX_FORWARDS_WITHOUT_BATCH: Final = 4
 """Consecutive forwards without a new batch after which the data loader is considered out of use."""
 _MIN_INCREMENTS: Final = 3
-"""Consecutive increments by one after which a variable is taken for the loop counter."""
+"""Increments by one, after equally many forwards each, after which a variable is taken for the loop counter."""
+
+
+class _Candidate:
+    """Variable that may be the loop counter: an iteration may have several forwards, as in a GAN."""
+
+    def __init__(self, value: int) -> None:
+        self._value = value
+        self._times, self._forwards, self._forwards_before = 0, -1, 0
+
+    def count_increments(self, value: int) -> int:
+        """Return the number of latest increments by one with equally many forwards each.
+
+        Args:
+            value: its value at a forward.
+        """
+        self._forwards += 1
+        if value != self._value:
+            is_alike = value == self._value + 1 and self._forwards == self._forwards_before
+            self._times = self._times + 1 if is_alike else int(value == self._value + 1)
+            self._value, self._forwards_before, self._forwards = value, self._forwards, 0
+        return self._times
 
 
 class DataPositionTracker:
@@ -47,8 +68,7 @@ class DataPositionTracker:
         """Number of consecutive forwards without a new batch from a data loader."""
         self._had_uneven_inputs = False
         self._counter: tuple[CodeType, str] | None = None
-        self._counter_candidates: dict[tuple[CodeType, str], tuple[int, int]] = {}
-        """Candidates for the loop counter: latest value, and number of consecutive increments by one."""
+        self._counter_candidates: dict[tuple[CodeType, str], _Candidate] = {}
         self._original: Callable[..., Any] | None = dataloader._BaseDataLoaderIter.__next__
         dataloader._BaseDataLoaderIter.__next__ = self._wrap_next(self._original)  # type: ignore[method-assign]
 
@@ -116,10 +136,8 @@ class DataPositionTracker:
             if type(value) is not int:
                 continue
             key = (code, name)
-            before, times = self._counter_candidates.get(key, (value, 0))
-            times = times + 1 if value == before + 1 else 0
-            self._counter_candidates[key] = (value, times)
-            if times >= _MIN_INCREMENTS:
+            candidate = self._counter_candidates.setdefault(key, _Candidate(value))
+            if candidate.count_increments(value) >= _MIN_INCREMENTS:
                 self._counter = key
                 self._counter_candidates = {}
                 return
