@@ -140,8 +140,8 @@ class Judgment:
 
     @property
     def error(self) -> float:
-        """Of the cost that was found, as a share of the truth."""
-        return self.finding.cost.value / self.truth_ns - 1 if self.finding and self.truth_ns else math.nan
+        """Of the saving that was found, as a share of the truth."""
+        return self.finding.saving.step.value / self.truth_ns - 1 if self.finding and self.truth_ns else math.nan
 
 
 def judge(faults: Sequence[Fault], folder: Path) -> list[Judgment]:
@@ -169,8 +169,8 @@ def rows_of(case: str, faults: Sequence[Fault], folder: Path) -> Iterator[tuple[
         said, cost, error = "NOT FOUND", "", ""
         if finding is not None:
             said = f"{name_culprit(finding)}: {finding.cause}, {finding.pattern.kind}"
-            cost = f"{finding.cost.value / 1e6:.2f}"
-            cost += f" ({finding.cost.low / 1e6:.2f} to {finding.cost.high / 1e6:.2f})"
+            cost = f"{finding.saving.step.value / 1e6:.2f}"
+            cost += f" ({finding.saving.step.low / 1e6:.2f} to {finding.saving.step.high / 1e6:.2f})"
             error = f"{100 * judgment.error:+.1f} %" if judgment.truth_ns else "not injected"
         yield case, judgment.fault, f"{judgment.truth_ns / 1e6:.2f}", said, cost, error
 

@@ -76,7 +76,7 @@ def steps_table(summary: Summary) -> pd.DataFrame:
 
 
 def findings_table(found: Stragglers) -> pd.DataFrame:
-    """Tabulate the straggler findings: ranks, cause, pattern, cost, and what fixing each would save."""
+    """Tabulate the straggler findings: ranks, cause, pattern, and what fixing each would save."""
     return pd.DataFrame([_finding_row(each) for each in found.findings], columns=_FINDING_COLUMNS)
 
 
@@ -166,7 +166,8 @@ def _block_row(label: str, part_of: str, mean: Interval, summary: Summary) -> di
 _LINK_COLUMNS: Final = tuple(f"link_{field.name}" for field in fields(SlowLink))
 _FINDING_COLUMNS: Final = (
     *("ranks", "host", *_LINK_COLUMNS, "cause", "pattern", "statistic", "steps", "worst_step", "delay_ns"),
-    *(f"{name}_{part}ns" for name in ("cost", "saving") for part in ("", "low_", "high_")),
+    "lateness_ns",
+    *("saving_ns", "saving_low_ns", "saving_high_ns", "saving_share"),
     "sentence",
 )
 
@@ -183,8 +184,9 @@ def _finding_row(finding: Finding) -> dict[str, Any]:
         "steps": len(finding.steps),
         "worst_step": finding.worst_step,
         "delay_ns": finding.delay_ns,
-        **interval_columns("cost", finding.cost),
+        "lateness_ns": finding.lateness_ns,
         **interval_columns("saving", finding.saving.step),
+        "saving_share": finding.saving_share,
         "sentence": text.describe(finding),
     }
 

@@ -33,7 +33,7 @@ FAMILIES: Final = {
     "overlapscope_latest_step": "Number of the newest step that a rank has finished.",
     "overlapscope_ranks": "How many ranks left a recording.",
     "overlapscope_ranks_expected": "How many ranks train together.",
-    "overlapscope_straggler_cost_seconds": "What late ranks, a slow link or long transfers (of nobody) add to a step.",
+    "overlapscope_straggler_saving_seconds": "What fixing late ranks, a slow link or long transfers would save.",
     "overlapscope_live": "1 while it is being recorded, else 0.",
     "overlapscope_incidents": "Reports of watchdogs that have not been withdrawn.",
     "overlapscope_fault": "1 if something is wrong with the job, 0 if not.",
@@ -79,7 +79,7 @@ def generate_samples(analysis: Analysis, diagnosis: Diagnosis | None) -> Iterato
         link = "" if finding.link is None else f"{finding.link.rank} to {finding.link.peer_rank}"
         ranks = ",".join(map(str, finding.ranks))
         labels = (("cause", finding.cause), ("ranks", ranks), ("host", finding.host or ""), ("link", link))
-        yield Sample("overlapscope_straggler_cost_seconds", finding.cost.value / 1e9, labels)
+        yield Sample("overlapscope_straggler_saving_seconds", finding.saving.step.value / 1e9, labels)
     if diagnosis is not None:
         yield Sample("overlapscope_incidents", sum(report.retracted_ns is None for report in diagnosis.reports))
         yield from generate_verdict_samples(diagnosis.verdict)

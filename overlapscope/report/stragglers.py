@@ -16,11 +16,11 @@ from overlapscope.stragglers.text import (
     CAUSE_LABELS,
     PART_LABELS,
     describe,
-    describe_cost,
     describe_equal_ranks,
     describe_equalized_rank,
     describe_machine,
     describe_missing_ranks,
+    describe_saving,
     describe_verdict,
     describe_when,
     explain_missing_stragglers,
@@ -89,10 +89,8 @@ def tabulate_findings(stragglers: Stragglers) -> Table:
         columns=(
             Column("who", "", "text"),
             Column("why", "why, and the evidence", "text"),
-            Column("delay", "delay", "ns"),
-            Column("cost", "cost", "text"),
-            Column("saving", "saves if fixed", "ns"),
-            Column("saving", "90 % interval", "ns range"),
+            Column("delay", "later by", "ns"),
+            Column("saves", "saves if fixed", "text"),
             Column("worst_step", "worst step", "count"),
         ),
         rows=tuple(
@@ -102,10 +100,9 @@ def tabulate_findings(stragglers: Stragglers) -> Table:
                 "evidence": " ".join((f"{finding.pattern.statistic}.", *describe_machine(finding)))
                 if finding.machine
                 else finding.pattern.statistic,
-                "delay": finding.delay_ns,
-                "cost": describe_cost(finding),
-                "cost_share": finding.cost_share,
-                "saving": finding.saving.step,
+                "delay": finding.delay_ns if finding.lateness_ns is None else finding.lateness_ns,
+                "saves": describe_saving(finding),
+                "saving_share": max(0.0, finding.saving_share),
                 "worst_step": finding.worst_step,
                 "rank": finding.ranks[0] if finding.ranks else None,
             }
@@ -122,17 +119,12 @@ def _label_culprit(finding: Finding) -> str:
 
 
 def _list_numbers(stragglers: Stragglers) -> Iterator[Number]:
-    """Generate the step time as recorded, and as it would be with one thing fixed."""
-    step_ns, cycles = stragglers.step_time_ns, stragglers.cycles
+    """Generate the step time as recorded, and as it would be with what is late fixed."""
+    step_ns = stragglers.step_time_ns
     yield Number(key="step", label="Step time", value=step_ns, unit="ns", note="as recorded")
-    best = stragglers.by_rank.iloc[int(stragglers.by_rank["saving_ns"].to_numpy().argmax())]
-    fixed, fixed_ns = describe_equalized_rank(int(best["rank"]), cycles), float(best["saving_ns"])
-    if stragglers.findings and stragglers.findings[0].link:
-        worst = stragglers.findings[0]
-        fixed, fixed_ns = f"{_label_culprit(worst)} like the others", worst.saving.step.value
     for key, label, saved_ns in (
-        ("fixed", fixed, fixed_ns),
-        ("equal_ranks", describe_equal_ranks(cycles), stragglers.saved_if_ranks_equal.step.value),
+        *_find_fix(stragglers),
+        ("equal_ranks", describe_equal_ranks(stragglers.cycles), stragglers.saved_if_ranks_equal.step.value),
         ("best_transfers", _BEST_TRANSFERS, stragglers.saved_by_best_transfers.step.value),
     ):
         saving = f"saves {format_ns(saved_ns)} ({format_share(saved_ns / step_ns)})"
@@ -143,6 +135,18 @@ def _list_numbers(stragglers: Stragglers) -> Iterator[Number]:
             unit="ns",
             note=saving if saved_ns >= 1 else "saves nothing",
         )
+
+
+def _find_fix(stragglers: Stragglers) -> Iterator[tuple[str, str, float]]:
+    """Generate key, label and saving of the link or rank to fix first; nothing unless the headline stands for it."""
+    findings, suspect = stragglers.findings, stragglers.suspect
+    if findings and findings[0].link:
+        yield "fixed", f"{_label_culprit(findings[0])} like the others", findings[0].saving.step.value
+        return
+    late_ranks = {rank for finding in findings for rank in finding.ranks} | ({suspect.rank} if suspect else set())
+    best = stragglers.by_rank.iloc[int(stragglers.by_rank["saving_ns"].to_numpy().argmax())]
+    if int(best["rank"]) in late_ranks:
+        yield "fixed", describe_equalized_rank(int(best["rank"]), stragglers.cycles), float(best["saving_ns"])
 
 
 def describe_basis(analysis: Analysis, stragglers: Stragglers) -> str:
@@ -158,10 +162,9 @@ def _describe_findings(stragglers: Stragglers) -> Iterator[str]:
     for finding in stragglers.findings:
         if finding is not stragglers.findings[0]:
             yield describe(finding)
-        saving = format_ns(finding.saving.step.value)
         yield f"  Evidence: {finding.pattern.statistic}."
         yield from (f"  Machine: {sentence}" for sentence in describe_machine(finding))
-        yield f"  Look at step {finding.worst_step}. Fixing this alone would save {saving} a step."
+        yield f"  Look at step {finding.worst_step}."
 
 
 def _tabulate_what_ifs(stragglers: Stragglers) -> Table:
@@ -192,76 +195,80 @@ def _tabulate_ranks(stragglers: Stragglers) -> Table:
     has_hosts = len(stragglers.by_host) > 1
     return Table(
         name="by_rank",
-        title="Cost of each rank alone, in milliseconds a step",
+        title="Lateness and saving of each rank, in milliseconds a step",
         columns=(
             Column("rank", "", "rank"),
             *([Column("host", "host", "text")] if has_hosts else []),
             Column("lateness_ns", "lateness", "ms change"),
-            Column("critical_share", "critical path", "share"),
-            Column("cost_ns", "cost", "ms"),
-            Column("slowdown", "slowdown", "share"),
             Column("saving_ns", "saving", "ms"),
+            Column("critical_share", "critical path", "share"),
         ),
-        rows=_list_by_cost(stragglers.by_rank),
+        rows=_list_by_saving(stragglers.by_rank),
         shown=_SHOWN_RANKS,
-        notes=(f"Cost: this rank as it is, otherwise {describe_equal_ranks(stragglers.cycles)}.",),
+        notes=(
+            f"Lateness: of its last arrival, against {_name_reference(stragglers)}. "
+            f"Saving: this rank alone as fast as {_name_reference(stragglers)}.",
+        ),
     )
 
 
 def _tabulate_hosts(stragglers: Stragglers) -> Table:
     return Table(
         name="by_host",
-        title="Cost of each host alone, in milliseconds a step",
+        title="Saving of each host, in milliseconds a step",
         columns=(
             Column("host", "", "text"),
             Column("ranks", "ranks", "text"),
-            Column("cost_ns", "cost", "ms"),
-            Column("slowdown", "slowdown", "share"),
+            Column("saving_ns", "saving", "ms"),
         ),
-        rows=_list_by_cost(stragglers.by_host),
+        rows=_list_by_saving(stragglers.by_host),
         shown=_SHOWN_RANKS,
-        notes=(f"Cost: this host as it is, otherwise {describe_equal_ranks(stragglers.cycles)}.",),
+        notes=("Saving: all ranks of this host, and no others, as fast as the median rank.",),
     )
 
 
 def _tabulate_phases(stragglers: Stragglers) -> Table:
     return Table(
         name="by_phase",
-        title="Cost of each phase on all ranks together, in milliseconds a step",
+        title="Saving of each phase, in milliseconds a step",
         columns=(
             Column("label", "", "text"),
-            Column("cost_ns", "cost", "ms"),
-            Column("slowdown", "slowdown", "share"),
+            Column("saving_ns", "saving", "ms"),
         ),
-        rows=tuple(row | {"label": PART_LABELS[row["cause"]]} for row in _list_by_cost(stragglers.by_cause)),
-        notes=("Cost: only the differences between ranks in this phase.",),
+        rows=tuple(row | {"label": PART_LABELS[row["cause"]]} for row in _list_by_saving(stragglers.by_cause)),
+        notes=("Saving: all ranks alike in this phase, and otherwise as recorded.",),
     )
 
 
 def _tabulate_buckets(stragglers: Stragglers) -> Table:
     return Table(
         name="by_bucket",
-        title="Cost of each bucket's transfer, in milliseconds a step",
+        title="Saving of each bucket's transfer, in milliseconds a step",
         columns=(
             Column("label", "", "text"),
             Column("bytes", "size", "bytes"),
             Column("transfer_ns", "transfer", "ms"),
             Column("best_ns", "best", "ms"),
             Column("busbw_bytes_per_s", "busbw", "bytes/s"),
-            Column("cost_ns", "cost", "ms"),
-            Column("slowdown", "slowdown", "share"),
+            Column("saving_ns", "saving", "ms"),
         ),
         rows=tuple(
             row | {"label": f"bucket {row['bucket']}" if row["bucket"] >= 0 else "no bucket"}
-            for row in _list_by_cost(stragglers.by_bucket)
+            for row in _list_by_saving(stragglers.by_bucket)
         ),
-        notes=("Cost: transfer time above the best, as far as it is not hidden.",),
+        notes=("Saving: the transfers of this bucket at their best, and otherwise as recorded.",),
     )
 
 
-def _list_by_cost(frame: pd.DataFrame) -> tuple[dict[str, Any], ...]:
-    """Return the rows of a table, the most expensive first."""
-    return tuple(list_rows(frame.sort_values("cost_ns", ascending=False, kind="stable")))
+def _list_by_saving(frame: pd.DataFrame) -> tuple[dict[str, Any], ...]:
+    """Return the rows of a table, the largest saving first; of ranks that save as much, the latest."""
+    order = [name for name in ("saving_ns", "lateness_ns") if name in frame]
+    return tuple(list_rows(frame.sort_values(order, ascending=False, kind="stable")))
+
+
+def _name_reference(stragglers: Stragglers) -> str:
+    """Name the rank that ranks are compared with; of two it is the faster one."""
+    return "the faster one" if len(stragglers.cycles.ranks) == 2 else "the median rank"
 
 
 def _collect_content(analysis: Analysis, stragglers: Stragglers) -> dict[str, Any]:
@@ -302,9 +309,9 @@ def _collect_finding(finding: Finding) -> dict[str, Any]:
         "delayed_steps": len(finding.steps),
         "worst_step": finding.worst_step,
         "delay_ns": finding.delay_ns,
-        "cost_ns": finding.cost,
-        "cost_share": finding.cost_share,
+        "lateness_ns": finding.lateness_ns,
         "saving": _collect_saving(finding.saving),
+        "saving_share": finding.saving_share,
         "machine": finding.machine,
     }
 

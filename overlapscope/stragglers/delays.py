@@ -15,7 +15,7 @@ import numpy as np
 
 from overlapscope.breakdown.spans import Int64Array
 from overlapscope.stragglers.cycles import BLAMABLE_GROUPS, CAUSE_GROUPS, CAUSES, Cycles, get_cause_indices
-from overlapscope.stragglers.finding import Finding, compute_saving, mean_over_cycles
+from overlapscope.stragglers.finding import Finding, compute_saving
 from overlapscope.stragglers.location_test import independent_share, run_location_test
 from overlapscope.stragglers.patterns import DelayPattern, count_runs, find_patterns
 from overlapscope.stragglers.replay import Replay, Times, median_ns
@@ -143,7 +143,7 @@ def _times_as_long(delay_ns: int, other_ns: int) -> str:
 
 
 MIN_COST_SHARE: Final = 0.01
-"""Minimum cost of a finding, as a share of the step time."""
+"""Minimum time that a finding adds to a step, as a share of the step time."""
 
 MIN_DELAY_SHARE: Final = 0.02
 """Minimum delay, as a share of the step time: healthy ranks differ by less."""
@@ -167,7 +167,7 @@ def find_delays(replay: Replay, hosts: dict[int, str], step_time_ns: float) -> l
         for index in _find_candidate_ranks(series_ns, step_time_ns):
             level = CAUSE_LEVEL if is_late[index] else get_significance_level(replay.cycles)
             delays += _find_delays_of_rank(replay.cycles, group, series_ns, index, step_time_ns, level)
-    return [_make_finding(replay, delay, hosts, step_time_ns) for delay in _merge_by_host(replay.cycles, delays, hosts)]
+    return [_make_finding(replay, delay, hosts) for delay in _merge_by_host(replay.cycles, delays, hosts)]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -260,11 +260,11 @@ def _merge_by_host(cycles: Cycles, delays: list[_Delay], hosts: dict[int, str]) 
     return merged
 
 
-def _make_finding(replay: Replay, delay: _Delay, hosts: dict[int, str], step_time_ns: float) -> Finding:
-    """Compute the cost and the saving of a delay by replay."""
+def _make_finding(replay: Replay, delay: _Delay, hosts: dict[int, str]) -> Finding:
+    """Compute by replay what a delay adds, and what it would save to fix it."""
     excess = delay.excess(replay)
-    costs_ns = replay.ideal_except_ns(delay.indices, excess) - replay.ideal_ns
     without, where = replay.without(delay.indices, excess), delay.pattern.where
+    saving = compute_saving(replay, without, replay.length_ns(without), where)
     by_cause_ns = excess.local_ns[:, where].mean(axis=(1, 2))
     late_ns = excess.local_ns.sum(axis=0).mean(axis=1)
     ranks = tuple(int(rank) for rank in replay.cycles.ranks[list(delay.indices)])
@@ -279,7 +279,7 @@ def _make_finding(replay: Replay, delay: _Delay, hosts: dict[int, str], step_tim
         steps=replay.cycles.steps[where],
         worst_step=int(replay.cycles.steps[np.where(where, late_ns, -np.inf).argmax()]),
         delay_ns=float(late_ns[where].mean()),
-        cost=mean_over_cycles(costs_ns, where),
-        saving=compute_saving(replay, without, replay.length_ns(without), where),
-        cost_share=float(costs_ns.mean()) / step_time_ns,
+        added_ns=float((replay.ideal_except_ns(delay.indices, excess) - replay.ideal_ns).mean()),
+        saving=saving,
+        saving_share=saving.step.value / float(replay.recorded_ns.mean()),
     )

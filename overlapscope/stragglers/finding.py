@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.breakdown.breakdown import BLOCKS
-from overlapscope.breakdown.means import MeanStep, compute_mean_step, mean_with_ci
+from overlapscope.breakdown.means import MeanStep, compute_mean_step
 from overlapscope.breakdown.spans import Float64Array, Int64Array
 from overlapscope.interval import Interval
 from overlapscope.machine.evidence import MachineEvidence
@@ -39,12 +39,6 @@ def compute_saving(
     """
     changed = np.ones(len(cycle_ns), dtype=bool) if changed is None else changed
     return compute_mean_step(_compute_saved_ns(replay, times, cycle_ns)[changed]).times(float(changed.mean()))
-
-
-def mean_over_cycles(values_ns: Int64Array, changed: npt.NDArray[np.bool_]) -> Interval:
-    """Compute the mean of values (S,) that are 0 outside ``changed`` cycles, with an interval."""
-    (mean,) = mean_with_ci(values_ns[changed, None].astype(np.float64))
-    return mean.times(float(changed.mean()))
 
 
 def _compute_saved_ns(replay: Replay, times: Times, cycle_ns: Int64Array) -> Float64Array:
@@ -95,12 +89,21 @@ class Finding:
     """The step with the longest delay."""
     delay_ns: float
     """Mean delay in the delayed steps."""
-    cost: Interval
-    """Time added to a step on average over all compared steps, if there is no other problem; the interval is unknown
-    with fewer than three delayed steps."""
+    added_ns: float
+    """Time that it would add to a step if nothing else were wrong, on average over all compared steps. What is worth
+    reporting, and in which order, depends on it: two ranks that are equally late add the same, and neither has a
+    saving."""
     saving: MeanStep
-    """Time that fixing only this problem would save; less than the cost if another rank is as late."""
-    cost_share: float
-    """Cost as a share of the mean step."""
+    """Saving per step, on average over the compared steps; of ranks that are late in every step, over the steady ones.
+    The interval is unknown with fewer than three delayed steps."""
+    saving_share: float
+    """Saving as a share of the time of these steps."""
+    lateness_ns: float | None = None
+    """Mean lateness of ranks that are late in every step, whatever its causes; None of anything else."""
     machine: tuple[MachineEvidence, ...] = ()
     """What the machine said of the late ranks in the delayed steps, the most telling first."""
+
+    @property
+    def saving_in_delayed_steps(self) -> Interval:
+        """Return the saving in each of the delayed steps."""
+        return self.saving.step.times(1 / float(self.pattern.where.mean()))

@@ -253,19 +253,6 @@ class Replay:
         last_ns = [some.arrivals_ns().max(axis=1) for some in times.split_by_cycles()]
         return finish_ns(np.concatenate(last_ns), self.transfer_ns)
 
-    def costs_by_rank_ns(self) -> Int64Array:
-        """Return what each rank alone, with all its causes, adds to the ideal (S, R)."""
-        return self._by_cycles(Replay._costs_by_rank_ns)
-
-    def _costs_by_rank_ns(self) -> Int64Array:
-        arrivals_ns = self._minimal_waits.arrivals_ns(self.ideal.before_ns)
-        together_ns = np.maximum(arrivals_ns, self._ideal_arrivals_ns)
-        costs_ns = finish_ns(together_ns, self.transfer_ns) - self.ideal_ns[:, None]
-        costs_ns[:, 0] = (
-            self.ideal_except_ns(0, self.excess_of([0])) - self.ideal_ns
-        )  # other ranks wait for its buffers
-        return costs_ns
-
     def savings_by_rank_ns(self) -> Int64Array:
         """Return what would be gained if one rank were like the median rank and the others as recorded (S, R)."""
         return self._by_cycles(Replay._savings_by_rank_ns)
@@ -276,7 +263,7 @@ class Replay:
         if collectives_ns.any():  # others wait there for the last rank, and would not if it were fixed
             is_last = collectives_ns == collectives_ns.min(axis=1, keepdims=True)
             savings_ns = np.where(is_last, self._savings_ns(self._minimal_waits.arrivals_ns()), savings_ns)
-        savings_ns[:, 0] = self.recorded_ns - self.length_ns(self.without([0], self.excess_of([0])))
+        savings_ns[:, 0] = self.saving_of_ranks_ns([0])  # other ranks wait for its buffers
         return savings_ns
 
     def _savings_ns(self, arrivals_ns: Int64Array) -> Int64Array:
@@ -293,10 +280,16 @@ class Replay:
         )
         return savings_ns
 
-    def cost_of_cause_ns(self, cause: int) -> Int64Array:
-        """Return what one cause, on all ranks, adds to the ideal (S,)."""
-        ranks = np.arange(len(self.cycles.ranks))
-        return self._by_cycles(lambda some: some.ideal_except_ns(ranks, some.excess.restricted(cause)) - some.ideal_ns)
+    def saving_of_ranks_ns(self, indices: Sequence[int]) -> Int64Array:
+        """Return what would be gained (S,) if some ranks, by index, were like the median rank."""
+        return self.recorded_ns - self.length_ns(self.without(indices, self.excess_of(indices)))
+
+    def saving_of_cause_ns(self, cause: int) -> Int64Array:
+        """Return what would be gained (S,) if all ranks were like the median rank in one cause."""
+        ranks = range(len(self.cycles.ranks))
+        return self._by_cycles(
+            lambda some: some.recorded_ns - some.length_ns(some.without(ranks, some.excess.restricted(cause)))
+        )
 
     def _by_cycles(self, result: Callable[[Replay], Int64Array]) -> Int64Array:
         """Compute a result by cycle, for few enough cycles at a time that temporary arrays take little memory."""

@@ -1,7 +1,8 @@
 """Stragglers: which ranks make the others wait, why, in which steps, and at what cost.
 
-A significant pattern that costs enough is a ``Finding``; its cost comes from a replay of the recording with that
-finding as the only problem. What all findings together leave over is the same kind of difference of two breakdowns.
+A significant pattern that adds enough to a step is a ``Finding``. What it costs is said in one way everywhere: as a
+*saving*, by which steps would be shorter, in a replay of the recording, if that rank, host, cause or bucket were like
+the others.
 """
 
 from __future__ import annotations
@@ -42,9 +43,7 @@ from overlapscope.stragglers.transfers import (
 )
 from overlapscope.trace.recording import Trace
 
-# Tables of the cost and slowdown of each rank, host, cause and bucket, by replay, also of those too small to report.
-#
-# A cost is what something adds to the ideal step time with everything else ideal; a slowdown is that over the ideal.
+# Tables of the saving of each rank, host, cause and bucket, by replay, also of those too small to report.
 
 
 def by_rank(replay: Replay, hosts: dict[int, str], job: JobBreakdown | None) -> pd.DataFrame:
@@ -55,60 +54,54 @@ def by_rank(replay: Replay, hosts: dict[int, str], job: JobBreakdown | None) -> 
         job: The critical path, if it is known.
 
     Returns:
-        rank, host, cost_ns, saving_ns (if only this rank were like the median rank), slowdown, lateness_ns (of its last
-        arrival, against the median rank), critical_share (share of these cycles' step time for which the critical path
-        is on it; NaN if unknown).
+        rank, host, lateness_ns (of its last arrival, against the median rank), saving_ns (if this rank alone were like
+        the median rank), critical_share (share of these cycles' step time for which the critical path is on it; NaN if
+        unknown).
     """
     cycles = replay.cycles
     last_ns = cycles.arrival_ns[:, :, -1]
     lateness_ns = last_ns - lower_median(last_ns, axis=1)[:, None]
-    cost_ns = replay.costs_by_rank_ns().mean(axis=0)
     return pd.DataFrame(
         {
             "rank": cycles.ranks,
             "host": [hosts.get(rank, "unknown") for rank in cycles.ranks.tolist()],
-            "cost_ns": cost_ns,
-            "saving_ns": replay.savings_by_rank_ns().mean(axis=0),
-            "slowdown": cost_ns / replay.ideal_ns.mean(),
             "lateness_ns": lateness_ns.mean(axis=0),
+            "saving_ns": replay.savings_by_rank_ns().mean(axis=0),
             "critical_share": _critical_shares(cycles, job),
         }
     )
 
 
 def by_host(replay: Replay, hosts: dict[int, str]) -> pd.DataFrame:
-    """Return a table with one row per host: host, ranks (number), and cost_ns and slowdown of all of them together."""
+    """Return a table with one row per host: host, ranks (number), and saving_ns of all of them together."""
     ranks = replay.cycles.ranks
     names = np.array([hosts.get(rank, "unknown") for rank in ranks.tolist()])
     rows = []
     for name in pd.unique(names):
         indices = np.flatnonzero(names == name)
-        cost_ns = float((replay.ideal_except_ns(indices, replay.excess_of(indices)) - replay.ideal_ns).mean())
-        rows.append((str(name), len(indices), cost_ns, cost_ns / float(replay.ideal_ns.mean())))
-    return pd.DataFrame(rows, columns=["host", "ranks", "cost_ns", "slowdown"])
+        rows.append((str(name), len(indices), float(replay.saving_of_ranks_ns(indices.tolist()).mean())))
+    return pd.DataFrame(rows, columns=["host", "ranks", "saving_ns"])
 
 
 def by_cause(replay: Replay) -> pd.DataFrame:
-    """Return a table with one row per cause: cause, cost_ns and slowdown, on all ranks together."""
-    cost_ns = np.array([replay.cost_of_cause_ns(cause).mean() for cause in range(len(CAUSES))])
-    return pd.DataFrame({"cause": CAUSES, "cost_ns": cost_ns, "slowdown": cost_ns / replay.ideal_ns.mean()})
+    """Return a table with one row per cause: cause, and saving_ns if all ranks were alike in it."""
+    savings_ns = [float(replay.saving_of_cause_ns(cause).mean()) for cause in range(len(CAUSES))]
+    return pd.DataFrame({"cause": CAUSES, "saving_ns": savings_ns})
 
 
 def by_bucket(replay: Replay) -> pd.DataFrame:
     """Return a table with one row per all-reduce.
 
-    Here the ideal also has the best observed transfers.
-
     Returns:
-        bucket, bytes, transfer_ns, best_ns, cost_ns, slowdown, busbw_bytes_per_s.
+        bucket, bytes, transfer_ns, best_ns, saving_ns (if its transfers alone were as short as the best ones),
+        busbw_bytes_per_s.
     """
     cycles, best_ns = replay.cycles, replay.best_transfer_ns
-    ideal_ns = replay.ideal_with_transfers_ns(best_ns)
-    cost_ns = np.zeros(len(cycles.buckets))
+    savings_ns = np.zeros(len(cycles.buckets))
     for number in range(len(cycles.buckets)):
-        transfer_ns = best_ns.copy()
-        transfer_ns[:, number] = replay.transfer_ns[:, number]
-        cost_ns[number] = (replay.ideal_with_transfers_ns(transfer_ns) - ideal_ns).mean()
+        transfer_ns = replay.transfer_ns.copy()
+        transfer_ns[:, number] = best_ns[:, number]
+        savings_ns[number] = (replay.recorded_ns - replay.with_transfers_ns(transfer_ns)).mean()
     usual_ns = replay.transfer_ns.mean(axis=0)
     ranks = len(cycles.ranks)
     busbw = np.divide(
@@ -120,8 +113,7 @@ def by_bucket(replay: Replay) -> pd.DataFrame:
             "bytes": cycles.bytes,
             "transfer_ns": usual_ns,
             "best_ns": best_ns.min(axis=0),
-            "cost_ns": cost_ns,
-            "slowdown": cost_ns / ideal_ns.mean(),
+            "saving_ns": savings_ns,
             "busbw_bytes_per_s": busbw,
         }
     )
@@ -135,6 +127,48 @@ def _critical_shares(cycles: Cycles, job: JobBreakdown | None) -> Float64Array:
         total_ns = (job.end_ns - job.start_ns)[counted].sum()
         shares = job.rank_ns[counted].sum(axis=0)[np.searchsorted(job.ranks, cycles.ranks)] / max(1, total_ns)
     return shares
+
+
+def join_persistent(
+    findings: Sequence[Finding], usual: Replay, ranks: pd.DataFrame, step_time_ns: float
+) -> tuple[Finding, ...]:
+    """Make one finding of all the causes for which the same ranks are late in every step.
+
+    Its lateness and its saving are those of these ranks in the tables: what they have of all causes together.
+
+    Args:
+        findings: What is found in all cycles.
+        usual: Cycles of steady steps, of the tables.
+        ranks: Table of ``by_rank``.
+        step_time_ns: Mean step time.
+    """
+    of_ranks: dict[tuple[int, ...], list[Finding]] = {}
+    for finding in findings:
+        if finding.pattern.kind == "persistent" and finding.ranks and finding.link is None:
+            of_ranks.setdefault(finding.ranks, []).append(finding)
+    joined: list[Finding] = []
+    apart = [finding for finding in findings if not any(finding in parts for parts in of_ranks.values())]
+    for late_ranks, parts in of_ranks.items():
+        indices = np.searchsorted(usual.cycles.ranks, late_ranks).tolist()
+        lateness_ns = float(ranks["lateness_ns"].to_numpy()[indices].mean())
+        if lateness_ns < MIN_DELAY_SHARE * step_time_ns:  # late for one cause, and early for another
+            apart += parts
+            continue
+        excess = usual.excess_of(indices)
+        without = usual.without(indices, excess)
+        saving = compute_saving(usual, without, usual.length_ns(without))
+        joined.append(
+            replace(
+                max(parts, key=lambda part: part.delay_ns),
+                parts_ns={name: ns for part in parts for name, ns in part.parts_ns.items()},
+                delay_ns=sum(part.delay_ns for part in parts),
+                added_ns=sum(part.added_ns for part in parts),
+                saving=saving,
+                saving_share=saving.step.value / step_time_ns,
+                lateness_ns=lateness_ns,
+            )
+        )
+    return tuple(sorted((*joined, *apart), key=lambda finding: -finding.added_ns))
 
 
 LONG_PAUSE_STEPS: Final = 5.0
@@ -200,13 +234,13 @@ def find_suspect(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Stragglers:
-    """Result of the straggler analysis. The tables are those of ``slowdowns``, of the steady steps."""
+    """Result of the straggler analysis. The tables are of the steady steps."""
 
     cycles: Cycles
     usual: Replay
     """Replay of the cycles of steady steps; of all cycles if there are none."""
     findings: tuple[Finding, ...]
-    """Findings, the most expensive first."""
+    """Findings, the one that adds most first."""
     suspect: Suspect | None
     """The rank that is probably late, if it is not in a finding."""
     step_time_ns: float
@@ -229,8 +263,9 @@ def find_stragglers(trace: Trace, cycles: Cycles, summary: Summary) -> Straggler
     is_steady = np.isin(cycles.steps, summary.steady.steps)
     usual = Replay(cycles.of(is_steady) if is_steady.any() else cycles)
     step_time_ns = summary.mean.step.value if summary.steps else float(usual.recorded_ns.mean())
-    findings = _add_machine(trace, find_all_findings(cycles, hosts, _read_slow_links(trace), step_time_ns))
     ranks = by_rank(usual, hosts, summary.job_breakdown)
+    found = find_all_findings(cycles, hosts, _read_slow_links(trace), step_time_ns)
+    findings = _add_machine(trace, join_persistent(found, usual, ranks, step_time_ns))
     return Stragglers(
         cycles=cycles,
         usual=usual,
@@ -283,7 +318,7 @@ def get_hosts(trace: Trace) -> dict[int, str]:
 def find_all_findings(
     cycles: Cycles, hosts: dict[int, str], links: Sequence[SlowLink], step_time_ns: float
 ) -> tuple[Finding, ...]:
-    """Return the findings that are worth reporting, the most expensive first.
+    """Return the findings that are worth reporting, the one that adds most to a step first.
 
     Args:
         hosts: Host of each rank.
@@ -294,12 +329,12 @@ def find_all_findings(
     findings = find_delays(replay, hosts, step_time_ns)
     if not cycles.missing_ranks:
         findings += find_slow_transfers(replay, step_time_ns)
-    findings += [make_link_finding(replay, link, step_time_ns) for link in links if is_limiting(replay, link)]
+    findings += [make_link_finding(replay, link) for link in links if is_limiting(replay, link)]
     worth_it = [finding for finding in findings if _is_worth_reporting(finding, step_time_ns)]
     if any(finding.link for finding in worth_it):
         # A ring ends rank by rank behind its slow link: that is the same finding again.
         worth_it = [finding for finding in worth_it if finding.cause != "release_skew"]
-    return tuple(sorted(worth_it, key=lambda finding: -finding.cost.value))
+    return tuple(sorted(worth_it, key=lambda finding: -finding.added_ns))
 
 
 def _read_slow_links(trace: Trace) -> list[SlowLink]:
@@ -311,7 +346,7 @@ def _read_slow_links(trace: Trace) -> list[SlowLink]:
 
 
 def _is_worth_reporting(finding: Finding, step_time_ns: float) -> bool:
-    is_costly = finding.cost_share >= MIN_COST_SHARE
+    is_costly = finding.added_ns >= MIN_COST_SHARE * step_time_ns
     if finding.pattern.kind != "transient":
         return is_costly
     if finding.delay_ns >= MIN_PAUSE_STEPS * step_time_ns:

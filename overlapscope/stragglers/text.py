@@ -9,13 +9,13 @@ from typing import Final
 from overlapscope.breakdown.text import BLOCK_LABELS
 from overlapscope.machine.evidence import select_telling
 from overlapscope.machine.text import tell
-from overlapscope.stragglers.cycles import CAUSES, Cycles
+from overlapscope.stragglers.cycles import BLAMABLE_GROUPS, CAUSE_GROUPS, CAUSES, Cycles
 from overlapscope.stragglers.delays import get_overall_level
 from overlapscope.stragglers.finding import Finding, SlowLink
 from overlapscope.stragglers.location_test import format_p_value
 from overlapscope.stragglers.patterns import count_runs
 from overlapscope.stragglers.stragglers import Stragglers, Suspect
-from overlapscope.text import capitalize, count_of, format_bytes, format_ns, format_share, rank_list
+from overlapscope.text import capitalize, count_of, format_bytes, format_interval_ns, format_ns, format_share, rank_list
 from overlapscope.trace.recording import Trace
 
 CAUSE_LABELS: Final = {
@@ -44,19 +44,30 @@ _DOES_LONGER: Final = {
     "release_skew": "is released {} late by the previous step's communication",
     "transfer": "take {} longer after all ranks have arrived",
 }
+_ARRIVES_LATE_AS_IT: Final = {
+    "compute": "computes longer",
+    "data_wait": "waits longer for data",
+    "host_loop": "spends longer in the training loop",
+    "evaluation": "evaluates longer",
+    "gc": "collects garbage",
+    "release_skew": "is released late by the previous step's communication",
+}
 _MIN_PART_SHARE: Final = 0.1
 """Minimum share of a delay for a phase to be mentioned."""
 
 
 def describe(finding: Finding) -> str:
-    """Describe a finding in one sentence: who, what, when, where in the step, and its cost."""
+    """Describe a finding: who, what, when, where in the step, and what the job would save."""
+    who, when = capitalize(name_culprit(finding)), describe_when(finding)
     if finding.link is not None:
-        longer = f"all-reduces take {format_ns(finding.delay_ns)} longer {describe_when(finding)}"
-        who, rate = capitalize(name_culprit(finding)), _describe_rate(finding.link)
-        return f"{who} {rate}, so {longer}{_describe_share(finding)}."
-    does = _DOES_LONGER[finding.cause].format(format_ns(finding.delay_ns), finding.compared_with)
-    what = f"{does} {describe_when(finding)}{_describe_parts(finding)}{_describe_share(finding)}"
-    return f"{capitalize(name_culprit(finding))} {what}."
+        what = f"{_describe_rate(finding.link)}, so all-reduces take {format_ns(finding.delay_ns)} longer {when}"
+    elif finding.lateness_ns is not None:
+        later = f"{format_ns(finding.lateness_ns)} later than {finding.compared_with}"
+        what = f"arrives {later} {when}, as it {_describe_reasons(finding)}"
+    else:
+        does = _DOES_LONGER[finding.cause].format(format_ns(finding.delay_ns), finding.compared_with)
+        what = f"{does} {when}{_describe_parts(finding.parts_ns, finding.delay_ns)}"
+    return f"{who} {what}. {_describe_fix(finding)}"
 
 
 def name_culprit(finding: Finding) -> str:
@@ -89,14 +100,25 @@ def describe_when(finding: Finding) -> str:
     return f"in step {steps[0]}" if len(steps) == 1 else f"in {len(steps)} steps, peak in step {finding.worst_step}"
 
 
-def describe_cost(finding: Finding) -> str:
-    """Describe the cost of a finding, with half of its 90 % interval; for a single occurrence, the total."""
-    if finding.pattern.kind == "transient" and len(finding.steps) == 1:
-        total_ns = finding.cost.value * len(finding.pattern.where)
-        return f"{format_ns(total_ns)} once"
-    error_ns = (finding.cost.high - finding.cost.low) / 2
-    interval = f" ± {format_ns(error_ns)}" if error_ns < finding.cost.value else ""
-    return f"{format_ns(finding.cost.value)}{interval} a step ({format_share(finding.cost_share)})"
+def describe_saving(finding: Finding) -> str:
+    """Describe what is saved in each of the delayed steps, and which share of all time compared that is."""
+    saving = finding.saving_in_delayed_steps
+    interval = "" if math.isnan(saving.low) else f" (90 %: {format_interval_ns(saving)})"
+    share, delayed = format_share(finding.saving_share), len(finding.steps)
+    if finding.pattern.kind == "persistent":
+        return f"{format_ns(saving.value)} a step{interval}, {share} of it"
+    where = "once" if delayed == 1 else f"in each of {delayed:,} steps"
+    return (
+        f"{format_ns(saving.value)} {where}{interval}, {share} of the time of all {len(finding.pattern.where):,} steps"
+    )
+
+
+def _describe_fix(finding: Finding) -> str:
+    are_others_late = bool(finding.ranks) and finding.link is None and finding.saving.step.value < finding.added_ns / 2
+    if not are_others_late:
+        return f"Fixing this would save {describe_saving(finding)}."
+    little = "nothing" if finding.saving.step.value < 1 else f"only {describe_saving(finding)}"
+    return f"Fixing this alone would save {little}, as others are late as well."
 
 
 def describe_machine(finding: Finding) -> list[str]:
@@ -127,9 +149,8 @@ def describe_verdict(stragglers: Stragglers) -> str:
 
 def _describe_suspect(suspect: Suspect, step_ns: float) -> str:
     often = f"later in {suspect.late_steps} of {suspect.steps} steps, by {format_ns(suspect.lateness_ns)} on average"
-    saves = (
-        f"A step would save {format_ns(suspect.saving_ns)} ({format_share(suspect.saving_ns / step_ns)}) without it."
-    )
+    saving = f"{format_ns(suspect.saving_ns)} a step ({format_share(suspect.saving_ns / step_ns)})"
+    saves = f"If it were like the others, that would save {saving}."
     if suspect.needed_steps is None:
         return f"Rank {suspect.rank} is {often}, and no single cause accounts for it. {saves}"
     return (
@@ -205,21 +226,20 @@ def _describe_rate(link: SlowLink) -> str:
     )
 
 
-def _describe_parts(finding: Finding) -> str:
-    parts = {name: ns for name, ns in finding.parts_ns.items() if ns >= _MIN_PART_SHARE * finding.delay_ns}
-    if len(finding.parts_ns) < 2 or not parts:
-        return ""
-    return f" ({', '.join(PART_LABELS[name] for name in parts)})"
+def _describe_reasons(finding: Finding) -> str:
+    """Name what late ranks take longer for, the most important first."""
+    groups = {
+        group: {name: finding.parts_ns.get(name, 0.0) for name in CAUSE_GROUPS[group]} for group in BLAMABLE_GROUPS
+    }
+    reasons = [
+        f"{_ARRIVES_LATE_AS_IT[group]}{_describe_parts(parts_ns, finding.delay_ns)}"
+        for group, parts_ns in sorted(groups.items(), key=lambda item: -sum(item[1].values()))
+        if sum(parts_ns.values()) >= _MIN_PART_SHARE * finding.delay_ns
+    ]
+    return " and ".join(reasons)
 
 
-def _describe_share(finding: Finding) -> str:
-    """Return the cost as a share of the step time; empty for a single step, whose delay is the cost.
-
-    A cost above the mean step is given as a time: the mean is then over other steps than the finding, as where two
-    optimizers take turns.
-    """
-    if finding.pattern.kind == "transient" and len(finding.steps) == 1:
-        return ""
-    if finding.cost_share > 1:
-        return f", which costs {format_ns(finding.cost.value)} per step compared"
-    return f", which costs {format_share(finding.cost_share)} of the step time"
+def _describe_parts(parts_ns: dict[str, float], delay_ns: float) -> str:
+    """Name the phases of a group of causes that matter; a group of one phase is named already."""
+    parts = [PART_LABELS[name] for name, ns in parts_ns.items() if ns >= _MIN_PART_SHARE * delay_ns]
+    return f" ({', '.join(parts)})" if len(parts_ns) > 1 and parts else ""

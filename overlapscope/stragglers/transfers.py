@@ -12,7 +12,7 @@ import pandas as pd
 from overlapscope.breakdown.spans import Int64Array
 from overlapscope.stragglers.cycles import Cycles
 from overlapscope.stragglers.delays import get_significance_level
-from overlapscope.stragglers.finding import Finding, SlowLink, compute_saving, mean_over_cycles
+from overlapscope.stragglers.finding import Finding, SlowLink, compute_saving
 from overlapscope.stragglers.patterns import DelayPattern, Mask, find_patterns
 from overlapscope.stragglers.replay import Replay, median_ns
 from overlapscope.trace.recording import Trace
@@ -148,7 +148,7 @@ def find_slow_transfers(replay: Replay, step_time_ns: float) -> list[Finding]:
                 steps=cycles.steps[where],
                 worst_step=int(cycles.steps[longer_ns.argmax()]),
                 delay_ns=float(longer_ns[where].mean()),
-                **_costs(replay, fixed_ns, where, step_time_ns),
+                **_compute_savings(replay, fixed_ns, where),
             )
         )
     return findings
@@ -170,8 +170,8 @@ def is_limiting(replay: Replay, link: SlowLink) -> bool:
     return needed_ns * _LIMITING_FACTOR <= taken_ns <= needed_ns / _LIMITING_FACTOR
 
 
-def make_link_finding(replay: Replay, link: SlowLink, step_time_ns: float) -> Finding:
-    """Return the cost of a slow link: all-reduces would take less time by the factor by which it is slower than others.
+def make_link_finding(replay: Replay, link: SlowLink) -> Finding:
+    """Return what a slow link costs: all-reduces would take less time by the factor by which it is slower than others.
 
     Longer times than usual in some steps are not caused by the link, and are a separate finding.
     """
@@ -198,15 +198,15 @@ def make_link_finding(replay: Replay, link: SlowLink, step_time_ns: float) -> Fi
         steps=cycles.steps,
         worst_step=int(cycles.steps[total_ns.argmax()]),
         delay_ns=float((replay.transfer_ns - fixed_ns).sum(axis=1).mean()),
-        **_costs(replay, fixed_ns, everywhere, step_time_ns),
+        **_compute_savings(replay, fixed_ns, everywhere),
     )
 
 
-def _costs(replay: Replay, fixed_ns: Int64Array, delayed: Mask, step_time_ns: float) -> dict[str, Any]:
-    """Return cost and saving of replacing transfers by others (S, K) that differ in the delayed cycles."""
-    costs_ns = replay.ideal_ns - replay.ideal_with_transfers_ns(fixed_ns)
+def _compute_savings(replay: Replay, fixed_ns: Int64Array, delayed: Mask) -> dict[str, Any]:
+    """Return what is gained if transfers are replaced by others (S, K) that differ in the delayed cycles."""
+    saving = compute_saving(replay, replay.recorded, replay.with_transfers_ns(fixed_ns), delayed)
     return {
-        "cost": mean_over_cycles(costs_ns, delayed),
-        "saving": compute_saving(replay, replay.recorded, replay.with_transfers_ns(fixed_ns), delayed),
-        "cost_share": float(costs_ns.mean()) / step_time_ns,
+        "added_ns": float((replay.ideal_ns - replay.ideal_with_transfers_ns(fixed_ns)).mean()),
+        "saving": saving,
+        "saving_share": saving.step.value / float(replay.recorded_ns.mean()),
     }

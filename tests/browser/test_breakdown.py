@@ -140,8 +140,7 @@ def test_stragglers(open_page: OpenPage, straggling: Served, say: Say) -> None:
         assert shown[title] == (format_ns(breakdown["step_ns"]["value"] - saving["step_ns"]["value"]), told(left))
     (finding,) = said["findings"]
     row = page.locator(".blame tbody tr").first
-    expect(row).to_contain_text(format_ns(finding["delay_ns"]))
-    expect(row).to_contain_text(format_ns(finding["cost_ns"]["value"]))
+    expect(row).to_contain_text(format_ns(finding["lateness_ns"]))
     expect(row).to_contain_text(format_ns(finding["saving"]["step_ns"]["value"]))
 
 

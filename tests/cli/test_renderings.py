@@ -110,7 +110,7 @@ def test_renderings_of_steps_have_the_same_numbers(ranks: int, late_us: int, lat
 
     stragglers = build_stragglers_report(analysis)
     content = content_of(stragglers)
-    assert cells_of(stragglers, "by_rank", "cost_ns") == {row["rank"]: row["cost_ns"] for row in content["by_rank"]}
+    assert cells_of(stragglers, "by_rank", "saving_ns") == {row["rank"]: row["saving_ns"] for row in content["by_rank"]}
     assert cells_of(stragglers, "what_if", "step")["as recorded"] == content["step_ns"]["value"]
 
     buckets = build_buckets_report(trace, advise(analysis))

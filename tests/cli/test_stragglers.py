@@ -39,7 +39,7 @@ def test_json_has_everything(tmp_path: Path) -> None:
     content = stragglers_of(write_late_rank(tmp_path))
     (finding,) = content["findings"]
     assert (finding["ranks"], finding["cause"], finding["pattern"]) == ([1], "compute", "persistent")
-    assert finding["cost_ns"]["value"] == finding["saving"]["step_ns"]["value"] == LATE_US * US
+    assert finding["lateness_ns"] == finding["saving"]["step_ns"]["value"] == LATE_US * US
     assert finding["parts_ns"]["forward"] == LATE_US * US
     assert content["what_if"]["all_ranks_like_the_median"]["step_ns"]["value"] == LATE_US * US
     assert [row["rank"] for row in content["by_rank"]] == [0, 1, 2]

@@ -68,7 +68,7 @@ def test_findings_and_sizes_are_those_of_the_commands(
     (finding,) = said("stragglers", folder, capsys)["findings"]  # type: ignore[misc]
     row = run.stragglers().table.iloc[0]
     assert list(row["ranks"]) == finding["ranks"] == [1]
-    assert row["cost_ns"] == pytest.approx(finding["cost_ns"]["value"])
+    assert row["saving_ns"] == pytest.approx(finding["saving"]["step_ns"]["value"])
     assert row["sentence"] == finding["sentence"]
     sizes = said("recommend", folder, capsys)["sizes"]
     table = run.recommend().table

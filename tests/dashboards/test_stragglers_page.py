@@ -87,7 +87,7 @@ def test_headlines_say_what_would_be_gained(straggling):
 def test_a_finding_leads_to_its_worst_step_on_the_timeline(straggling):
     table, finding = tabulate_findings(found_in(straggling)), found_in(straggling).findings[0]
     assert table.format_rows()[0][:3] == ("Rank 2", "Compute in every step", "2.98 ms")
-    assert finding.cost_share == pytest.approx(0.23, abs=0.005)
+    assert finding.saving_share == pytest.approx(2.83 / 13.0, abs=0.005)
     page = page_of(straggling)
     assert f"<small>{html.escape(finding.pattern.statistic)}</small>" in page
     assert f'href="timeline?step={finding.worst_step}&rank=2"' in page

@@ -45,12 +45,12 @@ def test_the_blocks_of_a_step_sum_to_it(tmp_path: Path) -> None:
     assert values["overlapscope_latest_step"] == {(("run", "a run"),): 8}
 
 
-def test_who_others_wait_for_has_a_cost(tmp_path: Path) -> None:
+def test_who_others_wait_for_has_a_saving(tmp_path: Path) -> None:
     late = write_straggling_recording(tmp_path, late_us=lambda rank, _: 3000 * (rank == 2))
     values = values_in(format_open_metrics({"late": list(generate_samples(Analysis(read_trace(late)), None))}))
-    ((labels, cost),) = values["overlapscope_straggler_cost_seconds"].items()
+    ((labels, saving),) = values["overlapscope_straggler_saving_seconds"].items()
     assert dict(labels) == {"cause": "compute", "host": "", "link": "", "ranks": "2", "run": "late"}
-    assert cost == pytest.approx(0.003, rel=0.01)
+    assert saving == pytest.approx(0.003, rel=0.01)
 
 
 def test_what_is_not_known_has_no_sample(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapscope.breakdown.breakdown import compute_breakdown
-from overlapscope.stragglers.cycles import build_cycles
-from overlapscope.stragglers.finding import compute_saving, mean_over_cycles
+from overlapscope.stragglers.cycles import CAUSES, build_cycles
+from overlapscope.stragglers.finding import compute_saving
 from overlapscope.stragglers.replay import Replay
 from tests.simulated_job import MS, Job
 
@@ -50,12 +50,16 @@ def test_buffers_that_come_sooner_are_less_of_their_block() -> None:
 
 
 def test_of_what_changes_in_some_cycles_the_mean_is_over_all_and_the_interval_of_those() -> None:
-    ns = np.array([0, 30, 0, 0, 40, 0, 50, 0])
-    mean = mean_over_cycles(ns, ns > 0)
-    assert mean.value == 15
-    assert 0 < mean.low < 15 < mean.high
-    few = mean_over_cycles(np.array([0, 30, 0]), np.array([False, True, False]))
-    assert (few.value, np.isnan(few.low)) == (10, True)
+    job = Job(steps=9)
+    job.local_ns["data_wait"][[2, 5, 7], 1] += np.array([30, 40, 50]) * MS
+    replay = replay_of(job)
+    without = replay.without([1], replay.excess_of([1]))
+    late = replay.cycles.local_ns[CAUSES.index("data_wait"), :, 1] > 10 * MS
+    saving = compute_saving(replay, without, replay.length_ns(without), late).step
+    assert saving.value == 120 * MS / 8
+    assert 0 < saving.low < saving.value < saving.high
+    few = compute_saving(replay, without, replay.length_ns(without), late & (late.cumsum() == 1)).step
+    assert (few.value, np.isnan(few.low)) == (30 * MS / 8, True)
 
 
 @settings(max_examples=25, deadline=None)

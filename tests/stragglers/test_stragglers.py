@@ -65,7 +65,7 @@ def test_a_rank_that_computes_slowly(seed: int, rank: int, share: float) -> None
     job.slow_down(rank, share)
     finding = only_finding(job)
     assert (finding.ranks, finding.cause, finding.pattern.kind) == ((rank,), "compute", "persistent")
-    assert finding.cost.value == pytest.approx(30 * share * MS, rel=0.1, abs=0.2 * MS)
+    assert finding.added_ns == pytest.approx(30 * share * MS, rel=0.1, abs=0.2 * MS)
     assert finding.parts_ns["backward"] == pytest.approx(20 * share * MS, rel=0.1, abs=0.2 * MS)
 
 
@@ -99,13 +99,50 @@ def test_the_more_steps_the_fewer_suspicions(seed: int, ranks: int) -> None:
     assert judged(Job(steps=STEPS, ranks=ranks, noise=0.05, seed=seed)).suspect is None
 
 
+@settings(max_examples=10)
+@given(seed=st.integers(0, 10_000), ranks=st.integers(2, 8), data_ms=st.integers(0, 6))
+def test_a_late_rank_has_one_lateness_and_one_saving(seed: int, ranks: int, data_ms: int) -> None:
+    """Whatever makes it late, the finding has what the table of ranks has."""
+    job = noisy_job(ranks=ranks, seed=seed)
+    job.slow_down(1, 0.3)
+    job.local_ns["data_wait"][:, 1] += data_ms * MS
+    stragglers = judged(job)
+    (finding,) = stragglers.findings
+    row = stragglers.by_rank.set_index("rank").loc[1]
+    assert (finding.ranks, finding.lateness_ns) == ((1,), row["lateness_ns"])
+    assert finding.saving.step.value == pytest.approx(row["saving_ns"], abs=1)
+    assert finding.saving_share == finding.saving.step.value / stragglers.step_time_ns
+    assert ("data_wait" in finding.parts_ns) == (data_ms >= 1)
+
+
+def test_a_rank_late_in_few_steps_saves_a_share_of_all_of_them(golden: Callable[[str, str], None]) -> None:
+    """Its steps are outliers of the mean step, and their saving is far more than that."""
+    job = noisy_job()
+    job.local_ns["data_wait"][[20, 61, 77, 130], 2] += 400 * MS
+    stragglers = judged(job)
+    (finding,) = stragglers.findings
+    assert finding.saving_in_delayed_steps.value == pytest.approx(400 * MS, rel=0.05)
+    assert finding.saving_share == pytest.approx(4 * 400 / (4 * 400 + 150 * 41), rel=0.05)
+    golden("findings/few_steps", describe(finding))
+
+
+def test_two_ranks_that_are_equally_late_save_nothing_alone(golden: Callable[[str, str], None]) -> None:
+    job = noisy_job(ranks=5)
+    job.slow_down(1, 0.3)
+    job.slow_down(4, 0.3)
+    found = judged(job).findings
+    assert [finding.ranks for finding in found] in ([(1,), (4,)], [(4,), (1,)])
+    assert all(finding.saving.step.value < 0.1 * finding.added_ns for finding in found)
+    golden("findings/equally_late", describe(min(found, key=lambda finding: finding.ranks)))
+
+
 def test_data_that_comes_late_every_tenth_step(golden: Callable[[str, str], None]) -> None:
     job = noisy_job()
     job.local_ns["data_wait"][::10, 2] += 15 * MS
     finding = only_finding(job)
     assert (finding.ranks, finding.cause) == ((2,), "data_wait")
     assert (finding.pattern.kind, finding.pattern.period) == ("periodic", 10)
-    assert finding.cost.value == pytest.approx(1.5 * MS, rel=0.1)
+    assert finding.added_ns == pytest.approx(1.5 * MS, rel=0.1)
     assert finding.steps.tolist() == list(range(10, STEPS, 10))
     golden("findings/late_data", describe(finding))
 
@@ -123,7 +160,7 @@ def test_garbage_collection_every_seventh_step_is_named_and_not_the_phase_it_int
     job = noisy_job(gc=[(3, step, "forward", 50 * MS) for step in range(7, STEPS, 7)])
     finding = only_finding(job)
     assert (finding.ranks, finding.cause, finding.pattern.period) == ((3,), "gc", 7)
-    assert finding.cost.value == pytest.approx(50 * MS * 21 / 150, rel=0.1)
+    assert finding.added_ns == pytest.approx(50 * MS * 21 / 150, rel=0.1)
 
 
 def test_one_pause_of_two_seconds(golden: Callable[[str, str], None]) -> None:
@@ -141,7 +178,7 @@ def test_a_rank_that_is_slow_from_one_step_on(golden: Callable[[str, str], None]
     job.slow_down(2, 0.3, steps=slice(90, None))
     finding = only_finding(job)
     assert (finding.ranks, finding.pattern.kind, int(finding.steps[0])) == ((2,), "shift", 90)
-    assert finding.cost.value == pytest.approx(9 * MS * 61 / 150, rel=0.1)
+    assert finding.added_ns == pytest.approx(9 * MS * 61 / 150, rel=0.1)
     golden("findings/shift", describe(finding))
 
 
@@ -150,7 +187,7 @@ def test_a_rank_that_is_slow_for_a_while(golden: Callable[[str, str], None]) -> 
     job.slow_down(2, 0.3, steps=slice(60, 90))
     finding = only_finding(job)
     assert (finding.ranks, finding.pattern.kind, finding.steps.tolist()) == ((2,), "episode", list(range(60, 90)))
-    assert finding.cost.value == pytest.approx(9 * MS * 30 / 150, rel=0.1)
+    assert finding.added_ns == pytest.approx(9 * MS * 30 / 150, rel=0.1)
     golden("findings/episode", describe(finding))
 
 
@@ -175,7 +212,7 @@ def test_transfers_that_take_longer_from_one_step_on_are_no_ranks_doing(golden: 
     job.transfer_ns[60:, 3] += 6 * MS
     finding = only_finding(job)
     assert (finding.ranks, finding.cause, finding.pattern.kind) == ((), "transfer", "shift")
-    assert finding.cost.value == pytest.approx(6 * MS * 91 / 150, rel=0.1)
+    assert finding.added_ns == pytest.approx(6 * MS * 91 / 150, rel=0.1)
     golden("findings/transfers", describe(finding))
 
 
@@ -197,7 +234,7 @@ def test_a_link_that_is_slower_than_the_others(golden: Callable[[str, str], None
     assert fast is not None
     assert slow is not None
     truth_ns = slow.end_ns[:, -1].mean() - fast.end_ns[:, -1].mean()
-    assert finding.cost.value == pytest.approx(truth_ns, rel=0.05)
+    assert finding.added_ns == pytest.approx(truth_ns, rel=0.05)
     golden("findings/link", describe(finding))
 
 
@@ -217,8 +254,8 @@ def test_two_faults_at_once_are_both_named_each_with_its_own_cost() -> None:
     job.local_ns["data_wait"][::10, 2] += 15 * MS
     slow, data = judged(job).findings
     assert (slow.ranks, slow.cause, data.ranks, data.cause) == ((1,), "compute", (2,), "data_wait")
-    assert slow.cost.value == pytest.approx(6 * MS, rel=0.1)
-    assert data.cost.value == pytest.approx(1.5 * MS, rel=0.1)
+    assert slow.added_ns == pytest.approx(6 * MS, rel=0.1)
+    assert data.added_ns == pytest.approx(1.5 * MS, rel=0.1)
     # In every tenth step the other one is late as well, so mending one of them gains less than it costs.
     assert slow.saving.step.value == pytest.approx(6 * MS * 0.9, rel=0.1)
     assert data.saving.step.value == pytest.approx((15 - 6) * MS / 10, rel=0.15)
@@ -246,8 +283,8 @@ def test_ranks_of_one_host_that_are_late_alike_are_named_as_the_host() -> None:
         job.slow_down(rank, 0.2)
     finding = only_finding(job)
     assert (finding.ranks, finding.host) == ((8, 9, 10, 11), "node2")
-    assert describe(finding).startswith("Host node2 (ranks 8-11) computes")
-    assert judged(job).by_host.set_index("host")["cost_ns"].idxmax() == "node2"
+    assert describe(finding).startswith("Host node2 (ranks 8-11) arrives")
+    assert judged(job).by_host.set_index("host")["saving_ns"].idxmax() == "node2"
 
 
 def test_pauses_of_one_host_in_different_steps_are_not_the_hosts() -> None:
@@ -281,13 +318,13 @@ def test_what_if() -> None:
     job.transfer_ns[::2, 3] += 4 * MS
     stragglers = judged(job)
     by_rank = stragglers.by_rank.set_index("rank")
-    assert by_rank["cost_ns"].idxmax() == by_rank["saving_ns"].idxmax() == by_rank["critical_share"].idxmax() == 1
+    assert by_rank["lateness_ns"].idxmax() == by_rank["saving_ns"].idxmax() == by_rank["critical_share"].idxmax() == 1
     assert stragglers.saved_if_ranks_equal.step.low > 5 * MS
     assert stragglers.saved_by_best_transfers.step.value == pytest.approx(2 * MS, rel=0.1)
-    by_cause = stragglers.by_cause.set_index("cause")["cost_ns"]
+    by_cause = stragglers.by_cause.set_index("cause")["saving_ns"]
     assert by_cause["backward"] == pytest.approx(4 * MS, rel=0.2)
     by_bucket = stragglers.by_bucket.set_index("bucket")
-    assert by_bucket["cost_ns"].idxmax() == 3
+    assert by_bucket["saving_ns"].idxmax() == 3
     assert by_bucket.loc[0, "busbw_bytes_per_s"] == pytest.approx(1024**2 / 1e-3 * 1.5)
 
 
@@ -339,7 +376,7 @@ def test_a_gpu_that_is_hot_in_the_late_steps_is_told_of_the_late_rank_only(hot_r
     assert without is not None
     assert stragglers is not None
     (bare,), (finding,) = without.findings, stragglers.findings
-    assert (finding.ranks, finding.steps.tolist(), finding.cost) == (bare.ranks, bare.steps.tolist(), bare.cost)
+    assert (finding.ranks, finding.steps.tolist(), finding.saving) == (bare.ranks, bare.steps.tolist(), bare.saving)
     found = [one for one in finding.machine if not one.is_alike]
     if hot_rank != 2:
         assert not found
