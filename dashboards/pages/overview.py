@@ -138,7 +138,7 @@ def build_improvements_context(snapshot: Snapshot, advice: Advice | None) -> dic
         return nothing | {"has_mean": True, "why_unknown": text.explain_missing_stragglers(snapshot.trace).message}
     improvements = find_improvements(snapshot, advice)
     return nothing | {
-        "worth_doing": tabulate_improvements(improvements, snapshot.summary.mean.step.value) if improvements else None,
+        "worth_doing": tabulate_improvements(improvements) if improvements else None,
         "has_mean": True,
     }
 

@@ -18,10 +18,10 @@ from overlapscope.breakdown.text import BLOCK_LABELS
 from overlapscope.bucket_model.search import MIN_GAIN
 from overlapscope.bucket_model.text import format_advised_setting
 from overlapscope.interval import Interval
-from overlapscope.stragglers.cycles import CAUSES
+from overlapscope.stragglers.cycles import CAUSE_GROUPS, CAUSES
 from overlapscope.stragglers.finding import compute_saving
 from overlapscope.stragglers.replay import Replay, Times
-from overlapscope.stragglers.text import describe
+from overlapscope.stragglers.text import describe_delay
 
 MAX_IMPROVEMENTS: Final = 3
 """Maximum number of recommendations."""
@@ -43,7 +43,9 @@ class Improvement:
     what: str
     """A sentence without its full stop."""
     saves: Interval
-    """Saving in nanoseconds per mean step."""
+    """Saving in nanoseconds per mean step; of a delay in some steps, a mean over all that were compared."""
+    share: float
+    """Saving as a share of the time of these steps."""
     link: str
     """Page of the app that has the evidence, with its query."""
     evidence: str
@@ -67,8 +69,9 @@ def _findings(analysis: Analysis) -> Iterator[Improvement]:
         if finding.pattern.kind == "transient" and not finding.ranks:
             continue  # some slow transfers of unknown cause: nothing to do
         yield Improvement(
-            what=describe(finding).removesuffix("."),
+            what=describe_delay(finding),
             saves=finding.saving.step,
+            share=finding.saving_share,
             link=f"timeline?step={finding.worst_step}" + (f"&rank={finding.ranks[0]}" if finding.ranks else ""),
             evidence=f"step {finding.worst_step}, its worst",
         )
@@ -78,7 +81,8 @@ def _blocks(analysis: Analysis) -> Iterator[Improvement]:
     if analysis.stragglers is None or not analysis.summary.steps:
         return
     replay = analysis.stragglers.usual
-    named = {finding.cause for finding in analysis.stragglers.findings}
+    found = analysis.stragglers.findings
+    named = {group for group, (cause, *_) in CAUSE_GROUPS.items() if any(cause in each.parts_ns for each in found)}
     for block, way in _BLOCK_ADVICE.items():
         if block in named or not analysis.summary.mean.blocks[block].value:
             continue
@@ -86,9 +90,11 @@ def _blocks(analysis: Analysis) -> Iterator[Improvement]:
             continue  # it is the rest of what ends a step, which bucket views have as well
         times = _times_without(replay, block)
         step, rank, _ = analysis.summary.longest[block]
+        saves = compute_saving(replay, times, replay.length_ns(times)).capped_at(analysis.summary.mean).step
         yield Improvement(
             what=way,
-            saves=compute_saving(replay, times, replay.length_ns(times)).capped_at(analysis.summary.mean).step,
+            saves=saves,
+            share=saves.value / analysis.summary.mean.step.value,
             link=f"timeline?step={step}&rank={rank}",
             evidence=f"step {step}, the longest {BLOCK_LABELS[block]}",
         )
@@ -111,6 +117,7 @@ def _buckets(advice: Advice | None) -> Iterator[Improvement]:
         yield Improvement(
             what=format_advised_setting(found),
             saves=found.gain.times(found.now.step_ns.value),
+            share=found.gain.value,
             link="buckets",
             evidence="the step time of every bucket size",
         )
@@ -119,6 +126,7 @@ def _buckets(advice: Advice | None) -> Iterator[Improvement]:
         yield Improvement(
             what=f"Buckets of different sizes, {len(found.free.buckets)} of them: the best plan of all",
             saves=gain.times(found.now.step_ns.value),
+            share=gain.value,
             link="buckets?plan=best",
             evidence="the best plan",
         )

@@ -8,12 +8,8 @@ from overlapscope.advice.worth_doing import Improvement
 from overlapscope.report.report import Column, Table
 
 
-def tabulate_improvements(improvements: Sequence[Improvement], step_ns: float) -> Table:
-    """Tabulate changes in the order given.
-
-    Args:
-        step_ns: Mean step time, of which savings are shares.
-    """
+def tabulate_improvements(improvements: Sequence[Improvement]) -> Table:
+    """Tabulate changes in the order given."""
     return Table(
         name="improvements",
         title="Recommended changes",
@@ -27,11 +23,11 @@ def tabulate_improvements(improvements: Sequence[Improvement], step_ns: float) -
             {
                 "what": each.what,
                 "saves": each.saves,
-                "share": each.saves.value / step_ns,
+                "share": each.share,
                 "link": each.link,
                 "evidence": each.evidence,
             }
             for each in improvements
         ),
-        notes=("Savings are of each change alone, per mean step.",),
+        notes=("Savings are of each change alone, per mean step; of delays in some steps, per step of all.",),
     )

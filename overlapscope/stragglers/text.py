@@ -57,7 +57,12 @@ _MIN_PART_SHARE: Final = 0.1
 
 
 def describe(finding: Finding) -> str:
-    """Describe a finding: who, what, when, where in the step, and what the job would save."""
+    """Describe a finding: who, what, when, where in the step, and what fixing it would save."""
+    return f"{describe_delay(finding)}. {_describe_fix(finding)}"
+
+
+def describe_delay(finding: Finding) -> str:
+    """Describe a finding without its saving, in a sentence without its full stop."""
     who, when = capitalize(name_culprit(finding)), describe_when(finding)
     if finding.link is not None:
         what = f"{_describe_rate(finding.link)}, so all-reduces take {format_ns(finding.delay_ns)} longer {when}"
@@ -67,7 +72,7 @@ def describe(finding: Finding) -> str:
     else:
         does = _DOES_LONGER[finding.cause].format(format_ns(finding.delay_ns), finding.compared_with)
         what = f"{does} {when}{_describe_parts(finding.parts_ns, finding.delay_ns)}"
-    return f"{who} {what}. {_describe_fix(finding)}"
+    return f"{who} {what}"
 
 
 def name_culprit(finding: Finding) -> str:

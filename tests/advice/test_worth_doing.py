@@ -29,7 +29,7 @@ def test_what_all_ranks_wait_for_is_worth_more_than_what_one_does_longer() -> No
     (data, data_ms), (rank, rank_ms) = found_in(job)
     assert data.startswith("Have data ready")
     assert data_ms == pytest.approx(22, rel=0.05)
-    assert rank.startswith("Rank 3 computes")
+    assert rank.startswith("Rank 3 arrives")
     assert rank_ms == pytest.approx(6, rel=0.1)
 
 
@@ -45,7 +45,7 @@ def test_a_rank_that_waits_for_data_is_named_and_not_data_as_such() -> None:
     job = Job(steps=STEPS, noise=0.02)
     job.local_ns["data_wait"][:, 1] += 15 * MS
     first, *others = found_in(job)
-    assert first[0].startswith("Rank 1 waits")
+    assert first[0].startswith("Rank 1 arrives")
     assert not any("Have data ready" in what for what, _ in others)
 
 
