@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from scipy.special import ndtr, stdtrit
 
 from overlapscope.breakdown.breakdown import BLOCKS
 from overlapscope.breakdown.spans import Float64Array
@@ -101,19 +102,14 @@ def _half_widths(series: Float64Array, sigmas: float) -> Float64Array:
 
 
 def student_quantile(freedom: Float64Array, sigmas: float) -> Float64Array:
-    """Return a quantile of Student's t, as a series in the normal quantile (Abramowitz and Stegun, 26.7.5).
+    """Return the quantile of Student's t that a normal distribution has at so many standard deviations.
 
     Args:
-        freedom: Degrees of freedom, from 2; there the 95 % quantile is 1 % too small, and the 99.5 % one 12 %.
+        freedom: Degrees of freedom.
         sigmas: The normal quantile.
     """
-    z = sigmas
-    return (
-        z
-        + (z**3 + z) / (4 * freedom)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
-    )
+    quantile: Float64Array = stdtrit(freedom, ndtr(sigmas))
+    return quantile
 
 
 # Mean step as blocks that sum to it; the difference of two mean steps is a mean step as well.

@@ -28,20 +28,10 @@ def runs_test_p_value(runs: int, hits: int, tries: int) -> float:
 
     Example: 2 hits in 4 tries form one run in 3 of the 6 orders, so the probability of at most 1 run is 0.5.
     """
-    if hits < 1:
-        return 1.0
-    total = sum(
-        math.exp(
-            _log_binomial(hits - 1, count - 1) + _log_binomial(tries - hits + 1, count) - _log_binomial(tries, hits)
-        )
-        for count in range(1, min(runs, hits, tries - hits + 1) + 1)
-    )
-    return min(1.0, total)
+    from scipy.stats import hypergeom  # takes longer to import than all the rest, and few series have episodes
 
-
-def _log_binomial(of: int, taken: int) -> float:
-    """Return the logarithm of the number of ways to choose some items out of so many."""
-    return math.lgamma(of + 1) - math.lgamma(taken + 1) - math.lgamma(of - taken + 1)
+    # A run begins at as many of the hits - 1 gaps between hits as are no neighbors, and at the first hit.
+    return float(hypergeom.cdf(runs, tries, max(0, tries - hits + 1), hits)) if hits > 0 else 1.0
 
 
 Mask = npt.NDArray[np.bool_]
