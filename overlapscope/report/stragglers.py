@@ -256,7 +256,10 @@ def _tabulate_buckets(stragglers: Stragglers) -> Table:
             row | {"label": f"bucket {row['bucket']}" if row["bucket"] >= 0 else "no bucket"}
             for row in _list_by_saving(stragglers.by_bucket)
         ),
-        notes=("Saving: the transfers of this bucket at their best, and otherwise as recorded.",),
+        notes=(
+            "Best: a low quantile of the transfers that found the link idle; others may have begun behind another one.",
+            "Saving: the transfers of this bucket at their best, and otherwise as recorded.",
+        ),
     )
 
 

@@ -7,12 +7,12 @@ the replay gives the recorded cycle to the nanosecond.
 
 To find what a rank costs, times are replaced by those of the median rank in the same cycle, as in "Understanding
 Stragglers in Large Model Training Using What-if Analysis" (Lin et al., OSDI 2025): with all ranks like that the cycle
-is *ideal*; what one rank as recorded adds to the ideal is its *cost*, and what fixing only that rank would gain is its
-*saving*. Two equally late ranks have the same cost, and neither has a saving.
+is *ideal*. What would be gained if only one rank were like that is its *saving*; what one rank as recorded adds to the
+ideal says whether it matters at all.
 
 Example: one all-reduce of 30 ns, local times of 80, 80 and 120 ns. The recorded cycle takes 150 ns, the ideal 110 ns,
-and the third rank has a cost and a saving of 40 ns. With local times of 80, 80, 80, 120 and 120 ns, both late ranks
-have a cost of 40 ns, but a saving of 0, as the other one is still late.
+and the third rank has a saving of 40 ns and adds as much. With local times of 80, 80, 80, 120 and 120 ns, both late
+ranks add 40 ns to the ideal, but have a saving of 0, as the other one is still late.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.breakdown.spans import Int64Array
+from overlapscope.breakdown.spans import Float64Array, Int64Array
 from overlapscope.stragglers.cycles import (
     CAUSE_GROUPS,
     CAUSES,
@@ -33,10 +33,13 @@ from overlapscope.stragglers.cycles import (
     find_median_ranks,
     get_cause_indices,
     lower_median,
+    previous_ends,
 )
 
 BEST_TRANSFER_QUANTILE: Final = 0.05
 """Quantile that counts as the best observed transfer of a bucket: the very shortest one may be an outlier."""
+MIN_KNOWN_TRANSFERS: Final = 5
+"""Minimum number of transfers of a bucket that are known exactly, for one of them to be the best."""
 
 _ARRIVALS_AT_ONCE: Final = 4_000_000
 """Maximum size of temporary arrays (S, R, K), each of which then takes 32 MB."""
@@ -182,6 +185,23 @@ def median_ns(values_ns: Int64Array, axis: int) -> Int64Array:
     return np.median(values_ns, axis=axis, keepdims=True).round().astype(np.int64)
 
 
+def _find_best_ns(cycles: Cycles) -> Float64Array:
+    """Return the best observed transfer of each bucket (K,); NaN if too few are known.
+
+    A transfer is known if the link was idle when the last rank arrived. Behind another one it may have begun earlier
+    than that one ended, as gloo runs two at a time, and seem to take no time at all.
+    """
+    is_known = cycles.arrival_ns.max(axis=1) >= previous_ends(cycles.end_ns)
+    return np.array(
+        [
+            np.quantile(of_bucket[known], BEST_TRANSFER_QUANTILE, method="lower")
+            if known.sum() >= MIN_KNOWN_TRANSFERS
+            else np.nan
+            for of_bucket, known in zip(cycles.transfer_ns.T, is_known.T, strict=True)
+        ]
+    )
+
+
 class Replay:
     """Recorded cycles, their ideal, and variants in between. Every result is nanoseconds by cycle (S,)."""
 
@@ -190,8 +210,9 @@ class Replay:
         self.recorded = Times(local_ns=cycles.local_ns, lead_ns=cycles.lead_ns, broadcast_ns=cycles.broadcast_ns)
         self.ideal = self.recorded.middle()
         self.transfer_ns = cycles.transfer_ns
-        best_ns = np.quantile(self.transfer_ns, BEST_TRANSFER_QUANTILE, axis=0, method="lower")
-        self.best_transfer_ns = np.minimum(self.transfer_ns, best_ns)
+        self.best_ns = _find_best_ns(cycles)
+        # Not where all are shorter than the best that is known, or none is known.
+        self.best_transfer_ns = np.fmin(self.transfer_ns, self.best_ns).astype(np.int64)
 
     @property
     def excess(self) -> Times:

@@ -93,8 +93,8 @@ def by_bucket(replay: Replay) -> pd.DataFrame:
     """Return a table with one row per all-reduce.
 
     Returns:
-        bucket, bytes, transfer_ns, best_ns, saving_ns (if its transfers alone were as short as the best ones),
-        busbw_bytes_per_s.
+        bucket, bytes, transfer_ns, best_ns (NaN if unknown), saving_ns (if its transfers alone were as short as the
+        best one), busbw_bytes_per_s.
     """
     cycles, best_ns = replay.cycles, replay.best_transfer_ns
     savings_ns = np.zeros(len(cycles.buckets))
@@ -112,7 +112,7 @@ def by_bucket(replay: Replay) -> pd.DataFrame:
             "bucket": cycles.buckets,
             "bytes": cycles.bytes,
             "transfer_ns": usual_ns,
-            "best_ns": best_ns.min(axis=0),
+            "best_ns": replay.best_ns,
             "saving_ns": savings_ns,
             "busbw_bytes_per_s": busbw,
         }
