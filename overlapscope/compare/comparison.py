@@ -162,7 +162,10 @@ def _ranks_by_difference(base_ns: pd.Series[float], new_ns: pd.Series[float]) ->
     return tuple(map(int, apart_ns.sort_values(ascending=False, kind="stable").index))
 
 
-Outcome = Literal["slower", "slower, but not surely enough", "faster", "no difference seen"]
+Outcome = Literal["slower", "slower, but not surely enough", "faster", "no difference seen", "too noisy to tell"]
+
+MAX_SEEN_SHARE: Final = 0.1
+"""Maximum share of the step that a difference must have to be seen, for "no difference" to mean anything."""
 
 _MAX_STEPS: Final = 5
 
@@ -205,7 +208,11 @@ class Comparison:
             return "slower"
         if any(each.is_longer for each in both):
             return "slower, but not surely enough"
-        return "faster" if any(each.is_shorter for each in both) else "no difference seen"
+        if any(each.is_shorter for each in both):
+            return "faster"
+        seen_share = self.share(self.changes[part].seen_ns)  # NaN of too few steps
+        is_telling = seen_share <= MAX_SEEN_SHARE and abs(self.share(both[0].ns.value)) <= seen_share
+        return "no difference seen" if is_telling else "too noisy to tell"
 
 
 def compare(base: ComparisonSide, new: ComparisonSide) -> Comparison:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from overlapscope.breakdown.breakdown import BLOCKS
 from overlapscope.breakdown.text import BLOCK_LABELS, REASON_LABELS, describe_excluded
 from overlapscope.compare.changes import TRIMMED
-from overlapscope.compare.comparison import Comparison
+from overlapscope.compare.comparison import Comparison, Outcome
 from overlapscope.compare.side import STEP, ComparisonSide
 from overlapscope.text import (
     capitalize,
@@ -41,16 +42,15 @@ def describe_outcomes(found: Comparison, parts: Sequence[str], fail_above: float
         parts: Some of ``PARTS``.
         fail_above: As in ``Comparison.outcome``.
     """
-    return [_sentence(found, part, fail_above) for part in parts]
+    unlike = [f"Not the same job: {'; '.join(found.unlike)}."] * bool(found.unlike)
+    return [*unlike, *(_sentence(found, part, fail_above) for part in parts)]
 
 
 def _sentence(found: Comparison, part: str, fail_above: float) -> str:
     outcome = found.outcome(part, fail_above)
     what = "" if part == STEP else f"{PART_LABELS[part]}: "
-    if outcome == "no difference seen":
-        seen = format_share(found.share(found.changes[part].seen_ns))
-        nothing = f"no significant difference; this many steps would show one of {seen}{_of(part)} or more."
-        return capitalize(what + nothing)
+    if outcome in ("no difference seen", "too noisy to tell"):
+        return capitalize(f"{what}{_describe_nothing(found, part, outcome)}")
     word = "longer" if outcome.startswith("slower") else "shorter"
     if part == STEP:
         word = "slower" if word == "longer" else "faster"
@@ -59,6 +59,18 @@ def _sentence(found: Comparison, part: str, fail_above: float) -> str:
     if part != STEP:
         return capitalize(f"{what}{word}, {_numbers(found, part)}.")
     return capitalize(f"{word}: {_numbers(found, part)}.{_describe_blocks(found)}")
+
+
+def _describe_nothing(found: Comparison, part: str, outcome: Outcome) -> str:
+    """Describe a difference that may be chance: how large it may be, and which blocks differ all the same."""
+    seen_ns = found.changes[part].seen_ns
+    shows = f"this many steps would show one of {format_share(found.share(seen_ns))}{_of(part)} or more"
+    if math.isnan(seen_ns):
+        shows = "there are too few steps for an interval"
+    blocks = _describe_blocks(found) if part == STEP else ""
+    if outcome == "too noisy to tell":
+        return f"can't tell: {_numbers(found, part)}; {shows}.{blocks}"
+    return f"no significant difference: {_numbers(found, part)}; {shows}.{blocks}"
 
 
 def _numbers(found: Comparison, part: str) -> str:
@@ -79,23 +91,22 @@ def _numbers(found: Comparison, part: str) -> str:
 
 
 def _describe_blocks(found: Comparison) -> str:
-    """Name the blocks that differ beyond noise in that direction, the largest first.
+    """Name the blocks that differ beyond noise, the largest first: what a gain was paid with is among them.
 
     The difference is that of the mean, as in tables, if it is significant.
     """
-    is_longer = found.step.most_significant.is_longer
     sure: list[tuple[float, str]] = []
     for name in BLOCKS:
         change = found.changes[name]
-        in_mean, in_either = (
-            each.is_longer if is_longer else each.is_shorter for each in (change.mean, change.most_significant)
-        )
-        if in_either:
+        if change.most_significant.is_significant:
+            in_mean = change.mean.is_significant
             time_ns = (change.mean if in_mean else change.middle).ns.value
             where = "" if in_mean else f" in the middle {MIDDLE} of steps"
             sure.append((abs(time_ns), f"{BLOCK_LABELS[name]} ({format_ns_change(time_ns)}{where})"))
     named = [text for _, text in sorted(sure, reverse=True)[:_MAX_NAMED]]
-    return f" The difference is in {', '.join(named)}." if named else " No single block differs beyond noise."
+    if named:
+        return f" Blocks that differ: {', '.join(named)}."
+    return " No single block differs beyond noise." if found.step.most_significant.is_significant else ""
 
 
 def _of(part: str) -> str:
@@ -103,11 +114,9 @@ def _of(part: str) -> str:
 
 
 def describe_sides(found: Comparison) -> Iterator[str]:
-    """Yield what is compared, a line each, and whether it is the same job."""
+    """Yield what is compared, a line each."""
     for label, side in (("Base", found.base), ("New", found.new)):
         yield f"{label}: {side.name}: {_side(side)}"
-    if found.unlike:
-        yield f"Not the same job: {'; '.join(found.unlike)}."
 
 
 def _side(side: ComparisonSide) -> str:

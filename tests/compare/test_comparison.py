@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +102,21 @@ def test_where_nothing_differs_it_says_how_much_would_have_been_seen(golden: Cal
     found = compared()
     assert found.outcome("step", 0.0) == "no difference seen"
     golden("comparisons/no_difference", "\n".join(describe_outcomes(found, ["step", "exposed"], 0.0)))
+
+
+def test_a_large_difference_that_may_be_chance_is_not_called_none(golden: Callable[[str, str], None]) -> None:
+    found = compared(forward_ms=4.4)
+    vague = Interval(value=288e6, low=-500e6, high=1076e6)
+    found.changes["step"] = Change(
+        mean=replace(found.step.mean, noise=vague), middle=replace(found.step.middle, noise=vague)
+    )
+    assert found.outcome("step", 0.0) == "too noisy to tell"
+    golden("comparisons/noisy", describe_outcomes(found, ["step"], 0.0)[0])
+    unknown = replace(vague, low=math.nan, high=math.nan)
+    found.changes["step"] = Change(
+        mean=replace(found.step.mean, noise=unknown), middle=replace(found.step.middle, noise=unknown)
+    )
+    assert found.outcome("step", 0.0) == "too noisy to tell"
 
 
 def test_two_ranges_of_one_recording_are_compared() -> None:
