@@ -19,12 +19,15 @@ import pandas as pd
 
 from overlapscope.breakdown.spans import Int64Array, merge_spans
 from overlapscope.errors import OverlapScopeError
+from overlapscope.interop.collective_calls import CALL_COLUMNS, GENERIC, collect_calls, link_kernels, parse_op
 from overlapscope.interop.event_stream import Event, EventStream
 
 ProgressCallback = Callable[[int, int], None]
 """Callback that is called with (bytes read so far, bytes in total)."""
 
 _COLLECTIVE: Final = "record_param_comms"
+_NOT_LAUNCHED: Final = ("wait", "init")
+"""Names of ``record_param_comms`` that launch nothing."""
 OPERATOR_PREFIX: Final = "c10d::"
 """Prefix of the names of torch.distributed's operators."""
 _HANDLER_FILE_NAME: Final = re.compile(r"^(?P<host>.+)_\d+\.\d+\.pt\.trace\.json(\.gz)?$")
@@ -50,6 +53,7 @@ _DEVICE_CATEGORIES: Final = {"kernel": "kernel", "Kernel": "kernel", "gpu_memcpy
 _LAUNCH_CATEGORIES: Final = ("cuda_runtime", "cuda_driver", "Runtime", "hip_runtime")
 WORK_LAUNCH_PATTERN: Final = re.compile(r"LaunchKernel|LaunchCooperative|Memcpy|Memset|GraphLaunch")
 """Calls of the runtime that launch work; others have a correlation id too, but run nothing on the device."""
+KERNEL_COLUMNS: Final = ("kind", "stream", "correlation", "id", "op", "start_ns", "end_ns")
 _BACKEND_KERNEL: Final = re.compile(r"^(nccl|rccl|void nccl|void rccl|msccl)", re.IGNORECASE)
 """Names of NCCL's kernels: ``ncclKernel_AllReduce_...`` until 2.18, ``ncclDevKernel_...`` since; RCCL has the same."""
 
@@ -62,7 +66,7 @@ class Profile:
     spans: pd.DataFrame
     """Annotations and operators: kind (of ``SPAN_PREFIXES``), name, thread, start_ns, end_ns."""
     collectives: pd.DataFrame
-    """Launches of collectives: id, op, elements (0 if unknown), dtype, group, thread, start_ns, end_ns."""
+    """Launches of collectives, ``collective_calls.CALL_COLUMNS``; elements are 0 if unknown."""
     trained: pd.DataFrame
     """start_ns of operators whose gradient is computed later, as flow events show; empty in old traces."""
     launches: pd.DataFrame
@@ -118,7 +122,9 @@ def read_profile(path: Path, progress: ProgressCallback | None = None) -> Profil
     header = stream.header
     info = header.get("distributedInfo") or {}
     devices = header.get("deviceProperties") or []
-    kernels, collectives = rows.kernels.table(), rows.collectives.table()
+    launches = rows.launches.table()
+    collectives = collect_calls(rows.parameters.table(), rows.annotations.table(), rows.operators.table())
+    kernels = link_kernels(rows.kernels.table(), launches, collectives)
     device = str(devices[0].get("name", "device")) if devices else "device"
     return Profile(
         source=TraceMetadata(
@@ -133,9 +139,9 @@ def read_profile(path: Path, progress: ProgressCallback | None = None) -> Profil
             problem=stream.problem,
         ),
         spans=rows.spans.table(),
-        collectives=collectives if len(collectives) else rows.calls.table(),
+        collectives=collectives,
         trained=rows.trained.table(),
-        launches=rows.launches.table(),
+        launches=launches,
         kernels=kernels,
     )
 
@@ -210,18 +216,20 @@ class _ProfileBuilder:
     """The tables of a profile while events are read."""
 
     def __init__(self) -> None:
-        launched = ("id", "op", "elements", "dtype", "group", "thread", "start_ns", "end_ns")
         self.spans = _TableBuilder("kind", "name", "thread", "start_ns", "end_ns")
-        self.collectives = _TableBuilder(*launched)
-        self.calls = _TableBuilder(*launched)
-        """Launches of collectives by their operators: all that there is with gloo, which emits no metadata."""
+        self.parameters = _TableBuilder(*CALL_COLUMNS)
+        """``record_param_comms``; gloo emits none."""
+        self.operators = _TableBuilder(*CALL_COLUMNS)
+        self.annotations = _TableBuilder(*CALL_COLUMNS, "is_of_device")
         self.trained = _TableBuilder("start_ns")
         self.launches = _TableBuilder("correlation", "thread", "start_ns")
-        self.kernels = _TableBuilder("kind", "stream", "correlation", "id", "op", "start_ns", "end_ns")
+        self.kernels = _TableBuilder(*KERNEL_COLUMNS)
 
     def take(self, events: Iterable[Event]) -> None:
         self._add(events)
-        for table in (self.spans, self.collectives, self.calls, self.trained, self.launches, self.kernels):
+        for table in (self.spans, self.parameters, self.operators, self.annotations):
+            table.pack()
+        for table in (self.trained, self.launches, self.kernels):
             table.pack()
 
     def _add(self, events: Iterable[Event]) -> None:
@@ -246,20 +254,26 @@ class _ProfileBuilder:
                 self.kernels.rows.append((_DEVICE_CATEGORIES[category], *where, *_event_span(event)))
 
     def _add_host_event(self, event: Event, name: str) -> None:
-        if name == _COLLECTIVE:
-            args = event.get("args", {})
-            what = args.get("Collective name", ""), args.get("In msg nelems", 0), args.get("dtype", "")
-            group = args.get("Process Group Name", "")
-            self.collectives.rows.append((args.get("External id", -1), *what, group, event["tid"], *_event_span(event)))
-            return
-        if name.startswith(OPERATOR_PREFIX):
-            args = event.get("args", {})
-            what = name.removeprefix(OPERATOR_PREFIX).strip("_"), *_first_input(args)
-            self.calls.rows.append((args.get("External id", -1), *what, "", event["tid"], *_event_span(event)))
-            return
         kind = classify_span(name)
         if kind is not None:
             self.spans.rows.append((kind, name, event["tid"], *_event_span(event)))
+        if name == _COLLECTIVE:
+            args = event.get("args", {})
+            name, size = args.get("Collective name", ""), args.get("In msg nelems", 0)
+            if name in _NOT_LAUNCHED:
+                return
+            op = parse_op(name) or (GENERIC if name else "")
+            group = str(args.get("Process Group Name", "")), str(args.get("Process Group Description", ""))
+            what = op, size, args.get("dtype", ""), *group
+            self.parameters.rows.append((args.get("External id", -1), *what, event["tid"], *_event_span(event)))
+        elif name.startswith(OPERATOR_PREFIX) or kind == "backend":
+            args = event.get("args", {})
+            what = parse_op(name.partition(":")[2]), *_first_input(args), "", ""
+            row = (args.get("External id", -1), *what, event["tid"], *_event_span(event))
+            if kind == "backend":
+                self.annotations.rows.append((*row, not name.startswith("gloo")))
+            else:
+                self.operators.rows.append(row)
 
 
 @lru_cache(maxsize=4096)  # there are few distinct names
@@ -281,13 +295,7 @@ def _first_input(args: dict[str, Any]) -> tuple[int, str]:
 @lru_cache(maxsize=4096)
 def parse_kernel_op(name: str) -> str:
     """Return the operation in the name of a kernel of the backend; empty for other kernels."""
-    if not _BACKEND_KERNEL.match(name):
-        return ""
-    lower = name.lower()
-    for op in ("allreduce", "broadcast", "reducescatter", "allgather", "sendrecv", "reduce"):
-        if op in lower:
-            return op
-    return "generic"  # RCCL gives all its kernels the same name
+    return (parse_op(name) or GENERIC) if _BACKEND_KERNEL.match(name) else ""
 
 
 def _ns(microseconds: float) -> int:

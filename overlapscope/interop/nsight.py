@@ -21,7 +21,9 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.errors import OverlapScopeError
+from overlapscope.interop.collective_calls import CALL_COLUMNS, find_enclosing_spans, link_kernels, parse_op
 from overlapscope.interop.kineto import (
+    KERNEL_COLUMNS,
     OPERATOR_PREFIX,
     SPAN_PREFIXES,
     WORK_LAUNCH_PATTERN,
@@ -209,37 +211,30 @@ def _profile_of(source: TraceMetadata, ranges: pd.DataFrame, launches: pd.DataFr
     calls = _extract_calls(ranges)
     spans = ranges[ranges["kind"].notna() & ~ranges["kind"].isin(["call", "nccl"])].copy()
     spans["name"] = [_operator_name(name) for name in spans["name"]]
-    kernels = kernels.assign(id=-1)
-    is_backend = kernels["op"] != ""
-    launched = launches.drop_duplicates("correlation").set_index("correlation")
-    of_backend = launched.reindex(kernels.loc[is_backend, "correlation"])
-    kernels.loc[is_backend, "id"] = _find_enclosing_spans(
-        calls, of_backend["thread"].to_numpy(), of_backend["start_ns"].to_numpy()
-    )
     return Profile(
         source=source,
         spans=spans[["kind", "name", "thread", "start_ns", "end_ns"]].reset_index(drop=True),
         collectives=calls,
         trained=pd.DataFrame({"start_ns": []}),
         launches=launches[["correlation", "thread", "start_ns"]].reset_index(drop=True),
-        kernels=kernels[["kind", "stream", "correlation", "id", "op", "start_ns", "end_ns"]].reset_index(drop=True),
+        kernels=link_kernels(kernels.assign(id=-1), launches, calls)[list(KERNEL_COLUMNS)].reset_index(drop=True),
     )
 
 
 def _extract_calls(ranges: pd.DataFrame) -> pd.DataFrame:
-    """Return the operators of torch.distributed: id, op, elements, dtype, group, thread, start_ns, end_ns."""
+    """Return the operators of torch.distributed: ``CALL_COLUMNS``."""
     calls = ranges.loc[ranges["kind"] == "call", ["name", "thread", "start_ns", "end_ns"]].reset_index(drop=True)
     calls["id"] = np.arange(len(calls))
-    calls["op"] = [_operator_name(name).removeprefix(OPERATOR_PREFIX).strip("_") for name in calls["name"]]
+    calls["op"] = [parse_op(_operator_name(name).removeprefix(OPERATOR_PREFIX)) for name in calls["name"]]
     calls["elements"] = [_parse_elements(name) for name in calls["name"]]
     sums = ranges[ranges["kind"] == "nccl"]
-    inside = _find_enclosing_spans(calls, sums["thread"].to_numpy(), sums["start_ns"].to_numpy())
+    inside = find_enclosing_spans(calls, sums["thread"].to_numpy(), sums["start_ns"].to_numpy())
     bytes_of = pd.Series(sums["bytes"].to_numpy(), dtype=np.int64).groupby(inside).sum()
     calls["bytes"] = calls["id"].map(bytes_of).fillna(0).astype(np.int64)
     autograd = ranges[ranges["kind"] == "autograd"].reset_index(drop=True)
     autograd["id"] = np.arange(len(autograd))
     is_gradient_reduction = (
-        _find_enclosing_spans(autograd, calls["thread"].to_numpy(), calls["start_ns"].to_numpy()) >= 0
+        find_enclosing_spans(autograd, calls["thread"].to_numpy(), calls["start_ns"].to_numpy()) >= 0
     )
     calls["dtype"] = [
         _GRADIENT_DTYPES.get(size // elements, "") if of_gradients and elements and size % elements == 0 else ""
@@ -247,29 +242,7 @@ def _extract_calls(ranges: pd.DataFrame) -> pd.DataFrame:
             is_gradient_reduction.tolist(), calls["elements"].tolist(), calls["bytes"].tolist(), strict=True
         )
     ]
-    calls["group"] = ""
-    return calls[["id", "op", "elements", "dtype", "group", "thread", "start_ns", "end_ns"]]
-
-
-def _find_enclosing_spans(
-    spans: pd.DataFrame, thread: np.ndarray[Any, Any], time_ns: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
-    """Find the span in which a thread was at each of n times.
-
-    Args:
-        spans: id, thread, start_ns, end_ns; spans of one thread are sorted and don't overlap.
-
-    Returns:
-        (n,) ids of the spans; -1 where there is none. Example: a thread with span 0 from 0 to 4 and span 1 from 10 to
-        14 gives 1 for time 12 and -1 for time 6.
-    """
-    found = np.full(len(time_ns), -1, dtype=np.int64)
-    for number, own in spans.groupby("thread"):
-        here = thread == number
-        index = np.searchsorted(own["start_ns"].to_numpy(), time_ns[here], side="right") - 1
-        inside = (index >= 0) & (time_ns[here] <= own["end_ns"].to_numpy()[np.maximum(index, 0)])
-        found[here] = np.where(inside, own["id"].to_numpy()[np.maximum(index, 0)], -1)
-    return found
+    return calls.assign(group="", description="")[list(CALL_COLUMNS)]
 
 
 def _classify_range(name: str) -> str | None:

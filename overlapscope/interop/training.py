@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
+import pandas as pd
 
 from overlapscope.breakdown.spans import Int64Array
 from overlapscope.errors import OverlapScopeError
 from overlapscope.interop.kineto import Profile
+from overlapscope.text import count_of, format_ns
 from overlapscope.trace.event_log import RECORD_DTYPE, Records
 from overlapscope.trace.schema import DTYPE_BYTES, DTYPES, NO_INDEX, OPS, Flag, Kind, Phase
 
@@ -150,9 +153,8 @@ def _spans_of_kind(profile: Profile, kind: str) -> Int64Array:
     return own.to_numpy(dtype=np.int64).reshape(-1, 2)
 
 
-_OPS: Final = {"allreduce": "all_reduce", "broadcast": "broadcast"}
-"""Operations that an event log can hold, by their names in PyTorch's operators."""
-_NO_COLLECTIVES: Final = ("", "wait", "init", "barrier", "monitored_barrier")
+_RECORDED_OPS: Final = ("all_reduce", "broadcast")
+"""Operations that an event log can hold."""
 _DTYPES: Final = {"float": "float32", "double": "float64", "half": "float16", "c10::half": "float16"} | {
     "bfloat16": "bfloat16",
     "c10::bfloat16": "bfloat16",
@@ -189,16 +191,13 @@ def extract_collectives(profile: Profile) -> tuple[list[Collective], Counter[str
     """Return the collectives that an event log can hold, in launch order, and the number of others by name."""
     found, left_out = [], Counter[str]()
     ran = _device_spans(profile)
-    on_host = {op: iter(_host_spans(profile, op)) for op in _OPS.values()}
+    on_host = {op: iter(_host_spans(profile, op)) for op in _RECORDED_OPS}
     columns = ("id", "op", "elements", "dtype", "group", "start_ns")
-    for identity, name, elements, dtype, group, launch_ns in zip(
+    for identity, op, elements, dtype, group, launch_ns in zip(
         *(profile.collectives[column].tolist() for column in columns), strict=True
     ):
-        if name in _NO_COLLECTIVES:
-            continue
-        op = _OPS.get(name)
-        if op is None:
-            left_out[name] += 1
+        if op not in _RECORDED_OPS:
+            left_out[op] += 1
             continue
         # Without a device, annotations of the backend span its collectives: the n-th belongs to the n-th launch.
         start_ns, end_ns = ran.get(identity, (None, None)) if len(profile.kernels) else next(on_host[op], (None, None))
@@ -264,7 +263,8 @@ def convert_profile(profile: Profile) -> ImportedTraining:
             builder.add_reduction(one, own)
     builder.collectives(collectives)
     builder.phases(buckets)
-    return ImportedTraining(records=builder.records(), plans=tuple(builder.plans), notes=_notes(collectives, left_out))
+    notes = (*_describe_backlog(profile), *_notes(collectives, left_out))
+    return ImportedTraining(records=builder.records(), plans=tuple(builder.plans), notes=notes)
 
 
 class _DeviceClock:
@@ -276,8 +276,11 @@ class _DeviceClock:
 
     def __init__(self, profile: Profile) -> None:
         kernels = profile.kernels[profile.kernels["op"] == ""]
-        launched = profile.launches.drop_duplicates("correlation").set_index("correlation")["start_ns"]
-        launch_ns = kernels["correlation"].map(launched).fillna(kernels["start_ns"]).to_numpy(dtype=np.int64)
+        launched = profile.launches.drop_duplicates("correlation")
+        index = pd.Index(launched["correlation"]).get_indexer(pd.Index(kernels["correlation"]))
+        launch_ns = kernels["start_ns"].to_numpy(dtype=np.int64).copy()
+        launch_ns[index >= 0] = launched["start_ns"].to_numpy(dtype=np.int64)[index[index >= 0]]
+        launch_ns[find_backlog(profile)[(profile.kernels["op"] == "").to_numpy()]] = _BEFORE_PROFILE
         order = np.argsort(launch_ns, kind="stable")
         self._launch_ns: Int64Array = launch_ns[order]
         self._done_ns: Int64Array = np.maximum.accumulate(kernels["end_ns"].to_numpy(dtype=np.int64)[order])
@@ -285,6 +288,28 @@ class _DeviceClock:
     def __call__(self, host_ns: int) -> int:
         before = int(np.searchsorted(self._launch_ns, host_ns, side="left"))
         return max(host_ns, int(self._done_ns[before - 1])) if before else host_ns
+
+
+_BEFORE_PROFILE: Final = np.iinfo(np.int64).min
+
+
+def find_backlog(profile: Profile) -> npt.NDArray[np.bool_]:
+    """Return which rows of ``profile.kernels`` were launched before the profile began.
+
+    These have no launch in it, and come before all that do on their stream, or if there are none there, on any. A
+    profile without any launches says nothing about them.
+
+    Example: a stream runs kernels at 0, 10 and 20, of which the second has a launch: the first is of the backlog, and
+    the launch of the third was lost.
+    """
+    kernels = profile.kernels
+    has_launch = kernels["correlation"].isin(profile.launches["correlation"])
+    if not has_launch.any():
+        return np.zeros(len(kernels), dtype=bool)
+    first_ns = kernels["start_ns"].where(has_launch).groupby(kernels["stream"]).transform("min")
+    before_ns = first_ns.fillna(kernels.loc[has_launch, "start_ns"].min())
+    backlog: npt.NDArray[np.bool_] = (~has_launch & (kernels["start_ns"] < before_ns)).to_numpy(dtype=bool)
+    return backlog
 
 
 class _RecordBuilder:
@@ -422,6 +447,16 @@ def _find_bucket_all_reduces(one: Pass, collectives: Sequence[Collective]) -> li
         return []
     begin_ns, end_ns = one.backward
     return [each for each in collectives if each.op == "all_reduce" and begin_ns <= each.launch_ns <= end_ns]
+
+
+def _describe_backlog(profile: Profile) -> list[str]:
+    is_old = find_backlog(profile)
+    if not is_old.any():
+        return []
+    begin_ns = min(int(table["start_ns"].min()) for table in (profile.kernels, profile.launches, profile.spans))
+    until_ns = int(profile.kernels.loc[is_old, "end_ns"].max()) - begin_ns
+    kernels = f"{count_of(int(is_old.sum()), 'kernel')} launched before the profile began"
+    return [f"{kernels} ran until {format_ns(until_ns)} after its begin; they are no part of its first step"]
 
 
 def _notes(collectives: Sequence[Collective], left_out: Counter[str]) -> tuple[str, ...]:

@@ -1,0 +1,149 @@
+"""The collectives of a profile: what each one is, and which kernels are its own.
+
+Today's traces say both. Those of 2021 to 2024 have ``record_param_comms`` without a name, or not at all, and kernels
+whose "External id" is their correlation; then the annotation of the backend or the operator of torch.distributed
+tells the name and the size, and the launch of a kernel tells in which collective it was launched.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+CALL_COLUMNS: Final = ("id", "op", "elements", "dtype", "group", "description", "thread", "start_ns", "end_ns")
+"""Columns of launches of collectives. ``op`` is as torch.distributed names it."""
+GENERIC: Final = "generic"
+"""Operation of a kernel whose name does not tell it, as all of RCCL's."""
+_OP_MARKS: Final = (
+    ("barrier", "barrier"),
+    ("allreduce", "all_reduce"),
+    ("reducescatter", "reduce_scatter"),
+    ("allgather", "all_gather"),
+    ("alltoall", "all_to_all"),
+    ("sendrecv", "send or recv"),
+    ("broadcast", "broadcast"),
+    ("gather", "gather"),
+    ("scatter", "scatter"),
+    ("reduce", "reduce"),
+    ("send", "send"),
+    ("recv", "recv"),
+)
+"""What a name without underscores contains, and the operation; the first that fits counts."""
+_NO_COLLECTIVES: Final = ("", "barrier")
+
+
+@lru_cache(maxsize=4096)  # there are few distinct names
+def parse_op(name: str) -> str:
+    """Return the operation in the name of a call, an annotation or a kernel; empty if there is none.
+
+    Example: ``_allgather_base``, ``c10d::_allgather_base_`` and ``nccl:_all_gather_base`` are all ``all_gather``.
+    """
+    plain = name.lower().replace("_", "")
+    return next((op for mark, op in _OP_MARKS if mark in plain), "")
+
+
+def collect_calls(parameters: pd.DataFrame, annotations: pd.DataFrame, operators: pd.DataFrame) -> pd.DataFrame:
+    """Return each collective of a profile once, by its launch.
+
+    Args:
+        parameters: ``record_param_comms``, whose ``op`` may be empty; it also stands for waits.
+        annotations: those of the backend, ``nccl:all_reduce``, which say what and how large.
+        operators: those of torch.distributed, ``c10d::allreduce_``.
+
+    Returns:
+        ``CALL_COLUMNS``, in order of start. Where the same collective has several of these, the first says when it was
+        launched and the others what it lacks.
+    """
+    sources = (parameters, operators, annotations)
+    found = next((source for source in sources if len(source)), parameters).reset_index(drop=True)
+    if not len(parameters) and len(operators):
+        found = _add_outside(operators, annotations[annotations["is_of_device"].astype(bool)])
+    for source in (annotations, operators):
+        if len(source) and source is not found:
+            found = _fill_in(found, source)
+    found = found[~found["op"].isin(_NO_COLLECTIVES)]
+    return found[list(CALL_COLUMNS)].reset_index(drop=True)
+
+
+def _add_outside(operators: pd.DataFrame, annotations: pd.DataFrame) -> pd.DataFrame:
+    """Return operators, and the annotations outside all of them: in 2022 only some collectives had an operator."""
+    inside = find_enclosing_spans(
+        operators.assign(id=np.arange(len(operators))),
+        annotations["thread"].to_numpy(),
+        annotations["start_ns"].to_numpy(),
+    )
+    both = pd.concat([operators, annotations[inside < 0]], ignore_index=True)
+    return both.sort_values("start_ns", kind="stable", ignore_index=True)
+
+
+def _fill_in(calls: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
+    """Return calls with what they lack, from the first of others that begins within each, or around it."""
+    number = np.arange(len(calls))
+    inner = find_enclosing_spans(calls.assign(id=number), others["thread"].to_numpy(), others["start_ns"].to_numpy())
+    outer = find_enclosing_spans(
+        others.assign(id=np.arange(len(others))), calls["thread"].to_numpy(), calls["start_ns"].to_numpy()
+    )
+    index = pd.Series(np.arange(len(others))).groupby(inner).first().reindex(number)
+    index = index.fillna(pd.Series(np.where(outer >= 0, outer, np.nan), index=number))
+    known = others.reset_index(drop=True).reindex(index.to_numpy())
+    filled = calls.copy()
+    lacks_name = (calls["op"] == "").to_numpy()
+    filled["op"] = np.where(lacks_name, known["op"].fillna("").to_numpy(), calls["op"])
+    lacks_size = (calls["elements"] == 0).to_numpy() & (known["op"].to_numpy() == filled["op"].to_numpy())
+    filled["elements"] = np.where(lacks_size, known["elements"].fillna(0), calls["elements"]).astype(np.int64)
+    filled["dtype"] = np.where(lacks_size, known["dtype"].fillna(""), calls["dtype"])
+    return filled
+
+
+def link_kernels(kernels: pd.DataFrame, launches: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
+    """Return kernels whose ``id`` is that of their collective, -1 for others.
+
+    Args:
+        kernels: ``id`` is the "External id" of each, or -1; in order of start.
+        launches: correlation, thread, start_ns.
+    """
+    is_backend = (kernels["op"] != "").to_numpy()
+    own = kernels[is_backend]
+    # "External id" is the correlation itself in some traces, and then meets the ids of calls by chance.
+    has_ids = bool((kernels["id"] != kernels["correlation"]).any())
+    identity = np.where(own["id"].isin(calls["id"]) & has_ids, own["id"], -1).astype(np.int64)
+    known = launches.drop_duplicates("correlation")
+    index = pd.Index(known["correlation"]).get_indexer(pd.Index(own["correlation"]))
+    launched = known.iloc[index[index >= 0]]
+    inside = np.full(len(own), -1, dtype=np.int64)
+    inside[index >= 0] = find_enclosing_spans(calls, launched["thread"].to_numpy(), launched["start_ns"].to_numpy())
+    identity = np.where(identity >= 0, identity, inside)
+    if (identity < 0).all() and not len(launched) and len(own) == len(calls):
+        identity = calls["id"].to_numpy(dtype=np.int64)  # nothing but their order is left
+    return kernels.assign(id=_scatter(identity, is_backend))
+
+
+def _scatter(values: npt.NDArray[np.int64], which: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    whole = np.full(len(which), -1, dtype=np.int64)
+    whole[which] = values
+    return whole
+
+
+def find_enclosing_spans(
+    spans: pd.DataFrame, thread: npt.NDArray[Any], time_ns: npt.NDArray[Any]
+) -> npt.NDArray[np.int64]:
+    """Find the span in which a thread was at each of n times.
+
+    Args:
+        spans: id, thread, start_ns, end_ns; spans of one thread are sorted and don't overlap.
+
+    Returns:
+        (n,) ids of the spans; -1 where there is none. Example: a thread with span 0 from 0 to 4 and span 1 from 10 to
+        14 gives 1 for time 12 and -1 for time 6.
+    """
+    found = np.full(len(time_ns), -1, dtype=np.int64)
+    for number, own in spans.groupby("thread"):
+        here = thread == number
+        index = np.searchsorted(own["start_ns"].to_numpy(), time_ns[here], side="right") - 1
+        inside = (index >= 0) & (time_ns[here] <= own["end_ns"].to_numpy()[np.maximum(index, 0)])
+        found[here] = np.where(inside, own["id"].to_numpy()[np.maximum(index, 0)], -1)
+    return found
