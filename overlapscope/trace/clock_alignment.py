@@ -2,8 +2,8 @@
 
 The common clock is that of the lowest rank whose boot id is known. Ranks of the same boot share it and need no map.
 Other ranks have exchanged pings with rank 0, whose clock may be a third one if its folder is missing. Without pings,
-the offset is estimated from all-reduces. If these leave it open, the wall clock is used for drawing only, and the rank
-is reported as unaligned.
+the offset is bounded by all-reduces, more narrowly if their kernels were seen to end. If these leave it open, the wall
+clock is used for drawing only, and the rank is reported as unaligned.
 
 Example: ranks 0 and 1 run on host A, ranks 2 and 3 on host B. A ping that rank 2 sends at 100 (clock B) is answered at
 1130 (clock A) and comes back at 160, so the offset A - B is between 1130 - 160 = 970 and 1130 - 100 = 1030: the map
@@ -41,6 +41,8 @@ _Int64s = npt.NDArray[np.int64]
 _MATCH: Final = ["peers", "model", "step", "bucket", "occurrence"]
 _NEVER: Final = np.iinfo(np.int64).min
 _MAX_FIXES: Final = 64
+_KERNEL_END_SKEWS_NS: Final = (10_000, 40_000)
+"""By how much the ends of one all-reduce's kernels differ between ranks at most: seen are 1 to 7 µs."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -170,6 +172,27 @@ def compute_offset_bounds(by_clock: Mapping[str, pd.DataFrame], clock: str, refe
     return CollectiveBounds(bounds=bounds, all_reduces=both[["step", "bucket"]])
 
 
+def tighten_by_kernel_ends(seen: CollectiveBounds, skew_ns: int) -> CollectiveBounds:
+    """Narrow bounds, given that the kernels of an all-reduce end on all ranks within ``skew_ns``.
+
+    Example: an all-reduce ends at 180 on clock B and at 1190 on reference clock A, so the offset is 1010 but for the
+    skew. Bounds of 970 and 1090 become 1000 and 1020 with a skew of 10.
+    """
+    bounds = seen.bounds
+    # An end on the reference clock is a higher bound of its offset to an arrival, and the end is at low_at_ns.
+    apart_ns = bounds.high_ns + bounds.high_at_ns - bounds.low_at_ns
+    is_high_less = bounds.high_ns > apart_ns + skew_ns
+    return CollectiveBounds(
+        bounds=OffsetBounds(
+            low_at_ns=bounds.low_at_ns,
+            low_ns=np.maximum(bounds.low_ns, apart_ns - skew_ns),
+            high_at_ns=np.where(is_high_less, bounds.low_at_ns, bounds.high_at_ns),
+            high_ns=np.minimum(bounds.high_ns, apart_ns + skew_ns),
+        ),
+        all_reduces=seen.all_reduces,
+    )
+
+
 def find_worst_violation(clock: ClockMap, seen: CollectiveBounds) -> Violation | None:
     """Return the all-reduce that contradicts a map the most; None if none does."""
     bounds = seen.bounds
@@ -246,6 +269,8 @@ class RankClock:
     hooked_models: Sequence[Any] = ()
     """Models with a communication hook. It need not wait for all ranks, so their all-reduces don't bound clock
     offsets."""
+    ends_are_kernels: bool = False
+    """True if ends of collectives are those of their kernels, as a profiler sees them."""
 
     @property
     def name(self) -> str:
@@ -296,7 +321,9 @@ def align_clocks(
     found, failures = {reference.name: _SAME_BOOT}, {}
     for name in names:
         if name != reference.name:
-            outcome = _align_clock(pinged.get(name), compute_offset_bounds(by_clock, name, reference.name))
+            have_kernels = all(rank.ends_are_kernels for rank in ranks if rank.name in (name, reference.name))
+            seen = compute_offset_bounds(by_clock, name, reference.name)
+            outcome = _align_clock(pinged.get(name), seen, have_kernels=have_kernels)
             if isinstance(outcome, Alignment):
                 found[name] = outcome
             else:
@@ -329,14 +356,24 @@ def _maps_from_pings(ranks: Sequence[RankClock], reference: str) -> dict[str, Cl
     return {pinged: back} | {name: clock.compose(back) for name, clock in to_rank_0.items()}
 
 
-def _align_clock(by_pings: ClockMap | None, seen: CollectiveBounds | None) -> Alignment | Violation | None:
+def _align_clock(
+    by_pings: ClockMap | None, seen: CollectiveBounds | None, *, have_kernels: bool
+) -> Alignment | Violation | None:
     """Return the best alignment from pings and all-reduces, or how they contradict each other; None without either."""
-    fixes = compute_fixes(seen) if seen is not None else []
+    fixes = _compute_best_fixes(seen, have_kernels=have_kernels) if seen is not None else []
     if by_pings is None:
         return Alignment(clock="collectives", map=ClockMap.from_fixes(fixes)) if fixes else None
     if seen is not None and (violation := find_worst_violation(by_pings, seen)):
         return violation
     return Alignment(clock="pings", map=tighten_map(by_pings, fixes) if fixes else by_pings)
+
+
+def _compute_best_fixes(seen: CollectiveBounds, *, have_kernels: bool) -> list[Fix]:
+    """Return fixes with the least skew of kernels' ends that all-reduces allow; without kernels, with none."""
+    for skew_ns in _KERNEL_END_SKEWS_NS if have_kernels else ():
+        if fixes := compute_fixes(tighten_by_kernel_ends(seen, skew_ns)):
+            return fixes
+    return compute_fixes(seen)
 
 
 def _align_by_wall_clock(rank: RankClock, reference: RankClock) -> Alignment:

@@ -525,4 +525,5 @@ def _clock_of(files: RankRecording) -> RankClock:
         begin_ns=int(records["start_ns"].min()) if len(records) else 0,
         end_ns=int(records["end_ns"].max()) if len(records) else 0,
         hooked_models=files.hooked_models,
+        ends_are_kernels=files.rank_info.get("ends_are_kernels") is True,
     )
