@@ -34,7 +34,7 @@ from overlapscope.breakdown.steady_steps import (
     hash_active_plans,
     select_steady_rows,
 )
-from overlapscope.breakdown.summary import summarize_table
+from overlapscope.breakdown.summary import add_other_communication, summarize_table
 from overlapscope.errors import OverlapScopeError
 from overlapscope.stragglers.cycles import Cycles, StepKind, build_cycles, find_most_common_kind, group_steps_by_kind
 from overlapscope.trace.cache import DamagedTables
@@ -129,7 +129,8 @@ class ChunkedAnalysis(Analysis):
             find_light_steps(steps),
             ranks_with_most,
         )
-        self.summary = summarize_table(figures, steady, _join_jobs([chunk.job for chunk in chunks if chunk.job]))
+        job = _join_jobs([chunk.job for chunk in chunks if chunk.job])
+        self.summary = add_other_communication(summarize_table(figures, steady, job), self.trace)
         cycles = [chunk.cycles for chunk in chunks if chunk.cycles and chunk.usual == usual]
         chunks.clear()
         self.cycles = _join_cycles(cycles, steps)

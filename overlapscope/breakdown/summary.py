@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal
 
@@ -17,6 +17,7 @@ from overlapscope.breakdown.means import MeanStep, compute_mean_step, mean_with_
 from overlapscope.breakdown.steady_steps import SteadySteps, select_steady_steps
 from overlapscope.breakdown.waits import REASONS
 from overlapscope.interval import Interval
+from overlapscope.trace.imported_communication import ImportedCommunication, read_imported_communication
 from overlapscope.trace.recording import Trace
 
 LITTLE_EXPOSED_SHARE: Final = 0.02
@@ -55,6 +56,10 @@ class Summary:
     """Table of all steps of all ranks, from ``tabulate_breakdown``."""
     is_steady: npt.NDArray[np.bool_]
     """True for rows of ``figures`` that are counted."""
+    imported: ImportedCommunication | None = None
+    """All communication of imported profiles, also of other collectives than buckets; None of other recordings."""
+    has_others: bool = False
+    """True if there are collectives beside those of buckets and buffers."""
 
     @property
     def ranks(self) -> int:
@@ -84,6 +89,12 @@ class Summary:
     def share_of(self, part: Interval) -> float:
         """Return a part of the mean step as a share of it; NaN without one."""
         return part.value / self.mean.step.value if self.mean.step.value else math.nan
+
+    @property
+    def others_exposed_ns(self) -> float:
+        """Return the time of an imported step in which there was only other communication than that of gradients."""
+        others = () if self.imported is None else self.imported.others
+        return sum(one.exposed_ns for one in others) / max(1, 0 if self.imported is None else self.imported.steps)
 
     @property
     def waits_for_stragglers(self) -> bool:
@@ -155,7 +166,18 @@ class Summary:
 def summarize(trace: Trace, breakdown: Breakdown) -> Summary:
     """Summarize a recording."""
     steady = select_steady_steps(trace, breakdown)
-    return summarize_table(tabulate_breakdown(breakdown), steady, compute_job_breakdown(trace, breakdown, steady))
+    summary = summarize_table(tabulate_breakdown(breakdown), steady, compute_job_breakdown(trace, breakdown, steady))
+    return add_other_communication(summary, trace)
+
+
+def add_other_communication(summary: Summary, trace: Trace) -> Summary:
+    """Add what is known of collectives beside those of gradients."""
+    imported = read_imported_communication(trace.run)
+    if imported is not None:
+        return replace(summary, imported=imported, has_others=len(imported.others) > 0)
+    buckets = trace.collectives["bucket"] >= 0
+    gathers_parameters = (buckets & (trace.collectives["op"] == "all_gather")).any()
+    return replace(summary, has_others=len(trace.user_collectives) > 0 and not gathers_parameters)
 
 
 def summarize_table(figures: pd.DataFrame, steady: SteadySteps, job: JobBreakdown | None) -> Summary:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from overlapscope.breakdown.steady_steps import ExcludedSteps
-from overlapscope.breakdown.summary import Limit, Summary
+from overlapscope.breakdown.summary import LITTLE_EXPOSED_SHARE, Limit, Summary
 from overlapscope.text import count_of, format_ns, format_ranks, format_share, rank_list
 from overlapscope.trace.tables import PHASE_NAMES
 
@@ -43,22 +43,28 @@ _SUMMARIES: Final[dict[Limit, str]] = {
     "no common step": "No step has been finished by all ranks, so there are no means.",
     "no communication": "No gradient communication was recorded in a {step} step, so there is no overlap to measure.",
     "data wait": "{data_wait} of a {step} step ({data_wait_share}) is spent waiting for data, and {exposed} "
-    "({exposed_share}) waiting for communication{late}; {ratio} of communication is hidden.",
+    "({exposed_share}) waiting for communication{late}; {ratio} of communication{of_gradients} is hidden.",
     "host loop": "{host_loop} of a {step} step ({host_loop_share}) is spent in the training loop between an update and "
-    "the next forward, and {exposed} ({exposed_share}) waiting for communication{late}; {ratio} of communication is "
-    "hidden.",
-    "nothing": "{ratio} of communication is hidden; only {exposed} of a {step} step ({exposed_share}) is spent waiting "
-    "for the rest, so there is little left to gain.",
-    "communication": "Communication takes {communication} and compute {compute}, so not all of it can be hidden: "
-    "{ratio} is, and {exposed} of a {step} step ({exposed_share}) is spent waiting for the rest.",
-    "exposed": "{ratio} of communication is hidden; {exposed} of a {step} step ({exposed_share}) is spent waiting for "
-    "the rest{late}.",
+    "the next forward, and {exposed} ({exposed_share}) waiting for communication{late}; {ratio} of "
+    "communication{of_gradients} is hidden.",
+    "nothing": "{ratio} of communication{of_gradients} is hidden; only {exposed} of a {step} step ({exposed_share}) is "
+    "spent waiting for the rest{little}.",
+    "communication": "Communication{of_gradients} takes {communication} and compute {compute}, so not all of it "
+    "can be hidden: {ratio} is, and {exposed} of a {step} step ({exposed_share}) is spent waiting for the rest.",
+    "exposed": "{ratio} of communication{of_gradients} is hidden; {exposed} of a {step} step ({exposed_share}) is "
+    "spent waiting for the rest{late}.",
 }
+_NO_IMPORTED_STEPS: Final = (
+    "The profiles are not of DistributedDataParallel: their steps have no phases, only what ran is known."
+)
+_OTHERS: Final = "Other collectives ran alone for {} of it, which is not counted as waiting."
 _LATE: Final = ", {straggler} of it until the last rank arrives"
 
 
 def describe_summary(summary: Summary) -> str:
     """Say in one sentence what the step time is lost to."""
+    if summary.limit == "no step" and summary.imported is not None:
+        return _NO_IMPORTED_STEPS
     times = {name: each.value for name, each in summary.mean.blocks.items()}
     times |= {"step": summary.mean.step.value, "straggler": summary.exposed_for["straggler"].value}
     times |= {"communication": summary.communication_ns, "compute": summary.compute_ns}
@@ -66,7 +72,12 @@ def describe_summary(summary: Summary) -> str:
     facts |= {f"{name}_share": format_share(summary.share_of(each)) for name, each in summary.mean.blocks.items()}
     facts["ratio"] = format_share(summary.overlap_ratio)
     facts["late"] = _LATE.format_map(facts) if summary.waits_for_stragglers else ""
-    return _SUMMARIES[summary.limit].format_map(facts)
+    facts["of_gradients"] = " of gradients" if summary.has_others else ""
+    others_ns = summary.others_exposed_ns
+    has_long_others = others_ns >= LITTLE_EXPOSED_SHARE * summary.mean.step.value
+    facts["little"] = "" if has_long_others else ", so there is little left to gain"
+    sentence = _SUMMARIES[summary.limit].format_map(facts)
+    return f"{sentence} {_OTHERS.format(format_ns(others_ns))}" if has_long_others else sentence
 
 
 def describe_excluded(excluded: Sequence[ExcludedSteps]) -> str:

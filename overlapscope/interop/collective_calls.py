@@ -14,8 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-CALL_COLUMNS: Final = ("id", "op", "elements", "dtype", "group", "description", "thread", "start_ns", "end_ns")
-"""Columns of launches of collectives. ``op`` is as torch.distributed names it."""
+from overlapscope.trace.schema import DTYPE_BYTES
+
+CALL_COLUMNS: Final = (
+    *("id", "op", "elements", "dtype"),
+    *("group", "description", "group_size", "thread", "start_ns", "end_ns"),
+)
+"""Columns of launches of collectives. ``op`` is as torch.distributed names it; what is unknown is 0 or empty."""
 GENERIC: Final = "generic"
 """Operation of a kernel whose name does not tell it, as all of RCCL's."""
 _OP_MARKS: Final = (
@@ -33,6 +38,20 @@ _OP_MARKS: Final = (
     ("recv", "recv"),
 )
 """What a name without underscores contains, and the operation; the first that fits counts."""
+_DTYPES: Final = {"float": "float32", "double": "float64", "half": "float16", "c10::half": "float16"} | {
+    "bfloat16": "bfloat16",
+    "c10::bfloat16": "bfloat16",
+    "long": "int64",
+    "long int": "int64",
+    "int": "int32",
+    "short": "int16",
+    "char": "int8",
+    "signed char": "int8",
+    "byte": "uint8",
+    "unsigned char": "uint8",
+    "bool": "bool",
+}
+"""Element types as event logs name them, by the names of ``c10::ScalarType`` and of C++."""
 _NO_COLLECTIVES: Final = ("", "barrier")
 
 
@@ -44,6 +63,12 @@ def parse_op(name: str) -> str:
     """
     plain = name.lower().replace("_", "")
     return next((op for mark, op in _OP_MARKS if mark in plain), "")
+
+
+def parse_dtype(name: str) -> str:
+    """Return an element type as event logs name it; empty if it is not one of theirs."""
+    found = _DTYPES.get(name.lower(), name)
+    return found if found in DTYPE_BYTES else ""
 
 
 def collect_calls(parameters: pd.DataFrame, annotations: pd.DataFrame, operators: pd.DataFrame) -> pd.DataFrame:

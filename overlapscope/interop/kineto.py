@@ -19,13 +19,21 @@ import pandas as pd
 
 from overlapscope.breakdown.spans import Int64Array, merge_spans
 from overlapscope.errors import OverlapScopeError
-from overlapscope.interop.collective_calls import CALL_COLUMNS, GENERIC, collect_calls, link_kernels, parse_op
+from overlapscope.interop.collective_calls import (
+    CALL_COLUMNS,
+    GENERIC,
+    collect_calls,
+    link_kernels,
+    parse_dtype,
+    parse_op,
+)
 from overlapscope.interop.event_stream import Event, EventStream
 
 ProgressCallback = Callable[[int, int], None]
 """Callback that is called with (bytes read so far, bytes in total)."""
 
 _COLLECTIVE: Final = "record_param_comms"
+_COMPUTE_PREFIX: Final = "aten::"
 _NOT_LAUNCHED: Final = ("wait", "init")
 """Names of ``record_param_comms`` that launch nothing."""
 OPERATOR_PREFIX: Final = "c10d::"
@@ -33,6 +41,7 @@ OPERATOR_PREFIX: Final = "c10d::"
 _HANDLER_FILE_NAME: Final = re.compile(r"^(?P<host>.+)_\d+\.\d+\.pt\.trace\.json(\.gz)?$")
 """File names that ``tensorboard_trace_handler`` gives."""
 _RANK_IN_NAME: Final = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
+_WORKER_IN_NAME: Final = re.compile(r"worker[-_ ]?(\d+)", re.IGNORECASE)
 SPAN_PREFIXES: Final = (
     ("ProfilerStep#", "step"),
     ("DistributedDataParallel.forward", "forward"),
@@ -76,6 +85,10 @@ class Profile:
 
     ``op`` is that of a collective, empty for other work; ``id`` is that of the launch in ``collectives``.
     """
+    annotations: pd.DataFrame
+    """The backend's annotations of collectives, ``collective_calls.CALL_COLUMNS``."""
+    host_compute_ns: Int64Array
+    """(2, n) Union of the spans in which operators ran on the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +135,8 @@ def read_profile(path: Path, progress: ProgressCallback | None = None) -> Profil
     header = stream.header
     info = header.get("distributedInfo") or {}
     devices = header.get("deviceProperties") or []
-    launches = rows.launches.table()
-    collectives = collect_calls(rows.parameters.table(), rows.annotations.table(), rows.operators.table())
+    launches, annotations = rows.launches.table(), rows.annotations.table()
+    collectives = collect_calls(rows.parameters.table(), annotations, rows.operators.table())
     kernels = link_kernels(rows.kernels.table(), launches, collectives)
     device = str(devices[0].get("name", "device")) if devices else "device"
     return Profile(
@@ -143,52 +156,14 @@ def read_profile(path: Path, progress: ProgressCallback | None = None) -> Profil
         trained=rows.trained.table(),
         launches=launches,
         kernels=kernels,
+        annotations=annotations,
+        host_compute_ns=rows.host_compute_ns,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelOverlap:
-    """Communication on the device and how much of it was hidden under compute kernels."""
-
-    communication_ns: int
-    """Time in which any kernel of the backend ran."""
-    hidden_ns: int
-    """The part of ``communication_ns`` in which other kernels ran as well."""
-
-    @property
-    def exposed_ns(self) -> int:
-        """Return the time in which only communication ran on the device."""
-        return self.communication_ns - self.hidden_ns
-
-
-def compute_kernel_overlap(profile: Profile) -> KernelOverlap:
-    """Compute overlap as HolisticTraceAnalysis does: from unions of all kernels of a trace, without copies and memsets.
-
-    The step-time breakdown counts a backward as compute from its beginning to its end, even while the device is idle
-    because the host is late; this does not.
-
-    Example: communication from 0 to 10 and other kernels from 4 to 20, whose union is 20 long: 10 + 16 - 20 = 6 are
-    hidden.
-    """
-    kernels = profile.kernels[profile.kernels["kind"] == "kernel"]
-    is_backend = kernels["op"] != ""
-    edges = kernels[["start_ns", "end_ns"]].to_numpy(dtype=np.int64).T
-    backend, others = merge_spans(edges[:, is_backend]), merge_spans(edges[:, ~is_backend])
-    both = merge_spans(np.concatenate([backend, others], axis=1))
-    communication_ns = _total_duration_ns(backend)
-    return KernelOverlap(
-        communication_ns=communication_ns,
-        hidden_ns=communication_ns + _total_duration_ns(others) - _total_duration_ns(both),
-    )
-
-
-def _total_duration_ns(spans_ns: Int64Array) -> int:
-    return int((spans_ns[1] - spans_ns[0]).sum())
 
 
 def parse_rank_in_name(path: Path) -> int | None:
     """Return the rank in a file name such as ``rank3.json`` or ``trace_rank-3.json.gz``; None if it has none."""
-    found = _RANK_IN_NAME.findall(path.name)
+    found = _RANK_IN_NAME.findall(path.name) or _WORKER_IN_NAME.findall(path.name)
     return int(found[-1]) if found else None
 
 
@@ -221,6 +196,8 @@ class _ProfileBuilder:
         """``record_param_comms``; gloo emits none."""
         self.operators = _TableBuilder(*CALL_COLUMNS)
         self.annotations = _TableBuilder(*CALL_COLUMNS, "is_of_device")
+        self.host_compute_ns: Int64Array = np.zeros((2, 0), dtype=np.int64)
+        self._host_compute: list[tuple[int, int]] = []
         self.trained = _TableBuilder("start_ns")
         self.launches = _TableBuilder("correlation", "thread", "start_ns")
         self.kernels = _TableBuilder(*KERNEL_COLUMNS)
@@ -231,6 +208,9 @@ class _ProfileBuilder:
             table.pack()
         for table in (self.trained, self.launches, self.kernels):
             table.pack()
+        computed_ns = np.array(self._host_compute, dtype=np.int64).reshape(-1, 2).T
+        self.host_compute_ns = merge_spans(np.concatenate([self.host_compute_ns, computed_ns], axis=1))
+        self._host_compute = []
 
     def _add(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -254,6 +234,9 @@ class _ProfileBuilder:
                 self.kernels.rows.append((_DEVICE_CATEGORIES[category], *where, *_event_span(event)))
 
     def _add_host_event(self, event: Event, name: str) -> None:
+        if name.startswith(_COMPUTE_PREFIX):
+            self._host_compute.append(_event_span(event))
+            return
         kind = classify_span(name)
         if kind is not None:
             self.spans.rows.append((kind, name, event["tid"], *_event_span(event)))
@@ -263,12 +246,13 @@ class _ProfileBuilder:
             if name in _NOT_LAUNCHED:
                 return
             op = parse_op(name) or (GENERIC if name else "")
-            group = str(args.get("Process Group Name", "")), str(args.get("Process Group Description", ""))
-            what = op, size, args.get("dtype", ""), *group
+            group_name = f"{args.get('Process Group Name', '')} {args.get('Process Group Ranks', '')}".strip()
+            group = group_name, str(args.get("Process Group Description", "")), args.get("Group size", 0)
+            what = op, size, parse_dtype(args.get("dtype", "")), *group
             self.parameters.rows.append((args.get("External id", -1), *what, event["tid"], *_event_span(event)))
         elif name.startswith(OPERATOR_PREFIX) or kind == "backend":
             args = event.get("args", {})
-            what = parse_op(name.partition(":")[2]), *_first_input(args), "", ""
+            what = parse_op(name.partition(":")[2]), *_first_input(args), "", "", 0
             row = (args.get("External id", -1), *what, event["tid"], *_event_span(event))
             if kind == "backend":
                 self.annotations.rows.append((*row, not name.startswith("gloo")))
@@ -289,7 +273,7 @@ def _first_input(args: dict[str, Any]) -> tuple[int, str]:
     while shape and isinstance(shape[0], list):  # a list of tensors
         shape = shape[0]
     name = str(types[0])
-    return (math.prod(shape) if shape else 0), name.removeprefix("TensorList").strip("()[] ")
+    return (math.prod(shape) if shape else 0), parse_dtype(name.removeprefix("TensorList").strip("()[] "))
 
 
 @lru_cache(maxsize=4096)

@@ -43,7 +43,8 @@ _ARGUMENTS_SEPARATOR: Final = re.compile(r", (?:seq|op_id|input_op_ids|sizes) = 
 _SIZES: Final = re.compile(r", sizes = (\[[\[\]\d, -]*\])")
 _BYTES: Final = re.compile(r'"Message size \[bytes\]":\s*(\d+)')
 """Message size in the payload that NCCL attaches to its own NVTX ranges (``nvtx_payload_schemas.h``)."""
-_GRADIENT_DTYPES: Final = {4: "float", 8: "double"}
+_NCCL_CALL: Final = re.compile(r"nccl[A-Z]")
+_GRADIENT_DTYPES: Final = {4: "float32", 8: "float64"}
 """Element type of gradients by its size in bytes; 2 is missing, as it may be float16 or bfloat16."""
 _LOST_EVENTS: Final = re.compile(r"\b(lost|dropped|not (?:have )?(?:been )?collected|incomplete)\b", re.IGNORECASE)
 _DEVICE_TABLES: Final = {
@@ -80,14 +81,15 @@ def read_report(path: Path) -> list[Profile]:
     ):
         report = _Report(database)
         ranges = report.ranges()
+        launches, kernels = report.launches(), report.kernels()
         forwards = ranges[ranges["kind"] == "forward"]
-        processes = sorted(forwards["process"].unique().tolist())
+        trains = forwards if len(forwards) else ranges
+        processes = sorted((trains if len(trains) else kernels)["process"].unique().tolist())
         if not processes:
             raise OverlapScopeError(
-                f"{path}: no forward of DistributedDataParallel in it; train under "
+                f"{path}: neither kernels nor ranges of PyTorch in it; train under "
                 "torch.autograd.profiler.emit_nvtx(), or record with 'nsys profile --pytorch=autograd-nvtx'"
             )
-        launches, kernels = report.launches(), report.kernels()
         return [
             _profile_of(
                 _source_of(path, report, kernels[kernels["process"] == process], is_only=len(processes) == 1),
@@ -131,8 +133,7 @@ class _Report:
         payload = "jsonText" if "jsonText" in columns else "NULL"
         wanted = [f"{beginning}*" for beginning, _ in SPAN_PREFIXES] + [
             f"{OPERATOR_PREFIX}*",
-            "ncclAllReduce*",
-            "ncclBroadcast*",
+            "nccl[A-Z]*",
         ]
         either = " OR ".join(f"name GLOB '{pattern}'" for pattern in wanted)
         found = self.rows(
@@ -218,6 +219,8 @@ def _profile_of(source: TraceMetadata, ranges: pd.DataFrame, launches: pd.DataFr
         trained=pd.DataFrame({"start_ns": []}),
         launches=launches[["correlation", "thread", "start_ns"]].reset_index(drop=True),
         kernels=link_kernels(kernels.assign(id=-1), launches, calls)[list(KERNEL_COLUMNS)].reset_index(drop=True),
+        annotations=calls.iloc[:0].assign(is_of_device=True),
+        host_compute_ns=np.zeros((2, 0), dtype=np.int64),
     )
 
 
@@ -242,13 +245,13 @@ def _extract_calls(ranges: pd.DataFrame) -> pd.DataFrame:
             is_gradient_reduction.tolist(), calls["elements"].tolist(), calls["bytes"].tolist(), strict=True
         )
     ]
-    return calls.assign(group="", description="")[list(CALL_COLUMNS)]
+    return calls.assign(group="", description="", group_size=0)[list(CALL_COLUMNS)]
 
 
 def _classify_range(name: str) -> str | None:
     if name.startswith(OPERATOR_PREFIX):
         return "call"
-    return "nccl" if name.startswith(("ncclAllReduce", "ncclBroadcast")) else classify_span(name)
+    return "nccl" if _NCCL_CALL.match(name) else classify_span(name)
 
 
 def _operator_name(text: str) -> str:

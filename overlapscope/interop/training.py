@@ -20,6 +20,7 @@ import pandas as pd
 
 from overlapscope.breakdown.spans import Int64Array
 from overlapscope.errors import OverlapScopeError
+from overlapscope.interop.communication import BusyTime, divide_time, find_collective_spans, has_device
 from overlapscope.interop.kineto import Profile
 from overlapscope.text import count_of, format_ns
 from overlapscope.trace.event_log import RECORD_DTYPE, Records
@@ -78,19 +79,19 @@ class ProfileSteps:
         return step if step < len(self.ends_ns) else None
 
 
-def find_steps(profile: Profile) -> ProfileSteps:
-    """Find the steps of a profile.
-
-    Raises:
-        OverlapScopeError: there are none; the message says what the profile lacks.
-    """
+def describe_lack_of_steps(profile: Profile) -> str | None:
+    """Return what a profile lacks without which it has no steps; None if it has some."""
     forwards, optimizers = _spans_of_kind(profile, "forward"), _spans_of_kind(profile, "optimizer")
-    if not len(forwards) or not len(optimizers):
-        lacks = "forward of DistributedDataParallel" if not len(forwards) else "step of an optimizer"
-        raise OverlapScopeError(
-            f"{profile.source.path}: no {lacks} in it; profile whole steps of a DDP training "
-            f"{_PROFILING_HINTS[profile.source.tool]}"
-        )
+    if not len(forwards):
+        return "no forward of DistributedDataParallel"
+    if not len(optimizers) or optimizers[-1, 1] < forwards[0, 0]:
+        return "no step of an optimizer"
+    return None
+
+
+def find_steps(profile: Profile) -> ProfileSteps:
+    """Find the steps of a profile that has some, see ``describe_lack_of_steps``."""
+    forwards, optimizers = _spans_of_kind(profile, "forward"), _spans_of_kind(profile, "optimizer")
     # A step ends with the last optimizer before the next forward. Example: with forwards from 0 and 10 and optimizers
     # that end at 6, 8 and 16, next_forward is 1, 1, 2, so that the steps end at 8 and 16.
     next_forward = np.searchsorted(forwards[:, 0], optimizers[:, 1])
@@ -155,20 +156,6 @@ def _spans_of_kind(profile: Profile, kind: str) -> Int64Array:
 
 _RECORDED_OPS: Final = ("all_reduce", "broadcast")
 """Operations that an event log can hold."""
-_DTYPES: Final = {"float": "float32", "double": "float64", "half": "float16", "c10::half": "float16"} | {
-    "bfloat16": "bfloat16",
-    "c10::bfloat16": "bfloat16",
-    "long": "int64",
-    "long int": "int64",
-    "int": "int32",
-    "short": "int16",
-    "char": "int8",
-    "signed char": "int8",
-    "byte": "uint8",
-    "unsigned char": "uint8",
-    "bool": "bool",
-}
-"""Element types as event logs name them, by the names of ``c10::ScalarType`` and of C++."""
 
 
 @dataclass(kw_only=True)
@@ -201,11 +188,10 @@ def extract_collectives(profile: Profile) -> tuple[list[Collective], Counter[str
             continue
         # Without a device, annotations of the backend span its collectives: the n-th belongs to the n-th launch.
         start_ns, end_ns = ran.get(identity, (None, None)) if len(profile.kernels) else next(on_host[op], (None, None))
-        known = _DTYPES.get(dtype.lower(), dtype)
         found.append(
             Collective(
                 op=op,
-                dtype=known if known in DTYPE_BYTES else "unknown",
+                dtype=dtype if dtype in DTYPE_BYTES else "unknown",
                 elements=int(elements),
                 group=group,
                 launch_ns=launch_ns,
@@ -244,6 +230,12 @@ class ImportedTraining:
     """Records in the order in which they would have been written, with the times of the profile."""
     plans: tuple[tuple[Bucket, ...], ...]
     """Buckets of each bucket plan, in launch order."""
+    communication: pd.DataFrame
+    """Collectives of its steps, ``communication.find_collective_spans`` with ``is_bucket``; without steps, all."""
+    busy: BusyTime
+    """What the time of its steps went to, by what ran; without steps, that of the profile."""
+    steps: int
+    """Number of steps."""
     notes: tuple[str, ...] = ()
     """Sentences about data that the records lack."""
 
@@ -254,17 +246,53 @@ def convert_profile(profile: Profile) -> ImportedTraining:
     Raises:
         OverlapScopeError: it has no steps; the message says what the profile lacks.
     """
+    spans = find_collective_spans(profile)
+    lacks = describe_lack_of_steps(profile)
+    if lacks is not None:
+        if not len(spans) and not has_device(profile):
+            hint = "" if len(profile.spans) else f" {_PROFILING_HINTS[profile.source.tool]}"
+            raise OverlapScopeError(
+                f"{profile.source.path}: {lacks} in it, and no communication; profile whole steps of a training{hint}"
+            )
+        window_ns, count = _find_profiler_steps(profile)
+        inside = spans["start_ns"].between(*window_ns) if window_ns is not None else slice(None)
+        return ImportedTraining(
+            records=np.zeros(0, dtype=RECORD_DTYPE),
+            plans=(),
+            communication=spans[inside].assign(is_bucket=False),
+            busy=divide_time(profile, window_ns),
+            steps=count,
+            notes=(*_describe_backlog(profile), f"{lacks} in it: its steps have no phases, only what ran is known"),
+        )
     steps = find_steps(profile)
     collectives, left_out = extract_collectives(profile)
-    builder = _RecordBuilder(steps, has_device=len(profile.kernels) > 0, clock=_DeviceClock(profile))
+    clock = _DeviceClock(profile)
+    builder = _RecordBuilder(steps, has_device=len(profile.kernels) > 0, clock=clock)
     buckets = [_find_bucket_all_reduces(one, collectives) for one in steps.passes]
     for one, own in zip(steps.passes, buckets, strict=True):
         if own:
             builder.add_reduction(one, own)
     builder.collectives(collectives)
     builder.phases(buckets)
-    notes = (*_describe_backlog(profile), *_notes(collectives, left_out))
-    return ImportedTraining(records=builder.records(), plans=tuple(builder.plans), notes=notes)
+    reduced_ns = [each.start_ns for own in buckets for each in own]
+    window_ns = clock(steps.begin_ns), clock(int(steps.ends_ns[-1]))
+    spans = spans[spans["start_ns"].between(*window_ns)]
+    return ImportedTraining(
+        records=builder.records(),
+        plans=tuple(builder.plans),
+        communication=spans.assign(is_bucket=(spans["op"] == "all_reduce") & spans["start_ns"].isin(reduced_ns)),
+        busy=divide_time(profile, window_ns),
+        steps=len(steps.ends_ns),
+        notes=(*_describe_backlog(profile), *_notes(collectives, left_out)),
+    )
+
+
+def _find_profiler_steps(profile: Profile) -> tuple[Span | None, int]:
+    """Return when the first ``ProfilerStep#`` begins and the last ends on the device, and their number."""
+    steps, clock = _spans_of_kind(profile, "step"), _DeviceClock(profile)
+    if not len(steps):
+        return None, 0
+    return (clock(int(steps[0, 0])), clock(int(steps[:, 1].max()))), len(steps)
 
 
 class _DeviceClock:
@@ -463,7 +491,7 @@ def _notes(collectives: Sequence[Collective], left_out: Counter[str]) -> tuple[s
     notes = []
     if left_out:
         counted = ", ".join(f"{count:,} {op}" for op, count in left_out.most_common())
-        notes.append(f"collectives of other kinds are left out: {counted}")
+        notes.append(f"in the summary of communication only, as they are no buckets: {counted}")
     if any(each.elements == 0 for each in collectives):
         notes.append("the trace does not say how large all-reduces are; profile with record_shapes=True")
     if unseen := sum(each.end_ns is None for each in collectives):

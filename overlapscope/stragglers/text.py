@@ -16,6 +16,7 @@ from overlapscope.stragglers.location_test import format_p_value
 from overlapscope.stragglers.patterns import count_runs
 from overlapscope.stragglers.stragglers import Stragglers, Suspect
 from overlapscope.text import capitalize, count_of, format_bytes, format_interval_ns, format_ns, format_share, rank_list
+from overlapscope.trace.folders import read_import_source
 from overlapscope.trace.recording import Trace
 
 CAUSE_LABELS: Final = {
@@ -187,6 +188,9 @@ class MissingStragglersReason:
 def explain_missing_stragglers(trace: Trace) -> MissingStragglersReason:
     """Explain why ``Analysis.stragglers`` has nothing to compare, and what to do about it."""
     ranks, steps = len(trace.ranks), trace.steps["step"].nunique()
+    is_import = read_import_source(trace.run) is not None
+    if is_import and (ranks < 2 or not steps):
+        return _explain_import(ranks)
     if ranks < 2:
         return MissingStragglersReason(
             headline="Only one rank was recorded",
@@ -212,7 +216,26 @@ def explain_missing_stragglers(trace: Trace) -> MissingStragglersReason:
         headline="There are too few steps to compare",
         message="This needs two steps in a row with the same all-reduces on all ranks, after the warm-up. "
         f"{'This recording has' if are_all else 'What was read has'} {count_of(steps, 'finished step')}.",
-        advice="Record more steps, or wait until the run has got further." if are_all else "Choose more steps.",
+        advice=_advise_more_steps(is_import=is_import) if are_all else "Choose more steps.",
+    )
+
+
+def _advise_more_steps(*, is_import: bool) -> str:
+    return "Profile more steps." if is_import else "Record more steps, or wait until the run has got further."
+
+
+def _explain_import(ranks: int) -> MissingStragglersReason:
+    if ranks < 2:
+        return MissingStragglersReason(
+            headline="Only one rank was imported",
+            message="A straggler is a rank that the others wait for, and this recording has only one rank.",
+            advice="If the job had more, import the traces of all its ranks together.",
+        )
+    return MissingStragglersReason(
+        headline="The profiles have no steps in which ranks can be compared",
+        message="A straggler is found by the all-reduces of DistributedDataParallel's steps, which the profiles don't "
+        "have.",
+        advice="Which rank was the last to start a collective is known where the profiles have all ranks of its group.",
     )
 
 

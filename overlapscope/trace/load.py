@@ -177,6 +177,11 @@ def _report_missing_ranks(path: Path, folders: Mapping[int, Path], run: dict[str
     if not missing:
         return []
     names = format_ranks(missing)
+    if "imported" in run:
+        what = (
+            f"of {len(expected)} ranks, {len(missing)} {'was' if len(missing) == 1 else 'were'} not imported: {names}"
+        )
+        return [Problem("note", f"{path}: {what}; import the traces of all ranks to see who is waited for")]
     return [Problem("error", f"{path}: {len(missing)} of {len(expected)} ranks left no log: {names}")]
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from dashboards.pages.order import build_unavailable_context
 from overlapscope.cli.main import main
-from overlapscope.interop.kineto import compute_kernel_overlap, parse_rank_in_name, read_profile
+from overlapscope.interop.communication import compute_overlap
+from overlapscope.interop.kineto import parse_rank_in_name, read_profile
 from overlapscope.interop.training import convert_profile
 from overlapscope.trace.recording import Trace, read_trace
 from overlapscope.trace.schema import Kind, Phase
@@ -32,7 +33,7 @@ def resnet(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 def test_communication_of_kernels_is_what_others_count_to_the_nanosecond():
-    found = compute_kernel_overlap(read_profile(RESNET))
+    found = compute_overlap(read_profile(RESNET))
     # By union of intervals: 46,876.5 us of communication, 7,317.0 of it hidden, 39,559.5 exposed.
     assert (found.communication_ns, found.hidden_ns, found.exposed_ns) == (46_876_493, 7_317_025, 39_559_468)
 
@@ -48,7 +49,7 @@ def test_communication_of_kernels_is_what_others_count_to_the_nanosecond():
     ],
 )
 def test_communication_of_kernels_in_a_few_events(worker, communication_us, hidden_us):
-    found = compute_kernel_overlap(read_profile(DATA / f"golden_nccl_worker{worker}.json"))
+    found = compute_overlap(read_profile(DATA / f"golden_nccl_worker{worker}.json"))
     assert (found.communication_ns, found.hidden_ns) == (communication_us * 1000, hidden_us * 1000)
 
 
@@ -144,7 +145,21 @@ def test_bad_input_is_one_line_and_leaves_no_folder(tmp_path, golden):
     for name in ("a.json", "b.json"):
         (tmp_path / name).write_text(json.dumps(without_rank))
     said = []
-    for files in (["a.json", "b.json"], [RESNET, RESNET], [DATA / "golden_nccl_worker0.json"]):
+    (tmp_path / "empty.json").write_text('{"traceEvents": []}')
+    (tmp_path / "execution.json").write_text('{"schema": "1.1.1-chakra.0.0.4", "pid": 7, "nodes": []}')
+    (tmp_path / "memory.json").write_text("[[0, 1], [[512, 0, 0], [1024, 0, 0]]]")
+    (tmp_path / "memory.html").write_text("<html><head></head></html>")
+    (tmp_path / "stacks.txt").write_text("train.py(3): <module>;model.py(9): forward 1200\n")
+    (tmp_path / "nothing").mkdir()
+    cases: list[list[str | Path]] = [
+        ["a.json", "b.json"],
+        [RESNET, RESNET],
+        [RESNET, DATA / "dlrm_2023" / "rank1.json.gz"],
+    ]
+    cases += [
+        [name] for name in ("empty.json", "execution.json", "memory.json", "memory.html", "stacks.txt", "nothing")
+    ]
+    for files in cases:
         ran = overlapscope("import", *[tmp_path / file for file in files], "-o", tmp_path / "out")
         assert (ran.returncode, ran.stderr.count("\n")) == (1, 1)
         assert not (tmp_path / "out").exists()
@@ -176,7 +191,7 @@ def test_what_reads_recordings_reads_imports(tmp_path, capsys):
     main(["summary", str(tmp_path / "out")])
     shown = capsys.readouterr()
     assert "3 steps" in shown.out
-    assert "1 of 2 ranks" in shown.err
+    assert "of 2 ranks, 1 was not imported: 1" in shown.err
     main(["report", str(tmp_path / "out"), "-o", str(tmp_path / "report.html")])
     assert "ResNet" not in (tmp_path / "report.html").read_text()  # what a trace does not say is not guessed
 

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from overlapscope.interop.nsight import read_report
+from overlapscope.trace.imported_communication import read_imported_communication
 from overlapscope.trace.recording import Trace, read_trace
 from tests.cli.command_line import overlapscope
 from tests.interop.nsight_report import Report, export
@@ -141,7 +142,7 @@ UNREADABLE = (
     ("rank0.sqlite", b"SQLite format 3\x00"),
 )
 INCOMPLETE = ((), ("DistributedDataParallel.forward, op_id = 1",))
-"""Ranges of reports in which a forward, or the steps of an optimizer are missing."""
+"""Ranges of reports in which all, or the steps of an optimizer are missing."""
 
 
 def test_what_can_not_be_read_is_told_in_one_line(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
@@ -163,6 +164,21 @@ def refusal(folder: Path, file: Path) -> str:
     assert (ran.returncode, ran.stderr.count("\n")) == (1, 1)
     assert not (folder / "traces").exists()
     return ran.stderr.replace(f"{folder}/", "")
+
+
+def test_a_report_without_ddp_gives_its_communication(tmp_path: Path, report: Path) -> None:
+    shutil.copy(report, tmp_path / "rank0.sqlite")
+    with closing(sqlite3.connect(tmp_path / "rank0.sqlite")) as database:
+        for column in ("text", "(SELECT value FROM StringIds WHERE id = textId)"):
+            database.execute(f"DELETE FROM NVTX_EVENTS WHERE {column} LIKE 'DistributedDataParallel.forward%'")
+        database.commit()
+    ran = overlapscope("import", tmp_path / "rank0.sqlite", "-o", tmp_path / "traces")
+    assert ran.returncode == 0
+    assert "nsys profile" not in ran.stderr  # the report has what that option adds
+    found = read_imported_communication(read_trace(tmp_path / "traces").run)
+    assert found is not None
+    assert found.steps == 3
+    assert {one.op: one.count for one in found.groups} == {"all_reduce": 15, "broadcast": 6}
 
 
 def test_a_database_of_something_else_is_told(tmp_path: Path) -> None:
