@@ -17,7 +17,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # Every run looks at other examples, so fewer of them at a time find as much over the days.
-settings.register_profile("without a deadline", deadline=None, max_examples=40)
+settings.register_profile("without a deadline", deadline=None, max_examples=25)
+settings.register_profile("thorough", deadline=None, max_examples=100)  # .ci/matrix
 settings.load_profile("without a deadline")
 
 

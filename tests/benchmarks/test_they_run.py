@@ -33,6 +33,9 @@ SWEPT = {
 }
 """One after the other: a sweep, and what is made of it."""
 AT_NIGHT = {
+    "step_time": "--models tiny --rounds 1 --steps 3 --threads",
+    "drift": "--models tiny --steps 10 --healthy-steps 6 --loops with_own_buffers --faults other-weights",
+    "clock_recovery": "--runs 1 --seconds 2",
     "all_reduces": "--link loopback --mb 0.1 --repetitions 1",
     "app": "--sizes 2x20 --users 2 --moves 1",
     "auto_buckets": "--model tiny --link loopback --rounds 1",
@@ -48,7 +51,6 @@ AT_NIGHT = {
     "timeline": "--spans 2000 --ranks 2 --seconds 0.2",
 }
 IN_CI = {
-    "clock_recovery": "--runs 1 --seconds 2",
     "collective_ends": "--steps 2",
     "collective_hooks": "--rounds 1 --collectives 20",
     "collective_log": "--pairs 1",
@@ -56,13 +58,11 @@ IN_CI = {
     "device_step_time": "--device cpu --models tiny --seconds 0 --steps 2 --ways ours-recorded",
     "diagnose": "--ranks 4 --collectives 2000",
     "false_alarms": "--recordings 2 --ranks 2 --steps 30 --delay 0.1",
-    "drift": "--models tiny --steps 10 --healthy-steps 6 --loops with_own_buffers --faults other-weights",
     "fault_table": "--ranks 2 failed-rank",
     "import_traces": "--mb 1 --ranks 1",
     "links": "--samples 1",
     "plan_search": "--plans 10 --parameters 20 --cycles 2 --ranks 2",
     "rounds": "--turns 1",
-    "step_time": "--models tiny --rounds 1 --steps 3 --threads",
     "watchdog": "--models tiny --pairs 1 --starts 1 --block-s 0.1 --warm-up-s 0.1",
 }
 IN_BROWSER = {"app", "bucket_page", "live_app", "thousand_ranks", "timeline"}

@@ -80,7 +80,10 @@ def followed(page: Page) -> None:
     expect(page.locator("#news")).to_have_attribute("aria-busy", "false")
 
 
-@pytest.mark.parametrize("route", ["", "timeline?step=25", "stragglers", "buckets"])
+@pytest.mark.parametrize(
+    "route",
+    ["", "timeline?step=25", *(pytest.param(page, marks=pytest.mark.nightly) for page in ("stragglers", "buckets"))],
+)
 def test_no_picture_is_empty_or_half_built_while_a_page_is_followed(
     open_page: OpenPage, tmp_path: Path, route: str
 ) -> None:

@@ -16,7 +16,11 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 @pytest.mark.parametrize(
     ("address", "place"),
-    [("timeline?step=5", "#status"), ("stragglers?figure=wait", "#heatmap"), ("", ".verdict")],
+    [
+        ("timeline?step=5", "#status"),
+        ("stragglers?figure=wait", "#heatmap"),
+        pytest.param("", ".verdict", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_page_says_that_its_server_is_gone_and_comes_back_with_its_view(
     browser: Browser, tmp_path: Path, address: str, place: str

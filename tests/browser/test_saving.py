@@ -87,7 +87,10 @@ def rgb(color: str) -> tuple[int, ...]:
     return tuple(int(color[at : at + 2], 16) for at in (1, 3, 5))
 
 
-@pytest.mark.parametrize(("path", "theme"), [*((path, "light") for path in TEXTS), ("timeline", "dark"), ("", "dark")])
+@pytest.mark.parametrize(
+    ("path", "theme"),
+    [*((path, "light") for path in TEXTS), ("timeline", "dark"), pytest.param("", "dark", marks=pytest.mark.nightly)],
+)
 def test_every_figure_is_saved_as_it_is_seen(
     open_page: OpenPage, table: str, tmp_path: Path, path: str, theme: ThemeName
 ) -> None:

@@ -135,6 +135,7 @@ def test_ctrl_c_ends_the_training_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_the_real_training_is_recorded_and_its_page_is_served(tmp_path: Path) -> None:
     command = [*COMMAND, "demo", "-o", tmp_path / "traces", "--steps", "4", "--port", "0", "--no-browser"]
     output = tmp_path / "output"

@@ -91,11 +91,19 @@ def freeze(strategy: str, trace: str, victim: int, number: int) -> None:
 
 
 FROZEN = [
-    (("ring", 3, 1, 3), {0: ("round 1 of 2", "all-gather", "by ring"), 2: ("round 1 of 2", "all-gather", "by ring")}),
+    pytest.param(
+        ("ring", 3, 1, 3),
+        {0: ("round 1 of 2", "all-gather", "by ring"), 2: ("round 1 of 2", "all-gather", "by ring")},
+        marks=pytest.mark.nightly,
+    ),
     (("ring", 4, 2, 2), {3: ("round 2 of 3", "reduce-scatter", "bucket 0 by ring", "step 12")}),
     (("double_tree", 4, 0, 2), {}),
     (("hierarchical", 4, 1, 1), {0: ("bucket 0 by hierarchical", "step 12", "reduce-scatter in the host")}),
-    (("hierarchical", 4, 1, 2), {3: ("bucket 0 by hierarchical", "step 12", "reduce-scatter between hosts")}),
+    pytest.param(
+        ("hierarchical", 4, 1, 2),
+        {3: ("bucket 0 by hierarchical", "step 12", "reduce-scatter between hosts")},
+        marks=pytest.mark.nightly,
+    ),
 ]
 """Strategy, ranks, victim and the round before which it is stopped; then in what others wait for it, by rank."""
 

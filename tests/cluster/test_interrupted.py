@@ -43,7 +43,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("launcher", "number", "said"),
     [
-        ("torchrun", signal.SIGINT, "Ctrl-C, SIGINT"),
+        pytest.param("torchrun", signal.SIGINT, "Ctrl-C, SIGINT", marks=pytest.mark.nightly),
         ("torchrun", signal.SIGTERM, "SIGTERM"),
         ("spawn", signal.SIGINT, "Ctrl-C, SIGINT"),
     ],
@@ -89,7 +89,9 @@ dist.all_reduce(torch.ones(5))
 """
 
 
-@pytest.mark.parametrize("leave", ['sys.exit("no data in /data/x")', 'exit("no data in /data/x")'])
+@pytest.mark.parametrize(
+    "leave", ['sys.exit("no data in /data/x")', pytest.param('exit("no data in /data/x")', marks=pytest.mark.nightly)]
+)
 def test_what_a_rank_says_when_it_exits_is_in_the_verdict(tmp_path: Path, leave: str) -> None:
     traces, script = tmp_path / "traces", script_in(tmp_path, WITH_TEXT.format(leave=leave))
     record(traces, *torchrun(script))

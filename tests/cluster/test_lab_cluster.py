@@ -98,6 +98,7 @@ def test_torchrun_trains_across_the_hosts_and_the_recording_knows_them(tmp_path)
     assert "recorded 2 ranks" in ran.stderr
 
 
+@pytest.mark.nightly
 def test_hosts_may_have_several_ranks_each(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(TRAINING)

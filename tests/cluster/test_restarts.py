@@ -81,6 +81,7 @@ def test_each_attempt_of_torchrun_is_a_recording_with_a_verdict_of_its_own(tmp_p
         assert [each.status for each in noted if each.is_command] == ([0] if attempt is second else [])
 
 
+@pytest.mark.nightly
 def test_if_the_last_attempt_fails_too_its_verdict_is_that_of_the_job(tmp_path: Path) -> None:
     traces = tmp_path / "traces"
     code, said, (first, second) = restarted(traces, script_in(tmp_path, WITH_RESTART), 0, 1)

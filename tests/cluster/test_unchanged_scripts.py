@@ -84,7 +84,7 @@ def script_in(folder: Path, text: str) -> Path:
     return script
 
 
-@pytest.mark.parametrize("package", ["torch.nn.parallel", pytest.param("instrumented_ddp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("package", ["torch.nn.parallel", pytest.param("instrumented_ddp", marks=pytest.mark.nightly)])
 def test_a_script_with_ddp_is_recorded_once_whosever_ddp_it_is(tmp_path: Path, package: str) -> None:
     traces = tmp_path / "traces"
     ran = record(traces, *torchrun(script_in(tmp_path, WITH_DDP.format(package=package))))
@@ -138,7 +138,7 @@ def test_a_rank_that_catches_its_error_and_exits_is_named_and_the_one_that_torch
     assert (evidence.ranks[1].exit_status, evidence.job_status) == (3, 1)
 
 
-@pytest.mark.parametrize("method", ["spawn", pytest.param("fork", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.nightly), "fork"])
 def test_a_training_that_fails_is_followed_by_the_exception_of_the_rank_that_did(tmp_path: Path, method: str) -> None:
     traces, script = tmp_path / "traces", script_in(tmp_path, WITH_SPAWN)
     ran = record(traces, sys.executable, script, method, tmp_path / "rendezvous", "fail")

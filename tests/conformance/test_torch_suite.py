@@ -43,7 +43,9 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer
 def listed_tests() -> Iterator[Any]:
     for test in stock_passes():
         cannot_compile = "compile" in test and shutil.which("g++") is None
-        yield pytest.param(test, marks=pytest.mark.skipif(cannot_compile, reason="torch.compile needs a C++ compiler"))
+        skip = pytest.mark.skipif(cannot_compile, reason="torch.compile needs a C++ compiler")
+        # A minute of compiling: same_as_stock/compiled.py compares compiled models on other backends.
+        yield pytest.param(test, marks=[skip, *([pytest.mark.nightly] if "compile" in test else [])])
 
 
 @pytest.mark.parametrize("test", list(listed_tests()))

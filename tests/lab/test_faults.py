@@ -18,12 +18,14 @@ OF_EACH_FAMILY = {"missing-branch", "different-collectives", "interleaved-groups
 QUICK = {"missing-branch", "different-collectives", "killed-in-backward"}
 """Those with which the README's test command holds verdicts to the truth."""
 
+MARKS = {2: pytest.mark.slow, DEFAULT_WORLD_SIZE: pytest.mark.slow, 4: pytest.mark.nightly}
+
 CASES = [
     pytest.param(
         fault,
         world_size,
         id=f"{fault.name}-{world_size}",
-        marks=[] if world_size == DEFAULT_WORLD_SIZE and fault.name in QUICK else [pytest.mark.slow],
+        marks=[] if world_size == DEFAULT_WORLD_SIZE and fault.name in QUICK else [MARKS[world_size]],
     )
     for world_size in (2, 3, 4)
     for fault in FAULTS

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from overlapscope.diagnosis.process_state import parse_exit_call, parse_failure
 from overlapscope.trace.json_files import read_json
 from overlapscope.trace.schema import ENDED_FILE
+from tests.cluster.warm_process import WarmProcess
 
 BEGIN = """
 import atexit, logging, os, sys
@@ -30,8 +33,12 @@ LINE_OF_CHECK = BEGIN.splitlines().index("def check():") + 2
 def run(folder: Path, end: str) -> tuple[int, list[str]]:
     script = folder / "train.py"
     script.write_text(BEGIN + end)
-    ran = subprocess.run([sys.executable, script, folder], capture_output=True, text=True, timeout=60)
-    return ran.returncode, ran.stdout.split()
+    with tempfile.TemporaryFile() as output:
+        ran = WarmProcess([str(script), str(folder)], os.environ, output)
+        status = ran.wait(60)
+        output.seek(0)
+        printed = output.read().decode()
+    return status, [line for line in printed.splitlines() if line == FloatingPointError.__name__]
 
 
 HANDLED = "try:\n    check()\nexcept Exception:\n    os._exit(3)\n"
@@ -50,7 +57,9 @@ def test_an_error_before_an_immediate_exit_is_known_and_told_to_the_others(tmp_p
 
 
 def test_an_uncaught_error_is_known_after_another_hook_has_taken_it(tmp_path: Path) -> None:
-    run(tmp_path, "sys.excepthook = lambda *_: None\ncheck()\n")
+    script = tmp_path / "train.py"
+    script.write_text(BEGIN + "sys.excepthook = lambda *_: None\ncheck()\n")
+    subprocess.run([sys.executable, script, tmp_path], timeout=60)  # the interpreter's own end is what is looked at
     failure = parse_failure(read_json(tmp_path / ENDED_FILE, []))
     assert failure is not None
     assert failure.type == "FloatingPointError"
