@@ -2,7 +2,8 @@
 
 A straight line through all sizes is wrong where it matters, because small messages fit into the burst of a rate limiter
 and large ones exceed the caches. So the cost is a table of medians, made monotone and interpolated between measured
-sizes; only outside of these it follows a line of latency and bandwidth, ``alpha + beta x bytes``.
+sizes, as straight as a line of latency and bandwidth is, ``alpha + beta x bytes``. Outside of them it follows such a
+line, and so it does where the line predicts each size better than the sizes next to it do.
 """
 
 from __future__ import annotations
@@ -96,6 +97,10 @@ _MAD_TO_SIGMA: Final = 1.4826
 """Factor from the median absolute deviation to the standard deviation of a normal distribution."""
 ERROR_OF_MEDIAN: Final = 1.2533
 """Factor from the standard error of a mean to that of a median."""
+_MIN_SIZES_TO_CHOOSE: Final = 4
+"""Number of sizes from which it can be told whether their times follow a line."""
+_MIN_LEFT_OUT: Final = 0.1
+"""Smallest share of a size's own error that is left in the fit."""
 _NEARLY_ZERO_NS: Final = 1e-9
 _CALIBRATION_WEIGHT: Final = 2.0
 """Weight of a calibration, in recorded all-reduces of one size."""
@@ -119,7 +124,7 @@ class CollectiveCost:
         """Return the times of sizes, an array of any shape."""
         sizes = np.asarray(bytes_, dtype=np.float64)
         inside = np.clip(sizes, self.sizes_bytes[0], self.sizes_bytes[-1])
-        times = np.exp(np.interp(np.log(inside), np.log(self.sizes_bytes), np.log(self.times_ns)))
+        times = np.interp(inside, self.sizes_bytes, self.times_ns)
         scaled: Float64Array = times * (self.line.time_ns(sizes) / self.line.time_ns(inside))
         return scaled
 
@@ -155,7 +160,7 @@ class CollectiveCost:
         times_ns = latency * alpha_ns + byte_time * (self.times_ns - alpha_ns)
         return replace(
             self,
-            # Not zero, because the logarithms of the times are interpolated and the line is a divisor.
+            # Not zero, because the line is a divisor.
             times_ns=np.maximum(times_ns, _NEARLY_ZERO_NS),
             line=CostLine(
                 alpha_ns=max(latency * self.line.alpha_ns, _NEARLY_ZERO_NS), beta_ns=byte_time * self.line.beta_ns
@@ -230,7 +235,9 @@ def _fit_sizes(sizes: _Sizes, world_size: int) -> CollectiveCost:
     is_identifiable = bool(sizes.bytes[-1] >= _MIN_SIZE_RATIO * sizes.bytes[0])
     if is_identifiable:
         line = fit_line(sizes.bytes, sizes.times, sizes.counts)
-        times_ns = _monotone(_shrink_to_line(sizes, line), sizes.counts)
+        is_straight = _does_line_predict_better(sizes, line)
+        times_ns = line.time_ns(sizes.bytes) if is_straight else _shrink_to_line(sizes, line)
+        times_ns = _monotone(times_ns, sizes.counts)
     else:
         times_ns = _monotone(sizes.times, sizes.counts)
         line = _line_with_latency(sizes.bytes, times_ns, sum(_LATENCY_SHARES) / 2)
@@ -241,6 +248,25 @@ def _fit_sizes(sizes: _Sizes, world_size: int) -> CollectiveCost:
         line=line,
         is_identifiable=is_identifiable,
     )
+
+
+def _does_line_predict_better(sizes: _Sizes, line: CostLine) -> bool:
+    """Return whether the line predicts each size better than the sizes next to it do, each size left out in turn.
+
+    What keeps a size off the line is either of the link, as a burst or caches, and then its neighbors are off alike; or
+    of that size alone, as what ran beside its few all-reduces, and then it says nothing of other sizes.
+    """
+    if len(sizes.bytes) < _MIN_SIZES_TO_CHOOSE:
+        return False
+    at, off_line = np.log(sizes.bytes), np.log(sizes.times / line.time_ns(sizes.bytes))
+    weight = sizes.counts / sizes.times**2  # of relative errors
+    from_mean = sizes.bytes - np.average(sizes.bytes, weights=weight)
+    leverage = weight * (1 / weight.sum() + from_mean**2 / (weight * from_mean**2).sum())
+    off_line_without = off_line / np.maximum(1 - leverage, _MIN_LEFT_OUT)
+    others = ~np.eye(len(at), dtype=bool)
+    beside = [np.interp(at[index], at[which], off_line[which]) for index, which in enumerate(others)]
+    of_line = np.average(np.abs(off_line_without), weights=sizes.counts)
+    return bool(of_line <= np.average(np.abs(off_line - beside), weights=sizes.counts))
 
 
 def _shrink_to_line(sizes: _Sizes, line: CostLine) -> Float64Array:

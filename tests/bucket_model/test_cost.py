@@ -57,6 +57,22 @@ def test_where_sizes_leave_the_line_so_does_the_cost() -> None:
     np.testing.assert_allclose(cost.time_ns(asked), truth, rtol=0.05)
 
 
+def test_between_sizes_far_apart_a_line_is_no_curve() -> None:
+    """In logarithms a line is bent, and sizes between two measured ones would seem to take 3 % longer than they do."""
+    sizes = np.array([0.5, 2, 8, 47]) * MB
+    cost = fit_cost(spans(sizes, line_of(sizes)), world_size=2)
+    asked = np.array([1.0, 4, 15, 30]) * MB
+    np.testing.assert_allclose(cost.time_ns(asked), line_of(asked), rtol=1e-4)
+
+
+def test_what_one_size_met_says_nothing_of_the_sizes_beside_it() -> None:
+    """Each size is off by something of its own, as by what ran beside it; the others say where it would lie."""
+    sizes = np.array([1, 2, 4, 8, 16, 32, 48]) * MB
+    off = np.array([1.0, 1.06, 0.95, 1.05, 0.96, 1.05, 1.0])
+    cost = fit_cost(spans(np.repeat(sizes, 5), np.repeat(off * line_of(sizes), 5)), world_size=2)
+    np.testing.assert_allclose(cost.time_ns(sizes), line_of(sizes), rtol=0.03)
+
+
 def test_a_single_size_says_what_is_missing_and_spreads_its_draws() -> None:
     samples = spans([25 * MB] * 10, [2e8] * 10)
     cost = fit_cost(samples, world_size=2)
