@@ -128,7 +128,7 @@ def recommend(
     good_from, good_to = _good_range(sizes)
     exposed = advised.exposed_ns / advised.step_ns.value
     return Recommendation(
-        verdict=_decide(gain, is_same=best.buckets == in_force),
+        verdict=decide(gain, is_same=best.buckets == in_force),
         curve=curve,
         now=now,
         default=predictions.of_size(default),
@@ -179,10 +179,16 @@ class _Predictions:
         )
 
 
-def _decide(gain: Interval, *, is_same: bool) -> Verdict:
+def decide(gain: Interval, *, is_same: bool) -> Verdict:
+    """Decide whether to change the plan.
+
+    Args:
+        gain: Gain of the best size over the present plan.
+        is_same: True if the present plan is the best.
+    """
     if is_same:
         return "leave it"
-    if gain.value >= MIN_GAIN and gain.low > 0:
+    if gain.low > 0:  # surely slower is not worth keeping, by however little
         return "change"
     return "can't tell" if gain.high >= _MIN_GAIN_TO_INVESTIGATE and gain.value >= MIN_GAIN else "leave it"
 

@@ -12,7 +12,7 @@ from overlapscope.bucket_model.fit import FittedModel, fit_model
 from overlapscope.bucket_model.partition import Buckets, fill_plan
 from overlapscope.bucket_model.plans import default_plan
 from overlapscope.bucket_model.prediction import MeasuredSteps, Options, predict_curve
-from overlapscope.bucket_model.recommend import Recommendation, recommend
+from overlapscope.bucket_model.recommend import Recommendation, Verdict, decide, recommend
 from overlapscope.bucket_model.search import merge_gradients
 from overlapscope.bucket_model.what_if import find_limits
 from overlapscope.interval import Interval
@@ -67,6 +67,19 @@ def test_where_the_wire_is_slow_a_change_is_advised_and_its_gain_is_sure() -> No
     text = sentences.format_headline(advice)
     assert text.startswith(f"Set bucket_cap_mb={advice.best.cap_mb:g}: ")
     assert text.endswith("MB are within 1 %.")
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict"),
+    [
+        ((0.006, 0.002, 0.01), "change"),  # surely slower, if by little
+        ((0.02, -0.01, 0.04), "leave it"),  # a tie within noise
+        ((0.02, -0.03, 0.08), "can't tell"),
+    ],
+)
+def test_what_the_interval_calls_slower_is_not_kept(gain: tuple[float, float, float], verdict: Verdict) -> None:
+    value, low, high = gain
+    assert decide(Interval(value=value, low=low, high=high), is_same=False) == verdict
 
 
 def test_where_the_wire_is_quick_one_should_leave_it() -> None:
