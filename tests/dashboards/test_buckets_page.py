@@ -165,7 +165,8 @@ def test_the_strip_is_all_bytes_in_the_order_of_gradients(forecast):
 
 def test_arrows_go_from_partition_to_partition_and_stop_at_the_ends(forecast, plot, ask):
     sizes = forecast.reference.sizes
-    ask(cap_mb=sizes[0].cap_mb, move=-1)
+    ask(cap_mb=sizes[0].cap_mb)
+    ask(cap_mb=plot.cap_mb, move=-1)
     assert plot.chosen.index == 0
     for index in range(1, len(sizes)):
         response = ask(cap_mb=plot.cap_mb, move=1)
