@@ -95,6 +95,25 @@ def make_gpt() -> Workload:
     return Workload(module, {"text": torch.randint(0, 256, (6, 64))}, _mean_square)
 
 
+class LanguageLSTM(nn.Module):
+    """Embedding, LSTM layers and a decoder, whose two matrices of words hold most of the parameters."""
+
+    def __init__(self, words: int, width: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.lstm = nn.LSTM(width, width, layers)
+        self.decoder = nn.Linear(width, words)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        """Return the scores of the next word, given (T, B) words."""
+        return self.decoder(self.lstm(self.embedding(text))[0])  # type: ignore[no-any-return]
+
+
+def make_lstm() -> Workload:
+    """47 MB of gradients in 11 parameters: a language model of 8,000 words, on 4 texts of 16 words."""
+    return Workload(LanguageLSTM(8000, 512, 2), {"text": torch.randint(0, 8000, (16, 4))}, _mean_square)
+
+
 def make_resnet_50() -> Workload:
     """ResNet-50 of the transformers package, on 8 images of 64×64 pixels."""
     from transformers import ResNetConfig, ResNetForImageClassification
@@ -133,6 +152,7 @@ LARGE_MODELS: Final = {
     "mlp-wide-128": make_wide_mlp_of_small_batch,
     "convnet-wide": make_wide_convnet,
     "gpt": make_gpt,
+    "lstm": make_lstm,
 }
 """At 1 Gbit/s communication takes about as long as backward or longer, so that it matters how they overlap."""
 

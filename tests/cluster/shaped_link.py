@@ -26,6 +26,7 @@ LINKS: Final = {
     "1gbit": Link(bits_per_s=1e9),
     "1gbit-2.5ms": Link(bits_per_s=1e9, latency_ms=2.5),
     "1gbit-10ms": Link(bits_per_s=1e9, latency_ms=10),
+    "400mbit-1ms": Link(bits_per_s=400e6, latency_ms=1),
 }
 
 
