@@ -112,8 +112,13 @@ class AllReduceTimer:
         return there.cpu()
 
 
-def measure_all_sizes(group: dist.ProcessGroup, device: torch.device, largest_bytes: int) -> Calibration:
-    """Measure all sizes up to the largest, and print a row for each on rank 0. Called on all ranks.
+def measure_all_sizes(
+    group: dist.ProcessGroup, device: torch.device, largest_bytes: int, *, prints: bool = True
+) -> Calibration:
+    """Measure all sizes up to the largest. Called on all ranks.
+
+    Args:
+        prints: print a row for each on rank 0.
 
     Raises:
         OverlapScopeError: there is only one rank.
@@ -125,7 +130,7 @@ def measure_all_sizes(group: dist.ProcessGroup, device: torch.device, largest_by
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     hosts: list[str] = [""] * world_size
     dist.all_gather_object(hosts, socket.gethostname(), group=group)
-    is_printing = group.rank() == 0
+    is_printing = prints and group.rank() == 0
     if is_printing:
         where = count_of(len(set(hosts)), "host")
         print(f"all-reduce of {world_size} ranks on {where}, {backend}, {name}; float32, outside training")

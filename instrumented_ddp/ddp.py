@@ -40,6 +40,7 @@ from instrumented_ddp.strategies.parameter_averaging import ParameterAveraging
 from instrumented_ddp.strategies.sharded.layout import sharded_buckets
 from instrumented_ddp.strategies.sharded.shards import ParameterShards
 from instrumented_ddp.strategies.strategy import Strategy
+from instrumented_ddp.trial import get_trial
 from overlapscope.bucket_model.plan_file import PlanFile
 from overlapscope.trace.environment import OnIncident
 from overlapscope.trace.schema import Phase
@@ -95,6 +96,8 @@ class DistributedDataParallel(DeferredUpdatesDDP):
         except TypeError:
             super().__init__(*args, **kwargs)  # raises torch's own error message
             raise
+        trial = get_trial()
+        tried = trial.change(bound) if trial is not None else {}
         given = DDPArguments.of(bound, bucket_plan, strategy)
         # Torch's constructor calls back to build the reducer before it returns.
         self._strategy = given.strategy
@@ -108,6 +111,10 @@ class DistributedDataParallel(DeferredUpdatesDDP):
         with reattribute_warnings(callers=1), collective_context(CollectiveRole(role="construction")):
             super().__init__(*given.args, **given.kwargs)
         self._needs_agreement = False  # unpickling rebuilds the reducer, when no other rank takes part
+        if trial is not None:
+            trial.compress(self)
+            if self.recorder is not None:
+                self.recorder.set_model_info(self._model_number, "trial", tried)
 
     @property
     def bucket_plan(self) -> BucketPlan:

@@ -41,6 +41,7 @@ from instrumented_ddp.reduction.communicator import Communicator, communicator_o
 from instrumented_ddp.replicas.replica import FingerprintedReplica
 from instrumented_ddp.session import Session
 from instrumented_ddp.stock.wrapping import Method, wrap_methods
+from instrumented_ddp.trial import get_trial
 from overlapscope.diagnosis.evidence import UnreducedCause
 from overlapscope.trace.live_files import READY
 from overlapscope.trace.schema import Phase
@@ -105,6 +106,11 @@ class StockModelObserver:
         self._times_gradients = self._should_time_gradients
         self._hooks: list[Any] = []
         self._register_hooks()
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Return the bytes of all gradients."""
+        return sum(spec.bytes for spec in self._specs)
 
     @property
     def is_reduced(self) -> bool:
@@ -332,6 +338,7 @@ class StockDDPObserver:
         self._described: weakref.WeakKeyDictionary[TorchDDP, tuple[int, Any, Any]] = weakref.WeakKeyDictionary()
         self._arguments: weakref.WeakKeyDictionary[TorchDDP, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._settings: weakref.WeakKeyDictionary[TorchDDP, dict[str, str]] = weakref.WeakKeyDictionary()
+        self._tried: weakref.WeakKeyDictionary[TorchDDP, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._replicas: weakref.WeakKeyDictionary[TorchDDP, FingerprintedReplica] = weakref.WeakKeyDictionary()
         self._observers: list[StockModelObserver] = []
         """The same observers, in the order in which they were made."""
@@ -349,13 +356,21 @@ class StockDDPObserver:
 
     def construct(self, original: Method, ddp: TorchDDP, *args: Any, **kwargs: Any) -> None:
         """Wrap ``__init__`` to record its arguments."""
+        trial = get_trial()
         with suppress(TypeError):  # invalid arguments: torch raises its own error
             arguments = _SIGNATURE.bind(ddp, *args, **kwargs)
+            if trial is not None:
+                self._tried[ddp] = trial.change(arguments)
+                args, kwargs = arguments.args[1:], arguments.kwargs
             arguments.apply_defaults()
             self._arguments[ddp] = {name: value for name, value in arguments.arguments.items() if is_plain(value)}
             self._settings[ddp] = collect_model_settings(arguments.arguments, wrapper="torch")
         with reattribute_warnings(callers=2), collective_context(CollectiveRole(role="construction")):
             original(ddp, *args, **kwargs)
+        if trial is not None and ddp in self._models:
+            trial.compress(ddp)
+            with self._suppressing_errors:
+                trial.calibrate(ddp, self._models[ddp].gradient_bytes, self._session.folder)
 
     def describe_parameters(self, original: Method, ddp: TorchDDP) -> Any:
         """Wrap ``_build_params_for_reducer`` to record the parameters before ranks compare them."""
@@ -381,6 +396,8 @@ class StockDDPObserver:
                 return
             self._recorder = recorder
             recorder.add_model(number, ddp.module, parameters, self._arguments.pop(ddp, {}))
+            if (tried := self._tried.pop(ddp, None)) is not None:
+                recorder.set_model_info(number, "trial", tried)
             model = self._models[ddp] = StockModelObserver(ddp, number, parameters, specs, recorder)
             if (coverage := recorder.get_coverage(number)) is not None:
                 coverage.find_unfinished = weakref.WeakMethod(model.find_unfinished)

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import IO, Final, NamedTuple
 
 from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.ddp_trial import TRIAL_VARIABLE
 from overlapscope.trace.environment import (
     DETAIL_VARIABLE,
     LIMIT_VARIABLE,
@@ -32,6 +33,7 @@ Child = subprocess.Popen[bytes]
 _VARIABLES: Final = (
     *(TRACE_VARIABLE, DETAIL_VARIABLE, LIMIT_VARIABLE),
     *(ON_INCIDENT_VARIABLE, STALL_TIMEOUT_VARIABLE, PROBE_VARIABLE, SAMPLE_VARIABLE),
+    TRIAL_VARIABLE,
 )
 
 

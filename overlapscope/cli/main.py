@@ -28,6 +28,7 @@ from overlapscope.cli import (
     serve,
     stragglers,
     summary,
+    tune,
 )
 from overlapscope.cli.arguments import parse_folder, parse_folder_or_url
 from overlapscope.errors import OverlapScopeError
@@ -50,6 +51,7 @@ COMMANDS = {
     "serve": serve,
     "stragglers": stragglers,
     "summary": summary,
+    "tune": tune,
 }
 
 

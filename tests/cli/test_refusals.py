@@ -106,6 +106,13 @@ REFUSED = {
     "serve": ("{file}", "{traces} --port 70000", "{traces} --port abc", "s3://bucket/run"),
     "stragglers": ("{none}", "{traces} --steps 90:"),
     "summary": ("", "{none}", "{traces} --steps 90:", "{traces} --steps 5-9", "{traces} --jsn", "memory://nothing/run"),
+    "tune": (
+        "",
+        "-o {traces} -- true",
+        "-o {file} -- true",
+        "-o {new} --steps 9 -- true",
+        "-o {new} -- no-such-program",
+    ),
 }
 
 
