@@ -6,7 +6,8 @@ FOLDER gets some forty recordings first, of faults of the laboratory on two to f
 them under torchrun and `overlapscope record`, with a short timeout of the process group. Those that are there already
 are kept. Each case copies one of them and damages the copy once to four times: files deleted, cut short, with changed
 bytes or lost pages, swapped between ranks or with another job, replaced by a pipe or by brackets 300,000 deep; endings
-lost; rank folders emptied, deleted, taken from another job. Whatever is lost, the verdict may only weaken:
+lost; rank folders emptied, deleted, taken from another job. Every other case is judged as on another machine, where
+nobody can look at the processes. Whatever is lost, the verdict may only weaken:
 
 wrong     a rank is blamed or suspected that is not at fault
 cleared   "healthy" of a job with a fault
@@ -30,12 +31,13 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Final
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from overlapscope.cli.main import main as run_command
@@ -170,15 +172,25 @@ def try_case(recordings: list[Recording], seed: int, case: int) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="overlapscope-damage-") as temporary:
         copy = Path(temporary, "t")
         chosen, damage = damage_copy(recordings, seed, case, copy)
-        result, said, kind = judge_copy(chosen, copy, with_summary=case % SUMMARY_EVERY == 0)
+        result, said, kind = judge_copy(
+            chosen, copy, with_summary=case % SUMMARY_EVERY == 0, is_elsewhere=bool(case % 2)
+        )
     return Outcome(case, chosen.path.name, damage, result, said, kind)
 
 
-def judge_copy(chosen: Recording, copy: Path, *, with_summary: bool) -> tuple[str, str, str]:
+def _as_on(boot_id: str | None) -> AbstractContextManager[object]:
+    """Pretend to be on another host, unless None is given."""
+    return nullcontext() if boot_id is None else patch("overlapscope.trace.clocks.get_boot_id", lambda: boot_id)
+
+
+def judge_copy(
+    chosen: Recording, copy: Path, *, with_summary: bool, is_elsewhere: bool = False
+) -> tuple[str, str, str]:
     """Return what came of it, what was said, and the kind of the verdict."""
     output = StringIO()
+    host = _as_on("another host" if is_elsewhere else None)
     try:
-        with _time_limit(), redirect_stdout(output), redirect_stderr(StringIO()):
+        with host, _time_limit(), redirect_stdout(output), redirect_stderr(StringIO()):
             if with_summary:
                 run_command(["summary", str(copy)])
             output.seek(0)
@@ -215,8 +227,10 @@ def main() -> None:
         copy = Path(tempfile.mkdtemp(prefix="overlapscope-damage-"), "t")
         chosen, damage = damage_copy(recordings, args.seed, args.case, copy)
         print(f"{copy}: {chosen.path.name}, {damage}")
-        print(jobs.diagnose(copy)[1])
-        print(judge_copy(chosen, copy, with_summary=True))
+        is_elsewhere = bool(args.case % 2)
+        with _as_on("another host" if is_elsewhere else None):
+            print(jobs.diagnose(copy)[1])
+        print(judge_copy(chosen, copy, with_summary=True, is_elsewhere=is_elsewhere))
         return
     counts: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
