@@ -12,7 +12,7 @@ what ``benchmarks/compare.py`` measures.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -44,8 +44,9 @@ class TimeDifference:
 
     @property
     def ns(self) -> Interval:
-        """Return new minus base, with an interval that covers both errors."""
-        return self.noise.widen(self.between_run_ns)
+        """Return new minus base, with an interval that covers both errors; no time falls below 0."""
+        wide = self.noise.widen(self.between_run_ns)
+        return replace(wide, low=max(wide.low, -self.base))
 
     @property
     def is_longer(self) -> bool:
