@@ -15,7 +15,7 @@ interval is no narrower than the means of long segments of steps imply.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -29,16 +29,25 @@ SEGMENTS: Final = 8
 """Number of segments that a series is divided into to measure slow changes."""
 _MAX_CORRELATION: Final = 0.995
 _MIN_FREEDOM: Final = 2.0
+_MIN_STEPS_FOR_RANGE: Final = 6
+"""Number of steps from which their range is hardly ever narrower than the interval of independent ones."""
 
 
 def mean_with_ci(series: Float64Array) -> list[Interval]:
     """Compute the mean of each column over its rows, with its 90 % interval.
 
+    With enough steps an interval ends where the recorded values end: where neighbors are so much alike that it would
+    not, as where steps drift, nothing supports more.
+
     Args:
         series: (S, K) By step, in order. With fewer than three steps the interval is unknown: NaN. The mean of values
             that are never negative has no lower bound below 0 either.
     """
-    return _means(series, _half_widths(np.asarray(series, dtype=np.float64), SIGMAS_90))
+    means = _means(series, _half_widths(np.asarray(series, dtype=np.float64), SIGMAS_90))
+    if len(series) < _MIN_STEPS_FOR_RANGE:
+        return means
+    bounds = zip(means, series.min(axis=0).tolist(), series.max(axis=0).tolist(), strict=True)
+    return [replace(mean, low=max(mean.low, low), high=min(mean.high, high)) for mean, low, high in bounds]
 
 
 def mean_with_conservative_ci(series: Float64Array) -> list[Interval]:

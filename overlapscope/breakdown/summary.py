@@ -13,6 +13,7 @@ import pandas as pd
 
 from overlapscope.breakdown.breakdown import BLOCKS, COMPUTE_BLOCKS, Breakdown, tabulate_breakdown
 from overlapscope.breakdown.critical_path import JobBreakdown, compute_job_breakdown
+from overlapscope.breakdown.drift import Drift, find_drift
 from overlapscope.breakdown.means import MeanStep, compute_mean_step, mean_with_ci
 from overlapscope.breakdown.steady_steps import SteadySteps, select_steady_steps
 from overlapscope.breakdown.waits import REASONS
@@ -146,6 +147,12 @@ class Summary:
         """Return a single step, as the mean of the ranks that have finished it; None if none has."""
         rows = self.figures.loc[self.figures["step"] == number, [f"{name}_ns" for name in BLOCKS]]
         return compute_mean_step(rows.to_numpy(np.float64).mean(axis=0, keepdims=True)) if len(rows) else None
+
+    @cached_property
+    def drift(self) -> Drift | None:
+        """Return how the step time of counted steps, averaged over ranks, rises or falls; None if it does not."""
+        step_time_ns = self.figures[self.is_steady].groupby("step")["step_time_ns"].mean()
+        return find_drift(step_time_ns.index.to_numpy(np.int64), step_time_ns.to_numpy(np.float64))
 
     @property
     def finished_together(self) -> pd.DataFrame:

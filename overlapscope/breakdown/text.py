@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from overlapscope.breakdown.drift import Drift
 from overlapscope.breakdown.steady_steps import ExcludedSteps
 from overlapscope.breakdown.summary import LITTLE_EXPOSED_SHARE, Limit, Summary
 from overlapscope.text import count_of, format_ns, format_ranks, format_share, rank_list
@@ -78,6 +79,16 @@ def describe_summary(summary: Summary) -> str:
     facts["little"] = "" if has_long_others else ", so there is little left to gain"
     sentence = _SUMMARIES[summary.limit].format_map(facts)
     return f"{sentence} {_OTHERS.format(format_ns(others_ns))}" if has_long_others else sentence
+
+
+def describe_drift(drift: Drift) -> str:
+    """Describe a step time that rises or falls, and how to look at the steps that do not."""
+    verb = "falls" if drift.last_ns < drift.first_ns else "rises"
+    says = f"The step time {verb} from {format_ns(drift.first_ns)} to {format_ns(drift.last_ns)} over these steps"
+    if drift.steady is None:
+        return f"{says}, and does not settle: means are of all of them."
+    first, last = drift.steady
+    return f"{says}; steps {first} to {last} are steady (range {first}:{last + 1})."
 
 
 def describe_excluded(excluded: Sequence[ExcludedSteps]) -> str:

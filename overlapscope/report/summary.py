@@ -12,6 +12,7 @@ from overlapscope.breakdown.summary import Summary
 from overlapscope.breakdown.text import (
     BLOCK_LABELS,
     REASON_LABELS,
+    describe_drift,
     describe_excluded,
     describe_summary,
     describe_uncounted_ranks,
@@ -65,6 +66,8 @@ def build_breakdown_section(summary: Summary) -> Section:
     if not len(summary.figures):
         return Section(name="breakdown", title="Step-time breakdown", headline=describe_summary(summary))
     notes = []
+    if summary.drift is not None:
+        notes.append(describe_drift(summary.drift))
     if summary.steady.excluded:
         notes.append(f"Excluded: {describe_excluded(summary.steady.excluded)}.")
     if summary.steady.excluded_ranks:
@@ -214,6 +217,7 @@ def _collect_content(trace: Trace, summary: Summary) -> dict[str, Any]:
             "critical_path_ns": None if summary.job is None else summary.job.blocks,
             "hidden_ns": summary.hidden,
             "overlap_ratio": summary.overlap_ratio,
+            "drift": summary.drift,
         },
         "ranks": summary.means_by_rank().to_dict("records"),
         "steps": summary.figures.assign(is_counted=summary.is_steady).to_dict("records"),
