@@ -65,6 +65,19 @@ def lose_endings(random_: random.Random, folder: Path, _: Path) -> str:
     return f"lost the endings of {[rank.name for rank in chosen]}"
 
 
+def fill_disk(random_: random.Random, folder: Path, _: Path) -> str:
+    """Write nothing any more from some moment on, of one rank: texts end there, logs hold zeros."""
+    rank = _any_rank(random_, folder)
+    share, lost = random_.random(), [path for pattern in ENDINGS for path in rank.glob(pattern) if path.is_file()]
+    for path in lost:
+        path.unlink()
+    for path in (path for path in _files(rank) if rank != folder and path.suffix in (".jsonl", ".log", ".bin")):
+        data = path.read_bytes()
+        used = int(len(data.rstrip(b"\0")) * share)
+        path.write_bytes(data[:used] + (b"" if path.suffix == ".jsonl" else bytes(len(data) - used)))
+    return f"wrote only {share:.2f} of {rank.name}"
+
+
 def cut(random_: random.Random, folder: Path, _: Path) -> str:
     """Cut a file short."""
     path = _any_file(random_, folder)
@@ -194,6 +207,7 @@ DAMAGES: Final[tuple[Damage, ...]] = (
     delete_kind,
     lose_endings,
     lose_endings,
+    fill_disk,
     cut,
     cut,
     change_bytes,

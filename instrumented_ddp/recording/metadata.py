@@ -227,6 +227,7 @@ def describe_rank(rank: int, device: torch.device) -> dict[str, Any]:
         "rank": rank,
         "host": socket.gethostname(),
         "pid": os.getpid(),
+        "is_launched": "TORCHELASTIC_RUN_ID" in os.environ,
         "device": str(device),
         "boot_id": clocks.get_boot_id(),
         "clock_samples": [{"monotonic_ns": host_now_ns(), "unix_ns": time.time_ns()}],

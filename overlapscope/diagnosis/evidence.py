@@ -347,6 +347,8 @@ class RankEvidence:
     """When it ended, if it recorded its end."""
     is_end_lost: bool = False
     """True if it recorded how it ended but the record is missing or unreadable."""
+    is_launched: bool = False
+    """True if torchrun started it, which ends all ranks when one has ended."""
     position: RankPosition | None = None
     steps_done: int = 0
     step_time_ns: int | None = None

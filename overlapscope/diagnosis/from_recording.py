@@ -224,14 +224,17 @@ def _find_folders(path: Path) -> dict[int, Path]:
 def _find_unused_ranks(
     files: Mapping[int, RankState], orders: Iterable[GroupOrder], left_out: Collection[int]
 ) -> set[int] | None:
-    """Return the ranks that left no folder, and with which nobody has completed a collective; None without folders."""
+    """Return the ranks that left no folder, and with which nobody has completed a collective; None without folders.
+
+    Of ranks whose folder is left out it is not known.
+    """
     completed = {
         rank
         for group in orders
         if any(entry.completed_ns is not None for window in group.windows.values() for entry in window)
         for rank in group.ranks
     }
-    return _ranks_of_job(files.values()) - files.keys() - completed - set(left_out) if files else None
+    return _ranks_of_job(files.values()) - files.keys() - completed - set(left_out) if files or left_out else None
 
 
 def _explain_missing_orders(

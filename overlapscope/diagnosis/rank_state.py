@@ -307,6 +307,7 @@ def _add_files(
         end,
         host=str(begun.where.get("host", "")),
         pid=_int(begun.where.get("pid"), -1),
+        is_launched=begun.where.get("is_launched") is True,
         position=position,
         steps_done=max(int(steps["step"][-1]) + 1 if len(steps) else 0, position.step if position else 0),
         step_time_ns=int(np.median(steps["end_ns"] - steps["start_ns"])) if len(steps) else None,

@@ -142,6 +142,16 @@ def test_folders_with_each_others_names_are_left_out(jobs: tuple[Path, Path], tm
     assert ([*evidence.ranks], judge(evidence).named) == ([0], ())
 
 
+def test_nothing_is_known_of_how_ranks_began_whose_folders_are_left_out(
+    jobs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    for rank in (0, 1):
+        shutil.copytree(rank_folder(jobs[0], rank), rank_folder(tmp_path, 1 - rank))
+        write_exit(tmp_path, 100 + rank, 0, rank=rank)
+    verdict = verdict_on(tmp_path)
+    assert (verdict.kind, verdict.named) == ("cannot tell", ())
+
+
 def test_an_ending_that_is_another_ranks_is_left_out(tmp_path: Path) -> None:
     uneven(tmp_path)
     shutil.copy(rank_folder(tmp_path, GUILTY) / ENDED_FILE, rank_folder(tmp_path, 0) / ENDED_FILE)

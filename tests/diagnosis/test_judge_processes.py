@@ -228,6 +228,18 @@ def test_ranks_that_were_killed_at_once_are_both_named_whoever_waited_for_whom()
     assert (verdict.kind, verdict.blamed) == ("killed", (1, 2))
 
 
+def test_ranks_that_torchrun_may_have_ended_are_not_blamed_for_a_death_nobody_saw() -> None:
+    order = group({0: trained(7, is_waiting=True), 1: trained(6), 2: trained(7, is_waiting=True)})
+    together = group({n: trained(6) for n in range(3)})
+    failed = rank(0, "failed", failure=CLOSED)
+    for groups, blamed in ((order, (1,)), (together, ())):
+        gone = [rank(n, "gone", phase="backward", step=2, silent_for_ns=0, is_launched=True) for n in (1, 2)]
+        verdict = judge(job(failed, *gone, groups=[groups]))
+        assert (verdict.kind, verdict.blamed) == ("killed", blamed)
+        seen = [replace(one, exit_status=-9) for one in gone]
+        assert judge(job(failed, *seen, groups=[groups])).blamed == (1, 2)
+
+
 def test_who_is_gone_was_not_killed_first_if_nobody_knows_how_another_one_ended() -> None:
     """The log of rank 1 is lost, or its folder; if a signal was seen, that is another matter."""
     gone = [rank(number, "gone", step=2) for number in (0, 2)]

@@ -178,10 +178,18 @@ def find_killed_process(facts: Facts) -> Verdict | None:
             has_survivors=bool(others),
             may_not_match=all(_may_be_aborted_for_its_size(facts, rank) for rank in first),
         ),
-        blamed=first if len(first) < len(facts.world) else (),
+        blamed=_without_victims(facts, first) if len(first) < len(facts.world) else (),
         concerned=tuple(sorted({*gone, *consequences})),
         **_location(*died),
     )
+
+
+def _without_victims(facts: Facts, gone: tuple[int, ...]) -> tuple[int, ...]:
+    """Return, of several ranks whose exit nobody saw, those that others wait for: torchrun may have ended the rest."""
+    ranks = [facts.ranks[rank] for rank in gone]
+    if len(gone) == 1 or any(one.exit_status for one in ranks) or not any(one.is_launched for one in ranks):
+        return gone
+    return tuple(rank for rank in gone if rank in facts.awaited)
 
 
 def _may_be_aborted_for_its_size(facts: Facts, rank: int) -> bool:
