@@ -115,13 +115,13 @@ def test_a_rank_is_blamed_if_one_that_did_look_was_finite_and_no_more_is_said_of
 
 def test_what_was_seen_after_steps_that_were_skipped_is_since_one_of_them() -> None:
     verdict = judge(ended((LATE,), (LATE,)))
-    assert (verdict.kind, verdict.blamed, verdict.step) == ("not finite", (), 15)
+    assert (verdict.kind, verdict.blamed, verdict.step, verdict.last_step) == ("not finite", (), 9, 15)
     assert "steps 9 to 15" in verdict.sentence
 
 
 def test_weights_that_were_not_seen_after_that_step_have_been_wrong_since_it_or_a_later_one() -> None:
     verdict = judge(ended((LATE,), (replace(FIRST, weights_after=()),)))
-    assert (verdict.kind, verdict.blamed, verdict.step) == ("not finite", (), 12)
+    assert (verdict.kind, verdict.blamed, verdict.step, verdict.last_step) == ("not finite", (), 12, 15)
     assert "steps 12 to 15" in verdict.sentence
 
 

@@ -31,17 +31,16 @@ def _of_ranks(facts: Facts, found: dict[int, NonFiniteGradients], model: int, up
     seen = {rank for rank, one in _episodes(facts) if one.model == model and step in one.finite_steps}
     finite = sorted(seen - {*origins})
     first = next(iter(origins.values()))
+    last_update = step if any(one.is_used for one in origins.values()) else update
     return Verdict(
         kind="not finite",
         **text.not_finite(
-            origins,
-            finite,
-            unknown=sorted({*facts.world} - {*origins} - seen),
-            last_update=step if any(one.is_used for one in origins.values()) else update,
+            origins, finite, unknown=sorted({*facts.world} - {*origins} - seen), last_update=last_update
         ),
         blamed=tuple(origins) if finite else (),
         concerned=tuple(origins),
         step=step,
+        last_step=last_update if last_update > step else None,
         bucket=first.bucket,
         parameters=first.parameters,
     )
@@ -91,10 +90,12 @@ def _of_unknown_origin(facts: Facts, update: int, model: int) -> Verdict:
     seen = [one for _, one in _episodes(facts) if one.model == model and one.weights_before]
     weights = seen[0].weights_before
     first_update = min((one.earliest_step for one in seen if _update_of(one) == update), default=update)
+    first_update = min(first_update, update)
     return Verdict(
         kind="not finite",
-        **text.not_finite_from_unknown(min(first_update, update), update, weights),
+        **text.not_finite_from_unknown(first_update, update, weights),
         concerned=tuple(sorted(facts.ranks)),
-        step=max(update, 0),
+        step=max(first_update, 0),
+        last_step=update if update > first_update else None,
         parameters=weights,
     )
