@@ -97,6 +97,7 @@ def _record(session: Session, recording: RecordingOptions) -> None:
         write_json(session.folder / RUN_FILE, describe_run(group, device, recording.detail))
     session.is_provisional = _trace is None
     OptimizerStepCounter(session)
+    session.watch_outside()  # after what counts its updates
     observe_stock_ddp(session)
     call_after_import(_FSDP, functools.partial(_observe_fsdp, session))
 

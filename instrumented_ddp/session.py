@@ -18,6 +18,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -34,6 +35,7 @@ from instrumented_ddp.recording.background import BackgroundScheduler, suppress_
 from instrumented_ddp.recording.batch_tracker import DataPositionTracker
 from instrumented_ddp.recording.console import log_to_stderr
 from instrumented_ddp.recording.exit_recorder import ExitRecorder, call_at_exit
+from instrumented_ddp.recording.loop_facts import LoopFactsWriter
 from instrumented_ddp.recording.metadata import find_attempt_folder, get_global_rank
 from instrumented_ddp.recording.models import ModelRegistry
 from instrumented_ddp.recording.recorder import Recorder
@@ -42,6 +44,7 @@ from instrumented_ddp.replicas.replicas import ReplicaComparison
 from instrumented_ddp.watchdog.abort import IncidentError
 from instrumented_ddp.watchdog.watchdog import Watchdog
 from overlapscope.diagnosis.evidence import Failure
+from overlapscope.diagnosis.loop_facts import LoopFacts
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.collective_log import UNKNOWN
 from overlapscope.trace.environment import OnIncident, read_recording_options
@@ -77,7 +80,7 @@ class Session:
         self.recorder: Recorder | None = None
         """Recorder of steps and buckets, if this process trains with DDP."""
         self.outside: ParametersOutside | None = None
-        """Watcher of parameters in no DDP instance, if there is one."""
+        """Watcher of parameters in no DDP instance, once there may be any."""
         self.is_provisional = False
         """True if only the environment requested this session."""
         self.is_recording = True
@@ -94,6 +97,7 @@ class Session:
         self.models = ModelRegistry(self.collectives)
         self.replicas = ReplicaComparison(self.folder, self._scheduler, self.disable_recording)
         self.data = DataPositionTracker(self.position, self.collectives.call_sites)
+        self._loop_facts = LoopFactsWriter(self.folder, self._collect_loop_facts)
         try:
             self._watch_process(on_incident)
         except BaseException as error:  # for example, no thread can be started: don't leave half of it open
@@ -106,6 +110,7 @@ class Session:
     def _watch_process(self, on_incident: OnIncident) -> None:
         """Start the exit recorder and, unless it is off, the watchdog."""
         self._scheduler.add(self.collectives.completions)
+        self._scheduler.add(self._loop_facts)
         self._machine_thread.add(self._machine)
         self._exit_recorder = ExitRecorder(self.folder, self.collectives.loop, self._on_process_failure)
         abort_after_s = None
@@ -147,21 +152,32 @@ class Session:
                 limit_bytes=recording.limit_bytes,
                 on_update_start=self.replicas.settings.on_update_start,
                 on_unreduced_update=self.replicas.on_unreduced_update,
+                on_inputs=self.data.hashes.on_inputs,
                 on_error=self.disable_recording,
             )
         except Exception as error:
             self.disable_recording(error)
             return None
-        steps = self.recorder.steps
-        self.outside = ParametersOutside(
-            self.collectives, self.models, self.replicas, lambda: steps.step, self.disable_recording
-        )
-        self.recorder.on_model = self.outside.add_model
+        outside = self.watch_outside()
+        outside.has_wrappers = True
+        self.recorder.on_model = outside.add_model
         self.data.on_fetch = self.recorder.on_fetch
         self._machine.use_device(device)
         atexit.unregister(self.close)  # handlers that users registered meanwhile still run after ours, as before
         call_at_exit(self.close)
         return self.recorder
+
+    def watch_outside(self) -> ParametersOutside:
+        """Watch what optimizers update outside of DDP instances, and return the watcher."""
+        if self.outside is None:
+            self.outside = ParametersOutside(
+                self.collectives,
+                self.models,
+                self.replicas,
+                lambda: self.position.step if self.recorder is None else self.recorder.steps.step,
+                self.disable_recording,
+            )
+        return self.outside
 
     def add_model(
         self, module: torch.nn.Module, parameters: Sequence[ParameterSpec], settings: Mapping[str, str]
@@ -263,6 +279,11 @@ class Session:
         self.collectives.discard()
         if self.recorder is not None:
             self.recorder.log.discard()
+
+    def _collect_loop_facts(self) -> LoopFacts:
+        facts = LoopFacts() if self.recorder is None else self.recorder.collect_loop_facts()
+        user_reduced = () if self.outside is None else self.outside.list_user_reduced()
+        return replace(facts, user_reduced=user_reduced, batches=self.data.hashes.latest())
 
     def _on_process_failure(self, failure: Failure) -> None:
         self._machine_thread.wake(self._machine)  # what has ended another rank may have been counted there

@@ -29,6 +29,7 @@ from instrumented_ddp.collectives.dispatch import Call, DispatchInterceptor, fin
 from instrumented_ddp.collectives.position import TrainingPosition
 from instrumented_ddp.collectives.roles import CollectiveRole, HostBucket, Launch, current_launch, get_group_role
 from instrumented_ddp.collectives.signatures import SignatureTable, TensorNames, read_reduce_op
+from instrumented_ddp.collectives.user_reductions import UserReductions
 from instrumented_ddp.native import EntryStore
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.clocks import host_now_ns
@@ -118,6 +119,8 @@ class CollectiveRecorder:
         """Called before a collective is written: the only opportunity to track a loop without DDP."""
         self.elements_reduced_by_user = 0
         """Number of elements reduced by collectives of the user."""
+        self.user_reductions = UserReductions()
+        """What these are, to find gradients among them."""
         self._logs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[bool, CollectiveLogWriter]] = (
             weakref.WeakKeyDictionary()
         )
@@ -187,6 +190,7 @@ class CollectiveRecorder:
         number, signature = self._signatures.of(call, purpose, log.header, names)
         if signature.role == "user" and signature.reduce_op:
             self.elements_reduced_by_user += signature.elements
+            self.user_reductions.on_reduction(call.tensors, call_site, log.header.ranks)
         if launch is not None and launch.launched is not None and purpose is launch.purpose:
             self._add_known(call, launch, log, number, signature)
         return self._enter(call, launch, log, number, signature, call_site)

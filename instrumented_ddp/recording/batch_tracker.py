@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -17,6 +18,7 @@ from torch.utils.data import dataloader
 
 from instrumented_ddp.collectives.call_sites import CallSiteTable, read_variables
 from instrumented_ddp.collectives.position import TrainingPosition
+from instrumented_ddp.recording.batch_hashes import BatchHashes
 from overlapscope.trace.collective_log import UNEVEN_INPUTS, UNKNOWN
 
 _FRAMES_SEARCHED: Final = 5
@@ -60,6 +62,8 @@ class DataPositionTracker:
         self._call_sites = call_sites
         self.on_fetch: tuple[Callable[[], None], Callable[[], None]] | None = None
         """Callbacks before and after the training waits for a batch."""
+        self.hashes = BatchHashes()
+        """Hashes of batches, to compare what ranks are given."""
         self._training_thread: int | None = None
         self._is_fetching = False
         self._yielded: int | None = None
@@ -85,6 +89,7 @@ class DataPositionTracker:
         """
         self._training_thread = threading.get_ident()
         self._had_uneven_inputs |= has_uneven_inputs  # ranks count different steps from then on
+        self.hashes.on_forward_start()
         self._position.flags = UNEVEN_INPUTS if self._had_uneven_inputs else 0
         if self._yielded is not None:
             self._position.batch, self._yielded, self._forwards_without_batch = self._yielded, None, 0
@@ -114,6 +119,9 @@ class DataPositionTracker:
                     self._is_fetching = False
                     ends()
             self._yielded = getattr(iterator, "_num_yielded", None)
+            if threading.get_ident() == (self._training_thread or threading.main_thread().ident):
+                with suppress(Exception):  # from the user's classes
+                    self.hashes.on_fetched(batch)
             return batch
 
         return next_batch

@@ -89,6 +89,10 @@ class ModelRegistry:
             file.write(dump_json_line(line))
         return number
 
+    def names_of(self, model: int) -> tuple[str, ...]:
+        """Return the names of the trained parameters of a model."""
+        return tuple(self._modules[model][1])
+
     def note_frozen(self) -> None:
         """Write which parameters no longer require gradients although they did when they were given to DDP.
 
@@ -111,13 +115,6 @@ class ModelRegistry:
         self._modules[number] = lambda: None, dict(sizes)
         return number
 
-    def record_outside_update(self, model: int, step: int) -> None:
-        """Record an update of parameters in no DDP instance with gradients that the user has not reduced either."""
-        site = self._collectives.call_sites.get_caller_number() if (model, "outside") not in self._unreduced else 0
-        parameters = range(len(self._modules[model][1]))
-        found = UnreducedUpdate(cause="outside", parameters=parameters, call_sites=[site], reduced_backwards=0)
-        self.record_unreduced_update(model, found, step)
-
     @property
     def unreduced(self) -> tuple[UnreducedStep, ...]:
         """Return the first updates that have used gradients of this rank alone, by model and cause."""
@@ -127,7 +124,7 @@ class ModelRegistry:
     def has_unreduced_gradients(self) -> bool:
         """Return whether other ranks are to be told: not before the next forward, or an average of models, may be."""
         return any(
-            one.cause not in ("incomplete", "outside")
+            one.cause not in ("incomplete", "outside", "in part", "left out")
             and (one.cause != "no_sync" or one.reduced_backwards or one.updates >= _UPDATES_BEFORE_ALARM)
             and not one.is_averaged_by_user
             for one in self.unreduced
@@ -174,9 +171,14 @@ class ModelRegistry:
         reduced, self._reduced_by_user_before = now - self._reduced_by_user_before, now
         if not reduced:
             return
+        for model in {one.model for one in self.unreduced if one.model < OUTSIDE_MODELS}:
+            if 2 * reduced >= sum(self._modules[model][1].values()):
+                self.on_averaging(model)
+
+    def on_averaging(self, model: int) -> None:
+        """Note that the user has reduced as much as the parameters of a model hold, and not their gradients."""
         for key, one in self._unreduced.items():
-            elements = sum(self._modules[one.model][1].values())
-            if not one.is_averaged_by_user and 2 * reduced >= elements:
+            if one.model == model and not one.is_averaged_by_user:
                 self._unreduced[key] = replace(one, is_averaged_by_user=True)
                 self.write_unreduced()
 

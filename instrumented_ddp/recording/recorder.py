@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from instrumented_ddp.collectives.call_sites import describe_frame
 from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.collectives.position import TrainingPosition
 from instrumented_ddp.collectives.roles import CollectiveRole, collective_context
+from instrumented_ddp.collectives.user_reductions import GradientReader
 from instrumented_ddp.native import RecordStore
 from instrumented_ddp.recording.background import (
     BackgroundScheduler,
@@ -33,6 +34,7 @@ from instrumented_ddp.recording.clock_sync import ClockSync
 from instrumented_ddp.recording.coverage import ReductionCoverage
 from instrumented_ddp.recording.events import EventSink, make_private_ready_times
 from instrumented_ddp.recording.finite_check import GradientCheck
+from instrumented_ddp.recording.loop_facts import ModelLoop
 from instrumented_ddp.recording.metadata import append_plan, describe_rank, describe_run
 from instrumented_ddp.recording.models import ModelRegistry
 from instrumented_ddp.recording.modes import ModeFollower
@@ -40,6 +42,7 @@ from instrumented_ddp.recording.records import BucketRecords, PlanRecords, Segme
 from instrumented_ddp.recording.steps import OptimizerHooks, StepTracker
 from instrumented_ddp.recording.tcp_stats import LinkSampler
 from instrumented_ddp.recording.timing import Mark, should_mark_phases_only
+from overlapscope.diagnosis.loop_facts import LoopFacts
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.environment import DEFAULT_EVERY, Detail
@@ -74,6 +77,7 @@ class Recorder(EventSink):
         limit_bytes: maximum disk space of this rank's log.
         on_update_start: called with an optimizer and the step before it updates.
         on_unreduced_update: called with a model before an update with gradients that DDP has not averaged.
+        on_inputs: called with what the first model is given in training.
         on_error: called with an internal error that would leave the recording incomplete.
 
     Raises:
@@ -93,6 +97,7 @@ class Recorder(EventSink):
         limit_bytes: int = DEFAULT_LIMIT_BYTES,
         on_update_start: Callable[[torch.optim.Optimizer, int], None],
         on_unreduced_update: Callable[[int], None],
+        on_inputs: Callable[[Iterable[Any]], None],
         on_error: Callable[[Exception], None],
     ) -> None:
         self.folder = collectives.folder
@@ -117,6 +122,9 @@ class Recorder(EventSink):
                 _log.warning("the ends of collectives are recorded as upper bounds: %s", why)
         self._coverage: dict[int, ReductionCoverage] = {}
         self._gradient_checks: dict[int, GradientCheck] = {}
+        self._loops: dict[int, ModelLoop] = {}
+        self._ranks = frozenset(dist.get_process_group_ranks(group))
+        self._on_inputs = on_inputs
         self._buffers: dict[tuple[int, int, str], BucketRecords] = {}
         self._has_warned = False
         self._on_update_start = on_update_start
@@ -163,6 +171,9 @@ class Recorder(EventSink):
         self._run["models"].append({"model": number, "class": type(module).__name__, "ddp_arguments": arguments})
         self._coverage[number] = ReductionCoverage(parameters, self.collectives)
         self._gradient_checks[number] = GradientCheck(number, parameters, self._models.record_non_finite)
+        reader = GradientReader(self.collectives.user_reductions, parameters, within=self._ranks)
+        names = self._models.names_of(number)
+        self._loops[number] = ModelLoop(number, names, parameters, self.collectives, reader)
         for check in self._gradient_checks.values():
             check.share_budget(len(self._gradient_checks))
         self._optimizers.add(parameters)
@@ -172,6 +183,15 @@ class Recorder(EventSink):
     def get_coverage(self, model: int) -> ReductionCoverage | None:
         """Return the detector of updates of a model with gradients that were not reduced."""
         return self._coverage.get(model)
+
+    def collect_loop_facts(self) -> LoopFacts:
+        """Return what the loop does with each model. Called on another thread."""
+        found = [loop.summarize() for loop in list(self._loops.values())]
+        return LoopFacts(
+            repeated=tuple(one for of_model in found for one in of_model.repeated),
+            micro_batches=tuple(one for of_model in found for one in of_model.micro_batches),
+            unheld=tuple(one for of_model in found for one in of_model.unheld),
+        )
 
     @never_raise
     def record_comm_hook(self, model: int, name: str) -> None:
@@ -229,6 +249,8 @@ class Recorder(EventSink):
             more: the other arguments.
         """
         self._gradient_checks[model].on_forward_start(inputs, more)
+        if model == 0:
+            self._on_inputs((*inputs, *more.values()))
 
     def check_gradients(self, model: int, bucket: int, buffer: torch.Tensor) -> None:
         """Look for NaN and infinity in a bucket that is about to be reduced."""
@@ -241,6 +263,7 @@ class Recorder(EventSink):
     def on_backward(self, model: int, *, no_sync: bool) -> None:
         """Note that a backward has reached the output of a model."""
         self._coverage[model].on_backward(no_sync=no_sync)
+        self._loops[model].on_backward()
 
     def on_unreduced_gradient(self, model: int, index: int) -> None:
         """Note that a gradient has arrived that no reduction waits for, as under ``no_sync()``."""
@@ -249,6 +272,7 @@ class Recorder(EventSink):
     def on_gradients_reduced(self, model: int) -> None:
         """Note that the gradients of a pass are final."""
         self._coverage[model].on_gradients_reduced()
+        self._loops[model].on_gradients_reduced()
         self._gradient_checks[model].on_reduced(self.steps.step)
         self.steps.on_gradients_reduced()
 
@@ -371,6 +395,7 @@ class Recorder(EventSink):
                 self._models.record_unreduced_update(model, found, self.collectives.position.step)
             if coverage.has_gap:
                 self._on_unreduced_update(model)
+            self._loops[model].on_update(optimizer, self.collectives.position.step)
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         with self._suppressing_disk_errors():

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from overlapscope.diagnosis.loop_facts import LoopFacts
 from overlapscope.diagnosis.replica_drift import ComparedReplicas, OptimizerHyperparameters, Replica
 from overlapscope.machine.evidence import MachineState
 from overlapscope.trace.collective_log import AFTER_UPDATE, FAILED, REACHED, UNREACHED, Signature
@@ -224,12 +225,13 @@ class RankSettings:
     """Line that registered its communication hook."""
 
 
-UnreducedCause = Literal["bypassed", "no_sync", "late", "incomplete", "hooks lost", "outside"]
+UnreducedCause = Literal["bypassed", "no_sync", "late", "incomplete", "hooks lost", "outside", "in part", "left out"]
 """Why an update used gradients that were not reduced.
 
 bypassed: the module was called and not its wrapper; no_sync: a backward under ``no_sync()`` came last; late: a backward
 of a forward from before the reduction came after it; incomplete: a bucket lacked gradients; hooks lost: the module was
-cast or moved; outside: the parameters are in no DDP instance.
+cast or moved; outside: the parameters are in no DDP instance, and nobody reduced their gradients. In a loop that
+reduces gradients by itself, in part: it leaves out some; left out: before nearly all updates it reduced all of them.
 """
 
 
@@ -380,6 +382,8 @@ class RankEvidence:
     """The latest of them, in order."""
     non_finite: tuple[NonFiniteGradients, ...] = ()
     """The first of them, in order."""
+    loop: LoopFacts = field(default_factory=LoopFacts)
+    """What its loop does with gradients and data."""
     no_sync_since: int | None = None
     """Step since which all backwards of completed steps ran under ``no_sync()``.
 

@@ -26,6 +26,7 @@ from overlapscope.diagnosis.evidence import (
     UnreducedStep,
 )
 from overlapscope.diagnosis.failures import is_interrupted
+from overlapscope.diagnosis.loop_facts import LoopFacts
 from overlapscope.diagnosis.one_job import Lifetime
 from overlapscope.diagnosis.process_state import (
     combine_liveness_and_status,
@@ -67,6 +68,7 @@ from overlapscope.trace.schema import (
     EVENTS_FILE,
     INTERRUPTED_BACKWARDS_FILE,
     LIVENESS_FILE,
+    LOOP_FACTS_FILE,
     NO_BUCKET,
     NO_INDEX,
     NON_FINITE_FILE,
@@ -324,6 +326,7 @@ def _add_files(
         ),
         created_groups=read_dataclasses(CreatedGroup, folder.path / CREATED_GROUPS_FILE, folder.problems),
         non_finite=read_dataclasses(NonFiniteGradients, folder.path / NON_FINITE_FILE, folder.problems),
+        loop=next(iter(read_dataclasses(LoopFacts, folder.path / LOOP_FACTS_FILE, folder.problems)), LoopFacts()),
         no_sync_since=None if left.off_since is not None else _no_sync_since(left.records),
         off_since=left.off_since,
         world_size=_int(again.get("world_size"), world_size) if isinstance(world_size, int) else None,

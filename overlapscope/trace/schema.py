@@ -92,6 +92,7 @@ REJOINING_FILE: Final = "rejoining.json"
 UNREDUCED_FILE: Final = "unreduced.jsonl"
 INTERRUPTED_BACKWARDS_FILE: Final = "interrupted_backwards.jsonl"
 NON_FINITE_FILE: Final = "non_finite.jsonl"
+LOOP_FACTS_FILE: Final = "loop_facts.jsonl"
 FROZEN_FILE: Final = "frozen.json"
 LIVENESS_FILE: Final = "alive.bin"
 MODES_FILE: Final = "modes.jsonl"
@@ -248,6 +249,12 @@ RANK_FILES: Final = (
         NON_FINITE_FILE,
         "steps in which gradients were not finite",
         "recording.finite_check:GradientCheck",
+        "diagnosis.rank_state:read_rank",
+    ),
+    FileKind(
+        LOOP_FACTS_FILE,
+        "what the training loop does with gradients and data",
+        "recording.loop_facts:LoopFactsWriter",
         "diagnosis.rank_state:read_rank",
     ),
     FileKind(
