@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain
+from typing import Final
 
-from overlapscope.diagnosis.evidence import UnreducedStep
+from overlapscope.diagnosis.evidence import UnreducedCause, UnreducedStep
+from overlapscope.diagnosis.loop_facts import is_usually_reduced
 from overlapscope.diagnosis.replica_drift import (
     ComparedReplicas,
     HyperparameterDifference,
@@ -18,6 +20,8 @@ from overlapscope.diagnosis.wait_graph import Facts, find_minority
 
 _AVERAGED_ON_PURPOSE = "post_localSGD"
 """Part of the name of torch's hook that reduces within groups of ranks, and averages replicas now and then."""
+_OUTSIDE_DDP: Final[tuple[UnreducedCause, ...]] = ("outside", "in part", "left out")
+"""Causes with parameters in no DDP instance."""
 
 
 def find_unreduced_gradients(facts: Facts) -> Verdict | None:
@@ -25,7 +29,7 @@ def find_unreduced_gradients(facts: Facts) -> Verdict | None:
     found = _find_harmful_updates(facts)
     if not found:
         return None
-    first = min((one for one, _ in found), key=lambda one: (one.cause == "outside", one.step))
+    first = min((one for one, _ in found), key=lambda one: (one.cause in _OUTSIDE_DDP, one.step))
     steps = {rank: one for one, rank in found if (one.model, one.cause) == (first.model, first.cause)}
     ranks = tuple(steps)
     others = [rank for rank in facts.world if rank not in steps]
@@ -62,7 +66,7 @@ def note_harmless_updates(facts: Facts) -> list[str]:
     found: dict[tuple[int, str], dict[int, UnreducedStep]] = {}
     for rank, evidence in sorted(facts.ranks.items()):
         for one in evidence.unreduced:
-            if one.cause != "outside":
+            if one.cause not in _OUTSIDE_DDP:
                 found.setdefault((one.model, one.cause), {})[rank] = one
     return [text.harmless_unreduced(tuple(steps), next(iter(steps.values()))) for steps in found.values()]
 
@@ -72,7 +76,7 @@ def _is_harmful(facts: Facts, one: UnreducedStep) -> bool:
 
     Parameters in no DDP instance may be each rank's own: only if they were the same are they known to be replicas.
     """
-    if one.cause != "outside":
+    if one.cause not in _OUTSIDE_DDP:
         return not (_are_equal_since(facts, one) or _differed_before(facts, one))
     compared = _replicas_of(facts, one)
     return compared is not None and _have_parted(compared)
@@ -125,7 +129,7 @@ def _are_equal_since(facts: Facts, one: UnreducedStep) -> bool:
 
 def find_replica_drift(facts: Facts) -> Verdict | None:
     """Find the first model whose parameters differ between ranks, unless they are made equal now and then."""
-    found = [one for one in _comparisons(facts) if _has_drifted(one)]
+    found = [one for one in _comparisons(facts) if _has_drifted(one) and _are_replicas(facts, one)]
     if not found:
         return None
     compared = min(found, key=lambda one: one.difference.differs_step)  # type: ignore[union-attr]
@@ -204,6 +208,13 @@ def _differ_at_end(facts: Facts, one: ComparedReplicas) -> Verdict:
         last_step=None if at_end.equal_step is None or last_step <= at_end.equal_step else last_step,
         parameters=at_end.differing,
     )
+
+
+def _are_replicas(facts: Facts, one: ComparedReplicas) -> bool:
+    """Return True if parameters are known to be trained as one model: without DDP each rank may train its own."""
+    has_wrappers = any(evidence.models for evidence in facts.ranks.values())
+    loops = {rank: evidence.loop for rank, evidence in facts.ranks.items()}
+    return not one.is_outside or has_wrappers or is_usually_reduced(loops, one.model)
 
 
 def _has_drifted(one: ComparedReplicas) -> bool:

@@ -39,7 +39,7 @@ def unreduced(ranks: Sequence[int], step: UnreducedStep, *, is_proven: bool, may
 
 
 def _alternative(step: UnreducedStep, *, may_be_averaged: bool) -> str:
-    if step.cause == "outside":
+    if step.cause in ("outside", "in part"):
         return _MEANT_TO_DIFFER
     return (
         "the models may be averaged every few steps on purpose, which no collective so far has done" * may_be_averaged
@@ -61,6 +61,10 @@ def _not_reduced_text(step: UnreducedStep) -> str:
         return f"never reduced{', from a backward' if at else ''}{at}: DDP's hooks on {_count_text(step)} were gone"
     if step.cause == "outside":
         return f"never reduced{at}: {_count_text(step)} ({_names_text(step)}) {_is(step)} in no DDP instance"
+    if step.cause == "in part":
+        return f"not all reduced{at}: the all-reduces of this loop leave out {_count_text(step)} ({_names_text(step)})"
+    if step.cause == "left out":
+        return f"not reduced{at}: the all-reduce that comes before nearly all other updates was left out"
     if step.cause == "incomplete":
         return f"never reduced{', from a backward' if at else ''}{at}: a bucket never had all its gradients"
     return f"never reduced{', from a backward' if at else ''}{at}{' under no_sync()' * (step.cause == 'no_sync')}"
@@ -80,7 +84,7 @@ def _names_text(step: UnreducedStep) -> str:
 
 
 def _gradients_text(step: UnreducedStep) -> str:
-    if step.cause == "outside":
+    if step.cause in ("outside", "in part", "left out"):
         return f"The gradients of {_names_text(step)}"
     if not step.parameter_count:
         return f"Gradients of model {step.model}"
@@ -97,6 +101,8 @@ _EVIDENCE: Final[dict[UnreducedCause, str]] = {
     "hooks lost": "{gradients} have no hook of DDP any more: casting or moving the module after DDP() has wrapped it "
     "makes autograd drop them, and nothing is reduced from then on.",
     "outside": "{gradients} were in no bucket, and no other collective of their size was launched between two updates.",
+    "in part": "{gradients} were given to no collective, neither by themselves nor in a copy, and others were.",
+    "left out": "{gradients} were given to no collective before this update, and to one before nearly all others.",
 }
 _UNREDUCED_ADVICE: Final[dict[UnreducedCause, str]] = {
     "bypassed": "Call the DDP object itself, not its .module; run the last backward outside no_sync().",
@@ -105,6 +111,8 @@ _UNREDUCED_ADVICE: Final[dict[UnreducedCause, str]] = {
     "under no_sync().",
     "incomplete": "Pass find_unused_parameters=True, or remove what forward does not use.",
     "hooks lost": "Cast and move the module before DDP() wraps it, or wrap it again afterwards.",
+    "in part": "All-reduce the gradients of all parameters that the optimizer updates.",
+    "left out": "Look for the condition under which this loop does not reach its all-reduce.",
     "outside": "Wrap the module that holds these parameters in DDP as well, or all-reduce their gradients before the "
     "update.",
 }
