@@ -256,6 +256,7 @@ def build_verdict_context(diagnosis: Diagnosis) -> dict[str, Any]:
         "evidence": verdict.evidence,
         "advice": verdict.advice,
         "also": verdict.also,
+        "remarks": [remark.sentence for remark in verdict.remarks],
         "reports": build_report_rows(diagnosis.reports, verdict.named, verdict_sentence=verdict.sentence),
     }
 

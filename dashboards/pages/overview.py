@@ -52,6 +52,7 @@ def build(document: Document, snapshot: Snapshot, _arguments: QueryArguments) ->
         has_order=snapshot.diagnosis is not None,
         has_events=snapshot.diagnosis is None or not has_only_collectives(snapshot.trace),
         incident=get_incident(snapshot),
+        remarks=() if snapshot.diagnosis is None else snapshot.diagnosis.verdict.remarks,
         attempts=format_other_attempts(snapshot.attempts, snapshot.trace.path),
         **build_overview_context(snapshot),
         **_build_known_improvements(snapshot),

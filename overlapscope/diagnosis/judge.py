@@ -43,6 +43,7 @@ from overlapscope.diagnosis.rules import (
     models,
     order,
     processes,
+    remarks,
     replicas,
     start,
     threads,
@@ -140,7 +141,12 @@ def judge(evidence: Evidence) -> Verdict:
     if verdict.certainty != "certain":
         verdict = replace(verdict, blamed=(), suspected=verdict.named)
     notes = chain.from_iterable(note(facts, verdict) for note in _NOTES)
-    return replace(verdict, also=(*verdict.also, *also), evidence=(*verdict.evidence, *notes, *unknown))
+    return replace(
+        verdict,
+        also=(*verdict.also, *also),
+        evidence=(*verdict.evidence, *notes, *unknown),
+        remarks=remarks.find_remarks(facts, verdict),
+    )
 
 
 def _unknown(facts: Facts, verdict: Verdict) -> Iterator[str]:

@@ -144,6 +144,8 @@ _NEVER: Final = np.iinfo(np.int64).max
 _MAX_FINGERPRINTS: Final = 4096
 """Maximum number of fingerprints in a snapshot."""
 _MIN_PASSES: Final = 4
+_STILL_PASSES: Final = 8
+"""Number of passes without a change from which on parameters are said to stand still."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +224,18 @@ class ReplicaDifference:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StillParameters:
+    """Trained parameters of one rank that do not change any more, while those of another rank do."""
+
+    rank: int
+    names: tuple[str, ...]
+    step: int
+    """Step that began when they had last changed, or were first looked at."""
+    is_since_start: bool
+    """True if they were never seen to change."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ComparedReplicas:
     """The comparison of the replicas of one model."""
 
@@ -249,6 +263,7 @@ class ComparedReplicas:
     init_sync: bool = True
     at_end: EndComparison | None = None
     """Comparison at the end of the recordings; None if not possible."""
+    still: tuple[StillParameters, ...] = ()
 
     @property
     def is_outside(self) -> bool:
@@ -341,7 +356,42 @@ def compare_model_replicas(
         comm_hook=next((one.comm_hook for one in replicas.values() if one.comm_hook), None),
         init_sync=all(one.init_sync for one in replicas.values()),
         at_end=at_end,
+        still=_find_still(first, {rank: table_of(rank) for rank in comparison.ranks}),
     )
+
+
+def _find_still(replica: Replica, tables: Mapping[int, FingerprintPasses]) -> tuple[StillParameters, ...]:
+    """Return the parameters of each rank that do not change in its latest passes, while another rank's do."""
+    is_trained = np.array([kind == "trained" for _, kind in replica.tensors])
+    changes = {rank: _find_changes(table) for rank, table in tables.items()}
+    passes = min(map(len, changes.values()))
+    if passes < _STILL_PASSES:
+        return ()
+    recent = {rank: table[-passes:] for rank, table in changes.items()}
+    found = []
+    for rank, own in recent.items():
+        still_for = np.where(own.any(axis=0), own[::-1].argmax(axis=0), passes)
+        since = np.arange(passes)[:, None] >= passes - still_for
+        moved = np.max([(since & other).sum(axis=0) for number, other in recent.items() if number != rank], axis=0)
+        is_still = is_trained & (still_for >= _STILL_PASSES) & (2 * moved >= still_for)
+        if is_still.any():
+            first = int(np.where(is_still, still_for, -1).argmax())
+            found.append(
+                StillParameters(
+                    rank=rank,
+                    names=tuple(replica.tensors[index][0] for index in np.flatnonzero(is_still)),
+                    step=int(tables[rank]["steps"][-1 - int(still_for[first]), first]),
+                    is_since_start=not changes[rank][:, first].any(),
+                )
+            )
+    return tuple(found)
+
+
+def _find_changes(table: FingerprintPasses) -> npt.NDArray[np.bool_]:
+    """Return where a fingerprint differs from that of the pass before, by pass from the second one, and tensor."""
+    values = table["values"]
+    changes: npt.NDArray[np.bool_] = (values[1:] != values[:-1]) & (values[1:] != 0) & (values[:-1] != 0)
+    return changes
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ def format_report(verdict: Verdict, evidence: Evidence) -> str:
     A healthy job gets one line.
     """
     if verdict.kind == "healthy":
-        return make_printable("\n".join([verdict.sentence, *verdict.evidence]), keep="\t\n")
+        lines = [verdict.sentence, *verdict.evidence, *(f"Remark: {one.sentence}" for one in verdict.remarks)]
+        return make_printable("\n".join(lines), keep="\t\n")
     parts = [[verdict.sentence]]
     if verdict.alternative:
         parts[0].append(f"This is likely, not certain: {verdict.alternative}.")
@@ -55,6 +56,7 @@ def format_report(verdict: Verdict, evidence: Evidence) -> str:
         ("Evidence:", verdict.evidence),
         ("Also found, probably consequences:", verdict.also),
         ("What to try:", verdict.advice),
+        ("Remarks:", [one.sentence for one in verdict.remarks]),
     ):
         if sentences:
             parts.append([title, *(f"  - {sentence}" for sentence in sentences)])

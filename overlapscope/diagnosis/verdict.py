@@ -51,6 +51,29 @@ class VerdictText(TypedDict, total=False):
     advice: tuple[str, ...]
 
 
+RemarkKind = Literal[
+    "gradients not finite",  # and the weights are
+    "gradients reduced twice",
+    "unequal micro batches",  # ranks ran unequal numbers of backwards before an update
+    "parameters without optimizer",  # on one rank
+    "parameters that stand still",  # on one rank
+    "same data",  # on several ranks
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remark:
+    """What looks like an oversight, and is no fault that anything proves."""
+
+    kind: RemarkKind
+    sentence: str
+    ranks: tuple[int, ...] = ()
+    """Ranks that it is about."""
+    step: int | None = None
+    """Step in which it was first seen."""
+    parameters: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The result of a diagnosis."""
@@ -86,6 +109,8 @@ class Verdict:
     """What to try."""
     also: tuple[str, ...] = ()
     """Other findings that are probably consequences."""
+    remarks: tuple[Remark, ...] = ()
+    """What looks like an oversight, with any verdict; no fault."""
 
     @property
     def is_fault(self) -> bool:

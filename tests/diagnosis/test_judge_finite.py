@@ -70,13 +70,15 @@ def test_weights_that_were_wrong_from_the_start_are_in_the_first_step() -> None:
 def test_an_update_that_was_left_out_is_a_note(harmless: NonFiniteGradients) -> None:
     verdict = judge(ended((), (harmless,)))
     assert verdict.kind == "healthy"
-    assert any("rank 1" in note and "step 12" in note for note in verdict.evidence)
+    (remark,) = verdict.remarks
+    assert (remark.kind, remark.ranks, remark.step) == ("gradients not finite", (1,), 12)
 
 
 def test_weights_that_were_restored_are_a_note() -> None:
     verdict = judge(ended((replace(FOLLOWING, last_step=15),), (replace(FIRST, last_step=15),)))
     assert verdict.kind == "healthy"
-    assert any("rank 1" in note and "step 15" in note for note in verdict.evidence)
+    assert [one.ranks for one in verdict.remarks] == [(0,), (1,)]
+    assert all("step 15" in one.sentence for one in verdict.remarks)
 
 
 def test_replicas_that_had_drifted_before_are_the_cause() -> None:
@@ -128,4 +130,6 @@ def test_weights_that_were_not_seen_after_that_step_have_been_wrong_since_it_or_
 def test_weights_that_were_restored_after_skipped_steps_are_said_to_have_been_wrong_for_up_to_so_many_more() -> None:
     verdict = judge(ended((replace(LATE, last_step=20),), (replace(LATE, last_step=20),)))
     assert verdict.kind == "healthy"
-    assert any("step 16" in note and "7 steps" in note and "step 20" in note for note in verdict.evidence)
+    said = [one.sentence for one in verdict.remarks]
+    assert len(said) == 2
+    assert all("step 16" in one and "7 steps" in one and "step 20" in one for one in said)

@@ -28,7 +28,8 @@ from overlapscope.diagnosis.evidence import (
     UnreducedStep,
 )
 from overlapscope.diagnosis.judge import judge
-from overlapscope.diagnosis.replica_drift import EndComparison
+from overlapscope.diagnosis.loop_facts import LoopFacts, MicroBatches, RepeatedReductions
+from overlapscope.diagnosis.replica_drift import OUTSIDE_MODELS, EndComparison, StillParameters
 from overlapscope.diagnosis.report_text import format_report
 from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.text import rank_list
@@ -117,6 +118,29 @@ UNREDUCED = {
     ),
     "a bucket was never complete": replace(LOST, cause="incomplete", parameters=("a",), parameter_count=1, last_step=2),
 }
+BY_HAND: dict[str, UnreducedStep] = {
+    "a loop without DDP leaves some out": replace(
+        LOST, model=OUTSIDE_MODELS, cause="in part", parameters=("a",), parameter_count=1, updates=8, last_step=9
+    ),
+    "a loop without DDP left it out once": replace(
+        LOST, model=OUTSIDE_MODELS, cause="left out", parameters=("a", "b"), parameter_count=2
+    ),
+}
+PARTED = replace(DRIFTED, model=OUTSIDE_MODELS, difference=replace(DIFFERENCE, equal_step=2, differs_step=3))
+BATCHES = tuple((number, str(number)) for number in range(5))
+REMARKABLE = LoopFacts(
+    repeated=(
+        RepeatedReductions(model=0, by="user", step=4, updates=3, site="train.py:9 (main)", backwards=1),
+        RepeatedReductions(model=0, by="backwards", step=0, updates=30, site="train.py:8 (main)", backwards=4),
+    ),
+    micro_batches=(MicroBatches(model=0, changes=((0, 4),), last_step=30),),
+    batches=BATCHES,
+)
+UNEVEN = replace(
+    REMARKABLE, repeated=(), micro_batches=(MicroBatches(model=0, changes=((0, 4), (7, 3)), last_step=30),)
+)
+STILL = StillParameters(rank=1, names=("head.bias", "head.weight"), step=12, is_since_start=False)
+HARMLESS_NAN = replace(SPOILED, weights_after=())
 SEEN = ReportedVerdict(rank=0, time_ns=1, kind="stopped", sentence="Rank 1 is stopped.", blamed=(1,))
 PIPELINE = (group({0: (entry(1, Signature(op="send", peer=1, elements=4, dtype="float32")),)}, ranks=(0, 1)),)
 
@@ -355,6 +379,22 @@ CASES: dict[str, list[Case]] = {
             "",
             healthy_replicas(buffers=replace(DIFFERENCE, kind="buffer", names=("norm.running_mean",))),
         ),
+        Case(
+            "with remarks",
+            "",
+            job(
+                *(
+                    replace(
+                        one, loop=UNEVEN if one.rank == 1 else REMARKABLE, non_finite=(HARMLESS_NAN,) * (one.rank == 2)
+                    )
+                    for one in ENDED
+                ),
+                groups=[ALIKE],
+                replicas=(
+                    replace(DRIFTED, difference=None, still=(STILL, replace(STILL, step=0, is_since_start=True))),
+                ),
+            ),
+        ),
     ],
     "models differ": [
         Case("another order on one rank", "rank 1", with_models((0, 1), (1, 0), (0, 1))),
@@ -533,7 +573,7 @@ CASES: dict[str, list[Case]] = {
         ),
         Case(
             "only seen in the weights, some steps later",
-            "step 12",
+            "step 9",
             job(*(replace(one, non_finite=(replace(SPREAD, unseen_since_step=9),)) for one in ENDED), groups=[ALIKE]),
         ),
         Case(
@@ -566,6 +606,14 @@ CASES: dict[str, list[Case]] = {
                 job(*(replace(one, unreduced=(lost,)) for one in ENDED), groups=[ALIKE]),
             )
             for what, lost in UNREDUCED.items()
+        ),
+        *(
+            Case(
+                what,
+                "step 2" + ", likely" * (lost.cause == "in part"),
+                job(*(replace(one, unreduced=(lost,)) for one in ENDED), groups=[ALIKE], replicas=(PARTED,)),
+            )
+            for what, lost in BY_HAND.items()
         ),
         Case(
             "at another batch since then",

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from overlapscope.diagnosis.evidence import NonFiniteGradients
 from overlapscope.diagnosis.texts import finite as text
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.diagnosis.wait_graph import Facts
-
-_MOST_RANKS: Final = 4
 
 
 def find_non_finite_weights(facts: Facts) -> Verdict | None:
@@ -34,9 +31,7 @@ def _of_ranks(facts: Facts, found: dict[int, NonFiniteGradients], model: int, up
     last_update = step if any(one.is_used for one in origins.values()) else update
     return Verdict(
         kind="not finite",
-        **text.not_finite(
-            origins, finite, unknown=sorted({*facts.world} - {*origins} - seen), last_update=last_update
-        ),
+        **text.not_finite(origins, finite, unknown=sorted({*facts.world} - {*origins} - seen), last_update=last_update),
         blamed=tuple(origins) if finite else (),
         concerned=tuple(origins),
         step=step,
@@ -52,18 +47,11 @@ def _covers(one: NonFiniteGradients, update: int) -> bool:
 
 
 def note_non_finite_gradients(facts: Facts, verdict: Verdict) -> tuple[str, ...]:
-    """Return what else is known of gradients that were not finite."""
-    if verdict.kind == "not finite":
+    """Return what another fault may have done to the weights."""
+    if verdict.kind == "not finite" or not verdict.is_fault:
         return ()
-    notes = []
-    if verdict.is_fault and (found := find_non_finite_weights(facts)) is not None:
-        notes.append(found.sentence)
-    for rank, one in list(facts.ranks.items())[:_MOST_RANKS]:
-        harmless = [each for each in one.non_finite if not each.is_used]
-        if harmless:
-            notes.append(text.not_used(rank, harmless))
-        notes += [text.restored(rank, each) for each in one.non_finite if each.is_used and each.last_step is not None]
-    return tuple(notes)
+    found = find_non_finite_weights(facts)
+    return () if found is None else (found.sentence,)
 
 
 def _episodes(facts: Facts) -> Iterator[tuple[int, NonFiniteGradients]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from overlapscope.diagnosis.evidence import NonFiniteGradients
-from overlapscope.diagnosis.text import join_and, plural
+from overlapscope.diagnosis.text import join_and
 from overlapscope.diagnosis.verdict import VerdictText
-from overlapscope.text import count_of, format_ranks, rank_list
+from overlapscope.text import rank_list
 
 _MOST_NAMES = 3
 _LOOK = "Of each gradient a few elements are looked at, and others the next time; short steps are not all looked at."
@@ -42,7 +42,7 @@ def not_finite(
     evidence.append(_LOOK)
     return {
         "sentence": f"The weights have not been finite since {updates}: the gradients of "
-        f"{_names(first.parameters, first.tensors)} on {where} were {_value(first)} in {when}, before they were "
+        f"{list_names(first.parameters, first.tensors)} on {where} were {value_of(first)} in {when}, before they were "
         "averaged.",
         "evidence": tuple(evidence),
         "advice": (_advice(is_batch_bad=bool(bad), is_everywhere=is_everywhere),),
@@ -71,7 +71,7 @@ def not_finite_from_unknown(first_update: int, update: int, weights: Sequence[st
         update: latest step whose update can be the cause; -1 if there was none.
         weights: the parameters.
     """
-    names = _names(weights, len(weights))
+    names = list_names(weights, len(weights))
     if update < 0:
         return {
             "sentence": f"The weights were not finite before the first step: {names}.",
@@ -91,34 +91,13 @@ def not_finite_from_unknown(first_update: int, update: int, weights: Sequence[st
     }
 
 
-def not_used(rank: int, found: Sequence[NonFiniteGradients]) -> str:
-    """Describe gradients that were not finite and did no harm."""
-    first = found[0]
-    steps = [one.step for one in found]
-    when = f"step {steps[0]}" if len(steps) == 1 else f"steps {format_ranks(steps[:_MOST_NAMES])}"
-    more = f" and {count_of(len(steps) - _MOST_NAMES, 'time')} more" if len(steps) > _MOST_NAMES else ""
-    return (
-        f"Gradients of rank {rank} were {_value(first)} in {when}{more} "
-        f"({_names(first.parameters, first.tensors)}), and the weights have remained finite, as when a gradient scaler "
-        f"leaves out {plural(steps, 'the update', 'the updates')}."
-    )
-
-
-def restored(rank: int, one: NonFiniteGradients) -> str:
-    """Describe weights that were not finite for some steps."""
-    unseen = one.step - one.earliest_step
-    since = f"step {one.step}" + (f", or up to {count_of(unseen, 'step')} before," if unseen else "")
-    return (
-        f"On rank {rank} gradients and weights were not finite from {since} to step {one.last_step}, and then "
-        "they were again, as after loading a checkpoint."
-    )
-
-
-def _value(one: NonFiniteGradients) -> str:
+def value_of(one: NonFiniteGradients) -> str:
+    """Return what gradients were."""
     return "NaN" if one.has_nan else "infinite"
 
 
-def _names(names: Sequence[str], count: int) -> str:
+def list_names(names: Sequence[str], count: int) -> str:
+    """Format the names of parameters, of which only the first are known."""
     shown = list(names[:_MOST_NAMES])
     more = max(count, len(names)) - len(shown)
     return join_and([*shown, f"{more} more"]) if more > 0 else join_and(shown) or "some parameters"
