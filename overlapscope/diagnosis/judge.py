@@ -68,6 +68,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     groups.find_oversized_message,
     groups.find_recreated_group,
     waiting.find_no_sync_rank,
+    waiting.find_rank_without_reductions,
     groups.find_left_out_collective,
     interrupted.find_interruption,
     processes.find_failure,

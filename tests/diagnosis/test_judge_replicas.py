@@ -193,3 +193,39 @@ def test_gradients_that_were_never_reduced_are_a_fault_of_a_job_that_ended_well(
     unreduced = UnreducedStep(model=0, step=12, call_site=site(20))
     verdict = judge(job(*(rank(n, "ended", unreduced=(unreduced,)) for n in range(3))))
     assert (verdict.kind, verdict.blamed, verdict.step, verdict.is_fault) == ("not reduced", (), 12, True)
+
+
+LOST_HOOKS = UnreducedStep(model=0, step=1, call_site=site(20), cause="hooks lost", last_step=1)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_rank_that_no_longer_reduces_is_told_by_that_and_not_by_what_it_launches_next(world: int) -> None:
+    """Its logging meets the others' buckets, or it is an update ahead in the same bucket."""
+    others = [rank(n, "sleeping", step=1) for n in range(world) if n != 1]
+    lost = rank(1, step=2, unreduced=(LOST_HOOKS,))
+    first = trained(4, is_waiting=True)
+    for entered, divergence in (
+        (entry(4, all_reduce(), step=1), "signature"),
+        (entry(4, first[3].signature, step=4), "step"),
+    ):
+        windows = {n: (*trained(3), entered) if n == 1 else first for n in range(world)}
+        order = replace(group(windows, first_divergence=4), divergence=divergence)
+        verdict = judge(job(*others, lost, groups=[order]))
+        assert (verdict.kind, verdict.step, verdict.number) == ("not reduced", 1, 4)
+        assert verdict.blamed == ((1,) if world > 2 else ())
+
+
+def test_a_rank_that_no_longer_reduces_is_told_while_others_wait_for_its_bucket() -> None:
+    windows = {n: trained(3) if n == 1 else trained(4, is_waiting=True) for n in range(3)}
+    lost = rank(1, "ended", step=9, unreduced=(LOST_HOOKS,))
+    verdict = judge(job(rank(0, step=1), lost, rank(2, step=1), groups=[group(windows)]))
+    assert (verdict.kind, verdict.step, verdict.blamed) == ("not reduced", 1, (1,))
+
+
+def test_what_ranks_launch_before_gradients_were_left_unreduced_is_the_cause() -> None:
+    lost = rank(1, step=5, unreduced=(replace(LOST_HOOKS, step=4),))
+    windows = {n: (*trained(3), entry(4, all_reduce(), step=1)) if n == 1 else trained(4) for n in range(3)}
+    order = replace(group(windows, first_divergence=4), divergence="signature")
+    verdict = judge(job(rank(0, step=1), lost, rank(2, step=1), groups=[order]))
+    assert verdict.kind != "not reduced"
+    assert verdict.step == 1

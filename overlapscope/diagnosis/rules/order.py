@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final, Literal
@@ -73,8 +73,10 @@ def find_divergence(facts: Facts) -> Verdict | None:
     blamed = find_minority(sides, len(group.ranks))
     side, other = (Side(ranks, at_number[ranks[0]]) for ranks in _two_sides(sides, blamed))
     a, b = side.entry, other.entry
-    if (passed_over := _find_update_without_reduction(facts, group, sides, min(a.step, b.step))) is not None:
-        return passed_over
+    unreduced = _find_update_without_reduction(facts, group, sides, min(a.step, b.step))
+    unreduced = unreduced or _find_side_without_reductions(facts, group, sides, at_number)
+    if unreduced is not None:
+        return unreduced
     divergence = Divergence(group, number, side, other)
     kind, words = _classify_divergence(divergence)
     if group.predates_log:
@@ -149,6 +151,29 @@ def _find_update_without_reduction(
         number=group.first_divergence,
         windows=group.windows_of(rank for ranks in sides for rank in ranks[:_MOST_SHOWN]),
         evidence=(*found.evidence, text.at_another_batch(found.concerned)),
+    )
+
+
+def _find_side_without_reductions(
+    facts: Facts, group: GroupOrder, sides: list[list[int]], at_number: Mapping[int, Entry]
+) -> Verdict | None:
+    """Return a verdict if one side no longer reduces, as its updates tell, where the others launch a bucket."""
+    found = replicas.find_unreduced_gradients(facts) if group.divergence in ("signature", "step") else None
+    if found is None or found.step is None:
+        return None
+    ranks = {*found.concerned}
+    others = [rank for side in sides for rank in side if rank not in ranks]
+    if not any(ranks >= {*side} for side in sides) or len(others) + len(ranks) < len(at_number) or not others:
+        return None
+    awaited = [at_number[rank] for rank in others if at_number[rank].signature.bucket != NO_BUCKET]
+    if not awaited or min(one.step for one in awaited) < found.step:
+        return None
+    return replace(
+        found,
+        group=group.name,
+        number=group.first_divergence,
+        windows=group.windows_of(rank for side in sides for rank in side[:_MOST_SHOWN]),
+        evidence=(*found.evidence, text.others_launch_bucket(others, awaited[0])),
     )
 
 

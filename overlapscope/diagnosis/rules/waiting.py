@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from overlapscope.diagnosis.evidence import Entry, GroupOrder, RankEvidence
 from overlapscope.diagnosis.failures import is_timeout
 from overlapscope.diagnosis.process_state import find_wait_reason
+from overlapscope.diagnosis.rules.replicas import find_unreduced_gradients
 from overlapscope.diagnosis.stall_timeout import is_busy
 from overlapscope.diagnosis.text import loop_step
+from overlapscope.diagnosis.texts import collectives as collective_texts
 from overlapscope.diagnosis.texts import waiting as text
 from overlapscope.diagnosis.verdict import FaultKind, Verdict, known_sites
 from overlapscope.diagnosis.wait_graph import Facts, SegmentMessage, Wait, has_finished, runs_on_device
@@ -79,6 +82,21 @@ def find_no_sync_rank(facts: Facts) -> Verdict | None:
         concerned=tuple(sorted({*passed, *facts.waiting})),
         **wait_fields(facts, wait, passed),
     )
+
+
+def find_rank_without_reductions(facts: Facts) -> Verdict | None:
+    """Find a rank whose updates tell that it no longer reduces, while others wait for its bucket."""
+    found = find_unreduced_gradients(facts)
+    if found is None or found.step is None:
+        return None
+    ranks = tuple(rank for rank in found.concerned if rank in facts.awaited)
+    wait = facts.wait_for(ranks) if ranks else None
+    if wait is None or {*found.concerned} & {*facts.waiting}:
+        return None
+    missed = wait.first_missed_by(ranks)
+    if missed.signature.bucket == NO_BUCKET or missed.step < found.step:
+        return None
+    return replace(found, evidence=(*found.evidence, collective_texts.others_launch_bucket(facts.waiting, missed)))
 
 
 def find_uneven_inputs(facts: Facts) -> Verdict | None:

@@ -216,6 +216,13 @@ def at_another_batch(ranks: Sequence[int]) -> str:
     return f"{capitalize(rank_list(ranks))} {plural(ranks, 'is', 'are')} at another batch since then."
 
 
+def others_launch_bucket(ranks: Sequence[int], entry: Entry) -> str:
+    """Say which ranks launched a bucket that others, which no longer reduce, did not."""
+    return (
+        f"{capitalize(rank_list(ranks))} launched {collective_text(entry, with_names=False)} in step {entry.loop_step}."
+    )
+
+
 def settings_differ(
     model: int,
     settings: Sequence[SettingDifference],
