@@ -311,6 +311,11 @@ class DistributedDataParallel(DeferredUpdatesDDP):
             events.expect_backward(output, no_sync=not self.require_backward_grad_sync)
         return output
 
+    @_disable_dynamo
+    def _inside_ddp_forward(self) -> AbstractContextManager[None]:
+        forward = super()._inside_ddp_forward()
+        return forward if self._session is None else self._session.watching_forward(forward)
+
     def _take_fingerprints(self) -> None:
         replica, reducer = self._replica, self._reducer
         if replica is None or self.recorder is None or not torch.is_grad_enabled() or self._join_config.enable:

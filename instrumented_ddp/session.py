@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from instrumented_ddp.collectives.position import TrainingPosition
 from instrumented_ddp.machine.sampler import MachineSampler
 from instrumented_ddp.recording.background import BackgroundScheduler, suppress_recorder_errors
 from instrumented_ddp.recording.batch_tracker import DataPositionTracker
+from instrumented_ddp.recording.caught_errors import CaughtErrors
 from instrumented_ddp.recording.console import log_to_stderr
 from instrumented_ddp.recording.exit_recorder import ExitRecorder, call_at_exit
 from instrumented_ddp.recording.loop_facts import LoopFactsWriter
@@ -88,6 +89,7 @@ class Session:
         self._closed = False
         self._disable_lock = threading.Lock()
         self._pid = os.getpid()
+        self._caught: CaughtErrors | None = None
         self._exit_recorder: ExitRecorder | None = None
         self._watchdog: Watchdog | None = None
         self._scheduler = BackgroundScheduler(rank)
@@ -112,7 +114,8 @@ class Session:
         self._scheduler.add(self.collectives.completions)
         self._scheduler.add(self._loop_facts)
         self._machine_thread.add(self._machine)
-        self._exit_recorder = ExitRecorder(self.folder, self.collectives.loop, self._on_process_failure)
+        self._caught = CaughtErrors(self.folder, self.collectives.loop)
+        self._exit_recorder = ExitRecorder(self.folder, self.collectives.loop, self._caught, self._on_process_failure)
         abort_after_s = None
         if on_incident == "raise":
             recording = read_recording_options(self.folder.parent)
@@ -123,6 +126,7 @@ class Session:
                 self.collectives,
                 self.models,
                 self.replicas,
+                self._caught,
                 self._scheduler,
                 abort_after_s=abort_after_s,
                 on_fault=self._on_fault,
@@ -255,6 +259,7 @@ class Session:
         parts = (
             None if recorder is None else recorder.close,
             None if exit_recorder is None else exit_recorder.close,
+            None if self._caught is None else self._caught.close,
             None if self.outside is None else self.outside.close,
             self.replicas.close,
             partial(self._machine_thread.close, _DEVICE_TIMEOUT_S),
@@ -277,6 +282,8 @@ class Session:
         self.is_recording = False
         self._closed = True
         self.collectives.discard()
+        if self._caught is not None:
+            self._caught.discard()
         if self.recorder is not None:
             self.recorder.log.discard()
 
@@ -284,6 +291,10 @@ class Session:
         facts = LoopFacts() if self.recorder is None else self.recorder.collect_loop_facts()
         user_reduced = () if self.outside is None else self.outside.list_user_reduced()
         return replace(facts, user_reduced=user_reduced, batches=self.data.hashes.latest())
+
+    def watching_forward(self, forward: AbstractContextManager[None]) -> AbstractContextManager[None]:
+        """Return a context manager for a forward that also notes an exception that comes out of it."""
+        return forward if self._caught is None else self._caught.watching_forward(forward)
 
     def _on_process_failure(self, failure: Failure) -> None:
         self._machine_thread.wake(self._machine)  # what has ended another rank may have been counted there

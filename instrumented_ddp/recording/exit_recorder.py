@@ -8,13 +8,11 @@ from __future__ import annotations
 import atexit
 import builtins
 import functools
-import logging
 import multiprocessing
 import os
 import pickle
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -27,10 +25,9 @@ from instrumented_ddp.collectives.call_sites import (
     LoopTracker,
     describe_frame,
     find_user_frame,
-    find_user_line,
     iter_frames,
-    list_traceback_frames,
 )
+from instrumented_ddp.recording.caught_errors import OUR_THREADS, CaughtErrors, describe_failure
 from overlapscope.diagnosis.evidence import CallSite, ExitCall, Failure
 from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.json_files import write_json
@@ -39,7 +36,6 @@ from overlapscope.trace.schema import ENDED_FILE
 
 _EXITS: Final = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
 """Functions that scripts call to exit; the last two exist only if ``site`` was imported."""
-_OUR_THREADS: Final = "overlapscope-"
 _MAX_EXIT_TEXT: Final = 2_000
 """Maximum number of characters kept of the argument of ``sys.exit``."""
 
@@ -50,13 +46,17 @@ class ExitRecorder:
     Args:
         folder: folder of the rank.
         loop: knows whether the user's loop has begun its next iteration.
+        caught: exceptions that have not ended the process so far.
         on_exception: called with an exception that ends the process, after it was written.
     """
 
-    def __init__(self, folder: Path, loop: LoopTracker, on_exception: Callable[[Failure], None]) -> None:
+    def __init__(
+        self, folder: Path, loop: LoopTracker, caught: CaughtErrors, on_exception: Callable[[Failure], None]
+    ) -> None:
         self._path = folder / ENDED_FILE
         self._process = describe_process(folder)
         self._loop = loop
+        self._caught = caught
         self._on_exception = on_exception
         self._pid, self._parent = os.getpid(), os.getppid()
         self._is_written = False
@@ -65,7 +65,7 @@ class ExitRecorder:
         sys.excepthook = self._uncaught
         known: list[tuple[Any, str]] = [each for each in _EXITS if hasattr(*each)]
         wraps: dict[tuple[Any, str], Callable[[Any], Any]] = dict.fromkeys(known, self._wrap_exit)
-        wraps |= {(os, "_exit"): self._wrap_immediate_exit, (logging.Logger, "handle"): self._wrap_log}
+        wraps[os, "_exit"] = self._wrap_immediate_exit
         self._exits_before: dict[tuple[Any, str], Any] = {each: getattr(*each) for each in wraps}
         self._exits = {each: wrap(self._exits_before[each]) for each, wrap in wraps.items()}
         for (module, name), noting in self._exits.items():
@@ -73,8 +73,6 @@ class ExitRecorder:
         self.exit_call: ExitCall | None = None
         """Latest call of ``sys.exit`` or ``exit``."""
         self._file_of_spawn = _find_spawn_error_file()
-        self._logged: tuple[int, Failure] | None = None
-        """Latest exception that was logged, and the step of that."""
 
     def note_recording_end(self, why: str) -> None:
         """Note that the process continues unrecorded, so that only its end will be known.
@@ -133,7 +131,7 @@ class ExitRecorder:
 
         @functools.wraps(before)
         def write_and_exit(status: int) -> NoReturn:
-            is_ours = threading.current_thread().name.startswith(_OUR_THREADS)
+            is_ours = threading.current_thread().name.startswith(OUR_THREADS)
             if os.getpid() == self._pid and not self._is_written and not is_ours:
                 with suppress(Exception):
                     self._note_exit_call(status)
@@ -144,18 +142,6 @@ class ExitRecorder:
 
         return write_and_exit
 
-    def _wrap_log(self, before: Callable[..., None]) -> Callable[..., None]:
-        """Wrap the method of loggers that handles records, to note the exceptions among them."""
-
-        @functools.wraps(before)
-        def note_and_handle(logger: logging.Logger, record: logging.LogRecord) -> None:
-            if record.exc_info and (error := record.exc_info[1]) is not None:
-                with suppress(Exception):
-                    self._logged = self._loop.step, describe_failure(error, error.__traceback__, self._loop)
-            before(logger, record)
-
-        return note_and_handle
-
     def _find_missed_error(self) -> BaseException | None:
         """Return what ended the process if our hook was replaced, as by ``rich``; Python keeps it for debuggers."""
         if sys.excepthook == self._uncaught or hasattr(sys, "ps1") or os.getpid() != self._pid:
@@ -164,12 +150,12 @@ class ExitRecorder:
         return error if isinstance(error, BaseException) and not isinstance(error, SystemExit) else None
 
     def _find_cause(self, status: object) -> Failure | None:
-        """Return the exception that is being handled in a call of an exit function, or was logged in this step."""
+        """Return the exception that is being handled in a call of an exit function, or was caught in this step."""
         error = sys.exception() or self._find_missed_error()
         if error is not None:
             return describe_failure(error, error.__traceback__, self._loop)
-        is_recent = self._logged is not None and self._logged[0] == self._loop.step
-        return self._logged[1] if self._logged is not None and is_recent and status not in (None, 0) else None
+        recent = [one for one in self._caught.of_main_thread if one.last_step == self._loop.describe()["step"]]
+        return recent[-1].failure if recent and status not in (None, 0) else None
 
     def _note_exit_call(self, status: object) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -215,23 +201,6 @@ def _is_child_exiting() -> bool:
     return multiprocessing.parent_process() is not None and util.is_exiting()
 
 
-def describe_failure(error: BaseException, trace: TracebackType | None, loop: LoopTracker) -> Failure:
-    """Describe an exception, with the innermost line of user code in its traceback."""
-    frames = list_traceback_frames(trace)
-    site = None
-    if (found := find_user_line(frames)) is not None:
-        code, line = found[0].f_code, found[1]
-        site = CallSite(file=code.co_filename, line=line, function=code.co_qualname)
-    return Failure(
-        type=type(error).__qualname__,
-        message=_message_of(error),
-        call_site=site,
-        traceback="".join(traceback.format_exception(error)),
-        time_ns=host_now_ns(),
-        has_begun_next_iteration=loop.has_begun_next_iteration(frames),
-    )
-
-
 def _failure_to_json(failure: Failure) -> dict[str, Any]:
     """Return the fields of a failure for ``ended.json``."""
     fields = {"type": failure.type, "message": failure.message, "traceback": failure.traceback}
@@ -255,13 +224,6 @@ def _exit_call_to_json(call: ExitCall | None) -> dict[str, Any]:
     return (
         {"exit_status": call.status, "has_begun_next_iteration": call.has_begun_next_iteration} | site | caught | text
     )
-
-
-def _message_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # raised by a user's exception class
-        return "(its message can't be had)"
 
 
 def _find_spawn_error_file() -> str | None:

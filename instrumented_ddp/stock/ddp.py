@@ -12,7 +12,7 @@ import inspect
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from types import FrameType
 from typing import Any, Final
@@ -483,6 +483,10 @@ class StockDDPObserver:
                 model.backwards.expect(output, no_sync=not ddp.require_backward_grad_sync)
         return output
 
+    def watch_forward(self, original: Method, ddp: TorchDDP) -> AbstractContextManager[None]:
+        """Wrap ``_inside_ddp_forward`` to note an exception that comes out of the module."""
+        return self._session.watching_forward(original(ddp))
+
     def broadcast_buffers(self, original: Method, ddp: TorchDDP, bufs: Any = None, *args: Any, **kwargs: Any) -> None:
         """Wrap ``_default_broadcast_coalesced`` to record the broadcast."""
         model, recorder = self._models.get(ddp), self._recorder
@@ -567,6 +571,7 @@ _WRAPPED: Final[dict[str, Method]] = {
     "_register_builtin_comm_hook": StockDDPObserver.register_builtin_hook,
     "_pre_forward": _disable_dynamo(StockDDPObserver.begin_forward),
     "_post_forward": _disable_dynamo(StockDDPObserver.end_forward),
+    "_inside_ddp_forward": _disable_dynamo(StockDDPObserver.watch_forward),
     "_default_broadcast_coalesced": StockDDPObserver.broadcast_buffers,
     "_match_all_reduce_for_bwd_pass": StockDDPObserver.shadow,
     "_match_unused_params_allreduce": StockDDPObserver.shadow,

@@ -26,6 +26,7 @@ from torch.distributed import distributed_c10d
 from instrumented_ddp.collectives.call_sites import describe_frame, find_user_frame, iter_frames
 from instrumented_ddp.collectives.created_groups import MAKES_GROUP, count_created_groups
 from instrumented_ddp.collectives.log import CollectiveRecorder
+from instrumented_ddp.recording.caught_errors import CaughtErrors
 from instrumented_ddp.recording.models import ModelRegistry
 from instrumented_ddp.replicas.replicas import ReplicaComparison
 from instrumented_ddp.watchdog.init_watch import get_latest_init_call
@@ -41,7 +42,16 @@ from instrumented_ddp.watchdog.process_state import (
 from instrumented_ddp.watchdog.progress import ProgressTracker
 from instrumented_ddp.watchdog.protocol import EntriesRequest, Heartbeat
 from overlapscope.diagnosis.collective_order import phase_name
-from overlapscope.diagnosis.evidence import JOINING, CallSite, ExitCall, Failure, RankEvidence, RankPosition
+from overlapscope.diagnosis.evidence import (
+    JOINING,
+    CallSite,
+    CaughtError,
+    ExitCall,
+    Failure,
+    RankEvidence,
+    RankPosition,
+)
+from overlapscope.diagnosis.process_state import read_caught_errors
 from overlapscope.diagnosis.rank_models import read_models, read_replicas, read_unready_parameters
 from overlapscope.diagnosis.rank_settings import read_rank_settings
 from overlapscope.diagnosis.rank_snapshot import RankSnapshot, make_snapshot
@@ -67,6 +77,8 @@ _WINDOW_NS: Final = 1_500_000_000
 _MIN_CODE_POSITIONS: Final = 3
 """Number of distinct Python code positions, sampled within about a second, that tell work from a polling loop."""
 _MIN_IO_BYTES: Final = 1024**2
+_MAX_CAUGHT: Final = 6
+"""Maximum number of exceptions in a snapshot."""
 
 
 class LocalRankMonitor:
@@ -76,9 +88,16 @@ class LocalRankMonitor:
         collectives: collective log of this process.
         models: DDP instances of this process.
         replicas: fingerprints of the models.
+        caught: exceptions that have not ended this process.
     """
 
-    def __init__(self, collectives: CollectiveRecorder, models: ModelRegistry, replicas: ReplicaComparison) -> None:
+    def __init__(
+        self,
+        collectives: CollectiveRecorder,
+        models: ModelRegistry,
+        replicas: ReplicaComparison,
+        caught: CaughtErrors,
+    ) -> None:
         self.rank = collectives.rank
         self.pid = os.getpid()
         self.process: ProcessState = read_process_state(self.pid)
@@ -93,6 +112,7 @@ class LocalRankMonitor:
         self._collectives = collectives
         self._models = models
         self._replicas = replicas
+        self._caught = caught
         self._position = collectives.position
         self._host = socket.gethostname()
         self.host_id = clocks.get_host_id()
@@ -289,6 +309,7 @@ class LocalRankMonitor:
             interrupted_backwards=self._models.interrupted_backwards,
             non_finite=self._models.non_finite,
             no_sync_since=self._position.no_sync_since,
+            caught=self._list_caught(),
             new_group_calls=count_created_groups(),
             created_groups=self._collectives.created_groups.latest,
             creating_group=ranks_of_group_in_creation(frames_of_main_thread()),
@@ -297,6 +318,11 @@ class LocalRankMonitor:
             machine=summarize_log(self.rank, read_machine_log(folder, [], latest_only=True)),
             stacks=seen.stacks,
         )
+
+    def _list_caught(self) -> tuple[CaughtError, ...]:
+        """Return the exceptions that did not end this process, or have ended its children: the latest few."""
+        of_children = [one for one in read_caught_errors(self._collectives.folder, []) if one.process]
+        return tuple(sorted((*of_children, *self._caught.latest), key=lambda one: one.last_ns)[-_MAX_CAUGHT:])
 
     def _snapshot_replicas(self) -> tuple[Replica, ...]:
         folder = self._collectives.folder

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from instrumented_ddp.collectives.log import CollectiveRecorder
 from instrumented_ddp.recording.background import BackgroundScheduler
+from instrumented_ddp.recording.caught_errors import CaughtErrors
 from instrumented_ddp.recording.models import ModelRegistry
 from instrumented_ddp.replicas.replicas import ReplicaComparison
 from instrumented_ddp.watchdog import protocol
@@ -92,6 +93,7 @@ class Watchdog:
         collectives: collective log of this process.
         models: DDP instances of this process.
         replicas: fingerprints of the models.
+        caught: exceptions that have not ended this process.
         scheduler: scheduler that runs the watchdog.
         abort_after_s: minimum stall in seconds before a possibly slow job is stopped on all ranks; faults that are
             certain stop it at once. None to never stop it.
@@ -106,6 +108,7 @@ class Watchdog:
         collectives: CollectiveRecorder,
         models: ModelRegistry,
         replicas: ReplicaComparison,
+        caught: CaughtErrors,
         scheduler: BackgroundScheduler,
         *,
         abort_after_s: float | None,
@@ -116,7 +119,7 @@ class Watchdog:
         self._models = models
         self._on_fault = on_fault
         self._before_exit = before_exit
-        self._local = LocalRankMonitor(collectives, models, replicas)
+        self._local = LocalRankMonitor(collectives, models, replicas, caught)
         self._replica_check = ReplicaCheck(replicas)
         self._created_group_check = CreatedGroupCheck()
         self._neighbors = NeighborComparison(collectives.rank, collectives.signatures)

@@ -147,6 +147,37 @@ class Failure:
     """As in ``RankPosition``."""
 
 
+HowCaught = Literal["caught", "backward", "forward", "future", "process", "thread"]
+"""What became of an exception that did not end its rank.
+
+caught: it was logged or printed; backward, forward: it came out of one, of a wrapped model; future: it is the result
+of a task; process, thread: it ended a child process or a thread.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaughtError:
+    """A distinct exception that did not end its rank."""
+
+    how: HowCaught
+    failure: Failure
+    """What it was when it was raised first."""
+    thread: str = ""
+    """Name of the thread; empty for the main thread."""
+    process: str = ""
+    """Name of the child process in which it was raised; empty for the rank's own."""
+    step: int | None = None
+    """Number of updates that its rank had made when it was raised first; unknown in a child process."""
+    last_step: int | None = None
+    """The same when it was raised last."""
+    last_ns: int = 0
+    """When it was raised last."""
+    count: int = 1
+    """How often it was raised, at least."""
+    count_in_step: int = 1
+    """How often of that in ``last_step``."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExitCall:
     """The last call of ``sys.exit`` of a rank."""
@@ -393,6 +424,8 @@ class RankEvidence:
     """Number of process groups whose creation it has begun, including the default one; None if unknown."""
     creating_group: tuple[int, ...] = ()
     """Members of the group that it is creating in ``new_group``; empty if it is in no such call."""
+    caught: tuple[CaughtError, ...] = ()
+    """Exceptions that did not end it; that which was raised last is the last."""
     created_groups: tuple[CreatedGroup, ...] = ()
     """The groups that it has begun to make, in order; while the job runs the latest of them."""
     world_size: int | None = None

@@ -25,6 +25,8 @@ _HANDLING: Final = re.compile(
 _LAST_LINES: Final = re.compile(r"^(\w[\w.]*)(?:: ((?s:.*)))?\s*\Z", re.MULTILINE)
 """The end of a traceback: the type of the exception, and its message."""
 _DISAGREEMENT: Final = "DDP expects same model across all ranks"
+_MEMORY_ERRORS: Final = ("MemoryError", "OutOfMemoryError")
+_OUT_OF_MEMORY: Final = re.compile(r"out of memory|can'?t allocate memory|cannot allocate memory", re.IGNORECASE)
 _TIMEOUT: Final = re.compile(r"time[d]? ?out", re.IGNORECASE)
 
 
@@ -56,6 +58,13 @@ def is_interrupted(failure: Failure | None) -> bool:
 def is_timeout(failure: Failure | None) -> bool:
     """Return True if a failure is a timeout on a rank that was alive: a rank that dies closes its connections."""
     return any(_is_peer_failure(one) and _TIMEOUT.search(one.message) is not None for one in _with_earlier(failure))
+
+
+def is_memory_failure(failure: Failure | None) -> bool:
+    """Return True if a failure means that there was no memory left."""
+    if failure is None:
+        return False
+    return failure.type.rpartition(".")[2] in _MEMORY_ERRORS or _OUT_OF_MEMORY.search(failure.message) is not None
 
 
 def _with_earlier(failure: Failure | None) -> Iterator[Failure]:

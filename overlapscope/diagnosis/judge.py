@@ -13,8 +13,8 @@ The rules run in a fixed order. The first that finds something wins, unless the 
    hung before. An exception counts unless it is of the kind that another rank's end causes, and so does an exit status
    that indicates an error, unless the launcher had signaled the process before; then a stopped process; one that
    holds the GIL; one that is gone, unless the others waited for it until they gave up: then it was still there.
-5. Who waits for whom. A cycle means that groups are interleaved; otherwise the rank that waits for nobody is at the
-   end of its data, in its data loader, or wherever its position says.
+5. Who waits for whom. A cycle means that groups are interleaved; otherwise the rank that waits for nobody is after an
+   exception that did not end it, at the end of its data, in its data loader, or wherever its position says.
 6. What does harm without stopping anything: NaN in the weights, gradients that were not reduced, then replicas that
    differ for no reason found so far; a rank that died while Python shut down, which is after all of that; what
    watchdogs reported while the job ran; ranks that finished at different positions; and, if all finished at the same,
@@ -32,6 +32,7 @@ from typing import Final
 from overlapscope.diagnosis.evidence import Evidence
 from overlapscope.diagnosis.refutations import is_refuted
 from overlapscope.diagnosis.rules import (
+    caught,
     created_groups,
     fallback,
     finite,
@@ -78,6 +79,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     processes.find_killed_process,
     groups.find_missing_new_group_call,
     groups.find_interleaved_groups,
+    caught.find_caught_error,
     waiting.find_uneven_inputs,
     finite.find_non_finite_weights,
     replicas.find_unreduced_gradients,
@@ -108,6 +110,7 @@ _CONSEQUENCES: Final[tuple[Rule, ...]] = (
 _NOTES: Final = (
     waiting.note_segment_waits,
     gradients.note_interrupted_backwards,
+    caught.note_caught_errors,
     finite.note_non_finite_gradients,
     models.note_setting_differences,
     machine.note_conditions,

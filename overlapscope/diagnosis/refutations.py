@@ -48,6 +48,7 @@ def _has_not_failed(facts: Facts, verdict: Verdict) -> bool:
     return any(
         is_consequence(one.failure) or (one.failure is None and not (one.exit_status or 0) > 0)
         for one in _named(facts, verdict)
+        if not one.caught
     )
 
 

@@ -312,6 +312,10 @@ class Facts:
         idle_ns = one.idle_ns or 0
         return min(idle_ns, self._held_up_ns.get(one.rank, idle_ns)) if self.evidence.is_live else idle_ns
 
+    def held_up_ns(self, rank: int) -> int:
+        """Return for how long others have waited for a rank, whatever it was doing; 0 if that is unknown."""
+        return self._held_up_ns.get(rank, 0)
+
     @cached_property
     def _held_up_ns(self) -> dict[int, int]:
         """Return, for each rank that waits for nobody, the longest stall among the ranks that wait for it."""

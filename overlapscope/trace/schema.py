@@ -93,6 +93,9 @@ UNREDUCED_FILE: Final = "unreduced.jsonl"
 INTERRUPTED_BACKWARDS_FILE: Final = "interrupted_backwards.jsonl"
 NON_FINITE_FILE: Final = "non_finite.jsonl"
 LOOP_FACTS_FILE: Final = "loop_facts.jsonl"
+CAUGHT_ERRORS_FILE: Final = "caught_{}.jsonl"
+"""By process id: of a rank's process, or of one that it has forked."""
+CAUGHT_ERRORS_PATTERN: Final = CAUGHT_ERRORS_FILE.format("*")
 FROZEN_FILE: Final = "frozen.json"
 LIVENESS_FILE: Final = "alive.bin"
 MODES_FILE: Final = "modes.jsonl"
@@ -256,6 +259,12 @@ RANK_FILES: Final = (
         "what the training loop does with gradients and data",
         "recording.loop_facts:LoopFactsWriter",
         "diagnosis.rank_state:read_rank",
+    ),
+    FileKind(
+        CAUGHT_ERRORS_PATTERN,
+        "exceptions that did not end the process",
+        "recording.caught_errors:CaughtErrors",
+        "diagnosis.process_state:read_caught_errors",
     ),
     FileKind(
         FROZEN_FILE,

@@ -8,6 +8,7 @@ from typing import Any
 
 from overlapscope.diagnosis.evidence import (
     CallSite,
+    CaughtError,
     Entry,
     Evidence,
     Failure,
@@ -220,6 +221,36 @@ def without_gradients(**more: Any) -> Evidence:
         1, **{"phase": "optimizer", "step": 2, "since_ns": 10**9, "unready": UNREADY, "models": (BRANCHED,)} | more
     )
     return job(rank(0, step=2), one, rank(2, step=2), groups=[group({0: WAITING, 1: trained(7), 2: WAITING})])
+
+
+# Ranks that have survived an exception.
+
+STEP_NS = 10**9
+"""When rank 1 has begun its step, if an exception follows in it."""
+IN_QUEUE = (
+    "Current thread 0x00007f (most recent call first):\n"
+    '  File "/usr/lib/python3.11/threading.py", line 320 in wait\n'
+    '  File "/usr/lib/python3.11/queue.py", line 171 in get\n'
+    '  File "/home/me/train.py", line 12 in main\n'
+)
+
+
+def caught(how: str = "caught", *, step: int | None = 2, message: str = "bad shard", **more: Any) -> CaughtError:
+    failure = Failure(type="ValueError", message=message, call_site=site(31), time_ns=STEP_NS + 1)
+    fields = {"failure": failure, "step": step, "last_step": step, "last_ns": STEP_NS + 1}
+    return CaughtError(how=how, **(fields | more))  # type: ignore[arg-type, call-overload]
+
+
+def survivor(*errors: CaughtError, **more: Any) -> RankEvidence:
+    """Rank 1, which the others wait for, has survived these."""
+    fields = {"phase": "loop", "step": 2, "since_ns": STEP_NS, "caught": errors}
+    return idle(rank(1, **(fields | more)), 5)
+
+
+OF_THREAD = caught("thread", thread="loader")
+OF_TASK = caught("future", thread="ThreadPoolExecutor-0_0")
+OF_CHILD = caught("process", step=None, process="reader")
+AGAIN = caught(count=20, count_in_step=20)
 
 
 # Devices that are behind their hosts.

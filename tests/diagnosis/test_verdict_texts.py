@@ -35,6 +35,7 @@ from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.text import rank_list
 from overlapscope.trace.collective_log import Signature
 from tests.diagnosis.jobs import (
+    AGAIN,
     ALIKE,
     BEFORE,
     CLOSED,
@@ -43,14 +44,19 @@ from tests.diagnosis.jobs import (
     ENDED,
     HELD_UP,
     IN_LOADER,
+    IN_QUEUE,
     INSIDE,
     LATE,
+    OF_CHILD,
+    OF_TASK,
+    OF_THREAD,
     SECOND_NS,
     TIMED_OUT,
     TOLD_NS,
     WAITING,
     after_update,
     at_batches,
+    caught,
     diverged,
     drifted,
     entry,
@@ -68,6 +74,7 @@ from tests.diagnosis.jobs import (
     rank,
     sgd,
     site,
+    survivor,
     told,
     trained,
     without_gradients,
@@ -870,6 +877,31 @@ CASES: dict[str, list[Case]] = {
         *(
             Case(f"ends with {message[-5:]!r}", "rank 1, step 3", failed(Failure(type="ValueError", message=message)))
             for message in ("no such file: '../x'", "2 .. 4 labels", "no such label.", "loading ...", "word " * 100)
+        ),
+        Case(
+            "in a thread",
+            "rank 1, step 2, collective 7, likely",
+            held_up(survivor(OF_THREAD, stacks=IN_QUEUE), is_live=True),
+        ),
+        Case("in a task", "rank 1, step 2, collective 7, likely", held_up(survivor(OF_TASK))),
+        Case(
+            "in a child process", "rank 1, step 2, collective 7, likely", held_up(survivor(OF_CHILD, stacks=IN_QUEUE))
+        ),
+        Case("again and again", "rank 1, step 2, collective 7, likely", held_up(survivor(AGAIN), is_live=True)),
+        Case(
+            "again and again until the end",
+            "rank 1, step 2, collective 7, likely",
+            held_up(survivor(AGAIN, liveness="gone")),
+        ),
+        Case(
+            "caught, and the loop left",
+            "rank 1, step 2, collective 7, likely",
+            held_up(survivor(caught("forward"), liveness="ended", idle_ns=None)),
+        ),
+        Case(
+            "an exception, after one in a child process",
+            "rank 1, step 3",
+            failed(BAD_LABEL, caught=(replace(OF_CHILD, last_ns=0),)),
         ),
         Case(
             "caught, and a status",

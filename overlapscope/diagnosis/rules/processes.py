@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any, Final
 
 from overlapscope.diagnosis.evidence import JOINING, STARTING, CallSite, Failure, RankEvidence
-from overlapscope.diagnosis.failures import has_own_failure, is_consequence, is_disagreement, is_interrupted, is_timeout
+from overlapscope.diagnosis.failures import (
+    has_own_failure,
+    is_consequence,
+    is_disagreement,
+    is_interrupted,
+    is_memory_failure,
+    is_timeout,
+)
 from overlapscope.diagnosis.process_state import was_aborted_by_native_thread
 from overlapscope.diagnosis.texts import processes as text
 from overlapscope.diagnosis.verdict import Verdict, known_sites
 from overlapscope.diagnosis.wait_graph import Facts
 
-_MEMORY_ERRORS: Final = ("MemoryError", "OutOfMemoryError")
-_OUT_OF_MEMORY: Final = re.compile(r"out of memory|can'?t allocate memory|cannot allocate memory", re.IGNORECASE)
 _NEARLY_ALL_MEMORY: Final = 0.9
 _SAME_TIME_NS: Final = 1_000_000_000
 
@@ -26,7 +30,7 @@ def find_failure(facts: Facts) -> Verdict | None:
         return None
     first = min(own, key=lambda rank: own[rank].time_ns)
     one, failure = facts.ranks[first], own[first]
-    is_memory = _is_of_memory(failure)
+    is_memory = is_memory_failure(failure)
     rest = [rank for rank, other in sorted(facts.ranks.items()) if is_consequence(other.failure)]
     return Verdict(
         kind="out of memory" if is_memory else "failed",
@@ -62,7 +66,7 @@ def find_error_exit(facts: Facts) -> Verdict | None:
         return None
     first = min(own, key=lambda rank: facts.ranks[rank].ended_ns or 0)
     one = facts.ranks[first]
-    is_memory = one.exit_call is not None and _is_of_memory(one.exit_call.caught)
+    is_memory = one.exit_call is not None and is_memory_failure(one.exit_call.caught)
     rest = [rank for rank, other in sorted(facts.ranks.items()) if _ended_as_consequence(other)]
     signaled = [rank for rank in rest if _was_only_signaled(facts.ranks[rank])]
     return Verdict(
@@ -275,12 +279,6 @@ def _first_to_die(facts: Facts, gone: tuple[int, ...]) -> tuple[int, ...]:
 
 def _memory_share(one: RankEvidence) -> float:
     return one.rss_bytes / one.memory_limit_bytes if one.rss_bytes and one.memory_limit_bytes else 0.0
-
-
-def _is_of_memory(failure: Failure | None) -> bool:
-    if failure is None:
-        return False
-    return failure.type.rpartition(".")[2] in _MEMORY_ERRORS or _OUT_OF_MEMORY.search(failure.message) is not None
 
 
 def _unless_all(facts: Facts, ranks: Iterable[int], failure: Failure | None = None) -> tuple[int, ...]:

@@ -20,9 +20,11 @@ import atexit, logging, os, sys
 from pathlib import Path
 from instrumented_ddp.collectives.call_sites import LoopTracker
 from instrumented_ddp.collectives.position import TrainingPosition
+from instrumented_ddp.recording.caught_errors import CaughtErrors
 from instrumented_ddp.recording.exit_recorder import ExitRecorder
 position = TrainingPosition()
-recorder = ExitRecorder(Path(sys.argv[1]), LoopTracker(position), lambda failure: print(failure.type, flush=True))
+loop, folder = LoopTracker(position), Path(sys.argv[1])
+recorder = ExitRecorder(folder, loop, CaughtErrors(folder, loop), lambda failure: print(failure.type, flush=True))
 atexit.register(recorder.close)
 def check():
     raise FloatingPointError("gradient exploded")
