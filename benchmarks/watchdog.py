@@ -109,6 +109,7 @@ def run_rank(
         session.collectives,
         session.models,
         session.replicas,
+        session.caught,
         scheduler,
         abort_after_s=None,
         on_fault=lambda: None,

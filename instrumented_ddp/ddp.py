@@ -314,7 +314,7 @@ class DistributedDataParallel(DeferredUpdatesDDP):
     @_disable_dynamo
     def _inside_ddp_forward(self) -> AbstractContextManager[None]:
         forward = super()._inside_ddp_forward()
-        return forward if self._session is None else self._session.watching_forward(forward)
+        return forward if self._session is None else self._session.caught.watching_forward(forward)
 
     def _take_fingerprints(self) -> None:
         replica, reducer = self._replica, self._reducer

@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -89,13 +89,13 @@ class Session:
         self._closed = False
         self._disable_lock = threading.Lock()
         self._pid = os.getpid()
-        self._caught: CaughtErrors | None = None
         self._exit_recorder: ExitRecorder | None = None
         self._watchdog: Watchdog | None = None
         self._scheduler = BackgroundScheduler(rank)
         self._machine_thread = BackgroundScheduler(rank, "machine")
         self._machine = MachineSampler(self.folder)
         self.collectives = CollectiveRecorder(self.folder, rank, self.position, self.disable_recording)
+        self.caught = CaughtErrors(self.folder, self.collectives.loop)
         self.models = ModelRegistry(self.collectives)
         self.replicas = ReplicaComparison(self.folder, self._scheduler, self.disable_recording)
         self.data = DataPositionTracker(self.position, self.collectives.call_sites)
@@ -114,8 +114,7 @@ class Session:
         self._scheduler.add(self.collectives.completions)
         self._scheduler.add(self._loop_facts)
         self._machine_thread.add(self._machine)
-        self._caught = CaughtErrors(self.folder, self.collectives.loop)
-        self._exit_recorder = ExitRecorder(self.folder, self.collectives.loop, self._caught, self._on_process_failure)
+        self._exit_recorder = ExitRecorder(self.folder, self.collectives.loop, self.caught, self._on_process_failure)
         abort_after_s = None
         if on_incident == "raise":
             recording = read_recording_options(self.folder.parent)
@@ -126,7 +125,7 @@ class Session:
                 self.collectives,
                 self.models,
                 self.replicas,
-                self._caught,
+                self.caught,
                 self._scheduler,
                 abort_after_s=abort_after_s,
                 on_fault=self._on_fault,
@@ -259,7 +258,7 @@ class Session:
         parts = (
             None if recorder is None else recorder.close,
             None if exit_recorder is None else exit_recorder.close,
-            None if self._caught is None else self._caught.close,
+            self.caught.close,
             None if self.outside is None else self.outside.close,
             self.replicas.close,
             partial(self._machine_thread.close, _DEVICE_TIMEOUT_S),
@@ -282,8 +281,7 @@ class Session:
         self.is_recording = False
         self._closed = True
         self.collectives.discard()
-        if self._caught is not None:
-            self._caught.discard()
+        self.caught.discard()
         if self.recorder is not None:
             self.recorder.log.discard()
 
@@ -291,10 +289,6 @@ class Session:
         facts = LoopFacts() if self.recorder is None else self.recorder.collect_loop_facts()
         user_reduced = () if self.outside is None else self.outside.list_user_reduced()
         return replace(facts, user_reduced=user_reduced, batches=self.data.hashes.latest())
-
-    def watching_forward(self, forward: AbstractContextManager[None]) -> AbstractContextManager[None]:
-        """Return a context manager for a forward that also notes an exception that comes out of it."""
-        return forward if self._caught is None else self._caught.watching_forward(forward)
 
     def _on_process_failure(self, failure: Failure) -> None:
         self._machine_thread.wake(self._machine)  # what has ended another rank may have been counted there

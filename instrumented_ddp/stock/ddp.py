@@ -485,7 +485,7 @@ class StockDDPObserver:
 
     def watch_forward(self, original: Method, ddp: TorchDDP) -> AbstractContextManager[None]:
         """Wrap ``_inside_ddp_forward`` to note an exception that comes out of the module."""
-        return self._session.watching_forward(original(ddp))
+        return self._session.caught.watching_forward(original(ddp))
 
     def broadcast_buffers(self, original: Method, ddp: TorchDDP, bufs: Any = None, *args: Any, **kwargs: Any) -> None:
         """Wrap ``_default_broadcast_coalesced`` to record the broadcast."""

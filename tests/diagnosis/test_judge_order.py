@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from overlapscope.diagnosis.evidence import UnreducedStep
+from overlapscope.diagnosis.evidence import Evidence, UnreducedStep
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.collective_log import Signature
-from tests.diagnosis.jobs import after_update, at_batches, diverged, entry, group, job, rank, site, trained
+from tests.diagnosis.jobs import after_update, at_batches, diverged, entry, group, in_steps, job, rank, site, trained
 from tests.ordered import all_reduce, bucket
 
 
@@ -77,3 +77,36 @@ def test_a_rank_whose_log_does_not_reach_back_to_the_step_before_may_have_reduce
     order = evidence.groups[0]
     windows = {one: window[2:] for one, window in order.windows.items()}
     assert judge(replace(evidence, groups=(replace(order, windows=windows),))).kind == "different collectives"
+
+
+@pytest.mark.parametrize(
+    ("evidence", "kind", "suspected"),
+    [
+        (in_steps((9, 10, 11, 12), (9, 10, 11, 13), (9, 10, 11, 13)), "step behind", (1, 2)),
+        (at_batches((0, 1, 2, 3), (0, 1, 2, 4), (0, 1, 2, 4), number=4), "batch skipped", (1, 2)),
+    ],
+    ids=["a step", "a batch"],
+)
+def test_most_ranks_are_suspected_if_they_have_left_out_what_they_always_did(
+    evidence: Evidence, kind: str, suspected: tuple[int, ...]
+) -> None:
+    verdict = judge(evidence)
+    assert (verdict.kind, verdict.suspected, verdict.blamed) == (kind, suspected, ())
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        in_steps((9, 10, 11, 12), (9, 10, 11, 12), (9, 10, 11, 13)),
+        at_batches((0, 1, 2, 4), (0, 1, 2, 4), (0, 1, 2, 5), number=4),
+        at_batches((0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 4), number=4),
+        at_batches((0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 2), number=4),
+    ],
+    ids=["one left out a step", "one left out a batch more", "one left out a batch", "one has a batch again"],
+)
+def test_one_that_has_left_out_what_the_others_did_is_blamed(evidence: Evidence) -> None:
+    assert judge(evidence).blamed == (2,)
+
+
+def test_one_that_does_now_and_then_what_the_others_leave_out_is_blamed() -> None:
+    assert judge(diverged("signature", [all_reduce(), bucket(1)], [bucket(1), bucket(2)])).blamed == (1,)

@@ -58,6 +58,8 @@ def _agree(a: Sequence[int], b: Sequence[int]) -> int:
 
 _SEVERITY: Final = ("signature", "step", "batch", "names")
 _MOST_SHOWN: Final = 8
+_ENOUGH_STEPS: Final = 2
+"""Number of whole steps from which it is known what ranks do in each step."""
 
 
 def find_divergence(facts: Facts) -> Verdict | None:
@@ -78,11 +80,12 @@ def find_divergence(facts: Facts) -> Verdict | None:
     if unreduced is not None:
         return unreduced
     divergence = Divergence(group, number, side, other)
-    kind, words = _classify_divergence(divergence)
+    kind, words, lacking = _classify_divergence(divergence)
+    words["evidence"] = tuple(_divergence_notes(facts, divergence, sides, has_majority=bool(blamed)))
+    blamed, words = _weigh_majority(divergence, sides, blamed, words, lacking)
     if group.predates_log:
         words["alternative"] = text.FIRST_IS_LOST
     step = loop_step(min(a, b, key=lambda entry: entry.loop_step))
-    words["evidence"] = tuple(_divergence_notes(facts, divergence, sides, has_majority=bool(blamed)))
     concerned = tuple(sorted(chain.from_iterable(sides)))
     some = sorted({*blamed[:_MOST_SHOWN], side.ranks[0], other.ranks[0]})
     shown = concerned if len(concerned) <= _MOST_SHOWN else some
@@ -284,6 +287,20 @@ def _is_in_earlier_step(ranks: Iterable[dict[int, Entry]], one: int, number: int
     return all(entries[one].step < entries[number].step for entries in ranks)
 
 
+def _side_that_departs(found: Divergence) -> Side | None:
+    """Return the side that does not go on in its data as before; None if both or none do."""
+    sides = [one for one in (found.side, found.other) if not _advances_as_before(found.group, one.ranks[0])]
+    return sides[0] if len(sides) == 1 else None
+
+
+def _advances_as_before(group: GroupOrder, rank: int) -> bool:
+    """Return True if a rank has got as far in its data since the step before as it had from the one before that."""
+    number = group.first_divergence or 0
+    of_step = {entry.step: entry.batch or 0 for entry in _entries_with_batch(group.windows[rank]).values()}
+    until = [batch for step, batch in sorted(of_step.items()) if step <= group.entries_at(number)[rank].step]
+    return len(until) < 3 or until[-1] - until[-2] == until[-2] - until[-3]
+
+
 def _entries_with_batch(window: Sequence[Entry]) -> dict[int, Entry]:
     return {entry.number: entry for entry in window if entry.batch is not None}
 
@@ -294,35 +311,67 @@ def _two_sides(sides: list[list[int]], blamed: tuple[int, ...]) -> tuple[list[in
     return ordered[0], ordered[1]
 
 
-def _classify_divergence(found: Divergence) -> tuple[FaultKind, VerdictText]:
+def _weigh_majority(
+    found: Divergence, sides: list[list[int]], minority: tuple[int, ...], words: VerdictText, lacking: Side | None
+) -> tuple[tuple[int, ...], VerdictText]:
+    """Return whom to blame, and the texts: the majority if it is wrong, though that is only likely."""
+    if not minority or lacking is None or not _is_majority_wrong(found, minority, lacking):
+        return minority, words
+    majority = tuple(sorted(set(chain.from_iterable(sides)) - set(minority)))
+    evidence = (*words["evidence"], text.was_usual(lacking))
+    return majority, {**words, "alternative": text.ALL_WERE_TO_LEAVE_IT_OUT, "evidence": evidence}
+
+
+def _is_majority_wrong(found: Divergence, minority: Sequence[int], lacking: Side) -> bool:
+    """Return True if most ranks have left out what each of them did in every step before, as far as known.
+
+    Who goes on as before is not to blame for what the others leave out.
+    """
+    if set(lacking.ranks) & set(minority):
+        return False
+    opposite = found.other if lacking is found.side else found.side
+    return all(_does_in_each_step(found, rank, opposite.entry.signature.hash) for rank in lacking.ranks)
+
+
+def _does_in_each_step(found: Divergence, rank: int, signature: int) -> bool:
+    """Return True if a rank launched this in each of several steps before the first difference."""
+    before = [entry for entry in found.group.windows[rank] if entry.number < found.number]
+    step = min(found.side.entry.step, found.other.entry.step)
+    steps = sorted({entry.step for entry in before} - {step})[1:]  # the first may be cut off
+    usual = {entry.step for entry in before if entry.signature.hash == signature}
+    return len(steps) >= _ENOUGH_STEPS and set(steps) <= usual
+
+
+def _classify_divergence(found: Divergence) -> tuple[FaultKind, VerdictText, Side | None]:
+    """Return the kind of a difference, its texts, and the side that has left something out, if that is clear."""
     group, side, other = found.group, found.side, found.other
     if group.divergence == "step":
         return _classify_steps(found)
     if group.divergence == "batch":
-        return "batch skipped", text.at_different_batches(found)
+        return "batch skipped", text.at_different_batches(found), _side_that_departs(found)
     for one, opposite in ((side, other), (other, side)):
         step = opposite.entry.step
         if one.entry.step > step and _has_passed_over_reducing(group, one.ranks[0], opposite.ranks[0]):
-            return "step behind", text.launched_no_bucket(found, one.ranks, step)
+            return "step behind", text.launched_no_bucket(found, one.ranks, step), one
     following = (
         [entry for entry in group.windows[each.ranks[0]] if entry.number >= found.number] for each in (side, other)
     )
     continuation = explain_continuation(*following)
     if group.divergence == "names" or continuation.kind == "swapped":
-        return "swapped collectives", text.swapped(found)
+        return "swapped collectives", text.swapped(found), None
     if continuation.kind == "missing":
         extra, lacking = (side, other) if continuation.missing_on == "second" else (other, side)
-        return "missing collective", text.missing(found, extra, lacking, continuation.count)
-    return "different collectives", text.different(found)
+        return "missing collective", text.missing(found, extra, lacking, continuation.count), lacking
+    return "different collectives", text.different(found), None
 
 
-def _classify_steps(found: Divergence) -> tuple[FaultKind, VerdictText]:
+def _classify_steps(found: Divergence) -> tuple[FaultKind, VerdictText, Side | None]:
     """Classify the same collective, launched in different steps."""
-    if found.side.entry.signature.bucket == NO_BUCKET:
-        return "missing collective", text.skipped(found)
     ahead, behind = found.by_step
+    if found.side.entry.signature.bucket == NO_BUCKET:
+        return "missing collective", text.skipped(found), ahead
     if _has_reduced(found.group, ahead.ranks[0], behind.entry.step, found.number):
-        return "step behind", text.reduced_again(found)
+        return "step behind", text.reduced_again(found), None
     if not _reaches_back(found.group, ahead.ranks[0], behind.entry.step):
-        return "step behind", text.in_different_steps(found)
-    return "step behind", text.skipped_step(found)
+        return "step behind", text.in_different_steps(found), None
+    return "step behind", text.skipped_step(found), ahead

@@ -174,6 +174,17 @@ def _from_step(found: Divergence, step: int) -> str:
 FIRST_IS_LOST: Final = "what differed first is not known, and may be a collective that a rank left out or added before"
 
 
+ALL_WERE_TO_LEAVE_IT_OUT: Final = "all ranks were to leave it out, and the others did not"
+
+
+def was_usual(lacking: Side) -> str:
+    """Say why most ranks are wrong."""
+    return (
+        f"In the steps before {lacking.name} did what {plural(lacking.ranks, 'it', 'they')} left out: the others go on "
+        "as before."
+    )
+
+
 def oldest_left() -> str:
     """Say that the log before the first known difference is lost."""
     return "The first difference is older than what is left of the logs; this is the oldest entry left."
