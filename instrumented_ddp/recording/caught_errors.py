@@ -7,6 +7,8 @@ that a step calls; what is wrapped are the places where exceptions pass through:
 - ``Future.set_exception``, for tasks whose result nobody may ask for;
 - loggers that are given an exception, and ``traceback``, which formats those that are printed;
 - backwards, and the forwards of wrapped models.
+
+While the training stalls, the watchdog also looks at what the main thread is handling, as between two tries.
 """
 
 from __future__ import annotations
@@ -94,13 +96,27 @@ class CaughtErrors:
 
     def note(self, error: BaseException, how: HowCaught) -> None:
         """Note an exception that does not end this process. Never raises."""
-        is_ours = threading.current_thread().name.startswith(OUR_THREADS)
-        if not self._is_open or is_ours or getattr(self._noting, "is_active", False):
+        thread = threading.current_thread()
+        if not thread.name.startswith(OUR_THREADS):
+            self._note_once(error, how, thread)
+
+    def note_being_handled(self) -> None:
+        """Note what the main thread is handling at this moment. Called on another thread. Never raises."""
+        with suppress(Exception):
+            found: Any = sys._current_exceptions().get(threading.main_thread().ident)  # type: ignore[arg-type]
+            error = found[1] if isinstance(found, tuple) else found  # a tuple before Python 3.12
+            if error is not None:
+                self._note_once(error, "caught", threading.main_thread(), is_seen=True)
+
+    def _note_once(
+        self, error: BaseException, how: HowCaught, thread: threading.Thread, *, is_seen: bool = False
+    ) -> None:
+        if not self._is_open or getattr(self._noting, "is_active", False):
             return
         self._noting.is_active = True  # a traceback is formatted below, and a signal handler may come here as well
         try:
             if isinstance(error, Exception) and type(error).__name__ not in _ON_PURPOSE:
-                self._note(error, how)
+                self._note(error, how, thread, is_seen=is_seen)
         except Exception:
             return
         finally:
@@ -120,17 +136,17 @@ class CaughtErrors:
             with self._lock:
                 self._write()
 
-    def _note(self, error: Exception, how: HowCaught) -> None:
+    def _note(self, error: Exception, how: HowCaught, thread: threading.Thread, *, is_seen: bool) -> None:
         frames = list_traceback_frames(error.__traceback__)
         where = [(frame.f_code.co_filename, line) for frame, line in frames[:1]]
-        key = type(error), threading.get_ident() if how == "thread" else None, *where
+        key = type(error), thread.ident if how == "thread" else None, *where
         now_ns, is_child = host_now_ns(), os.getpid() != self._pid
         step = None if is_child else self._loop.describe()["step"]
         with self._lock:
             known = self._known.pop(key, None)
             if known is None:
-                known = _Known(_describe(error, how, step, self._loop, is_child=is_child))
-            known.note(id(error), how, step, now_ns)
+                known = _Known(_describe(error, how, step, thread, self._loop, is_child=is_child))
+            known.note(id(error), how, step, now_ns, is_seen=is_seen)
             self._known[key] = known
             if len(self._known) > _MAX_ERRORS:
                 self._known.pop(next(iter(self._known)))
@@ -234,7 +250,10 @@ class _Known:
         self._object = 0
         """Identity of the exception that was noted last. Later ones may have the same."""
 
-    def note(self, identity: int, how: HowCaught, step: int | None, now_ns: int) -> None:
+    def note(self, identity: int, how: HowCaught, step: int | None, now_ns: int, *, is_seen: bool) -> None:
+        """Note that it passes through a place, or is seen where it is handled."""
+        if is_seen and identity == self._object:
+            return
         is_printed_again = how == "caught" and identity == self._object and now_ns - self.error.last_ns < _SAME_NS
         self._object = identity
         if not (is_printed_again and how in self._ways):
@@ -255,9 +274,10 @@ _HOW: Final[tuple[HowCaught, ...]] = ("caught", "backward", "forward", "future",
 """Ways, by how much each says: an exception that ends a thread is also printed."""
 
 
-def _describe(error: Exception, how: HowCaught, step: int | None, loop: LoopTracker, *, is_child: bool) -> CaughtError:
+def _describe(
+    error: Exception, how: HowCaught, step: int | None, thread: threading.Thread, loop: LoopTracker, *, is_child: bool
+) -> CaughtError:
     failure = describe_failure(error, error.__traceback__, loop)
-    thread = threading.current_thread()
     name = "" if thread is threading.main_thread() else thread.name
     return CaughtError(
         how=how,

@@ -145,6 +145,7 @@ class LocalRankMonitor:
     def sample_activity(self) -> None:
         """Sample the activity of this process during a stall, and write it to a file about once a second."""
         self._activity.sample(frames_of_main_thread())
+        self._caught.note_being_handled()
         now_s = time.monotonic()
         if self.progress_tracker.idle_s(now_s) >= _SNAPSHOT_INTERVAL_S <= now_s - self._snapshot_written_s:
             self._snapshot_written_s = now_s

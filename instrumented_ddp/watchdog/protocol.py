@@ -45,6 +45,8 @@ _RETRACTABLE_KINDS: Final = (
     "uneven inputs",
 )
 """Kinds of verdict that are retracted if the job continues."""
+_RETRACTABLE_IF_LIKELY: Final = ("failed", "out of memory")
+"""Such kinds if the rank has survived its exception, so that it may only be likely that it holds up the others."""
 
 
 # -- messages: serialized as JSON ------------------------------------------------------------------------------------
@@ -570,7 +572,8 @@ def _report(me: Participant, outcome: Outcome, seen: Observation) -> Step:
     if not reported.faults.isdisjoint({fault, (*fault[:-1], "certain")}):  # it is reported again once it is certain
         return me, []
     reported = replace(reported, faults=reported.faults | {fault})
-    if verdict.kind in _RETRACTABLE_KINDS:
+    is_suspicion = verdict.kind in _RETRACTABLE_IF_LIKELY and verdict.certainty != "certain"
+    if verdict.kind in _RETRACTABLE_KINDS or is_suspicion:
         where = None if verdict.group is None or verdict.number is None else (verdict.group, verdict.number)
         retraction = RetractReport(fault, is_judge)
         reported = replace(reported, retractable=retraction, waits_in=where, progress=seen.progress)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from overlapscope.diagnosis.evidence import Entry, Evidence, GroupOrder, RankEvidence
+from overlapscope.diagnosis.evidence import Entry, Evidence, GroupOrder, RankEvidence, ReportedVerdict
 from overlapscope.diagnosis.failures import is_consequence, is_timeout
 from overlapscope.diagnosis.messages import find_messages_in_flight, is_answered, mark_failed
 from overlapscope.diagnosis.stall_timeout import BUSY_STALL_TIMEOUT_NS, is_busy, long_stall_timeout_ns, stall_timeout_ns
@@ -374,7 +374,7 @@ class Facts:
 
     def was_reported_before(self, time_ns: int | None) -> bool:
         """Return True if a watchdog reported more than the end of a process before ``time_ns``; at any time if None."""
-        reports = [report for report in self.evidence.reports if report.kind not in _END_REPORTS]
+        reports = filter(_is_of_a_job_that_ran, self.evidence.reports)
         return any(time_ns is None or report.time_ns < time_ns for report in reports)
 
     def had_hung(self, rank: int) -> bool:
@@ -385,7 +385,7 @@ class Facts:
         if one.idle_ns is not None and one.idle_ns >= stall_timeout_ns(one):
             return True
         failures_ns = [other.failure.time_ns for other in self.ranks.values() if other.failure]
-        reports_ns = [report.time_ns for report in self.evidence.reports if report.kind not in _END_REPORTS]
+        reports_ns = [report.time_ns for report in filter(_is_of_a_job_that_ran, self.evidence.reports)]
         return bool(reports_ns) and min(reports_ns) < min(failures_ns, default=max(reports_ns) + 1)
 
     def is_only_slow(self, rank: int) -> bool:
@@ -496,6 +496,11 @@ class Facts:
             and not (one.exit_call is not None and is_consequence(one.exit_call.caught))
         )
         return None if has_gone_on else (group, entry)
+
+
+def _is_of_a_job_that_ran(report: ReportedVerdict) -> bool:
+    """Return True if a watchdog reported more than the end of a process; a failure that is only likely ended none."""
+    return report.kind not in _END_REPORTS or (report.kind in ("failed", "out of memory") and bool(report.alternative))
 
 
 def _incomplete_in_round(group: GroupOrder, rank: int, latest: Entry) -> list[Entry]:

@@ -124,6 +124,12 @@ def test_of_an_exception_that_others_have_given_up_on_its_rank_is_still_named() 
     assert (verdict.kind, verdict.suspected) == ("failed", (1,))
 
 
+def test_tries_that_have_all_failed_until_the_others_gave_up_are_certainly_the_cause() -> None:
+    verdict = judge(given_up(survivor(AGAIN), is_live=True))
+    assert (verdict.kind, verdict.blamed, verdict.certainty) == ("failed", (1,), "certain")
+    assert "after 15 s" in verdict.sentence
+
+
 def test_memory_that_ran_out_and_was_caught_is_that() -> None:
     error = caught("forward", failure=replace(OF_THREAD.failure, type="OutOfMemoryError", message="CUDA out of memory"))
     assert judge(held_up(survivor(error))).kind == "out of memory"

@@ -51,6 +51,8 @@ def find_caught_error(facts: Facts) -> Verdict | None:
             is_again=is_again,
             is_live=facts.evidence.is_live,
             is_memory=is_memory,
+            gave_up=facts.timed_out_ranks,
+            gave_up_ns=facts.gave_up_ns.get(first),
         ),
         blamed=tuple(found) if len(found) < len(facts.world) else (),
         concerned=tuple(sorted({*found, *facts.waiting})),

@@ -40,6 +40,8 @@ def caught(
     is_again: bool,
     is_live: bool,
     is_memory: bool,
+    gave_up: Collection[int],
+    gave_up_ns: int | None,
 ) -> VerdictText:
     """Describe an exception after which ranks have not gone on, although it did not end them.
 
@@ -49,21 +51,29 @@ def caught(
         error: its exception.
         waiting: ranks that wait for them.
         is_again: True if it was raised several times in the step.
+        gave_up: ranks that waited for others until their collective timed out.
+        gave_up_ns: how long any of them waited for the first of these; None if none did.
     """
     missed = wait.first_missed_by(ranks)
     where = f"in collective {missed.number} of {group_text(wait.group)}"
     if wait.is_point_to_point:  # each rank numbers its own
         where = f"for its message in {group_text(wait.group)}"
+    they_wait, after = f"{capitalize(rank_list(waiting))} {plural(waiting, 'waits', 'wait')} for", ""
+    if gave_up_ns is not None:
+        they_wait, after = (
+            f"{capitalize(rank_list(gave_up))} gave up waiting for",
+            f" after {format_seconds(gave_up_ns)}",
+        )
     sentence = (
         f"{_what_failed(ranks, one, error, is_again=is_again, is_live=is_live)}{at_line(error.failure.call_site)}: "
-        f"{_message(error)}. {capitalize(rank_list(waiting))} {plural(waiting, 'waits', 'wait')} for "
-        f"{plural(ranks, 'that rank', 'those ranks')}{in_step(missed)} {where}: "
+        f"{_message(error)}. {they_wait} {plural(ranks, 'that rank', 'those ranks')}{in_step(missed)} {where}{after}: "
         f"{collective_text(missed, with_names=False)}{at_line(missed.call_site)}."
     )
     alternative = "the exception may have been handled, and something else may hold the rank up"
     evidence, advice = ["No rank that goes on has seen this exception."], _LET_IT_END
     if is_again:
-        alternative = "a later try may succeed" if is_live else "a later try might have succeeded"
+        later = "a later try may succeed" if is_live else "a later try might have succeeded"
+        alternative = later if gave_up_ns is None else ""
         evidence = [f"It was raised at least {error.count_in_step} times in that step, and caught."]
         advice = _GIVE_UP
     elif _is_elsewhere(error):

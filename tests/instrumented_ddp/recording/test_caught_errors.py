@@ -67,6 +67,19 @@ try:
         raise RuntimeError("wrapped") from error
 except RuntimeError:
     traceback.format_exc()
+def look():
+    caught.note_being_handled()
+
+for _ in range(2):
+    try:
+        fail(BufferError)
+    except BufferError as error:
+        for name in ("watcher", "overlapscope-background"):
+            watcher = threading.Thread(target=look, name=name)
+            watcher.start()
+            watcher.join()
+        keep = error
+caught.note_being_handled()
 caught.close()
 """
 LINE = SCRIPT.splitlines().index('    raise kind("no shard")') + 1
@@ -88,6 +101,7 @@ def test_what_does_not_end_a_process_is_written_once_each_with_its_line_and_step
         "IndexError": ("forward", "", "", 4, 5),
         "ZeroDivisionError": ("backward", "", "", 4, 1),
         "RuntimeError": ("caught", "", "", 4, 1),
+        "BufferError": ("caught", "", "", 4, 2),
     }
     lines = {kind: one.failure.call_site and one.failure.call_site.line for kind, one in found.items()}
     assert {lines[kind] for kind in ("ValueError", "KeyError", "OSError", "IndexError", "ZeroDivisionError")} == {LINE}

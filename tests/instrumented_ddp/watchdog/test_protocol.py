@@ -308,9 +308,10 @@ def test_a_judge_that_dies_ends_the_investigation_after_a_while():
     assert job.ranks[1].did(ReportFault)[0] > began_s + 3 + INVESTIGATION_TIMEOUT_S
 
 
-def test_a_suspicion_is_withdrawn_when_the_job_goes_on():
+@pytest.mark.parametrize("verdict", [LIKELY, replace(LIKELY, kind="failed")], ids=lambda verdict: verdict.kind)
+def test_a_suspicion_is_withdrawn_when_the_job_goes_on(verdict: Verdict):
     job = Job(2)
-    job.verdict = LIKELY
+    job.verdict = verdict
     job.stall(0)
     job.pass_time(5)
     assert [len(rank.did(RetractReport)) for rank in job.ranks] == [0, 0]
