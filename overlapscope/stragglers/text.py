@@ -112,7 +112,7 @@ def describe_saving(finding: Finding) -> str:
     interval = "" if math.isnan(saving.low) else f" (90 %: {format_interval_ns(saving)})"
     share, delayed = format_share(finding.saving_share), len(finding.steps)
     if finding.pattern.kind == "persistent":
-        return f"{format_ns(saving.value)} a step{interval}, {share} of it"
+        return f"{format_ns(saving.value)} a step{interval}, {share} of its time"
     where = "once" if delayed == 1 else f"in each of {delayed:,} steps"
     return (
         f"{format_ns(saving.value)} {where}{interval}, {share} of the time of all {len(finding.pattern.where):,} steps"

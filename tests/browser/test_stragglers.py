@@ -62,7 +62,7 @@ def steps_shown(page: Page) -> float:
 
 def test_the_page_names_the_late_rank(open_page, straggling):
     page = open_stragglers(open_page, f"{straggling}stragglers")
-    expect(page.locator(".verdict")).to_contain_text("Rank 2 computes")
+    expect(page.locator(".verdict")).to_contain_text("Rank 2 arrives")
     expect(page.locator(".blame tbody tr")).to_have_count(1)
     expect(page.locator("#scale-high")).to_contain_text("ms")
     expect(page.get_by_role("link", name="Stragglers")).to_have_attribute("aria-current", "page")
@@ -154,7 +154,7 @@ def test_folded_rows_can_be_unfolded(open_page, tmp_path):
     write_straggling_recording(tmp_path / "traces", late_us=lambda rank, _: rank, ranks=20, steps=6)
     with served(tmp_path / "traces", tmp_path / "server.log") as url:
         page = open_stragglers(open_page, f"{url}stragglers")
-        rows = page.locator(".what-if section", has_text="Cost of each rank").locator("tbody tr:visible")
+        rows = page.locator(".what-if section", has_text="Lateness and saving of each rank").locator("tbody tr:visible")
         expect(rows).to_have_count(16)
         page.get_by_role("button", name="and 4 more").click()
         expect(rows).to_have_count(20)
