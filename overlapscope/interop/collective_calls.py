@@ -21,6 +21,8 @@ CALL_COLUMNS: Final = (
     *("group", "description", "group_size", "thread", "start_ns", "end_ns"),
 )
 """Columns of launches of collectives. ``op`` is as torch.distributed names it; what is unknown is 0 or empty."""
+_MADE_UP_ID: Final = 2**62
+"""First id of the calls that have none in their profile."""
 GENERIC: Final = "generic"
 """Operation of a kernel whose name does not tell it, as all of RCCL's."""
 _OP_MARKS: Final = (
@@ -90,8 +92,9 @@ def collect_calls(parameters: pd.DataFrame, annotations: pd.DataFrame, operators
     for source in (annotations, operators):
         if len(source) and source is not found:
             found = _fill_in(found, source)
-    found = found[~found["op"].isin(_NO_COLLECTIVES)]
-    return found[list(CALL_COLUMNS)].reset_index(drop=True)
+    found = found[~found["op"].isin(_NO_COLLECTIVES)].reset_index(drop=True)
+    identity = found["id"].where(found["id"] >= 0, _MADE_UP_ID + np.arange(len(found))).astype(np.int64)
+    return found.assign(id=identity)[list(CALL_COLUMNS)]
 
 
 def _add_outside(operators: pd.DataFrame, annotations: pd.DataFrame) -> pd.DataFrame:
@@ -134,7 +137,7 @@ def link_kernels(kernels: pd.DataFrame, launches: pd.DataFrame, calls: pd.DataFr
     is_backend = (kernels["op"] != "").to_numpy()
     own = kernels[is_backend]
     # "External id" is the correlation itself in some traces, and then meets the ids of calls by chance.
-    has_ids = bool((kernels["id"] != kernels["correlation"]).any())
+    has_ids = bool((own["id"] != own["correlation"])[own["id"] >= 0].any())
     identity = np.where(own["id"].isin(calls["id"]) & has_ids, own["id"], -1).astype(np.int64)
     known = launches.drop_duplicates("correlation")
     index = pd.Index(known["correlation"]).get_indexer(pd.Index(own["correlation"]))

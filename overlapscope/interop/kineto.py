@@ -162,9 +162,11 @@ def read_profile(path: Path, progress: ProgressCallback | None = None) -> Profil
 
 
 def parse_rank_in_name(path: Path) -> int | None:
-    """Return the rank in a file name such as ``rank3.json`` or ``trace_rank-3.json.gz``; None if it has none."""
-    found = _RANK_IN_NAME.findall(path.name) or _WORKER_IN_NAME.findall(path.name)
-    return int(found[-1]) if found else None
+    """Return the rank in the name of a file or its folder, as of ``rank_3/trace.json``; None if it has none."""
+    for name in (path.name, path.parent.name):
+        if found := _RANK_IN_NAME.findall(name) or _WORKER_IN_NAME.findall(name):
+            return int(found[-1])
+    return None
 
 
 class _TableBuilder:

@@ -31,6 +31,7 @@ _KINDS: Final = (
     (rb"(?i)^\s*<(!doctype|html|img)", "a web page, such as export_memory_timeline writes"),
     (rb'^\s*\{.{0,4000}"(pg_config|pg_status)"\s*:', f"a Flight Recorder dump; {_DIAGNOSE}"),
     (rb"^\x80[\x02-\x05]", f"a pickle, such as a memory snapshot or a Flight Recorder dump; {_DIAGNOSE}"),
+    (rb"^PK\x03\x04", "a damaged zip archive"),
     (rb"^\x28\xb5\x2f\xfd", "compressed with zstd; decompress it first"),
     (rb"^[^\n{}\[\]]*;[^\n]* \d+\n", "a list of stacks (export_stacks), which has no times"),
 )
@@ -94,8 +95,9 @@ def _unpack(path: Path, folder: Path) -> list[TraceFile]:
             found = []
             for name, content in members:
                 plain = PurePosixPath(name)
-                # Only the name itself is used, so that nothing is written elsewhere; its folder may tell the rank.
-                target = folder / str(len(found)) / plain.name
+                # Of the path only two names are used, so that nothing is written elsewhere; a folder may tell the rank.
+                parent = "" if plain.parent.name == ".." else plain.parent.name
+                target = folder / str(len(found)) / parent / plain.name
                 target.parent.mkdir(parents=True)
                 with target.open("wb") as copy:
                     shutil.copyfileobj(content, copy)

@@ -7,9 +7,12 @@ from overlapscope.text import count_of, format_ns, format_share
 from overlapscope.trace.imported_communication import GroupCommunication, ImportedCommunication
 
 
-def build_communication_section(found: ImportedCommunication) -> Section:
-    """Build the section from what the profiles say of all communication."""
-    per = max(1, found.steps)
+def build_communication_sections(found: ImportedCommunication | None) -> tuple[Section, ...]:
+    """Build the section from what the profiles say of all communication; none of a recording that is no import."""
+    return () if found is None else (_build(found, max(1, found.steps)),)
+
+
+def _build(found: ImportedCommunication, per: int) -> Section:
     return Section(
         name="communication",
         title="Communication in the profiles",

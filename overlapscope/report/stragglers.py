@@ -9,7 +9,7 @@ import pandas as pd
 
 from overlapscope.analysis import Analysis
 from overlapscope.breakdown.means import MeanStep
-from overlapscope.report.imported_communication import build_communication_section
+from overlapscope.report.imported_communication import build_communication_sections
 from overlapscope.report.report import Column, Number, Report, Row, Section, Table, list_rows
 from overlapscope.stragglers.finding import Finding
 from overlapscope.stragglers.stragglers import Stragglers
@@ -62,7 +62,7 @@ def build_stragglers_report(analysis: Analysis) -> Report:
         section = build_stragglers_section(stragglers)
         content |= _collect_content(analysis, stragglers)
     imported = read_imported_communication(trace.run)
-    arrivals = [] if imported is None or not imported.tells_last_ranks else [build_communication_section(imported)]
+    arrivals = build_communication_sections(imported) if imported is not None and imported.tells_last_ranks else ()
     return Report(facts=facts, sections=(section, *arrivals), content=content)
 
 
