@@ -1,9 +1,10 @@
-"""Write a recording for other tools: Perfetto, chrome://tracing, Prometheus, or as tables.
+"""Write a recording for other tools: Perfetto, chrome://tracing, Prometheus, torch.compile, or as tables.
 
     overlapscope export traces/ -o run.pftrace                          # open it at ui.perfetto.dev
     overlapscope export traces/ -o run.json.gz --format chrome --steps 100:110 --ranks 0-7
     overlapscope export traces/ -o metrics.prom --format openmetrics    # for the textfile collector of node_exporter
     overlapscope export traces/ -o tables/ --format parquet             # or csv: a folder with a file for each table
+    overlapscope export traces/ -o collectives.json --format inductor-pge
 
 perfetto, chrome: hosts, their ranks, and for each rank steps, phases, gradients, buckets, communication, rounds and
 garbage collection, with all that is known of each, arrows along the path of a bucket and between the ranks of a
@@ -12,6 +13,9 @@ within a track, so viewers draw it as it was.
 
 openmetrics: the breakdown of a step, stragglers and the verdict, as they are now; 'overlapscope serve --metrics'
 answers scrapes with the same.
+
+inductor-pge: how long collectives of DDP and FSDP2 take once their last rank has arrived, by size, for torch.compile:
+torch._inductor.config.aten_distributed_optimizations.profile_guided_estimations_profile_path = "collectives.json".
 
 An existing file is not overwritten, and a file that could not be finished is removed. A name that ends in .gz is
 compressed. Problems with the recording go to stderr, one per line; the exit code is 1 if any part of it is missing.
@@ -47,7 +51,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=(*_TRACES, "openmetrics", *_TABLES),
+        choices=(*_TRACES, "openmetrics", "inductor-pge", *_TABLES),
         default="perfetto",
         help="output format (default: %(default)s)",
     )
@@ -81,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
             message = _write_tables(analysis, args, progress)
         elif args.format == "openmetrics":
             message = _write_metrics(analysis, args, progress)
+        elif args.format == "inductor-pge":
+            message = _write_inductor_profile(analysis, args)
         else:
             message = _write_trace(analysis, args, progress)
     print(f"overlapscope export: {message}", file=sys.stderr)
@@ -125,6 +131,17 @@ def _write_metrics(analysis: Analysis, args: argparse.Namespace, progress: Progr
     with create_file(args.output) as file:
         file.write(format_open_metrics({args.traces.resolve().name: samples}).encode())
     return f"{args.output}: {count_of(len(samples), 'sample')}"
+
+
+def _write_inductor_profile(analysis: Analysis, args: argparse.Namespace) -> str:
+    import json
+
+    from overlapscope.interop.inductor_profile import build_inductor_profile
+
+    profile = build_inductor_profile(analysis)
+    with create_file(args.output) as file:
+        file.write(json.dumps(profile, indent=1).encode())
+    return f"{args.output}: {count_of(len(profile['traceEvents']), 'kind')} of collectives"
 
 
 def _write_tables(analysis: Analysis, args: argparse.Namespace, progress: Progress) -> str:
