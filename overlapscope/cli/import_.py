@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,30 +101,40 @@ class _Traces:
 
 
 def _read_traces(files: Sequence[TraceFile], progress: Progress) -> _Traces:
-    from overlapscope.interop.kineto import read_profile
-    from overlapscope.interop.nccl_inspector import is_inspector_dump
-    from overlapscope.interop.nsight import is_sqlite_report, read_report
-    from overlapscope.interop.trace_files import describe_other_kind
     from overlapscope.interop.training import convert_profile
 
     traces = _Traces()
     for file in files:
-        path, label = file.path, file.label
-        if is_inspector_dump(path):
-            raise OverlapScopeError(
-                f"{label}: a dump of NCCL's Inspector, in which there are no steps; 'overlapscope calibrate "
-                "--inspector FILE ...' takes from such dumps how long all-reduces take"
-            )
-        if kind := describe_other_kind(path):
-            raise OverlapScopeError(f"{label}: {kind}; give traces of torch.profiler's export_chrome_trace()")
-        progress.begin(f"reading {path.name}")
-        for profile in read_report(path) if is_sqlite_report(path) else [read_profile(path, progress.count)]:
+        progress.begin(f"reading {file.path.name}")
+        for profile in _read_profiles(file, progress):
             if profile.source.problem is not None:
-                traces.damaged.append(f"{label}: left out: {profile.source.problem}; export it again")
+                traces.damaged.append(f"{file.label}: left out: {profile.source.problem}; export it again")
                 continue
             traces.trainings.append((profile.source, convert_profile(profile)))
-            traces.overlaps.append(f"{label}: {_describe_overlap(profile)}")
+            traces.overlaps.append(f"{file.label}: {_describe_overlap(profile)}")
     return traces
+
+
+def _read_profiles(file: TraceFile, progress: Progress) -> list[Profile]:
+    """Read a file, which is then called what the user calls it, also in errors."""
+    from overlapscope.interop.kineto import read_profile
+    from overlapscope.interop.nccl_inspector import is_inspector_dump
+    from overlapscope.interop.nsight import is_sqlite_report, read_report
+    from overlapscope.interop.trace_files import describe_other_kind
+
+    path = file.path
+    if is_inspector_dump(path):
+        raise OverlapScopeError(
+            f"{file.label}: a dump of NCCL's Inspector, in which there are no steps; 'overlapscope calibrate "
+            "--inspector FILE ...' takes from such dumps how long all-reduces take"
+        )
+    if kind := describe_other_kind(path):
+        raise OverlapScopeError(f"{file.label}: {kind}; give traces of torch.profiler's export_chrome_trace()")
+    try:
+        profiles = read_report(path) if is_sqlite_report(path) else [read_profile(path, progress.count)]
+    except OverlapScopeError as error:
+        raise OverlapScopeError(str(error).replace(str(path), file.label)) from None
+    return [replace(profile, source=replace(profile.source, path=Path(file.label))) for profile in profiles]
 
 
 def _describe_overlap(profile: Profile) -> str:

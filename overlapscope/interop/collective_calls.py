@@ -89,9 +89,13 @@ def collect_calls(parameters: pd.DataFrame, annotations: pd.DataFrame, operators
     found = next((source for source in sources if len(source)), parameters).reset_index(drop=True)
     if not len(parameters) and len(operators):
         found = _add_outside(operators, annotations[annotations["is_of_device"].astype(bool)])
-    for source in (annotations, operators):
-        if len(source) and source is not found:
-            found = _fill_in(found, source)
+    if len(annotations):
+        number = np.arange(len(found))
+        inside = _find_begins_within(found.assign(id=number), annotations)
+        first = pd.Series(np.arange(len(annotations))).groupby(inside).first().reindex(number)
+        found = _fill_in(found, annotations, first.fillna(-1).to_numpy(dtype=np.int64))
+    if len(operators):
+        found = _fill_in(found, operators, _find_begins_within(operators.assign(id=np.arange(len(operators))), found))
     found = found[~found["op"].isin(_NO_COLLECTIVES)].reset_index(drop=True)
     identity = found["id"].where(found["id"] >= 0, _MADE_UP_ID + np.arange(len(found))).astype(np.int64)
     return found.assign(id=identity)[list(CALL_COLUMNS)]
@@ -99,32 +103,27 @@ def collect_calls(parameters: pd.DataFrame, annotations: pd.DataFrame, operators
 
 def _add_outside(operators: pd.DataFrame, annotations: pd.DataFrame) -> pd.DataFrame:
     """Return operators, and the annotations outside all of them: in 2022 only some collectives had an operator."""
-    inside = find_enclosing_spans(
-        operators.assign(id=np.arange(len(operators))),
-        annotations["thread"].to_numpy(),
-        annotations["start_ns"].to_numpy(),
-    )
+    inside = _find_begins_within(operators.assign(id=np.arange(len(operators))), annotations)
     both = pd.concat([operators, annotations[inside < 0]], ignore_index=True)
     return both.sort_values("start_ns", kind="stable", ignore_index=True)
 
 
-def _fill_in(calls: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
-    """Return calls with what they lack, from the first of others that begins within each, or around it."""
-    number = np.arange(len(calls))
-    inner = find_enclosing_spans(calls.assign(id=number), others["thread"].to_numpy(), others["start_ns"].to_numpy())
-    outer = find_enclosing_spans(
-        others.assign(id=np.arange(len(others))), calls["thread"].to_numpy(), calls["start_ns"].to_numpy()
-    )
-    index = pd.Series(np.arange(len(others))).groupby(inner).first().reindex(number)
-    index = index.fillna(pd.Series(np.where(outer >= 0, outer, np.nan), index=number))
-    known = others.reset_index(drop=True).reindex(index.to_numpy())
-    filled = calls.copy()
-    lacks_name = (calls["op"] == "").to_numpy()
-    filled["op"] = np.where(lacks_name, known["op"].fillna("").to_numpy(), calls["op"])
-    lacks_size = (calls["elements"] == 0).to_numpy() & (known["op"].to_numpy() == filled["op"].to_numpy())
-    filled["elements"] = np.where(lacks_size, known["elements"].fillna(0), calls["elements"]).astype(np.int64)
-    filled["dtype"] = np.where(lacks_size, known["dtype"].fillna(""), calls["dtype"])
-    return filled
+def _find_begins_within(spans: pd.DataFrame, calls: pd.DataFrame) -> npt.NDArray[np.int64]:
+    """Return in which of some spans each call (n,) begins, by its id; -1 where in none."""
+    return find_enclosing_spans(spans, calls["thread"].to_numpy(), calls["start_ns"].to_numpy())
+
+
+def _fill_in(calls: pd.DataFrame, others: pd.DataFrame, which: npt.NDArray[np.int64]) -> pd.DataFrame:
+    """Return calls with the names and sizes that they lack.
+
+    Args:
+        which: (n,) index in ``others`` of what each call is, -1 for none.
+    """
+    known = others.reset_index(drop=True).reindex(np.where(which >= 0, which, len(others)))
+    op = np.where(calls["op"] == "", known["op"].fillna("").to_numpy(), calls["op"])
+    lacks_size = (calls["elements"] == 0).to_numpy() & (known["op"].to_numpy() == op)
+    elements = np.where(lacks_size, known["elements"].fillna(0), calls["elements"]).astype(np.int64)
+    return calls.assign(op=op, elements=elements, dtype=np.where(lacks_size, known["dtype"].fillna(""), calls["dtype"]))
 
 
 def link_kernels(kernels: pd.DataFrame, launches: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:

@@ -16,7 +16,7 @@ TRANSFERS_US = (800, 1500, 1400)
 
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
-    write_straggling_recording(tmp_path / "traces", late_us=lambda rank, step: 3000 * (rank == 1), ranks=2)
+    write_straggling_recording(tmp_path / "traces", late_us=lambda rank, _: 3000 * (rank == 1), ranks=2)
     path = tmp_path / "collectives.json"
     assert main(["export", str(tmp_path / "traces"), "-o", str(path), "--format", "inductor-pge"]) == 0
     return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -179,3 +180,21 @@ def test_groups_are_told_apart_by_their_members(tmp_path: Path) -> None:
     assert one.exposed_ns == one.time_ns - 50_000
     assert one.last_ranks == {"3": (1, 1)}
     assert one.wait_ns == 200_000 / 4
+
+
+def test_of_a_process_that_was_profiled_again_the_latest_profile_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As ``tensorboard_trace_handler`` writes them, zipped with their folder."""
+    with ZipFile(tmp_path / "logs.zip", "w") as archive:
+        for rank, time in ((0, 1000), (0, 900), (1, 1001), (1, 901)):
+            content = json.loads((DATA / f"golden_nccl_worker{rank}.json").read_text())
+            content |= {"distributedInfo": {"rank": rank, "world_size": 2}, "baseTimeNanoseconds": time * 10**15}
+            archive.writestr(f"logs/node{rank}_{40 + rank}.{time}.pt.trace.json", json.dumps(content))
+        archive.writestr("logs/events.out.tfevents.7", b"")
+    trace = imported(tmp_path / "traces", tmp_path / "logs.zip")
+    assert trace.ranks["host"].tolist() == ["node0", "node1"]
+    assert trace.run["started_unix_ns"] == 10**18
+    said = capsys.readouterr().err
+    assert "2 earlier profiles" in said
+    assert "begins 1,000,000 s after" in said  # of rank 1's, which is of another run then
