@@ -54,7 +54,6 @@ _DTYPES: Final = {"float": "float32", "double": "float64", "half": "float16", "c
     "bool": "bool",
 }
 """Element types as event logs name them, by the names of ``c10::ScalarType`` and of C++."""
-_NO_COLLECTIVES: Final = ("", "barrier")
 
 
 @lru_cache(maxsize=4096)  # there are few distinct names
@@ -96,7 +95,7 @@ def collect_calls(parameters: pd.DataFrame, annotations: pd.DataFrame, operators
         found = _fill_in(found, annotations, first.fillna(-1).to_numpy(dtype=np.int64))
     if len(operators):
         found = _fill_in(found, operators, _find_begins_within(operators.assign(id=np.arange(len(operators))), found))
-    found = found[~found["op"].isin(_NO_COLLECTIVES)].reset_index(drop=True)
+    found = found[found["op"] != ""].reset_index(drop=True)
     identity = found["id"].where(found["id"] >= 0, _MADE_UP_ID + np.arange(len(found))).astype(np.int64)
     return found.assign(id=identity)[list(CALL_COLUMNS)]
 

@@ -184,7 +184,7 @@ def extract_collectives(profile: Profile) -> tuple[list[Collective], Counter[str
         *(profile.collectives[column].tolist() for column in columns), strict=True
     ):
         if op not in _RECORDED_OPS:
-            left_out[op] += 1
+            left_out.update([op] * (op != "barrier"))
             continue
         # Without a device, annotations of the backend span its collectives: the n-th belongs to the n-th launch.
         start_ns, end_ns = ran.get(identity, (None, None)) if len(profile.kernels) else next(on_host[op], (None, None))
