@@ -87,7 +87,7 @@ def compute_transfer_times(analysis: Analysis) -> list[TransferTime]:
         TransferTime(
             op=str(op),
             dtype=str(dtype),
-            elements=int(elements),
+            elements=int(str(elements)),
             transfer_ns=float(own["transfer_ns"].median()),
             count=len(own),
         )

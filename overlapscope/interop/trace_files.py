@@ -92,7 +92,7 @@ def _is_archive(path: Path) -> bool:
 def _unpack(path: Path, folder: Path) -> list[TraceFile]:
     try:
         with _open_members(path) as members:
-            found = []
+            found: list[TraceFile] = []
             for name, content in members:
                 plain = PurePosixPath(name)
                 # Of the path only two names are used, so that nothing is written elsewhere; a folder may tell the rank.
