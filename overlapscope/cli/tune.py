@@ -34,6 +34,7 @@ from overlapscope.cli.reading import print_report
 from overlapscope.cli.tuning_runs import RunFailed, RunInterrupted, TuningRuns, clear_runs, has_runs
 from overlapscope.console import Progress
 from overlapscope.errors import OverlapScopeError
+from overlapscope.interval import Interval
 from overlapscope.trace.ddp_trial import DDPSetting, Trial
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from overlapscope.tuning.candidates import Candidate, Choice
     from overlapscope.tuning.verdict import Run, Trained
 
+_NO_GAIN: Final = Interval(value=0.0, low=0.0, high=0.0)
 DEFAULT_FOLDER: Final = Path("tuning")
 _DEFAULT_STEPS: Final = 100
 _MIN_STEPS: Final = 20
@@ -104,13 +106,18 @@ class _Tuning:
 
     def run(self) -> int:
         from overlapscope.report.tuning import build_tuning_report
-        from overlapscope.tuning.verdict import Trained, decide, find_favorite, needs_another_pair
+        from overlapscope.tuning.verdict import Trained, decide, find_fastest, find_favorite, needs_another_pair
 
         analysis = self._train(DDPSetting(), is_first=True)
         _check(analysis)
         base = Trained(setting=DDPSetting(), predicted=None, runs=(self._read(analysis),))
         choice = self._choose(analysis)
-        tried = [] if choice.is_hopeless else [self._try(base, candidate) for candidate in choice.candidates]
+        tried: list[Trained] = []
+        if not choice.is_hopeless:
+            tried += (self._try(base, size) for size in choice.sizes)
+            for addition in choice.additions:
+                fastest = find_fastest(base, tried)
+                tried.append(self._try(base, addition.on(fastest.setting, fastest.predicted or _NO_GAIN)))
         while (favorite := find_favorite(base, tried)) is not None and needs_another_pair(base, favorite):
             tried[tried.index(favorite)] = self._repeat(favorite)
             base = self._repeat(base)
@@ -127,9 +134,8 @@ class _Tuning:
         choice = choose_candidates(analysis, advise(analysis), allows_compression=self._allows_compression)
         if not choice.is_hopeless:
             _print_status("to be run, with the predicted change of the step:")
-            for candidate in choice.candidates:
-                predicted = text.describe_prediction(candidate.gain)
-                _print_status(f"  {text.format_setting(candidate.setting)}: {predicted}")
+            for sentence in text.describe_plans(choice):
+                _print_status(f"  {sentence}")
         return choice
 
     def _try(self, base: Trained, candidate: Candidate) -> Trained:

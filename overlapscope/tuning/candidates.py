@@ -20,8 +20,8 @@ from overlapscope.interval import Interval
 from overlapscope.trace.ddp_trial import SIZE_ARGUMENTS, VIEWS_ARGUMENT, Compression, DDPSetting
 from overlapscope.trace.recording import Trace
 
-MAX_CANDIDATES: Final = 3
-"""Number of settings that are run at most."""
+MAX_SIZES: Final = 2
+"""Number of bucket sizes that are run at most."""
 _OTHER_SIZE_RATIO: Final = 1.5
 """Ratio of numbers of buckets from which a second size is another one."""
 _COPIES: Final = 2
@@ -89,11 +89,38 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Addition:
+    """A change that may be run on top of a setting."""
+
+    kind: Literal["views", "compression"]
+    gain: Interval
+    """Predicted gain on top, as a share of the step."""
+    compression: Compression = ""
+
+    def on(self, setting: DDPSetting, gain: Interval) -> Candidate:
+        """Return a setting with this change.
+
+        Args:
+            gain: Predicted gain of the setting without it.
+        """
+        is_views = self.kind == "views"
+        changed = replace(setting, bucket_views=True) if is_views else replace(setting, compression=self.compression)
+        return Candidate(
+            setting=changed,
+            gain=Interval(
+                value=gain.value + self.gain.value, low=gain.low + self.gain.low, high=gain.high + self.gain.high
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Choice:
     """What is run, and why no more."""
 
-    candidates: tuple[Candidate, ...]
-    """Settings to run, the most promising first."""
+    sizes: tuple[Candidate, ...]
+    """Bucket sizes to run, the most promising first."""
+    additions: tuple[Addition, ...]
+    """What is run next, each on top of the fastest so far."""
     reachable: float
     """Gain that no setting can exceed, as a share of the step."""
     kept: tuple[Kept, ...]
@@ -102,7 +129,7 @@ class Choice:
     @property
     def is_hopeless(self) -> bool:
         """Return True if nothing that can be set is worth a run."""
-        return self.reachable < MIN_GAIN or not self.candidates
+        return self.reachable < MIN_GAIN or not (self.sizes or self.additions)
 
 
 def choose_candidates(analysis: Analysis, advice: Advice, *, allows_compression: bool) -> Choice:
@@ -116,22 +143,23 @@ def choose_candidates(analysis: Analysis, advice: Advice, *, allows_compression:
     kept = tuple(own.list_kept(allows_compression=allows_compression))
     found, summary = advice.recommendation, analysis.summary
     is_free = {what.partition(":")[0] for what in kept}
-    sizes = [] if "sizes" in is_free else list(_choose_sizes(found, own))
-    as_it_is = Candidate(setting=DDPSetting(), gain=Interval(value=0.0, low=0.0, high=0.0))
-    best = sizes[0] if sizes else as_it_is
-    candidates = sizes
-    if "views" not in is_free:
-        best = _add(best, _predict_views(found, summary), bucket_views=True)
-        candidates = [*candidates, best]
+    sizes = [] if "sizes" in is_free else _choose_sizes(found, own)
+    additions = [] if "views" in is_free else [Addition(kind="views", gain=_predict_views(found, summary))]
     if allows_compression:
-        gain = next((each.gain for each in found.what_ifs if each.kind == "compression"), 0.0)
-        best = _add(best, Interval(value=gain, low=0.0, high=max(gain, 0.0)), compression=own.compression)
-        candidates = [*candidates, best]
-    promising = [each for each in candidates if each.gain.high >= MIN_GAIN]
-    promising.sort(key=lambda each: -each.gain.value)
+        gain = max(0.0, *(each.gain for each in found.what_ifs if each.kind == "compression"), 0.0)
+        saved = Interval(value=gain, low=0.0, high=gain)
+        additions.append(Addition(kind="compression", gain=saved, compression=own.compression))
     return Choice(
-        candidates=tuple(promising[:MAX_CANDIDATES]), reachable=compute_reachable_gain(summary), kept=kept, own=own
+        sizes=tuple(sorted(filter(_is_promising, sizes), key=lambda size: -size.gain.value)[:MAX_SIZES]),
+        additions=tuple(filter(_is_promising, additions)),
+        reachable=compute_reachable_gain(summary),
+        kept=kept,
+        own=own,
     )
+
+
+def _is_promising(each: Candidate | Addition) -> bool:
+    return each.gain.high >= MIN_GAIN
 
 
 def compute_reachable_gain(summary: Summary) -> float:
@@ -178,11 +206,3 @@ def _predict_views(found: Recommendation, summary: Summary) -> Interval:
     copies = np.nan_to_num(_COPIES * summary.mean.blocks["bucket_copies"].value / summary.mean.step.value)
     value = known[0] if known else float(copies)
     return Interval(value=value, low=0.0, high=max(value, float(copies)))
-
-
-def _add(to: Candidate, gain: Interval, **more: Any) -> Candidate:
-    """Add another change to a candidate, whose gain comes on top."""
-    return Candidate(
-        setting=replace(to.setting, **more),
-        gain=Interval(value=to.gain.value + gain.value, low=to.gain.low + gain.low, high=to.gain.high + gain.high),
-    )

@@ -64,6 +64,15 @@ def describe_kept(choice: Choice) -> Iterator[str]:
         yield _KEPT[what]
 
 
+def describe_plans(choice: Choice) -> Iterator[str]:
+    """Name what is to be run, each with its predicted change of the step."""
+    for size in choice.sizes:
+        yield f"{format_setting(size.setting)}: {describe_prediction(size.gain)}"
+    for addition in choice.additions:
+        what = format_setting(addition.on(DDPSetting(), addition.gain).setting)
+        yield f"{what}, on top of the fastest: {describe_prediction(addition.gain)}"
+
+
 def describe_change(gain: MeasuredGain) -> str:
     """Format a measured change of the step, with its interval."""
     change = Interval(value=-gain.gain.value, low=-gain.gain.high, high=-gain.gain.low)

@@ -137,13 +137,15 @@ class Outcome:
     """Its gain."""
 
 
+def find_fastest(base: Trained, tried: Sequence[Trained]) -> Trained:
+    """Return the fastest of the settings so far, the script's own if none is faster, as far as is measured."""
+    return max((base, *(each for each in tried if each.runs)), key=lambda each: measure_gain(base, each).gain.value)
+
+
 def find_favorite(base: Trained, tried: Sequence[Trained]) -> Trained | None:
     """Return the fastest of the tried settings; None if no setting can gain 1 %, as far as is measured."""
-    measured = [(measure_gain(base, each), each) for each in tried if each.runs]
-    if not measured:
-        return None
-    gain, favorite = max(measured, key=lambda pair: pair[0].gain.value)
-    return favorite if gain.gain.high >= MIN_GAIN and gain.gain.value > 0 else None
+    favorite = find_fastest(base, tried)
+    return favorite if favorite is not base and measure_gain(base, favorite).gain.high >= MIN_GAIN else None
 
 
 def needs_another_pair(base: Trained, favorite: Trained) -> bool:

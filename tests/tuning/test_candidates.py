@@ -14,13 +14,16 @@ from overlapscope.interval import Interval
 from overlapscope.trace.ddp_trial import DDPSetting, Trial, read_trial
 from overlapscope.trace.recording import read_trace
 from overlapscope.tuning.candidates import (
-    MAX_CANDIDATES,
+    MAX_SIZES,
+    Addition,
     Choice,
     OwnSettings,
     choose_candidates,
     compute_reachable_gain,
 )
 from tests.synthetic import write_recording
+
+NO_GAIN = Interval(value=0.0, low=0.0, high=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +42,32 @@ def choose(
     return choose_candidates(analysis, advice, allows_compression=compression)
 
 
-def test_promising_settings_are_run_the_most_promising_first(recorded: tuple[Analysis, Advice]) -> None:
+def settings_of(choice: Choice) -> list[DDPSetting]:
+    """All that may be run, additions by themselves."""
+    alone = [addition.on(DDPSetting(), NO_GAIN).setting for addition in choice.additions]
+    return [*(size.setting for size in choice.sizes), *alone]
+
+
+def test_promising_settings_are_run_the_most_promising_size_first(recorded: tuple[Analysis, Advice]) -> None:
     choice = choose(recorded, {}, [], compression=True)
-    gains = [each.gain.value for each in choice.candidates]
-    assert 0 < len(gains) <= MAX_CANDIDATES
+    gains = [each.gain.value for each in choice.sizes]
+    assert 0 < len(gains) <= MAX_SIZES
     assert gains == sorted(gains, reverse=True)
-    assert all(each.gain.high >= MIN_GAIN for each in choice.candidates)
-    settings = [each.setting for each in choice.candidates]
+    assert all(each.gain.high >= MIN_GAIN for each in (*choice.sizes, *choice.additions))
+    settings = settings_of(choice)
     assert len(set(settings)) == len(settings)
     assert DDPSetting() not in settings
-    assert any(each.compression == "fp16" for each in settings)  # gloo has no hook for bf16
+    assert settings[-1].compression == "fp16"  # gloo has no hook for bf16
+
+
+def test_an_addition_is_run_on_top_of_a_setting() -> None:
+    size = DDPSetting(caps_mb=(8.0,))
+    views = Addition(kind="views", gain=Interval(value=0.02, low=0.0, high=0.03))
+    added = views.on(size, Interval(value=0.05, low=-0.01, high=0.1))
+    assert added.setting == DDPSetting(caps_mb=(8.0,), bucket_views=True)
+    assert added.gain.value == pytest.approx(0.07)
+    half = Addition(kind="compression", gain=NO_GAIN, compression="bf16")
+    assert half.on(added.setting, NO_GAIN).setting == replace(added.setting, compression="bf16")
 
 
 @pytest.mark.parametrize(
@@ -66,16 +85,16 @@ def test_what_the_script_decides_stays(
 ) -> None:
     choice = choose(recorded, arguments, given)
     assert set(choice.kept) == {kept, "compression: not allowed"}
-    for candidate in choice.candidates:
-        assert not candidate.setting.compression
-        assert candidate.setting.caps_mb is None or not kept.startswith("sizes")
-        assert not candidate.setting.bucket_views or not kept.startswith("views")
+    for setting in settings_of(choice):
+        assert not setting.compression
+        assert setting.caps_mb is None or not kept.startswith("sizes")
+        assert not setting.bucket_views or not kept.startswith("views")
 
 
 def test_a_size_of_the_script_is_named_and_others_are_tried(recorded: tuple[Analysis, Advice]) -> None:
     choice = choose(recorded, {"bucket_cap_mb": 50}, ["bucket_cap_mb"])
     assert choice.own.sizes == {"bucket_cap_mb": 50}
-    assert any(each.setting.caps_mb is not None for each in choice.candidates)
+    assert choice.sizes
 
 
 def test_no_setting_gains_more_than_exposed_communication_and_copies(recorded: tuple[Analysis, Advice]) -> None:
@@ -90,7 +109,7 @@ def test_no_setting_gains_more_than_exposed_communication_and_copies(recorded: t
     waits["straggler"] = _exactly(0.025 * step)  # which is as long with any buckets
     bound = compute_reachable_gain(replace(exposed, exposed_for=waits))
     assert bound == pytest.approx(0.005)
-    assert choose(recorded, {}, []).candidates
+    assert not choose(recorded, {}, []).is_hopeless
     assert replace(choose(recorded, {}, []), reachable=bound).is_hopeless
 
 
@@ -100,7 +119,7 @@ def _exactly(value: float) -> Interval:
 
 def test_nothing_promising_is_hopeless(recorded: tuple[Analysis, Advice]) -> None:
     choice = choose(recorded, {"bucket_cap_mb": "auto", "gradient_as_bucket_view": True}, [])
-    assert not choice.candidates
+    assert not settings_of(choice)
     assert choice.is_hopeless
 
 

@@ -11,7 +11,16 @@ from overlapscope.interval import Interval
 from overlapscope.trace.ddp_trial import DDPSetting
 from overlapscope.tuning import text
 from overlapscope.tuning.candidates import Choice, OwnSettings
-from overlapscope.tuning.verdict import Outcome, Run, Trained, decide, find_favorite, measure_gain, needs_another_pair
+from overlapscope.tuning.verdict import (
+    Outcome,
+    Run,
+    Trained,
+    decide,
+    find_fastest,
+    find_favorite,
+    measure_gain,
+    needs_another_pair,
+)
 
 BASE_NS = 100e6
 SIZE = DDPSetting(caps_mb=(10.0,))
@@ -83,6 +92,14 @@ def test_a_setting_that_was_run_again_is_believed_over_one_that_was_not() -> Non
     assert decide(base, [once, twice]).best is twice
 
 
+def test_what_is_added_is_added_to_the_fastest_so_far() -> None:
+    base = trained(DDPSetting(), (1, 1.0))
+    slower, faster = trained(SIZE, (2, 1.05)), trained(VIEWS, (3, 0.97))
+    failed = Trained(setting=SIZE, predicted=PREDICTED, failure="Rank 0 failed")
+    assert find_fastest(base, [slower, failed]) is base
+    assert find_fastest(base, [slower, faster]) is faster
+
+
 def test_what_failed_is_left_out() -> None:
     base = trained(DDPSetting(), (1, 1.0))
     failed = Trained(setting=SIZE, predicted=PREDICTED, failure="Rank 0 failed")
@@ -92,7 +109,7 @@ def test_what_failed_is_left_out() -> None:
 
 def test_sentences(golden: Callable[[str, str], None]) -> None:
     own = OwnSettings(arguments={"bucket_cap_mb": 50}, given=frozenset(), torch_version=(2, 13), compression="fp16")
-    choice = Choice(candidates=(), reachable=0.2, kept=("views: on", "compression: not allowed"), own=own)
+    choice = Choice(sizes=(), additions=(), reachable=0.2, kept=("views: on", "compression: not allowed"), own=own)
     base = trained(DDPSetting(), (1, 1.0), (4, 1.0), noise=0)
     faster = trained(
         DDPSetting(caps_mb=(1.0, 25.0), bucket_views=True, compression="bf16"), (2, 0.9), (3, 0.9), noise=0
@@ -102,6 +119,6 @@ def test_sentences(golden: Callable[[str, str], None]) -> None:
     for tried in ([faster], [same], [slower], []):
         said += [text.format_outcome(decide(base, tried), choice)]
     nothing = Outcome(verdict="keep: hopeless", best=None, gain=None)
-    said.append(text.format_outcome(nothing, Choice(candidates=(), reachable=0.004, kept=(), own=own)))
+    said.append(text.format_outcome(nothing, Choice(sizes=(), additions=(), reachable=0.004, kept=(), own=own)))
     said += [text.format_code(faster.setting), text.describe_prediction(PREDICTED)]
     golden("sentences/tune", "\n".join(said))
