@@ -70,9 +70,9 @@ def sweep(model: str, link: str, ranks: Ranks, settings: Sequence[Setting], roun
         _run(ranks, "benchmarks.swept_training", folder, time_limit_s=time_limit_s + TIME_LIMIT_S)
         seen = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(WORLD_SIZE)]
     parameters = tuple((name, each.nbytes) for name, each in MODELS[model]().module.named_parameters())
-    alike: dict[tuple[bool, str], list[Setting]] = {}
+    alike: dict[tuple[tuple[bool, bool], str], list[Setting]] = {}
     for setting, partition in zip(task.settings, seen[0]["partitions"], strict=True):
-        alike.setdefault((setting.is_ours, json.dumps(partition)), []).append(setting)
+        alike.setdefault((setting.wrapper, json.dumps(partition)), []).append(setting)
     blocks_of_ranks = [[Block(*block) for block in rank["blocks"]] for rank in seen]
     measured = [
         _measured(number, tuple(same), json.loads(partition), parameters, blocks_of_ranks)

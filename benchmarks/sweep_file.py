@@ -34,7 +34,8 @@ class Measured:
         """Its settings, the caps among them as a range."""
         caps = [setting.bucket_cap_mb for setting in self.settings if setting.bucket_cap_mb is not None]
         others = [setting.label for setting in self.settings if setting.bucket_cap_mb is None]
-        span = [f"{caps[0]:g}" if len(caps) == 1 else f"{caps[0]:g} to {caps[-1]:g}"] if caps else []
+        views = ", views" if self.settings[0].gradient_as_bucket_view else ""
+        span = [f"{caps[0]:g}{views}" if len(caps) == 1 else f"{caps[0]:g} to {caps[-1]:g}{views}"] if caps else []
         return "; ".join(others + span)
 
     @property

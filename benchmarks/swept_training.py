@@ -58,6 +58,7 @@ class Setting:
     bucket_cap_mb_list: tuple[float, ...] | None = None
     bucket_plan: str | None = None
     """A file. Only our DDP takes it."""
+    gradient_as_bucket_view: bool | None = None
     is_ours: bool = False
     """Our DDP, which records nothing, instead of torch's."""
 
@@ -76,7 +77,13 @@ class Setting:
             how = "list"
         else:
             how = "default" if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g}"
+        how += ", views" if self.gradient_as_bucket_view else ""
         return f"our DDP, {how}" if self.is_ours else how
+
+    @property
+    def wrapper(self) -> tuple[bool, bool]:
+        """What makes a difference beside the buckets: whose DDP it is, and whether gradients are views of buckets."""
+        return self.is_ours, bool(self.gradient_as_bucket_view)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -150,7 +157,7 @@ def measure(task: Task) -> tuple[list[Partition], list[Block]]:
     partitions = []
     for setting in task.settings:
         step, partition = warmed_up(workload, setting)
-        steps.setdefault(json.dumps([setting.is_ours, partition]), step)
+        steps.setdefault(json.dumps([setting.wrapper, partition]), step)
         partitions.append(partition)
     distinct = list(steps.values())
     blocks: list[Block] = []

@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 TIME_LIMIT_S = 300
 
 STARTED_BY_OTHERS = {
-    *("auto_training", "device_training", "healthy_training", "recorded_training", "swept_training", "timed_training")
+    *("auto_training", "device_training", "healthy_training", "recorded_training", "swept_training", "timed_training"),
+    "tuned_training",
 }
 SWEPT = {
     "bucket_sweep": "FOLDER --model tiny --link loopback --caps 0.2 0.5 1 --rounds 2 --seconds 1 --calibrate-mb 1",
@@ -48,6 +49,7 @@ AT_NIGHT = {
     "scale": "--ranks 4 --steps 40 --buckets 3 --dask",
     "recorder": "--rounds 1 --steps 3",
     "thousand_ranks": "--ranks 16 --steps 30 --times 1 --seconds 0.1",
+    "tune": "FOLDER --models tiny --link loopback --steps 20 --rounds 1 --seconds 1",
     "timeline": "--spans 2000 --ranks 2 --seconds 0.2",
 }
 IN_CI = {
