@@ -110,8 +110,8 @@ class _Tuning:
 
         analysis = self._train(DDPSetting(), is_first=True)
         _check(analysis)
-        base = Trained(setting=DDPSetting(), predicted=None, runs=(self._read(analysis),))
         choice = self._choose(analysis)
+        base = Trained(setting=DDPSetting(), predicted=None, runs=(self._read(analysis),))
         tried: list[Trained] = []
         if not choice.is_hopeless:
             tried += (self._try(base, size) for size in choice.sizes)

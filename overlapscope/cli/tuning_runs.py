@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from overlapscope.cli import child_process, recording_folder
-from overlapscope.errors import OverlapScopeError
+from overlapscope.errors import OverlapScopeError, make_printable
 from overlapscope.trace.ddp_trial import Trial
 from overlapscope.trace.environment import add_startup_hook
 from overlapscope.trace.folders import find_latest_attempt, find_recorded_ranks
@@ -84,7 +84,7 @@ class TuningRuns:
         status = self._train(folder, environment, on_step)
         attempt = find_latest_attempt(folder)
         if status:
-            raise RunFailed(f"{_explain(attempt, status)} (its output: {folder / OUTPUT_FILE})")
+            raise RunFailed(f"{_explain(attempt, status, folder / OUTPUT_FILE)} (its output: {folder / OUTPUT_FILE})")
         if not find_recorded_ranks(attempt):
             raise RunFailed(
                 f"nothing was recorded: '{self._command[0]}' succeeded, and no Python process that it started called "
@@ -210,8 +210,8 @@ def _find_descendants(pid: int) -> list[int]:
     return [*children, *(each for child in children for each in _find_descendants(child))]
 
 
-def _explain(attempt: Path, status: int) -> str:
-    """Say why a run has failed: as ``diagnose`` does, if it knows."""
+def _explain(attempt: Path, status: int, output: Path) -> str:
+    """Say why a run has failed: as ``diagnose`` does if it knows, else by the last line that was printed."""
     from overlapscope.diagnosis.attempts import read_attempt
 
     with suppress(OverlapScopeError):
@@ -219,4 +219,5 @@ def _explain(attempt: Path, status: int) -> str:
         if verdict.is_fault and verdict.kind != "cannot tell":
             return verdict.sentence.removesuffix(".")
     how = f"was killed by signal {-status}" if status < 0 else f"failed with exit code {status}"
-    return f"the training {how}"
+    printed = [line.strip() for line in output.read_text(errors="replace").splitlines() if line.strip()]
+    return f"the training {how}" + (f", and printed last: {make_printable(printed[-1])}" if printed else "")

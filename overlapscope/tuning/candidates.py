@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-import numpy as np
-
 from overlapscope.advice.advice import Advice
 from overlapscope.advice.observations import find_reduced_models
 from overlapscope.analysis import Analysis
 from overlapscope.breakdown.summary import Summary
+from overlapscope.bucket_model.cost import ZERO_COST
 from overlapscope.bucket_model.prediction import Curve
 from overlapscope.bucket_model.recommend import Recommendation
 from overlapscope.bucket_model.search import MIN_GAIN
@@ -25,7 +24,9 @@ MAX_SIZES: Final = 2
 _OTHER_SIZE_RATIO: Final = 1.5
 """Ratio of numbers of buckets from which a second size is another one."""
 _COPIES: Final = 2
-"""Copies that bucket views save: into buckets and out of them. Of torch's own DDP only the latter are seen."""
+"""Copies that bucket views save: into buckets and out of them."""
+_COLD_COPIES: Final = 2
+"""How much longer a copy that isn't seen may take than one that is, as its data is no longer in a cache."""
 _TORCH_WITH_CAP_LISTS: Final = (2, 13)
 
 Kept = Literal["sizes: auto", "sizes: plan", "sizes: strategy", "views: on", "views: given", "compression: not allowed"]
@@ -144,7 +145,7 @@ def choose_candidates(analysis: Analysis, advice: Advice, *, allows_compression:
     found, summary = advice.recommendation, analysis.summary
     is_free = {what.partition(":")[0] for what in kept}
     sizes = [] if "sizes" in is_free else _choose_sizes(found, own)
-    additions = [] if "views" in is_free else [Addition(kind="views", gain=_predict_views(found, summary))]
+    additions = [] if "views" in is_free else [Addition(kind="views", gain=_predict_views(advice, summary))]
     if allows_compression:
         gain = max(0.0, *(each.gain for each in found.what_ifs if each.kind == "compression"), 0.0)
         saved = Interval(value=gain, low=0.0, high=gain)
@@ -152,7 +153,7 @@ def choose_candidates(analysis: Analysis, advice: Advice, *, allows_compression:
     return Choice(
         sizes=tuple(sorted(filter(_is_promising, sizes), key=lambda size: -size.gain.value)[:MAX_SIZES]),
         additions=tuple(filter(_is_promising, additions)),
-        reachable=compute_reachable_gain(summary),
+        reachable=compute_reachable_gain(summary, _estimate_copies(advice, summary).high),
         kept=kept,
         own=own,
     )
@@ -162,16 +163,31 @@ def _is_promising(each: Candidate | Addition) -> bool:
     return each.gain.high >= MIN_GAIN
 
 
-def compute_reachable_gain(summary: Summary) -> float:
+def compute_reachable_gain(summary: Summary, copies: float) -> float:
     """Compute the share of the step that no setting can exceed: exposed communication and copies of gradients.
 
     Waits for a later rank are no part of it, because they are as long with any buckets.
+
+    Args:
+        copies: Share of the step that copies of gradients take at most.
     """
-    blocks = summary.mean.blocks
-    exposed, copies, waits = blocks["exposed"], blocks["bucket_copies"], summary.exposed_for["straggler"]
-    parts_ns = [exposed.high, _COPIES * copies.high, -waits.low]
-    known_ns = sum(part for part in parts_ns if math.isfinite(part))
-    return max(0.0, known_ns / summary.mean.step.value)
+    exposed_ns, waits_ns = summary.mean.blocks["exposed"].high, summary.exposed_for["straggler"].low
+    known_ns = sum(part for part in (exposed_ns, -waits_ns) if math.isfinite(part))
+    return max(0.0, known_ns / summary.mean.step.value + copies)
+
+
+def _estimate_copies(advice: Advice, summary: Summary) -> Interval:
+    """Estimate the share of the step that copies of gradients take, into buckets and out of them.
+
+    Of torch's own DDP only the last bucket's copy back is seen, as the others are made while that bucket is still sent.
+    """
+    seen = summary.mean.blocks["bucket_copies"].times(1 / summary.mean.step.value)
+    if ZERO_COST not in (advice.fitted.costs.copy_in, advice.fitted.costs.copy_out):
+        return Interval(value=seen.value, low=0.0, high=seen.high)
+    gradients, last = advice.fitted.work.gradients, advice.recommendation.now.buckets[-1]
+    all_of_them = _COPIES * gradients.total_bytes / float(gradients.bytes[list(last)].sum())
+    high = all_of_them * (seen.high if math.isfinite(seen.high) else seen.value)
+    return Interval(value=all_of_them * seen.value, low=0.0, high=_COLD_COPIES * high)
 
 
 def _choose_sizes(found: Recommendation, own: OwnSettings) -> Iterator[Candidate]:
@@ -200,9 +216,9 @@ def _step_ns(curve: Curve, plan: tuple[tuple[int, ...], ...]) -> float:
     return float(curve.predicted_ns[curve.plans.index(plan)])
 
 
-def _predict_views(found: Recommendation, summary: Summary) -> Interval:
+def _predict_views(advice: Advice, summary: Summary) -> Interval:
     """Predict what bucket views gain: at most the copies that they save."""
-    known = [each.gain for each in found.what_ifs if each.kind == "bucket views"]
-    copies = np.nan_to_num(_COPIES * summary.mean.blocks["bucket_copies"].value / summary.mean.step.value)
-    value = known[0] if known else float(copies)
-    return Interval(value=value, low=0.0, high=max(value, float(copies)))
+    copies = _estimate_copies(advice, summary)
+    known = [each.gain for each in advice.recommendation.what_ifs if each.kind == "bucket views"]
+    value = max(0.0, known[0]) if known else copies.value
+    return Interval(value=value, low=0.0, high=max(value, copies.high))

@@ -100,14 +100,13 @@ def test_a_size_of_the_script_is_named_and_others_are_tried(recorded: tuple[Anal
 def test_no_setting_gains_more_than_exposed_communication_and_copies(recorded: tuple[Analysis, Advice]) -> None:
     analysis, _ = recorded
     summary = analysis.summary
-    nothing = Interval(value=0.0, low=0.0, high=0.0)
     step = summary.mean.step.value
-    blocks = {**summary.mean.blocks, "exposed": _exactly(0.03 * step), "bucket_copies": nothing}
+    blocks = {**summary.mean.blocks, "exposed": _exactly(0.03 * step)}
     exposed = replace(summary, mean=replace(summary.mean, blocks=blocks))
-    waits = {**summary.exposed_for, "straggler": nothing}
-    assert compute_reachable_gain(replace(exposed, exposed_for=waits)) == pytest.approx(0.03)
+    waits = {**summary.exposed_for, "straggler": NO_GAIN}
+    assert compute_reachable_gain(replace(exposed, exposed_for=waits), copies=0.02) == pytest.approx(0.05)
     waits["straggler"] = _exactly(0.025 * step)  # which is as long with any buckets
-    bound = compute_reachable_gain(replace(exposed, exposed_for=waits))
+    bound = compute_reachable_gain(replace(exposed, exposed_for=waits), copies=0.0)
     assert bound == pytest.approx(0.005)
     assert not choose(recorded, {}, []).is_hopeless
     assert replace(choose(recorded, {}, []), reachable=bound).is_hopeless
