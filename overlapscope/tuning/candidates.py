@@ -25,6 +25,8 @@ _OTHER_SIZE_RATIO: Final = 1.5
 """Ratio of numbers of buckets from which a second size is another one."""
 _COPIES: Final = 2
 """Copies that bucket views save: into buckets and out of them."""
+_SLOWEST_COPY_NS_PER_BYTE: Final = 0.5
+"""Copies are no slower, so that what else happens after the last bucket is not taken for a slow copy of a small one."""
 _COLD_COPIES: Final = 2
 """How much longer a copy that isn't seen may take than one that is, as its data is no longer in a cache."""
 _TORCH_WITH_CAP_LISTS: Final = (2, 13)
@@ -160,7 +162,7 @@ def choose_candidates(analysis: Analysis, advice: Advice, *, allows_compression:
 
 
 def _is_promising(each: Candidate | Addition) -> bool:
-    return each.gain.high >= MIN_GAIN
+    return each.gain.high >= MIN_GAIN and each.gain.value > -MIN_GAIN
 
 
 def compute_reachable_gain(summary: Summary, copies: float) -> float:
@@ -186,8 +188,9 @@ def _estimate_copies(advice: Advice, summary: Summary) -> Interval:
         return Interval(value=seen.value, low=0.0, high=seen.high)
     gradients, last = advice.fitted.work.gradients, advice.recommendation.now.buckets[-1]
     all_of_them = _COPIES * gradients.total_bytes / float(gradients.bytes[list(last)].sum())
-    high = all_of_them * (seen.high if math.isfinite(seen.high) else seen.value)
-    return Interval(value=all_of_them * seen.value, low=0.0, high=_COLD_COPIES * high)
+    slowest = _COPIES * gradients.total_bytes * _SLOWEST_COPY_NS_PER_BYTE / summary.mean.step.value
+    value = min(all_of_them * seen.value, slowest)
+    return Interval(value=value, low=0.0, high=min(_COLD_COPIES * value, slowest))
 
 
 def _choose_sizes(found: Recommendation, own: OwnSettings) -> Iterator[Candidate]:

@@ -93,8 +93,10 @@ def format_outcome(outcome: Outcome, choice: Choice) -> str:
     if outcome.verdict == "set":
         return f"Set {setting}: {measured}."
     if outcome.verdict == "keep: no gain":
-        return f"Keep what you have: nothing that was tried gains {_MIN_GAIN}. The best was {setting}: {measured}."
-    return f"Keep what you have: no gain is beyond what runs differ by. The best was {setting}: {measured}."
+        return (
+            f"Keep what you have: nothing that was tried gains {_MIN_GAIN}. The fastest of it is {setting}: {measured}."
+        )
+    return f"Keep what you have: nothing that was tried is surely faster. The fastest of it is {setting}: {measured}."
 
 
 def _explain_hopeless(choice: Choice) -> str:
@@ -105,7 +107,7 @@ def _explain_hopeless(choice: Choice) -> str:
             f"later ranks, are {at_most} of the step."
         )
     names = ", ".join((*SIZE_ARGUMENTS[:1], VIEWS_ARGUMENT))
-    return f"no other setting of {names} is predicted to gain {_MIN_GAIN}, not even at the end of its interval."
+    return f"no other setting of {names} is predicted to come near a gain of {_MIN_GAIN}."
 
 
 def describe_prediction(gain: Interval) -> str:
