@@ -39,7 +39,7 @@ from overlapscope.trace.ddp_trial import DDPSetting, Trial
 
 if TYPE_CHECKING:
     from overlapscope.analysis import Analysis
-    from overlapscope.tuning.candidates import Candidate, Choice
+    from overlapscope.tuning.candidates import Choice, PromisingSetting
     from overlapscope.tuning.verdict import Run, Trained
 
 _NO_GAIN: Final = Interval(value=0.0, low=0.0, high=0.0)
@@ -138,7 +138,7 @@ class _Tuning:
                 _print_status(f"  {sentence}")
         return choice
 
-    def _try(self, base: Trained, candidate: Candidate) -> Trained:
+    def _try(self, base: Trained, candidate: PromisingSetting) -> Trained:
         """Run a candidate for the first time."""
         from overlapscope.tuning.text import describe_change
         from overlapscope.tuning.verdict import Trained, measure_gain

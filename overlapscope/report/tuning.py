@@ -13,11 +13,11 @@ from overlapscope.interval import Interval
 from overlapscope.report.report import Column, Report, Row, Section, Table
 from overlapscope.tuning import text
 from overlapscope.tuning.candidates import Choice
-from overlapscope.tuning.verdict import Outcome, Trained, measure_gain
+from overlapscope.tuning.verdict import Trained, TuningOutcome, measure_gain
 
 
 def build_tuning_report(
-    folder: Path, choice: Choice, base: Trained, tried: Sequence[Trained], outcome: Outcome
+    folder: Path, choice: Choice, base: Trained, tried: Sequence[Trained], outcome: TuningOutcome
 ) -> Report:
     """Build the report of a tuning.
 

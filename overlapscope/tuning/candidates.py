@@ -83,7 +83,7 @@ class OwnSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class PromisingSetting:
     """A setting that may be run."""
 
     setting: DDPSetting
@@ -100,7 +100,7 @@ class Addition:
     """Predicted gain on top, as a share of the step."""
     compression: Compression = ""
 
-    def on(self, setting: DDPSetting, gain: Interval) -> Candidate:
+    def on(self, setting: DDPSetting, gain: Interval) -> PromisingSetting:
         """Return a setting with this change.
 
         Args:
@@ -108,7 +108,7 @@ class Addition:
         """
         is_views = self.kind == "views"
         changed = replace(setting, bucket_views=True) if is_views else replace(setting, compression=self.compression)
-        return Candidate(
+        return PromisingSetting(
             setting=changed,
             gain=Interval(
                 value=gain.value + self.gain.value, low=gain.low + self.gain.low, high=gain.high + self.gain.high
@@ -120,7 +120,7 @@ class Addition:
 class Choice:
     """What is run, and why no more."""
 
-    sizes: tuple[Candidate, ...]
+    sizes: tuple[PromisingSetting, ...]
     """Bucket sizes to run, the most promising first."""
     additions: tuple[Addition, ...]
     """What is run next, each on top of the fastest so far."""
@@ -161,7 +161,7 @@ def choose_candidates(analysis: Analysis, advice: Advice, *, allows_compression:
     )
 
 
-def _is_promising(each: Candidate | Addition) -> bool:
+def _is_promising(each: PromisingSetting | Addition) -> bool:
     return each.gain.high >= MIN_GAIN and each.gain.value > -MIN_GAIN
 
 
@@ -193,7 +193,7 @@ def _estimate_copies(advice: Advice, summary: Summary) -> Interval:
     return Interval(value=value, low=0.0, high=min(_COLD_COPIES * value, slowest))
 
 
-def _choose_sizes(found: Recommendation, own: OwnSettings) -> Iterator[Candidate]:
+def _choose_sizes(found: Recommendation, own: OwnSettings) -> Iterator[PromisingSetting]:
     """Yield the best size, another one that may be nearly as good, and the best plan if torch can express it."""
     curve = found.curve
     caps_mb = {size.buckets: (size.cap_mb,) for size in curve.sizes}
@@ -211,8 +211,10 @@ def _choose_sizes(found: Recommendation, own: OwnSettings) -> Iterator[Candidate
         yield _of_size(curve, found.free.buckets, found.free_caps_mb)
 
 
-def _of_size(curve: Curve, plan: tuple[tuple[int, ...], ...], caps_mb: tuple[float, ...]) -> Candidate:
-    return Candidate(setting=DDPSetting(caps_mb=caps_mb), gain=curve.compute_gain(curve.plans.index(plan), curve))
+def _of_size(curve: Curve, plan: tuple[tuple[int, ...], ...], caps_mb: tuple[float, ...]) -> PromisingSetting:
+    return PromisingSetting(
+        setting=DDPSetting(caps_mb=caps_mb), gain=curve.compute_gain(curve.plans.index(plan), curve)
+    )
 
 
 def _step_ns(curve: Curve, plan: tuple[tuple[int, ...], ...]) -> float:

@@ -11,7 +11,7 @@ from overlapscope.interval import Interval
 from overlapscope.text import count_of, format_ns, format_share, format_share_change, format_share_range
 from overlapscope.trace.ddp_trial import SIZE_ARGUMENTS, VIEWS_ARGUMENT, DDPSetting
 from overlapscope.tuning.candidates import Choice, Kept
-from overlapscope.tuning.verdict import MeasuredGain, Outcome
+from overlapscope.tuning.verdict import MeasuredGain, TuningOutcome
 
 AS_IT_IS: Final = "as it is"
 """Name of the script's own settings."""
@@ -82,7 +82,7 @@ def describe_change(gain: MeasuredGain) -> str:
     )
 
 
-def format_outcome(outcome: Outcome, choice: Choice) -> str:
+def format_outcome(outcome: TuningOutcome, choice: Choice) -> str:
     """Say what to set, or to keep what there is, in one or two sentences."""
     if outcome.best is None or outcome.gain is None:
         if choice.is_hopeless:

@@ -127,7 +127,7 @@ def _mean_of(pairs: Sequence[TimeDifference]) -> TimeDifference:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Outcome:
+class TuningOutcome:
     """Result of all runs."""
 
     verdict: Verdict
@@ -155,14 +155,14 @@ def needs_another_pair(base: Trained, favorite: Trained) -> bool:
     return is_open and len(base.runs) < _MAX_PAIRS
 
 
-def decide(base: Trained, tried: Sequence[Trained]) -> Outcome:
+def decide(base: Trained, tried: Sequence[Trained]) -> TuningOutcome:
     """Decide what to set after all runs."""
     measured = [(measure_gain(base, each), each) for each in tried if each.runs]
     if not measured:
-        return Outcome(verdict="keep: hopeless", best=None, gain=None)
+        return TuningOutcome(verdict="keep: hopeless", best=None, gain=None)
     # A setting that was run again is surer than one that was not, which it was chosen over.
     gain, best = max(measured, key=lambda pair: (pair[0].pairs, pair[0].gain.value))
     if gain.is_faster and gain.pairs >= _MIN_PAIRS:
-        return Outcome(verdict="set", best=best, gain=gain)
+        return TuningOutcome(verdict="set", best=best, gain=gain)
     verdict: Verdict = "keep: unsure" if gain.gain.high >= MIN_GAIN else "keep: no gain"
-    return Outcome(verdict=verdict, best=best, gain=gain)
+    return TuningOutcome(verdict=verdict, best=best, gain=gain)

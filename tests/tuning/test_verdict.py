@@ -12,9 +12,9 @@ from overlapscope.trace.ddp_trial import DDPSetting
 from overlapscope.tuning import text
 from overlapscope.tuning.candidates import Choice, OwnSettings
 from overlapscope.tuning.verdict import (
-    Outcome,
     Run,
     Trained,
+    TuningOutcome,
     decide,
     find_fastest,
     find_favorite,
@@ -118,7 +118,7 @@ def test_sentences(golden: Callable[[str, str], None]) -> None:
     said = [text.describe_own_settings(choice), *text.describe_kept(choice)]
     for tried in ([faster], [same], [slower], []):
         said += [text.format_outcome(decide(base, tried), choice)]
-    nothing = Outcome(verdict="keep: hopeless", best=None, gain=None)
+    nothing = TuningOutcome(verdict="keep: hopeless", best=None, gain=None)
     said.append(text.format_outcome(nothing, Choice(sizes=(), additions=(), reachable=0.004, kept=(), own=own)))
     said += [text.format_code(faster.setting), text.describe_prediction(PREDICTED)]
     golden("sentences/tune", "\n".join(said))
