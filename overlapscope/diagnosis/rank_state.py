@@ -58,6 +58,7 @@ from overlapscope.trace.process_files import (
     WATCHDOG_ABORT_STATUS,
     ProcessExit,
     StallSnapshot,
+    make_foreign_file_problem,
     read_process,
 )
 from overlapscope.trace.rank_folder import RankFolder
@@ -357,7 +358,9 @@ def _read_begun(folder: RankFolder, *, has_launched: bool) -> _BegunFiles:
         run = {"world_size": joining.get("world_size")}
         return _BegunFiles(joining=joining, has_joined=False, run=run, where=joining)
     again = folder.rejoining()
-    where = folder.where() or joining
+    named, where = folder.where(), read_process(folder.path)
+    if named and named.get("rank") != where.get("rank"):
+        folder.problems.append(make_foreign_file_problem(folder.path / RANK_FILE))
     return _BegunFiles(joining=joining, has_joined=True, run=folder.run(), where=where, rejoining=again)
 
 

@@ -38,9 +38,14 @@ def describe_process(folder: Path) -> dict[str, int]:
 
 
 def read_process(folder: Path) -> dict[str, Any]:
-    """Return where the rank of a folder ran, ``rank.json``, or ``joining.json`` if that is lost; empty without both."""
+    """Return where the rank of a folder ran, ``rank.json``, or ``joining.json`` if that is lost or another rank's.
+
+    Returns:
+        An empty one without both.
+    """
+    named = {"rank": int(folder.name.removeprefix("rank_"))} if is_rank_folder_name(folder.name) else {}
     found = (read_json(folder / name, []) for name in (RANK_FILE, JOINING_FILE))
-    return next(filter(None, found), {})
+    return next((one for one in found if one and is_of_process(one, named)), {})
 
 
 def is_of_process(content: Mapping[str, Any], where: Mapping[str, Any]) -> bool:

@@ -177,6 +177,29 @@ def test_an_ending_of_another_process_is_left_out_without_a_manifest(tmp_path: P
     assert judge(read_evidence(tmp_path)[0]).blamed == (GUILTY,)
 
 
+def test_where_another_rank_ran_says_nothing_of_this_one(tmp_path: Path) -> None:
+    """Rank 1 was killed, and its launcher saw that; then its rank.json and that of rank 0 were swapped."""
+    order = [*steps(5), replace(steps(1, first=5)[0], state="launched")]
+    write_order(tmp_path, {0: order, GUILTY: steps(5), 2: order}, close=False)
+    for victim in (0, 2):
+        fail(tmp_path, victim, "RuntimeError", "Connection closed by peer")
+    paths = {rank: rank_folder(tmp_path, rank) / RANK_FILE for rank in range(3)}
+    where = {rank: json.loads(path.read_text()) | {"pid": 100 + rank} for rank, path in paths.items()}
+    for rank, path in paths.items():
+        write_json(path, where[rank])
+        write_json(path.with_name(JOINING_FILE), where[rank] | {"time_ns": BEGIN_NS, "world_size": 3})
+    write_exit(tmp_path, 100 + GUILTY, -9)
+    [exits] = tmp_path.glob("exits_*.jsonl")
+    line = json.loads(exits.read_text()) | {"boot_id": where[GUILTY]["boot_id"], "time_ns": 9 * BEGIN_NS}
+    exits.write_text(dump_json_line(line))
+    assert judge(read_evidence(tmp_path)[0]).blamed == (GUILTY,)
+    for rank in (0, GUILTY):
+        write_json(paths[rank], where[1 - rank])
+    evidence, _ = read_evidence(tmp_path)
+    verdict = judge(evidence)
+    assert (verdict.kind, verdict.blamed, len(evidence.gaps)) == ("killed", (GUILTY,), 2)
+
+
 def test_a_report_of_another_process_is_no_witness(tmp_path: Path) -> None:
     folder = rank_folder(uneven(tmp_path), 2)
     (folder / MANIFEST_FILE).unlink()
