@@ -120,13 +120,18 @@ def _kernel_spans(profile: Profile) -> pd.DataFrame:
 
 
 def _annotation_spans(profile: Profile) -> pd.DataFrame:
-    """Return the spans of gloo's annotations; the n-th of an operation belongs to its n-th launch."""
-    annotations = profile.annotations
+    """Return the spans of gloo's annotations, which it makes on threads of its own, one for each call.
+
+    They begin in the order of the calls. If there are not as many of both, the n-th of an operation belongs to the n-th
+    call of it; gloo makes a reduce-scatter of an all-reduce, and annotates it as that.
+    """
+    annotations, calls = profile.annotations, profile.collectives
     spans = annotations[~annotations["is_of_device"].astype(bool)].reset_index(drop=True)
-    calls = profile.collectives.assign(number=profile.collectives.groupby("op").cumcount())
+    if len(spans) == len(calls):
+        return _describe(calls, spans, is_kernel=False)
+    calls = calls.assign(number=calls.groupby("op").cumcount()).set_index(["op", "number"], drop=False)
     own = pd.MultiIndex.from_arrays([spans["op"], spans.groupby("op").cumcount()])
-    calls = calls.set_index(["op", "number"], drop=False).reindex(own)
-    return _describe(calls.assign(op=spans["op"].to_numpy()), spans, is_kernel=False)
+    return _describe(calls.reindex(own).assign(op=spans["op"].to_numpy()), spans, is_kernel=False)
 
 
 def _describe(calls: pd.DataFrame, spans: pd.DataFrame, *, is_kernel: bool) -> pd.DataFrame:

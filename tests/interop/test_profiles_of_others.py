@@ -198,3 +198,19 @@ def test_of_a_process_that_was_profiled_again_the_latest_profile_is_taken(
     said = capsys.readouterr().err
     assert "2 earlier profiles" in said
     assert "begins 1,000,000 s after" in said  # of rank 1's, which is of another run then
+
+
+def test_what_gloo_makes_of_an_all_reduce_is_called_what_it_is(tmp_path: Path) -> None:
+    """Its annotations are on threads of its own, and those of a reduce-scatter say all-reduce."""
+    events = [
+        {"cat": "cpu_op", "name": f"c10d::{op}", "tid": 1, "ts": ts, "dur": 5}
+        for op, ts in (("_reduce_scatter_base_", 10), ("allreduce_", 20), ("_allgather_base_", 30))
+    ]
+    events += [
+        {"cat": "user_annotation", "name": f"gloo:{op}", "tid": tid, "ts": ts, "dur": dur}
+        for op, tid, ts, dur in (("all_reduce", 2, 12, 20), ("all_reduce", 3, 22, 5), ("all_gather", 3, 33, 40))
+    ]
+    (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": [{"ph": "X", "pid": 1, **one} for one in events]}))
+    spans = find_collective_spans(read_profile(tmp_path / "rank0.json"))
+    times_us = ((spans["end_ns"] - spans["start_ns"]) // 1000).tolist()
+    assert dict(zip(spans["op"], times_us, strict=True)) == {"reduce_scatter": 20, "all_reduce": 5, "all_gather": 40}
