@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, Final, Literal
 
 from benchmarks.chaos.setting import Setting
-from overlapscope.diagnosis.verdict import FaultKind
+from overlapscope.diagnosis.verdict import FaultKind, RemarkKind
 
 FAULT: Final = "  # <- fault"
 """Marks the line that is wrong."""
@@ -36,6 +36,8 @@ class Event:
     """Whether it is one of two ranks that disagree, however many others there are."""
     has_step: bool = True
     has_line: bool = True
+    remark: RemarkKind | None = None
+    """What is to be remarked of it, whatever the verdict."""
     false_phrases: tuple[str, ...] = ()
     """What is not so, although the kind of the verdict may be right."""
     is_unseen_with_stock: bool = False

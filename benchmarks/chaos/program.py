@@ -13,10 +13,11 @@ from benchmarks.chaos.ends import ENDS
 from benchmarks.chaos.event import FAULT, Event
 from benchmarks.chaos.harmless import HARMLESS
 from benchmarks.chaos.loops import SEEN, script_of
+from benchmarks.chaos.oversights import OVERSIGHTS
 from benchmarks.chaos.setting import Setting, draw
 from benchmarks.chaos.silent import SILENT
 
-EVENTS: Final = (*HARMLESS, *DISAGREEMENTS, *ENDS, *SILENT, *COVERAGE, *BEGINNINGS)
+EVENTS: Final = (*HARMLESS, *OVERSIGHTS, *DISAGREEMENTS, *ENDS, *SILENT, *COVERAGE, *BEGINNINGS)
 SCRIPT: Final = "train.py"
 _HARMLESS_SHARE: Final = 0.35
 

@@ -29,7 +29,8 @@ def score(verdict: Verdict, program: Program) -> Score:
     event = program.event
     if event.is_harmless:
         if verdict.kind in event.kinds:
-            return Score("right")
+            is_told = event.remark is None or any(one.kind == event.remark for one in verdict.remarks)
+            return Score("right") if is_told else Score("partly", f"no remark on {event.remark}")
         return Score("partly" if verdict.kind == "cannot tell" else "wrong", f"'{verdict.kind}' of a healthy job")
     if verdict.kind == "healthy":
         return Score("missed" if program.is_unseen else "wrong", "'healthy' of a faulty job")

@@ -14,7 +14,7 @@ from benchmarks.chaos.program import EVENTS, SCRIPT, Program, compose
 from benchmarks.chaos.running import Outcome
 from benchmarks.chaos.scoring import judge_run, score
 from overlapscope.diagnosis.evidence import CallSite
-from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.verdict import Remark, Verdict
 from tests.lab.reports import JobReport
 
 HEALTHY = Verdict(kind="healthy", sentence="All ranks finished.")
@@ -79,6 +79,8 @@ def truth_of(program: Program) -> Verdict:
         ("stopped early alone", {"sentence": "Rank 1 ran out of data."}, "wrong"),
         ("healthy: pause", {"kind": "slow"}, "right"),
         ("healthy: pause", {"kind": "stuck"}, "wrong"),
+        ("healthy: same data", {"remarks": (Remark(kind="same data", sentence=""),)}, "right"),
+        ("healthy: same data", {}, "partly"),
     ],
 )
 def test_a_verdict_is_graded_by_the_truth(name: str, changes: dict[str, Any], grade: str) -> None:
