@@ -1,6 +1,6 @@
 """What a gradient, a bucket, a step and an all-gather cost the training thread, in microseconds, and a record in ns.
 
-    python -m benchmarks.recorder [--rounds 5] [--steps 60]
+    python -m benchmarks.recorder [--rounds 5] [--steps 60] [--checks]
 
 One process trains small layers alone (gloo has nobody to talk to), 600 parameters in one bucket, the same in 30, and 2
 parameters in one. CPU time of the training thread in forward, backward and optimizer, over that of the bare module:
@@ -17,8 +17,12 @@ adds to the training thread's forward, in which each layer is gathered once.
 
 Every way has new processes, and takes turns with the others; medians over rounds, with 90 % intervals from five rounds
 on. In a sample, one step in ten is recorded in full. What says so is recorded by the twins
-in Python (OVERLAPSCOPE_NATIVE=0), the rest by the native code. Last, a record in a tight loop with caches warm, and a
-sample of the machine, of which there is one a second at most. What a real step costs is in ``benchmarks.step_time``.
+in Python (OVERLAPSCOPE_NATIVE=0), the rest by the native code. Last, a record in a tight loop with caches warm, a
+sample of the machine, of which there is one a second at most, and a tensor that the script reduces by itself. What a
+real step costs is in ``benchmarks.step_time``.
+
+With --checks, only recorded trainings are timed: as they are, and without the looks for NaN, without the search for
+gradients that were not reduced, or without the account of what the loop does. What each costs is the difference.
 """
 
 from __future__ import annotations
@@ -47,8 +51,12 @@ from torch.distributed.fsdp import fully_shard
 import instrumented_ddp
 from benchmarks.medians import format_interval, median_with_ci
 from instrumented_ddp import native
+from instrumented_ddp.collectives.user_reductions import GradientReader, UserReductions
 from instrumented_ddp.machine.sampler import MachineSampler
 from instrumented_ddp.native import NATIVE_VARIABLE
+from instrumented_ddp.recording.coverage import ReductionCoverage
+from instrumented_ddp.recording.finite_check import GradientCheck
+from instrumented_ddp.recording.loop_facts import ModelLoop
 from instrumented_ddp.recording.timing import make_timer
 from overlapscope.trace.environment import SAMPLE_VARIABLE
 from overlapscope.trace.event_log import EventLogWriter, RecordStore
@@ -66,6 +74,16 @@ WAYS: Final = (
     *(BARE, "a bare hook"),
     *("stock", "stock, recorded", "stock, recorded in a sample", "stock, recorded in Python"),
     *("ours", "ours in Python", "ours, recorded", "ours, recorded in a sample", "ours, recorded in Python"),
+)
+CHECKS: Final[dict[str, tuple[type, tuple[str, ...]]]] = {
+    " without looks for NaN": (GradientCheck, ("on_forward_start", "on_launch", "on_reduced")),
+    " without coverage": (ReductionCoverage, ("on_backward", "on_gradients_reduced", "take_unreduced_update")),
+    " without loop facts": (ModelLoop, ("on_backward", "on_gradients_reduced", "on_update")),
+}
+"""What is left out, in ways that end so: methods of a class that do nothing."""
+CHECKED_WAYS: Final = (
+    BARE,
+    *(f"{whose}, recorded{without}" for whose in ("stock", "ours") for without in ("", *CHECKS)),
 )
 SHARDED_WAYS: Final = ("fully_shard", "fully_shard, recorded", "fully_shard, recorded in Python")
 SHAPES: Final = {"many": (300, 1000.0), "buckets": (300, 0.0103), "few": (1, 1000.0)}
@@ -144,6 +162,9 @@ def measure_sharded(way: str, steps: int) -> float:
 def measure(way: str, steps: int) -> Times:
     """``step_us`` of each shape, in this process."""
     torch.set_num_threads(1)
+    for without, (owner, methods) in CHECKS.items():
+        for method in methods if way.endswith(without) else ():
+            setattr(owner, method, lambda *_, **__: None)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 1), rank=0, world_size=1)
@@ -179,14 +200,14 @@ def program(way: str, steps: int, **variables: str) -> Program:
     return Program(["-m", "benchmarks.recorder", "--way", way, "--steps", str(steps)], environment)
 
 
-def table_of(rounds: Sequence[dict[str, Times]]) -> Table:
+def table_of(rounds: Sequence[dict[str, Times]], ways: Sequence[str]) -> Table:
     """What each way costs."""
 
     def over_rounds(cost: Callable[[dict[str, Times]], float]) -> str:
         return format_interval(median_with_ci([cost(measured) for measured in rounds]), 2)
 
     table = Table("", "a gradient", "a bucket", "a step", "other threads a step", box=SIMPLE_HEAD, title="microseconds")
-    for way in WAYS[1:]:
+    for way in ways[1:]:
 
         def more(measured: dict[str, Times], shape: str, way: str = way) -> float:
             return measured[way][shape][0] - measured[BARE][shape][0]
@@ -263,11 +284,27 @@ def time_machine_sample(*, with_gpu: bool, samples: int = 200) -> float:
     return taken_ns / samples / 1000
 
 
+def time_user_reduction(reductions: int = 20_000) -> float:
+    """Return the microseconds of CPU time that are added to a tensor which the script reduces by itself."""
+    parameters = [nn.Parameter(torch.zeros(16)) for _ in range(100)]
+    for parameter in parameters:
+        parameter.grad = torch.ones(16)
+    reduced = UserReductions()
+    reader = GradientReader(reduced, parameters)
+    start_ns = time.thread_time_ns()
+    for _ in range(reductions // len(parameters)):
+        for parameter in parameters:
+            reduced.on_reduction([parameter.grad], 1, (0, 1))  # type: ignore[list-item] # each has one
+        reader.take()
+    return (time.thread_time_ns() - start_ns) / reductions / 1000
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="of new processes (%(default)s)")
     parser.add_argument("--steps", type=int, default=60, help="that are timed in each (%(default)s)")
-    parser.add_argument("--way", choices=(*WAYS, *SHARDED_WAYS), help=argparse.SUPPRESS)
+    parser.add_argument("--checks", action="store_true", help="only what looks for NaN, coverage and loop facts cost")
+    parser.add_argument("--way", choices=(*WAYS, *SHARDED_WAYS, *CHECKED_WAYS), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.way:
         measure_this = measure_sharded if args.way in SHARDED_WAYS else measure
@@ -277,11 +314,15 @@ def main() -> None:
     if not native.IS_NATIVE:
         parser.error("the native code is not there: compile it with pip install -e .")
     rounds, sharded_rounds = [], []
+    ways, sharded_ways = (CHECKED_WAYS, ()) if args.checks else (WAYS, SHARDED_WAYS)
     for _ in track(range(args.rounds), "measuring", console=Console(stderr=True)):
-        rounds.append({way: measured_apart(way, args.steps) for way in WAYS})
-        sharded_rounds.append({way: sharded_apart(way, args.steps) for way in SHARDED_WAYS})
+        rounds.append({way: measured_apart(way, args.steps) for way in ways})
+        sharded_rounds.append({way: sharded_apart(way, args.steps) for way in sharded_ways})
     console = Console(width=TABLE_WIDTH)
-    console.print(table_of(rounds))
+    console.print(table_of(rounds, ways))
+    print(f"a tensor that the script reduces: {time_user_reduction():.1f} us", flush=True)
+    if args.checks:
+        return
     console.print(sharded_table(sharded_rounds))
     for name, make_store in {"in C": native.RecordStore, "in Python": RecordStore}.items():
         print(f"a record in a tight loop, {name}: {time_tight_loop(make_store):.0f} ns", flush=True)

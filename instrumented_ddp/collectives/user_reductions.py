@@ -25,7 +25,7 @@ from overlapscope.trace.schema import NO_CALL_SITE
 _MAX_LAUNCHES: Final = 4096
 """Maximum number of tensors between two updates; what was reduced is unknown if there are more."""
 _LOOKS_AT_A_SIZE: Final = 16
-_MAX_LOOKS: Final = 256
+_MAX_LOOKS: Final = 64
 """Number of times that what is reduced in one line, of one size, and in all is compared with gradients."""
 _SAMPLES: Final = 5
 """Number of values of a copy that are compared with those of the gradients."""
@@ -58,6 +58,8 @@ class UserReductions:
         self._dropped = 0
         """Number of launches that were dropped from the beginning of these lists."""
         self._readers: weakref.WeakSet[GradientReader] = weakref.WeakSet()
+        self.gradients_of: dict[_Launch, int] = {}
+        """Reader, by its identity, some of whose gradients each of these launches reduces."""
 
     def on_reduction(self, tensors: Sequence[torch.Tensor], call_site: int, ranks: tuple[int, ...]) -> None:
         """Note that the user is about to reduce tensors.
@@ -128,6 +130,8 @@ class GradientReader:
         self._next = reductions.end
         self._usual: list[_Launch] | None = None
         self._usual_covered: frozenset[int] = frozenset()
+        self._known_launches = 0
+        """Number of launches that were known to be of gradients, when what is usual was found out."""
         self.unknown_elements = 0
         """Elements that were reduced before the latest update, and are of no gradient as far as is known."""
         self.call_site = NO_CALL_SITE
@@ -155,9 +159,9 @@ class GradientReader:
             self._usual = None
             return None
         launches, memory = found
-        if launches != self._usual:
+        if launches != self._usual or len(self._reductions.gradients_of) != self._known_launches:
             self._usual_covered = self._find_covered(launches, memory)
-            self._usual = launches
+            self._usual, self._known_launches = launches, len(self._reductions.gradients_of)
         return self._usual_covered
 
     def list_with_gradient(self) -> list[int]:
@@ -189,7 +193,11 @@ class GradientReader:
             runs = self._runs.get(launch, [])[:times]
             covered.update(chain.from_iterable(runs))
             of_gradients.update(number for number in counted if runs and launches[number] == launch)
-        self.unknown_elements = sum(launches[number].elements for number in counted if number not in of_gradients)
+        for number in of_gradients:
+            self._reductions.gradients_of.setdefault(launches[number], id(self))
+        unknown = [launches[number] for number in counted if number not in of_gradients]
+        others = self._reductions.gradients_of
+        self.unknown_elements = sum(one.elements for one in unknown if others.get(one, id(self)) == id(self))
         self.call_site = launches[min(of_gradients)].call_site if of_gradients else NO_CALL_SITE
         return frozenset(covered)
 
@@ -199,13 +207,19 @@ class GradientReader:
         if looks >= _LOOKS_AT_A_SIZE or not launch.elements or sum(self._looks.values()) >= _MAX_LOOKS:
             return
         self._looks[launch] = looks + 1
-        known = self._runs.get(launch, [])
+        storage = tensor.untyped_storage()._cdata
+        candidates = []
         for start, first in self._index_of_start.items():
             last = self._index_of_start.get(start + launch.elements, first)
             gradients = [one for index in range(first, last) if (one := self._gradient(index)) is not None]
-            is_found = 0 < len(gradients) == last - first and _is_copy(tensor, gradients, self._parameters[first]())
-            if is_found and range(first, last) not in known:
-                self._runs[launch] = [*known, range(first, last)]
+            if any(one.untyped_storage()._cdata == storage for one in gradients[:1]):
+                return  # no copy: it is known by its memory
+            if 0 < len(gradients) == last - first:
+                candidates.append((range(first, last), gradients))
+        known = self._runs.get(launch, [])
+        for run, gradients in candidates:
+            if run not in known and _is_copy(tensor, gradients, self._parameters[run.start]()):
+                self._runs[launch] = [*known, run]
                 self._usual = None
                 return
 

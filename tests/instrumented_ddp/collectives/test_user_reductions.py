@@ -93,6 +93,18 @@ def test_memory_that_is_used_again_is_another_tensors() -> None:
     assert loop.reader.take() == frozenset()
 
 
+def test_gradients_that_another_optimizer_updates_are_not_unknown() -> None:
+    loop = Loop()
+    other = GradientReader(loop.reductions, loop.parameters[2:])
+    for _ in range(2):
+        loop.backward()
+        loop.reduce(*loop.gradients[:2], line=5)
+        loop.reduce(*loop.gradients[2:])
+        assert loop.reader.take() == {0, 1, 2, 3}
+        assert other.take() == {0, 1}
+    assert other.unknown_elements == 0
+
+
 def test_a_reduction_with_other_ranks_is_no_repetition() -> None:
     loop = Loop(within=frozenset(ALL))
     loop.reduce(*loop.gradients, ranks=(0, 2))
