@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Final, NamedTuple
 
@@ -173,10 +173,28 @@ class GradientReader:
         return None if parameter is None else parameter.grad
 
     def _find_covered(self, launches: Sequence[_Launch], memory: Sequence[_Memory]) -> frozenset[int]:
-        by_storage: dict[int, list[int]] = {}
         counted = [n for n, one in enumerate(launches) if self._within is None or self._within.issuperset(one.ranks)]
-        for number in counted:
-            by_storage.setdefault(memory[number].storage.cdata, []).append(number)
+        covered, of_gradients = self._find_in_memory({number: memory[number] for number in counted})
+        copies = Counter(launches[number] for number in counted if number not in of_gradients)
+        for launch, times in copies.items():
+            covered.update(chain.from_iterable(self._runs.get(launch, [])[:times]))
+        of_gradients.update(number for number in counted if launches[number] in self._runs)
+        self._note_unknown([launches[number] for number in counted if number not in of_gradients])
+        for number in sorted(of_gradients):
+            self._reductions.gradients_of.setdefault(launches[number], id(self))
+        self.call_site = launches[min(of_gradients)].call_site if of_gradients else NO_CALL_SITE
+        return frozenset(covered)
+
+    def _note_unknown(self, launches: Sequence[_Launch]) -> None:
+        """Count what was reduced and is of no gradient that is known, also not of another reader's."""
+        known = self._reductions.gradients_of
+        self.unknown_elements = sum(one.elements for one in launches if known.get(one, id(self)) == id(self))
+
+    def _find_in_memory(self, memory: Mapping[int, _Memory]) -> tuple[set[int], set[int]]:
+        """Return which parameters have their gradient in the memory of launches, by number, and of which of these."""
+        by_storage: dict[int, list[int]] = {}
+        for number, one in memory.items():
+            by_storage.setdefault(one.storage.cdata, []).append(number)
         covered: set[int] = set()
         of_gradients: set[int] = set()
         for index in range(len(self._parameters)):
@@ -189,17 +207,7 @@ class GradientReader:
                 if memory[number].begin <= begin and end <= memory[number].end:
                     covered.add(index)
                     of_gradients.add(number)
-        for launch, times in Counter(launches[number] for number in counted if number not in of_gradients).items():
-            runs = self._runs.get(launch, [])[:times]
-            covered.update(chain.from_iterable(runs))
-            of_gradients.update(number for number in counted if runs and launches[number] == launch)
-        for number in of_gradients:
-            self._reductions.gradients_of.setdefault(launches[number], id(self))
-        unknown = [launches[number] for number in counted if number not in of_gradients]
-        others = self._reductions.gradients_of
-        self.unknown_elements = sum(one.elements for one in unknown if others.get(one, id(self)) == id(self))
-        self.call_site = launches[min(of_gradients)].call_site if of_gradients else NO_CALL_SITE
-        return frozenset(covered)
+        return covered, of_gradients
 
     def look_at(self, launch: _Launch, tensor: torch.Tensor) -> None:
         """Find out of which gradients a tensor is a copy, the first few times that one of its size is reduced there."""

@@ -75,9 +75,7 @@ def find_divergence(facts: Facts) -> Verdict | None:
     blamed = find_minority(sides, len(group.ranks))
     side, other = (Side(ranks, at_number[ranks[0]]) for ranks in _two_sides(sides, blamed))
     a, b = side.entry, other.entry
-    unreduced = _find_update_without_reduction(facts, group, sides, min(a.step, b.step))
-    unreduced = unreduced or _find_side_without_reductions(facts, group, sides, at_number)
-    if unreduced is not None:
+    if (unreduced := _find_side_without_reductions(facts, group, sides, at_number)) is not None:
         return unreduced
     divergence = Divergence(group, number, side, other)
     kind, words, lacking = _classify_divergence(divergence)
@@ -138,46 +136,35 @@ def _divergence_notes(facts: Facts, found: Divergence, sides: list[list[int]], *
         yield text.NO_MAJORITY
 
 
-def _find_update_without_reduction(
-    facts: Facts, group: GroupOrder, sides: list[list[int]], step: int
+def _find_side_without_reductions(
+    facts: Facts, group: GroupOrder, sides: list[list[int]], at_number: Mapping[int, Entry]
 ) -> Verdict | None:
-    """Return a verdict if batches differ because one side updated without reducing, as with ``.module``."""
-    ranks = {rank for rank, one in facts.ranks.items() if any(each.step == step for each in one.unreduced)}
-    if group.divergence != "batch" or not any(ranks == set(side) for side in sides):
-        return None
+    """Return a verdict if one side has updated without reducing: it is at another batch, or where others reduce."""
     found = replicas.find_unreduced_gradients(facts)
-    if found is None or found.step != step:
+    if found is None or found.step is None or not any({*side} == {*found.concerned} for side in sides):
+        return None
+    others = [rank for side in sides for rank in side if rank not in found.concerned]
+    if group.divergence == "batch":
+        step = min(entry.step for entry in at_number.values())
+        note = text.at_another_batch(found.concerned) if found.step == step else ""
+    else:
+        note = _describe_awaited_bucket(others, at_number, found.step)
+    if not note or group.divergence == "names":
         return None
     return replace(
         found,
         group=group.name,
         number=group.first_divergence,
         windows=group.windows_of(rank for ranks in sides for rank in ranks[:_MOST_SHOWN]),
-        evidence=(*found.evidence, text.at_another_batch(found.concerned)),
+        evidence=(*found.evidence, note),
     )
 
 
-def _find_side_without_reductions(
-    facts: Facts, group: GroupOrder, sides: list[list[int]], at_number: Mapping[int, Entry]
-) -> Verdict | None:
-    """Return a verdict if one side no longer reduces, as its updates tell, where the others launch a bucket."""
-    found = replicas.find_unreduced_gradients(facts) if group.divergence in ("signature", "step") else None
-    if found is None or found.step is None:
-        return None
-    ranks = {*found.concerned}
-    others = [rank for side in sides for rank in side if rank not in ranks]
-    if not any(ranks >= {*side} for side in sides) or len(others) + len(ranks) < len(at_number) or not others:
-        return None
-    awaited = [at_number[rank] for rank in others if at_number[rank].signature.bucket != NO_BUCKET]
-    if not awaited or min(one.step for one in awaited) < found.step:
-        return None
-    return replace(
-        found,
-        group=group.name,
-        number=group.first_divergence,
-        windows=group.windows_of(rank for side in sides for rank in side[:_MOST_SHOWN]),
-        evidence=(*found.evidence, text.others_launch_bucket(others, awaited[0])),
-    )
+def _describe_awaited_bucket(ranks: Sequence[int], at_number: Mapping[int, Entry], step: int) -> str:
+    """Return which bucket ranks launch in this step or later; empty if they don't."""
+    buckets = [at_number[rank] for rank in ranks if at_number[rank].signature.bucket != NO_BUCKET]
+    is_since = bool(buckets) and min(one.step for one in buckets) >= step
+    return text.others_launch_bucket(ranks, buckets[0]) if is_since else ""
 
 
 def _begins_another_forward(one: Entry, other: Entry) -> bool:

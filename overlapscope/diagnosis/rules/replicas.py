@@ -129,7 +129,7 @@ def _are_equal_since(facts: Facts, one: UnreducedStep) -> bool:
 
 def find_replica_drift(facts: Facts) -> Verdict | None:
     """Find the first model whose parameters differ between ranks, unless they are made equal now and then."""
-    found = [one for one in _comparisons(facts) if _has_drifted(one) and _are_replicas(facts, one)]
+    found = [one for one in _comparisons(facts) if _has_drifted(one)]
     if not found:
         return None
     compared = min(found, key=lambda one: one.difference.differs_step)  # type: ignore[union-attr]
@@ -173,8 +173,8 @@ def note_replica_comparison(facts: Facts) -> list[str]:
 
 
 def _comparisons(facts: Facts) -> list[ComparedReplicas]:
-    """Return the comparisons of the models that the user does not average now and then."""
-    return [one for one in facts.evidence.replicas if not _is_averaged(facts, one)]
+    """Return the comparisons of what is trained as one model, and not averaged by the user now and then."""
+    return [one for one in facts.evidence.replicas if _are_replicas(facts, one) and not _is_averaged(facts, one)]
 
 
 def _is_averaged(facts: Facts, one: ComparedReplicas) -> bool:
