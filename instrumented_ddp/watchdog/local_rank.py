@@ -41,6 +41,7 @@ from instrumented_ddp.watchdog.process_state import (
 )
 from instrumented_ddp.watchdog.progress import ProgressTracker
 from instrumented_ddp.watchdog.protocol import EntriesRequest, Heartbeat
+from overlapscope.diagnosis.caught_errors import read_caught_errors
 from overlapscope.diagnosis.collective_order import phase_name
 from overlapscope.diagnosis.evidence import (
     JOINING,
@@ -51,7 +52,6 @@ from overlapscope.diagnosis.evidence import (
     RankEvidence,
     RankPosition,
 )
-from overlapscope.diagnosis.process_state import read_caught_errors
 from overlapscope.diagnosis.rank_models import read_models, read_replicas, read_unready_parameters
 from overlapscope.diagnosis.rank_settings import read_rank_settings
 from overlapscope.diagnosis.rank_snapshot import RankSnapshot, make_snapshot
@@ -322,7 +322,9 @@ class LocalRankMonitor:
 
     def _list_caught(self) -> tuple[CaughtError, ...]:
         """Return the exceptions that did not end this process, or have ended its children: the latest few."""
-        of_children = [one for one in read_caught_errors(self._collectives.folder, []) if one.process]
+        of_children = [
+            one for one in read_caught_errors(self._collectives.folder, [], rank=self.rank, pid=self.pid) if one.process
+        ]
         return tuple(sorted((*of_children, *self._caught.latest), key=lambda one: one.last_ns)[-_MAX_CAUGHT:])
 
     def _snapshot_replicas(self) -> tuple[Replica, ...]:

@@ -127,10 +127,11 @@ def _describe(rank: int, end: EarlyEnd | None, its_exit: ProcessExit | None) -> 
 def _failure_of(end: EarlyEnd) -> Failure | None:
     """Return the exception that ended the process, also if ``torch.multiprocessing.spawn`` then exits with a status."""
     is_reported = bool(end.exit_frames) and str(end.exit_frames[0].get("file", "")).endswith(_SPAWN)
-    return _parse_failure(end) if end.type and (end.exit_status is None or is_reported) else None
+    return parse_early_failure(end) if end.type and (end.exit_status is None or is_reported) else None
 
 
-def _parse_failure(end: EarlyEnd) -> Failure:
+def parse_early_failure(end: EarlyEnd) -> Failure:
+    """Return the exception that ended a process, or that was being handled when it exited."""
     return Failure(
         type=end.type,
         message=end.message,
@@ -146,7 +147,7 @@ def _exit_call_of(end: EarlyEnd) -> ExitCall | None:
     return ExitCall(
         status=end.exit_status,
         call_site=_find_site(end.exit_frames),
-        caught=_parse_failure(end) if end.type else None,
+        caught=parse_early_failure(end) if end.type else None,
         text=end.exit_text,
     )
 

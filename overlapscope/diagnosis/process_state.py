@@ -10,12 +10,9 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any, Final, Literal
 
-from overlapscope.diagnosis.evidence import CallSite, CaughtError, ExitCall, Failure, Liveness
-from overlapscope.errors import Problem
+from overlapscope.diagnosis.evidence import CallSite, ExitCall, Failure, Liveness
 from overlapscope.trace import clocks
-from overlapscope.trace.json_files import read_dataclasses
 from overlapscope.trace.process_files import ProcessExit
-from overlapscope.trace.schema import CAUGHT_ERRORS_PATTERN
 from overlapscope.trace.user_code import find_user_file, is_library_file
 
 _ABORTED: Final = "Fatal Python error: Aborted"
@@ -27,7 +24,6 @@ _PENDING_SIGNALS: Final = 28
 _EXITING: Final = 0x4
 """``PF_EXITING`` (include/linux/sched.h)."""
 _KILLED: Final = 1 << (SIGKILL - 1)
-_MAX_CAUGHT_FILES: Final = 64
 _TICK_NS: Final = 10_000_000
 """Duration of a clock tick of /proc: 100 a second on all of Linux."""
 _TOLERANCE_NS: Final = 1_000_000_000
@@ -150,13 +146,6 @@ def parse_failure(ended: dict[str, Any]) -> Failure | None:
         time_ns=time_ns if isinstance(time_ns := ended.get("time_ns"), int) else 0,
         has_begun_next_iteration=parse_next_iteration_flag(ended),
     )
-
-
-def read_caught_errors(folder: Path, problems: list[Problem]) -> tuple[CaughtError, ...]:
-    """Read the exceptions that did not end a rank: its own, and those of processes that it has forked."""
-    paths = sorted(folder.glob(CAUGHT_ERRORS_PATTERN))[:_MAX_CAUGHT_FILES]
-    found = [one for path in paths for one in read_dataclasses(CaughtError, path, problems)]
-    return tuple(sorted(found, key=lambda one: one.last_ns))
 
 
 def parse_next_iteration_flag(content: dict[str, Any]) -> bool | None:

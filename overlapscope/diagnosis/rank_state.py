@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from overlapscope.diagnosis.caught_errors import read_caught_errors
 from overlapscope.diagnosis.collective_order import phase_name
 from overlapscope.diagnosis.evidence import (
     JOINING,
@@ -39,7 +40,6 @@ from overlapscope.diagnosis.process_state import (
     parse_exit_call,
     parse_failure,
     parse_written_ns,
-    read_caught_errors,
     read_liveness,
 )
 from overlapscope.diagnosis.rank_models import read_models, read_replicas, read_unready_parameters
@@ -326,7 +326,7 @@ def _add_files(
         interrupted_backwards=read_dataclasses(
             InterruptedBackward, folder.path / INTERRUPTED_BACKWARDS_FILE, folder.problems
         ),
-        caught=read_caught_errors(folder.path, folder.problems),
+        caught=read_caught_errors(folder.path, folder.problems, rank=end.rank, pid=_int(begun.where.get("pid"), -1)),
         created_groups=read_dataclasses(CreatedGroup, folder.path / CREATED_GROUPS_FILE, folder.problems),
         non_finite=read_dataclasses(NonFiniteGradients, folder.path / NON_FINITE_FILE, folder.problems),
         loop=next(iter(read_dataclasses(LoopFacts, folder.path / LOOP_FACTS_FILE, folder.problems)), LoopFacts()),

@@ -264,7 +264,7 @@ RANK_FILES: Final = (
         CAUGHT_ERRORS_PATTERN,
         "exceptions that did not end the process",
         "recording.caught_errors:CaughtErrors",
-        "diagnosis.process_state:read_caught_errors",
+        "diagnosis.caught_errors:read_caught_errors",
     ),
     FileKind(
         FROZEN_FILE,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from overlapscope.diagnosis.caught_errors import read_caught_errors
 from overlapscope.diagnosis.evidence import RankEvidence
 from overlapscope.diagnosis.judge import judge
-from overlapscope.trace.early_ends import EARLY_END_PATTERN
+from overlapscope.trace.early_ends import EARLY_END_PATTERN, EarlyEnd
 from overlapscope.trace.json_files import write_json
 from overlapscope.trace.process_files import write_exit
 from overlapscope.trace.schema import JOINING_FILE, rank_folder
@@ -120,3 +122,18 @@ def test_a_rank_that_fails_while_it_joins_has_that_error(tmp_path: Path) -> None
     failure = early(tmp_path, 0).failure
     assert failure is not None
     assert (failure.type, early(tmp_path, 0).liveness) == ("RuntimeError", "failed")
+
+
+def test_a_child_process_that_a_rank_started_anew_is_not_the_rank(tmp_path: Path) -> None:
+    frames = ({"file": "/home/me/train.py", "line": 31, "function": "feed"},)
+    end = EarlyEnd(
+        pid=PID, host="a", boot_id="b", time_ns=9, rank=1, world_size=3, exit_status=None, exit_text="",
+        type="ValueError", message="bad shard", traceback="", frames=frames, exit_frames=(),
+    )  # fmt: skip
+    write_json(tmp_path / f"early_end_a_{PID}.json", asdict(end))
+    (one,) = read_caught_errors(rank_folder(tmp_path, 1), [], rank=1, pid=PID + 1)
+    assert (one.how, one.process, one.failure.type, one.last_ns) == ("process", str(PID), "ValueError", 9)
+    assert one.failure.call_site is not None
+    assert one.failure.call_site.line == 31
+    assert read_caught_errors(rank_folder(tmp_path, 1), [], rank=1, pid=PID) == ()
+    assert read_caught_errors(rank_folder(tmp_path, 0), [], rank=0, pid=PID + 1) == ()

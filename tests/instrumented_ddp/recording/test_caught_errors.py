@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from overlapscope.diagnosis.caught_errors import read_caught_errors
 from overlapscope.diagnosis.evidence import CaughtError
-from overlapscope.diagnosis.process_state import read_caught_errors
 
 SCRIPT = """
 import concurrent.futures, logging, multiprocessing, os, pathlib, sys, threading, traceback
