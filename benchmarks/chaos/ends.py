@@ -90,6 +90,46 @@ def _in_thread(setting: Setting, random: Random) -> dict[str, str]:
     }
 
 
+def _feeds(setting: Setting, random: Random) -> dict[str, str]:
+    """A thread, a task or a child process feeds the training from its beginning, and fails."""
+    error = random.choice(_ERRORS[:6])
+    size = random.choice((1, 4))
+    definitions = (
+        f"def feed(rank, prepared):\n    for number in range(100000):\n        if number == {setting.step} and rank == "
+        f"{setting.rank}:\n            raise {error}{FAULT}\n        prepared.put(number)"
+    )
+    begin = {
+        "thread": f"prepared = queue.Queue({size})\n"
+        "threading.Thread(target=feed, args=($rank, prepared), daemon=True).start()",
+        "task": f"prepared = queue.Queue({size})\npool = concurrent.futures.ThreadPoolExecutor(1)\n"
+        "pool.submit(feed, $rank, prepared)",
+        "child": f"context = mp.get_context('fork')\nprepared = context.Queue({size})\n"
+        "context.Process(target=feed, args=($rank, prepared), daemon=True).start()",
+    }[random.choice(("thread", "task", "child"))]
+    return {
+        "definitions": f"inputs = {{}}\n\n\n{definitions}",
+        "setup": f"{begin}\ninputs['prepared'] = prepared",
+        "before": f"inputs['prepared'].get(){SEEN}",
+    }
+
+
+def _retries(setting: Setting, random: Random) -> dict[str, str]:
+    """A rank tries again for ever what can't succeed."""
+    handled = random.choice(
+        (
+            "logging.exception('retrying')\n        time.sleep(1)",
+            "traceback.print_exc()",
+            "logging.warning('retrying', exc_info=True)\n        time.sleep(0.1)",
+            "time.sleep(0.5)",
+            "pass",
+        )
+    )
+    return {
+        "before": f"while $when:\n    try:\n        raise {random.choice(_ERRORS[:6])}{FAULT}\n"
+        f"    except Exception:\n        {handled}"
+    }
+
+
 def _hangs(setting: Setting, random: Random) -> dict[str, str]:
     places = [place for place in _PLACES[:6] if not setting.is_adversarial or place not in ("in_forward", "hook")]
     return at_a_place(random.choice(places), random.choice(_HANGS), setting)
@@ -160,12 +200,18 @@ ENDS: Final = (
     ),
     Event(
         name="retried for ever",
-        write=lambda _setting, random: {
-            "before": f"while $when:\n    try:\n        raise {random.choice(_ERRORS[:6])}{FAULT}\n"
-            "    except Exception:\n        logging.exception('retrying')\n        time.sleep(1)"
-        },
-        kinds=("stuck", "failed"),
+        write=_retries,
+        kinds=("failed", "stuck"),
         vague=("slow",),
+        weight=2,
+    ),
+    Event(
+        name="exception in what feeds the training",
+        write=_feeds,
+        kinds=("failed",),
+        vague=("stuck", "waits for data"),
+        wants={"launcher": "torchrun", "ending": ("none", "none", "exit", "raise"), "accumulation": 1},
+        weight=2,
     ),
     Event(
         name="exit with an error",

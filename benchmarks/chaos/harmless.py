@@ -169,6 +169,23 @@ def _failing_thread(_setting: Setting, random: Random) -> dict[str, str]:
     }
 
 
+def _failing_tasks(_setting: Setting, random: Random) -> dict[str, str]:
+    """Tasks fail now and then, on some ranks more often, and what they bring is replaced; one pauses after that."""
+    return {
+        "definitions": "pool = concurrent.futures.ThreadPoolExecutor(2)\n\n\ndef fetch(rank, step):\n"
+        "    if step % 7 == rank:\n        raise FileNotFoundError(2, 'no such shard')\n    return step",
+        "before": "task = pool.submit(fetch, $rank, $step)\n"
+        + random.choice(
+            (
+                "if task.exception() is not None:\n    traceback.print_exception(task.exception())",
+                "try:\n    task.result()\nexcept OSError:\n    pass",
+                "concurrent.futures.wait([task])",
+            )
+        ),
+        "after": f"if $when:\n    time.sleep({random.choice((0.5, 4))})",
+    }
+
+
 def _thread_with_group(_setting: Setting, random: Random) -> dict[str, str]:
     """Metrics are reduced beside the training, in a group of their own, as often on each rank."""
     return {
@@ -325,6 +342,7 @@ HARMLESS: Final = (
     Event(name="healthy: retries", write=_retries, extra_s=4, weight=2, **_HEALTHY),
     Event(name="healthy: logged exceptions", write=_logged, weight=2, **_HEALTHY),
     Event(name="healthy: exception in a thread", write=_failing_thread, weight=2, **_HEALTHY),
+    Event(name="healthy: tasks that fail", write=_failing_tasks, extra_s=4, weight=2, **_HEALTHY),
     Event(name="healthy: thread with a group", write=_thread_with_group, weight=2, **_HEALTHY),
     Event(name="healthy: ring", write=_ring, **_HEALTHY),
     Event(

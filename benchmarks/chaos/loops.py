@@ -25,6 +25,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
