@@ -12,7 +12,14 @@ from bokeh.document import Document
 
 from dashboards.forecast import BucketChoice, ChosenPlan, Forecast, predict_mean_step
 from dashboards.pages.breakdown import build_breakdown_context
-from dashboards.pages.shell import QueryArguments, get_argument, has_only_collectives, render, render_fragment
+from dashboards.pages.shell import (
+    QueryArguments,
+    find_incident,
+    get_argument,
+    has_only_collectives,
+    render,
+    render_fragment,
+)
 from dashboards.plots.browser_rpc import RequestColumns
 from dashboards.plots.bucket_columns import HEAD_PX, LANE_PX, RANK_PX, format_caps
 from dashboards.plots.buckets import CURVE_LEFT_PX, CURVE_RIGHT_PX, BucketsPlot
@@ -82,6 +89,7 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         "buckets_plot.html" if is_plain else "buckets.html",
         title="Buckets",
         trace=shown.trace,
+        incident=find_incident(snapshot),
         roots=plot.roots,
         is_plain=is_plain,
         **build_advice_context(shown.trace, forecast.advice),

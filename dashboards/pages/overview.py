@@ -12,14 +12,13 @@ from bokeh.document import Document
 
 from dashboards.forecast import soon
 from dashboards.pages.breakdown import build_breakdown_context, find_longest_occurrences
-from dashboards.pages.shell import PageBuilder, QueryArguments, has_only_collectives, render
+from dashboards.pages.shell import PageBuilder, QueryArguments, find_incident, has_only_collectives, render
 from dashboards.plots.trend import FIGURES, TrendFigure, TrendPlot, plot_machine_trends
 from dashboards.recording import Snapshot
 from overlapscope.advice.advice import Advice
 from overlapscope.advice.worth_doing import find_improvements
 from overlapscope.breakdown.text import BLOCK_LABELS
 from overlapscope.diagnosis.attempts import format_other_attempts
-from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.report.imported_communication import build_communication_sections
 from overlapscope.report.improvements import tabulate_improvements
 from overlapscope.report.machine import build_machine_sections
@@ -52,7 +51,7 @@ def build(document: Document, snapshot: Snapshot, _arguments: QueryArguments) ->
         machine_figures=[plot.shown for plot in machine_plots],
         has_order=snapshot.diagnosis is not None,
         has_events=snapshot.diagnosis is None or not has_only_collectives(snapshot.trace),
-        incident=get_incident(snapshot),
+        incident=find_incident(snapshot),
         remarks=() if snapshot.diagnosis is None else snapshot.diagnosis.verdict.remarks,
         attempts=format_other_attempts(snapshot.attempts, snapshot.trace.path),
         **build_overview_context(snapshot),
@@ -144,12 +143,6 @@ def build_improvements_context(snapshot: Snapshot, advice: Advice | None) -> dic
         "worth_doing": tabulate_improvements(improvements) if improvements else None,
         "has_mean": True,
     }
-
-
-def get_incident(snapshot: Snapshot) -> Verdict | None:
-    """Return the fault of the job; None if there is none."""
-    diagnosis = snapshot.diagnosis
-    return diagnosis.verdict if diagnosis is not None and diagnosis.is_incident else None
 
 
 def build_trend(document: Document, snapshot: Snapshot, _arguments: QueryArguments, *, shown: TrendFigure) -> None:

@@ -19,6 +19,7 @@ from dashboards.urls import RunUrl, file_stem
 from overlapscope.breakdown.breakdown import BLOCKS
 from overlapscope.breakdown.lanes import BUCKET_SLOTS
 from overlapscope.breakdown.text import PHASE_LABELS
+from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.text import capitalize, count_of, use_no_break_spaces
 from overlapscope.trace.description import describe_backend, describe_clocks, describe_models, describe_strategies
@@ -48,6 +49,7 @@ _ENVIRONMENT.globals.update(
     blocks=BLOCKS, phases=PHASE_LABELS, bucket_slots=BUCKET_SLOTS, number_colors=theme.NUMBER_COLORS
 )
 _ENVIRONMENT.globals["place"] = RunUrl()  # unless the document has another
+_ENVIRONMENT.globals["incident"] = None  # unless a job has failed
 _ENVIRONMENT.globals["can_save"] = False  # except on a server
 _ENVIRONMENT.globals["is_recorded"] = False  # unless the document is a page of a recording on a server
 _ENVIRONMENT.filters["together"] = use_no_break_spaces
@@ -82,6 +84,7 @@ def render(
     roots: Sequence[Model] = (),
     is_plain: bool = False,
     further_problems: Sequence[Problem] = (),
+    incident: Verdict | None = None,
     **variables: Any,
 ) -> None:
     """Fill a document with a page.
@@ -94,6 +97,7 @@ def render(
         roots: plots, placed by the template by their names.
         is_plain: True to omit the header, for a plot on its own route.
         further_problems: problems with files that only this page uses.
+        incident: fault of the job, for a page that doesn't explain it.
         **variables: further template variables.
     """
     document.title = f"{title} · OverlapScope"
@@ -107,6 +111,7 @@ def render(
     document.template_variables.update(
         **build_shell_context(title, trace, further_problems),
         is_plain=is_plain,
+        incident=None if is_plain else incident,
         navigation=(*of_run, (place.compare(chosen), "Compare"), *of_lab, (f"{place.top_url}glossary", "Glossary")),
         is_recorded=trace is not None and not is_plain,
         can_save=bool(roots) and not is_plain,
@@ -125,6 +130,12 @@ def render_standalone(template: str, *, title: str, further_problems: Sequence[P
     """Return the markup of a page without header, for files and for visitors who are not logged in."""
     context = build_shell_context(title, None, further_problems)
     return render_fragment(template, roots=[], is_plain=True, navigation=(), **context, **variables)
+
+
+def find_incident(snapshot: Snapshot) -> Verdict | None:
+    """Return the fault of the job; None if there is none."""
+    diagnosis = snapshot.diagnosis
+    return diagnosis.verdict if diagnosis is not None and diagnosis.is_incident else None
 
 
 def build_shell_context(title: str, trace: Trace | None, further_problems: Sequence[Problem] = ()) -> dict[str, Any]:

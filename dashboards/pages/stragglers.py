@@ -7,7 +7,7 @@ from typing import Any, Final
 from bokeh.document import Document
 
 from dashboards.pages.breakdown import build_breakdown_context
-from dashboards.pages.shell import QueryArguments, get_argument, render
+from dashboards.pages.shell import QueryArguments, find_incident, get_argument, render
 from dashboards.plots.heatmap import FIGURES, HeatmapPlot
 from dashboards.rank_map import Grouping, Heatmap, HeatmapFigure
 from dashboards.recording import Snapshot
@@ -37,6 +37,7 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments) -> 
         "stragglers.html",
         title="Stragglers",
         trace=snapshot.trace,
+        incident=find_incident(snapshot),
         roots=[plot.root],
         **build_stragglers_context(snapshot, found),
         **_build_heatmap_context(heatmap, plot),

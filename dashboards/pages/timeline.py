@@ -10,7 +10,14 @@ from bokeh.document import Document
 
 from dashboards.pages.breakdown import build_breakdown_context
 from dashboards.pages.rank_choice import RankChoice, choose_ranks, suggest_ranks
-from dashboards.pages.shell import QueryArguments, get_argument, has_only_collectives, render, render_fragment
+from dashboards.pages.shell import (
+    QueryArguments,
+    find_incident,
+    get_argument,
+    has_only_collectives,
+    render,
+    render_fragment,
+)
 from dashboards.plots.browser_rpc import RequestColumns
 from dashboards.plots.related_spans import MOMENTS, find_counterparts
 from dashboards.plots.span_details import get_span_details
@@ -22,6 +29,7 @@ from dashboards.plots.trend import build_step_strip
 from dashboards.recording import Rounds, Snapshot
 from overlapscope.breakdown.lanes import LANE_NAMES, Timeline
 from overlapscope.breakdown.summary import Summary
+from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.text import format_bytes, format_ns, format_ranks, format_timestamp_ns
 from overlapscope.trace.folders import read_import_source
 from overlapscope.trace.off_steps import list_off_spans
@@ -149,7 +157,9 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         _build_unavailable(document, snapshot)
         return
     whole = snapshot.lanes.timeline(snapshot.trace.ranks["rank"].tolist()[:1])  # any rank: steps are common to all
-    view = parse_view(whole, arguments) or _typical_view(whole, snapshot.summary)
+    incident = None if is_plain else find_incident(snapshot)
+    at_incident = None if incident is None else _compute_incident_view(whole, incident)
+    view = parse_view(whole, arguments) or at_incident or _typical_view(whole, snapshot.summary)
     step = find_step(whole, sum(view or (0, whole.length_ns)) // 2)
     lateness_ns = {} if step is None or snapshot.cycles is None else snapshot.cycles.lateness_of(step)
     choice = choose_ranks(snapshot.trace.ranks, arguments, lateness_ns)
@@ -166,6 +176,7 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         "timeline.html",
         title="Timeline",
         trace=snapshot.trace,
+        incident=incident,
         roots=[plot.root, plot.axis],
         is_plain=is_plain,
         breakdown="" if is_plain or step is None else _render_breakdown(snapshot.summary, step),
@@ -217,6 +228,15 @@ def _format_lateness(choice: RankChoice, lateness_ns: Mapping[int, int]) -> dict
         return {}
     known = {rank: lateness_ns[rank] for rank in choice.shown if rank in lateness_ns}
     return {rank: f"{format_ns(abs(ns))} {'late' if ns >= 0 else 'early'}" for rank, ns in known.items()}
+
+
+def _compute_incident_view(timeline: Timeline, incident: Verdict) -> View | None:
+    """Return the view of the step of an incident; if training ended there, up to the end of what was recorded."""
+    step = incident.step
+    view = None if step is None else compute_step_view(timeline, step)
+    if view is None or step is None or int(timeline.steps["step"].max()) > step + 1:
+        return view
+    return view[0], timeline.length_ns + (timeline.length_ns - view[0]) // 40
 
 
 def _typical_view(timeline: Timeline, summary: Summary) -> View | None:

@@ -15,13 +15,16 @@ from bokeh.resources import INLINE
 
 from dashboards.app import ROUTES, open_page
 from dashboards.pages import glossary, overview, shell, timeline
+from dashboards.plots.timeline import compute_step_view
 from dashboards.recording import RecordingCache, Snapshot
 from dashboards.runs import RunIndex
 from overlapscope.breakdown.text import describe_summary
 from overlapscope.cli.main import main
+from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.trace.recording import read_trace
 from overlapscope.trace.recording_modes import OFF, BegunMode
 from overlapscope.trace.schema import MODES_FILE, Kind, pack_body
+from tests.simulated_job import Job
 from tests.synthetic import make_rank, write_recording
 
 
@@ -54,6 +57,34 @@ def test_the_table_of_ranks_has_a_row_for_each(snapshot):
     assert [name for name, _, _ in overview.build_rank_bar(table.rows[0], 10_000_000)] == [
         *("data_wait", "forward", "inter_phase", "backward", "exposed", "bucket_copies", "optimizer")
     ]
+
+
+@pytest.mark.parametrize("route", ["/", "/timeline", "/stragglers"])
+def test_every_page_says_what_went_wrong(tmp_path, route):
+    snapshot = Snapshot(Job(steps=12).run())
+    verdict = Verdict(kind="stuck", sentence="Rank 1 waits in data.py:3 (load).", step=7)
+    snapshot.diagnosis = Mock(verdict=verdict, is_incident=True)
+    said, other = Document(), Document()
+    ROUTES[route](said, snapshot, {})
+    assert verdict.sentence in words(said)
+    snapshot.diagnosis = None
+    ROUTES[route](other, snapshot, {})
+    assert verdict.sentence not in words(other)
+
+
+@pytest.mark.parametrize(("step", "goes_on"), [(10, True), (4, False)])
+def test_the_timeline_opens_where_the_job_failed(step, goes_on):
+    """Up to the end if training ended there, else at that step."""
+    snapshot = Snapshot(Job(steps=12).run())
+    verdict = Verdict(kind="stuck", sentence="Rank 1 waits.", step=step)
+    whole = snapshot.lanes.timeline([0])
+    begin, end = compute_step_view(whole, step)
+    snapshot.diagnosis = Mock(verdict=verdict, is_incident=True)
+    document = Document()
+    timeline.build(document, snapshot, {})
+    shown = document.get_model_by_name("axis").x_range
+    assert shown.start == begin
+    assert shown.end > whole.length_ns if goes_on else shown.end == end
 
 
 @pytest.mark.parametrize("route", sorted(ROUTES))
