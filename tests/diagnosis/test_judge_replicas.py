@@ -215,6 +215,16 @@ def test_a_rank_that_no_longer_reduces_is_told_by_that_and_not_by_what_it_launch
         assert verdict.blamed == ((1,) if world > 2 else ())
 
 
+def test_a_rank_that_leaves_one_reduction_out_and_goes_on_is_a_step_behind() -> None:
+    """As opposed to one whose hooks are lost: it was one backward under no_sync()."""
+    first = trained(4, is_waiting=True)
+    windows = {n: (*trained(3), entry(4, first[3].signature, step=2)) if n == 1 else first for n in range(3)}
+    order = replace(group(windows, first_divergence=4), divergence="step")
+    once = rank(1, step=2, unreduced=(replace(LOST_HOOKS, cause="no_sync"),))
+    verdict = judge(job(rank(0, step=1), once, rank(2, step=1), groups=[order]))
+    assert (verdict.kind, verdict.blamed) == ("step behind", (1,))
+
+
 def test_a_rank_that_no_longer_reduces_is_told_while_others_wait_for_its_bucket() -> None:
     windows = {n: trained(3) if n == 1 else trained(4, is_waiting=True) for n in range(3)}
     lost = rank(1, "ended", step=9, unreduced=(LOST_HOOKS,))

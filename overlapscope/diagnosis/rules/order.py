@@ -143,6 +143,8 @@ def _find_side_without_reductions(
     found = replicas.find_unreduced_gradients(facts)
     if found is None or found.step is None or not any({*side} == {*found.concerned} for side in sides):
         return None
+    if any(at_number[rank].signature.bucket != NO_BUCKET and _meant_no_sync(facts, rank) for rank in found.concerned):
+        return None  # it has left out a reduction, and goes on
     others = [rank for side in sides for rank in side if rank not in found.concerned]
     if group.divergence == "batch":
         step = min(entry.step for entry in at_number.values())
@@ -165,6 +167,10 @@ def _describe_awaited_bucket(ranks: Sequence[int], at_number: Mapping[int, Entry
     buckets = [at_number[rank] for rank in ranks if at_number[rank].signature.bucket != NO_BUCKET]
     is_since = bool(buckets) and min(one.step for one in buckets) >= step
     return text.others_launch_bucket(ranks, buckets[0]) if is_since else ""
+
+
+def _meant_no_sync(facts: Facts, rank: int) -> bool:
+    return all(one.cause == "no_sync" for one in facts.ranks[rank].unreduced)
 
 
 def _begins_another_forward(one: Entry, other: Entry) -> bool:
