@@ -2,8 +2,8 @@
 
 Every rank's local time in a step is compared with the median rank's: copies back, optimizer, data wait, forward,
 backward, garbage collection, and communication that ended later for it. A delay in every step, every k steps, from one
-step on, in an episode of steps or just once is named with the statistic that shows it. Its cost is what it adds to the
-step time when nothing else is wrong, from a replay of the recording; its saving is what fixing it alone would gain.
+step on, in an episode of steps or just once is named with the statistic that shows it. Its lateness is how much later
+it arrives; its saving is what fixing it alone would gain, from a replay of the recording.
 
 With --json the output is one JSON object; docs/json.md says what its keys mean.
 """
