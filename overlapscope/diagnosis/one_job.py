@@ -7,7 +7,7 @@ would be a fault.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -78,13 +78,23 @@ def find_other_jobs(folders: Mapping[int, Path], lifetimes: Mapping[int, Lifetim
         if not at_once:
             text = f"{rest} never all ran at the same time: their folders are of several runs"
         found |= {rank: Problem("error", f"{folders[rank]}: {text}; it is left out") for rank in sorted(others)}
-    known = [life for rank, life in lifetimes.items() if life.boot is not None and rank not in found]
-    for rank, life in lifetimes.items():
-        is_apart = not any(one.begun_ns <= life.begun_ns <= one.last_ns + _SLACK_NS for one in known)
-        if life.boot is None and len(boots) == 1 and known and is_apart:
-            text = f"{folders[rank]}: nothing says which process left it, and what it launched was not while others ran"
-            found[rank] = Problem("error", f"{text}; it is left out")
+    if len(boots) == 1:
+        known = [life for rank, life in lifetimes.items() if life.boot is not None and rank not in found]
+        found |= _find_unnamed_strangers(folders, lifetimes, known)
     return found
+
+
+def _find_unnamed_strangers(
+    folders: Mapping[int, Path], lifetimes: Mapping[int, Lifetime], known: Collection[Lifetime]
+) -> dict[int, Problem]:
+    """Find folders of which nothing says which process left it, and that were written when no known rank existed."""
+    text = "nothing says which process left it, and what it launched was not while others ran; it is left out"
+    return {
+        rank: Problem("error", f"{folders[rank]}: {text}")
+        for rank, life in lifetimes.items()
+        if life.boot is None and known
+        if not any(one.begun_ns <= life.begun_ns <= one.last_ns + _SLACK_NS for one in known)
+    }
 
 
 def _most_at_once(alive: Mapping[int, Lifetime]) -> set[int]:

@@ -141,10 +141,8 @@ def _find_side_without_reductions(
 ) -> Verdict | None:
     """Return a verdict if one side has updated without reducing: it is at another batch, or where others reduce."""
     found = replicas.find_unreduced_gradients(facts)
-    if found is None or found.step is None or not any({*side} == {*found.concerned} for side in sides):
+    if found is None or found.step is None or not _is_side(facts, found.concerned, sides, at_number):
         return None
-    if any(at_number[rank].signature.bucket != NO_BUCKET and _meant_no_sync(facts, rank) for rank in found.concerned):
-        return None  # it has left out a reduction, and goes on
     others = [rank for side in sides for rank in side if rank not in found.concerned]
     if group.divergence == "batch":
         step = min(entry.step for entry in at_number.values())
@@ -169,8 +167,12 @@ def _describe_awaited_bucket(ranks: Sequence[int], at_number: Mapping[int, Entry
     return text.others_launch_bucket(ranks, buckets[0]) if is_since else ""
 
 
-def _meant_no_sync(facts: Facts, rank: int) -> bool:
-    return all(one.cause == "no_sync" for one in facts.ranks[rank].unreduced)
+def _is_side(facts: Facts, ranks: Sequence[int], sides: list[list[int]], at_number: Mapping[int, Entry]) -> bool:
+    """Return True if these ranks are a side, unless they left one reduction out under ``no_sync()`` and go on."""
+    unreduced = [one for rank in ranks for one in facts.ranks[rank].unreduced]
+    launches = any(rank in at_number and at_number[rank].signature.bucket != NO_BUCKET for rank in ranks)
+    goes_on = launches and all(one.cause == "no_sync" for one in unreduced)
+    return not goes_on and any({*side} == {*ranks} for side in sides)
 
 
 def _begins_another_forward(one: Entry, other: Entry) -> bool:

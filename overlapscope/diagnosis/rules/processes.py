@@ -167,7 +167,7 @@ def find_killed_process(facts: Facts) -> Verdict | None:
     """Find ranks that are gone without logging an error, while others are alive or failed because of that."""
     gone = _find_gone(facts)
     others = [rank for rank in facts.ranks if rank not in gone]
-    if not gone or _died_of_something_else(facts, gone, others) or _may_be_only_what_is_left(facts, gone):
+    if not gone or _died_of_something_else(facts, gone, others):
         return None
     first = _first_to_die(facts, gone)
     died = [facts.ranks[rank] for rank in first]
@@ -182,15 +182,20 @@ def find_killed_process(facts: Facts) -> Verdict | None:
             has_survivors=bool(others),
             may_not_match=all(_may_be_aborted_for_its_size(facts, rank) for rank in first),
         ),
-        blamed=_without_victims(facts, first) if len(first) < len(facts.world) else (),
+        blamed=_without_victims(facts, first),
         concerned=tuple(sorted({*gone, *consequences})),
         **_location(*died),
     )
 
 
 def _without_victims(facts: Facts, gone: tuple[int, ...]) -> tuple[int, ...]:
-    """Return, of several ranks whose exit nobody saw, those that others wait for: torchrun may have ended the rest."""
+    """Return whom to blame: nobody if all are gone; if nobody saw their exits, those that others wait for.
+
+    torchrun may have ended the others.
+    """
     ranks = [facts.ranks[rank] for rank in gone]
+    if len(gone) == len(facts.world):
+        return ()
     if len(gone) == 1 or any(one.exit_status for one in ranks) or not any(one.is_launched for one in ranks):
         return gone
     return tuple(rank for rank in gone if rank in facts.awaited)
@@ -204,10 +209,12 @@ def _may_be_aborted_for_its_size(facts: Facts, rank: int) -> bool:
 
 
 def _died_of_something_else(facts: Facts, gone: tuple[int, ...], others: list[int]) -> bool:
-    """Return True if ranks were still there when others gave up, or someone ended a job that hung."""
+    """Return True if ranks were still there when others gave up, or someone ended, or may have, a job that hung."""
     have_joined = any((one := facts.ranks[rank].position) is None or one.phase != STARTING for rank in gone)
     if have_joined and any(is_timeout(facts.ranks[rank].failure) for rank in others):
         return True  # a rank that dies closes its connections: a timeout means waiting for one that was still there
+    if _may_be_only_what_is_left(facts, gone):
+        return True
     hung = [rank for rank in gone if facts.had_hung(rank)]
     is_harmless = all(facts.ranks[rank].liveness == "ended" for rank in others)
     # If nobody was harmed, the watchdogs' reports say more than the end of a rank.
