@@ -250,7 +250,8 @@ class Recorder(EventSink):
         """
         self._gradient_checks[model].on_forward_start(inputs, more)
         if model == 0:
-            self._on_inputs((*inputs, *more.values()))
+            with suppress(Exception):  # from the user's tensors
+                self._on_inputs((*inputs, *more.values()))
 
     def check_gradients(self, model: int, bucket: int, buffer: torch.Tensor) -> None:
         """Look for NaN and infinity in a bucket that is about to be reduced."""

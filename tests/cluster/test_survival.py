@@ -32,6 +32,7 @@ from instrumented_ddp.recording.batch_tracker import DataPositionTracker
 from instrumented_ddp.recording.clock_sync import ClockSync
 from instrumented_ddp.recording.coverage import ReductionCoverage
 from instrumented_ddp.recording.finite_check import GradientCheck
+from instrumented_ddp.recording.loop_facts import ModelLoop
 from instrumented_ddp.recording.models import ModelRegistry
 from instrumented_ddp.recording.modes import ModeFollower
 from instrumented_ddp.recording.recorder import Recorder
@@ -86,6 +87,7 @@ CALLBACKS: dict[str, tuple[Any, str]] = {
     "a batch is given to the model": (GradientCheck, "on_forward_start"),
     "a bucket is looked at": (GradientCheck, "on_launch"),
     "looks are paid for": (GradientCheck, "on_reduced"),
+    "what the loop does": (ModelLoop, "on_gradients_reduced"),
     "the position in the data": (DataPositionTracker, "on_forward_start"),
     "a batch is asked for": (StepTracker, "on_fetch_start"),
     "a batch is there": (StepTracker, "on_fetch_end"),
