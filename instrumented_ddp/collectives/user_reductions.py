@@ -2,7 +2,7 @@
 
 A gradient that was given to a collective is known by its memory. A copy of several, made flat and written back, is
 known by its size, which is that of a run of parameters, and by values that are in proportion to those of their
-gradients. Where values are on a device nobody reads them, and the size has to do.
+gradients. Where values are on a device nobody reads them, and the size of several gradients has to do.
 
 A loop does the same in each step, so gradients are only looked at if a step has launched something else than the step
 before.
@@ -226,19 +226,18 @@ class GradientReader:
                 candidates.append((range(first, last), gradients))
         known = self._runs.get(launch, [])
         for run, gradients in candidates:
-            if run not in known and _is_copy(tensor, gradients, self._parameters[run.start]()):
+            if run not in known and _is_copy(tensor, gradients):
                 self._runs[launch] = [*known, run]
                 self._usual = None
                 return
 
 
-def _is_copy(tensor: torch.Tensor, gradients: Sequence[torch.Tensor], parameter: torch.Tensor | None) -> bool:
+def _is_copy(tensor: torch.Tensor, gradients: Sequence[torch.Tensor]) -> bool:
     """Return whether a tensor can be a copy of gradients, perhaps divided by the number of ranks, one after another."""
     if not tensor.is_contiguous() or tensor.is_complex() or not tensor.is_floating_point():
         return False
-    if tensor.device.type != "cpu":  # a value would have to be waited for
-        is_parameter = parameter is not None and parameter.untyped_storage()._cdata == tensor.untyped_storage()._cdata
-        return len(gradients) > 1 or (tensor.shape == gradients[0].shape and not is_parameter)
+    if tensor.device.type != "cpu":  # a value would have to be waited for; an activation may be of a weight's size
+        return len(gradients) > 1
     with torch.no_grad():
         flat = tensor.detach().reshape(-1)
         ends = [*accumulate(gradient.numel() for gradient in gradients)]

@@ -13,6 +13,7 @@ from overlapscope.diagnosis.evidence import (
     UnreducedStep,
 )
 from overlapscope.diagnosis.judge import judge
+from overlapscope.diagnosis.loop_facts import LoopFacts, UserReducedUpdates
 from overlapscope.diagnosis.replica_drift import (
     OUTSIDE_MODELS,
     ComparedReplicas,
@@ -239,3 +240,13 @@ def test_what_ranks_launch_before_gradients_were_left_unreduced_is_the_cause() -
     verdict = judge(job(rank(0, step=1), lost, rank(2, step=1), groups=[order]))
     assert verdict.kind != "not reduced"
     assert verdict.step == 1
+
+
+def test_ranks_that_train_alone_without_ddp_are_left_alone() -> None:
+    apart = replace(DRIFTED, model=OUTSIDE_MODELS)
+    verdict = judge(job(*[rank(n, "ended") for n in range(3)], groups=[ALIKE], replicas=(apart,)))
+    assert (verdict.kind, verdict.evidence) == ("healthy", ())
+    for reduced, kind in ((UserReducedUpdates(model=OUTSIDE_MODELS, all=9), "replicas differ"), (None, "healthy")):
+        loop = LoopFacts(user_reduced=(reduced,) if reduced else ())
+        ranks = [rank(n, "ended", loop=loop) for n in range(3)]
+        assert judge(job(*ranks, groups=[ALIKE], replicas=(apart,))).kind == kind

@@ -169,7 +169,8 @@ def find_replica_drift_at_end(facts: Facts) -> Verdict | None:
 
 def note_replica_comparison(facts: Facts) -> list[str]:
     """Return the results of the comparison for a healthy job."""
-    return [note for one in facts.evidence.replicas for note in text.comparison_notes(one, _model_text(facts, one))]
+    known = [one for one in facts.evidence.replicas if _are_replicas(facts, one)]
+    return [note for one in known for note in text.comparison_notes(one, _model_text(facts, one))]
 
 
 def _comparisons(facts: Facts) -> list[ComparedReplicas]:
