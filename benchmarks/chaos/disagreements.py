@@ -295,6 +295,16 @@ DISAGREEMENTS: Final = (
         weight=3,
     ),
     Event(
+        name="batch skipped by two of three",
+        write=lambda setting, _random: {
+            "before": f"if $step == {setting.step} and $rank != {(setting.rank + 2) % 3}:\n    $skip{FAULT}"
+        },
+        kinds=("batch skipped", "step behind"),
+        vague=("uneven inputs", *_ORDER),
+        blame="pair",
+        wants={"ranks": 3},
+    ),
+    Event(
         name="skipped after forward",
         write=_skip_after_forward,
         kinds=("batch skipped", "step behind"),
