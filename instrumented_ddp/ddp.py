@@ -312,7 +312,7 @@ class DistributedDataParallel(DeferredUpdatesDDP):
         return output
 
     @_disable_dynamo
-    def _inside_ddp_forward(self) -> AbstractContextManager[None]:
+    def _inside_ddp_forward(self) -> Any:
         forward = super()._inside_ddp_forward()
         return forward if self._session is None else self._session.caught.watching_forward(forward)
 

@@ -87,6 +87,9 @@ def test_a_rank_that_tries_again_in_its_forward_is_found_though_it_never_stands_
         survivor(caught(), since_ns=STEP_NS + 2),
         survivor(caught(last_ns=1, failure=replace(OF_THREAD.failure, time_ns=1)), since_ns=0),
         survivor(replace(caught(), step=0, count=2)),
+        survivor(replace(OF_TASK, step=0, count=2)),
+        survivor(replace(AGAIN, step=0, count=60)),
+        survivor(replace(OF_THREAD, step=0, last_step=0), OF_THREAD),
         survivor(replace(caught(), failure=replace(CLOSED, time_ns=STEP_NS + 1))),
     ],
     ids=[
@@ -96,6 +99,9 @@ def test_a_rank_that_tries_again_in_its_forward_is_found_though_it_never_stands_
         "a phase has begun since",
         "a collective was launched since",
         "it did no harm before",
+        "tasks that failed before did no harm",
+        "it was raised as often in the steps before",
+        "another thread failed so before",
         "another rank's end",
     ],
 )

@@ -77,7 +77,7 @@ def find_cause(facts: Facts, rank: int) -> CaughtError | None:
     one = facts.ranks.get(rank)
     if one is None or facts.is_uncertain(rank) or (one.failure is not None and not is_consequence(one.failure)):
         return None
-    likely = [each for each in one.caught if _is_last(facts, one, each) and not _is_harmless(facts, each)]
+    likely = [each for each in one.caught if _is_last(facts, one, each) and not _is_harmless(facts, one, each)]
     again = [each for each in likely if each.count_in_step >= _AGAIN]
     if not _is_held_up(facts, one, is_again=bool(again)):
         return None
@@ -106,7 +106,7 @@ def find_last(facts: Facts, rank: int) -> CaughtError | None:
         if not is_consequence(each.failure)
         and one.position is not None
         and (each.last_step is None or each.last_step >= one.position.step - 1)
-        and not _is_harmless(facts, each)
+        and not _is_harmless(facts, one, each)
     ]
     return max(likely, key=_sort_key, default=None)
 
@@ -131,16 +131,28 @@ def _latest_launch_ns(facts: Facts, rank: int) -> int:
     return max((entry.announced_ns for entry in latest if entry is not None), default=0)
 
 
-def _is_harmless(facts: Facts, error: CaughtError) -> bool:
-    """Return True if the same exception did no harm to another rank, or to this one before."""
+def _is_harmless(facts: Facts, one: RankEvidence, error: CaughtError) -> bool:
+    """Return True if the same exception did no harm to another rank, or to this one in earlier steps."""
     alike = [
         other
         for rank, another in facts.ranks.items()
         if rank not in facts.awaited
         for other in another.caught
-        if (other.failure.type, other.failure.call_site) == (error.failure.type, error.failure.call_site)
+        if _is_same(other, error)
     ]
     if error.count_in_step >= _AGAIN:
-        return any(other.count_in_step >= error.count_in_step for other in alike)
-    has_gone_on = error.how not in _ENDS_A_THREAD and error.count > error.count_in_step
-    return bool(alike) or has_gone_on
+        has_been_as_often = error.count >= 2 * error.count_in_step
+        return has_been_as_often or any(other.count_in_step >= error.count_in_step for other in alike)
+    return bool(alike) or _has_gone_on(one, error)
+
+
+def _has_gone_on(one: RankEvidence, error: CaughtError) -> bool:
+    """Return True if a rank has ended steps after the same exception."""
+    if error.how not in _ENDS_A_THREAD:
+        return error.count > error.count_in_step
+    before = (other.last_step for other in one.caught if other is not error and _is_same(other, error))
+    return error.last_step is not None and any(step is not None and step < error.last_step - 1 for step in before)
+
+
+def _is_same(one: CaughtError, other: CaughtError) -> bool:
+    return (one.failure.type, one.failure.call_site) == (other.failure.type, other.failure.call_site)
