@@ -106,7 +106,8 @@ class LanguageLSTM(nn.Module):
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         """Return the scores of the next word, given (T, B) words."""
-        return self.decoder(self.lstm(self.embedding(text))[0])  # type: ignore[no-any-return]
+        scores: torch.Tensor = self.decoder(self.lstm(self.embedding(text))[0])
+        return scores
 
 
 def make_lstm() -> Workload:

@@ -83,7 +83,7 @@ def setting_of(said: Mapping[str, Any] | None) -> Setting:
     """What tune says to set, as a setting of the sweep; DDP's default if it says to keep that."""
     if said is None:
         return Setting()
-    caps = said["caps_mb"] or ()
+    caps: list[float] = said["caps_mb"] or []
     return Setting(
         bucket_cap_mb=caps[0] if len(caps) == 1 else None,
         bucket_cap_mb_list=tuple(caps) if len(caps) > 1 else None,
@@ -123,8 +123,8 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["lstm", "gpt"], metavar="MODEL")
     parser.add_argument("--link", choices=LINKS, default="1gbit", metavar="LINK", help=", ".join(LINKS))
     parser.add_argument("--steps", type=int, default=40, help="of each of tune's runs (default: 40)")
-    parser.add_argument("--rounds", type=int, default=5, help="of the sweep, with 4 steps each (default: 5)")
-    parser.add_argument("--seconds", type=float, default=150, help="for each sweep at most (default: 150)")
+    parser.add_argument("--rounds", type=int, default=4, help="of the sweep, with 4 steps each (default: 4)")
+    parser.add_argument("--seconds", type=float, default=120, help="for each sweep at most (default: 120)")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that links are taken down
     console = Console(highlight=False, soft_wrap=True)

@@ -6,7 +6,7 @@ All ranks are asked for the same, by their environment, and act at the same plac
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from inspect import BoundArguments
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -75,8 +75,13 @@ class RunningTrial:
         if not self._trial.calibrates or self._has_calibrated or not is_whole:
             return
         self._has_calibrated = True
-        with collective_context(CollectiveRole(role="construction")):
+        is_cuda = model.device.type == "cuda"
+        # torch gathers objects on the current device, which scripts with device_ids need not have set.
+        device: AbstractContextManager[Any] = torch.cuda.device(model.device) if is_cuda else nullcontext()
+        with device, collective_context(CollectiveRole(role="construction")):
             measured = measure_all_sizes(group, model.device, min(model_bytes, _LARGEST_BYTES), prints=False)
+            if is_cuda:
+                torch.cuda.empty_cache()  # the training finds as much memory as without
         if group.rank() == 0:
             with suppress(OverlapScopeError):  # the disk is full: predictions do without
                 write_calibration(folder.parent / CALIBRATION_FILE, measured)

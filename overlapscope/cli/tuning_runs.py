@@ -98,7 +98,7 @@ class TuningRuns:
         from overlapscope.trace.process_files import write_exit
 
         program = child_process.find_program(self._command[0])
-        numbers = (signal.SIGINT, signal.SIGTERM)
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         with child_process.record_signals(numbers) as received, (folder / OUTPUT_FILE).open("wb") as output:
             try:
                 # In a session of its own, so that Ctrl-C reaches it once, from here, and all of it can be ended.

@@ -12,6 +12,7 @@ from overlapscope.advice.observations import find_reduced_models
 from overlapscope.analysis import Analysis
 from overlapscope.breakdown.summary import Summary
 from overlapscope.bucket_model.cost import ZERO_COST
+from overlapscope.bucket_model.partition import Buckets
 from overlapscope.bucket_model.prediction import Curve
 from overlapscope.bucket_model.recommend import Recommendation
 from overlapscope.bucket_model.search import MIN_GAIN
@@ -196,7 +197,7 @@ def _estimate_copies(advice: Advice, summary: Summary) -> Interval:
 def _choose_sizes(found: Recommendation, own: OwnSettings) -> Iterator[PromisingSetting]:
     """Yield the best size, another one that may be nearly as good, and the best plan if torch can express it."""
     curve = found.curve
-    caps_mb = {size.buckets: (size.cap_mb,) for size in curve.sizes}
+    caps_mb: dict[Buckets, tuple[float, ...]] = {size.buckets: (size.cap_mb,) for size in curve.sizes}
     caps_mb[found.default.buckets] = ()
     present = curve.plans[curve.special["present"]]
     plans = sorted((plan for plan in caps_mb if plan != present), key=lambda plan: _step_ns(curve, plan))
@@ -211,13 +212,13 @@ def _choose_sizes(found: Recommendation, own: OwnSettings) -> Iterator[Promising
         yield _of_size(curve, found.free.buckets, found.free_caps_mb)
 
 
-def _of_size(curve: Curve, plan: tuple[tuple[int, ...], ...], caps_mb: tuple[float, ...]) -> PromisingSetting:
+def _of_size(curve: Curve, plan: Buckets, caps_mb: tuple[float, ...]) -> PromisingSetting:
     return PromisingSetting(
         setting=DDPSetting(caps_mb=caps_mb), gain=curve.compute_gain(curve.plans.index(plan), curve)
     )
 
 
-def _step_ns(curve: Curve, plan: tuple[tuple[int, ...], ...]) -> float:
+def _step_ns(curve: Curve, plan: Buckets) -> float:
     return float(curve.predicted_ns[curve.plans.index(plan)])
 
 

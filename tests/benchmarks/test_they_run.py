@@ -50,6 +50,7 @@ AT_NIGHT = {
     "recorder": "--rounds 1 --steps 3",
     "thousand_ranks": "--ranks 16 --steps 30 --times 1 --seconds 0.1",
     "tune": "FOLDER --models tiny --link loopback --steps 20 --rounds 1 --seconds 1",
+    "tuning_power": "--tunings 2 --steps 30",
     "timeline": "--spans 2000 --ranks 2 --seconds 0.2",
 }
 IN_CI = {

@@ -53,7 +53,8 @@ def test_promising_settings_are_run_the_most_promising_size_first(recorded: tupl
     gains = [each.gain.value for each in choice.sizes]
     assert 0 < len(gains) <= MAX_SIZES
     assert gains == sorted(gains, reverse=True)
-    assert all(each.gain.high >= MIN_GAIN for each in (*choice.sizes, *choice.additions))
+    assert all(size.gain.high >= MIN_GAIN for size in choice.sizes)
+    assert all(addition.gain.high >= MIN_GAIN for addition in choice.additions)
     settings = settings_of(choice)
     assert len(set(settings)) == len(settings)
     assert DDPSetting() not in settings
