@@ -161,7 +161,7 @@ def render_fragment(template: str, **variables: Any) -> str:
 
 def has_only_collectives(trace: Trace) -> bool:
     """Return whether only collectives were recorded, as under plain torch.distributed."""
-    return not len(trace.phases) and not len(trace.gradients) and not len(trace.collectives)
+    return trace.has_only_collectives
 
 
 def list_run_facts(trace: Trace) -> list[tuple[str, str]]:

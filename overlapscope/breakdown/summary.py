@@ -28,9 +28,19 @@ LONG_BEFORE_FORWARD_SHARE: Final = 0.2
 """Share of the step from which the data loader, or other code of the loop, is worth fixing before communication."""
 
 Limit = Literal[
-    "no step", "no common step", "no communication", "data wait", "host loop", "nothing", "communication", "exposed"
+    "no step",
+    "no step ended",
+    "not recorded",
+    "no common step",
+    "no communication",
+    "data wait",
+    "host loop",
+    "nothing",
+    "communication",
+    "exposed",
 ]
-"""What takes most of the step that could be saved. ``communication``: it takes longer than compute, so not all of it
+"""What takes most of the step that could be saved. ``no step ended``: and none will. ``not recorded``: there are only
+logs of collectives. ``communication``: it takes longer than compute, so not all of it
 can be hidden. ``exposed``: more of it could be."""
 
 
@@ -59,6 +69,10 @@ class Summary:
     """True for rows of ``figures`` that are counted."""
     imported: ImportedCommunication | None = None
     """All communication of imported profiles, also of other collectives than buckets; None of other recordings."""
+    has_steps: bool = True
+    """False if only the order of collectives was recorded."""
+    is_over: bool = False
+    """True if nothing more will be recorded."""
     has_others: bool = False
     """True if there are collectives beside those of buckets and buffers."""
 
@@ -98,6 +112,12 @@ class Summary:
         return sum(one.exposed_ns for one in others) / max(1, 0 if self.imported is None else self.imported.steps)
 
     @property
+    def _why_no_step(self) -> Limit:
+        if not self.has_steps:
+            return "not recorded"
+        return "no step ended" if self.is_over else "no step"
+
+    @property
     def waits_for_stragglers(self) -> bool:
         """Return True if most of the exposed communication is a wait for a later rank."""
         return self.exposed_for["straggler"].value > self.mean.blocks["exposed"].value / 2
@@ -106,7 +126,7 @@ class Summary:
     def limit(self) -> Limit:
         """Return what the step time is lost to."""
         if not self.steps:
-            return "no common step" if len(self.figures) else "no step"
+            return "no common step" if len(self.figures) else self._why_no_step
         if math.isnan(self.overlap_ratio):
             return "no communication"
         exposed = self.mean.blocks["exposed"]
@@ -182,6 +202,7 @@ def add_other_communication(summary: Summary, trace: Trace) -> Summary:
     imported = read_imported_communication(trace.run)
     if imported is not None:
         return replace(summary, imported=imported, has_others=len(imported.others) > 0)
+    summary = replace(summary, has_steps=not trace.has_only_collectives, is_over=bool(trace.ranks["closed"].all()))
     buckets = trace.collectives["bucket"] >= 0
     gathers_parameters = (buckets & (trace.collectives["op"] == "all_gather")).any()
     return replace(summary, has_others=len(trace.user_collectives) > 0 and not gathers_parameters)

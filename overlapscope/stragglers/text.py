@@ -211,6 +211,13 @@ def explain_missing_stragglers(trace: Trace) -> MissingStragglersReason:
             "of parameters, and wait for each other more than once in a step.",
             advice="The timeline and the breakdown of a step show who waits for whom.",
         )
+    if trace.has_only_collectives:
+        return MissingStragglersReason(
+            headline="No steps were recorded",
+            message="A straggler is found by the reductions of gradients. No training with DistributedDataParallel or "
+            "fully_shard was seen, and no update with gradients that the job's own collectives had reduced.",
+            advice="'overlapscope diagnose' compares the order of its collectives.",
+        )
     are_all = trace.extent == "all"
     return MissingStragglersReason(
         headline="There are too few steps to compare",

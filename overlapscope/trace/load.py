@@ -152,7 +152,7 @@ def _report_missing_event_logs(path: Path, folders: Mapping[int, Path]) -> list[
         return []
     who = "no rank has" if len(without) == len(folders) else f"{len(without)} of {len(folders)} ranks don't have"
     what = "only the order of their collectives can be shown"
-    return [Problem("note", f"{path}: {who} an event log, which DistributedDataParallel writes; {what}")]
+    return [Problem("note", f"{path}: {who} an event log of steps, as no reduction of gradients was seen; {what}")]
 
 
 def _report_python_reducer(path: Path, folders: Mapping[int, Path]) -> list[Problem]:

@@ -82,6 +82,11 @@ class Trace:
     extent: Extent = "all"
 
     @property
+    def has_only_collectives(self) -> bool:
+        """Return whether only the order of collectives was recorded, as where no reduction of gradients is seen."""
+        return not len(self.phases) and not len(self.gradients) and not len(self.collectives)
+
+    @property
     def errors(self) -> list[Problem]:
         """Return the problems which mean that data is missing or unreadable."""
         return [problem for problem in self.problems if problem.severity == "error"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -46,7 +47,7 @@ def summary(
 
 
 CASES: dict[str, tuple[dict[str, float], Limit]] = {
-    "no step": ({"steps": 0}, "no step"),
+    "not recorded": ({"steps": 0}, "not recorded"),
     "no communication": ({"compute": 44, "rest": 4}, "no communication"),
     "some exposed": ({"compute": 44, "hidden": 8, "exposed": 3.1, "rest": 0.9}, "exposed"),
     "little exposed": ({"compute": 49, "rest": 0.97, "hidden": 9.97, "exposed": 0.03}, "nothing"),
@@ -75,6 +76,10 @@ def test_what_the_step_time_is_lost_to(case: str) -> None:
 
 def test_each_case_has_its_own_sentence(golden: Callable[[str, str], None]) -> None:
     said = {case: describe_summary(summary(**milliseconds)) for case, (milliseconds, _) in CASES.items()}  # type: ignore[arg-type]
+    begun = replace(summary(steps=0), has_steps=True)
+    for is_over, limit in ((False, "no step"), (True, "no step ended")):
+        assert replace(begun, is_over=is_over).limit == limit
+        said[limit] = describe_summary(replace(begun, is_over=is_over))
     said["later rank"] = describe_summary(with_a_later_rank())
     golden("sentences/breakdown", "\n".join(f"{case}: {sentence}" for case, sentence in said.items()))
 
@@ -103,7 +108,7 @@ def test_communication_that_waits_for_a_later_rank_is_not_called_long() -> None:
 
 def test_without_a_finished_step_there_are_no_means() -> None:
     found = summary(steps=0)
-    assert found.limit == "no step"
+    assert found.limit == "not recorded", "there is not even a phase"
     assert (found.ranks, found.steps) == (0, 0)
     assert math.isnan(found.mean.step.value)
     assert math.isnan(found.overlap_ratio)
