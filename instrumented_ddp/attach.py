@@ -26,6 +26,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 from instrumented_ddp.recording.metadata import describe_rank, describe_run
 from instrumented_ddp.session import Session, get_current_session, open_session, warn_unrecorded
 from instrumented_ddp.stock.ddp import observe_stock_ddp
+from instrumented_ddp.stock.own_loops import observe_own_loops
 from instrumented_ddp.stock.plain_steps import OptimizerStepCounter
 from instrumented_ddp.stock.wrapping import call_after_import
 from instrumented_ddp.watchdog.init_watch import watch_rendezvous
@@ -99,6 +100,7 @@ def _record(session: Session, recording: RecordingOptions) -> None:
     OptimizerStepCounter(session)
     session.watch_outside()  # after what counts its updates
     observe_stock_ddp(session)
+    observe_own_loops(session)
     call_after_import(_FSDP, functools.partial(_observe_fsdp, session))
 
 

@@ -80,6 +80,23 @@ class BucketPlan:
         return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ObservedPlan(BucketPlan):
+    """Plan of buckets that others make, whose traffic is not always that of their parameters."""
+
+    reduces: tuple[Traffic, ...]
+    gathers: tuple[Traffic | None, ...] = ()
+    """Empty if no parameters are gathered."""
+
+    def reduced(self, number: int) -> Traffic:
+        """Return the traffic of a bucket's gradients."""
+        return self.reduces[number]
+
+    def gathered(self, number: int) -> Traffic | None:
+        """Return the traffic of a bucket's parameters."""
+        return self.gathers[number] if self.gathers else None
+
+
 def describe_parameters(
     module: torch.nn.Module, parameters: Sequence[torch.nn.Parameter], is_sparse: Sequence[bool]
 ) -> tuple[ParameterSpec, ...]:

@@ -132,13 +132,18 @@ class Session:
                 before_exit=self._flush,
             )
 
-    def record(self, group: dist.ProcessGroup, device: torch.device) -> Recorder | None:
+    def record(
+        self, group: dist.ProcessGroup, device: torch.device, *, first_step: int = 0, has_wrapper: bool = True
+    ) -> Recorder | None:
         """Return the recorder shared by all DDP instances of this process, created on first use; None on failure.
 
         Args:
             group: ranks that train together.
             device: device on which the first instance computes.
+            first_step: number of the first recorded step.
+            has_wrapper: false for a loop that reduces gradients by hand.
         """
+        self.watch_outside().has_wrappers |= has_wrapper
         if self.recorder is not None or not self.is_recording:
             return self.recorder if self.is_recording else None
         recording = read_recording_options(self.folder.parent)
@@ -153,6 +158,7 @@ class Session:
                 detail=recording.detail,
                 every=recording.every,
                 limit_bytes=recording.limit_bytes,
+                first_step=first_step,
                 on_update_start=self.replicas.settings.on_update_start,
                 on_unreduced_update=self.replicas.on_unreduced_update,
                 on_inputs=self.data.hashes.on_inputs,
@@ -161,9 +167,7 @@ class Session:
         except Exception as error:
             self.disable_recording(error)
             return None
-        outside = self.watch_outside()
-        outside.has_wrappers = True
-        self.recorder.on_model = outside.add_model
+        self.recorder.on_model = self.watch_outside().add_model
         self.data.on_fetch = self.recorder.on_fetch
         self._machine.use_device(device)
         atexit.unregister(self.close)  # handlers that users registered meanwhile still run after ours, as before

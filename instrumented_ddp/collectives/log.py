@@ -183,7 +183,7 @@ class CollectiveRecorder:
             return None
         if launch is not None and launch.launched is not None and (known := self._find_known(call, launch)) is not None:
             return self._enter(call, launch, known.log, known.number, known.signature, self.position.backward_call_site)
-        purpose = get_group_role(call.group) or (None if launch is None else launch.purpose)
+        purpose = get_group_role(call.group) or (None if launch is None or launch.is_users else launch.purpose)
         call_site, names = self._find_call_site_and_names(call, purpose)
         self.before_collective()
         log = self._log_of(call)

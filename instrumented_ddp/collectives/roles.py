@@ -60,6 +60,8 @@ class Launch:
     """True if, on the host, the launching code continues only when it has ended."""
     is_reducer: bool = False
     """True if a reducer launches it, which always sums and uses no function of ``torch.distributed``."""
+    is_users: bool = False
+    """True if the user's code launches it: its purpose is not logged, as other ranks may not know it."""
 
 
 class _LaunchContext(threading.local):

@@ -93,6 +93,13 @@ class ModelRegistry:
         """Return the names of the trained parameters of a model."""
         return tuple(self._modules[model][1])
 
+    def reserve_number(self) -> int:
+        """Return a number for parameters that are in no DDP instance, and that ranks don't compare."""
+        number = self._count
+        self._count += 1
+        self._modules[number] = lambda: None, {}
+        return number
+
     def note_frozen(self) -> None:
         """Write which parameters no longer require gradients although they did when they were given to DDP.
 

@@ -75,6 +75,7 @@ class Recorder(EventSink):
         detail: ``parameters`` to also record the ready time of every gradient.
         every: which steps are recorded in full until a user asks for others, as in ``RecordingMode``.
         limit_bytes: maximum disk space of this rank's log.
+        first_step: number of the first step.
         on_update_start: called with an optimizer and the step before it updates.
         on_unreduced_update: called with a model before an update with gradients that DDP has not averaged.
         on_inputs: called with what the first model is given in training.
@@ -95,6 +96,7 @@ class Recorder(EventSink):
         detail: Detail = "buckets",
         every: int = DEFAULT_EVERY,
         limit_bytes: int = DEFAULT_LIMIT_BYTES,
+        first_step: int = 0,
         on_update_start: Callable[[torch.optim.Optimizer, int], None],
         on_unreduced_update: Callable[[int], None],
         on_inputs: Callable[[Iterable[Any]], None],
@@ -128,7 +130,7 @@ class Recorder(EventSink):
         self._buffers: dict[tuple[int, int, str], BucketRecords] = {}
         self._has_warned = False
         self._on_update_start = on_update_start
-        self.on_model: Callable[[Iterator[torch.nn.Parameter]], None] = lambda _: None
+        self.on_model: Callable[[Iterator[torch.Tensor]], None] = lambda _: None
         """Called with all parameters of a DDP instance as it is registered."""
         self._on_unreduced_update = on_unreduced_update
         self._optimizers = OptimizerHooks(self._update_begins, self._update_ends, on_error)
@@ -140,6 +142,7 @@ class Recorder(EventSink):
             has_optimizer=self._optimizers.has_optimizer,
             find_others=self._optimizers.find_others,
             on_step_start=self._step_begins,
+            first_step=first_step,
         )
         self.on_fetch = (
             never_raising(self.steps.on_fetch_start, on_error),
@@ -178,6 +181,19 @@ class Recorder(EventSink):
             check.share_budget(len(self._gradient_checks))
         self._optimizers.add(parameters)
         self.on_model(module.parameters())
+        self._write(RUN_FILE, self._run)
+
+    @never_raise
+    def add_parameters(
+        self, number: int, name: str, parameters: Sequence[torch.Tensor], arguments: dict[str, Any]
+    ) -> None:
+        """Register parameters that no wrapper reduces, but the training loop itself.
+
+        Args:
+            name: class of the module that holds them.
+        """
+        self._run["models"].append({"model": number, "class": name, "ddp_arguments": arguments})
+        self._optimizers.add(parameters)
         self._write(RUN_FILE, self._run)
 
     def get_coverage(self, model: int) -> ReductionCoverage | None:

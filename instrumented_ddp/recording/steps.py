@@ -52,7 +52,7 @@ class OptimizerHooks:
             register_optimizer_step_post_hook(never_raising(self._after_step, on_error)),
         ]
 
-    def add(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+    def add(self, parameters: Sequence[torch.Tensor]) -> None:
         """Register parameters whose updates are reported."""
         self._parameters.update(dict.fromkeys(parameters, True))
         self._is_relevant.clear()
@@ -137,6 +137,7 @@ class StepTracker(Steps):
         has_optimizer: returns whether a torch optimizer updates the parameters.
         find_others: returns the identities of optimizers of other parameters.
         on_step_start: called when a step begins, between two steps.
+        first_step: number of the first step.
     """
 
     def __init__(
@@ -149,6 +150,7 @@ class StepTracker(Steps):
         has_optimizer: Callable[[], bool],
         find_others: Callable[[torch.optim.Optimizer], list[int]],
         on_step_start: Callable[[], None],
+        first_step: int = 0,
     ) -> None:
         self._timer = timer
         self._log = log
@@ -159,6 +161,7 @@ class StepTracker(Steps):
         self._searches = 0
         self._iterations = IterationTracker()
         self._step_begins = on_step_start
+        self.step = first_step
         self._reduced_phases = make_phase_records(timer.flags, no_sync=False)
         self._no_sync_phases = make_phase_records(timer.flags, no_sync=True)
         self._full_step_record = pack_body(Kind.STEP, flags=timer.flags)

@@ -65,7 +65,7 @@ class ParametersOutside:
         self._of: weakref.WeakKeyDictionary[torch.optim.Optimizer, _OfOptimizer] = weakref.WeakKeyDictionary()
         self._hook = register_optimizer_step_pre_hook(self._before_step)
 
-    def add_model(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def add_model(self, parameters: Iterable[torch.Tensor]) -> None:
         """Register the parameters of a DDP instance."""
         self._wrapped.update(dict.fromkeys(parameters, True))
         self._of.clear()

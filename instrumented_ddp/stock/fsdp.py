@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
-from instrumented_ddp.bucket_plan import BucketPlan, ParameterSpec, Traffic, describe_parameters
+from instrumented_ddp.bucket_plan import ObservedPlan, ParameterSpec, Traffic, describe_parameters
 from instrumented_ddp.collectives.dispatch import Call
 from instrumented_ddp.collectives.roles import Launch
 from instrumented_ddp.recording.background import never_raising, suppress_recorder_errors
@@ -42,22 +41,6 @@ _RESUMED_PHASES: Final = (Phase.FORWARD, Phase.EVALUATION, Phase.BACKWARD)
 """Phases that resume when a wait has ended."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnitPlan(BucketPlan):
-    """Plan of parameter groups, ordered by when their gradients come."""
-
-    reduces: tuple[Traffic, ...]
-    gathers: tuple[Traffic | None, ...]
-
-    def reduced(self, number: int) -> Traffic:
-        """Return the traffic of a group's gradients."""
-        return self.reduces[number]
-
-    def gathered(self, number: int) -> Traffic | None:
-        """Return the traffic of a group's parameters."""
-        return self.gathers[number]
-
-
 class ShardedModelObserver:
     """Reports the events of a model's parameter groups to the recorder.
 
@@ -68,7 +51,7 @@ class ShardedModelObserver:
         recorder: recorder of this process.
     """
 
-    def __init__(self, number: int, plan: UnitPlan, device: torch.device, recorder: Recorder) -> None:
+    def __init__(self, number: int, plan: ObservedPlan, device: torch.device, recorder: Recorder) -> None:
         self.number = number
         self.is_no_sync = False
         """True if the gradients of the running pass are not reduced."""
@@ -190,14 +173,14 @@ class ShardedModelObserver:
 
 def make_unit_plan(
     specs: Sequence[ParameterSpec], groups: Sequence[Any], indices: Sequence[tuple[int, ...]]
-) -> UnitPlan:
+) -> ObservedPlan:
     """Return the plan of some parameter groups.
 
     Args:
         groups: ``FSDPParamGroup`` objects, in the order in which their gradients are expected.
         indices: parameter indices of each group.
     """
-    return UnitPlan(
+    return ObservedPlan(
         parameters=tuple(specs),
         buckets=tuple(indices),
         reduces=tuple(_reduced(group) for group in groups),

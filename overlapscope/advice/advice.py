@@ -27,7 +27,7 @@ from overlapscope.bucket_model.recommend import Recommendation, recommend
 from overlapscope.bucket_model.what_if import list_algorithms
 from overlapscope.errors import OverlapScopeError
 from overlapscope.text import count_of
-from overlapscope.trace.description import FULLY_SHARD, describe_strategies
+from overlapscope.trace.description import BY_HAND, FULLY_SHARD, describe_strategies
 from overlapscope.trace.folders import read_import_source
 from overlapscope.trace.recording import Trace
 
@@ -81,6 +81,11 @@ def advise(analysis: Analysis, calibration: Path | None = None) -> Advice:
         raise OverlapScopeError(
             f"{trace.path}: the buckets of {FULLY_SHARD} are the modules that it was called on, so there is no size to "
             "choose"
+        )
+    if strategy == BY_HAND:
+        raise OverlapScopeError(
+            f"{trace.path}: the training loop reduces gradients itself, in the buckets that its code makes of them, so "
+            "there is no bucket_cap_mb to choose"
         )
     if strategy not in _PREDICTABLE_STRATEGIES:
         raise OverlapScopeError(

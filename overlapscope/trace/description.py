@@ -15,6 +15,8 @@ DEFAULT_STRATEGY: Final = "overlapped"
 """Strategy of stock DDP."""
 FULLY_SHARD: Final = "fully_shard"
 """Strategy that models sharded by torch's FSDP2 are recorded with."""
+BY_HAND: Final = "by hand"
+"""Strategy of models whose gradients are reduced by the training loop's own collectives."""
 
 
 def describe_models(run: Mapping[str, Any]) -> str:
