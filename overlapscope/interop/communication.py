@@ -17,12 +17,15 @@ import pandas as pd
 
 from overlapscope.breakdown.spans import Int64Array, merge_spans
 from overlapscope.interop.kineto import Profile
+from overlapscope.trace.clocks import MAX_DRIFT
 from overlapscope.trace.imported_communication import GroupCommunication
 from overlapscope.trace.schema import DTYPE_BYTES
 
 UNKNOWN_GROUP: Final = "unknown"
 _ENDS_TOGETHER: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 """Operations that no rank can leave before the last has come."""
+_MOST_SPREAD_NS: Final = 50_000
+"""By how much the ends of the same collectives on two ranks vary at most, beside the drift of their clocks."""
 _END_SKEW_NS: Final = 7_000
 """By how much the ends of one collective's kernels were seen to differ at most."""
 
@@ -249,9 +252,12 @@ def _compare_ranks(table: pd.DataFrame, world_size: int) -> pd.DataFrame:
         is_whole = len(members) == (int(of_group["group_size"].max()) or world_size)
         if len(members) < 2 or not is_whole or not _are_alike(members):
             continue
-        time_ns = np.stack([(own["end_ns"] - own["start_ns"]).to_numpy() for own in members])
+        start_ns, end_ns = (np.stack([own[edge].to_numpy() for own in members]) for edge in ("start_ns", "end_ns"))
+        time_ns = end_ns - start_ns
         ranks = np.array([int(own["rank"].iloc[0]) for own in members])
         together = (members[0]["op"].isin(_ENDS_TOGETHER) & members[0]["is_kernel"]).to_numpy()
+        if not _are_the_same(end_ns[:, together], is_named=bool(members[0]["name"].iloc[0] not in ("", UNKNOWN_GROUP))):
+            continue
         wait_ns = np.where(together, time_ns - time_ns.min(axis=0), np.nan)
         shortest_ns = np.sort(time_ns, axis=0)[:2]
         is_clear = together & (shortest_ns[1] - shortest_ns[0] > _END_SKEW_NS)
@@ -260,6 +266,21 @@ def _compare_ranks(table: pd.DataFrame, world_size: int) -> pd.DataFrame:
             table.loc[own.index, "wait_ns"] = waits
             table.loc[own.index, "last_rank"] = last
     return table
+
+
+def _are_the_same(end_ns: Int64Array, *, is_named: bool) -> bool:
+    """Return whether n collectives of R ranks are the same ones, by their ends (R, n) on the clock of each rank.
+
+    Then two ranks see them end with the same difference, that of their clocks. Otherwise profiles began at different
+    collectives, or the ranks are of different groups. Of a single collective only the group can tell.
+
+    Example: ends of 10, 20, 40 ms on one rank and of 510, 520, 540 on another differ by 500 ms each time.
+    """
+    if end_ns.shape[1] < 2:
+        return is_named
+    apart_ns = end_ns - end_ns[0]
+    spread_ns = apart_ns.max(axis=1) - apart_ns.min(axis=1)
+    return bool((spread_ns <= _MOST_SPREAD_NS + MAX_DRIFT * np.ptp(end_ns, axis=1)).all())
 
 
 def _are_alike(members: Sequence[pd.DataFrame]) -> bool:

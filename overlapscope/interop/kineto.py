@@ -230,7 +230,7 @@ class _ProfileBuilder:
             elif category in _DEVICE_CATEGORIES:
                 args = event.get("args", {})
                 op = parse_kernel_op(name) if category in ("kernel", "Kernel") else ""
-                identity = args.get("External id", args.get("external id", -1))
+                identity = int(args.get("External id", args.get("external id", -1)))
                 stream = args.get("stream", event["tid"])
                 where = stream, args.get("correlation", -1), identity, op
                 self.kernels.rows.append((_DEVICE_CATEGORIES[category], *where, *_event_span(event)))
@@ -244,18 +244,18 @@ class _ProfileBuilder:
             self.spans.rows.append((kind, name, event["tid"], *_event_span(event)))
         if name == _COLLECTIVE:
             args = event.get("args", {})
-            name, size = args.get("Collective name", ""), args.get("In msg nelems", 0)
+            name, size = args.get("Collective name") or "", int(args.get("In msg nelems") or 0)
             if name in _NOT_LAUNCHED:
                 return
             op = parse_op(name) or (GENERIC if name else "")
             group_name = f"{args.get('Process Group Name', '')} {args.get('Process Group Ranks', '')}".strip()
-            group = group_name, str(args.get("Process Group Description", "")), args.get("Group size", 0)
-            what = op, size, parse_dtype(args.get("dtype", "")), *group
-            self.parameters.rows.append((args.get("External id", -1), *what, event["tid"], *_event_span(event)))
+            group = group_name, str(args.get("Process Group Description", "")), int(args.get("Group size") or 0)
+            what = op, size, parse_dtype(args.get("dtype") or ""), *group
+            self.parameters.rows.append((int(args.get("External id", -1)), *what, event["tid"], *_event_span(event)))
         elif name.startswith(OPERATOR_PREFIX) or kind == "backend":
             args = event.get("args", {})
             what = parse_op(name.partition(":")[2]), *_first_input(args), "", "", 0
-            row = (args.get("External id", -1), *what, event["tid"], *_event_span(event))
+            row = (int(args.get("External id", -1)), *what, event["tid"], *_event_span(event))
             if kind == "backend":
                 self.annotations.rows.append((*row, not name.startswith("gloo")))
             else:
@@ -290,7 +290,7 @@ def _ns(microseconds: float) -> int:
 
 def _event_span(event: Event) -> tuple[int, int]:
     start_ns = _ns(event["ts"])
-    return start_ns, start_ns + _ns(event.get("dur", 0))
+    return start_ns, start_ns + max(0, _ns(event.get("dur", 0)))
 
 
 def _first_int(*values: Any) -> int | None:

@@ -272,7 +272,10 @@ def convert_profile(profile: Profile) -> ImportedTraining:
     for one, own in zip(steps.passes, buckets, strict=True):
         if own:
             builder.add_reduction(one, own)
-    builder.collectives(collectives)
+    # Ranks are compared by what all of them launch: that is known of the group that reduces gradients.
+    groups = {each.group for own in buckets for each in own} or {each.group for each in collectives}
+    left_out.update(each.op for each in collectives if each.group not in groups)
+    builder.collectives([each for each in collectives if each.group in groups])
     builder.phases(buckets)
     reduced_ns = [each.start_ns for own in buckets for each in own]
     window_ns = clock(steps.begin_ns), clock(int(steps.ends_ns[-1]))

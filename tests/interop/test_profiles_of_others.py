@@ -128,8 +128,7 @@ def test_a_profile_without_ddp_gives_its_communication(tmp_path: Path) -> None:
         "all_reduce": ((1_556_000 + 1_058_000) / 2, (1_427_000 + 1_058_000) / 2),
         "broadcast": ((16_000 + 31_000) / 2, (16_000 + 22_000) / 2),
     }
-    assert found.groups[0].last_ranks == {"1": (1, 1)}
-    assert found.groups[0].wait_ns == (1_556_000 - 1_058_000) / 2
+    assert all(one.wait_ns is None for one in found.groups)  # one collective of an unknown group may be two
 
 
 def test_groups_are_told_apart_by_their_members(tmp_path: Path) -> None:
