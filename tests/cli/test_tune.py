@@ -112,7 +112,7 @@ def test_runs_are_replaced_only_if_asked_and_other_files_stay(tmp_path: Path) ->
     assert not (folder / "1_as_it_is" / "rank_0").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_ends_the_training_with_its_children_and_leaves_the_runs(tmp_path: Path, number: int) -> None:
     grandchild = "import time; time.sleep(600)"
     train = (
