@@ -317,7 +317,7 @@ def _add_files(
         step_time_ns=int(np.median(steps["end_ns"] - steps["start_ns"])) if len(steps) else None,
         rss_bytes=rss_bytes,
         memory_limit_bytes=memory_limit_bytes,
-        unready=_find_unready(left, end),
+        unready=() if _has_lost_events(folder, begun, left) else _find_unready(left, end),
         models=read_models(folder.path, folder.problems),
         settings=read_rank_settings(folder.path, begun.run if begun.has_joined else begun.joining, folder.problems),
         replicas=read_replicas(folder.path, folder.problems),
@@ -540,8 +540,13 @@ def _find_unready(left: _LeftFiles, end: RankEvidence) -> tuple[UnreadyParameter
     return tuple(parameter for parameter in left.unready if not _was_launched(parameter, left.records))
 
 
+def _has_lost_events(folder: RankFolder, begun: _BegunFiles, left: _LeftFiles) -> bool:
+    """Return True if a rank has trained and its event log is gone: whether a backward was over is unknown."""
+    return bool(begun.run.get("models")) and not len(left.records) and not folder.has(EVENTS_FILE)
+
+
 def _report_missing_log(folder: RankFolder, begun: _BegunFiles, left: _LeftFiles, end: RankEvidence) -> None:
-    if end.unrecorded_because or len(left.records) or not begun.run.get("models") or folder.has(EVENTS_FILE):
+    if end.unrecorded_because or not _has_lost_events(folder, begun, left):
         return
     text = f"{folder.path / EVENTS_FILE}: missing; this rank trained with a model"
     folder.problems.append(Problem("error", text))

@@ -14,7 +14,7 @@ from overlapscope.diagnosis.evidence import CallSite, Evidence
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.event_log import EventLogWriter
-from overlapscope.trace.json_files import dump_json_line
+from overlapscope.trace.json_files import dump_json_line, write_json
 from overlapscope.trace.live_files import READY, GradientReadyFile, pack_liveness
 from overlapscope.trace.process_files import StallSnapshot, write_stall_snapshot
 from overlapscope.trace.schema import (
@@ -23,6 +23,7 @@ from overlapscope.trace.schema import (
     PARAMETERS_FILE,
     PLANS_FILE,
     REPORTS_FILE,
+    RUN_FILE,
     UNREDUCED_FILE,
     Kind,
     Phase,
@@ -135,6 +136,15 @@ def test_unready_parameters_are_named_with_module_and_bucket(tmp_path: Path) -> 
         ("b.bias", "b (Norm)", 0),
     ]
     assert rank.models[0].parameters[0] == ("a.weight", (3, 4), "float32")
+
+
+def test_without_its_event_log_a_backward_may_have_been_over(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(1)}, close=False)
+    write_model(tmp_path, 0, bytes([0, 1, 0]))
+    path = rank_folder(tmp_path, 0) / RUN_FILE
+    write_json(path, json.loads(path.read_text()) | {"models": [{"model": 0}]})
+    evidence, _ = read_evidence(tmp_path)
+    assert (evidence.ranks[0].unready, len(evidence.gaps)) == ((), 1)
 
 
 @pytest.mark.parametrize("ready", [bytes(3), bytes([1, 1, 1])])
