@@ -212,6 +212,48 @@ def _elements(group: Any, parameters: Sequence[Any]) -> int:
     return _count_shards(group) * sum(int(one.padded_sharded_param_size.numel()) for one in parameters)
 
 
+def describe_sharding(root: FSDPState, groups: Sequence[Any]) -> dict[str, Any]:
+    """Return what decides when parameters are gathered, as it is at the first forward, for ``run.json``.
+
+    Args:
+        groups: ``FSDPParamGroup`` objects by bucket.
+    """
+    numbers = {id(group): number for number, group in enumerate(groups)}
+    state_of = {id(group): state for state in root._state_ctx.all_states for group in _groups_of(state)}
+    mesh_info = groups[0].mesh_info
+
+    def number_of(states: Sequence[FSDPState]) -> list[int]:
+        return [numbers[id(group)] for state in states for group in _groups_of(state)]
+
+    def describe(group: Any) -> dict[str, Any]:
+        state = state_of[id(group)]
+        explicit = number_of(state._states_to_backward_prefetch)
+        return {
+            "module": group._module_fqn or "",
+            "is_root": state is root,
+            "reshards": group.post_forward_mesh_info is not None,
+            "is_async": bool(group.unshard_async_op),
+            "forward_prefetch": number_of(state._states_to_forward_prefetch),
+            "backward_prefetch": explicit or None,
+        }
+
+    return {
+        "shard_groups": _ranks_along(mesh_info, "shard_mesh_dim"),
+        "replica_groups": _ranks_along(mesh_info, "replicate_mesh_dim"),
+        "units": [describe(group) for group in groups],
+    }
+
+
+def _ranks_along(mesh_info: Any, dimension: str) -> list[list[int]]:
+    """Return the ranks of each group along a dimension of a mesh; none if it has no such dimension."""
+    number = getattr(mesh_info, dimension, None)
+    if number is None:
+        return []
+    ranks = mesh_info.mesh.mesh
+    rows: list[list[int]] = ranks.movedim(number, -1).reshape(-1, ranks.shape[number]).tolist()
+    return rows
+
+
 Unit = tuple[ShardedModelObserver, int]
 """A model and the index of one of its buckets."""
 
@@ -268,6 +310,7 @@ class StockFSDPObserver:
         if recorder is None:
             return
         recorder.add_model(number, module, parameters, {"strategy": "fully_shard"})
+        recorder.set_model_info(number, "sharding", describe_sharding(root, groups))
         model = self._models[root] = ShardedModelObserver(number, plan, root._device, recorder)
         self._units.update({group: (model, index) for index, group in enumerate(groups)})
 

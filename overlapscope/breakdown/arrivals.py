@@ -9,7 +9,8 @@ ns, and the transfer takes 20 ns on both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from overlapscope.breakdown.spans import Int64Array
 from overlapscope.trace.collective_arrival import compute_arrival_ns, index_in_runs
 from overlapscope.trace.recording import Trace
 from overlapscope.trace.schema import OPS
+from overlapscope.trace.sharding import find_sharding
 
 _SHARES: Final = np.array([{"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}.get(op, 0) for op in OPS])
 """By operation, number of times that ``(N - 1) / N`` of the buffer leaves each rank; 0 where another share leaves
@@ -51,11 +53,14 @@ class MatchedCollectives:
     """(N, R) When a rank sees the collective complete."""
     clock_error_ns: float
     """Maximum error of a time difference between two ranks."""
+    groups: Mapping[int, Int64Array] = field(default_factory=dict)
+    """By operation that is done in several groups of ranks at a time: the number of each rank's group (R,). Then the
+    collectives of all groups are one collective here, in which each rank waits for its own group only."""
 
     def of(self, which: npt.NDArray[np.bool_]) -> MatchedCollectives:
         """Return the collectives that a mask (N,) selects."""
-        return MatchedCollectives(
-            ranks=self.ranks,
+        return replace(
+            self,
             rows=self.rows[which],
             step=self.step[which],
             bucket=self.bucket[which],
@@ -63,8 +68,32 @@ class MatchedCollectives:
             bytes=self.bytes[which],
             arrival_ns=self.arrival_ns[which],
             end_ns=self.end_ns[which],
-            clock_error_ns=self.clock_error_ns,
         )
+
+    def find_last(self) -> tuple[Int64Array, Int64Array]:
+        """Return when the last rank of each rank's group arrives, and its index in ``ranks`` (N, R).
+
+        Example: of two pairs of ranks that arrive at 10, 30, 50 and 20 ns, the last ones arrive at 30, 30, 50 and 50
+        ns, and are the ranks 1, 1, 2 and 2.
+        """
+        last_ns, last = np.empty_like(self.arrival_ns), np.zeros_like(self.arrival_ns)
+        everybody = np.zeros(len(self.ranks), dtype=np.int64)
+        for op in np.unique(self.op).tolist():
+            of_op = self.op == op
+            group_of = self.groups.get(op, everybody)
+            for group in np.unique(group_of).tolist():
+                members = np.flatnonzero(group_of == group)
+                arrival_ns = self.arrival_ns[np.ix_(of_op, members)]
+                last_ns[np.ix_(of_op, members)] = arrival_ns.max(axis=1)[:, None]
+                last[np.ix_(of_op, members)] = members[arrival_ns.argmax(axis=1)][:, None]
+        return last_ns, last
+
+    def count_members(self) -> Int64Array:
+        """Return how many ranks take part in each collective, on each rank (N, R)."""
+        counts = np.full(self.arrival_ns.shape, len(self.ranks), dtype=np.int64)
+        for op, group_of in self.groups.items():
+            counts[self.op == op] = np.bincount(group_of)[group_of]
+        return counts
 
 
 def match_collectives(trace: Trace) -> MatchedCollectives:
@@ -97,7 +126,20 @@ def match_collectives(trace: Trace) -> MatchedCollectives:
         arrival_ns=arrival_ns[rows],
         end_ns=table["end_ns"].to_numpy(dtype=np.int64)[rows],
         clock_error_ns=trace.clock_error_ns,
+        groups=_find_groups(trace, ranks),
     )
+
+
+def _find_groups(trace: Trace, ranks: Int64Array) -> dict[int, Int64Array]:
+    """Return the groups of ``MatchedCollectives``: none unless models are sharded over a part of the ranks."""
+    sharding = find_sharding(trace.run)
+    found: dict[int, Int64Array] = {}
+    for op in ("all_gather", "reduce_scatter", "all_reduce") if sharding is not None else ():
+        groups = sharding.get_groups(op) if sharding is not None else ()
+        number_of = {rank: number for number, group in enumerate(groups) for rank in group}
+        if len(groups) > 1 and number_of.keys() >= set(ranks.tolist()):
+            found[OPS.index(op)] = np.array([number_of[rank] for rank in ranks.tolist()], dtype=np.int64)
+    return found
 
 
 def compute_arrivals(matched: MatchedCollectives) -> pd.DataFrame:
@@ -111,8 +153,9 @@ def compute_arrivals(matched: MatchedCollectives) -> pd.DataFrame:
         and all-gather, its two halves, times (N-1)/N).
     """
     count, ranks = matched.arrival_ns.shape
-    last = matched.arrival_ns.argmax(axis=1) if count else np.zeros(0, dtype=np.int64)
-    last_arrival_ns = np.repeat(matched.arrival_ns.max(axis=1, initial=0), ranks)
+    last_ns, last = matched.find_last()
+    last_arrival_ns = last_ns.ravel()
+    members = matched.count_members().ravel()
     arrival_ns, end_ns = matched.arrival_ns.ravel(), matched.end_ns.ravel()
     transfer_ns = end_ns - last_arrival_ns
     bytes_ = np.repeat(matched.bytes, ranks)
@@ -128,11 +171,11 @@ def compute_arrivals(matched: MatchedCollectives) -> pd.DataFrame:
             "arrival_ns": arrival_ns,
             "end_ns": end_ns,
             "last_arrival_ns": last_arrival_ns,
-            "last_rank": np.repeat(matched.ranks[last], ranks),
+            "last_rank": matched.ranks[last.ravel()],
             "wait_ns": last_arrival_ns - arrival_ns,
             "transfer_ns": transfer_ns,
             "algbw_bytes_per_s": algbw,
-            "busbw_bytes_per_s": algbw * np.where(_SHARES[op] > 0, _SHARES[op] * (ranks - 1) / max(1, ranks), 1.0),
+            "busbw_bytes_per_s": algbw * np.where(_SHARES[op] > 0, _SHARES[op] * (members - 1) / members, 1.0),
         }
     )
 

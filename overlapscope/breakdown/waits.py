@@ -74,13 +74,12 @@ def find_start_conditions(trace: Trace, matched: MatchedCollectives) -> StartCon
         # Buffers come from the lowest rank, so ranks wait for no other one.
         is_sent = (matched.op == OPS.index("broadcast"))[:, None]
         waits_for_sender = is_sent & (arrival_ns[:, :1] > arrival_ns)
-        last_ns[matched.rows] = np.where(
-            is_sent, np.maximum(arrival_ns, arrival_ns[:, :1]), arrival_ns.max(axis=1)[:, None]
-        )
+        all_last_ns, all_last = matched.find_last()
+        last_ns[matched.rows] = np.where(is_sent, np.maximum(arrival_ns, arrival_ns[:, :1]), all_last_ns)
         last_rank[matched.rows] = np.where(
             is_sent,
             np.where(waits_for_sender, matched.ranks[0], matched.ranks),
-            matched.ranks[arrival_ns.argmax(axis=1)][:, None],
+            matched.ranks[all_last],
         )
         is_known[matched.rows] = set(matched.ranks.tolist()) >= {*trace.expected_ranks, *trace.ranks["rank"].tolist()}
     free_ns, freed_by_row = _find_free_lanes(table, count_lanes(str(trace.run.get("backend", ""))))

@@ -153,7 +153,7 @@ def _transfer_ns(side: ComparisonSide) -> dict[Bucket, Float64Array]:
         step=matched.step,
         model=side.trace.collectives["model"].iloc[matched.rows[:, 0]],
         bucket=matched.bucket,
-        ns=matched.end_ns.mean(axis=1) - matched.arrival_ns.max(axis=1),
+        ns=(matched.end_ns - matched.find_last()[0]).mean(axis=1),
     )
 
 

@@ -233,7 +233,10 @@ def _collectives(trace: Trace) -> pd.DataFrame:
         facts[column] = pd.Series(arrivals[column].to_numpy(), index=facts.index[rows]).reindex(facts.index)
     facts = facts.astype(dict.fromkeys(("wait_ns", "transfer_ns", "last_rank"), "Int64"))
     if matched.rows.shape[1] > 1:
-        facts.loc[facts.index[rows], "together"] = np.repeat(np.arange(len(matched.rows)), matched.rows.shape[1])
+        number = np.repeat(np.arange(len(matched.rows)), matched.rows.shape[1])
+        if matched.groups:  # the ranks of a group have the same last rank
+            number = number * (int(matched.ranks.max()) + 1) + arrivals["last_rank"].to_numpy()
+        facts.loc[facts.index[rows], "together"] = number
     return facts
 
 

@@ -100,3 +100,18 @@ def test_a_rank_without_a_common_clock_is_left_out() -> None:
     trace = Job(ranks=4, steps=3).run()
     trace.ranks.loc[3, "clock"] = "none"
     assert match_collectives(trace).ranks.tolist() == [0, 1, 2]
+
+
+def test_ranks_wait_for_those_that_they_exchange_shards_with() -> None:
+    """Of two pairs of replicas, one is late; bandwidths are those of two ranks."""
+    job = Job(ranks=4, steps=3)
+    job.local_ns["forward"][1, 2] += 5 * MS
+    trace = job.run()
+    pairs = {"shard_groups": [[0, 1], [2, 3]], "replica_groups": [[0, 2], [1, 3]], "units": []}
+    trace = replace(trace, run=trace.run | {"models": [{"model": 0, "sharding": pairs}]})
+    table = compute_arrivals(match_collectives(trace))
+    late = table[(table["step"] == 1) & (table["bucket"] == 0)]
+    assert late["wait_ns"].tolist() == [5 * MS, 0, 0, 0]
+    assert late["last_rank"].tolist() == [2, 3, 2, 3] or late["last_rank"].tolist() == [2, 1, 2, 1]
+    usual = table[(table["step"] == 2) & (table["bucket"] == 0)].iloc[0]
+    assert usual["busbw_bytes_per_s"] == pytest.approx(usual["algbw_bytes_per_s"])
