@@ -34,7 +34,8 @@ from overlapscope.trace.imported_communication import read_imported_communicatio
 
 _SHOWN_RANKS: Final = 12
 """Number of ranks that a terminal shows; of more, the most expensive."""
-_BEST_TRANSFERS: Final = "all-reduces at their best"
+_BEST_TRANSFERS: Final = {False: "all-reduces at their best", True: "communication at its best"}
+"""Labels by whether parameters are sharded."""
 
 
 def build_stragglers_report(analysis: Analysis) -> Report:
@@ -79,7 +80,7 @@ def build_stragglers_section(stragglers: Stragglers) -> Section:
             _tabulate_ranks(stragglers),
             *([_tabulate_hosts(stragglers)] if len(stragglers.by_host) > 1 else []),
             _tabulate_phases(stragglers),
-            _tabulate_buckets(stragglers),
+            *([_tabulate_buckets(stragglers)] if len(stragglers.by_bucket) else []),
         ),
         numbers=tuple(_list_numbers(stragglers)),
     )
@@ -129,7 +130,7 @@ def _list_numbers(stragglers: Stragglers) -> Iterator[Number]:
     for key, label, saved_ns in (
         *_find_fix(stragglers),
         ("equal_ranks", describe_equal_ranks(stragglers.cycles), stragglers.saved_if_ranks_equal.step.value),
-        ("best_transfers", _BEST_TRANSFERS, stragglers.saved_by_best_transfers.step.value),
+        ("best_transfers", _BEST_TRANSFERS[stragglers.cycles.is_sharded], stragglers.saved_by_best_transfers.step.value),
     ):
         saving = f"saves {format_ns(saved_ns)} ({format_share(saved_ns / step_ns)})"
         yield Number(
@@ -175,7 +176,7 @@ def _tabulate_what_ifs(stragglers: Stragglers) -> Table:
     recorded_ns = stragglers.step_time_ns
     cases = (
         (describe_equal_ranks(stragglers.cycles), stragglers.saved_if_ranks_equal.step),
-        (_BEST_TRANSFERS, stragglers.saved_by_best_transfers.step),
+        (_BEST_TRANSFERS[stragglers.cycles.is_sharded], stragglers.saved_by_best_transfers.step),
     )
     rows: list[Row] = [{"case": "as recorded", "step": recorded_ns}]
     for case, saves in cases:

@@ -8,6 +8,11 @@ are not.
 A cycle is identified by the step whose gradients it reduces; its optimizer phase is that of the step before. For cycles
 of S steps, R ranks and K all-reduces a step, times are nanoseconds, and arrivals and ends count from ``begin_ns``.
 
+Where parameters are sharded, ranks wait for each other at every gather and reduction, as often as units are exchanged.
+Then all of a step's collectives count as one (K = 1): a rank arrives when what it does between them, without its waits,
+is over, and the transfer is the rest. A rank that is late in one unit can't hide behind another one that is late in
+another unit, so the saving found for it is the least that it saves.
+
 Example: the last all-reduce of step 6 ends at 100 ns on both of two ranks, and that of step 7 at 250 ns. Rank 0 arrives
 at the latter at 180 ns and rank 1 at 220 ns. Cycle 7 begins at 100 ns and lasts 150 ns on both ranks, the local times
 are 80 and 120 ns, rank 1 is late by 40 ns, and the transfer takes 30 ns.
@@ -100,6 +105,8 @@ class Cycles:
     """(S, R) Time that the broadcast of buffers takes once rank and root have arrived; 0 in steps without one."""
     clock_error_ns: float
     """Maximum error of a time difference between two ranks."""
+    is_sharded: bool = False
+    """True if one all-reduce stands for all collectives of sharded parameters."""
 
     def of(self, which: npt.NDArray[np.bool_]) -> Cycles:
         """Return the cycles that a mask (S,) selects."""
@@ -149,7 +156,8 @@ def build_cycles(
         return None
     matched = breakdown.matched
     ranks = matched.ranks
-    reduced, broadcast = (matched.of(matched.op == OPS.index(op)) for op in ("all_reduce", "broadcast"))
+    reduced, broadcast = _select_awaited(matched), matched.of(matched.op == OPS.index("broadcast"))
+    is_sharded = bool((reduced.op != OPS.index("all_reduce")).any())
     kinds = _group_by_kind(reduced)
     usual = find_most_common_kind({kind: len(steps) for kind, steps in kinds.items()}) if usual is None else usual
     steps = kinds.get(usual, np.zeros(0, dtype=np.int64))
@@ -166,25 +174,35 @@ def build_cycles(
 
     local_ns = np.zeros((len(CAUSES), len(steps), len(ranks)), dtype=np.int64)
     local_ns[CAUSES.index("release_skew")] = released_ns - begin_ns[:, None]
+    exposed_ns = np.zeros((len(steps), len(ranks)), dtype=np.int64)
     steps_of = RowsByRank(breakdown.rank)
     for index, rank in enumerate(ranks.tolist()):
         timeline, from_ns, until_ns = breakdown.timelines[rank], released_ns[:, index], last_arrival_ns[:, index]
         local_ns[_BLOCK_CAUSES, :, index] = timeline.within(from_ns, until_ns)[:, _BLOCKS].T
+        if is_sharded:
+            exposed_ns[:, index] = timeline.within(from_ns, until_ns)[:, BLOCKS.index("exposed")]
         # Copies into buckets count as backward here: that is when they happen.
         step_begin_ns = np.clip(_step_begins(breakdown, steps_of[rank], steps), from_ns, until_ns)
         copied_in_ns = timeline.within(step_begin_ns, until_ns)[:, BLOCKS.index("bucket_copies")]
         local_ns[CAUSES.index("bucket_copies"), :, index] -= copied_in_ns
         local_ns[CAUSES.index("backward"), :, index] += copied_in_ns
     blocked_ns, broadcast_ns = _broadcasts(broadcast, steps, len(ranks))
+    blocked_ns += exposed_ns
     local_ns[CAUSES.index("inter_phase")] += last_arrival_ns - begin_ns[:, None] - blocked_ns - local_ns.sum(axis=0)
+    if is_sharded:
+        last = latest.bucket[shape[1] - 1 : shape[1]], latest.bytes[: shape[1]].sum(keepdims=True)
+        arrival_ns, end_ns = (last_arrival_ns - exposed_ns)[:, :, None], end_ns[:, -1:]
+        last_arrival_ns = arrival_ns[:, :, -1]
+    else:
+        last = latest.bucket[: shape[1]], latest.bytes[: shape[1]]
     finished_ns = np.maximum.accumulate(lower_median(end_ns, axis=2), axis=1) - begin_ns[:, None]
     return Cycles(
         ranks=ranks,
         steps=steps,
         missing_ranks=max(0, len(trace.expected_ranks) - len(ranks)),
         left_out=max(0, trace.steps["step"].nunique() - len(steps)),
-        buckets=latest.bucket[: shape[1]],
-        bytes=latest.bytes[: shape[1]],
+        buckets=last[0],
+        bytes=last[1],
         begin_ns=begin_ns,
         local_ns=local_ns,
         lead_ns=last_arrival_ns[:, :, None] - arrival_ns,
@@ -192,7 +210,15 @@ def build_cycles(
         end_ns=finished_ns,
         broadcast_ns=broadcast_ns,
         clock_error_ns=matched.clock_error_ns,
+        is_sharded=is_sharded,
     )
+
+
+def _select_awaited(matched: MatchedCollectives) -> MatchedCollectives:
+    """Return the all-reduces or, if parameters are sharded, all collectives of buckets."""
+    is_all_reduce = matched.op == OPS.index("all_reduce")
+    is_shard = np.isin(matched.op, [OPS.index("reduce_scatter"), OPS.index("all_gather")]) & (matched.bucket >= 0)
+    return matched.of(is_all_reduce | is_shard)
 
 
 def get_cause_indices(group: str) -> list[int]:
@@ -243,8 +269,7 @@ def _step_begins(breakdown: Breakdown, own: Rows, steps: Int64Array) -> Int64Arr
 
 def group_steps_by_kind(breakdown: Breakdown) -> dict[StepKind, Int64Array]:
     """Return the steps of each kind, ascending."""
-    matched = breakdown.matched
-    return _group_by_kind(matched.of(matched.op == OPS.index("all_reduce")))
+    return _group_by_kind(_select_awaited(breakdown.matched))
 
 
 def find_most_common_kind(steps: Mapping[StepKind, int]) -> StepKind:

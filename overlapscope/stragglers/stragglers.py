@@ -90,7 +90,7 @@ def by_cause(replay: Replay) -> pd.DataFrame:
 
 
 def by_bucket(replay: Replay) -> pd.DataFrame:
-    """Return a table with one row per all-reduce.
+    """Return a table with one row per all-reduce; none if parameters are sharded.
 
     Returns:
         bucket, bytes, transfer_ns, best_ns (NaN if unknown), saving_ns (if its transfers alone were as short as the
@@ -116,7 +116,7 @@ def by_bucket(replay: Replay) -> pd.DataFrame:
             "saving_ns": savings_ns,
             "busbw_bytes_per_s": busbw,
         }
-    )
+    ).iloc[: 0 if cycles.is_sharded else None]
 
 
 def _critical_shares(cycles: Cycles, job: JobBreakdown | None) -> Float64Array:
@@ -327,7 +327,7 @@ def find_all_findings(
     """
     replay = Replay(cycles)
     findings = find_delays(replay, hosts, step_time_ns)
-    if not cycles.missing_ranks:
+    if not cycles.missing_ranks and not cycles.is_sharded:
         findings += find_slow_transfers(replay, step_time_ns)
     findings += [make_link_finding(replay, link) for link in links if is_limiting(replay, link)]
     worth_it = [finding for finding in findings if _is_worth_reporting(finding, step_time_ns)]

@@ -204,13 +204,6 @@ def explain_missing_stragglers(trace: Trace) -> MissingStragglersReason:
             advice="Ranks on one host share a clock, and ranks on several hosts compare theirs while they train: "
             "record the run again with all of its ranks, rank 0 among them.",
         )
-    if (trace.collectives["op"] == "all_gather").any():
-        return MissingStragglersReason(
-            headline="Stragglers can't be found with sharded parameters",
-            message="A straggler is found by the all-reduces of gradients. Here ranks exchange shards of gradients and "
-            "of parameters, and wait for each other more than once in a step.",
-            advice="The timeline and the breakdown of a step show who waits for whom.",
-        )
     if trace.has_only_collectives:
         return MissingStragglersReason(
             headline="No steps were recorded",
@@ -221,7 +214,7 @@ def explain_missing_stragglers(trace: Trace) -> MissingStragglersReason:
     are_all = trace.extent == "all"
     return MissingStragglersReason(
         headline="There are too few steps to compare",
-        message="This needs two steps in a row with the same all-reduces on all ranks, after the warm-up. "
+        message="This needs two steps in a row with the same collectives on all ranks, after the warm-up. "
         f"{'This recording has' if are_all else 'What was read has'} {count_of(steps, 'finished step')}.",
         advice=_advise_more_steps(is_import=is_import) if are_all else "Choose more steps.",
     )
