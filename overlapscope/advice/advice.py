@@ -80,7 +80,7 @@ def advise(analysis: Analysis, calibration: Path | None = None) -> Advice:
     if (strategy := describe_strategies(trace.run)) == FULLY_SHARD:
         raise OverlapScopeError(
             f"{trace.path}: the buckets of {FULLY_SHARD} are the modules that it was called on, so there is no size to "
-            "choose"
+            "choose; overlapscope recommend predicts other settings of it"
         )
     if strategy == BY_HAND:
         raise OverlapScopeError(

@@ -13,15 +13,19 @@ from typing import Final
 import numpy as np
 
 from overlapscope.advice.advice import Advice
+from overlapscope.advice.sharded import advise_on_sharding, is_sharded
 from overlapscope.analysis import Analysis
 from overlapscope.breakdown.text import BLOCK_LABELS
 from overlapscope.bucket_model.search import MIN_GAIN
 from overlapscope.bucket_model.text import format_advised_setting
+from overlapscope.errors import OverlapScopeError
 from overlapscope.interval import Interval
+from overlapscope.sharded_model.text import describe_change, format_memory
 from overlapscope.stragglers.cycles import CAUSE_GROUPS, CAUSES
 from overlapscope.stragglers.finding import compute_saving
 from overlapscope.stragglers.replay import Replay, Times
 from overlapscope.stragglers.text import describe_delay
+from overlapscope.text import capitalize
 
 MAX_IMPROVEMENTS: Final = 3
 """Maximum number of recommendations."""
@@ -59,7 +63,7 @@ def find_improvements(analysis: Analysis, advice: Advice | None) -> tuple[Improv
         advice: Advice on bucket sizes, if there is any.
     """
     step_ns = analysis.summary.mean.step.value
-    found = [*_findings(analysis), *_blocks(analysis), *_buckets(advice)]
+    found = [*_findings(analysis), *_blocks(analysis), *_buckets(advice), *_sharding(analysis)]
     worth_it = [each for each in found if each.saves.low >= MIN_GAIN * step_ns]
     return tuple(sorted(worth_it, key=lambda each: -each.saves.value)[:MAX_IMPROVEMENTS])
 
@@ -107,6 +111,23 @@ def _times_without(replay: Replay, block: str) -> Times:
     local_ns = replay.recorded.local_ns.copy()
     local_ns[CAUSES.index(block)] = 0
     return replace(replay.recorded, local_ns=local_ns)
+
+
+def _sharding(analysis: Analysis) -> Iterator[Improvement]:
+    if not is_sharded(analysis.trace):
+        return
+    try:
+        advice = advise_on_sharding(analysis)
+    except OverlapScopeError:
+        return  # 'overlapscope recommend' says why
+    if (best := advice.best) is not None:
+        yield Improvement(
+            what=f"{capitalize(describe_change(best))} ({format_memory(best)})",
+            saves=best.gain.times(advice.step_ns.value),
+            share=best.gain.value,
+            link="timeline",
+            evidence="when parameters are gathered",
+        )
 
 
 def _buckets(advice: Advice | None) -> Iterator[Improvement]:

@@ -6,6 +6,9 @@ recording was made with 'overlapscope record --probe-buckets', which tries some 
 'overlapscope calibrate' is in its folder. Many sizes give the same buckets, so sizes come in bands. Gains have 90 %
 intervals.
 
+Of a model that fully_shard has sharded (FSDP2, HSDP, replicate) it predicts other settings: how far to prefetch,
+whether to reshard after forward, how large units are and the shape of the mesh, each with what it costs in memory.
+
 --plan writes the best plan of all as a file for DistributedDataParallel(bucket_plan=...); torch's own DDP takes the
 printed bucket_cap_mb_list.
 
@@ -40,16 +43,21 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the recommendation; return 1 if a part of the recording could not be read."""
     from overlapscope.advice.advice import advise
+    from overlapscope.advice.sharded import advise_on_sharding, is_sharded
     from overlapscope.analysis import Analysis
     from overlapscope.bucket_model.plan_file import write_plan
     from overlapscope.report.buckets import build_buckets_report
+    from overlapscope.report.sharded import build_sharded_report
     from overlapscope.trace.recording import read_trace
 
     if args.plan is not None:
         refuse_existing(args.plan, "to --plan")
     with Progress() as progress:
         trace = read_trace(args.traces, progress.count, steps=args.steps)
-        progress.begin("predicting other bucket sizes")
+        progress.begin("predicting other settings")
+        if is_sharded(trace) and args.plan is None:
+            print_report(build_sharded_report(trace, advise_on_sharding(Analysis(trace))), as_json=args.json)
+            return report_problems(trace)
         advice = advise(Analysis(trace), args.calibration)
     if args.plan is not None:
         write_plan(args.plan, advice.plan_file())

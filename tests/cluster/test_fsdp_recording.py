@@ -15,12 +15,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from instrumented_ddp import attach
-from overlapscope.advice.advice import advise
+from overlapscope.advice.sharded import describe_model, extract_step_times
 from overlapscope.analysis import Analysis
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.rank_state import find_position
-from overlapscope.errors import OverlapScopeError
+from overlapscope.sharded_model.program import build_program
+from overlapscope.sharded_model.schedule import simulate
 from overlapscope.trace.event_log import read_latest_records
 from overlapscope.trace.recording import Trace, read_trace
 from overlapscope.trace.schema import EVENTS_FILE, INTERRUPTED_BACKWARDS_FILE, Kind, Phase, rank_folder
@@ -222,7 +223,26 @@ def test_shards_with_replicas_are_all_reduced_too_and_precisions_are_those_of_wh
     assert groups == {("all_gather", "bucket"), ("reduce_scatter", "bucket"), ("all_reduce", "bucket")}
 
 
-def test_no_size_of_buckets_is_advised_where_there_are_none(tmp_path: Path) -> None:
-    run_ranks(plain, 2, str(tmp_path))
-    with pytest.raises(OverlapScopeError, match="no size to choose"):
-        advise(Analysis(read_trace(tmp_path)))
+def prefetching(folder: str) -> None:
+    attach(folder)
+    net = sharded()
+    net._set_unshard_async_op(True)
+    first, second = net.blocks
+    first.set_modules_to_forward_prefetch([second])
+    second.set_modules_to_backward_prefetch([first])
+    train(net)
+
+
+def test_settings_are_recorded_and_the_steps_are_replayed_with_them(tmp_path: Path) -> None:
+    run_ranks(prefetching, 2, str(tmp_path))
+    trace = read_trace(tmp_path)
+    model, settings, buckets = describe_model(trace)
+    assert [part.name for part in model.parts] == ["", "blocks.0", "blocks.1"]
+    assert (settings.is_async, settings.forward_prefetch, settings.backward_prefetch) == (
+        True,
+        ((1,), ()),
+        (None, (0,)),
+    )
+    times, replayed = extract_step_times(Analysis(trace), model, settings, buckets, min_steps=1)
+    step_ns = trace.steps[trace.steps["step"].isin(replayed)].eval("end_ns - start_ns").mean()
+    assert simulate(times, build_program(model, settings), settings).mean() == pytest.approx(step_ns, rel=0.3)

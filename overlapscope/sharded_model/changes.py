@@ -1,0 +1,262 @@
+"""What other settings of ``fully_shard`` would gain: each is a replay of the recorded steps with another program.
+
+A gain is the difference of two replays of the same steps, so what a replay leaves out mostly cancels. Its interval is
+that of the mean of these differences, widened by what the change can't know from the recording: how much quicker one
+large collective is than two small ones, and how much of the communication that it hides slows the compute it hides
+under. Other numbers of shards are taken to be exchanged over links like those recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import numpy as np
+
+from overlapscope.interval import SIGMAS_90, Interval
+from overlapscope.sharded_model.mesh import list_shard_counts, with_shards
+from overlapscope.sharded_model.model import Settings, ShardedModel, merge_all, merge_units, with_prefetch
+from overlapscope.sharded_model.program import build_program, find_peak_bytes
+from overlapscope.sharded_model.schedule import simulate
+from overlapscope.sharded_model.times import Float64Array, StepTimes
+
+MIN_GAIN: Final = 0.01
+"""Minimum share of the step time for which a change is worth its effort."""
+DEPTHS: Final = (1, 2, 3)
+"""Numbers of units to prefetch that are tried."""
+MERGED: Final = (2, 4)
+"""Numbers of units to gather together that are tried."""
+CPU_CONTENTION: Final = 0.15
+"""Share of the hidden communication by which the compute that hides it may take longer on hosts, where the threads that
+send and receive take time of the cores. It widens intervals downwards."""
+
+LINK_DIFFERENCE: Final = 0.25
+"""Share of the gain of another mesh by which it may be off, as its links may differ from those recorded."""
+
+Kind = Literal["prefetch", "async", "reshard", "wrap", "whole", "mesh"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Other settings, and what they are predicted to gain."""
+
+    kind: Kind
+    settings: Settings
+    depth: int = 0
+    """Units that are prefetched; 0 for torch's default."""
+    merged: int = 1
+    """Recorded units that are gathered together."""
+    shards: int = 0
+    """Ranks that parameters are sharded over, each shard with replicas; 0 for the present number."""
+    step_ns: Interval
+    """Predicted mean step."""
+    gain: Interval
+    """Share of the mean step that it saves; negative if it takes longer."""
+    extra_bytes: int
+    """Additional bytes of gathered parameters that a rank holds at its peak."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedAdvice:
+    """Predictions of other settings, the best first."""
+
+    model: ShardedModel
+    settings: Settings
+    """As recorded."""
+    changes: tuple[Change, ...]
+    step_ns: Interval
+    """Recorded mean step."""
+    replayed_ns: float
+    """The same, replayed: how far the replay is off."""
+    peak_bytes: int
+    """Bytes of gathered parameters that a rank holds at its peak with the recorded settings."""
+    steps: tuple[int, ...]
+    ranks: int
+    blocks_host: bool
+    """True if ranks wait where they launch, as over gloo."""
+    exposed: tuple[UnitCost, ...]
+    """What each part's communication costs, in the order of the forward."""
+
+    @property
+    def best(self) -> Change | None:
+        """Return the change that gains most and surely enough; None if none does."""
+        worth_it = [change for change in self.changes if change.gain.low >= MIN_GAIN]
+        return max(worth_it, key=lambda change: change.gain.value, default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitCost:
+    """Communication of one part: what the mean step would save without it, the rest as recorded."""
+
+    name: str
+    bytes: int
+    forward_gather_ns: float
+    backward_gather_ns: float
+    reduce_ns: float
+
+
+def advise_on_settings(
+    model: ShardedModel, settings: Settings, times: StepTimes, *, steps: Sequence[int], step_ns: Interval
+) -> ShardedAdvice:
+    """Predict the step with other settings.
+
+    Args:
+        settings: Those that the times were recorded with.
+        steps: Numbers of the steps.
+        step_ns: Recorded mean step.
+    """
+    program = build_program(model, settings)
+    now_ns = simulate(times, program, settings)
+    peak_bytes = find_peak_bytes(model, program)
+
+    def predict(kind: Kind, depth: int, merged: int, other: Settings, times_of_it: StepTimes, shards: int) -> Change:
+        other_program = build_program(model, other)
+        gain = _gain(now_ns, simulate(times_of_it, other_program, other))
+        gain = replace(gain, low=gain.low - _hidden_contention(model, times, settings, other, now_ns))
+        if merged > 1:
+            gain = gain.widen(_line_error(model, times, settings, other) / float(now_ns.mean()))
+        extra_bytes = find_peak_bytes(model, other_program) - peak_bytes
+        if shards:
+            gain = gain.widen(LINK_DIFFERENCE * abs(gain.value))
+            total = model.gather_bytes(tuple(range(len(model.parts))))
+            extra_bytes += total // shards - total // len(times.shard_groups[0])
+        return Change(
+            kind=kind,
+            settings=other,
+            depth=depth,
+            merged=merged,
+            shards=shards,
+            step_ns=Interval(
+                value=step_ns.value * (1 - gain.value),
+                low=step_ns.value * (1 - gain.high),
+                high=step_ns.value * (1 - gain.low),
+            ),
+            gain=gain,
+            extra_bytes=extra_bytes,
+        )
+
+    changes = [
+        predict(kind, depth, merged, other, times, 0)
+        for kind, depth, merged, other in list_candidates(model, settings, blocks_host=times.blocks_host)
+        if other.is_async != settings.is_async or build_program(model, other) != program
+    ]
+    if len(times.shard_groups[0]) > 1:
+        changes += [
+            predict("mesh", 0, 1, settings, with_shards(times, shards), shards) for shards in list_shard_counts(times)
+        ]
+    return ShardedAdvice(
+        model=model,
+        settings=settings,
+        changes=tuple(sorted(changes, key=lambda change: -change.gain.value)),
+        step_ns=step_ns,
+        replayed_ns=float(now_ns.mean()),
+        peak_bytes=peak_bytes,
+        steps=tuple(steps),
+        ranks=times.start_ns.shape[1],
+        blocks_host=times.blocks_host,
+        exposed=tuple(_unit_costs(model, times, settings, now_ns)),
+    )
+
+
+def list_candidates(
+    model: ShardedModel, settings: Settings, *, blocks_host: bool
+) -> Iterator[tuple[Kind, int, int, Settings]]:
+    """Generate the settings that are tried: kind, depth of prefetching, number of units that are merged, settings.
+
+    On hosts prefetching without ``_set_unshard_async_op`` only moves waits, so it is tried with it alone.
+    """
+    count = len(settings.units)
+    if any(part.gather_bytes for part in model.parts):
+        for depth in DEPTHS:
+            if depth < max(2, count):
+                ahead = replace(with_prefetch(settings, depth), is_async=settings.is_async or blocks_host)
+                yield ("async" if blocks_host else "prefetch"), depth, 1, ahead
+        if any(settings.reshards):
+            kept = replace(settings, reshards=(False,) * count)
+            yield "reshard", 0, 1, kept
+            if blocks_host:
+                yield "async", 1, 1, replace(with_prefetch(kept, 1), is_async=True)
+        else:
+            yield "reshard", 0, 1, replace(settings, reshards=(True,) * count)
+    for merged in MERGED:
+        if merged < count:
+            yield "wrap", 0, merged, merge_units(settings, merged)
+    if count:
+        yield "whole", 0, count, merge_all(settings)
+
+
+def _gain(now_ns: Float64Array, other_ns: Float64Array) -> Interval:
+    """Return the share that is saved, by pairs of steps (S,), with an interval of the mean of correlated steps."""
+    saved_ns = now_ns - other_ns
+    mean_ns = float(now_ns.mean())
+    spread = _mean_error(saved_ns)
+    value = float(saved_ns.mean()) / mean_ns
+    half = SIGMAS_90 * spread / mean_ns
+    return Interval(value=value, low=value - half, high=value + half)
+
+
+def _mean_error(values: Float64Array) -> float:
+    """Return the standard error of the mean of neighboring steps, whose correlation makes them count for fewer."""
+    deviation = values - values.mean()
+    power = float((deviation**2).sum())
+    if not power:
+        return 0.0
+    correlation = min(0.9, max(0.0, float((deviation[1:] * deviation[:-1]).sum()) / power))
+    return float(np.sqrt(power / (len(values) - 1) / len(values) * (1 + correlation) / (1 - correlation)))
+
+
+def _line_error(model: ShardedModel, times: StepTimes, settings: Settings, other: Settings) -> float:
+    """Return how uncertain it is what fewer collectives save, in nanoseconds a step, for a 90 % interval."""
+    error = 0.0
+    kinds = (
+        (times.gathers["forward"].line, "gather"),
+        (times.reduces.line, "reduce"),
+        *([(times.replica_reduces.line, "reduce")] if times.replica_reduces is not None else []),
+    )
+    for line, kind in kinds:
+        fewer = _count(model, settings, kind) - _count(model, other, kind)
+        error += abs(fewer) * line.alpha_error_ns
+    return SIGMAS_90 * error
+
+
+def _count(model: ShardedModel, settings: Settings, kind: str) -> int:
+    return sum(op.kind == kind for op in build_program(model, settings))
+
+
+def _hidden_contention(
+    model: ShardedModel, times: StepTimes, settings: Settings, other: Settings, now_ns: Float64Array
+) -> float:
+    """Return the share of the step by which a change may gain less because hidden communication slows compute."""
+    if not times.blocks_host or not other.is_async or settings.is_async:
+        return 0.0
+    blocking = replace(other, is_async=False)
+    exposed_ns = simulate(times, build_program(model, blocking), blocking)
+    hidden_ns = float((exposed_ns - simulate(times, build_program(model, other), other)).mean())
+    return CPU_CONTENTION * max(0.0, hidden_ns) / float(now_ns.mean())
+
+
+def _unit_costs(model: ShardedModel, times: StepTimes, settings: Settings, now_ns: Float64Array) -> Iterator[UnitCost]:
+    """Generate what each part's communication costs: the step as recorded minus a replay in which it takes no time."""
+    program = build_program(model, settings)
+
+    def cost_ns(without: StepTimes) -> float:
+        return float((now_ns - simulate(without, program, settings)).mean())
+
+    for number, part in enumerate(model.parts):
+        forward, backward = (
+            replace(times, gathers={**times.gathers, during: times.gathers[during].without(number)})
+            for during in ("forward", "backward")
+        )
+        reduced = replace(
+            times,
+            reduces=times.reduces.without(number),
+            replica_reduces=times.replica_reduces and times.replica_reduces.without(number),
+        )
+        yield UnitCost(
+            name=part.name,
+            bytes=part.gather_bytes or part.reduce_bytes,
+            forward_gather_ns=cost_ns(forward),
+            backward_gather_ns=cost_ns(backward),
+            reduce_ns=cost_ns(reduced),
+        )
