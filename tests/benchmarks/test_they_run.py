@@ -25,7 +25,7 @@ TIME_LIMIT_S = 300
 
 STARTED_BY_OTHERS = {
     *("auto_training", "device_training", "healthy_training", "recorded_training", "swept_training", "timed_training"),
-    "tuned_training",
+    *("sharded_training", "tuned_training"),
 }
 SWEPT = {
     "bucket_sweep": "FOLDER --model tiny --link loopback --caps 0.2 0.5 1 --rounds 2 --seconds 1 --calibrate-mb 1",
@@ -46,6 +46,7 @@ AT_NIGHT = {
     "injected_faults": "FOLDER none slow_data --steps 25",
     "intervals": "--recordings 4 --steps 12 --jobs 1",
     "live_app": "--hours 0.01 --seconds 2 --seed 1",
+    "sharded_advice": "--models tiny --ranks 2 --link loopback --rounds 1 --steps 2",
     "scale": "--ranks 4 --steps 40 --buckets 3 --dask",
     "recorder": "--rounds 1 --steps 3",
     "thousand_ranks": "--ranks 16 --steps 30 --times 1 --seconds 0.1",
