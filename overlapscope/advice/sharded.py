@@ -21,7 +21,7 @@ from overlapscope.breakdown.spans import Int64Array
 from overlapscope.errors import OverlapScopeError
 from overlapscope.sharded_model.changes import ShardedAdvice, advise_on_settings
 from overlapscope.sharded_model.model import Part, Settings, ShardedModel
-from overlapscope.sharded_model.program import Op, Pass, build_program, segment_count
+from overlapscope.sharded_model.program import PASSES, Op, Pass, build_program, segment_count
 from overlapscope.sharded_model.times import Float64Array, PartTimes, StepTimes, fit_line
 from overlapscope.text import count_of
 from overlapscope.trace.description import FULLY_SHARD, describe_strategies
@@ -179,7 +179,7 @@ class _Layout:
                 stop("backward")
             if op.kind == "compute":
                 weight = max(1, sum(model.parts[part].reduce_bytes for part in op.unit))
-                segments[-1].append((op.during, op.index, weight))
+                segments[-1].append((op.during, op.segment, weight))
             elif op.kind == "gather" and blocks_host:
                 stop("launch" if is_queued else "wait", op)
             elif op.kind == "wait" and is_queued:
@@ -352,7 +352,7 @@ class _Builder:
     def _compute(self) -> tuple[Float64Array, Float64Array]:
         """Return compute by segment (S, R, G) of both passes: what is between the waits, divided by bytes."""
         steps, ranks = self.bounds_ns.shape[:2]
-        found = {during: np.zeros((steps, ranks, segment_count(self.model))) for during in ("forward", "backward")}
+        found = {during: np.zeros((steps, ranks, segment_count(self.model))) for during in PASSES}
         until_ns = self.bounds_ns[:, :, 0]
         pending_ns = np.zeros((steps, ranks))
         for number, segments in enumerate(self.layout.segments):

@@ -17,7 +17,7 @@ import numpy as np
 from overlapscope.interval import SIGMAS_90, Interval
 from overlapscope.sharded_model.mesh import list_shard_counts, with_shards
 from overlapscope.sharded_model.model import Settings, ShardedModel, merge_all, merge_units, with_prefetch
-from overlapscope.sharded_model.program import build_program, find_peak_bytes
+from overlapscope.sharded_model.program import PASSES, build_program, find_peak_bytes
 from overlapscope.sharded_model.schedule import simulate
 from overlapscope.sharded_model.times import Float64Array, StepTimes
 
@@ -246,7 +246,7 @@ def _unit_costs(model: ShardedModel, times: StepTimes, settings: Settings, now_n
     for number, part in enumerate(model.parts):
         forward, backward = (
             replace(times, gathers={**times.gathers, during: times.gathers[during].without(number)})
-            for during in ("forward", "backward")
+            for during in PASSES
         )
         reduced = replace(
             times,

@@ -23,6 +23,7 @@ ROOT: Final = -1
 """Number that stands for the root's unit."""
 
 Pass = Literal["forward", "backward"]
+PASSES: Final[tuple[Pass, Pass]] = ("forward", "backward")
 
 
 class Op(NamedTuple):
@@ -33,8 +34,8 @@ class Op(NamedTuple):
     unit: Unit
     """Parts that it is about."""
     during: Pass
-    index: int = 0
-    """Of compute: which one, see ``segment_count``."""
+    segment: int = 0
+    """Number of the segment that is computed, see ``segment_count``."""
 
 
 def segment_count(model: ShardedModel) -> int:

@@ -47,7 +47,7 @@ class _Run:
         times = self.times
         if op.kind == "compute":
             segments_ns = times.forward_ns if op.during == "forward" else times.backward_ns
-            self.compute(segments_ns[:, :, op.index])
+            self.compute(segments_ns[:, :, op.segment])
         elif op.kind == "gather":
             self.gather(op, is_async=is_async)
         elif op.kind == "wait":

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.sharded_model.model import Settings, ShardedModel, Unit
@@ -95,7 +96,7 @@ class TickingJob:
         return ends
 
     def _ms(self, op: Op, rank: int) -> int:
-        return self.compute_ms[op.during, op.index][rank] if op.kind == "compute" else 0
+        return self.compute_ms[op.during, op.segment][rank] if op.kind == "compute" else 0
 
     @staticmethod
     def _is_over(program: tuple[Op, ...], number: int, done: dict[int, int], *, is_async: bool) -> bool:
@@ -204,6 +205,6 @@ def make_default(count: int, *, reshards: bool = True) -> Settings:
     )
 
 
-def mean_ms(step_ns: np.typing.NDArray[np.float64]) -> float:
+def mean_ms(step_ns: npt.NDArray[np.float64]) -> float:
     """The mean of some step times in milliseconds."""
     return float(step_ns.mean()) / MS
