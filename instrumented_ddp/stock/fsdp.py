@@ -37,8 +37,9 @@ from overlapscope.trace.schema import Phase
 
 _NO_GRAPH_TASK: Final = -1
 """Task id that torch returns outside of autograd."""
-_RESUMED_PHASES: Final = (Phase.FORWARD, Phase.EVALUATION, Phase.BACKWARD)
-"""Phases that resume when a wait has ended."""
+_RESUMED_PHASES: Final = (Phase.FORWARD, Phase.EVALUATION, Phase.BACKWARD, None)
+"""Phases that resume when a wait has ended. There is none when the last unit of a model without own parameters is
+gathered for its backward: that of the model begins after it."""
 
 
 class ShardedModelObserver:
@@ -65,6 +66,7 @@ class ShardedModelObserver:
         self._communicators: dict[dist.ProcessGroup, Communicator] = {}
         self._under_way: list[tuple[int, Communicator, BucketCollective]] = []
         self._interrupted: Phase | None = None
+        self._is_waiting = False
 
     # -- passes --------------------------------------------------------------------------------------------------
 
@@ -152,15 +154,17 @@ class ShardedModelObserver:
         """Enter the waiting phase until ``on_wait_end``, since nothing is computed meanwhile."""
         phase = self._recorder.steps.phase
         if phase in _RESUMED_PHASES:
-            self._interrupted = phase
+            self._interrupted, self._is_waiting = phase, True
             self._recorder.steps.enter(Phase.FINALIZE, no_sync=self.is_no_sync)
 
     def on_wait_end(self, number: int) -> None:
         """Record that a group's collectives have ended and were waited for, and resume the interrupted phase."""
         self._finish_collectives([number])
-        if self._interrupted is not None:
+        if self._is_waiting and self._interrupted is not None:
             self._recorder.steps.enter(self._interrupted, no_sync=self.is_no_sync)
-            self._interrupted = None
+        elif self._is_waiting:
+            self._recorder.steps.leave(Phase.FINALIZE)
+        self._is_waiting = False
 
     def _finish_collectives(self, numbers: Sequence[int]) -> None:
         if not self._under_way:

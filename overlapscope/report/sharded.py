@@ -14,9 +14,10 @@ from overlapscope.trace.recording import Trace
 def build_sharded_report(trace: Trace, advice: ShardedAdvice) -> Report:
     """Build the report from the advice on a recording."""
     basis = f"{count_of(len(advice.steps), 'step')} of {count_of(advice.ranks, 'rank')}"
-    units = f"{count_of(len(advice.model.parts), 'unit')}, at most {format_bytes(advice.peak_bytes)} of them gathered"
+    units = count_of(len(advice.model.parts), "unit")
+    gathered = f", at most {format_bytes(advice.peak_bytes)} of them gathered" if advice.peak_bytes else ""
     return Report(
-        facts=(f"{trace.path}: {basis}, {units}",),
+        facts=(f"{trace.path}: {basis}, {units}{gathered}",),
         sections=(build_sharded_section(advice),),
         content={
             "schema": 1,

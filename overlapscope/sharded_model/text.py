@@ -82,7 +82,12 @@ def format_code(change: Change, advice: ShardedAdvice) -> str:
 
 def list_assumptions(advice: ShardedAdvice) -> Iterator[str]:
     """Generate what the predictions take for granted, a sentence each."""
-    if advice.blocks_host:
+    if advice.blocks_host and not advice.peak_bytes:
+        yield (
+            "Over gloo torch waits for each all-reduce where it launches it, so none is hidden. "
+            "DistributedDataParallel hides them under backward."
+        )
+    elif advice.blocks_host:
         yield (
             "Over gloo torch waits where it launches: prefetching hides nothing unless all-gathers are asynchronous, "
             "and reduce-scatters are never hidden."
