@@ -130,7 +130,11 @@ def _list_numbers(stragglers: Stragglers) -> Iterator[Number]:
     for key, label, saved_ns in (
         *_find_fix(stragglers),
         ("equal_ranks", describe_equal_ranks(stragglers.cycles), stragglers.saved_if_ranks_equal.step.value),
-        ("best_transfers", _BEST_TRANSFERS[stragglers.cycles.is_sharded], stragglers.saved_by_best_transfers.step.value),
+        (
+            "best_transfers",
+            _BEST_TRANSFERS[stragglers.cycles.is_sharded],
+            stragglers.saved_by_best_transfers.step.value,
+        ),
     ):
         saving = f"saves {format_ns(saved_ns)} ({format_share(saved_ns / step_ns)})"
         yield Number(
