@@ -77,6 +77,7 @@ def describe_model(trace: Trace) -> tuple[ShardedModel, Settings, tuple[int, ...
             name=sharding.units[bucket].module,
             gather_bytes=int(of_op.get("all_gather", {}).get(bucket, 0)),
             reduce_bytes=int(reduced.get(bucket, 0)),
+            parent=_find_parent(sharding, order, bucket),
             is_late=bucket in late,
         )
         for bucket in order
@@ -99,6 +100,17 @@ def _find_forward_order(sharding: Sharding, seen: pd.DataFrame) -> tuple[int, ..
     order = [int(bucket) for bucket in gathered]
     order += [bucket for bucket in range(len(sharding.units) - 1, -1, -1) if bucket not in order]
     return tuple(sorted(order, key=lambda bucket: not sharding.units[bucket].is_root))
+
+
+def _find_parent(sharding: Sharding, order: Sequence[int], bucket: int) -> int | None:
+    """Return the number of the part whose module holds a bucket's; None if that is the model."""
+    name = sharding.units[bucket].module
+    holders = [
+        number
+        for number, other in enumerate(order)
+        if sharding.units[other].module and name.startswith(f"{sharding.units[other].module}.")
+    ]
+    return max(holders, key=lambda number: len(sharding.units[order[number]].module), default=None)
 
 
 def _find_late(sharding: Sharding, reduced: Sequence[int]) -> set[int]:
@@ -239,8 +251,8 @@ def extract_step_times(
         known = f"{len(chosen)} of {count_of(len(analysis.summary.steady.steps), 'steady step')}"
         raise OverlapScopeError(
             f"{trace.path}: {known} have the collectives of one forward and one backward in the order of the recorded "
-            "settings, too few to predict others from. Not predicted are units within units other than the model, "
-            "activation checkpointing, accumulation of gradients, and settings that change after the first forward"
+            "settings, too few to predict others from. Not predicted are activation checkpointing, accumulation of "
+            "gradients, and settings that change after the first forward"
         )
     steps = [step for step, _ in chosen]
     rows = np.array([rows for _, rows in chosen])

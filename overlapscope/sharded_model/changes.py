@@ -129,7 +129,7 @@ def advise_on_settings(
             shards=shards,
             step_ns=Interval(
                 value=step_ns.value * (1 - gain.value),
-                low=step_ns.value * (1 - gain.high),
+                low=step_ns.value * max(0.0, 1 - gain.high),
                 high=step_ns.value * (1 - gain.low),
             ),
             gain=gain,
@@ -168,19 +168,18 @@ def list_candidates(
     """
     count = len(settings.units)
     if any(part.gather_bytes for part in model.parts):
+        if blocks_host:
+            yield "async", 0, 1, replace(settings, is_async=True)
         for depth in DEPTHS:
-            if depth < max(2, count):
+            if depth < max(2, count) and not model.is_nested:
                 ahead = replace(with_prefetch(settings, depth), is_async=settings.is_async or blocks_host)
                 yield ("async" if blocks_host else "prefetch"), depth, 1, ahead
-        if any(settings.reshards):
-            kept = replace(settings, reshards=(False,) * count)
-            yield "reshard", 0, 1, kept
-            if blocks_host:
-                yield "async", 1, 1, replace(with_prefetch(kept, 1), is_async=True)
-        else:
-            yield "reshard", 0, 1, replace(settings, reshards=(True,) * count)
+        kept = replace(settings, reshards=(not any(settings.reshards),) * count)
+        yield "reshard", 0, 1, kept
+        if blocks_host and any(settings.reshards) and not model.is_nested:
+            yield "async", 1, 1, replace(with_prefetch(kept, 1), is_async=True)
     for merged in MERGED:
-        if merged < count:
+        if merged < count and not model.is_nested:
             yield "wrap", 0, merged, merge_units(settings, merged)
     if count:
         yield "whole", 0, count, merge_all(settings)

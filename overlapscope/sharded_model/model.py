@@ -23,6 +23,8 @@ class Part:
     """Bytes of the gathered parameters, in the precision that is sent; 0 if each rank has them all."""
     reduce_bytes: int
     """Bytes of the gradients, in the precision that is sent."""
+    parent: int | None = None
+    """Number of the part whose module holds this one's; None if that is the model itself."""
     is_late: bool = False
     """True if its gradients are reduced when the backward is over, as its input needs no gradient."""
 
@@ -39,6 +41,11 @@ class ShardedModel:
     def inner(self) -> tuple[int, ...]:
         """Return the numbers of the parts that are not the root's."""
         return tuple(range(int(self.has_root), len(self.parts)))
+
+    @property
+    def is_nested(self) -> bool:
+        """Return whether there are units within units other than the model."""
+        return any(part.parent is not None for part in self.parts)
 
     def gather_bytes(self, unit: Unit) -> int:
         """Return the bytes of a unit's gathered parameters."""

@@ -3,7 +3,7 @@
 This is torch's own order, in ``FSDPState`` and ``FSDPParamGroup``. Before the forward of a unit its parameters are
 gathered and waited for, and then the units that it prefetches are gathered; before its backward likewise, where the
 default is to prefetch the unit whose forward ended just before. What is gathered already is not gathered again. After
-its backward its gradients are reduced.
+its backward its gradients are reduced. The backward of a unit begins before that of the units within it and ends after.
 
 Example: a root and two units that are freed after their forward, with torch's defaults::
 
@@ -41,11 +41,12 @@ class Op(NamedTuple):
 def segment_count(model: ShardedModel) -> int:
     """Return the number of segments that the compute of one pass is divided into.
 
-    Segment 0 is before the first inner part in forward, and after the last one in backward; segment 1 + i is that of
-    the i-th inner part; the last is the root's before the first inner part in *backward*. (In forward, what the root
-    does after the last part counts as that part's.)
+    Segment 0 is the root's before the first inner part in forward, and after the last one in backward; segment 1 + i is
+    that of the i-th of I inner parts; segment I + 1 is the root's before the first inner part in backward, and segment
+    I + 2 + i that of the i-th part before the first part within it, in backward. What a part does in forward after a
+    part within it counts as that part's.
     """
-    return len(model.inner) + 2
+    return 2 * len(model.inner) + 2
 
 
 def build_program(model: ShardedModel, settings: Settings) -> tuple[Op, ...]:
@@ -63,54 +64,61 @@ class _Walk:
         """Units that are on their way."""
         root: Unit = (0,) if model.has_root else ()
         self.root: Unit = root if settings.units else (*root, *model.inner)
+        self.ended: list[int] = []
+        """Units in the order in which their forward has ended."""
+        self.late: list[int] = []
+        """Units that are reduced when the backward is over."""
+        unit_of = {part: number for number, unit in enumerate(settings.units) for part in unit}
+        self.children: dict[int, list[int]] = {number: [] for number in (ROOT, *range(len(settings.units)))}
+        """Units directly within each unit."""
+        for number, unit in enumerate(settings.units):
+            parent = unit_of.get(self._parent(unit[0]), ROOT)
+            self.children[ROOT if parent == number else parent].append(number)
 
     def walk(self) -> Iterator[Op]:
-        yield from self._forward()
-        yield from self._backward()
-
-    def _forward(self) -> Iterator[Op]:
-        settings = self.settings
-        yield from self._need(ROOT, "forward", settings.root_forward_prefetch)
-        yield Op("compute", self.root, "forward", 0)
-        if not settings.units:
-            yield from self._compute(self.root, "forward")
-        for number, unit in enumerate(settings.units):
-            yield from self._need(number, "forward", settings.forward_prefetch[number])
-            yield from self._compute(unit, "forward")
-            if settings.reshards[number]:
-                yield from self._free(number, "forward")
-        if settings.root_reshards:
-            yield from self._free(ROOT, "forward")
-
-    def _backward(self) -> Iterator[Op]:
-        model, settings = self.model, self.settings
-        last = len(settings.units) - 1
-        prefetched = settings.root_backward_prefetch
-        if prefetched is None:
-            prefetched = (last,) if self.root and last >= 0 else ()
-        yield from self._need(ROOT, "backward", prefetched)
-        yield Op("compute", self.root, "backward", segment_count(model) - 1)
-        if not settings.units:
-            yield from self._compute(self.root, "backward")
-        late = []
-        for number in range(last, -1, -1):
-            unit, prefetched = settings.units[number], settings.backward_prefetch[number]
-            if prefetched is None:
-                prefetched = (number - 1,) if number else ()
-            yield from self._need(number, "backward", prefetched)
-            yield from self._compute(unit, "backward")
-            if any(model.parts[part].is_late for part in unit):
-                late.append(number)
-                continue
-            yield Op("reduce", unit, "backward")
-            yield from self._free(number, "backward")
-        yield Op("compute", self.root, "backward", 0)
-        if self.root:
-            yield Op("reduce", self.root, "backward")
-        for number in late[::-1]:
-            yield Op("reduce", settings.units[number], "backward")
+        yield from self._forward(ROOT)
+        yield from self._backward(ROOT)
+        for number in self.late[::-1]:
+            yield Op("reduce", self._unit(number), "backward")
             yield from self._free(number, "backward")
         yield Op("finish", (), "backward")
+
+    def _forward(self, number: int) -> Iterator[Op]:
+        settings, is_root = self.settings, number == ROOT
+        prefetched = settings.root_forward_prefetch if is_root else settings.forward_prefetch[number]
+        yield from self._need(number, "forward", prefetched)
+        if is_root:
+            yield Op("compute", self.root, "forward", 0)
+        yield from self._compute(self._unit(number), "forward")
+        for child in self.children[number]:
+            yield from self._forward(child)
+        if settings.root_reshards if is_root else settings.reshards[number]:
+            yield from self._free(number, "forward")
+        if self._unit(number):
+            self.ended.append(number)
+
+    def _backward(self, number: int) -> Iterator[Op]:
+        settings, is_root, unit = self.settings, number == ROOT, self._unit(number)
+        prefetched = settings.root_backward_prefetch if is_root else settings.backward_prefetch[number]
+        if prefetched is None:
+            position = self.ended.index(number) if number in self.ended else 0
+            prefetched = tuple(self.ended[max(0, position - 1) : position])
+        yield from self._need(number, "backward", prefetched)
+        inner = len(self.model.inner)
+        if is_root:
+            yield Op("compute", self.root, "backward", inner + 1)
+        elif self.children[number]:
+            yield Op("compute", unit, "backward", inner + 2 + self._inner_number(unit[0]))
+        for child in self.children[number][::-1]:
+            yield from self._backward(child)
+        yield from self._compute(unit, "backward")
+        if is_root:
+            yield Op("compute", self.root, "backward", 0)
+        if any(self.model.parts[part].is_late for part in unit) and not is_root:
+            self.late.append(number)
+        elif unit:
+            yield Op("reduce", unit, "backward")
+            yield from self._free(number, "backward")
 
     def _need(self, number: int, during: Pass, prefetched: Iterable[int]) -> Iterator[Op]:
         yield from self._gather(number, during)
@@ -133,10 +141,18 @@ class _Walk:
             yield Op("free", self._unit(number), during)
 
     def _compute(self, unit: Unit, during: Pass) -> Iterator[Op]:
-        first = int(self.model.has_root)
-        inner = [part for part in unit if part >= first]
+        """Yield the compute of a unit's inner parts, in backward also that before parts within them."""
+        inner = [part for part in unit if part >= int(self.model.has_root)]
         for part in inner if during == "forward" else inner[::-1]:
-            yield Op("compute", (part,), during, 1 + part - first)
+            yield Op("compute", (part,), during, 1 + self._inner_number(part))
+            if during == "backward" and any(self._parent(other) == part for other in inner):
+                yield Op("compute", (part,), during, len(self.model.inner) + 2 + self._inner_number(part))
+
+    def _parent(self, part: int) -> int | None:
+        return self.model.parts[part].parent
+
+    def _inner_number(self, part: int) -> int:
+        return part - int(self.model.has_root)
 
     def _unit(self, number: int) -> Unit:
         return self.root if number == ROOT else self.settings.units[number]

@@ -38,7 +38,7 @@ def _as_change(change: Change) -> Interval:
 
 def describe_change(change: Change) -> str:
     """Say what is changed, without a full stop."""
-    ahead = f"prefetch {change.depth} ahead"
+    ahead = f"prefetch {change.depth} ahead" if change.depth else "prefetch by default"
     if change.kind == "async":
         return f"asynchronous, {ahead}" + ("" if any(change.settings.reshards) else ", not resharded")
     if change.kind == "prefetch":
@@ -72,7 +72,7 @@ def format_code(change: Change, advice: ShardedAdvice) -> str:
         shape = (advice.ranks // change.shards, change.shards)
         mesh = f"mesh = init_device_mesh(device_type, {shape}, mesh_dim_names=('replicate', 'shard'))"
         return f"{mesh}\nfully_shard(module, mesh=mesh)  # of each module"
-    lines = [units, _PREFETCH.format(depth=change.depth)]
+    lines = [units, _PREFETCH.format(depth=change.depth)] if change.depth else []
     if change.kind == "async":
         lines.insert(0, "model._set_unshard_async_op(True)")
         if not any(change.settings.reshards):

@@ -62,6 +62,23 @@ def test_memory_is_that_of_the_units_that_are_gathered_at_the_same_time(settings
     assert find_peak_bytes(MODEL, build_program(MODEL, settings)) == 10 * units
 
 
+def test_the_backward_of_a_unit_encloses_that_of_the_units_within_it() -> None:
+    """As torch did with two layers, each of which holds two units: 1 holds 2 and 3, 4 holds 5 and 6."""
+    names = ("", "a", "a.x", "a.y", "b", "b.x", "b.y")
+    parents = (None, None, 1, 1, None, 4, 4)
+    parts = tuple(
+        Part(name=name, gather_bytes=1, reduce_bytes=1, parent=parent)
+        for name, parent in zip(names, parents, strict=True)
+    )
+    model = ShardedModel(parts=parts, has_root=True)
+    forward = ["g0", "g1", "g2", "g3", "g4", "g5", "g6"]
+    backward = ["g4", "g6", "g5", "r6", "g1", "r5", "r4", "g3", "g2", "r3", "r2", "r1", "r0"]
+    assert collectives(model, make_default(6)) == forward + backward
+    assert collectives(model, merge_all(make_default(6))) == ["g0123456", "r0123456"]
+    segments = [op.segment for op in build_program(model, merge_all(make_default(6))) if op.during == "backward"]
+    assert {*range(8), 8, 11} <= {*segments}
+
+
 def test_replicas_only_reduce() -> None:
     parts = tuple(replace(part, gather_bytes=0) for part in PARTS)
     model = ShardedModel(parts=parts, has_root=True)
