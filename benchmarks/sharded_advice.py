@@ -28,7 +28,8 @@ from rich.table import Table
 
 from benchmarks.quiet_machine import wait_until_quiet
 from benchmarks.sharded_training import Setting, Task
-from overlapscope.advice.sharded import describe_model, extract_step_times
+from overlapscope.advice.sharded import describe_model
+from overlapscope.advice.sharded_times import extract_step_times
 from overlapscope.analysis import Analysis
 from overlapscope.sharded_model.model import Settings, merge_all, merge_units, with_prefetch
 from overlapscope.sharded_model.program import build_program

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from overlapscope.report.report import Column, Report, Section, Table
+from overlapscope.report.report import Column, Report, Row, Section, Table
 from overlapscope.sharded_model import text
-from overlapscope.sharded_model.changes import Change, ShardedAdvice
+from overlapscope.sharded_model.changes import SettingChange, ShardedAdvice
 from overlapscope.text import count_of, format_bytes
 from overlapscope.trace.recording import Trace
 
@@ -36,7 +36,7 @@ def build_sharded_report(trace: Trace, advice: ShardedAdvice) -> Report:
     )
 
 
-def _content(change: Change, advice: ShardedAdvice) -> dict[str, Any]:
+def _content(change: SettingChange, advice: ShardedAdvice) -> dict[str, Any]:
     return {
         "kind": change.kind,
         "depth": change.depth,
@@ -62,6 +62,16 @@ def build_sharded_section(advice: ShardedAdvice) -> Section:
 
 
 def _tabulate_changes(advice: ShardedAdvice) -> Table:
+    rows: list[Row] = [{"change": "as recorded", "step": advice.step_ns}]
+    rows += [
+        {
+            "change": text.describe_change(change),
+            "step": change.step_ns,
+            "gain": change.gain.value,
+            "memory": text.format_memory(change).removesuffix(" memory"),
+        }
+        for change in advice.changes
+    ]
     return Table(
         name="changes",
         title="What if: the predicted mean step",
@@ -72,18 +82,7 @@ def _tabulate_changes(advice: ShardedAdvice) -> Table:
             Column("gain", "saves", "share"),
             Column("memory", "memory", "text"),
         ),
-        rows=(
-            {"change": "as recorded", "step": advice.step_ns},
-            *(
-                {
-                    "change": text.describe_change(change),
-                    "step": change.step_ns,
-                    "gain": change.gain.value,
-                    "memory": text.format_memory(change).removesuffix(" memory"),
-                }
-                for change in advice.changes
-            ),
-        ),
+        rows=tuple(rows),
     )
 
 

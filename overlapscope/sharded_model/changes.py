@@ -19,7 +19,7 @@ from overlapscope.sharded_model.mesh import list_shard_counts, with_shards
 from overlapscope.sharded_model.model import Settings, ShardedModel, merge_all, merge_units, with_prefetch
 from overlapscope.sharded_model.program import PASSES, build_program, find_peak_bytes
 from overlapscope.sharded_model.schedule import simulate
-from overlapscope.sharded_model.times import Float64Array, StepTimes
+from overlapscope.sharded_model.times import Float64Array, ShardedTimes
 
 MIN_GAIN: Final = 0.01
 """Minimum share of the step time for which a change is worth its effort."""
@@ -38,7 +38,7 @@ Kind = Literal["prefetch", "async", "reshard", "wrap", "whole", "mesh"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class SettingChange:
     """Other settings, and what they are predicted to gain."""
 
     kind: Kind
@@ -64,7 +64,7 @@ class ShardedAdvice:
     model: ShardedModel
     settings: Settings
     """As recorded."""
-    changes: tuple[Change, ...]
+    changes: tuple[SettingChange, ...]
     step_ns: Interval
     """Recorded mean step."""
     replayed_ns: float
@@ -79,7 +79,7 @@ class ShardedAdvice:
     """What each part's communication costs, in the order of the forward."""
 
     @property
-    def best(self) -> Change | None:
+    def best(self) -> SettingChange | None:
         """Return the change that gains most and surely enough; None if none does."""
         worth_it = [change for change in self.changes if change.gain.low >= MIN_GAIN]
         return max(worth_it, key=lambda change: change.gain.value, default=None)
@@ -97,7 +97,7 @@ class UnitCost:
 
 
 def advise_on_settings(
-    model: ShardedModel, settings: Settings, times: StepTimes, *, steps: Sequence[int], step_ns: Interval
+    model: ShardedModel, settings: Settings, times: ShardedTimes, *, steps: Sequence[int], step_ns: Interval
 ) -> ShardedAdvice:
     """Predict the step with other settings.
 
@@ -110,7 +110,9 @@ def advise_on_settings(
     now_ns = simulate(times, program, settings)
     peak_bytes = find_peak_bytes(model, program)
 
-    def predict(kind: Kind, depth: int, merged: int, other: Settings, times_of_it: StepTimes, shards: int) -> Change:
+    def predict(
+        kind: Kind, depth: int, merged: int, other: Settings, times_of_it: ShardedTimes, shards: int
+    ) -> SettingChange:
         other_program = build_program(model, other)
         gain = _gain(now_ns, simulate(times_of_it, other_program, other))
         gain = replace(gain, low=gain.low - _hidden_contention(model, times, settings, other, now_ns))
@@ -121,7 +123,7 @@ def advise_on_settings(
             gain = gain.widen(LINK_DIFFERENCE * abs(gain.value))
             total = model.gather_bytes(tuple(range(len(model.parts))))
             extra_bytes += total // shards - total // len(times.shard_groups[0])
-        return Change(
+        return SettingChange(
             kind=kind,
             settings=other,
             depth=depth,
@@ -170,19 +172,30 @@ def list_candidates(
     if any(part.gather_bytes for part in model.parts):
         if blocks_host:
             yield "async", 0, 1, replace(settings, is_async=True)
-        for depth in DEPTHS:
-            if depth < max(2, count) and not model.is_nested:
-                ahead = replace(with_prefetch(settings, depth), is_async=settings.is_async or blocks_host)
-                yield ("async" if blocks_host else "prefetch"), depth, 1, ahead
         kept = replace(settings, reshards=(not any(settings.reshards),) * count)
         yield "reshard", 0, 1, kept
-        if blocks_host and any(settings.reshards) and not model.is_nested:
-            yield "async", 1, 1, replace(with_prefetch(kept, 1), is_async=True)
-    for merged in MERGED:
-        if merged < count and not model.is_nested:
-            yield "wrap", 0, merged, merge_units(settings, merged)
+    if not model.is_nested:
+        yield from _list_for_flat(model, settings, blocks_host=blocks_host)
     if count:
         yield "whole", 0, count, merge_all(settings)
+
+
+def _list_for_flat(
+    model: ShardedModel, settings: Settings, *, blocks_host: bool
+) -> Iterator[tuple[Kind, int, int, Settings]]:
+    """Generate the settings that are tried where no unit is within another: prefetching, and larger units."""
+    count = len(settings.units)
+    kind: Kind = "async" if blocks_host else "prefetch"
+    if any(part.gather_bytes for part in model.parts):
+        for depth in DEPTHS:
+            if depth < max(2, count):
+                yield kind, depth, 1, replace(with_prefetch(settings, depth), is_async=settings.is_async or blocks_host)
+        if blocks_host and any(settings.reshards):
+            kept = replace(settings, reshards=(False,) * count)
+            yield "async", 1, 1, replace(with_prefetch(kept, 1), is_async=True)
+    for merged in MERGED:
+        if merged < count:
+            yield "wrap", 0, merged, merge_units(settings, merged)
 
 
 def _gain(now_ns: Float64Array, other_ns: Float64Array) -> Interval:
@@ -205,7 +218,7 @@ def _mean_error(values: Float64Array) -> float:
     return float(np.sqrt(power / (len(values) - 1) / len(values) * (1 + correlation) / (1 - correlation)))
 
 
-def _line_error(model: ShardedModel, times: StepTimes, settings: Settings, other: Settings) -> float:
+def _line_error(model: ShardedModel, times: ShardedTimes, settings: Settings, other: Settings) -> float:
     """Return how uncertain it is what fewer collectives save, in nanoseconds a step, for a 90 % interval."""
     error = 0.0
     kinds = (
@@ -224,7 +237,7 @@ def _count(model: ShardedModel, settings: Settings, kind: str) -> int:
 
 
 def _hidden_contention(
-    model: ShardedModel, times: StepTimes, settings: Settings, other: Settings, now_ns: Float64Array
+    model: ShardedModel, times: ShardedTimes, settings: Settings, other: Settings, now_ns: Float64Array
 ) -> float:
     """Return the share of the step by which a change may gain less because hidden communication slows compute."""
     if not times.blocks_host or not other.is_async or settings.is_async:
@@ -235,11 +248,13 @@ def _hidden_contention(
     return CPU_CONTENTION * max(0.0, hidden_ns) / float(now_ns.mean())
 
 
-def _unit_costs(model: ShardedModel, times: StepTimes, settings: Settings, now_ns: Float64Array) -> Iterator[UnitCost]:
+def _unit_costs(
+    model: ShardedModel, times: ShardedTimes, settings: Settings, now_ns: Float64Array
+) -> Iterator[UnitCost]:
     """Generate what each part's communication costs: the step as recorded minus a replay in which it takes no time."""
     program = build_program(model, settings)
 
-    def cost_ns(without: StepTimes) -> float:
+    def cost_ns(without: ShardedTimes) -> float:
         return float((now_ns - simulate(without, program, settings)).mean())
 
     for number, part in enumerate(model.parts):

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from overlapscope.sharded_model.times import Float64Array, Line, PartTimes, StepTimes
+from overlapscope.sharded_model.times import Float64Array, Line, PartTimes, ShardedTimes
 
 
-def list_shard_counts(times: StepTimes) -> Iterator[int]:
+def list_shard_counts(times: ShardedTimes) -> Iterator[int]:
     """Generate the numbers of ranks that parameters can be sharded over, other than the present one."""
     ranks, now = times.start_ns.shape[1], len(times.shard_groups[0])
     yield from (count for count in range(2, ranks + 1) if ranks % count == 0 and count != now)
 
 
-def with_shards(times: StepTimes, shards: int) -> StepTimes:
+def with_shards(times: ShardedTimes, shards: int) -> ShardedTimes:
     """Return the times with parameters sharded over some ranks, neighbors by number, and replicated over the others."""
     ranks, now = times.start_ns.shape[1], len(times.shard_groups[0])
     replicas = ranks // shards

@@ -72,7 +72,8 @@ class _Walk:
         self.children: dict[int, list[int]] = {number: [] for number in (ROOT, *range(len(settings.units)))}
         """Units directly within each unit."""
         for number, unit in enumerate(settings.units):
-            parent = unit_of.get(self._parent(unit[0]), ROOT)
+            part = self._parent(unit[0])
+            parent = ROOT if part is None else unit_of.get(part, ROOT)
             self.children[ROOT if parent == number else parent].append(number)
 
     def walk(self) -> Iterator[Op]:

@@ -19,10 +19,10 @@ import numpy as np
 
 from overlapscope.sharded_model.model import Settings, Unit
 from overlapscope.sharded_model.program import Op
-from overlapscope.sharded_model.times import Float64Array, StepTimes
+from overlapscope.sharded_model.times import Float64Array, ShardedTimes
 
 
-def simulate(times: StepTimes, program: Sequence[Op], settings: Settings) -> Float64Array:
+def simulate(times: ShardedTimes, program: Sequence[Op], settings: Settings) -> Float64Array:
     """Return the time of each step, the mean over ranks, in nanoseconds (S,)."""
     run = _Run(times) if times.blocks_host else _StreamRun(times)
     for op in program:
@@ -33,7 +33,7 @@ def simulate(times: StepTimes, program: Sequence[Op], settings: Settings) -> Flo
 class _Run:
     """Ranks whose host waits for what it launches."""
 
-    def __init__(self, times: StepTimes) -> None:
+    def __init__(self, times: ShardedTimes) -> None:
         self.times = times
         self.now_ns = times.start_ns + times.before_ns
         """(S, R) Until when each rank is busy."""
@@ -102,7 +102,7 @@ class _Run:
 class _StreamRun(_Run):
     """Ranks whose device has a stream for the module, and others for collectives."""
 
-    def __init__(self, times: StepTimes) -> None:
+    def __init__(self, times: ShardedTimes) -> None:
         super().__init__(times)
         self.allowed_ns = self.now_ns
         """(S, R) From when on gathers may begin."""

@@ -82,7 +82,7 @@ class PartTimes:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class StepTimes:
+class ShardedTimes:
     """The times of S steps on R ranks."""
 
     start_ns: Float64Array

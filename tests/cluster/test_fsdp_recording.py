@@ -15,7 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from instrumented_ddp import attach
-from overlapscope.advice.sharded import describe_model, extract_step_times
+from overlapscope.advice.sharded import describe_model
+from overlapscope.advice.sharded_times import extract_step_times
 from overlapscope.analysis import Analysis
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge

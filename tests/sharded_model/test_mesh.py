@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from overlapscope.sharded_model.mesh import list_shard_counts, with_shards
-from overlapscope.sharded_model.times import Line, PartTimes, StepTimes
+from overlapscope.sharded_model.times import Line, PartTimes, ShardedTimes
 
 RANKS, BYTES, LATENCY, PER_BYTE = 4, 120, 10.0, 4.0
 
@@ -16,14 +16,14 @@ def ring_ns(ranks: int, bytes_: int) -> float:
     return (ranks - 1) * (LATENCY + PER_BYTE * bytes_ / ranks)
 
 
-def make_times() -> StepTimes:
+def make_times() -> ShardedTimes:
     """One step of 4 ranks with one part."""
     line = Line(alpha_ns=(RANKS - 1) * LATENCY, beta_ns_per_byte=PER_BYTE * (RANKS - 1) / RANKS, alpha_error_ns=1.0)
     part = PartTimes(
         transfer_ns={0: np.full((1, RANKS), ring_ns(RANKS, BYTES))}, overhead_ns={}, line=line, bytes={0: BYTES}
     )
     nothing = np.zeros((1, RANKS))
-    return StepTimes(
+    return ShardedTimes(
         start_ns=nothing,
         before_ns=nothing,
         forward_ns=nothing[:, :, None],

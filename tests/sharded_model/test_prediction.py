@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapscope.advice.sharded import advise_on_sharding, describe_model, extract_step_times
+from overlapscope.advice.sharded import advise_on_sharding, describe_model
+from overlapscope.advice.sharded_times import extract_step_times
 from overlapscope.analysis import Analysis
 from overlapscope.errors import OverlapScopeError
 from overlapscope.sharded_model.model import Part, Settings, ShardedModel, merge_all, merge_units, with_prefetch
