@@ -37,9 +37,11 @@ if setting.bucket_views:
     if sys.argv[2] == "fails":
         raise SystemExit(3)
     late_us += int(sys.argv[2])
-write_straggling_recording(
-    Path(os.environ["OVERLAPSCOPE_TRACE"]), ranks=2, steps=30, late_us=lambda rank, step: 3000 + late_us + step % 3
-)
+folder = Path(os.environ["OVERLAPSCOPE_TRACE"])
+written = folder.parent.parent / "written"  # elsewhere first, as the training is ended once rank 0 has enough steps
+write_straggling_recording(written, ranks=2, steps=30, late_us=lambda rank, step: 3000 + late_us + step % 3)
+for rank in (1, 0):
+    (written / f"rank_{rank}").rename(folder / f"rank_{rank}")
 time.sleep(600)  # which is ended, as all steps are done
 """
 
