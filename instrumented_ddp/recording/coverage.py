@@ -129,7 +129,7 @@ class ReductionCoverage:
             self._access_call_site, self._reduced_backwards = NO_CALL_SITE, 0
             return None
         indices = self._indices_in(optimizer)
-        found = (self._find_local(indices) or self._find_awaited(indices)) if indices else None
+        found = self._find_unreduced(indices) if indices else None
         if found is None:
             return None
         self.has_gap = True
@@ -138,6 +138,12 @@ class ReductionCoverage:
         self._forget()
         self._reduced_backwards = 0
         return None if 2 * by_user >= elements else found
+
+    def _find_unreduced(self, indices: Sequence[int]) -> UnreducedUpdate | None:
+        awaited = self._find_awaited(indices)
+        if awaited is not None and awaited.cause == "hooks lost":  # also where backwards under no_sync() came before it
+            return awaited
+        return self._find_local(indices) or awaited
 
     def _find_local(self, indices: Sequence[int]) -> UnreducedUpdate | None:
         """Return an update with gradients that no reduction has waited for."""

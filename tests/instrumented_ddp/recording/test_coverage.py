@@ -134,6 +134,16 @@ def test_a_reduction_that_is_expected_and_does_not_come_is_looked_into(unfinishe
     assert (found.cause, list(found.parameters)) == unfinished
 
 
+def test_hooks_that_were_lost_are_the_cause_and_not_the_backwards_under_no_sync_before() -> None:
+    wrapped = Wrapped()
+    wrapped.unfinished = "hooks lost", [0, 1]
+    wrapped.backward("no_sync")
+    wrapped.backward("unseen")
+    found = wrapped.update()
+    assert found is not None
+    assert (found.cause, list(found.parameters), len(found.call_sites)) == ("hooks lost", [0, 1], 1)
+
+
 def test_a_backward_that_reaches_no_parameter_is_no_gap() -> None:
     """``autograd.grad`` of a penalty passes through the output and accumulates nothing."""
     wrapped = Wrapped()
