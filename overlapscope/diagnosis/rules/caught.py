@@ -115,12 +115,15 @@ def _is_last(facts: Facts, one: RankEvidence, error: CaughtError) -> bool:
     """Return True if a rank may have done nothing since an exception, or may wait for what it has ended."""
     if is_consequence(error.failure) or one.position is None:
         return False
+    has_launched_since = _latest_launch_ns(facts, one.rank) > error.last_ns
     waits_elsewhere = find_wait_reason(one.stacks) in _ELSEWHERE
     if error.how in _ENDS_A_THREAD or error.how == "future" or error.process:
         if waits_elsewhere or (has_finished(one) and error.how in _ENDS_A_THREAD):
             return True
-        return error.last_step is not None and one.position.step - error.last_step in (0, 1)
-    if error.last_step != one.position.step or _latest_launch_ns(facts, one.rank) > error.last_ns:
+        if error.last_step is None:  # child processes know no step
+            return not has_launched_since
+        return one.position.step - error.last_step in (0, 1)
+    if error.last_step != one.position.step or has_launched_since:
         return False
     return error.count_in_step >= _AGAIN or one.position.since_ns <= error.last_ns
 
