@@ -110,3 +110,13 @@ def test_one_that_has_left_out_what_the_others_did_is_blamed(evidence: Evidence)
 
 def test_one_that_does_now_and_then_what_the_others_leave_out_is_blamed() -> None:
     assert judge(diverged("signature", [all_reduce(), bucket(1)], [bucket(1), bucket(2)])).blamed == (1,)
+
+
+def test_a_window_of_two_steps_tells_that_most_ranks_have_left_out_a_batch() -> None:
+    windows = {n: [entry(4, bucket(0), step=11), entry(5, bucket(0), step=12)] for n in range(3)}
+    behind = [replace(one, batch=one.step + 1) for one in windows[0]]
+    ahead = [behind[0], replace(behind[1], batch=14)]
+    for one, several, named in ((behind, ahead, (0, 2)), (ahead, behind, (1,))):
+        order = group({0: several, 1: one, 2: several}, first_divergence=5, divergence="batch")
+        verdict = judge(job(*(rank(n, "ended") for n in range(3)), groups=[order]))
+        assert (verdict.kind, verdict.named) == ("batch skipped", named)

@@ -58,6 +58,8 @@ def _agree(a: Sequence[int], b: Sequence[int]) -> int:
 
 _SEVERITY: Final = ("signature", "step", "batch", "names")
 _MOST_SHOWN: Final = 8
+_ENOUGH_BATCHES: Final = 8
+"""Number of steps from which their share in a rank's batches says how many batches a step takes."""
 _ENOUGH_STEPS: Final = 2
 """Number of whole steps from which it is known what ranks do in each step."""
 
@@ -293,7 +295,12 @@ def _advances_as_before(group: GroupOrder, rank: int) -> bool:
     number = group.first_divergence or 0
     of_step = {entry.step: entry.batch or 0 for entry in _entries_with_batch(group.windows[rank]).values()}
     until = [batch for step, batch in sorted(of_step.items()) if step <= group.entries_at(number)[rank].step]
-    return len(until) < 3 or until[-1] - until[-2] == until[-2] - until[-3]
+    if len(until) < 2:
+        return True
+    steps = [step for step in sorted(of_step) if step <= group.entries_at(number)[rank].step]
+    is_early = steps[-2] < _ENOUGH_BATCHES  # otherwise it has made about as many updates as it has had batches
+    usual = until[-2] - until[-3] if len(until) > 2 else None if is_early else round(until[-2] / steps[-2])
+    return usual is None or until[-1] - until[-2] == usual
 
 
 def _entries_with_batch(window: Sequence[Entry]) -> dict[int, Entry]:
@@ -324,6 +331,8 @@ def _is_majority_wrong(found: Divergence, minority: Sequence[int], lacking: Side
     """
     if set(lacking.ranks) & set(minority):
         return False
+    if found.group.divergence == "batch":
+        return True
     opposite = found.other if lacking is found.side else found.side
     return all(_does_in_each_step(found, rank, opposite.entry.signature.hash) for rank in lacking.ranks)
 
@@ -331,6 +340,9 @@ def _is_majority_wrong(found: Divergence, minority: Sequence[int], lacking: Side
 def _does_in_each_step(found: Divergence, rank: int, signature: int) -> bool:
     """Return True if a rank launched this in each of several steps before the first difference."""
     before = [entry for entry in found.group.windows[rank] if entry.number < found.number]
+    of_reductions = {entry.signature.hash for entry in before if entry.signature.is_gradient_reduction}
+    if signature in of_reductions:
+        return True  # of a bucket, which each step reduces
     step = min(found.side.entry.step, found.other.entry.step)
     steps = sorted({entry.step for entry in before} - {step})[1:]  # the first may be cut off
     usual = {entry.step for entry in before if entry.signature.hash == signature}
