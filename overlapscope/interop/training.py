@@ -244,26 +244,12 @@ def convert_profile(profile: Profile) -> ImportedTraining:
     """Convert a profile to a training run.
 
     Raises:
-        OverlapScopeError: it has no steps; the message says what the profile lacks.
+        OverlapScopeError: it has neither steps nor communication; the message says what the profile lacks.
     """
     spans = find_collective_spans(profile)
     lacks = describe_lack_of_steps(profile)
     if lacks is not None:
-        if not len(spans) and not has_device(profile):
-            hint = "" if len(profile.spans) else f" {_PROFILING_HINTS[profile.source.tool]}"
-            raise OverlapScopeError(
-                f"{profile.source.path}: {lacks} in it, and no communication; profile whole steps of a training{hint}"
-            )
-        window_ns, count = _find_profiler_steps(profile)
-        inside = spans["start_ns"].between(*window_ns) if window_ns is not None else slice(None)
-        return ImportedTraining(
-            records=np.zeros(0, dtype=RECORD_DTYPE),
-            plans=(),
-            communication=spans[inside].assign(is_bucket=False),
-            busy=divide_time(profile, window_ns),
-            steps=count,
-            notes=(*_describe_backlog(profile), f"{lacks} in it: its steps have no phases, only what ran is known"),
-        )
+        return _convert_without_steps(profile, spans, lacks)
     steps = find_steps(profile)
     collectives, left_out = extract_collectives(profile)
     clock = _DeviceClock(profile)
@@ -272,10 +258,8 @@ def convert_profile(profile: Profile) -> ImportedTraining:
     for one, own in zip(steps.passes, buckets, strict=True):
         if own:
             builder.add_reduction(one, own)
-    # Ranks are compared by what all of them launch: that is known of the group that reduces gradients.
-    groups = {each.group for own in buckets for each in own} or {each.group for each in collectives}
-    left_out.update(each.op for each in collectives if each.group not in groups)
-    builder.collectives([each for each in collectives if each.group in groups])
+    kept, others = _split_by_group(collectives, buckets)
+    builder.collectives(kept)
     builder.phases(buckets)
     reduced_ns = [each.start_ns for own in buckets for each in own]
     window_ns = clock(steps.begin_ns), clock(int(steps.ends_ns[-1]))
@@ -286,8 +270,38 @@ def convert_profile(profile: Profile) -> ImportedTraining:
         communication=spans.assign(is_bucket=(spans["op"] == "all_reduce") & spans["start_ns"].isin(reduced_ns)),
         busy=divide_time(profile, window_ns),
         steps=len(steps.ends_ns),
-        notes=(*_describe_backlog(profile), *_notes(collectives, left_out)),
+        notes=(*_describe_backlog(profile), *_notes(collectives, left_out + others)),
     )
+
+
+def _convert_without_steps(profile: Profile, spans: pd.DataFrame, lacks: str) -> ImportedTraining:
+    if not len(spans) and not has_device(profile):
+        hint = "" if len(profile.spans) else f" {_PROFILING_HINTS[profile.source.tool]}"
+        raise OverlapScopeError(
+            f"{profile.source.path}: {lacks} in it, and no communication; profile whole steps of a training{hint}"
+        )
+    window_ns, count = _find_profiler_steps(profile)
+    inside = spans["start_ns"].between(*window_ns) if window_ns is not None else slice(None)
+    return ImportedTraining(
+        records=np.zeros(0, dtype=RECORD_DTYPE),
+        plans=(),
+        communication=spans[inside].assign(is_bucket=False),
+        busy=divide_time(profile, window_ns),
+        steps=count,
+        notes=(*_describe_backlog(profile), f"{lacks} in it: its steps have no phases, only what ran is known"),
+    )
+
+
+def _split_by_group(
+    collectives: Sequence[Collective], buckets: Sequence[Sequence[Collective]]
+) -> tuple[list[Collective], Counter[str]]:
+    """Return the collectives of the groups that reduce gradients, and the number of others by operation.
+
+    Ranks are compared by what all of them launch, which is known of these groups only.
+    """
+    groups = {each.group for own in buckets for each in own} or {each.group for each in collectives}
+    others = Counter(each.op for each in collectives if each.group not in groups)
+    return [each for each in collectives if each.group in groups], others
 
 
 def _find_profiler_steps(profile: Profile) -> tuple[Span | None, int]:
