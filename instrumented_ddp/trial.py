@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from instrumented_ddp.calibrate import measure_all_sizes
 from instrumented_ddp.collectives.roles import CollectiveRole, collective_context
 from overlapscope.bucket_model.calibration import CALIBRATION_FILE, write_calibration
 from overlapscope.errors import OverlapScopeError
@@ -79,6 +78,8 @@ class RunningTrial:
         # torch gathers objects on the current device, which scripts with device_ids need not have set.
         device: AbstractContextManager[Any] = torch.cuda.device(model.device) if is_cuda else nullcontext()
         with device, collective_context(CollectiveRole(role="construction")):
+            from instrumented_ddp.calibrate import measure_all_sizes  # a program as well, which runs itself
+
             measured = measure_all_sizes(group, model.device, min(model_bytes, _LARGEST_BYTES), prints=False)
             if is_cuda:
                 torch.cuda.empty_cache()  # the training finds as much memory as without

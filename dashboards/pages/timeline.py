@@ -157,9 +157,12 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         _build_unavailable(document, snapshot)
         return
     whole = snapshot.lanes.timeline(snapshot.trace.ranks["rank"].tolist()[:1])  # any rank: steps are common to all
-    incident = None if is_plain else find_incident(snapshot)
-    at_incident = None if incident is None else _compute_incident_view(whole, incident)
-    view = parse_view(whole, arguments) or at_incident or _typical_view(whole, snapshot.summary)
+    incident = find_incident(snapshot)
+    view = (
+        parse_view(whole, arguments)
+        or _compute_incident_view(whole, incident)
+        or _typical_view(whole, snapshot.summary)
+    )
     step = find_step(whole, sum(view or (0, whole.length_ns)) // 2)
     lateness_ns = {} if step is None or snapshot.cycles is None else snapshot.cycles.lateness_of(step)
     choice = choose_ranks(snapshot.trace.ranks, arguments, lateness_ns)
@@ -230,9 +233,9 @@ def _format_lateness(choice: RankChoice, lateness_ns: Mapping[int, int]) -> dict
     return {rank: f"{format_ns(abs(ns))} {'late' if ns >= 0 else 'early'}" for rank, ns in known.items()}
 
 
-def _compute_incident_view(timeline: Timeline, incident: Verdict) -> View | None:
+def _compute_incident_view(timeline: Timeline, incident: Verdict | None) -> View | None:
     """Return the view of the step of an incident; if training ended there, up to the end of what was recorded."""
-    step = incident.step
+    step = None if incident is None else incident.step
     view = None if step is None else compute_step_view(timeline, step)
     if view is None or step is None or int(timeline.steps["step"].max()) > step + 1:
         return view
