@@ -164,6 +164,11 @@ class GradientReader:
             self._usual, self._known_launches = launches, len(self._reductions.gradients_of)
         return self._usual_covered
 
+    def is_reduced_by(self, ranks: int) -> bool:
+        """Return whether a group of this many ranks reduces gradients, or none is known to."""
+        groups = {len(one.ranks) for one, reader in self._reductions.gradients_of.items() if reader == id(self)}
+        return not groups or ranks in groups
+
     def list_with_gradient(self) -> list[int]:
         """Return the indices of the parameters that have a gradient."""
         return [index for index in range(len(self._parameters)) if self._gradient(index) is not None]

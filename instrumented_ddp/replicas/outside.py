@@ -150,6 +150,8 @@ class ParametersOutside:
         """Begin to compare parameters with those of other ranks, if they may be meant to be the same."""
         assert known.reader is not None
         is_reduced = bool(covered) or (known.updates == 0 and known.is_mostly(known.reader.unknown_elements))
+        if is_reduced and not self.has_wrappers:  # parts of a model that is split have averages of their own
+            is_reduced = known.reader.is_reduced_by(dist.get_world_size())
         parameters = [one for reference in known.parameters if (one := reference()) is not None]
         if (self.has_wrappers or is_reduced) and len(parameters) == len(known.names):
             known.is_compared = True

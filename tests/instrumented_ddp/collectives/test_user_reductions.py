@@ -128,3 +128,13 @@ def test_so_much_that_the_beginning_was_forgotten_is_unknown() -> None:
     assert loop.reader.take() is None
     loop.reduce(loop.gradients[0])
     assert loop.reader.take() == {0}
+
+
+def test_it_is_known_whether_a_group_of_so_many_ranks_reduces_gradients() -> None:
+    loop = Loop()
+    assert loop.reader.is_reduced_by(4), "nothing is known"
+    loop.reduce(*loop.gradients, ranks=(0, 2))
+    loop.reduce(torch.zeros(3), ranks=(0, 1, 2, 3))
+    loop.reader.take()
+    assert loop.reader.is_reduced_by(2)
+    assert not loop.reader.is_reduced_by(4), "another tensor"
