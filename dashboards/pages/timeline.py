@@ -198,8 +198,8 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         has_rounds=len(snapshot.trace.segments) > 0,
         no_gradients=_explain_missing_gradients(snapshot.trace),
         lane_labels=[(name, plot.layout.lane_px(LANE_NAMES.index(name))) for name in plot.layout.labeled_lanes],
-        first_step=int(timeline.steps["step"].min()) if len(timeline.steps) else 0,
-        last_step=int(timeline.steps["step"].max()) if len(timeline.steps) else 0,
+        first_step=min(timeline.steps["step"].tolist(), default=0),
+        last_step=max(timeline.steps["step"].tolist(), default=0),
     )
 
 
