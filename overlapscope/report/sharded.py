@@ -6,7 +6,7 @@ from typing import Any
 
 from overlapscope.report.report import Column, Report, Row, Section, Table
 from overlapscope.sharded_model import text
-from overlapscope.sharded_model.changes import SettingChange, ShardedAdvice
+from overlapscope.sharded_model.changes import ShardedAdvice, ShardingChange
 from overlapscope.text import count_of, format_bytes
 from overlapscope.trace.recording import Trace
 
@@ -36,7 +36,7 @@ def build_sharded_report(trace: Trace, advice: ShardedAdvice) -> Report:
     )
 
 
-def _content(change: SettingChange, advice: ShardedAdvice) -> dict[str, Any]:
+def _content(change: ShardingChange, advice: ShardedAdvice) -> dict[str, Any]:
     return {
         "kind": change.kind,
         "depth": change.depth,

@@ -38,7 +38,7 @@ Kind = Literal["prefetch", "async", "reshard", "wrap", "whole", "mesh"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SettingChange:
+class ShardingChange:
     """Other settings, and what they are predicted to gain."""
 
     kind: Kind
@@ -64,7 +64,7 @@ class ShardedAdvice:
     model: ShardedModel
     settings: Settings
     """As recorded."""
-    changes: tuple[SettingChange, ...]
+    changes: tuple[ShardingChange, ...]
     step_ns: Interval
     """Recorded mean step."""
     replayed_ns: float
@@ -79,7 +79,7 @@ class ShardedAdvice:
     """What each part's communication costs, in the order of the forward."""
 
     @property
-    def best(self) -> SettingChange | None:
+    def best(self) -> ShardingChange | None:
         """Return the change that gains most and surely enough; None if none does."""
         worth_it = [change for change in self.changes if change.gain.low >= MIN_GAIN]
         return max(worth_it, key=lambda change: change.gain.value, default=None)
@@ -112,7 +112,7 @@ def advise_on_settings(
 
     def predict(
         kind: Kind, depth: int, merged: int, other: Settings, times_of_it: ShardedTimes, shards: int
-    ) -> SettingChange:
+    ) -> ShardingChange:
         other_program = build_program(model, other)
         gain = _gain(now_ns, simulate(times_of_it, other_program, other))
         gain = replace(gain, low=gain.low - _hidden_contention(model, times, settings, other, now_ns))
@@ -123,7 +123,7 @@ def advise_on_settings(
             gain = gain.widen(LINK_DIFFERENCE * abs(gain.value))
             total = model.gather_bytes(tuple(range(len(model.parts))))
             extra_bytes += total // shards - total // len(times.shard_groups[0])
-        return SettingChange(
+        return ShardingChange(
             kind=kind,
             settings=other,
             depth=depth,

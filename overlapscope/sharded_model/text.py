@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from overlapscope.interval import Interval
-from overlapscope.sharded_model.changes import MIN_GAIN, SettingChange, ShardedAdvice
+from overlapscope.sharded_model.changes import MIN_GAIN, ShardedAdvice, ShardingChange
 from overlapscope.text import capitalize, count_of, format_bytes, format_ns, format_share, format_share_range
 
 _PREFETCH = """\
@@ -31,12 +31,12 @@ def format_headline(advice: ShardedAdvice) -> str:
     )
 
 
-def _as_change(change: SettingChange) -> Interval:
+def _as_change(change: ShardingChange) -> Interval:
     gain = change.gain
     return Interval(value=-gain.value, low=-gain.high, high=-gain.low)
 
 
-def describe_change(change: SettingChange) -> str:
+def describe_change(change: ShardingChange) -> str:
     """Say what is changed, without a full stop."""
     ahead = f"prefetch {change.depth} ahead" if change.depth else "prefetch by default"
     if change.kind == "async":
@@ -50,14 +50,14 @@ def describe_change(change: SettingChange) -> str:
     return "one unit in all" if change.kind == "whole" else f"{change.merged} units in one"
 
 
-def format_memory(change: SettingChange) -> str:
+def format_memory(change: ShardingChange) -> str:
     """Say how much more memory gathered parameters take."""
     if not change.extra_bytes:
         return "same memory"
     return f"{format_bytes(abs(change.extra_bytes))} {'more' if change.extra_bytes > 0 else 'less'} memory"
 
 
-def format_code(change: SettingChange, advice: ShardedAdvice) -> str:
+def format_code(change: ShardingChange, advice: ShardedAdvice) -> str:
     """Return the change as code, for where the model is sharded."""
     names = [advice.model.parts[unit[0]].name for unit in advice.settings.units]
     units = f"units = [model.get_submodule(name) for name in {names}]"
