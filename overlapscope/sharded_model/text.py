@@ -90,7 +90,7 @@ def list_assumptions(advice: ShardedAdvice) -> Iterator[str]:
     elif advice.blocks_host:
         yield (
             "Over gloo torch waits where it launches: prefetching hides nothing unless all-gathers are asynchronous, "
-            "and reduce-scatters are never hidden."
+            "and reduce-scatters are never hidden. Asynchronous ones gain only where cores are left for gloo's threads."
         )
     else:
         yield (
