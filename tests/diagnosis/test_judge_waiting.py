@@ -68,6 +68,13 @@ def test_a_backward_that_ctrl_c_has_ended_is_not_said_to_have_left_gradients_out
     assert judge(held_up(replace(late, failure=elsewhere))).kind == "gradients never ready"
 
 
+def test_a_backward_of_which_nobody_knows_how_long_it_took_has_left_nothing_out() -> None:
+    """Nothing is known of the process, and it may have ended there: its heartbeat is lost."""
+    late = rank(1, "unknown", phase="backward", step=2, since_ns=10**9, unready=UNREADY)
+    assert judge(held_up(late)).kind != "gradients never ready"
+    assert judge(held_up(idle(late, 5))).kind == "gradients never ready"
+
+
 def test_an_exception_is_no_reason_for_what_a_second_attempt_leaves_out() -> None:
     left = (InterruptedBackward(step=2, call_site=site(30)),)
     again = idle(rank(1, "sleeping", phase="backward", step=2, since_ns=10**9, unready=UNREADY), 5)

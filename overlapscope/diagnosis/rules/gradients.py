@@ -69,9 +69,9 @@ def _missing_gradients_of(facts: Facts, rank: int) -> tuple[tuple[UnreadyParamet
     is_over = one.position is not None and one.position.phase not in ("backward", "finalize", "forward")
     is_over &= not _was_ended_in_backward(one)
     is_over |= interrupted_backward_in(one, _step_of(one)) is not None
-    is_there = (
-        one.liveness not in ("gone", "stopped", "failed") and facts.is_stuck(rank) and not facts.is_only_slow(rank)
-    )
+    may_be_over = one.liveness == "unknown" and one.idle_ns is None  # its process may have ended there
+    is_there = one.liveness not in ("gone", "stopped", "failed") and not may_be_over
+    is_there = is_there and facts.is_stuck(rank) and not facts.is_only_slow(rank)
     if has_said_so or (is_awaited and (is_over or is_there)):
         return unready, has_said_so or is_over
     return None
