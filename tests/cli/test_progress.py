@@ -39,7 +39,7 @@ READING = "overlapscope: reading logs ..."
     [
         ("summary", [READING, "overlapscope: dividing steps ..."]),
         ("stragglers", [READING, "overlapscope: dividing steps ...", "overlapscope: looking for stragglers ..."]),
-        ("recommend", [READING, "overlapscope: predicting other bucket sizes ..."]),
+        ("recommend", [READING, "overlapscope: predicting other settings ..."]),
         ("diagnose", [READING]),
     ],
 )

@@ -271,8 +271,9 @@ def test_a_training_without_ddp_has_steps_batches_and_names_of_gradients(tmp_pat
     assert entries[0][0].names == ("first.weight.grad",)
     for rank in range(2):
         described = json.loads((tmp_path / f"rank_{rank}" / "run.json").read_text())
-        assert (described["world_size"], described["models"]) == (2, [])
-        assert not (tmp_path / f"rank_{rank}" / "events.log").exists()
+        (model,) = described["models"]
+        assert (described["world_size"], model["class"], model["ddp_arguments"]) == (2, "Net", {"strategy": "by hand"})
+        assert (tmp_path / f"rank_{rank}" / "events.log").exists()
 
 
 def in_two_process_groups(folder: Path) -> None:

@@ -77,6 +77,7 @@ def _fail(error: Exception) -> None:
 @pytest.fixture(autouse=True)
 def initialized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
 
 
 @pytest.mark.parametrize("left_out", [1, 7, STEPS - 1])
