@@ -170,5 +170,3 @@ def test_keys_scroll_the_document_below_its_header(open_page: OpenPage, ordered:
         page.keyboard.press(key)
         page.wait_for_function(there)
     assert page.evaluate("document.querySelector('header').getBoundingClientRect().top") == 0
-    page.keyboard.press("Home")
-    page.wait_for_function("scrollY === 0")
