@@ -73,6 +73,7 @@ class ReductionCoverage:
         """1 for each parameter with a gradient that no reduction has waited for."""
         self._backwards: list[_Backward] = []
         self._reduced_backwards = 0
+        self._reduced_in_step: int | None = None
         self._reduced_by_user_before = 0
         self._indices: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, tuple[int, ...]]] = (
             weakref.WeakKeyDictionary()
@@ -115,14 +116,24 @@ class ReductionCoverage:
     def on_gradients_reduced(self) -> None:
         """Note that the current gradients are averages."""
         self._reduced_backwards += len(self._backwards)
+        self._reduced_in_step = self._collectives.position.step
         self._forget()
 
-    def take_unreduced_update(self, optimizer: torch.optim.Optimizer) -> UnreducedUpdate | None:
+    @property
+    def has_reduced(self) -> bool:
+        """Return whether all gradients are averages of this step."""
+        is_of_this_step = self._reduced_in_step == self._collectives.position.step
+        return is_of_this_step and not self._backwards and self._bypass_call_site == NO_CALL_SITE
+
+    def take_unreduced_update(
+        self, optimizer: torch.optim.Optimizer, others: Sequence[ReductionCoverage] = ()
+    ) -> UnreducedUpdate | None:
         """Return what is not reduced of the gradients that an update is about to use. Called before each update.
 
         Args:
             optimizer: optimizer that is about to update. Gradients that another model's optimizer ignores may still be
                 set to zero: a discriminator gets gradients from its generator's loss.
+            others: wrappers that have reduced all gradients of theirs. A module that was wrapped again has two.
         """
         self.has_gap = False
         if not self._backwards and self._bypass_call_site == NO_CALL_SITE:
@@ -132,12 +143,20 @@ class ReductionCoverage:
         found = self._find_unreduced(indices) if indices else None
         if found is None:
             return None
+        if self._are_reduced_by(others, found.parameters):
+            self._forget()
+            self._reduced_backwards = 0
+            return None
         self.has_gap = True
         by_user = self._collectives.elements_reduced_by_user - self._reduced_by_user_before
         elements = sum(self._elements[index] for index in found.parameters)
         self._forget()
         self._reduced_backwards = 0
         return None if 2 * by_user >= elements else found
+
+    def _are_reduced_by(self, others: Sequence[ReductionCoverage], indices: Sequence[int]) -> bool:
+        reduced = {id(reference()) for other in others if other is not self for reference in other._parameters}
+        return bool(reduced) and all(id(self._parameters[index]()) in reduced for index in indices)
 
     def _find_unreduced(self, indices: Sequence[int]) -> UnreducedUpdate | None:
         awaited = self._find_awaited(indices)

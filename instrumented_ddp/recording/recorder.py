@@ -406,8 +406,9 @@ class Recorder(EventSink):
         if self.steps.phase in (Phase.BACKWARD, Phase.FINALIZE):  # optimizers in backward: nothing is over yet
             return
         self._models.on_update()
+        have_reduced = [coverage for coverage in self._coverage.values() if coverage.has_reduced]
         for model, coverage in self._coverage.items():
-            found = coverage.take_unreduced_update(optimizer)
+            found = coverage.take_unreduced_update(optimizer, have_reduced)
             if found is not None:
                 self._models.record_unreduced_update(model, found, self.collectives.position.step)
             if coverage.has_gap:

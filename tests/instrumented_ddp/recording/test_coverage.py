@@ -26,7 +26,7 @@ class Wrapped:
         self.collectives = SimpleNamespace(
             call_sites=SimpleNamespace(get_caller_number=lambda: LINE),
             elements_reduced_by_user=0,
-            position=SimpleNamespace(backward_call_site=LINE),
+            position=SimpleNamespace(backward_call_site=LINE, step=0),
         )
         self.coverage = ReductionCoverage([*self.module.parameters()], self.collectives)  # type: ignore[arg-type]
         self.coverage.find_unfinished = weakref.WeakMethod(self.find_unfinished)
@@ -60,6 +60,23 @@ def test_gradients_of_a_module_that_was_called_itself_are_not_reduced() -> None:
     found = wrapped.update()
     assert found is not None
     assert (found.cause, list(found.parameters), list(found.call_sites)) == ("bypassed", [0, 1], [LINE])
+
+
+@pytest.mark.parametrize("way", ["in this step", "in the step before", "not at all"])
+def test_what_another_wrapper_of_the_same_module_has_reduced_is_reduced(way: str) -> None:
+    """As if the module had been wrapped again: the first wrapper's hooks still see the gradients."""
+    first, again = Wrapped(), Wrapped()
+    parameters = [*first.module.parameters()]
+    again.coverage = ReductionCoverage(parameters, again.collectives)  # type: ignore[arg-type]
+    if way != "not at all":
+        again.coverage.on_backward(no_sync=False)
+        again.coverage.on_gradients_reduced()
+    again.collectives.position.step += way == "in the step before"
+    first.backward("bypassed")
+    others = [one for one in (first.coverage, again.coverage) if one.has_reduced]
+    found = first.coverage.take_unreduced_update(first.optimizer, others)
+    assert (found is None) == (way == "in this step")
+    assert first.coverage.has_gap == (way != "in this step")
 
 
 def test_the_line_of_the_backward_is_known_better_than_that_of_the_forward() -> None:
