@@ -107,9 +107,9 @@ def _feeds(setting: Setting, random: Random) -> dict[str, str]:
         "context.Process(target=feed, args=($rank, prepared), daemon=True).start()",
     }[random.choice(("thread", "task", "child"))]
     return {
-        "definitions": f"inputs = {{}}\n\n\n{definitions}",
-        "setup": f"{begin}\ninputs['prepared'] = prepared",
-        "before": f"inputs['prepared'].get(){SEEN}",
+        "definitions": f"feeders = {{}}\n\n\n{definitions}",
+        "setup": f"{begin}\nfeeders['prepared'] = prepared",
+        "before": f"feeders['prepared'].get(){SEEN}",
     }
 
 
