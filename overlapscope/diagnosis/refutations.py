@@ -53,8 +53,11 @@ def _has_not_failed(facts: Facts, verdict: Verdict) -> bool:
 
 
 def _have_completed_together(facts: Facts, _: Verdict) -> bool:
-    """Return True if all ranks have completed a collective of one group: then they are one job, whatever they say."""
-    return any(
+    """Return True if all ranks have completed a collective of one group: then they are one job, whatever they say.
+
+    Unless they have called ``init_process_group`` again since.
+    """
+    return all(one.init_calls == 1 for one in facts.ranks.values()) and any(
         facts.ranks.keys() <= {*group.ranks}
         and any(one.completed_ns and not one.flags & FAILED for window in group.windows.values() for one in window)
         for group in facts.evidence.groups

@@ -56,6 +56,15 @@ def test_a_rank_with_collectives_has_started_and_a_bucket_in_the_log_was_launche
     assert not is_refuted(facts, replace(launched, step=2))
 
 
+@pytest.mark.parametrize(("calls", "is_right"), [(1, False), (2, True)])
+def test_ranks_that_have_trained_together_disagree_on_the_world_size_only_of_a_later_call(
+    calls: int, is_right: bool
+) -> None:
+    ranks = [rank(number, "gone", world_size=2 + number, init_calls=calls, pid=7 + number) for number in range(2)]
+    verdict = judge(job(*ranks, groups=[group({0: trained(9), 1: trained(9)})]))
+    assert (verdict.kind == "wrong world size") == is_right
+
+
 def test_what_was_reported_and_does_not_stop_a_job_is_not_forgotten_when_all_ranks_finish() -> None:
     """The log keeps the latest collectives only; the watchdog has seen them all."""
     same = group({0: trained(9), 1: trained(9)})
