@@ -19,6 +19,7 @@ from tests.diagnosis.jobs import (
     WAITING,
     group,
     interrupt,
+    job,
     of_three,
     rank,
     told,
@@ -146,3 +147,11 @@ def test_exceptions_after_the_end_of_a_job_that_hung_do_not_hide_why_it_hung() -
         rank=0, time_ns=SOON_NS, kind="stuck", sentence="Rank 1 has made no progress.", blamed=(1,)
     )
     assert judge(of_three(*ends, number=SIGTERM, groups=[group(HANGING)], reports=(report,))).kind == "stuck"
+
+
+@pytest.mark.parametrize(("since_ns", "kind"), [(0, "interrupted"), (SECOND_NS, "cannot tell")])
+def test_before_the_first_event_it_is_unknown_how_long_nothing_was_recorded(since_ns: int, kind: str) -> None:
+    """0 is when the host was started."""
+    late_ns = 60_000 * SECOND_NS
+    ends = [rank(number, "gone", phase="loop", since_ns=since_ns, **told(SIGTERM)) for number in range(2)]
+    assert judge(job(*ends, job_signal=SIGTERM, job_signaled_ns=late_ns, job_status=1)).kind == kind

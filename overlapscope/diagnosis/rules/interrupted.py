@@ -98,7 +98,7 @@ def _quiet_ns(facts: Facts, since_ns: int | None) -> int:
     times = [one.position.since_ns for one in facts.ranks.values() if one.position is not None]
     for group in facts.evidence.groups:
         times += [max(e.announced_ns, e.completed_ns or 0) for w in group.windows.values() for e in w[-1:]]
-    return since_ns - max(times, default=since_ns)
+    return since_ns - max(filter(None, times), default=since_ns)  # before the first event there is no time
 
 
 def _who_ended_it(facts: Facts) -> str:
