@@ -21,6 +21,8 @@ _MIN_STEPS: Final = 12
 """Minimum number of steps in which a drift can be told from noise."""
 _ENDS: Final = 8
 """The step time at either end is the median of that part of the steps."""
+_FIRST: Final = 3
+"""Number of steps at the beginning of the steady ones that have to be like them already."""
 _TRIES: Final = 16
 """Number of places at which the steady steps may begin."""
 _MAD_TO_SIGMA: Final = 1.4826
@@ -56,7 +58,9 @@ def find_drift(steps: Int64Array, step_time_ns: Float64Array) -> Drift | None:
         change_ns, noise_ns = _measure(rest)
         # A tenth of steps that rise all the way rises by a tenth as much, which is little, and not steady.
         in_proportion_ns = whole[0] * len(rest) / count
-        if not _is_drift(change_ns, noise_ns, rest) and change_ns <= max(noise_ns, in_proportion_ns / 3):
+        is_level = not _is_drift(change_ns, noise_ns, rest) and change_ns <= max(noise_ns, in_proportion_ns / 3)
+        first_ns = abs(float(np.median(rest[:_FIRST]) - np.median(rest)))
+        if is_level and not _is_drift(first_ns, noise_ns, rest):
             steady = (int(steps[begin]), int(steps[-1]))
             break
     end = max(1, count // _ENDS)
