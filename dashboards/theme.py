@@ -22,8 +22,8 @@ from overlapscope.diagnosis import order_view
 
 ThemeName = Literal["light", "dark"]
 
-SHADES: Final = 16
-"""Number of shades from idle to always busy; with 15 categories they fit into a byte."""
+SHADES: Final = 15
+"""Number of shades from idle to always busy; with 17 categories they fit into a byte."""
 
 HATCHES: Final = ("left_diagonal_line", "dot", "diagonal_cross")
 """Bokeh's names of the patterns of ``overlapscope.breakdown.lanes.PATTERNS`` except the plain one.
@@ -77,24 +77,23 @@ _INK: Final[Mapping[ThemeName, Mapping[str, str]]] = {
 
 _SPANS: Final[Mapping[ThemeName, tuple[str, ...]]] = {
     "light": (
-        *("#e0d7c3", "#b9d0ea", "#86aadb", "#d35c52", "#a7b0bd", "#b7cfc0", "#d9cfe0"),
+        *("#e0d7c3", "#b9d0ea", "#86aadb", "#f3c998", "#a7b0bd", "#b7cfc0", "#d9cfe0"),
         *("#2b7bba", "#e8a317", "#1f9e78", "#d07fb0", "#7fc4ec", "#8a6bc2", "#d3c83a", "#a8744a"),
-        "#8b95a3",
+        *("#8b95a3", "#d35c52"),
     ),
     "dark": (
-        *("#6d6655", "#6e8cb0", "#4a76ad", "#f7938a", "#76808e", "#6d8f7c", "#7a6b86"),
+        *("#6d6655", "#6e8cb0", "#4a76ad", "#b07f4c", "#76808e", "#6d8f7c", "#7a6b86"),
         *("#4a9bd9", "#e8a92e", "#2fb88c", "#d98bbb", "#8fd0f2", "#a386dd", "#ddd24c", "#bf8a5e"),
-        "#7b8594",
+        *("#7b8594", "#f7938a"),
     ),
 }
 assert all(len(colors) == len(CATEGORIES) for colors in _SPANS.values())
 
-_PHASE_BLOCKS: Final = ("data_wait", "forward", "backward", "optimizer", "evaluation")
+_SPAN_BLOCKS: Final = ("data_wait", "forward", "backward", "exposed", "optimizer", "evaluation")
 _OTHER_BLOCKS: Final[Mapping[ThemeName, Mapping[str, str]]] = {
     "light": {
         "buffers": "#8b95a3",
         "inter_phase": "#ccd2da",
-        "exposed": "#d35c52",
         "bucket_copies": "#93a6bd",
         "collectives": "#d9a05b",
         "gc": "#8a6bc2",
@@ -103,14 +102,13 @@ _OTHER_BLOCKS: Final[Mapping[ThemeName, Mapping[str, str]]] = {
     "dark": {
         "buffers": "#7b8594",
         "inter_phase": "#66707e",
-        "exposed": "#f7938a",
         "bucket_copies": "#73869e",
         "collectives": "#c58f4f",
         "gc": "#a386dd",
         "unattributed": "#161b22",
     },
 }
-"""Colors of the blocks that are not phases; exposed communication has that of the wait for it in the timeline."""
+"""Colors of the blocks that the timeline has no spans of."""
 
 _FIRST_BUCKET: Final = CATEGORIES.index("bucket_0")
 
@@ -138,10 +136,10 @@ def span_colors(theme: ThemeName) -> tuple[str, ...]:
 
 
 def block_colors(theme: ThemeName) -> dict[str, str]:
-    """Return the color of each block of ``overlapscope.breakdown.breakdown.BLOCKS``; phases as in the timeline."""
-    phases = {name: _SPANS[theme][CATEGORIES.index(name)] for name in _PHASE_BLOCKS}
+    """Return the color of each block of ``overlapscope.breakdown.breakdown.BLOCKS``; spans as in the timeline."""
+    spans = {name: _SPANS[theme][CATEGORIES.index(name)] for name in _SPAN_BLOCKS}
     loop = {"host_loop": _SPANS[theme][CATEGORIES.index("loop")]}
-    return {**phases, **loop, **_OTHER_BLOCKS[theme]}
+    return {**spans, **loop, **_OTHER_BLOCKS[theme]}
 
 
 def collective_colors(theme: ThemeName) -> tuple[str, ...]:
@@ -176,7 +174,7 @@ def shade_palette(theme: ThemeName) -> list[str]:
     """Return the palette of timelines, whose index is ``category * SHADES + shade``: from the surface to the category.
 
     Shade 0 is transparent. Shade 1 is strong enough to be visible, so that one short span in a wide pixel is not lost.
-    Example: with 16 shades, index 0 is transparent, 15 the full color of category 0, and 16 transparent again.
+    Example: with 15 shades, index 0 is transparent, 14 the full color of category 0, and 15 transparent again.
     """
     surface = _INK[theme]["surface"]
     palette = []

@@ -260,7 +260,7 @@ END_COLUMNS: Final = ("x", "top", "bottom", "y", "text")
 
 _BEFORE_BACKWARD: Final = CATEGORIES.index("forward")
 _BACKWARD: Final = CATEGORIES.index("backward")
-_EXPOSED: Final = CATEGORIES.index("finalize")
+_EXPOSED: Final = CATEGORIES.index("exposed")
 
 
 def build_span_columns(step: DrawnStep, shown: list[int], layout: BucketLayout, index: int) -> Columns:

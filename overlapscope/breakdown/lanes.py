@@ -207,9 +207,9 @@ def _stack(starts_ns: Int64Array, ends_ns: Int64Array) -> npt.NDArray[np.uint16]
 
 BUCKET_SLOTS: Final = 8
 """Number of colors for buckets."""
-CATEGORIES: Final = (*PHASE_NAMES, *(f"bucket_{slot}" for slot in range(BUCKET_SLOTS)), "no_bucket")
-"""Names of the categories by number: phases, slots of buckets, and what belongs to no bucket. A number that is larger
-by a multiple of their count has the same color and another pattern."""
+CATEGORIES: Final = (*PHASE_NAMES, *(f"bucket_{slot}" for slot in range(BUCKET_SLOTS)), "no_bucket", "exposed")
+"""Names of the categories by number: phases, slots of buckets, what belongs to no bucket, and exposed communication. A
+number that is larger by a multiple of their count has the same color and another pattern."""
 
 PATTERNS: Final = 4
 """Number of patterns, the first of which is plain."""

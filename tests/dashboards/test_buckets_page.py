@@ -145,7 +145,7 @@ def test_the_predicted_step_of_the_recorded_plan_is_the_recorded_one(forecast):
 def test_lanes_hold_backward_what_is_exposed_and_each_bucket(plot, forecast):
     step = plot.chosen.step
     spans = build_span_columns(step, [0], plot.layout, 1)
-    exposed = spans["category"].index(category("finalize"))
+    exposed = spans["category"].index(category("exposed"))
     assert spans["left"][exposed] == step.backward_end_ns[0]
     assert spans["right"][exposed] == pytest.approx(step.end_ns[0].max())
     buckets_drawn = [each for each in spans["category"] if CATEGORIES[each].startswith("bucket")]

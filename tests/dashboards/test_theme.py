@@ -70,21 +70,24 @@ def test_buckets_that_follow_each_other_differ_clearly(theme, vision):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_wait_for_communication_stands_out_from_the_phases_beside_it(theme):
+def test_waits_and_exposed_communication_stand_out_from_the_phases_beside_it(theme):
     colors = dict(zip(CATEGORIES, span_colors(theme), strict=True))
     for vision, neighbor in itertools.product(VISION, ("backward", "optimizer")):
         assert distance(colors["finalize"], colors[neighbor], vision) > 18
+    for vision, neighbor in itertools.product(VISION, ("forward", "backward", "finalize", "optimizer")):
+        assert distance(colors["exposed"], colors[neighbor], vision) > 18
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_wait_for_communication_stands_out_in_gray(theme):
+def test_exposed_communication_stands_out_in_gray(theme):
     spans, blocks = dict(zip(CATEGORIES, span_colors(theme), strict=True)), block_colors(theme)
+    assert spans["exposed"] == blocks["exposed"], "one color on all pages"
 
     def apart(one: str, other: str) -> float:
         return abs(lab(linear(one))[0] - lab(linear(other))[0])
 
     for neighbor in ("forward", "backward", "optimizer"):
-        assert apart(spans["finalize"], spans[neighbor]) > 12, neighbor
+        assert apart(spans["exposed"], spans[neighbor]) > 12, neighbor
     for neighbor in ("forward", "inter_phase", "backward", "bucket_copies", "optimizer"):
         assert apart(blocks["exposed"], blocks[neighbor]) > 12, neighbor
 
