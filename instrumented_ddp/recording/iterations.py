@@ -134,7 +134,7 @@ class IterationTracker:
         place, loop = found
         if loop is None or self._is_noted:
             return 0
-        if self._unseen:
+        if self._unseen and not self._unseen <= _find_stepped(place, loop):
             self._is_noted = True
             self._postponed.append((place, loop))
             if len(self._postponed) <= _MAX_PATIENCE:
@@ -200,28 +200,71 @@ def _list_places(frame: FrameType | None) -> Iterator[_Place]:
 
 def _find_loop(file: str, a: int, b: int) -> Lines | None:
     """Return the innermost loop whose body contains two lines of a file."""
-    loops, _ = _read_structure(file)
+    loops, _, _ = _read_structure(file)
     inside = [loop for loop in loops if loop[0] <= min(a, b) and max(a, b) <= loop[1]]
     return min(inside, key=lambda loop: loop[1] - loop[0], default=None)
 
 
+def _find_stepped(place: _Place, loop: Lines) -> set[int]:
+    """Return the identities of what a loop's own lines call ``step`` of or with, as ``scaler.step(optimizer)``."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and id(frame) != place.frame:
+        frame = frame.f_back
+    if frame is None:
+        return set()
+    found = set()
+    for line, (name, *attributes) in _read_structure(place.code.co_filename)[2]:
+        if loop[0] <= line <= loop[1]:
+            thing = frame.f_locals.get(name, frame.f_globals.get(name))
+            for attribute in attributes:
+                thing = getattr(thing, "__dict__", {}).get(attribute)  # calls no property of the user's
+            found.add(id(thing))
+    return found
+
+
 def _exclude_each_other(file: str, a: int, b: int) -> bool:
     """Return whether two lines are in different branches of the same condition."""
-    _, branches = _read_structure(file)
+    _, branches, _ = _read_structure(file)
     return any(body[0] <= min(a, b) <= body[1] and other[0] <= max(a, b) <= other[1] for body, other in branches)
 
 
+_Path = tuple[str, ...]
+"""A name and attributes of it: ``("self", "optimizer")``."""
+
+
 @lru_cache(maxsize=64)
-def _read_structure(file: str) -> tuple[tuple[Lines, ...], tuple[tuple[Lines, Lines], ...]]:
-    """Return the bodies of all loops of a file, and both branches of all conditions; nothing without its source."""
+def _read_structure(
+    file: str,
+) -> tuple[tuple[Lines, ...], tuple[tuple[Lines, Lines], ...], tuple[tuple[int, _Path], ...]]:
+    """Read the loops of a file.
+
+    Returns:
+        The bodies of all loops, both branches of all conditions, and what ``step`` is called of or with, by line;
+        nothing without the source.
+    """
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return (), ()
+        return (), (), ()
     nodes = list(ast.walk(tree))
     loops = tuple(_lines_of(node.body) for node in nodes if isinstance(node, ast.For | ast.While | ast.AsyncFor))
     conditions = (node for node in nodes if isinstance(node, ast.If) and node.orelse)
-    return loops, tuple((_lines_of(node.body), _lines_of(node.orelse)) for node in conditions)
+    calls = (node for node in nodes if isinstance(node, ast.Call))
+    stepped = tuple(
+        (call.lineno, path)
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "step"
+        for thing in (call.func.value, *call.args)
+        if (path := _path_of(thing))
+    )
+    return loops, tuple((_lines_of(node.body), _lines_of(node.orelse)) for node in conditions), stepped
+
+
+def _path_of(node: ast.expr) -> _Path:
+    if isinstance(node, ast.Attribute):
+        path = _path_of(node.value)
+        return (*path, node.attr) if path else ()
+    return (node.id,) if isinstance(node, ast.Name) else ()
 
 
 def _lines_of(body: list[ast.stmt]) -> Lines:

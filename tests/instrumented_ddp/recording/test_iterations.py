@@ -188,3 +188,45 @@ def test_an_optimizer_made_later_belongs_to_the_same_steps() -> None:
         if iteration >= 10:
             steps.train(1)
     assert steps.step == 19
+
+
+class Optimizer:
+    """What a loop calls ``step`` of."""
+
+    def __init__(self, tracker: IterationTracker) -> None:
+        self.tracker = tracker
+
+    def step(self) -> None:
+        self.tracker.on_update(id(self))
+
+
+@pytest.mark.parametrize("is_attribute", [False, True])
+def test_iterations_before_an_optimizer_first_steps_are_counted_if_the_loop_steps_it(is_attribute: bool) -> None:
+    tracker = IterationTracker()
+    critic, generator = Optimizer(tracker), Optimizer(tracker)
+    models = Optimizer(tracker)
+    models.optimizer = generator  # type: ignore[attr-defined]
+    tracker.expect([id(critic), id(generator)])
+    counts = []
+    for iteration in range(4):
+        if iteration:
+            counts.append(tracker.count_begun())
+        critic.step()
+        if iteration % 5 == 4:
+            if is_attribute:
+                models.optimizer.step()  # type: ignore[attr-defined]
+            else:
+                generator.step()
+    assert counts == [1, 1, 1]
+
+
+def test_rounds_of_a_critic_before_the_first_step_of_its_generator_are_no_iterations() -> None:
+    tracker = IterationTracker()
+    critic, generator = Optimizer(tracker), Optimizer(tracker)
+    tracker.expect([id(critic), id(generator)])
+    for _ in range(2):
+        for round_of_critic in range(3):
+            if round_of_critic:
+                assert tracker.count_begun() == 0
+            critic.step()
+        generator.step()
