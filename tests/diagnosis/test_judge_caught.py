@@ -19,6 +19,7 @@ from tests.diagnosis.jobs import (
     OF_TASK,
     OF_THREAD,
     STEP_NS,
+    at_batches,
     caught,
     given_up,
     group,
@@ -150,3 +151,24 @@ def test_what_a_rank_has_caught_is_said_with_another_fault() -> None:
     assert (verdict.kind, verdict.blamed) == ("failed", (1,))
     assert "EOFError" in verdict.sentence
     assert any("ValueError: bad shard" in note for note in verdict.evidence)
+
+
+@pytest.mark.parametrize(
+    ("errors", "suspected"),
+    [
+        ({1: caught("forward")}, (1,)),
+        ({1: caught("forward", step=1)}, (1,)),
+        ({1: caught("forward", step=4)}, ()),
+        ({0: caught("forward"), 1: caught("forward")}, ()),
+        ({1: caught("forward", step=1, last_step=2, count=2)}, ()),
+    ],
+    ids=["just there", "in the step before", "later", "on both", "also in the step before"],
+)
+def test_of_two_ranks_at_different_batches_the_one_that_has_caught_an_exception_just_there_is_suspected(
+    errors: dict[int, CaughtError], suspected: tuple[int, ...]
+) -> None:
+    evidence = at_batches((1, 2, 3), (1, 3, 4))
+    with_errors = {number: replace(evidence.ranks[number], caught=(error,)) for number, error in errors.items()}
+    verdict = judge(replace(evidence, ranks=evidence.ranks | with_errors))
+    assert (verdict.kind, verdict.step, verdict.suspected, verdict.blamed) == ("batch skipped", 2, suspected, ())
+    assert ("ValueError" in verdict.sentence) == bool(suspected)

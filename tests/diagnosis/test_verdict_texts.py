@@ -515,7 +515,14 @@ CASES: dict[str, list[Case]] = {
             with_rank(in_steps((0, 1), (0, 2), (0, 1)), rank(1, no_sync_since=1, steps_done=3)),
         ),
     ],
-    "batch skipped": [Case("on one rank", "rank 1, step 2, collective 2", at_batches((5, 5), (5, 6), (5, 5)))],
+    "batch skipped": [
+        Case("on one rank", "rank 1, step 2, collective 2", at_batches((5, 5), (5, 6), (5, 5))),
+        Case(
+            "after an exception",
+            "rank 1, step 2, collective 2, likely",
+            with_rank(at_batches((5, 5), (5, 6)), rank(1, "ended", caught=(caught("forward"),))),
+        ),
+    ],
     "gradients never ready": [
         Case("after the backward", "rank 1, step 2, collective 8", without_gradients()),
         Case(

@@ -61,10 +61,14 @@ def find_caught_error(facts: Facts) -> Verdict | None:
 
 
 def note_caught_errors(facts: Facts, verdict: Verdict) -> tuple[str, ...]:
-    """Return what ranks that are named have caught shortly before, for any verdict that does not say so."""
+    """Return what ranks that are named have caught where it began, or shortly before they were heard of last.
+
+    For any verdict that does not say so.
+    """
     if not verdict.is_fault:
         return ()
-    found = ((rank, find_last(facts, rank)) for rank in verdict.named if rank in facts.ranks)
+    ranks = [rank for rank in verdict.named if rank in facts.ranks]
+    found = ((rank, find_last(facts, rank) or find_at(facts, rank, verdict.step)) for rank in ranks)
     return tuple(
         text.caught_before(facts.ranks[rank], error)
         for rank, error in found
@@ -99,13 +103,29 @@ def _sort_key(error: CaughtError) -> tuple[Any, ...]:
 
 def find_last(facts: Facts, rank: int) -> CaughtError | None:
     """Return the latest exception that a rank has caught in the step in which it was heard of last."""
+    position = facts.ranks[rank].position
+    return None if position is None else _find_since(facts, rank, position.step - 1)
+
+
+def find_at(facts: Facts, rank: int, step: int | None) -> CaughtError | None:
+    """Return an exception that a rank has caught in a step, or in the one before."""
+    return None if step is None else _find_since(facts, rank, step - 1, until=step)
+
+
+def describe_at(facts: Facts, rank: int, step: int) -> str:
+    """Return a sentence about that exception; empty without one."""
+    error = find_at(facts, rank, step)
+    return "" if error is None else text.caught_before(facts.ranks[rank], error)
+
+
+def _find_since(facts: Facts, rank: int, step: int, *, until: int | None = None) -> CaughtError | None:
     one = facts.ranks[rank]
     likely = [
         each
         for each in one.caught
         if not is_consequence(each.failure)
-        and one.position is not None
-        and (each.last_step is None or each.last_step >= one.position.step - 1)
+        and (each.last_step is None or each.last_step >= step)
+        and (until is None or (each.step is not None and step <= each.step <= until))
         and not _is_harmless(facts, one, each)
     ]
     return max(likely, key=_sort_key, default=None)
@@ -139,7 +159,7 @@ def _is_harmless(facts: Facts, one: RankEvidence, error: CaughtError) -> bool:
     alike = [
         other
         for rank, another in facts.ranks.items()
-        if rank not in facts.awaited
+        if rank not in facts.awaited and another is not one
         for other in another.caught
         if _is_same(other, error)
     ]

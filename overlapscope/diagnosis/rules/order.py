@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Final, Literal
 
 from overlapscope.diagnosis.evidence import UNKNOWN_OP, CallSite, Entry, GroupOrder
-from overlapscope.diagnosis.rules import replicas
+from overlapscope.diagnosis.rules import caught, replicas
 from overlapscope.diagnosis.text import loop_step
 from overlapscope.diagnosis.texts import collectives as text
 from overlapscope.diagnosis.texts.collectives import Divergence, Side
@@ -81,11 +81,14 @@ def find_divergence(facts: Facts) -> Verdict | None:
         return unreduced
     divergence = Divergence(group, number, side, other)
     kind, words, lacking = _classify_divergence(divergence)
+    step = loop_step(min(a, b, key=lambda entry: entry.loop_step))
+    if not blamed and (blamed := _find_side_after_exception(facts, sides, step)):
+        words["alternative"] = text.exception_is_unrelated(blamed)
+        words["sentence"] += " " + caught.describe_at(facts, blamed[0], step)
     words["evidence"] = tuple(_divergence_notes(facts, divergence, sides, has_majority=bool(blamed)))
     blamed, words = _weigh_majority(divergence, sides, blamed, words, lacking)
     if group.predates_log:
         words["alternative"] = text.FIRST_IS_LOST
-    step = loop_step(min(a, b, key=lambda entry: entry.loop_step))
     concerned = tuple(sorted(chain.from_iterable(sides)))
     some = sorted({*blamed[:_MOST_SHOWN], side.ranks[0], other.ranks[0]})
     shown = concerned if len(concerned) <= _MOST_SHOWN else some
@@ -136,6 +139,13 @@ def _divergence_notes(facts: Facts, found: Divergence, sides: list[list[int]], *
         yield text.batches_reached(Side(ranks, at_number[ranks[0]]) for ranks in sides)
     if not has_majority:
         yield text.NO_MAJORITY
+
+
+def _find_side_after_exception(facts: Facts, sides: list[list[int]], step: int) -> tuple[int, ...]:
+    """Return the side whose ranks have all caught an exception just there, if no other rank has."""
+    found = [[rank for rank in side if caught.find_at(facts, rank, step) is not None] for side in sides]
+    after = [ranks for ranks in found if ranks]
+    return tuple(after[0]) if len(after) == 1 and after[0] in sides else ()
 
 
 def _find_side_without_reductions(

@@ -177,6 +177,11 @@ FIRST_IS_LOST: Final = "what differed first is not known, and may be a collectiv
 ALL_WERE_TO_LEAVE_IT_OUT: Final = "all ranks were to leave it out, and the others did not"
 
 
+def exception_is_unrelated(ranks: Sequence[int]) -> str:
+    """Say why what a rank has caught may not be the cause."""
+    return f"what {rank_list(ranks)} caught just there may be unrelated"
+
+
 def was_usual(lacking: Side) -> str:
     """Say why most ranks are wrong."""
     return (
