@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 from typing import Final, NamedTuple
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
+from instrumented_ddp.collectives.gradient_memory import Memory, find_in_memory, memory_of
 from overlapscope.trace.schema import NO_CALL_SITE
 
 _MAX_LAUNCHES: Final = 4096
@@ -41,20 +41,12 @@ class _Launch(NamedTuple):
     ranks: tuple[int, ...]
 
 
-class _Memory(NamedTuple):
-    """Where a tensor is: its storage, which is not kept alive, and its first and last byte there."""
-
-    storage: StorageWeakRef
-    begin: int
-    end: int
-
-
 class UserReductions:
     """All that the user's own collectives reduce, in order; each reader looks at what came since its latest update."""
 
     def __init__(self) -> None:
         self._launches: list[_Launch] = []
-        self._memory: list[_Memory] = []
+        self._memory: list[Memory] = []
         self._dropped = 0
         """Number of launches that were dropped from the beginning of these lists."""
         self._readers: weakref.WeakSet[GradientReader] = weakref.WeakSet()
@@ -73,10 +65,8 @@ class UserReductions:
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
                 continue
             launch = _Launch(call_site, tensor.numel(), ranks)
-            begin = int(tensor.storage_offset()) * tensor.element_size()
             self._launches.append(launch)
-            end = begin + launch.elements * tensor.element_size()
-            self._memory.append(_Memory(StorageWeakRef(tensor.untyped_storage()), begin, end))
+            self._memory.append(memory_of(tensor))
             for reader in list(self._readers):
                 reader.look_at(launch, tensor)
         if len(self._launches) > _MAX_LAUNCHES:
@@ -98,7 +88,7 @@ class UserReductions:
         """Show a reader all tensors from now on."""
         self._readers.add(reader)
 
-    def since(self, number: int) -> tuple[list[_Launch], list[_Memory]] | None:
+    def since(self, number: int) -> tuple[list[_Launch], list[Memory]] | None:
         """Return what was launched from a number on; None if that is no longer known."""
         first = number - self._dropped
         return None if first < 0 else (self._launches[first:], self._memory[first:])
@@ -177,9 +167,11 @@ class GradientReader:
         parameter = self._parameters[index]()
         return None if parameter is None else parameter.grad
 
-    def _find_covered(self, launches: Sequence[_Launch], memory: Sequence[_Memory]) -> frozenset[int]:
+    def _find_covered(self, launches: Sequence[_Launch], memory: Sequence[Memory]) -> frozenset[int]:
         counted = [n for n, one in enumerate(launches) if self._within is None or self._within.issuperset(one.ranks)]
-        covered, of_gradients = self._find_in_memory({number: memory[number] for number in counted})
+        gradients = map(self._gradient, range(len(self._parameters)))
+        found = find_in_memory(((number, memory[number]) for number in counted), gradients)
+        covered, of_gradients = set(found), set(chain.from_iterable(found.values()))
         copies = Counter(launches[number] for number in counted if number not in of_gradients)
         for launch, times in copies.items():
             covered.update(chain.from_iterable(self._runs.get(launch, [])[:times]))
@@ -194,25 +186,6 @@ class GradientReader:
         """Count what was reduced and is of no gradient that is known, also not of another reader's."""
         known = self._reductions.gradients_of
         self.unknown_elements = sum(one.elements for one in launches if known.get(one, id(self)) == id(self))
-
-    def _find_in_memory(self, memory: Mapping[int, _Memory]) -> tuple[set[int], set[int]]:
-        """Return which parameters have their gradient in the memory of launches, by number, and of which of these."""
-        by_storage: dict[int, list[int]] = {}
-        for number, one in memory.items():
-            by_storage.setdefault(one.storage.cdata, []).append(number)
-        covered: set[int] = set()
-        of_gradients: set[int] = set()
-        for index in range(len(self._parameters)):
-            gradient = self._gradient(index)
-            if gradient is None or gradient.layout is not torch.strided:
-                continue
-            begin = gradient.storage_offset() * gradient.element_size()
-            end = begin + gradient.numel() * gradient.element_size()
-            for number in by_storage.get(gradient.untyped_storage()._cdata, ()):
-                if memory[number].begin <= begin and end <= memory[number].end:
-                    covered.add(index)
-                    of_gradients.add(number)
-        return covered, of_gradients
 
     def look_at(self, launch: _Launch, tensor: torch.Tensor) -> None:
         """Find out of which gradients a tensor is a copy, the first few times that one of its size is reduced there."""

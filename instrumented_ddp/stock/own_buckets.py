@@ -2,18 +2,22 @@
 
 Pure functions of what was seen between two updates. For example, of parameters with 6, 2, 3 and 1 elements a loop
 reduces the gradients in tensors of 4 and 8 elements: the first is the run of the last two, the other the rest.
+
+A plan has to be complete after one update, on devices too, and its worst error is a wrong name of a bucket: here sizes
+do. Where it is judged whether an update uses averages, values are compared too (``collectives.user_reductions``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 
 from instrumented_ddp.bucket_plan import Traffic
 from instrumented_ddp.collectives.dispatch import Call
+from instrumented_ddp.collectives.gradient_memory import Memory, find_in_memory, memory_of
 
 REDUCTIONS: Final = ("all_reduce", "reduce", "reduce_scatter")
 """Operations that can average gradients."""
@@ -24,13 +28,6 @@ _MAX_PADDING: Final = 0.05
 _MAX_PADDED_ELEMENTS: Final = 4096
 _MAX_BEGINNINGS: Final = 32
 """Number of reductions that are tried as the first one of the gradients."""
-
-
-class Memory(NamedTuple):
-    """First byte of a tensor, and the first one behind it."""
-
-    begin: int
-    end: int
 
 
 @dataclass(frozen=True)
@@ -54,12 +51,6 @@ def describe_reduction(call: Call) -> UserReduction | None:
     return UserReduction(Traffic(call.op, first.dtype, elements), tuple(map(memory_of, call.tensors)))
 
 
-def memory_of(tensor: torch.Tensor) -> Memory:
-    """Return where a dense tensor lies."""
-    begin = tensor.data_ptr()
-    return Memory(begin, begin + tensor.numel() * tensor.element_size())
-
-
 def assign_gradients(
     reductions: Sequence[UserReduction], gradients: Sequence[torch.Tensor]
 ) -> list[tuple[int, tuple[int, ...]]]:
@@ -74,11 +65,15 @@ def assign_gradients(
         are not most of the gradients.
     """
     sizes = [gradient.numel() for gradient in gradients]
-    left = dict.fromkeys(range(len(sizes)))
-    found = _assign_by_memory(reductions, [memory_of(gradient) for gradient in gradients], left)
+    memory = ((index, where) for index, one in enumerate(reductions) for where in one.memory)
+    in_place = find_in_memory(memory, gradients)
+    found: dict[int, tuple[int, ...]] = {}
+    for gradient, (first, *_) in in_place.items():
+        found[first] = (*found.get(first, ()), gradient)
+    left = [gradient for gradient in range(len(sizes)) if gradient not in in_place]
     if left:
         rest = {index: one.traffic.elements for index, one in enumerate(reductions) if index not in found}
-        found |= _assign_by_size(rest, list(left), sizes)
+        found |= _assign_by_size(rest, left, sizes)
     reduced = sum(sizes[one] for run in found.values() for one in run)
     return sorted(found.items()) if reduced and reduced >= _MIN_SHARE * sum(sizes) else []
 
@@ -108,30 +103,6 @@ def _assign_by_size(
     return best if padded is None else {padded: tuple(left)}
 
 
-def _assign_by_memory(
-    reductions: Sequence[UserReduction], memory: Sequence[Memory], left: dict[int, None]
-) -> dict[int, tuple[int, ...]]:
-    """Return the gradients that lie in the tensors of a reduction, and take them from those that are left."""
-    found: dict[int, tuple[int, ...]] = {}
-    of_begin = {where.begin: index for index, where in enumerate(memory) if where.end > where.begin}
-    for index, reduction in enumerate(reductions):
-        inside = tuple(
-            one
-            for tensor in reduction.memory
-            for one in (
-                [of_begin[tensor.begin]]
-                if tensor.begin in of_begin and memory[of_begin[tensor.begin]] == tensor
-                else [one for one in left if tensor.begin <= memory[one].begin and memory[one].end <= tensor.end]
-            )
-            if one in left and memory[one].end > memory[one].begin
-        )
-        if inside:
-            found[index] = inside
-            for one in inside:
-                del left[one]
-    return found
-
-
 def _tile(
     elements: Sequence[tuple[int, int]], order: Sequence[int], sizes: Sequence[int]
 ) -> dict[int, tuple[int, ...]]:
@@ -146,7 +117,7 @@ def _tile(
         while end < len(order) and total < count:
             total += sizes[order[end]]
             end += 1
-        if total == count:
+        if total == count and end > begin:
             found[index] = tuple(sorted(order[begin:end]))
             begin = end
     return found

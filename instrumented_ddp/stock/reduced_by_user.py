@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import torch
 
 from instrumented_ddp.bucket_plan import ObservedPlan, ParameterSpec
+from instrumented_ddp.collectives.gradient_memory import find_in_memory
 from instrumented_ddp.recording.recorder import Recorder
 from instrumented_ddp.recording.records import BucketRecords, PlanRecords
-from instrumented_ddp.stock.own_buckets import UserReduction, assign_gradients, memory_of
+from instrumented_ddp.stock.own_buckets import UserReduction, assign_gradients
 
 
 class ReducedByUser:
@@ -104,8 +105,7 @@ class ReducedByUser:
         parameter = self._first_parameters[number]()
         if parameter is None or not has_dense_gradient(parameter):
             return False
-        begin = memory_of(parameter.grad).begin  # type: ignore[arg-type]
-        return any(memory.begin <= begin < memory.end for memory in reduction.memory)
+        return bool(find_in_memory(enumerate(reduction.memory), [parameter.grad]))
 
     def launch(self, number: int) -> BucketRecords:
         """Return the records of a bucket that is about to be launched."""

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from instrumented_ddp.bucket_plan import Traffic
-from instrumented_ddp.stock.own_buckets import UserReduction, assign_gradients, memory_of
+from instrumented_ddp.collectives.gradient_memory import memory_of
+from instrumented_ddp.stock.own_buckets import UserReduction, assign_gradients
 
 
 def reduction(*tensors: torch.Tensor, op: str = "all_reduce") -> UserReduction:
@@ -77,3 +78,17 @@ def test_a_metric_as_large_as_a_bias_is_not_taken_for_it() -> None:
 def test_in_half_precision_it_is_the_number_of_elements_that_counts() -> None:
     given = gradients(300, 50)
     assert assign_gradients([reduction(torch.zeros(350, dtype=torch.float16))], given) == [(0, (0, 1))]
+
+
+def test_memory_of_a_metric_that_a_gradient_got_afterwards_is_not_the_gradients() -> None:
+    # The allocator gives the memory of one to the next of this size.
+    metrics = [reduction(torch.zeros(300)) for _ in range(50)]
+    given = gradients(300, 50)
+    assert assign_gradients([*metrics, reduction(torch.zeros(350))], given) == [(50, (0, 1))]
+
+
+def test_a_reduction_of_nothing_is_no_bucket() -> None:
+    given = gradients(300, 0, 50)
+    nothing = reduction(torch.zeros(0))
+    found = assign_gradients([nothing, reduction(torch.zeros(350))], given)
+    assert [(index, [one for one in run if given[one].numel()]) for index, run in found] == [(1, [0, 2])]
