@@ -15,7 +15,7 @@ from overlapscope.diagnosis.text import (
     format_recorded_until,
     group_text,
 )
-from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.diagnosis.verdict import FaultKind, Verdict
 from overlapscope.errors import make_printable
 from overlapscope.text import format_ranks, rank_list
 from overlapscope.trace.collective_log import POINT_TO_POINT
@@ -32,6 +32,15 @@ _NOT_SHOWN: Final = "..."
 """The entry is not among those that were read, or its signature is lost."""
 _NOTHING: Final = (_NEVER_LAUNCHED, _NOT_YET_LAUNCHED, _NOT_SHOWN)
 _PATH_PARTS: Final = 2
+_LASTING_DAMAGE: Final[dict[FaultKind, str]] = {
+    "swapped collectives": "results are wrong",
+    "step behind": "results are wrong",
+    "batch skipped": "averages are of batches that don't belong together",
+    "not reduced": "results are wrong",
+    "not finite": "results are wrong",
+    "replicas differ": "results are wrong",
+}
+"""What is wrong afterwards with a job that trains on with a fault."""
 _MARKS: Final = {"announced": "not launched", "launched": "not completed", "failed": "failed", "completed": ""}
 
 
@@ -46,6 +55,8 @@ def format_report(verdict: Verdict, evidence: Evidence) -> str:
     parts = [[verdict.sentence]]
     if verdict.alternative:
         parts[0].append(f"This is likely, not certain: {verdict.alternative}.")
+    if lasting := describe_lasting_damage(verdict, evidence):
+        parts[0].append(lasting)
     if evidence.ranks:
         parts.append(["Last known positions:", *_position_lines(evidence), *_off_lines(evidence)])
     if verdict.windows:
@@ -61,6 +72,20 @@ def format_report(verdict: Verdict, evidence: Evidence) -> str:
         if sentences:
             parts.append([title, *(f"  - {sentence}" for sentence in sentences)])
     return make_printable("\n\n".join("\n".join(part) for part in parts), keep="\t\n")
+
+
+def describe_lasting_damage(verdict: Verdict, evidence: Evidence) -> str:
+    """Say that a job trained on, and since when its results are wrong; empty if the fault stopped it."""
+    damage = _LASTING_DAMAGE.get(verdict.kind)
+    since = -1 if verdict.step is None else verdict.step
+    reached = (max(one.steps_done or 0, one.position.step if one.position else 0) for one in evidence.ranks.values())
+    if damage is None or max(reached, default=0) <= since + 1:
+        return ""
+    if verdict.step is None:
+        return f"The job did not stop there: {damage}."
+    is_range = verdict.last_step not in (None, verdict.step)
+    begin = f"a step from {verdict.step} to {verdict.last_step}" if is_range else f"step {verdict.step}"
+    return f"The job did not stop there: {damage} from {begin} on."
 
 
 def _position_lines(evidence: Evidence) -> list[str]:

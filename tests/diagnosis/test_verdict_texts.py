@@ -53,6 +53,7 @@ from tests.diagnosis.jobs import (
     SECOND_NS,
     TIMED_OUT,
     TOLD_NS,
+    UNREADY,
     WAITING,
     after_update,
     at_batches,
@@ -525,6 +526,11 @@ CASES: dict[str, list[Case]] = {
     ],
     "gradients never ready": [
         Case("after the backward", "rank 1, step 2, collective 8", without_gradients()),
+        Case(
+            "of two buckets",
+            "rank 1, step 2, collective 8",
+            without_gradients(unready=(UNREADY[0], replace(UNREADY[1], bucket=2))),
+        ),
         Case(
             "the backward may still run",
             "rank 1, step 2, collective 7, likely",

@@ -379,10 +379,17 @@ def never_ready(
     cause = ""
     if interrupted is not None:
         cause = f"the backward raised an exception{at_line(interrupted.call_site)} that was caught, so "
-    have = "got" if is_over else plural(in_bucket, "has", "have")
+    # A backward that leaves out a branch leaves parameters of several buckets without a gradient: one number of all.
+    is_all = len(in_bucket) == len(names)
+    have = "got" if is_over else plural(names, "has", "have")
+    lacking = (
+        f"{len(names)} of its parameters {have} no gradient"
+        if is_all
+        else f"{len(names)} parameters {have} no gradient, {len(in_bucket)} of them in this bucket"
+    )
     return {
-        "sentence": f"{subject} bucket {bucket}{when}{result}: {cause}{len(in_bucket)} of its parameters {have} no "
-        f"gradient ({first_few(in_bucket)}; in {first_few(_modules_of(of_bucket))}){_frozen_text(frozen, ranks)}.",
+        "sentence": f"{subject} bucket {bucket}{when}{result}: {cause}{lacking} "
+        f"({first_few(in_bucket)}; in {first_few(_modules_of(of_bucket))}){_frozen_text(frozen, ranks)}.",
         "alternative": "" if is_over else f"the backward of {rank_list(ranks)} may still have been running",
         "evidence": (
             f"The backward of {rank_list(ranks)}{at_line(backward)} "
