@@ -26,7 +26,8 @@ from overlapscope.diagnosis.order_view import (
     compare_sides,
     group_into_sides,
 )
-from overlapscope.diagnosis.text import format_position, format_recorded_until
+from overlapscope.diagnosis.report_text import describe_lasting_damage
+from overlapscope.diagnosis.text import collective_text, format_position, format_recorded_until
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.text import capitalize, format_bytes, format_ns, format_ranks, parse_ranks, rank_list
 from overlapscope.trace.collective_log import ProcessGroup, Signature
@@ -250,6 +251,8 @@ def build_verdict_context(diagnosis: Diagnosis) -> dict[str, Any]:
         "kind": format_kind(verdict),
         "kind_class": "healthy" if verdict.kind == "healthy" else "fault" if verdict.is_fault else "",
         "sentence": verdict.sentence,
+        "lasting": describe_lasting_damage(verdict, diagnosis.evidence),
+        "code_lines": list_code_lines(verdict),
         "alternative": verdict.alternative,
         "basis": describe_basis(verdict, diagnosis),
         "standings": list_rank_positions(diagnosis.evidence) if verdict.kind != "healthy" else [],
@@ -259,6 +262,40 @@ def build_verdict_context(diagnosis: Diagnosis) -> dict[str, Any]:
         "remarks": [remark.sentence for remark in verdict.remarks],
         "reports": build_report_rows(diagnosis.reports, verdict.named, verdict_sentence=verdict.sentence),
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeLine:
+    """A line of code that the verdict is about."""
+
+    ranks: str
+    site: str
+    what: str
+    """The collective that was launched there; empty if unknown."""
+    is_blamed: bool
+
+
+def list_code_lines(verdict: Verdict) -> list[CodeLine]:
+    """Return the lines of code that ranks were at, to be seen side by side, that of the ranks at fault first.
+
+    Returns:
+        Two or more lines, or none: a single one is in the sentence.
+    """
+    same: dict[tuple[str, str], list[int]] = {}
+    for rank, site in sorted(verdict.call_sites.items()):
+        entry = next((each for each in verdict.windows.get(rank, ()) if each.number == verdict.number), None)
+        same.setdefault((str(site), "" if entry is None else collective_text(entry)), []).append(rank)
+    if len({site for site, _ in same}) < 2:
+        return []
+    lines = [
+        CodeLine(ranks=capitalize(rank_list(ranks)), site=site, what=what, is_blamed=_is_at_fault(verdict, ranks))
+        for (site, what), ranks in same.items()
+    ]
+    return sorted(lines, key=lambda line: not line.is_blamed)[:_MAX_SIDES]
+
+
+def _is_at_fault(verdict: Verdict, ranks: Sequence[int]) -> bool:
+    return not set(verdict.named).isdisjoint(ranks)
 
 
 def choose_lanes(lanes: OrderLanes, arguments: QueryArguments) -> tuple[tuple[OrderLane, ...], str]:
@@ -395,7 +432,10 @@ _Parameters = list[tuple[str, str, str]]
 
 def render_number_details(trace: Trace | None, diagnosis: Diagnosis, lanes: OrderLanes, number: int) -> str:
     """Return the markup of what all ranks have at a number."""
-    sides = group_into_sides(lanes.entries_at(number))
+    sides = sorted(
+        group_into_sides(lanes.entries_at(number)),
+        key=lambda side: not (side.entries and _is_at_fault(diagnosis.verdict, side.ranks)),
+    )
     shown = sides[:_MAX_SIDES]
     return render_fragment(
         "order_details.html",

@@ -56,7 +56,28 @@ _ENVIRONMENT.filters["together"] = use_no_break_spaces
 _ENVIRONMENT.filters["element"] = lambda root: Markup(
     '<div id="{}" data-root-id="{}" style="display: contents"></div>'
 ).format(root.elementid, root.id)
-_ENVIRONMENT.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def format_code(text: str) -> Markup:
+    """Return a sentence as markup: what is in backquotes as code, and files by their name, with their path on hover.
+
+    Of files of one name the folder is kept, too.
+    """
+    markup = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))
+    paths = {match[0] for match in _PATH.finditer(markup)}
+
+    def shorten(match: re.Match[str]) -> str:
+        folder, _, name = match[0].rpartition("/")
+        is_only = all(other == match[0] or not other.endswith(f"/{name}") for other in paths)
+        shown = name if is_only else f"{folder.rpartition('/')[2]}/{name}"
+        return f'<span class="file" title="{match[0]}">{shown}</span>'
+
+    return Markup(_PATH.sub(shorten, markup))
+
+
+_PATH: Final = re.compile(r"(?<![\w.])(?:/[^\s/:;&<>()]+)+/[^\s/:;&<>()]+(?=:\d+\b)")
+"""Absolute path of a file, before the number of a line."""
+_ENVIRONMENT.filters["code"] = format_code
 
 
 def get_argument(arguments: QueryArguments, name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,13 +15,16 @@ from bokeh.document import Document
 
 from dashboards.app import ROUTES
 from dashboards.pages import order, overview
-from dashboards.pages.order import render_number_details
+from dashboards.pages.order import list_code_lines, render_number_details
+from dashboards.pages.shell import format_code
 from dashboards.plots.browser_rpc import BrowserRpc
 from dashboards.plots.order import OrderPlot
 from dashboards.plots.order_columns import OrderLayout, build_step_columns, build_text_columns
 from dashboards.recording import RecordingCache, Snapshot
 from overlapscope.cli.main import main
+from overlapscope.diagnosis.evidence import CallSite, RankEvidence, RankPosition
 from overlapscope.diagnosis.order_view import Window
+from overlapscope.diagnosis.report_text import describe_lasting_damage
 from overlapscope.trace.schema import REPORTS_FILE, rank_folder
 from tests.dashboards.test_pages import words
 from tests.ordered import BEGIN_NS, Collective, all_reduce, bucket, end, steps, write_order
@@ -302,3 +306,32 @@ def test_labels_of_steps_that_would_run_into_each_other_are_left_out():
     window = Window(first=1, last=9, cells=(), steps=((1, 0), (4, 1), (7, 2)))
     assert build_step_columns(window, column_px=80)["label"] == ["step 0", "step 1", "step 2"]
     assert build_step_columns(window, column_px=10)["label"] == ["step 0", "", "step 2"]
+
+
+def test_lines_of_code_are_side_by_side_with_that_of_the_rank_at_fault_first(tmp_path):
+    found = RecordingCache(faulty(tmp_path / "traces")).latest().diagnosis
+    sites = {rank: CallSite(file="/home/me/job/train.py", line=42 + (rank == 1), function="main") for rank in range(3)}
+    verdict = replace(found.verdict, blamed=(1,), call_sites=sites)
+    lines = list_code_lines(verdict)
+    assert [(line.ranks, line.is_blamed) for line in lines] == [("Rank 1", True), ("Ranks 0, 2", False)]
+    assert list_code_lines(replace(verdict, call_sites=dict.fromkeys(sites, sites[0]))) == []
+
+
+def test_files_are_said_by_name_with_their_path_on_hover_and_their_folder_if_there_are_two():
+    one = format_code("at /a/job/train.py:42 (main), `x < 1` and rank_0/events.log: gone")
+    assert one == (
+        'at <span class="file" title="/a/job/train.py">train.py</span>:42 (main), '
+        "<code>x &lt; 1</code> and rank_0/events.log: gone"
+    )
+    two = re.sub("<[^>]+>", "", format_code("at /a/one/train.py:1 where others are at /a/two/train.py:2"))
+    assert two == "at one/train.py:1 where others are at two/train.py:2"
+
+
+def test_a_fault_that_stops_nothing_is_said_to_have_gone_on(tmp_path):
+    found = RecordingCache(faulty(tmp_path / "traces")).latest().diagnosis
+    silent = replace(found.verdict, kind="step behind", step=2)
+    at_end = replace(found.evidence, ranks={0: RankEvidence(rank=0, position=RankPosition(step=9))})
+    assert "from step 2 on" in describe_lasting_damage(silent, at_end)
+    for verdict, step in ((silent, 2), (replace(silent, kind="stuck"), 9)):
+        ranks = {0: RankEvidence(rank=0, position=RankPosition(step=step))}
+        assert describe_lasting_damage(verdict, replace(found.evidence, ranks=ranks)) == ""
