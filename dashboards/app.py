@@ -27,7 +27,18 @@ from tornado.web import HTTPError, RequestHandler, authenticated
 from dashboards.access import Access, is_loopback
 from dashboards.experiment_figures import draw_picture
 from dashboards.gate import SERVER_OPTIONS, install_access_rules, login_options
-from dashboards.pages import buckets, compare, experiments, glossary, order, overview, shell, stragglers, timeline
+from dashboards.pages import (
+    buckets,
+    compare,
+    compare_several,
+    experiments,
+    glossary,
+    order,
+    overview,
+    shell,
+    stragglers,
+    timeline,
+)
 from dashboards.pages import runs as runs_page
 from dashboards.pages.experiments import FoundExperiment, find_experiments
 from dashboards.pages.shell import PageBuilder, parse_step_range
@@ -249,8 +260,10 @@ def open_first_page(runs: RunIndex) -> None:
 
 
 def open_comparison(runs: RunIndex) -> None:
-    """Fill the current document with a comparison of two runs, or of two step ranges of one."""
-    compare.build(curdoc(), runs, pn.state.session_args)
+    """Fill the current document with a comparison of two runs, of more with one, or of two step ranges of one."""
+    arguments = pn.state.session_args
+    builder = compare_several if compare_several.is_asked(arguments) else compare
+    builder.build(curdoc(), runs, arguments)
 
 
 def open_experiments(runs: RunIndex) -> None:

@@ -60,6 +60,8 @@ class RunSummary:
     """Mean step time."""
     exposed_ns: float | None = None
     """Exposed communication of the mean step."""
+    overlap_ratio: float | None = None
+    """Hidden over all communication of the mean step; None without either."""
     steps: int | None = None
     """Number of steps that at least one rank has finished."""
     ranks: int | None = None
@@ -98,7 +100,10 @@ def _summarize(snapshot: Snapshot) -> RunSummary:
             is_incident=diagnosis.is_incident,
         )
     if len(snapshot.trace.steps):
+        # Why there is no verdict does not replace where the step time goes: it is said before it.
+        reason = "" if diagnosis is not None else found.line
         found = _add_steps(found, snapshot, has_news=diagnosis is not None and diagnosis.verdict.kind != "healthy")
+        found = replace(found, line=f"{reason} {found.line}".strip())
     return replace(found, ranks=len(snapshot.trace.ranks), samples=tuple(generate_samples(snapshot, diagnosis)))
 
 
@@ -111,6 +116,7 @@ def _add_steps(found: RunSummary, snapshot: Snapshot, *, has_news: bool) -> RunS
         found,
         line=found.line if has_news else describe_summary(summary),
         step_ns=None if mean is None else mean.step.value,
+        overlap_ratio=None if mean is None or math.isnan(summary.overlap_ratio) else summary.overlap_ratio,
         exposed_ns=None if mean is None else mean.blocks["exposed"].value,
         steps=int(snapshot.trace.steps["step"].max()) + 1,
         times=StepTimes.of(int(trend["step"].iloc[0]), int(trend["last_step"].iloc[-1]), trend["mean"].to_numpy()),

@@ -1,6 +1,6 @@
-// Table of runs: order, filter, keys, two runs to compare, and the window for tags and notes. The server sends rows
-// that are new or have changed, and the order of all: incidents, live ones, latest. Another order, the filter and the
-// runs to compare are kept in the address.
+// Table of runs: order, filter, columns, keys, runs to compare, and the window for tags and notes. The server sends
+// rows that are new or have changed, and the order of all: incidents, live ones, latest. Another order, the filter, the
+// hidden columns and the runs to compare are kept in the address.
 window.overlapscope.startRuns = (sources) => {
   const element = (id) => document.getElementById(id)
   const table = document.querySelector("#runs table")
@@ -122,9 +122,9 @@ window.overlapscope.startRuns = (sources) => {
     arrange()
   }
 
-  // --- two runs to compare --------------------------------------------------------------------------------------
-  // The run that is chosen first is the base. A third one replaces the new one.
-  let chosen = [query.get("base"), query.get("new")].filter(Boolean)
+  // --- runs to compare ------------------------------------------------------------------------------------------
+  // The run that is chosen first is the base of all others.
+  let chosen = [query.get("base"), ...query.getAll("new")].filter(Boolean)
 
   function showChosen() {
     chosen = chosen.filter(rowOf)
@@ -133,27 +133,65 @@ window.overlapscope.startRuns = (sources) => {
       row.querySelector(".side").checked = index >= 0
       const badge = row.querySelector(".chosen")
       badge.hidden = index < 0
-      badge.textContent = ["base", "new"][index] ?? ""
+      badge.textContent = index === 0 ? "base" : chosen.length > 2 ? `new ${index}` : "new"
     }
-    const [base, other] = chosen
+    const [base, ...others] = chosen
     element("pair").hidden = !base
     element("pair-base").textContent = base ?? ""
-    element("pair-new").textContent = other ?? "choose another run"
-    element("pair-new").classList.toggle("missing", !other)
-    element("pair-swap").disabled = !other
-    if (other) element("pair-open").href = `compare?base=${rowOf(base).dataset.run}&new=${rowOf(other).dataset.run}`
+    element("pair-new").textContent = others.join(", ") || "choose another run"
+    element("pair-new").classList.toggle("missing", !others.length)
+    element("pair-swap").hidden = others.length > 1
+    element("pair-swap").disabled = !others.length
+    const runOf = (name) => rowOf(name).dataset.run
+    const compared = others.map((name) => `&new=${runOf(name)}`).join("")
+    if (compared) element("pair-open").href = `compare?base=${runOf(base)}${compared}`
     else element("pair-open").removeAttribute("href")
   }
 
   function choose(names) {
     chosen = names
     showChosen()
-    window.overlapscope.setAddress({base: chosen[0] ?? null, new: chosen[1] ?? null})
+    window.overlapscope.setAddress({base: chosen[0] ?? null, new: chosen.slice(1)})
   }
 
   function toggle(name) {
-    choose(chosen.includes(name) ? chosen.filter((each) => each !== name) : [...chosen.slice(0, 1), name])
+    choose(chosen.includes(name) ? chosen.filter((each) => each !== name) : [...chosen, name])
   }
+
+  const clickSide = () => document.activeElement.closest?.("tbody tr")?.querySelector(".side").click()
+
+  // --- which columns are shown ----------------------------------------------------------------------------------
+  const columnsKey = "overlapscope-hidden-columns"
+  const columnStyle = document.head.appendChild(document.createElement("style"))
+  const columnBoxes = [...element("columns").querySelectorAll("input")]
+
+  function storedColumns() {
+    try {
+      return localStorage.getItem(columnsKey)
+    } catch {
+      return null // Private windows may refuse; then the address alone keeps the choice.
+    }
+  }
+
+  function hideColumns(keys) {
+    const known = keys.filter((key) => heads.has(key) && key !== "name")
+    for (const box of columnBoxes) box.checked = !known.includes(box.value)
+    columnStyle.textContent = known.map((key) => `.column-${key}.column-${key} { display: none; }`).join("\n")
+  }
+
+  function chooseColumns() {
+    const hidden = columnBoxes.filter((box) => !box.checked).map((box) => box.value)
+    hideColumns(hidden)
+    window.overlapscope.setAddress({hide: hidden.join(",") || null})
+    try {
+      localStorage.setItem(columnsKey, hidden.join(","))
+    } catch {
+      // As above.
+    }
+  }
+
+  hideColumns((query.get("hide") ?? storedColumns() ?? "").split(","))
+  element("columns").addEventListener("change", chooseColumns)
 
   // --- tags and notes -------------------------------------------------------------------------------------------
   const dialog = element("notes")
@@ -209,7 +247,8 @@ window.overlapscope.startRuns = (sources) => {
 
   window.overlapscope.onKeys({
     "/": () => search.focus(),
-    c: () => document.activeElement.closest?.("tbody tr")?.querySelector(".side").click(),
+    c: () => (chosen.length > 1 ? element("pair-open").click() : clickSide()),
+    x: clickSide,
     ArrowDown: () => step(1),
     ArrowUp: () => step(-1),
   })

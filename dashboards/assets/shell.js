@@ -44,12 +44,13 @@ window.overlapscope = (() => {
     style.setProperty("--printed-zoom", Math.min(1, SHEET_PX / clientWidth))
   })
 
-  // isNew: adds an entry to the history, so that going back undoes it.
+  // A list of values is that many entries of one name. isNew: adds an entry to the history, so that going back undoes it.
   function setAddress(entries, {isNew = false} = {}) {
     const query = new URLSearchParams(location.search)
     for (const [name, value] of Object.entries(entries)) {
-      if (value == null) query.delete(name)
+      if (value == null || Array.isArray(value)) query.delete(name)
       else query.set(name, value)
+      if (Array.isArray(value)) for (const each of value) query.append(name, each)
     }
     const address = location.pathname + (String(query) && `?${query}`)
     if (isNew) history.pushState(null, "", address)

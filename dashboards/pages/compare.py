@@ -11,14 +11,14 @@ from urllib.parse import urlencode
 from bokeh.document import Document
 from bokeh.model import Model
 
-from dashboards.comparisons import ComparisonResult, SideRequest
+from dashboards.comparisons import FAIL_ABOVE, JUDGED_PARTS, ComparisonResult, SideRequest
 from dashboards.pages.breakdown import build_step_bar
 from dashboards.pages.shell import QueryArguments, get_argument, render
 from dashboards.plots.step_drawing import StepDrawing, StepPlots
 from dashboards.runs import RunIndex
 from dashboards.urls import RunUrl, run_pages_url
 from overlapscope.compare.comparison import Comparison
-from overlapscope.compare.side import STEP, StepChoice
+from overlapscope.compare.side import StepChoice
 from overlapscope.compare.text import describe_sides
 from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.interval import Interval
@@ -191,11 +191,6 @@ def _compute_ticks(first_ns: float, last_ns: float) -> list[float]:
     return [number * step for number in range(math.ceil(first_ns / step), math.floor(last_ns / step) + 1)]
 
 
-_JUDGED_PARTS: Final = (STEP,)
-_FAIL_ABOVE: Final = 0.0
-"""Default threshold, the same as that of the command."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepLinks:
     """Links to one of the steps that differ most."""
@@ -291,7 +286,7 @@ def _build_result_context(
     drawn = parse_drawn_index(found, arguments)
     pages = [run_pages_url(side.run) if side.run else "" for side in chosen]
     return {
-        **build_comparison_context(found, compared.drawings[drawn] if found.steps else (), _JUDGED_PARTS, _FAIL_ABOVE),
+        **build_comparison_context(found, compared.drawings[drawn] if found.steps else (), JUDGED_PARTS, FAIL_ABOVE),
         "drawn": drawn,
         "step_links": [
             StepLinks(

@@ -22,7 +22,7 @@ from dashboards.run_facts import StepTimes
 from dashboards.runs import RunIndex, RunRow, RunSummary
 from dashboards.urls import RunUrl, run_pages_url
 from overlapscope.errors import OverlapScopeError
-from overlapscope.text import UNKNOWN, format_ns
+from overlapscope.text import UNKNOWN, format_ns, format_share
 from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.runs import RunNotes, parse_tags
 
@@ -38,6 +38,7 @@ COLUMNS: Final = (
     ("steps", "Steps", "roomy"),
     ("step", "Step time", ""),
     ("exposed", "Exposed", "roomy"),
+    ("hidden", "Hidden", "roomy"),
     ("times", "Trend", "text"),
     ("verdict", "Verdict", "text"),
 )
@@ -203,10 +204,10 @@ def build_runs_table(rows: Sequence[RunRow]) -> pd.DataFrame:
 
     Returns:
         run, folder, started_unix_ns, model, ranks, device, steps, step_ns (of a live run the median of its latest
-        steps), exposed_ns (of the mean step), verdict and sentence (empty until they are known), is_live, is_incident,
-        attempts, tags, note.
+        steps), exposed_ns and overlap_ratio (of the mean step), verdict and sentence (empty until they are known),
+        is_live, is_incident, attempts, tags, note.
     """
-    numbers = ("started", "ranks", "steps", "step", "exposed")
+    numbers = ("started", "ranks", "steps", "step", "exposed", "hidden")
     views = [(row, build_row_view(row)) for row in rows]
     table = pd.DataFrame(
         {
@@ -223,8 +224,8 @@ def build_runs_table(rows: Sequence[RunRow]) -> pd.DataFrame:
         }
     )
     whole = dict.fromkeys(("started", "ranks", "steps"), "Int64")
-    return table.astype({**whole, "step": "Float64", "exposed": "Float64"}).rename(
-        columns={"started": "started_unix_ns", "step": "step_ns", "exposed": "exposed_ns"}
+    return table.astype({**whole, "step": "Float64", "exposed": "Float64", "hidden": "Float64"}).rename(
+        columns={"started": "started_unix_ns", "step": "step_ns", "exposed": "exposed_ns", "hidden": "overlap_ratio"}
     )
 
 
@@ -249,12 +250,16 @@ def _format_figures(row: RunRow) -> dict[str, Cell]:
     """Return step time and exposed communication: of a finished run the same as on its Overview page."""
     judged, latest_ns = row.judged, row.facts.latest_step_ns
     exposed: Cell = ("", None, "being read")
+    hidden = exposed
     if judged is not None:
+        ratio = judged.overlap_ratio
         exposed = (format_ns(judged.exposed_ns), judged.exposed_ns, "of the mean step")
-    if judged is not None and judged.step_ns is not None and not row.is_live:
-        return {"step": (format_ns(judged.step_ns), judged.step_ns, "the mean step"), "exposed": exposed}
+        hidden = _EMPTY_CELL if ratio is None else (format_share(ratio), ratio, "of communication, in the mean step")
     step = format_ns(None) if latest_ns is None else f"≈ {format_ns(latest_ns)}"
-    return {"step": (step, latest_ns, "the median of the newest steps"), "exposed": exposed}
+    of_step: Cell = (step, latest_ns, "the median of the newest steps")
+    if judged is not None and judged.step_ns is not None and not row.is_live:
+        of_step = (format_ns(judged.step_ns), judged.step_ns, "the mean step")
+    return {"step": of_step, "exposed": exposed, "hidden": hidden}
 
 
 def _format_date(unix_ns: int | None) -> Cell:

@@ -209,3 +209,31 @@ def test_the_address_says_which_of_the_steps_is_drawn(
     text = words_of(server, sides + query.format(f"&step={second}"))
     assert f"Base step {first if is_first else second} of base" in text
     assert ("The step that differs most, on one axis" in text) == is_first
+
+
+def test_several_runs_are_compared_with_the_base_in_one_table(server: Running) -> None:
+    query = "?base=base&new=nightly%2Fslower&new=short&new=gone"
+    page = page_of(server, query)
+    rows = [" ".join(re.sub(r"<[^>]+>", " ", row).split()) for row in page.partition("<tbody>")[2].split("<tr>")[1:]]
+    assert [row.split()[0] for row in rows] == ["base", "nightly/", "short", "gone"]
+    assert "Slower" in rows[1]
+    assert "%" in rows[1]
+    assert "no run of the name" in unescape(rows[3])
+    assert 'href="compare?base=nightly%2Fslower&amp;new=base&amp;new=short&amp;new=gone"' in page  # make it the base
+    assert 'href="compare?base=base&amp;new=short&amp;new=gone"' in page  # without it
+    in_detail = words_of(server, "?base=base&new=nightly%2Fslower")
+    sentence = rows[1].partition("Slower")[2].removesuffix(" in detail")
+    assert sentence.replace("\N{NO-BREAK SPACE}", " ").strip() in in_detail.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_a_table_of_comparisons_keeps_what_it_shows_while_a_run_grows(tmp_path: Path) -> None:
+    base, new = (recorded(tmp_path / name, 0, 0) for name in ("base", "new"))
+    cache = ComparisonCache(RecordingCache)
+    sides = wanted(base), wanted(new)
+    until = time.monotonic() + 60
+    while (known := cache.outline(*sides)) is None:
+        assert time.monotonic() < until, "it is never ready"
+        time.sleep(0.05)
+    (rank_folder(new, 0) / "more.json").write_text("{}")
+    assert cache.outline(*sides) == known
+    cache.close()

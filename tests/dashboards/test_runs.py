@@ -27,7 +27,7 @@ from dashboards.urls import RunUrl, run_pages_url
 from overlapscope.breakdown.text import describe_summary
 from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.errors import OverlapScopeError
-from overlapscope.text import format_ns
+from overlapscope.text import format_ns, format_share
 from overlapscope.trace import clocks
 from overlapscope.trace.json_files import write_json
 from overlapscope.trace.runs import NOTES_FILE, RunNotes, read_notes
@@ -74,7 +74,10 @@ def test_figures_and_verdicts_are_those_of_the_pages(folder):
     view = build_row_view(healthy)
     assert view.cells["step"][:2] == (format_ns(summary.mean.step.value), summary.mean.step.value)
     assert view.cells["exposed"][1] == summary.mean.blocks["exposed"].value
-    assert view.line == describe_summary(summary)
+    assert view.cells["hidden"][:2] == (format_share(summary.overlap_ratio), summary.overlap_ratio)
+    assert view.kind == "No verdict"
+    assert view.line.startswith("No collective logs")  # the reason comes first
+    assert view.line.endswith(describe_summary(summary))
     assert [view.cells[name][0] for name in ("model", "ranks", "device", "steps")] == ["GPT", "2", "cpu", "30"]
     verdict = Diagnosis.of_dumps(folder / "dumps").verdict
     assert build_row_view(incident).line == " ".join(verdict.sentence.split())
@@ -85,7 +88,7 @@ def test_figures_and_verdicts_are_those_of_the_pages(folder):
 def test_what_takes_long_is_said_to_be_read_until_it_is_known(folder):
     row = judged(RunIndex([folder]))[1]
     unread = RunRow(run=row.run, facts=row.facts, is_live=False)
-    assert render_row(unread).count("reading …") == 2
+    assert render_row(unread).count("reading …") == 3
     assert "≈ 10.0" in render_row(unread).replace("\N{NO-BREAK SPACE}", " ")
     assert "reading" not in render_row(row)
 
