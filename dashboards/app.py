@@ -31,8 +31,8 @@ from dashboards.pages import (
     buckets,
     compare,
     compare_several,
+    documents,
     experiments,
-    glossary,
     order,
     overview,
     shell,
@@ -271,9 +271,9 @@ def open_experiments(runs: RunIndex) -> None:
     experiments.build(curdoc(), runs)
 
 
-def open_glossary(runs: RunIndex) -> None:
-    """Fill the current document with the glossary."""
-    glossary.build(curdoc(), runs)
+def open_document(runs: RunIndex, name: str) -> None:
+    """Fill the current document with one of the documents."""
+    documents.build(curdoc(), runs, name)
 
 
 def serve(
@@ -375,7 +375,7 @@ def start_server(
     pages["/"] = page(partial(open_first_page, runs))
     pages["/compare"] = page(partial(open_comparison, runs))
     pages["/experiments"] = page(partial(open_experiments, runs))
-    pages["/glossary"] = page(partial(open_glossary, runs))
+    pages |= {f"/docs/{name}": page(partial(open_document, runs, name)) for name in documents.DOCUMENTS}
     for route, build in ROUTES.items():
         pages[RUN_ROUTE + route.rstrip("/")] = page(partial(_open_of_route, build, runs))
     server = pn.serve(

@@ -39,6 +39,8 @@ class Problem:
 
     severity: Literal["note", "error"]
     message: str
+    is_normal_while_running: bool = False
+    """True if this is so of every process that runs, such as a log that is not closed yet."""
 
     def __str__(self) -> str:
         return make_printable(self.message)

@@ -167,6 +167,9 @@ window.overlapscope = (() => {
   document.addEventListener("DOMContentLoaded", () => {
     document.getElementById("theme")?.addEventListener("click", toggleTheme)
     leadToPlaces()
+    const nav = document.querySelector("header nav")
+    const tab = nav?.querySelector("[aria-current]")
+    if (tab) nav.scrollLeft = tab.offsetLeft - (nav.clientWidth - tab.offsetWidth) / 2
   })
   return {paintPlots, setAddress, onKeys, on, copy, openTimeline, reload, reconnect}
 })()

@@ -13,7 +13,7 @@ from bokeh.document import Document
 from dashboards.forecast import soon
 from dashboards.pages.breakdown import build_breakdown_context, find_longest_occurrences
 from dashboards.pages.shell import PageBuilder, QueryArguments, find_incident, has_only_collectives, render
-from dashboards.plots.trend import FIGURES, TrendFigure, TrendPlot, plot_machine_trends
+from dashboards.plots.trend import FIGURES, TrendFigure, TrendPlot, has_trend, plot_machine_trends
 from dashboards.recording import Snapshot
 from overlapscope.advice.advice import Advice
 from overlapscope.advice.worth_doing import find_improvements
@@ -37,8 +37,9 @@ _UNFOLDED_RANKS: Final = 16
 def build(document: Document, snapshot: Snapshot, _arguments: QueryArguments) -> None:
     """Fill a document with the overview."""
     summary, has_steps = snapshot.summary, bool(len(snapshot.trace.steps))
-    plots = [TrendPlot(shown, summary) for shown in FIGURES] if has_steps else []
-    machine_plots = plot_machine_trends(snapshot.machine, summary) if has_steps else []
+    figures = FIGURES if has_steps and has_trend(summary) else ()
+    plots = [TrendPlot(shown, summary) for shown in figures]
+    machine_plots = plot_machine_trends(snapshot.machine, summary) if figures else []
     for plot in (*plots, *machine_plots):
         document.js_on_event("document_ready", plot.start_script)
     render(
@@ -47,7 +48,7 @@ def build(document: Document, snapshot: Snapshot, _arguments: QueryArguments) ->
         title="Overview",
         trace=snapshot.trace,
         roots=[plot.root for plot in (*plots, *machine_plots)],
-        figures=FIGURES,
+        figures=figures,
         machine_figures=[plot.shown for plot in machine_plots],
         has_order=snapshot.diagnosis is not None,
         has_events=snapshot.diagnosis is None or not has_only_collectives(snapshot.trace),

@@ -14,11 +14,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from dashboards import theme
+from dashboards.glossary import explain_term
 from dashboards.recording import Snapshot, StepSelection
 from dashboards.urls import RunUrl, file_stem
 from overlapscope.breakdown.breakdown import BLOCKS
 from overlapscope.breakdown.lanes import BUCKET_SLOTS
 from overlapscope.breakdown.text import PHASE_LABELS
+from overlapscope.diagnosis.rank_state import is_running
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.text import capitalize, count_of, use_no_break_spaces
@@ -42,12 +44,22 @@ NAVIGATION: Final = (
 )
 """Route and label of each page of a run in the header."""
 
+DOCUMENT_OF: Final = {
+    "Overview": "breakdown",
+    "Buckets": "bucket-model",
+    "Stragglers": "stragglers",
+    "Order": "faults",
+    "Compare": "compare",
+}
+"""Document that explains a page, for its link to the documents; the glossary for others."""
+
 _ENVIRONMENT: Final = Environment(
     loader=PackageLoader("dashboards", "assets"), autoescape=True, undefined=StrictUndefined
 )
 _ENVIRONMENT.globals.update(
     blocks=BLOCKS, phases=PHASE_LABELS, bucket_slots=BUCKET_SLOTS, number_colors=theme.NUMBER_COLORS
 )
+_ENVIRONMENT.globals["explain"] = explain_term
 _ENVIRONMENT.globals["place"] = RunUrl()  # unless the document has another
 _ENVIRONMENT.globals["incident"] = None  # unless a job has failed
 _ENVIRONMENT.globals["can_save"] = False  # except on a server
@@ -133,7 +145,12 @@ def render(
         **build_shell_context(title, trace, further_problems),
         is_plain=is_plain,
         incident=None if is_plain else incident,
-        navigation=(*of_run, (place.compare(chosen), "Compare"), *of_lab, (f"{place.top_url}glossary", "Glossary")),
+        navigation=(
+            *of_run,
+            (place.compare(chosen), "Compare"),
+            *of_lab,
+            (f"{place.top_url}docs/{DOCUMENT_OF.get(title, 'glossary')}", "Docs"),
+        ),
         is_recorded=trace is not None and not is_plain,
         can_save=bool(roots) and not is_plain,
         file_stem=file_stem(
@@ -162,6 +179,8 @@ def find_incident(snapshot: Snapshot) -> Verdict | None:
 def build_shell_context(title: str, trace: Trace | None, further_problems: Sequence[Problem] = ()) -> dict[str, Any]:
     """Return the template variables of ``shell.html``, except for the addresses of pages."""
     known = dict.fromkeys([*(trace.problems if trace else ()), *further_problems])
+    if trace is not None and any(problem.is_normal_while_running for problem in known) and is_running(trace.path):
+        known = {problem: None for problem in known if not problem.is_normal_while_running}
     problems = sorted(known, key=lambda problem: problem.severity != "error")
     return {
         "page_title": title,

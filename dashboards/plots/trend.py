@@ -159,6 +159,11 @@ def build_sparkline_path(times: StepTimes) -> str:
     return f"M{' L'.join(points)}" + (f" H{WIDTH_PX - 1}" if len(points) == 1 else "")
 
 
+def has_trend(summary: Summary) -> bool:
+    """Return whether enough steps have been finished for a line."""
+    return summary.finished_together["step"].nunique() > 1
+
+
 _MAX_RANK_LINES: Final = 8
 _HEIGHT_PX: Final = 190
 _PERCENT_LABELS: Final = "return Math.round(tick * 100) + ' %'"

@@ -16,6 +16,7 @@ from dashboards.pages.compare import build_comparison_context, collect_problems
 from dashboards.pages.rank_choice import MAX_RANKS
 from dashboards.pages.shell import build_shell_context, render_fragment, render_standalone
 from dashboards.plots.step_drawing import draw_pairs, draw_step
+from dashboards.plots.trend import has_trend
 from dashboards.recording import Snapshot
 from dashboards.report.figures import ReportFigures, load_bokeh_js
 from dashboards.report.sections import (
@@ -128,9 +129,8 @@ def _build_section_context(content: ReportContent, section: Section, figures: Re
         return {}
     if section.name == "overview":
         context = overview.build_overview_context(snapshot) | overview.build_improvements_context(snapshot, advice)
-        return context | (
-            figures.add_trends(snapshot.summary, snapshot.machine) if context["has_steps"] else {"trends": ()}
-        )
+        is_drawn = context["has_steps"] and has_trend(snapshot.summary)
+        return context | (figures.add_trends(snapshot.summary, snapshot.machine) if is_drawn else {"trends": ()})
     if section.name == "timeline":
         ranks, step = sorted(snapshot.trace.ranks["rank"].tolist())[:MAX_RANKS], snapshot.summary.typical_step
         assert step is not None

@@ -122,7 +122,8 @@ class CollectiveLogFile:
         except OSError as error:
             raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
         if not self.header.closed:
-            self.problems.append(Problem("note", f"{path}: not closed; its process was killed or is running"))
+            message = f"{path}: not closed; its process was killed or is running"
+            self.problems.append(Problem("note", message, is_normal_while_running=True))
             if self._slots < self._capacity:
                 self.is_end_lost = True
                 self.problems.append(Problem("error", f"{path}: cut short at offset {size}; what is left is used"))

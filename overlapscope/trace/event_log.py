@@ -428,7 +428,8 @@ def _missing_records(
         return [Problem("error", f"{path}: cut short at offset {size}; {shown}")]
     problems = []
     if not header.closed:
-        problems.append(Problem("note", f"{path}: not closed; its process was killed or is running"))
+        message = f"{path}: not closed; its process was killed or is running"
+        problems.append(Problem("note", message, is_normal_while_running=True))
     if not kept:
         return problems
     is_incident = header.pinned_records == header.capacity_records

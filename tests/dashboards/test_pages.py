@@ -14,7 +14,8 @@ from bokeh.embed import file_html
 from bokeh.resources import INLINE
 
 from dashboards.app import ROUTES, open_page
-from dashboards.pages import glossary, overview, shell, timeline
+from dashboards.glossary import _ALIASES, explain_term
+from dashboards.pages import documents, overview, shell, timeline
 from dashboards.plots.timeline import compute_step_view
 from dashboards.recording import RecordingCache, Snapshot
 from dashboards.runs import RunIndex
@@ -200,12 +201,44 @@ def test_a_launch_without_end_is_drawn_to_the_end_and_marked(tmp_path):
 
 def test_the_glossary_explains_the_words_of_the_documents_without_leading_out(tmp_path):
     document = Document()
-    glossary.build(document, RunIndex([tmp_path]))
+    documents.build(document, RunIndex([tmp_path]), "glossary")
     page = words(document)
     text = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text()
     for term in re.findall(r"\*\*([^*]+)\*\*", text):
         assert f"<strong>{term}</strong>" in page
     assert ".md" not in page
+
+
+@pytest.mark.parametrize("name", documents.DOCUMENTS)
+def test_documents_lead_to_others_that_are_served_and_nowhere_else(name):
+    page = documents.render_document(name)
+    links = re.findall(r'href="([^"]*)"', page)
+    assert set(links) <= set(documents.DOCUMENTS)
+    assert "<img" not in page
+    assert "<h1>" in page
+
+
+def test_words_of_pages_are_explained_as_in_the_glossary():
+    assert explain_term("Exposed communication") == explain_term("exposed")
+    assert "does nothing else" in explain_term("exposed")
+    assert explain_term("overlap ratio").startswith("Overlap ratio")
+    assert explain_term("no such word") == ""
+    assert all(explain_term(word) for word in _ALIASES)
+
+
+def test_of_one_step_there_is_no_empty_chart(tmp_path):
+    for steps, charts in ((1, 0), (2, 3)):
+        document = Document()
+        overview.build(document, Snapshot(read_trace(write_recording(tmp_path / str(steps), steps=steps))), {})
+        assert len(document.roots) == words(document).count('class="trend"') == charts
+
+
+def test_what_is_normal_while_a_job_runs_is_no_note(tmp_path, monkeypatch):
+    trace = read_trace(write_recording(tmp_path, steps=2, close=False))
+    assert all("not closed" in problem.message for problem in trace.problems)
+    for is_live, notes in ((False, 2), (True, 0)):
+        monkeypatch.setattr(shell, "is_running", lambda _, is_live=is_live: is_live)
+        assert len(shell.build_shell_context("Overview", trace)["problems"]) == notes
 
 
 def test_the_strip_of_all_steps_says_where_recording_was_off(tmp_path):
