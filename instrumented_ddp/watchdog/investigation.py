@@ -248,6 +248,7 @@ def _with_first_difference(group: GroupOrder, read: GroupOrder | None) -> GroupO
         divergence=read.divergence,
         predates_log=False,
         windows=read.windows,
+        steps_before=read.steps_before,
     )
 
 
@@ -374,6 +375,11 @@ class LiveCollectiveOrder:
     def signatures(self, rank: int) -> Mapping[int, Signature]:
         """Return a rank's signatures by number."""
         return self._snapshots[rank].signatures if rank in self._snapshots else {}
+
+    def steps_before(self, group: ProcessGroup, rank: int, number: int) -> tuple[int, ...]:
+        """Return the steps of the last entries before this one that are like it, in order; nothing if unreported."""
+        excerpt = self._excerpts[group].get(rank)
+        return excerpt.steps_before.get(number, ()) if excerpt else ()
 
     def _rows(self, group: ProcessGroup, rank: int, first: int, last: int) -> list[tuple[int, ...]]:
         excerpt = self._excerpts[group].get(rank)

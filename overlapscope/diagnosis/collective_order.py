@@ -32,6 +32,7 @@ from overlapscope.trace.collective_log import (
     Entries,
     ProcessGroup,
     Signature,
+    find_earlier_steps,
     oldest_incomplete,
 )
 from overlapscope.trace.collective_log_reader import CollectiveLogs
@@ -78,6 +79,10 @@ class RunningHashes(OrderSource, Protocol):
 
     def signatures(self, rank: int) -> Mapping[int, Signature]:
         """Return a rank's signatures by number."""
+        ...
+
+    def steps_before(self, group: ProcessGroup, rank: int, number: int) -> tuple[int, ...]:
+        """Return the steps of the last entries before this one that have its signature and line, in order."""
         ...
 
 
@@ -195,6 +200,11 @@ class RecordedOrder:
         """Return a rank's signatures by number."""
         return self.logs.signatures(rank)
 
+    def steps_before(self, group: ProcessGroup, rank: int, number: int) -> tuple[int, ...]:
+        """Return the steps of the last entries before this one that have its signature and line, in order."""
+        file = self._files[group].get(rank)
+        return find_earlier_steps(file, number) if file else ()
+
     def call_sites(self, rank: int) -> Mapping[int, CallSite]:
         """Return a rank's call sites by number."""
         if rank not in self._call_sites:
@@ -279,8 +289,16 @@ def make_group_order(source: OrderSource, group: ProcessGroup, difference: Entry
         divergence=difference.divergence if difference else None,
         predates_log=difference.predates_log if difference else False,
         windows=windows,
+        steps_before=_find_steps_before(source, group, difference.number) if difference else {},
         oldest_incomplete={rank: entry for rank, entry in oldest_incomplete.items() if entry is not None},
     )
+
+
+def _find_steps_before(source: OrderSource, group: ProcessGroup, number: int) -> dict[int, tuple[int, ...]]:
+    if not isinstance(source, RunningHashes):
+        return {}
+    found = {rank: source.steps_before(group, rank, number) for rank in source.recorded(group)}
+    return {rank: steps for rank, steps in found.items() if steps}
 
 
 def _is_over(window: Sequence[Entry]) -> bool:

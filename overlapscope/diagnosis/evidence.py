@@ -116,6 +116,8 @@ class GroupOrder:
     """True if the first difference predates what is left of the logs: ``first_divergence`` is the oldest entry left."""
     windows: dict[int, tuple[Entry, ...]] = field(default_factory=dict)
     """Entries of each rank around the first divergence; without one, its latest entries."""
+    steps_before: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Steps in which a rank, before the first divergence, launched at the same line what it launched there."""
     oldest_incomplete: dict[int, Entry] = field(default_factory=dict)
     """First incomplete entry of each rank whose latest entry is incomplete, if there is no divergence.
 

@@ -8,7 +8,13 @@ from typing import Final
 
 from overlapscope.diagnosis.collective_order import WINDOW_MARGIN
 from overlapscope.diagnosis.evidence import CallSite, RankEvidence
-from overlapscope.trace.collective_log import ProcessGroup, ReadableLog, Signature, oldest_incomplete
+from overlapscope.trace.collective_log import (
+    ProcessGroup,
+    ReadableLog,
+    Signature,
+    find_earlier_steps,
+    oldest_incomplete,
+)
 
 _MAX_ENTRIES: Final = 12
 _MAX_MESSAGES: Final = 64
@@ -26,6 +32,8 @@ class LogExcerpt:
     """Entries in order, fields as in ``collective_log.ENTRY_FIELDS``."""
     oldest_incomplete: tuple[tuple[int, ...], ...] = ()
     """The first entry of the trailing run of incomplete ones, if there is any."""
+    steps_before: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Steps of the last entries before the difference, or the latest entry, that are like it, by its number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +78,15 @@ def make_snapshot(
 
 def _excerpt(log: ReadableLog, differences: Mapping[str, int]) -> LogExcerpt:
     header, latest = log.header, log.latest
+    number = latest
     first, last = latest - (_MAX_MESSAGES if header.point_to_point else _MAX_ENTRIES) + 1, latest
     if header.name in differences and not header.point_to_point:
-        first, last = differences[header.name] - WINDOW_MARGIN, differences[header.name] + WINDOW_MARGIN
+        number = differences[header.name]
+        first, last = number - WINDOW_MARGIN, number + WINDOW_MARGIN
     return LogExcerpt(
         group=header.group,
         latest=latest,
         rows=tuple(log.read(max(1, first), last).tolist()),
         oldest_incomplete=tuple(oldest_incomplete(log).tolist()),
+        steps_before={} if header.point_to_point else {number: find_earlier_steps(log, number)},
     )

@@ -97,6 +97,9 @@ _MASK: Final = 2**64 - 1
 _SMALLEST_CAPACITY: Final = 16
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _BLOCK_ENTRIES: Final = 64
+_HISTORY_ENTRIES: Final = 1_024
+"""Number of entries before one among which those that are like it are looked for."""
+_MOST_EARLIER: Final = 8
 
 
 POINT_TO_POINT: Final = ("send", "recv")
@@ -366,6 +369,15 @@ def oldest_incomplete(log: ReadableLog) -> Entries:
             break
         found, last = entries[is_open][:1], last - _BLOCK_ENTRIES
     return found
+
+
+def find_earlier_steps(log: ReadableLog, number: int) -> tuple[int, ...]:
+    """Return the steps of the last entries before this one that have its signature and line, in order."""
+    rows = log.read(max(1, number - _HISTORY_ENTRIES), number)
+    if not len(rows) or rows["number"][-1] != number:
+        return ()
+    is_same = (rows["signature"] == rows["signature"][-1]) & (rows["call_site"] == rows["call_site"][-1])
+    return tuple(rows["step"][is_same][:-1][-_MOST_EARLIER:].tolist())
 
 
 class EntryStore(SlotStore):

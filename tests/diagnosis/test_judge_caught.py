@@ -172,3 +172,12 @@ def test_of_two_ranks_at_different_batches_the_one_that_has_caught_an_exception_
     verdict = judge(replace(evidence, ranks=evidence.ranks | with_errors))
     assert (verdict.kind, verdict.step, verdict.suspected, verdict.blamed) == ("batch skipped", 2, suspected, ())
     assert ("ValueError" in verdict.sentence) == bool(suspected)
+
+
+def test_what_came_out_of_a_pass_of_a_rank_that_is_named_is_said_many_steps_later() -> None:
+    evidence = at_batches((1, 2, 3), (1, 3, 4), (1, 2, 3))
+    for error, is_said in ((caught("backward", step=0), True), (caught(step=0), False)):
+        ended = rank(1, "ended", step=9, caught=(error,))
+        verdict = judge(replace(evidence, ranks=evidence.ranks | {1: ended}))
+        assert (verdict.kind, verdict.blamed) == ("batch skipped", (1,))
+        assert any("ValueError: bad shard" in note for note in verdict.evidence) == is_said

@@ -120,3 +120,19 @@ def test_a_window_of_two_steps_tells_that_most_ranks_have_left_out_a_batch() -> 
         order = group({0: several, 1: one, 2: several}, first_divergence=5, divergence="batch")
         verdict = judge(job(*(rank(n, "ended") for n in range(3)), groups=[order]))
         assert (verdict.kind, verdict.named) == ("batch skipped", named)
+
+
+@pytest.mark.parametrize(
+    ("steps_before", "blamed"),
+    [({0: (1, 4, 7, 10), 1: (1, 4, 7, 10)}, (2,)), ({0: (0, 4, 8, 12)}, ()), ({0: (0, 3, 8, 12)}, (2,)), ({}, (2,))],
+    ids=["in its turn", "a step too soon", "in no turn", "unknown"],
+)
+def test_a_majority_that_launches_what_comes_every_few_steps_a_step_too_soon_proves_nothing(
+    steps_before: dict[int, tuple[int, ...]], blamed: tuple[int, ...]
+) -> None:
+    """It may have left out an update earlier, and the rank that goes on as before is not to blame."""
+    now = 13 if steps_before.get(0, ())[:2] == (1, 4) else 15
+    shown, further = [entry(9, all_reduce("loss"), step=now)], [entry(9, bucket(0), step=now + 1)]
+    order = group({0: shown, 1: shown, 2: further}, first_divergence=9, divergence="signature")
+    verdict = judge(job(*(rank(n, "gone") for n in range(3)), groups=[replace(order, steps_before=steps_before)]))
+    assert (verdict.kind, verdict.blamed) == ("different collectives", blamed)

@@ -61,14 +61,14 @@ def find_caught_error(facts: Facts) -> Verdict | None:
 
 
 def note_caught_errors(facts: Facts, verdict: Verdict) -> tuple[str, ...]:
-    """Return what ranks that are named have caught where it began, or shortly before they were heard of last.
+    """Return what ranks that are named have caught before it began, or shortly before they were heard of last.
 
     For any verdict that does not say so.
     """
     if not verdict.is_fault:
         return ()
     ranks = [rank for rank in verdict.named if rank in facts.ranks]
-    found = ((rank, find_last(facts, rank) or find_at(facts, rank, verdict.step)) for rank in ranks)
+    found = ((rank, find_last(facts, rank) or _find_pass(facts, rank, verdict.step)) for rank in ranks)
     return tuple(
         text.caught_before(facts.ranks[rank], error)
         for rank, error in found
@@ -112,10 +112,16 @@ def find_at(facts: Facts, rank: int, step: int | None) -> CaughtError | None:
     return None if step is None else _find_since(facts, rank, step - 1, until=step)
 
 
-def describe_at(facts: Facts, rank: int, step: int) -> str:
+def describe_at(facts: Facts, rank: int, step: int | None) -> str:
     """Return a sentence about that exception; empty without one."""
     error = find_at(facts, rank, step)
     return "" if error is None else text.caught_before(facts.ranks[rank], error)
+
+
+def _find_pass(facts: Facts, rank: int, step: int | None) -> CaughtError | None:
+    """Return an exception that came out of a pass of a rank in this step or any before, and was caught."""
+    error = None if step is None else _find_since(facts, rank, 0, until=step)
+    return error if error is not None and error.how in ("forward", "backward") else None
 
 
 def _find_since(facts: Facts, rank: int, step: int, *, until: int | None = None) -> CaughtError | None:

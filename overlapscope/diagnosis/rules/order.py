@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Final, Literal
 
 from overlapscope.diagnosis.evidence import UNKNOWN_OP, CallSite, Entry, GroupOrder
@@ -60,6 +60,8 @@ _SEVERITY: Final = ("signature", "step", "batch", "names")
 _MOST_SHOWN: Final = 8
 _ENOUGH_BATCHES: Final = 8
 """Number of steps from which their share in a rank's batches says how many batches a step takes."""
+_ENOUGH_TURNS: Final = 3
+"""Number of equal distances from which it is known that a rank launches something every N steps."""
 _ENOUGH_STEPS: Final = 2
 """Number of whole steps from which it is known what ranks do in each step."""
 
@@ -85,7 +87,10 @@ def find_divergence(facts: Facts) -> Verdict | None:
     if not blamed and (blamed := _find_side_after_exception(facts, sides, step)):
         words["alternative"] = text.exception_is_unrelated(blamed)
         words["sentence"] += " " + caught.describe_at(facts, blamed[0], step)
-    words["evidence"] = tuple(_divergence_notes(facts, divergence, sides, has_majority=bool(blamed)))
+    notes = tuple(_divergence_notes(facts, divergence, sides, has_majority=bool(blamed)))
+    if blamed and (usual := _find_broken_turn(group, side)) and not _find_broken_turn(group, other):
+        blamed, notes = (), (*notes, text.most_are_out_of_turn(side, usual))
+    words["evidence"] = notes
     blamed, words = _weigh_majority(divergence, sides, blamed, words, lacking)
     if group.predates_log:
         words["alternative"] = text.FIRST_IS_LOST
@@ -141,7 +146,18 @@ def _divergence_notes(facts: Facts, found: Divergence, sides: list[list[int]], *
         yield text.NO_MAJORITY
 
 
-def _find_side_after_exception(facts: Facts, sides: list[list[int]], step: int) -> tuple[int, ...]:
+def _find_broken_turn(group: GroupOrder, side: Side) -> int:
+    """Return every how many steps a side has launched this, if it comes a step too soon now; else 0.
+
+    Where that is true of most ranks and not of the others, an update that most have left out may be the cause, though
+    nothing shows it.
+    """
+    steps = (*group.steps_before.get(side.ranks[0], ()), side.entry.step)
+    *before, latest = (b - a for a, b in pairwise(steps)) if len(steps) > _ENOUGH_TURNS else (0,)
+    return latest + 1 if set(before) == {latest + 1} else 0
+
+
+def _find_side_after_exception(facts: Facts, sides: list[list[int]], step: int | None) -> tuple[int, ...]:
     """Return the side whose ranks have all caught an exception just there, if no other rank has."""
     found = [[rank for rank in side if caught.find_at(facts, rank, step) is not None] for side in sides]
     after = [ranks for ranks in found if ranks]

@@ -177,6 +177,14 @@ FIRST_IS_LOST: Final = "what differed first is not known, and may be a collectiv
 ALL_WERE_TO_LEAVE_IT_OUT: Final = "all ranks were to leave it out, and the others did not"
 
 
+def most_are_out_of_turn(side: Side, usual: int) -> str:
+    """Say why the majority proves nothing."""
+    return (
+        f"{capitalize(side.name)} launched it every {usual} steps before, and a step too soon now, while the others go "
+        "on as before: most ranks may have left out an update since, so no rank is blamed."
+    )
+
+
 def exception_is_unrelated(ranks: Sequence[int]) -> str:
     """Say why what a rank has caught may not be the cause."""
     return f"what {rank_list(ranks)} caught just there may be unrelated"
