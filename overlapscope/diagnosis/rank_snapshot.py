@@ -33,7 +33,7 @@ class LogExcerpt:
     oldest_incomplete: tuple[tuple[int, ...], ...] = ()
     """The first entry of the trailing run of incomplete ones, if there is any."""
     steps_before: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Steps of the last entries before the difference, or the latest entry, that are like it, by its number."""
+    """Steps of the last entries before each of ``rows`` that are like it, by its number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +78,15 @@ def make_snapshot(
 
 def _excerpt(log: ReadableLog, differences: Mapping[str, int]) -> LogExcerpt:
     header, latest = log.header, log.latest
-    number = latest
     first, last = latest - (_MAX_MESSAGES if header.point_to_point else _MAX_ENTRIES) + 1, latest
     if header.name in differences and not header.point_to_point:
-        number = differences[header.name]
-        first, last = number - WINDOW_MARGIN, number + WINDOW_MARGIN
+        first, last = differences[header.name] - WINDOW_MARGIN, differences[header.name] + WINDOW_MARGIN
+    rows = log.read(max(1, first), last)
+    numbers = () if header.point_to_point else rows["number"].tolist()
     return LogExcerpt(
         group=header.group,
         latest=latest,
-        rows=tuple(log.read(max(1, first), last).tolist()),
+        rows=tuple(rows.tolist()),
         oldest_incomplete=tuple(oldest_incomplete(log).tolist()),
-        steps_before={} if header.point_to_point else {number: find_earlier_steps(log, number)},
+        steps_before={number: steps for number in numbers if (steps := find_earlier_steps(log, number))},
     )
