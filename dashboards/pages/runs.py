@@ -203,9 +203,9 @@ def build_runs_table(rows: Sequence[RunRow]) -> pd.DataFrame:
     """Return the table as a frame, with the numbers that its rows show.
 
     Returns:
-        run, folder, started_unix_ns, model, ranks, device, steps, step_ns (of a live run the median of its latest
-        steps), exposed_ns and overlap_ratio (of the mean step), verdict and sentence (empty until they are known),
-        is_live, is_incident, attempts, tags, note.
+        run, folder, started_unix_ns, model, ranks, device, steps, step_ns (of the mean step, or until that is known the
+        median of the latest ones), exposed_ns and overlap_ratio (of the mean step), verdict and sentence (empty until
+        they are known), is_live, is_incident, attempts, tags, note.
     """
     numbers = ("started", "ranks", "steps", "step", "exposed", "hidden")
     views = [(row, build_row_view(row)) for row in rows]
@@ -247,7 +247,7 @@ def explain_missing_runs(runs: RunIndex) -> list[str]:
 
 
 def _format_figures(row: RunRow) -> dict[str, Cell]:
-    """Return step time and exposed communication: of a finished run the same as on its Overview page."""
+    """Return the figures as in the sentence of the row; until it is known, the step time of the latest steps."""
     judged, latest_ns = row.judged, row.facts.latest_step_ns
     exposed: Cell = ("", None, "being read")
     hidden = exposed
@@ -257,7 +257,7 @@ def _format_figures(row: RunRow) -> dict[str, Cell]:
         hidden = _EMPTY_CELL if ratio is None else (format_share(ratio), ratio, "of communication, in the mean step")
     step = format_ns(None) if latest_ns is None else f"≈ {format_ns(latest_ns)}"
     of_step: Cell = (step, latest_ns, "the median of the newest steps")
-    if judged is not None and judged.step_ns is not None and not row.is_live:
+    if judged is not None and judged.step_ns is not None:
         of_step = (format_ns(judged.step_ns), judged.step_ns, "the mean step")
     return {"step": of_step, "exposed": exposed, "hidden": hidden}
 

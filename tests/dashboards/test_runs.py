@@ -87,6 +87,7 @@ def test_figures_and_verdicts_are_those_of_the_pages(folder):
 
 def test_what_takes_long_is_said_to_be_read_until_it_is_known(folder):
     row = judged(RunIndex([folder]))[1]
+    assert build_row_view(replace(row, is_live=True)).cells["step"] == build_row_view(row).cells["step"]
     unread = RunRow(run=row.run, facts=row.facts, is_live=False)
     assert render_row(unread).count("reading …") == 3
     assert "≈ 10.0" in render_row(unread).replace("\N{NO-BREAK SPACE}", " ")
