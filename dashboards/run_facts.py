@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.description import describe_models
-from overlapscope.trace.event_log import read_latest_records
+from overlapscope.trace.event_log import read_latest_records, read_step_bounds
 from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.json_files import read_json
 from overlapscope.trace.schema import EVENTS_FILE, RANK_FILE, RUN_FILE, Kind
@@ -54,7 +54,8 @@ class RunFacts:
     """Kinds of devices: ``cpu``, ``cuda``."""
     started_unix_ns: int | None = None
     steps: int | None = None
-    """Number of steps that its first rank has finished; None if there are none, or if it is unknown."""
+    """Number of steps that its first rank has finished since the first recorded one, which is not step 0 in an imported
+    profile; None if there are none, or if it is unknown."""
     latest: StepTimes | None = None
     """Times of its latest steps on its first rank; None if it has finished none."""
     latest_step_ns: float | None = None
@@ -75,16 +76,18 @@ def read_run_facts(path: Path) -> RunFacts:
     run = next((found for found in runs if found), {})
     world_size, started_ns = run.get("world_size"), run.get("started_unix_ns")
     devices = {_device_kind(_read_object(folder / RANK_FILE).get("device")) for folder in folders.values()}
-    records = read_latest_records(next(iter(folders.values())) / EVENTS_FILE, _LATEST_RECORDS)
+    log = next(iter(folders.values())) / EVENTS_FILE
+    records = read_latest_records(log, _LATEST_RECORDS)
     steps = records[records["kind"] == Kind.STEP]
     times_ns = steps["end_ns"] - steps["start_ns"]
     has_steps, numbers = bool(len(steps)), steps["step"]
+    first = next(iter(read_step_bounds(log)), 0)
     return RunFacts(
         model=describe_models(run),
         ranks=world_size if isinstance(world_size, int) else len(folders),
         device=", ".join(sorted(devices - {""})),
         started_unix_ns=started_ns if isinstance(started_ns, int) else None,
-        steps=int(numbers[-1]) + 1 if has_steps else None,
+        steps=int(numbers[-1]) - first + 1 if has_steps else None,
         latest=StepTimes.of(int(numbers[0]), int(numbers[-1]), times_ns) if has_steps else None,
         latest_step_ns=float(np.median(times_ns)) if has_steps else None,
     )

@@ -63,7 +63,7 @@ class RunSummary:
     overlap_ratio: float | None = None
     """Hidden over all communication of the mean step; None without either."""
     steps: int | None = None
-    """Number of steps that at least one rank has finished."""
+    """Number of steps that at least one rank has finished, since the first recorded one."""
     ranks: int | None = None
     """Number of ranks that left a recording."""
     times: StepTimes | None = None
@@ -112,13 +112,15 @@ def _add_steps(found: RunSummary, snapshot: Snapshot, *, has_news: bool) -> RunS
     summary = snapshot.summary
     mean = summary.mean if summary.steps else None
     trend = trend_by_step(summary.finished_together, "step_time_ns")
+    steps = snapshot.trace.steps["step"]
+    first = int(steps.min()) if snapshot.trace.extent == "all" else 0
     return replace(
         found,
         line=found.line if has_news else describe_summary(summary),
         step_ns=None if mean is None else mean.step.value,
         overlap_ratio=None if mean is None or math.isnan(summary.overlap_ratio) else summary.overlap_ratio,
         exposed_ns=None if mean is None else mean.blocks["exposed"].value,
-        steps=int(snapshot.trace.steps["step"].max()) + 1,
+        steps=int(steps.max()) - first + 1,
         times=StepTimes.of(int(trend["step"].iloc[0]), int(trend["last_step"].iloc[-1]), trend["mean"].to_numpy()),
     )
 

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         _print_status(line)
     recorded = recording_folder.describe(args.output)
     assert recorded is not None
-    what = f"steps up to {recorded.steps - 1}" if recorded.steps else "no steps"
+    what = count_of(recorded.steps, "step") if recorded.steps else "no steps"
     _print_status(f"imported {count_of(len(imported), 'rank')}, {what}, into {args.output}")
     _print_status(f"view it: overlapscope {'serve' if recorded.steps else 'summary'} {args.output}")
     return 1 if traces.damaged else 0

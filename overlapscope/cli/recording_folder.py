@@ -33,7 +33,7 @@ class RecordingSize:
     ranks: int
     """Number of ranks that recorded anything."""
     steps: int
-    """Number of steps of the rank that got furthest."""
+    """Number of steps from the first recorded one, whatever its number is, to the last one of any rank."""
     collectives: int
     """Number of collectives of the rank that launched the most."""
     disk_bytes: int
@@ -102,19 +102,20 @@ def describe(folder: Path) -> RecordingSize | None:
     rank_dirs = find_recorded_ranks(folder)
     if not rank_dirs:
         return None
-    steps = collectives = 0
+    collectives = 0
+    bounds: list[int] = []
     for rank_dir in rank_dirs:
         if (rank_dir / EVENTS_FILE).exists():
             with suppress(OverlapScopeError):  # unreadable: commands that read the recording report it
                 _, records, _ = read_log(rank_dir / EVENTS_FILE)
-                of_steps = records["step"][records["kind"] == Kind.STEP].astype("int64")
-                steps = max(steps, int(of_steps.max(initial=-1)) + 1)
+                of_steps = records["step"][records["kind"] == Kind.STEP]
+                bounds += [int(of_steps.min()), int(of_steps.max())] if len(of_steps) else []
         logs = [*rank_dir.glob(GROUP_PATTERN), *rank_dir.glob(POINT_TO_POINT_PATTERN)]
         collectives = max(collectives, sum(map(_last_entry, logs)))
     files = [file for rank_dir in rank_dirs for file in rank_dir.iterdir()]
     return RecordingSize(
         ranks=len(rank_dirs),
-        steps=steps,
+        steps=max(bounds) - min(bounds) + 1 if bounds else 0,
         collectives=collectives,
         # st_blocks counts units of 512 bytes, whatever the block size of the file system.
         disk_bytes=sum(file.stat().st_blocks * 512 for file in files),

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dashboards.run_facts import RunFacts, StepTimes, read_run_facts
+from dashboards.runs import summarize_run
+from overlapscope.cli import recording_folder
 from tests.synthetic import make_rank, write_recording, write_step
 
 
@@ -25,6 +27,17 @@ def test_they_are_read_while_it_is_being_recorded(tmp_path):
     for step in range(3):
         write_step(log, step, begin_ns=1_000_000_000 + step * 10_000_000)
     assert read_run_facts(tmp_path / "traces").steps == 3
+
+
+def test_steps_are_counted_from_the_first_one_that_was_recorded(tmp_path):
+    log = make_rank(tmp_path / "traces", 0, world_size=1)
+    for step in (59, 60):
+        write_step(log, step, begin_ns=1_000_000_000 + step * 10_000_000)
+    assert read_run_facts(tmp_path / "traces").steps == 2
+    assert summarize_run(tmp_path / "traces").steps == 2
+    recorded = recording_folder.describe(tmp_path / "traces")
+    assert recorded is not None
+    assert recorded.steps == 2
 
 
 def test_what_is_missing_is_not_known(tmp_path):
