@@ -80,7 +80,9 @@ def build_mark_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
     present, default = curve.special["present"], curve.special["default"]
     if curve.options == Options():
         add(_DEFAULT_MB if present == default else _find_cap_mb(curve, present), present, "now")
-    add(_DEFAULT_MB, default, "DDP's default")
+    # Above the curve or below it, as a cap of 25 without that first bucket gives another plan.
+    is_on_curve = curve.index_of_cap(_DEFAULT_MB) == default
+    add(_DEFAULT_MB, default, "DDP's default" if is_on_curve else "DDP's default (1, then 25)")
     is_right = [np.log(x / sizes_mb[0]) > 0.7 * np.log(sizes_mb[1] / sizes_mb[0]) for x, _ in names]
     return {
         "x": [x for x, _ in names],

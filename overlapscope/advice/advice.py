@@ -27,6 +27,7 @@ from overlapscope.bucket_model.recommend import Recommendation, recommend
 from overlapscope.bucket_model.what_if import list_algorithms
 from overlapscope.errors import OverlapScopeError
 from overlapscope.text import count_of
+from overlapscope.trace.ddp_trial import SIZE_ARGUMENTS
 from overlapscope.trace.description import BY_HAND, FULLY_SHARD, describe_strategies
 from overlapscope.trace.folders import read_import_source
 from overlapscope.trace.recording import Trace
@@ -47,6 +48,8 @@ class Advice:
     """True if a calibration was used."""
     other_models: int
     """Number of models of the run that were left out because they reduce fewer bytes."""
+    recorded_steps: int
+    """Number of steps of the recording, of which the model learns from some."""
     missing_ranks: int
     """Number of ranks that left no log. Time spent waiting for them looks like transfer."""
 
@@ -110,12 +113,28 @@ def advise(analysis: Analysis, calibration: Path | None = None) -> Advice:
             gain_if_equal_ranks=math.nan
             if stragglers is None
             else stragglers.saved_if_ranks_equal.step.value / stragglers.step_time_ns,
+            size_arguments=_describe_size_arguments(trace),
         ),
         parameters=_parameters(trace),
         is_calibrated=found is not None,
         other_models=len(find_reduced_models(trace)) - 1,
+        recorded_steps=trace.steps["step"].nunique(),
         missing_ranks=max(0, observations.world_size - len(trace.ranks)),
     )
+
+
+def _describe_size_arguments(trace: Trace) -> str:
+    """Return the arguments by which the script sets bucket sizes, as code; empty if it leaves them at the default."""
+    model = find_reduced_models(trace)[0]
+    found = (each.get("ddp_arguments") for each in trace.run.get("models", []) if each.get("model") == model)
+    arguments = next(found, None) or {}
+    given = {name: arguments[name] for name in (*SIZE_ARGUMENTS, "bucket_plan") if arguments.get(name) is not None}
+    return ", ".join(f"{name}={_format_argument(value)}" for name, value in given.items())
+
+
+def _format_argument(value: object) -> str:
+    """Return a value as code: 25 for 25.0, as scripts have it; recordings hold all sizes as floats."""
+    return f"{value:g}" if isinstance(value, float) else repr(value)
 
 
 def summarize_measured_plans(

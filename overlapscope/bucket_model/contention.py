@@ -112,8 +112,9 @@ class _Assumption(NamedTuple):
     high: float
 
 
+ASSUMED_COMPUTE_SLOWDOWN: Final = _Assumption(1.25, 1.0, 1.5)
 _ASSUMPTIONS: Final = {
-    "compute": _Assumption(1.0, 1.0, 1.5),
+    "compute": ASSUMED_COMPUTE_SLOWDOWN,
     "communication": _Assumption(1.0, 1.0, 1.2),
     "lanes": _Assumption(_MAX_LANE_SLOWDOWN, 1.0, _MAX_LANE_SLOWDOWN),
 }

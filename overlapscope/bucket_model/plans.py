@@ -27,7 +27,7 @@ from overlapscope.bucket_model.partition import (
 DEFAULT_FIRST_BUCKET_BYTES: Final = MB
 DEFAULT_CAP_BYTES: Final = 25 * MB
 
-_ROUND_FRACTIONS: Final = (1.0, 0.5, 0.25, 0.2)
+_ROUND_FRACTIONS: Final = (1.0, 0.5, 0.2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,11 @@ class UniformPlan:
     def cap_mb(self) -> float:
         """Return a round cap in the band, in MB."""
         return DEFAULT_CAP_BYTES / MB if self.is_default else find_round_cap_mb(self.low_bytes, self.high_bytes)
+
+    @property
+    def has_round_cap(self) -> bool:
+        """Return True if a cap of two significant digits gives this plan; others lie in bands that nobody would hit."""
+        return float(f"{self.cap_mb:.2g}") == self.cap_mb
 
     @property
     def setting(self) -> str:

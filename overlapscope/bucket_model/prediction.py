@@ -20,14 +20,12 @@ from overlapscope.bucket_model.fit import FittedModel
 from overlapscope.bucket_model.partition import MB, Buckets, Float64Array, Gradients, PlanTable, build_table
 from overlapscope.bucket_model.plans import UniformPlan, default_plan, find_caps_mb, format_caps
 from overlapscope.bucket_model.schedule import Costs, ReplayResult, replay
-from overlapscope.bucket_model.search import PredictedSizes, predict_sizes
+from overlapscope.bucket_model.search import PredictedSizes, find_fastest, predict_sizes, prefers_default
 from overlapscope.bucket_model.work import ComputeTimes
 from overlapscope.interval import SIGMAS_90, Interval
 
 _SIZES: Final = 48
 """Number of sizes that can be distinguished when they are drawn."""
-_MIN_BAND_RATIO: Final = 1.01
-"""Ratio of the ends of a cap band below which the band is left out: nobody sets a size to within 1 %."""
 _DRAWS: Final = 100
 _INTERVAL: Final = (0.05, 0.95)
 _MIN_ERROR: Final = 0.02
@@ -223,12 +221,13 @@ class Curve:
     @property
     def fastest(self) -> int:
         """Return the index of the best size."""
-        return int(np.argmin(self.predicted_ns[: len(self.sizes)]))
+        return find_fastest(self.sizes, self.predicted_ns[: len(self.sizes)])
 
     @property
     def is_default_best(self) -> bool:
-        """Return True if no size is better than DDP's default."""
-        return bool(self.predicted_ns[self.special["default"]] <= self.predicted_ns[self.fastest])
+        """Return True if no size is better than DDP's default by enough."""
+        default, present = self.special["default"], self.special["present"]
+        return prefers_default(*self.predicted_ns[[default, self.fastest, present]].tolist())
 
     def index_of_cap(self, cap_mb: float) -> int:
         """Return the index of the size that a cap gives."""
@@ -304,6 +303,6 @@ def _select_sizes(predicted: PredictedSizes) -> tuple[UniformPlan, ...]:
     """Select the best of the sizes, and others spaced as widely as possible."""
     sizes = predicted.sizes
     last = len(sizes) - 1
-    wide = [at for at, size in enumerate(sizes) if size.high_bytes > _MIN_BAND_RATIO * size.low_bytes or at == last]
-    spread = np.linspace(0, len(wide) - 1, min(_SIZES, len(wide))).round().astype(np.int64)
-    return tuple(sizes[index] for index in sorted({predicted.fastest, *(wide[at] for at in spread.tolist())}))
+    able = [at for at, size in enumerate(sizes) if size.has_round_cap or at == last]
+    spread = np.linspace(0, len(able) - 1, min(_SIZES, len(able))).round().astype(np.int64)
+    return tuple(sizes[index] for index in sorted({predicted.fastest, *(able[at] for at in spread.tolist())}))

@@ -53,13 +53,15 @@ class Recommendation:
 
     verdict: Verdict
     """Verdict. ``leave it``: almost nothing can be gained. ``can't tell``: the gain may be large, but is uncertain."""
+    size_arguments: str
+    """Arguments of DistributedDataParallel by which the job sets bucket sizes, as code; empty if it sets none."""
     curve: Curve
     """Predictions for all sizes, from which the other predictions are taken."""
     now: Prediction
     """Active plan at the end of the recording."""
     default: Prediction
     best: Prediction
-    """Best plan that a single size can express, including DDP's default."""
+    """Best plan that a single size can express, of those with two digits; DDP's default if none gains 1 % over that."""
     good_from_mb: float | None
     """Lower end of the caps predicted to be within 1 % of the best, exclusive."""
     good_to_mb: float | None
@@ -105,6 +107,7 @@ def recommend(
     hosts: int = 1,
     measured: MeasuredSteps | None = None,
     gain_if_equal_ranks: float = math.nan,
+    size_arguments: str = "",
 ) -> Recommendation:
     """Compare all sizes, search for the best plan, and decide what to recommend.
 
@@ -113,22 +116,25 @@ def recommend(
         hosts: Number of hosts that the ranks run on.
         measured: Mean steps as recorded, if known.
         gain_if_equal_ranks: Share by which the step would be shorter if all ranks were equally fast; NaN if unknown.
+        size_arguments: Arguments by which the job sets bucket sizes, as code.
     """
     observations, gradients = fitted.observations, fitted.work.gradients
     in_force = in_force or observations.plans[int(observations.plan[-1])]
     sizes = predict_sizes(fitted.work, fitted.costs)
-    default, best = sizes.default, sizes.best
-    free = find_best_plan(fitted.work, fitted.costs, also=[best.buckets, in_force])
+    default = sizes.default
+    free = find_best_plan(fitted.work, fitted.costs, also=[sizes.best.buckets, in_force])
     curve = predict_curve(
         fitted, Options(), {"present": in_force, "default": default.buckets, "best": free}, measured, sizes
     )
+    best = default if curve.is_default_best else curve.sizes[curve.fastest]
     predictions = _Predictions(curve, default)
     now, advised = predictions.of(in_force), predictions.of_size(best)
     gain = curve.compute_gain(curve.plans.index(best.buckets), curve)
-    good_from, good_to = _good_range(sizes)
+    good_from, good_to = _good_range(sizes, best)
     exposed = advised.exposed_ns / advised.step_ns.value
     return Recommendation(
         verdict=decide(gain, is_same=best.buckets == in_force),
+        size_arguments=size_arguments,
         curve=curve,
         now=now,
         default=predictions.of_size(default),
@@ -143,7 +149,7 @@ def recommend(
         free_caps_mb=_caps(free, gradients),
         sizes=tuple(predictions.of_size(size) for size in _select_sizes(curve, best)),
         limits=find_limits(best.buckets, fitted.work, fitted.costs, gain_if_equal_ranks, exposed),
-        what_ifs=predict_changes([*sizes.sizes, default], fitted.work, fitted.costs, measured),
+        what_ifs=predict_changes(sizes, in_force, fitted.work, fitted.costs, measured),
         missing=tuple(_find_missing_measurements(best.buckets, fitted)),
         world_size=observations.world_size,
         hosts=hosts,
@@ -193,12 +199,12 @@ def decide(gain: Interval, *, is_same: bool) -> Verdict:
     return "can't tell" if gain.high >= _MIN_GAIN_TO_INVESTIGATE and gain.value >= MIN_GAIN else "leave it"
 
 
-def _good_range(sizes: PredictedSizes) -> tuple[float | None, float | None]:
+def _good_range(sizes: PredictedSizes, best: UniformPlan) -> tuple[float | None, float | None]:
     """Find the caps around the best one that are within 1 % of it."""
-    if sizes.best.is_default:
+    if best.is_default:
         return None, None
     first = last = sizes.fastest
-    good = sizes.sizes_ns <= sizes.best_ns * (1 + _GOOD_SHARE)
+    good = sizes.sizes_ns <= sizes.sizes_ns[first] * (1 + _GOOD_SHARE)
     while first > 0 and good[first - 1]:
         first -= 1
     while last < len(good) - 1 and good[last + 1]:

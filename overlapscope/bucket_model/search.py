@@ -12,8 +12,10 @@ cycles, slowed-down compute) is handled by replaying its plans, and by moving cu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -52,20 +54,37 @@ class PredictedSizes:
     sizes_ns: Float64Array
     """(Q,) step times of the sizes."""
 
-    @property
+    @cached_property
     def fastest(self) -> int:
         """Return the index of the best size."""
-        return int(np.argmin(self.sizes_ns))
+        return find_fastest(self.sizes, self.sizes_ns)
 
     @property
     def best(self) -> UniformPlan:
-        """Return the plan of the best size, or the default if no size is better."""
-        return self.sizes[self.fastest] if self.sizes_ns[self.fastest] < self.default_ns else self.default
+        """Return the plan of the best size, or the default if no size is better by enough."""
+        is_default = prefers_default(self.default_ns, self.sizes_ns[self.fastest])
+        return self.default if is_default else self.sizes[self.fastest]
 
     @property
     def best_ns(self) -> float:
         """Return the step time of ``best``."""
-        return min(float(self.sizes_ns[self.fastest]), self.default_ns)
+        return self.default_ns if self.best is self.default else float(self.sizes_ns[self.fastest])
+
+
+def find_fastest(sizes: Sequence[UniformPlan], sizes_ns: Float64Array) -> int:
+    """Return the index of the fastest size, of those that a cap of two digits gives if there are any."""
+    round_ones = np.flatnonzero([size.has_round_cap for size in sizes])
+    among = round_ones if len(round_ones) else np.arange(len(sizes))
+    return int(among[np.argmin(sizes_ns[among])])
+
+
+def prefers_default(default_ns: float, fastest_ns: float, present_ns: float = math.inf) -> bool:
+    """Return True if no size is faster than DDP's default by enough: to set nothing is simpler than any size.
+
+    Args:
+        present_ns: Step time of the present plan, which nobody should give up for a slower one.
+    """
+    return bool(default_ns <= min(fastest_ns * (1 + MIN_GAIN), present_ns))
 
 
 def predict_sizes(work: ComputeTimes, costs: Costs, first_bucket_bytes: int | None = None) -> PredictedSizes:

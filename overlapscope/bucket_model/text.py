@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from overlapscope.bucket_model.contention import ASSUMED_COMPUTE_SLOWDOWN
 from overlapscope.bucket_model.plans import format_caps
 from overlapscope.bucket_model.recommend import MissingMeasurement, Prediction, Recommendation
 from overlapscope.bucket_model.search import MIN_GAIN
@@ -54,11 +55,12 @@ def format_headline(advice: Recommendation) -> str:
     is_now = advice.best.buckets == advice.now.buckets
     now, best = format_ns(advice.now.step_ns.value), format_ns(advice.best.step_ns.value)
     if advice.verdict == "change":
-        gain = _format_change(advice.gain)
+        gain = _format_gain(advice)
         return f"{format_advised_setting(advice)}: {now} → {best} a step ({gain}).{_format_good_range(advice)}"
     if is_now:
-        return f"Keep the bucket size: the current one is predicted to be the fastest of all, at {now} a step."
-    would = f"{_format_setting(advice.best)} would change the {now} step by {_format_change(advice.gain)}"
+        more = f"{100 * MIN_GAIN:g} %"
+        return f"Keep the bucket size: at {now} a step, no other is predicted to be more than {more} faster."
+    would = f"{_format_setting(advice.best)} would change the {now} step by {_format_gain(advice)}"
     if advice.verdict == "leave it":
         return f"Keep the bucket size; it hardly matters here: {would}."
     return f"Can't tell yet: {would}."
@@ -66,7 +68,9 @@ def format_headline(advice: Recommendation) -> str:
 
 def format_advised_setting(advice: Recommendation) -> str:
     """Say what to set for the best size, without a full stop."""
-    return "Leave bucket_cap_mb unset" if advice.best.is_default else f"Set {_format_setting(advice.best)}"
+    if not advice.best.is_default:
+        return f"Set {_format_setting(advice.best)}"
+    return f"Remove {advice.size_arguments}" if advice.size_arguments else "Leave bucket_cap_mb unset"
 
 
 def format_free_plan(advice: Recommendation) -> str:
@@ -82,25 +86,31 @@ def format_free_plan(advice: Recommendation) -> str:
     )
 
 
-def format_limit(limits: Limits) -> str:
-    """Say what limits the step with the best size."""
+def format_limit(limits: Limits, exposed_now: float | None = None) -> str:
+    """Say what limits the step with the best size.
+
+    Args:
+        exposed_now: Share of the present step that is exposed communication; None if its size is the best.
+    """
+    limited = "The step is limited by" if exposed_now is None else "With the best size the step is limited by"
     exposed = f"{format_share(limits.exposed)} of it is exposed communication"
+    exposed += "" if exposed_now is None else f", {format_share(exposed_now)} of the current step"
     if limits.limit == "compute":
-        return f"The step is limited by compute: {exposed}."
+        return f"{limited} compute: {exposed}."
     if limits.limit == "differences":
         return (
-            f"The step is limited by differences between ranks: if all were equally fast, it would be "
+            f"{limited} differences between ranks: if all were equally fast, it would be "
             f"{format_share(limits.differences)} shorter; {exposed}."
         )
     if limits.limit == "latency":
         return (
-            f"The step is limited by the latency of its all-reduces: without latency it would be "
+            f"{limited} the latency of its all-reduces: without latency it would be "
             f"{format_share(limits.latency)} shorter; {exposed}."
         )
     without = f"if sending bytes took no time, it would be {format_share(limits.bandwidth)} shorter"
     if limits.limit == "last bucket":
-        return f"The step is limited by its last bucket, which has nothing left to overlap with: {without}; {exposed}."
-    return f"The step is limited by bandwidth: {without}; {exposed}."
+        return f"{limited} its last bucket, which has nothing left to overlap with: {without}; {exposed}."
+    return f"{limited} bandwidth: {without}; {exposed}."
 
 
 def format_model_error(advice: Recommendation) -> str:
@@ -124,6 +134,14 @@ def _format_setting(prediction: Prediction) -> str:
 def _format_bucket_count(prediction: Prediction) -> str:
     """Return the number of buckets, in words."""
     return count_of(len(prediction.buckets), "bucket")
+
+
+def _format_gain(advice: Recommendation) -> str:
+    """Format the change of the step time with the best size, and what it assumes of compute if that wasn't measured."""
+    if "compute slowdown" not in advice.missing:
+        return _format_change(advice.gain)
+    low, high = (f"{100 * (each - 1):.0f}" for each in (ASSUMED_COMPUTE_SLOWDOWN.low, ASSUMED_COMPUTE_SLOWDOWN.high))
+    return f"{_format_change(advice.gain)}, assuming that communication slows compute by {low} to {high} %"
 
 
 def _format_change(gain: Interval) -> str:
@@ -175,6 +193,6 @@ def list_assumptions(found: Recommendation) -> list[str]:
 
 def format_size_label(each: Prediction, found: Recommendation) -> str:
     """Name the sizes that give a plan, and say whether it is the best or the present one."""
-    label = _format_cap_range(each.low_mb, each.high_mb) or ("DDP's default" if each.is_default else "other")
+    label = "DDP's default (1, then 25)" if each.is_default else _format_cap_range(each.low_mb, each.high_mb) or "other"
     marks = [mark for mark, other in (("best", found.best), ("now", found.now)) if each.buckets == other.buckets]
     return ", ".join([label, *marks])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -11,9 +10,9 @@ import numpy as np
 
 from overlapscope.bucket_model.cost import ZERO_COST, Algorithm
 from overlapscope.bucket_model.partition import Buckets, Float64Array, build_table
-from overlapscope.bucket_model.plans import UniformPlan
 from overlapscope.bucket_model.prediction import MeasuredSteps, predict_steps
 from overlapscope.bucket_model.schedule import Costs, replay, replay_step
+from overlapscope.bucket_model.search import PredictedSizes, find_fastest, prefers_default
 from overlapscope.bucket_model.work import ComputeTimes
 
 # What limits a step with the best bucket plan, found by removing each cost in turn.
@@ -120,18 +119,16 @@ class WhatIf:
 
 
 def predict_changes(
-    plans: Sequence[UniformPlan],
-    work: ComputeTimes,
-    costs: Costs,
-    measured: MeasuredSteps | None = None,
+    sizes: PredictedSizes, present: Buckets, work: ComputeTimes, costs: Costs, measured: MeasuredSteps | None = None
 ) -> tuple[WhatIf, ...]:
     """Predict all changes that make sense for this job.
 
     Args:
-        plans: Sizes to choose from.
+        sizes: Sizes to choose from, and DDP's default.
+        present: Plan of the job.
         measured: Measurement that predictions are relative to, if there is one.
     """
-    best = _BestSize(plans, work, costs, measured)
+    best = _BestSize(sizes, present, work, costs, measured)
     cost = costs.collective
     found = [best.changed("compression", replace(costs, collective=cost.halve_bytes()))]
     alone_ns = best.steps_ns(replace(costs, collective=cost.scale(latency=0.0, byte_time=0.0))).min()
@@ -169,14 +166,20 @@ class _BestSize:
     """Selection of the best size under changed costs."""
 
     def __init__(
-        self, plans: Sequence[UniformPlan], work: ComputeTimes, costs: Costs, measured: MeasuredSteps | None
+        self,
+        sizes: PredictedSizes,
+        present: Buckets,
+        work: ComputeTimes,
+        costs: Costs,
+        measured: MeasuredSteps | None,
     ) -> None:
-        self._plans, self._work, self._costs, self._measured = plans, work, costs, measured
-        self._table = build_table([plan.buckets for plan in plans], work.gradients)
+        self._sizes, self._work, self._costs, self._measured = sizes.sizes, work, costs, measured
+        plans = [present, sizes.default.buckets, *(size.buckets for size in sizes.sizes)]
+        self._table = build_table(plans, work.gradients)
         self.step_ns, self.cap_mb = self._best(costs)
 
     def steps_ns(self, costs: Costs) -> Float64Array:
-        """Return (Q,) the mean steps with each size."""
+        """Return the mean steps with the present plan, DDP's default and each size (2 + Q,)."""
         return predict_steps(self._table, self._work, costs, self._costs, self._measured).step_ns
 
     def changed(
@@ -187,7 +190,8 @@ class _BestSize:
         return WhatIf(kind=kind, number=number, algorithm=algorithm, step_ns=step_ns, gain=gain, cap_mb=cap_mb)
 
     def _best(self, costs: Costs) -> tuple[float, float | None]:
-        steps_ns = self.steps_ns(costs)
-        best = int(np.argmin(steps_ns))
-        plan = self._plans[best]
-        return float(steps_ns[best]), None if plan.is_default else plan.cap_mb
+        present_ns, default_ns, *sizes_ns = self.steps_ns(costs).tolist()
+        fastest = find_fastest(self._sizes, np.array(sizes_ns))
+        if prefers_default(default_ns, sizes_ns[fastest], present_ns):
+            return default_ns, None
+        return sizes_ns[fastest], self._sizes[fastest].cap_mb

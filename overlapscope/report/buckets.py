@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from overlapscope.advice.advice import Advice
+from overlapscope.advice.observations import MAX_CYCLES
 from overlapscope.bucket_model import text
 from overlapscope.bucket_model.plans import format_caps
 from overlapscope.bucket_model.recommend import Recommendation
@@ -40,7 +41,7 @@ def build_buckets_section(advice: Advice, plan_path: Path | None = None) -> Sect
         notes=(
             *_generate_caveats(advice),
             *filter(None, [text.format_model_error(found)]),
-            text.format_limit(found.limits),
+            _describe_limit(found),
         ),
         tables=(*([_tabulate_sizes(found)] if found.has_choice else []), _tabulate_what_ifs(found)),
         actions=tuple(_generate_actions(found, plan_path)),
@@ -108,16 +109,21 @@ def describe_basis(advice: Advice) -> str:
     """Name the data that the advice is based on."""
     observations = advice.fitted.observations
     gradients = observations.gradients
-    steps, ranks = (
-        count_of(number, what)
-        for number, what in ((len(observations.steps), "step"), (observations.world_size, "rank"))
-    )
+    steps, ranks = count_of(len(observations.steps), "step"), count_of(observations.world_size, "rank")
     parts = [
         f"{steps} of {ranks}",
         f"{count_of(len(gradients.names), 'gradient')} of {format_bytes(gradients.total_bytes)}",
         count_of(observations.used_plan_count, "bucket plan"),
     ]
-    return ", ".join([*parts, "a calibration"] if advice.is_calibrated else parts)
+    basis = ", ".join([*parts, "a calibration"] if advice.is_calibrated else parts)
+    left_out = advice.recorded_steps - len(observations.steps)
+    why = f"warm-up, incomplete ones, and more than {MAX_CYCLES} with one plan"
+    return f"{basis}; {count_of(left_out, 'step')} left out ({why})" if left_out else basis
+
+
+def _describe_limit(found: Recommendation) -> str:
+    is_now = found.best.buckets == found.now.buckets
+    return text.format_limit(found.limits, None if is_now else found.now.exposed_ns / found.now.step_ns.value)
 
 
 def _generate_caveats(advice: Advice) -> Iterator[str]:
@@ -149,7 +155,7 @@ def _collect_content(trace: Trace, advice: Advice) -> dict[str, Any]:
         "world_size": observations.world_size,
         "has_common_clock": observations.has_common_clock,
         "parameters": [parameter.name for parameter in advice.parameters],
-        "sentences": [text.format_headline(found), *_generate_caveats(advice), text.format_limit(found.limits)],
+        "sentences": [text.format_headline(found), *_generate_caveats(advice), _describe_limit(found)],
         "problems": trace.problems,
         **{field.name: getattr(found, field.name) for field in fields(found) if field.name != "curve"},
         "has_choice": found.has_choice,

@@ -101,7 +101,7 @@ def test_a_probe_tells_how_much_two_that_run_together_slow_each_other_down(lane_
 
 
 def test_pairs_of_a_calibration_tell_it_where_one_plan_does_not() -> None:
-    job = probed_job(lanes=2, lane_slowdown=1.3)
+    job = probed_job(lanes=2, lane_slowdown=1.3, s=1.25)
     alpha, beta = job.wire
     sizes = np.geomspace(10 * KB, 4000 * KB, 9)
     alone = Spans(bytes=sizes, time_ns=alpha + beta * sizes, cycle=np.zeros(9, dtype=np.int64))
@@ -161,8 +161,8 @@ def test_one_plan_alone_tells_no_slowdown_of_compute() -> None:
     plan = fill_plan(job.gradients, [500 * KB])
     slowdown = estimate_compute_slowdown(extract_backward(recording(job, plans=[plan] * 10), ZERO_COST))
     assert not slowdown.is_known
-    assert slowdown.value == 1.0
-    assert slowdown.interval[1] > 1.3
+    low, high = slowdown.interval
+    assert low < 1.1 < slowdown.value == 1.25 < 1.4 < high
 
 
 def test_more_cycles_make_it_surer() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from overlapscope.bucket_model import text as sentences
 from overlapscope.bucket_model.fit import FittedModel, fit_model
+from overlapscope.bucket_model.observation import Spans
 from overlapscope.bucket_model.partition import Buckets, fill_plan
 from overlapscope.bucket_model.plans import default_plan
 from overlapscope.bucket_model.prediction import MeasuredSteps, Options, predict_curve
@@ -80,6 +81,43 @@ def test_where_the_wire_is_slow_a_change_is_advised_and_its_gain_is_sure() -> No
 def test_what_the_interval_calls_slower_is_not_kept(gain: tuple[float, float, float], verdict: Verdict) -> None:
     value, low, high = gain
     assert decide(Interval(value=value, low=low, high=high), is_same=False) == verdict
+
+
+def test_a_size_that_is_advised_has_two_digits() -> None:
+    """Parameters are about 4 MB, so that most caps between them have more."""
+    advice = advice_on(replace(large_job(), wire=(10.0, 2 * large_job().wire[1])))
+    sizes = [size.cap_mb for size in advice.sizes if size.cap_mb is not None]
+    assert len(sizes) == len(advice.sizes) > 5
+    assert sizes == [float(f"{size:.2g}") for size in sizes]
+    assert advice.best.cap_mb in sizes
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [("bucket_cap_mb=1", "Remove bucket_cap_mb=1"), ("", "Leave bucket_cap_mb")]
+)
+def test_who_gets_as_much_by_setting_nothing_is_told_to_set_nothing(given: str, said: str) -> None:
+    """Small buckets cost latency, and those of DDP's default are as large as any that are worth it."""
+    job = replace(large_job(), wire=(LATENCY, 1e-7))
+    fit = fit_model(recording(job, 0.01), lanes=1)
+    advice = recommend(fit, in_force=fill_plan(job.gradients, [KB]), size_arguments=given)
+    assert advice.verdict == "change"
+    assert advice.best.is_default
+    assert min(size.step_ns.value for size in advice.sizes) >= advice.best.step_ns.value * 0.99
+    assert sentences.format_headline(advice).startswith(said)
+
+
+def test_one_plan_predicts_the_middle_of_what_communication_may_slow_compute() -> None:
+    """The gain of overlapping more is smaller than without any slowdown, in value as in interval."""
+    job = replace(large_job(s=1.25), wire=(10.0, 2 * large_job().wire[1]))
+    sizes = np.geomspace(100 * KB, sum(job.sizes), 12)
+    alone = Spans(bytes=sizes, time_ns=job.wire[0] + job.wire[1] * sizes, cycle=np.zeros(12, dtype=np.int64))
+    one = fill_plan(job.gradients, [1000 * KB * KB])
+    advice = recommend(fit_model(recording(job, 0.0, [one] * 24), lanes=1, calibration=alone))
+    really = 1 - simulated(job, advice.best.buckets) / simulated(job, one)
+    assert really > 0.1
+    assert advice.gain.value == pytest.approx(really, abs=0.02)
+    assert advice.gain.low < advice.gain.value - 0.02 < advice.gain.value + 0.02 < advice.gain.high
+    assert "slows compute by 0 to 50 %" in sentences.format_headline(advice)
 
 
 def test_where_the_wire_is_quick_one_should_leave_it() -> None:

@@ -65,7 +65,7 @@ def test_a_calibration_in_the_folder_is_used(folder: Path) -> None:
     calibrated(folder)
     ran = overlapscope("recommend", folder)
     assert ran.returncode == 0
-    assert ran.stdout.splitlines()[0].endswith(", 1 bucket plan, a calibration")
+    assert ", 1 bucket plan, a calibration; " in ran.stdout.splitlines()[0]
 
 
 def test_one_that_is_elsewhere_can_be_named(folder: Path, tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def forecast_of(job: Job, plans: Any = None) -> Forecast:
     measured = measured_in(fitted)
     return Forecast(
         Advice(
+            recorded_steps=24,
             fitted=fitted,
             recommendation=recommend(fitted, measured=measured),
             parameters=(),
@@ -268,7 +269,7 @@ def test_the_page_begins_with_the_advice_and_shows_how_to_set_it(tmp_path: Path)
         document = Document()
         ROUTES[route](document, snapshot, {"cap_mb": [b"2.5"]})
         page = words(document)
-        assert '<code id="setting">bucket_cap_mb=2.5</code>' in page
+        assert '<code id="setting">bucket_cap_mb=2</code>' in page
         assert ("it hardly matters here" in page) == (route == "/buckets")
 
 
