@@ -134,7 +134,7 @@ window.overlapscope = (() => {
       const act = acts[event.key.length === 1 ? event.key.toLowerCase() : event.key]
       if (isTyping || !act || event.ctrlKey || event.metaKey || event.altKey) return
       event.preventDefault()
-      act()
+      act(event)
     })
   }
 

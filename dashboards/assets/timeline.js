@@ -13,7 +13,9 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     limits: {shortest: minViewNs, longest: Infinity, lowest: fit[0], highest: fit[1]},
     ask: (id, width_px) => {
       const [is_ideal, is_path] = [[element("ideal").checked], [element("path").checked]]
-      plot.view.data = {id: [id], from_ns: [range.start], to_ns: [range.end], width_px: [width_px], is_ideal, is_path}
+      const [top_px, bottom_px] = seenRows().map((each) => [each])
+      const times = {from_ns: [range.start], to_ns: [range.end], width_px: [width_px]}
+      plot.view.data = {id: [id], ...times, top_px, bottom_px, is_ideal, is_path}
     },
   })
   const {show, zoom, move} = view
@@ -24,7 +26,8 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   })
 
   function answered() {
-    const {id, step, spans, is_shaded, ideal_hint, path_hint} = plot.answer.data
+    const {id, step, spans, is_shaded, ideal_hint, path_hint, top_px, bottom_px} = plot.answer.data
+    drawn = {top: top_px[0], bottom: bottom_px[0]}
     if (!view.answered(id[0])) return
     showStatus(step[0], spans[0], is_shaded[0])
     element("ideal-hint").textContent = ideal_hint[0]
@@ -36,13 +39,69 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     if (picker && document.activeElement !== picker && step != null) picker.value = step
     const count = spans.toLocaleString("en-US")
     element("status").textContent = isShaded
-      ? `${count} spans in view: shade shows the busy share. Zoom in to see individual spans.`
+      ? `${count} spans in view: shades are shares of time, red ones that of exposed communication. Zoom in for single spans.`
       : `${count} ${spans === 1 ? "span" : "spans"} in view`
     offerToSort(step)
     rememberSoon(step)
   }
 
   const markStrip = () => strip.mark(range.start, range.end)
+
+  // --- ranks ----------------------------------------------------------------------------------------------------
+  // All ranks are in the gutter, which scrolls; the figure stays in place and shows the heights in view. Ranks that fit
+  // the window are stretched to fill it.
+  const scroller = element("ranks")
+  const gutter = element("gutter")
+  let drawn = {top: 0, bottom: Infinity}
+  const allRowsPx = () => plot.rows.data.top_px.at(-1) || 1
+  const stretch = () => gutter.clientHeight / allRowsPx() || 1
+  const seenRows = () => [scroller.scrollTop, scroller.scrollTop + scroller.clientHeight].map((px) => px / stretch())
+
+  function showRows() {
+    const [top, bottom] = seenRows()
+    root.y_range.setv({start: bottom, end: top}, {sync: false})
+    const ahead = (bottom - top) / 4
+    const isMissing = (drawn.top > 0 && top - ahead < drawn.top) || (drawn.bottom < allRowsPx() && bottom + ahead > drawn.bottom)
+    if (isMissing) view.schedule()
+  }
+
+  const scrollRanks = (px) => (scroller.scrollTop += px)
+
+  // Position of the rank at a height of the figure; rows are in order.
+  function positionAt(y) {
+    const tops = plot.rows.data.top_px
+    let [low, high] = [0, tops.length - 2]
+    while (low < high) {
+      const middle = Math.ceil((low + high) / 2)
+      if (tops[middle] <= y) low = middle
+      else high = middle - 1
+    }
+    return low
+  }
+
+  const yAt = ({clientY}) => seenRows()[0] + (clientY - area.getBoundingClientRect().top) / stretch()
+
+  // Ranks that are expanded, as the address has them: all, none, or their numbers.
+  function expandedText(expanded) {
+    const {rank} = plot.rows.data
+    if (!expanded.length) return "none"
+    return expanded.length === rank.length - 1 ? "all" : expanded.join(",")
+  }
+
+  function toggleRank(toggledRank) {
+    const {rank, is_expanded} = plot.rows.data
+    changeRanks({expanded: expandedText(rank.filter((each, at) => each >= 0 && is_expanded[at] !== (each === toggledRank)))})
+  }
+
+  const toggleUnderPointer = () => pointer.y !== null && toggleRank(plot.rows.data.rank[positionAt(pointer.y)])
+
+  function toggleAll() {
+    changeRanks({expanded: plot.rows.data.is_expanded.some(Boolean) ? "none" : "all"})
+  }
+
+  const labelToggle = () => {
+    if (element("expand-all")) element("expand-all").textContent = plot.rows.data.is_expanded.some(Boolean) ? "Collapse all" : "Expand all"
+  }
 
   // --- zoom and pan ---------------------------------------------------------------------------------------------
   const showAll = () => jump(() => show(fit[0], fit[1]))
@@ -51,7 +110,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     jump(() => (plot.pick.data = {step: [step], move: [moveBy]}))
   }
 
-  const pointer = {x: null}
+  const pointer = {x: null, y: null}
   const keys = {
     w: () => zoom(0.8, pointer.x),
     s: () => zoom(1.25, pointer.x),
@@ -71,6 +130,11 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     "]": () => pickStep(Number(element("step").value), 1),
     i: () => element("ideal").click(),
     c: () => element("path").click(),
+    e: ({shiftKey}) => (shiftKey ? toggleAll() : toggleUnderPointer()),
+    ArrowUp: () => scrollRanks(-48),
+    ArrowDown: () => scrollRanks(48),
+    PageUp: () => scrollRanks(-0.9 * scroller.clientHeight),
+    PageDown: () => scrollRanks(0.9 * scroller.clientHeight),
   }
 
   window.overlapscope.onKeys(keys)
@@ -80,7 +144,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     if (!event.shiftKey) return
     event.preventDefault()
     event.stopPropagation()
-    element("ranks").scrollTop += event.deltaY || event.deltaX
+    scrollRanks(event.deltaY || event.deltaX)
   }, {capture: true, passive: false})
 
   // --- address --------------------------------------------------------------------------------------------------
@@ -117,26 +181,58 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     const [from, to] = [Number(query.get("from")), Number(query.get("to"))]
     isJump = false
     remembered = to - from
-    if (chosenRanks() !== shownRanks) window.overlapscope.reloadInPlace()
-    else if (to > from) show(from, to)
+    if (chosenRanks() !== shownRanks) askRanks()
+    if (to > from) show(from, to)
     restoreSelection()
   })
 
   function chosenRanks() {
     const query = new URLSearchParams(location.search)
-    return ["ranks", "rank", "order", "pin", "open"].map((name) => query.get(name)).join(" ")
+    return ["ranks", "rank", "order", "pin", "open", "expanded"].map((name) => query.get(name)).join(" ")
   }
-  const shownRanks = chosenRanks()
+  let shownRanks = chosenRanks()
+  let askedRanks = 0
 
-  // Other ranks need another figure: the page is reloaded, with the same view.
-  function reopen(entries) {
-    window.overlapscope.reloadInPlace({...entries, ...shownRange()}, {isNew: true})
+  // The server lays out the ranks that the address names; the view stays.
+  function askRanks() {
+    shownRanks = chosenRanks()
+    ruler.remove()
+    askedRanks += 1
+    plot.asked_ranks.data = {id: [askedRanks], query: [location.search.slice(1)], step: [lastStep ?? 0]}
+  }
+
+  function changeRanks(entries) {
+    window.overlapscope.setAddress({...entries, ...shownRange()}, {isNew: true})
+    askRanks()
+  }
+
+  // What is at the top of the window stays there, if it is still shown.
+  let top = null
+  const rememberTop = () => {
+    const position = positionAt(seenRows()[0])
+    const {rank, top_px} = plot.rows.data
+    top = {rank: rank[position], offset: (seenRows()[0] - top_px[position]) * stretch()}
+  }
+
+  function ranksCame() {
+    const {markup, note, sorted_step} = plot.gutter.data
+    gutter.innerHTML = markup[0]
+    gutter.parentElement.style.setProperty("--height", `${allRowsPx()}px`)
+    if (element("ranks-note")) element("ranks-note").textContent = note[0]
+    if (element("order")) element("order").dataset.step = sorted_step[0]
+    const position = top ? plot.rows.data.rank.indexOf(top.rank) : -1
+    if (position >= 0) scroller.scrollTop = plot.rows.data.top_px[position] * stretch() + Math.min(top.offset, 0)
+    drawn = {top: 0, bottom: Infinity}
+    labelToggle()
+    offerToSort(lastStep)
+    showRows()
+    view.schedule()
   }
 
   function chooseRanks(input) {
     if (!input.reportValidity()) return
     input.blur()
-    reopen({ranks: input.value.trim() || null, rank: null})
+    changeRanks({ranks: input.value.trim() || null, rank: null})
   }
 
   // Adds a value to a list in the address, or removes it.
@@ -155,13 +251,12 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   }
 
   // --- ruler ----------------------------------------------------------------------------------------------------
-  const rankHeight = root.height / document.querySelectorAll(".rank").length
   const ruler = window.overlapscope.ruler({
     area,
     plot,
     timeAt: ({clientX}) =>
       range.start + ((clientX - area.getBoundingClientRect().left) / root.inner_width) * (range.end - range.start),
-    rankAt: ({clientY}) => Math.floor((clientY - area.getBoundingClientRect().top) / rankHeight),
+    rankAt: (event) => positionAt(yAt(event)),
   })
 
   // --- tooltips -------------------------------------------------------------------------------------------------
@@ -185,13 +280,15 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     return found
   }
 
-  // Areas for the tooltip to avoid, preferred first: all ranks, the rank pointed at and its neighbors, only that rank.
+  // Areas for the tooltip to avoid, preferred first: the rank pointed at and its neighbors, only that rank.
   function ranksAround(y) {
-    const [{top}, seen] = [area, element("ranks")].map((each) => each.getBoundingClientRect())
-    const rank = Math.floor(y / rankHeight)
-    return [Infinity, 1, 0].map((more) => [
-      Math.max(seen.top, top + (rank - more) * rankHeight),
-      Math.min(seen.bottom, top + (rank + 1 + more) * rankHeight),
+    const [{top}, seen] = [area, scroller].map((each) => each.getBoundingClientRect())
+    const {top_px} = plot.rows.data
+    const position = positionAt(seenRows()[0] + y / stretch())
+    const heightOf = (at) => top + (top_px[Math.min(Math.max(at, 0), top_px.length - 1)] - seenRows()[0]) * stretch()
+    return [1, 0].map((more) => [
+      Math.max(seen.top, heightOf(position - more)),
+      Math.min(seen.bottom, heightOf(position + 1 + more)),
     ])
   }
 
@@ -203,6 +300,10 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   // --- selection ------------------------------------------------------------------------------------------------
   let selection = null
+  let choices = 0
+  const choose = ({lane = -1, row = -1, name = ""}) => {
+    plot.chosen.data = {id: [(choices += 1)], lane: [lane], row: [row], name: [name]}
+  }
   const samePlacePx = 5
   let tapped = null
   const panel = window.overlapscope.selectionPanel({clear: () => clearSelection(), zoomTo: () => zoomToSelection()})
@@ -211,7 +312,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     tapped = event
     const span = spanAt(event)
     if (!span) return clearSelection()
-    plot.chosen.data = {lane: [span.lane], row: [span.row], name: [""]}
+    choose({lane: span.lane, row: span.row})
   }
 
   // Two quick clicks are one double click to Bokeh, wherever they were.
@@ -223,7 +324,8 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   function clearSelection() {
     selection = null
     panel.hide()
-    plot.chosen.data = {lane: [], row: [], name: []}
+    element("selection") && cover(0)
+    choose({})
     if (selectedName === null) return
     selectedName = null
     rememberSoon()
@@ -233,7 +335,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     const name = spanInAddress()
     if (name === selectedName) return
     selectedName = name
-    if (name) plot.chosen.data = {lane: [-1], row: [-1], name: [name]}
+    if (name) choose({name})
     else clearSelection()
   }
 
@@ -255,13 +357,23 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     keepInSight(top_px[0], bottom_px[0])
   }
 
-  const showPanel = () => panel.show(plot.panel.data.markup[0])
+  const showPanel = () => {
+    panel.show(plot.panel.data.markup[0])
+    cover(element("selection").offsetHeight)
+  }
 
-  // The panel takes space from the lanes; it is filled before this.
+  // The panel lies over the lowest ranks, which can be scrolled out from under it.
+  let coveredPx = 0
+  function cover(px) {
+    coveredPx = px && Math.max(0, scroller.getBoundingClientRect().bottom - element("selection").getBoundingClientRect().top)
+    gutter.style.setProperty("--covered", `${coveredPx}px`)
+  }
+
+  // The panel is filled before this.
   function keepInSight(top, bottom) {
-    const ranks = element("ranks")
     const outlinePx = 4
-    ranks.scrollTop = Math.min(Math.max(ranks.scrollTop, bottom + outlinePx - ranks.clientHeight), top)
+    const lowest = bottom * stretch() + outlinePx - (scroller.clientHeight - coveredPx)
+    scroller.scrollTop = Math.min(Math.max(scroller.scrollTop, lowest), top * stretch())
   }
 
   function search(input) {
@@ -274,6 +386,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   const {on} = window.overlapscope
   on(plot.spans, "data", view.holdDrawing)
   on(plot.answer, "data", answered)
+  on(plot.gutter, "data", ranksCame)
   on(plot.selection, "data", selected)
   if (plot.panel) {
     on(plot.panel, "data", showPanel)
@@ -282,14 +395,32 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   on(plot.picked, "data", () => show(plot.picked.data.from_ns[0], plot.picked.data.to_ns[0]))
   axis.on_event("doubletap", showAll)
   root.on_event("doubletap", selectOrShowAll)
-  root.on_event("mousemove", ({x}) => (pointer.x = x))
+  root.on_event("mousemove", ({x, y}) => Object.assign(pointer, {x, y}))
   root.on_event("tap", select)
-  area.addEventListener("mouseleave", () => (pointer.x = null))
+  area.addEventListener("mouseleave", () => Object.assign(pointer, {x: null, y: null}))
   on(range, "start", tip.leave)
   for (const end of ["start", "end"]) on(range, end, markStrip)
   markStrip()
-  area.addEventListener("pointerdown", () => (isDragging = true), {capture: true})
-  window.addEventListener("pointerup", () => (isDragging = false), {capture: true})
+  let heldY = null
+  area.addEventListener("pointerdown", ({clientY}) => {
+    isDragging = true
+    heldY = ruler.isPlacing() ? null : clientY
+  }, {capture: true})
+  window.addEventListener("pointermove", ({clientY}) => {
+    if (heldY === null) return
+    scrollRanks(heldY - clientY)
+    heldY = clientY
+  }, {capture: true})
+  window.addEventListener("pointerup", () => {
+    isDragging = false
+    heldY = null
+  }, {capture: true})
+  scroller.addEventListener("scroll", () => {
+    showRows()
+    rememberTop()
+  }, {passive: true})
+  new ResizeObserver(showRows).observe(scroller)
+  window.addEventListener("beforeprint", () => scroller.style.setProperty("--printed-height", `${scroller.clientHeight}px`))
 
   element("fit")?.addEventListener("click", showAll)
   element("previous")?.addEventListener("click", () => pickStep(Number(element("step").value), -1))
@@ -301,13 +432,18 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   element("help")?.addEventListener("click", () => element("keys").showModal())
   element("search")?.addEventListener("change", (event) => search(event.target))
-  element("order")?.addEventListener("change", ({target}) => reopen({order: target.value === "rank" ? null : target.value}))
-  element("sort-again")?.addEventListener("click", () => reopen({}))
-  for (const [button, name, value] of [[".pin", "pin", "rank"], [".host", "open", "host"]]) {
-    for (const each of document.querySelectorAll(`.rank ${button}`)) {
-      each.addEventListener("click", () => reopen(toggled(name, each.dataset[value])))
-    }
-  }
+  element("order")?.addEventListener("change", ({target}) => {
+    target.blur()
+    changeRanks({order: target.value === "rank" ? null : target.value})
+  })
+  element("sort-again")?.addEventListener("click", () => changeRanks({}))
+  element("expand-all")?.addEventListener("click", toggleAll)
+  gutter.addEventListener("click", ({target}) => {
+    const button = target.closest("button")
+    if (button?.matches(".number")) toggleRank(Number(button.dataset.rank))
+    else if (button?.matches(".pin")) changeRanks(toggled("pin", button.dataset.rank))
+    else if (button?.matches(".host")) changeRanks(toggled("open", button.dataset.host))
+  })
   element("chosen-ranks")?.addEventListener("change", (event) => chooseRanks(event.target))
   for (const name of ["ideal", "path"]) {
     element(name).addEventListener("change", (event) => {
@@ -320,6 +456,8 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   }
 
   window.overlapscope.paintPlots()
+  labelToggle()
+  showRows()
   if (plot.panel?.data.markup.length) showPanel()
   if (plot.selection.data.name.length) selected()
   view.schedule()

@@ -10,7 +10,6 @@ from typing import Any, Final
 from bokeh.document import Document
 
 from dashboards.pages.breakdown import build_breakdown_context
-from dashboards.pages.rank_choice import MAX_RANKS
 from dashboards.pages.shell import QueryArguments, get_argument, render, render_fragment
 from dashboards.plots.browser_rpc import BrowserRpc, RequestColumns
 from dashboards.plots.order import OrderPlot, SelectedCell
@@ -36,6 +35,9 @@ from overlapscope.trace.process_files import WatchdogReport
 from overlapscope.trace.recording import Trace
 
 # Watchdog reports as the Order page lists them: each report once, whichever rank made it.
+
+MAX_RANKS: Final = 16
+"""Maximum number of ranks that a window can show readably beside each other, all lanes of each."""
 
 _MAX_REPORTS: Final = 12
 _MAX_STACKS: Final = 8

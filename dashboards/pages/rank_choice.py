@@ -1,4 +1,4 @@
-"""Choice of the ranks that the timeline shows: those in the query, in its order, as many as are readable."""
+"""Choice of the ranks that the timeline shows, in which order, and which of them are expanded, from the query."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ import pandas as pd
 
 from dashboards.pages.shell import QueryArguments, get_argument
 from overlapscope.text import format_ranks, parse_ranks
-
-MAX_RANKS: Final = 16
-"""Maximum number of ranks that a window can show readably and draw quickly."""
 
 RankOrder = Literal["rank", "lateness", "host"]
 RANK_ORDERS: Final[tuple[RankOrder, ...]] = get_args(RankOrder)
@@ -38,6 +35,8 @@ class RankChoice:
     """Host name and its number of ranks, by the rank that represents the host; only in the order ``host``."""
     opened: frozenset[str]
     """Hosts of which all ranks are shown."""
+    expanded: frozenset[int] | None
+    """Ranks that show all their lanes; None if the reader has not chosen."""
 
     @property
     def is_part(self) -> bool:
@@ -50,9 +49,10 @@ def choose_ranks(
 ) -> RankChoice:
     """Parse ``?ranks=0-7,12`` in that order, with the rank of ``?rank=5`` first; invalid values are ignored.
 
-    Without ``ranks`` those on the host of ``rank`` follow it, which share its hardware, and then the others.
+    Without ``ranks`` those on the host of ``rank`` follow it, which share its hardware, and then all others.
     ``?order=lateness`` puts the last-arriving first, ``?order=host`` shows one of each host and all of
-    ``?open=node1,node7``; those of ``?pin=3,9`` are on top of all.
+    ``?open=node1,node7``; those of ``?pin=3,9`` are on top of all. ``?expanded=0-3``, ``all`` or ``none`` says which
+    show all their lanes.
 
     Args:
         ranks: table of the ranks of the trace.
@@ -68,8 +68,6 @@ def choose_ranks(
     opened = frozenset(get_argument(arguments, "open").split(",")) & frozenset(host_of.values())
     wanted = asked or sorted(host_of, key=lambda rank: marked is not None and host_of[rank] != host_of[marked])
     notes = [f"there is no rank {', '.join(unknown)}"] if unknown else []
-    if len(asked) > MAX_RANKS:
-        notes.append(f"{len(asked):,} were chosen, but only {MAX_RANKS} can be shown at a time")
     late_ns = lateness_ns or {}
     if order != "rank":
         if not late_ns:
@@ -80,7 +78,7 @@ def choose_ranks(
         wanted, folded = _fold_by_host(wanted, host_of, opened)
     shown = dict.fromkeys([*([] if marked is None else [marked]), *pinned, *wanted])
     return RankChoice(
-        shown=tuple(shown)[:MAX_RANKS],
+        shown=tuple(shown),
         marked=marked,
         ranks=len(host_of),
         note="; ".join(notes),
@@ -88,7 +86,12 @@ def choose_ranks(
         pinned=frozenset(pinned),
         folded=folded,
         opened=opened,
+        expanded=_parse_expanded(get_argument(arguments, "expanded"), list(host_of)),
     )
+
+
+def _parse_expanded(text: str, known: Sequence[int]) -> frozenset[int] | None:
+    return frozenset(known if text == "all" else parse_ranks(text, known)[0]) if text else None
 
 
 def _fold_by_host(
@@ -107,9 +110,6 @@ def _fold_by_host(
 
 
 def suggest_ranks(ranks: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return choices and their names: the ranks of each host, or of a single host ``MAX_RANKS`` at a time."""
-    if ranks["host"].nunique() > 1:
-        by_host = ranks.sort_values("rank").groupby("host", sort=False)["rank"]
-        return [(format_ranks(of_host.tolist()), str(host)) for host, of_host in by_host]
-    known = sorted(ranks["rank"])
-    return [(format_ranks(known[at : at + MAX_RANKS]), "") for at in range(0, len(known), MAX_RANKS)]
+    """Return the ranks of each host and its name, if there are several."""
+    by_host = ranks.sort_values("rank").groupby("host", sort=False)["rank"]
+    return [(format_ranks(of_host.tolist()), str(host)) for host, of_host in by_host] if len(by_host) > 1 else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import parse_qs
 
 import pandas as pd
 from bokeh.document import Document
@@ -19,6 +20,7 @@ from dashboards.pages.shell import (
     render_fragment,
 )
 from dashboards.plots.browser_rpc import RequestColumns
+from dashboards.plots.lane_layout import RANK_UNITS, LaneLayout, lane_units, layout_lanes
 from dashboards.plots.related_spans import MOMENTS, find_counterparts
 from dashboards.plots.span_details import get_span_details
 from dashboards.plots.timeline import MIN_VIEW_NS, TimelinePlot, compute_step_view, find_step
@@ -30,7 +32,7 @@ from dashboards.recording import Rounds, Snapshot
 from overlapscope.breakdown.lanes import LANE_NAMES, Timeline
 from overlapscope.breakdown.summary import Summary
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.text import format_bytes, format_ns, format_ranks, format_timestamp_ns
+from overlapscope.text import format_bytes, format_ns, format_timestamp_ns
 from overlapscope.trace.folders import read_import_source
 from overlapscope.trace.off_steps import list_off_spans
 from overlapscope.trace.recording import Trace
@@ -166,11 +168,12 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
     step = find_step(whole, sum(view or (0, whole.length_ns)) // 2)
     lateness_ns = {} if step is None or snapshot.cycles is None else snapshot.cycles.lateness_of(step)
     choice = choose_ranks(snapshot.trace.ranks, arguments, lateness_ns)
-    timeline = snapshot.lanes.timeline(choice.shown)
 
-    plot = TimelinePlot(snapshot, timeline, view)
+    plot = TimelinePlot(snapshot, snapshot.lanes.timeline(choice.shown), view, _layout_ranks(choice))
+    timeline = plot.shown.timeline
+    connect_ranks(plot, snapshot, is_plain=is_plain)
     if not is_plain:
-        connect_markup(plot, snapshot, timeline)
+        connect_markup(plot, snapshot)
         if "span" in arguments:
             plot.selection.select_named(get_argument(arguments, "span"))
     document.js_on_event("document_ready", plot.start_script)
@@ -186,10 +189,10 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         layout=plot.layout,
         choice=choice,
         sorted_step=step,
-        late=_format_lateness(choice, lateness_ns),
+        gutter=_render_gutter(choice, plot.layout, step, lateness_ns, is_plain=is_plain),
         has_hosts=snapshot.trace.ranks["host"].nunique() > 1,
-        chosen=format_ranks(choice.shown),
-        suggestions=suggest_ranks(snapshot.trace.ranks) if choice.is_part else [],
+        chosen=get_argument(arguments, "ranks"),
+        suggestions=suggest_ranks(snapshot.trace.ranks),
         strip=_build_step_strip(snapshot.summary, timeline, plot.fit),
         off_spans=_build_off_spans(snapshot.trace, timeline, plot.fit),
         names=[] if is_plain else _list_searchable_names(snapshot.trace),
@@ -197,13 +200,54 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         is_path=arguments.get("path") == [b"1"],
         has_rounds=len(snapshot.trace.segments) > 0,
         no_gradients=_explain_missing_gradients(snapshot.trace),
-        lane_labels=[(name, plot.layout.lane_px(LANE_NAMES.index(name))) for name in plot.layout.labeled_lanes],
         first_step=min(timeline.steps["step"].tolist(), default=0),
         last_step=max(timeline.steps["step"].tolist(), default=0),
     )
 
 
-def connect_markup(plot: TimelinePlot, snapshot: Snapshot, timeline: Timeline) -> None:
+def connect_ranks(plot: TimelinePlot, snapshot: Snapshot, *, is_plain: bool) -> None:
+    """Show other ranks, or the same in another way, when the query of the page changes."""
+    gutter = plot.rpc.response("gutter", ("markup", "note", "sorted_step"))
+
+    def show_asked(asked: RequestColumns) -> None:
+        arguments = {name: [value.encode() for value in values] for name, values in parse_qs(asked["query"][0]).items()}
+        step = int(asked["step"][0])
+        lateness_ns = {} if snapshot.cycles is None else snapshot.cycles.lateness_of(step)
+        choice = choose_ranks(snapshot.trace.ranks, arguments, lateness_ns)
+        plot.show_ranks(snapshot.lanes.timeline(choice.shown), _layout_ranks(choice))
+        markup = _render_gutter(choice, plot.layout, step, lateness_ns, is_plain=is_plain)
+        # Last, because the browser waits for it, and then has the rows.
+        gutter.data = {"markup": [markup], "note": [choice.note], "sorted_step": [step]}
+
+    plot.rpc.request("asked_ranks", ("id", "query", "step"), show_asked)
+
+
+def _layout_ranks(choice: RankChoice) -> LaneLayout:
+    """Return the layout of the ranks chosen, in which the one that a link is about is expanded."""
+    usual = layout_lanes(len(choice.shown))
+    chosen = choice.expanded if choice.marked is None or choice.expanded is not None else {choice.marked}
+    if chosen is None or (choice.expanded is None and all(usual.is_expanded)):
+        return usual
+    return layout_lanes(len(choice.shown), [at for at, rank in enumerate(choice.shown) if rank in chosen])
+
+
+def _render_gutter(
+    choice: RankChoice, layout: LaneLayout, step: int | None, lateness_ns: Mapping[int, int], *, is_plain: bool
+) -> str:
+    """Return the names of ranks and lanes beside the plot."""
+    return render_fragment(
+        "timeline_gutter.html",
+        choice=choice,
+        layout=layout,
+        sorted_step=step,
+        late=_format_lateness(choice, lateness_ns),
+        is_plain=is_plain,
+        lanes=[(name, lane_units(LANE_NAMES.index(name))) for name in layout.labeled_lanes],
+        rank_units=RANK_UNITS,
+    )
+
+
+def connect_markup(plot: TimelinePlot, snapshot: Snapshot) -> None:
     """Send the breakdown of the step in the middle of the view, and the details of the selected span.
 
     Both reach the browser before the response of the plot that causes them.
@@ -219,6 +263,7 @@ def connect_markup(plot: TimelinePlot, snapshot: Snapshot, timeline: Timeline) -
     def show_panel(_attribute: str, _old: object, chosen: RequestColumns) -> None:
         if chosen["name"][0]:
             lane, row, flow = chosen["lane"][0], chosen["row"][0], plot.selection.flow
+            timeline = plot.shown.timeline
             panel.data = {"markup": [render_selected_span(snapshot.trace, snapshot.rounds, timeline, lane, row, flow)]}
 
     plot.response.on_change("data", show_breakdown)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -46,8 +46,10 @@ def get_subject(trace: Trace, lane: Lane, row: int) -> Subject:
     return Subject(model=int(model[0]), step=int(step[0]), bucket=int(bucket[0]), phase=str(phase))
 
 
-def find_related_spans(trace: Trace, timeline: Timeline, subject: Subject) -> dict[int, npt.NDArray[np.int64]]:
-    """Return all spans on the timeline with the same subject.
+def find_related_spans(
+    trace: Trace, timeline: Timeline, subject: Subject, positions: Iterable[int] | None = None
+) -> dict[int, npt.NDArray[np.int64]]:
+    """Return all spans on the timeline with the same subject, of the ranks at some positions from the top.
 
     Returns:
         Their positions in ``spans`` of each lane that has some, by number of the lane, ordered by start.
@@ -57,7 +59,9 @@ def find_related_spans(trace: Trace, timeline: Timeline, subject: Subject) -> di
         return {}
     step_ns = int(steps["start_ns"].iloc[0]), int(steps["end_ns"].iloc[0])
     found = {}
-    for number, lane in enumerate(timeline.lanes):
+    every = range(len(timeline.ranks)) if positions is None else positions
+    for number in (position * len(LANE_NAMES) + index for position in every for index in range(len(LANE_NAMES))):
+        lane = timeline.lanes[number]
         near = lane.spans.in_view(*step_ns)
         (model, step, bucket), phase = get_subjects(trace, lane, lane.spans.rows[near])
         is_match = (model == subject.model) & (step == subject.step) & (bucket == subject.bucket)
@@ -162,7 +166,8 @@ def compute_bucket_flow(trace: Trace, timeline: Timeline, about: Mapping[int, np
     """
     rows: list[tuple[Any, ...]] = []
     last_ns: dict[int, int | None] = {}
-    for position, rank in enumerate(timeline.ranks):
+    for position in sorted({lane // len(LANE_NAMES) for lane in about}):
+        rank = timeline.ranks[position]
         lanes = range(position * len(LANE_NAMES), (position + 1) * len(LANE_NAMES))
         for occurrence, index in enumerate(about.get(lanes[_COMMUNICATION], _NOTHING).tolist()):
             if occurrence not in last_ns:

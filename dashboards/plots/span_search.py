@@ -37,11 +37,11 @@ def find_span_by_name(trace: Trace, timeline: Timeline, name: str) -> tuple[int,
     if parts is None:
         return None
     rank, step, number = (int(parts[index]) for index in (1, 3, 4))
-    for index, lane in enumerate(timeline.lanes):
-        if (lane.rank, lane.name) == (rank, parts[2]):
-            rows = _rows_of_step(trace, timeline, lane, step)
-            return (index, int(rows[number])) if number < len(rows) else None
-    return None
+    if rank not in timeline.ranks:
+        return None
+    index = timeline.ranks.index(rank) * len(LANE_NAMES) + LANE_NAMES.index(parts[2])
+    rows = _rows_of_step(trace, timeline, timeline.lanes[index], step)
+    return (index, int(rows[number])) if number < len(rows) else None
 
 
 def _rows_of_step(trace: Trace, timeline: Timeline, lane: Lane, step: int) -> npt.NDArray[np.int32]:
@@ -109,8 +109,9 @@ def _find_first(
     steps: npt.NDArray[Any], timeline: Timeline, name: str, is_match: npt.NDArray[np.bool_], from_ns: int
 ) -> SearchHit | None:
     """Return the first matching span of a lane from a moment on, else the last one before it."""
-    for number, lane in enumerate(timeline.lanes):
-        positions = np.flatnonzero(is_match[lane.spans.rows]) if lane.name == name else np.empty(0, np.int64)
+    for number in range(LANE_NAMES.index(name), len(timeline.lanes) if is_match.any() else 0, len(LANE_NAMES)):
+        lane = timeline.lanes[number]
+        positions = np.flatnonzero(is_match[lane.spans.rows])
         if len(positions):
             later = positions[lane.spans.starts_ns[positions] >= from_ns]
             row = int(lane.spans.rows[later[0] if len(later) else positions[-1]])

@@ -8,16 +8,15 @@ from typing import Any, Final
 
 from bokeh.models import ColumnDataSource, CustomJS, Range1d
 
+from dashboards.plots.lane_layout import THINNEST_UNIT_PX, LaneLayout, layout_lanes, show_lanes
 from dashboards.plots.span_details import SpanDetails, get_span_details
 from dashboards.plots.timeline import MAX_SPANS, MIN_VIEW_NS, compute_step_view, draw_unfinished
 from dashboards.plots.timeline_columns import (
     LABEL_COLUMNS,
-    LaneLayout,
     View,
     build_span_columns,
     build_unfinished_columns,
     format_span_label,
-    layout_lanes,
 )
 from dashboards.plots.tooltip import build_tooltip
 from dashboards.plots.wide_figure import (
@@ -89,8 +88,9 @@ def draw_step(trace: Trace, lanes: LaneCache, number: int, ranks: Sequence[int])
         ranks: from top to bottom; fewer are drawn if these have more spans than can be drawn without a server.
     """
     timeline, view = _select_drawable_ranks(lanes, number, ranks)
-    layout = layout_lanes(len(timeline.ranks))
-    spans = build_span_columns(timeline, layout, view, 0)
+    shown = show_lanes(timeline, layout_lanes(len(timeline.ranks), range(len(timeline.ranks)), THINNEST_UNIT_PX))
+    shown.drawn = range(len(timeline.ranks))
+    spans = build_span_columns(shown, view, 0)
     start_ns = int(timeline.steps.loc[timeline.steps["step"] == number, "start_ns"].iloc[0])
     details = [
         get_span_details(trace, timeline.begin_ns, timeline.lanes[lane], int(row))
@@ -100,10 +100,10 @@ def draw_step(trace: Trace, lanes: LaneCache, number: int, ranks: Sequence[int])
         number=number,
         ranks=timeline.ranks,
         all_ranks=len(trace.ranks),
-        layout=layout,
+        layout=shown.layout,
         view=(view[0] - start_ns, view[1] - start_ns),
         spans=_shift(spans, start_ns) | _build_texts(timeline, trace, spans, details),
-        unfinished=_shift(build_unfinished_columns(timeline, layout), start_ns),
+        unfinished=_shift(build_unfinished_columns(shown), start_ns),
         rows=tuple(
             _build_span_row(each)
             for each, lane in zip(details, spans["lane"], strict=True)
@@ -203,7 +203,7 @@ class StepPlots:
         lanes.xgrid.visible = True
         lanes.xgrid.ticker = axis.xaxis[0].ticker
         paint(lanes.xgrid[0], grid_line_color="grid")
-        edges = [rank * layout.rank_height_px for rank in range(1, layout.ranks)]
+        edges = layout.tops_px[1:-1].tolist()
         paint(lanes.hspan(y=edges, line_width=1).glyph, line_color="line")
         spans, hatches = ColumnDataSource(data=drawing.spans | {"end": drawing.spans["right"]}), BucketHatches()
         draw_spans(lanes, spans, fill_alpha="alpha")

@@ -21,10 +21,16 @@ from bokeh.models import (
 from bokeh.models.annotations import Span
 
 from dashboards.plots.browser_rpc import TOOLTIP_COLUMNS, BrowserRpc, RequestColumns, build_tooltip_columns
+from dashboards.plots.exposed_columns import (
+    EXPOSED_COLUMNS,
+    ExposedSpans,
+    build_duration_columns,
+    build_exposed_columns,
+)
 from dashboards.plots.ideal import IdealCycles, compute_ideal
+from dashboards.plots.lane_layout import WINDOW_PX, LaneLayout, ShownLanes, show_lanes
 from dashboards.plots.span_details import get_span_details
 from dashboards.plots.timeline_columns import (
-    EXPOSED_COLUMNS,
     IDEAL_END_COLUMNS,
     LABEL_COLUMNS,
     OUTLINE_COLUMNS,
@@ -32,9 +38,8 @@ from dashboards.plots.timeline_columns import (
     ROUND_COLUMNS,
     SHADE_COLUMNS,
     SPAN_COLUMNS,
-    LaneLayout,
+    STEP_LINE_COLUMNS,
     View,
-    build_exposed_columns,
     build_ideal_end_columns,
     build_label_columns,
     build_outline_columns,
@@ -42,9 +47,10 @@ from dashboards.plots.timeline_columns import (
     build_round_columns,
     build_shade_columns,
     build_span_columns,
+    build_step_label_columns,
     build_step_line_columns,
     build_unfinished_columns,
-    layout_lanes,
+    thin_out_steps,
 )
 from dashboards.plots.timeline_selection import TimelineSelection
 from dashboards.plots.tooltip import build_round_rows, build_tooltip
@@ -71,13 +77,14 @@ AXIS_HEIGHT_PX: Final = 44
 
 
 def draw_lanes(
-    layout: LaneLayout,
     time_range: Range1d,
+    rows: Range1d,
     *,
     spans: ColumnDataSource,
     hatches: BucketHatches,
     segments: ColumnDataSource,
     shades: ColumnDataSource,
+    gaps: ColumnDataSource,
     labels: ColumnDataSource,
     unfinished: ColumnDataSource,
     step_lines: ColumnDataSource,
@@ -86,25 +93,25 @@ def draw_lanes(
     exposed: ColumnDataSource,
     path: ColumnDataSource,
 ) -> Any:
-    """Draw all lanes of the ranks shown; y is pixels from the top."""
-    rows = Range1d(start=layout.height_px, end=0)
-    plot = make_wide_figure(time_range, rows, layout.height_px, "lanes", tools=[_make_crosshair()])
+    """Draw the lanes in view; y is pixels from the top of all ranks."""
+    plot = make_wide_figure(time_range, rows, WINDOW_PX, "lanes", tools=[_make_crosshair()])
+    plot.sizing_mode = "stretch_both"
     plot.xaxis.visible = False
 
     shade_mapper = LinearColorMapper(low=-0.5, high=len(CATEGORIES) * SHADES - 0.5)
     paint(shade_mapper, palette="shade_palette")
     plot.image(image="image", x="x", y="y", dw="dw", dh="dh", source=shades, color_mapper=shade_mapper, level="glyph")
-    gaps = [layout.lane_px(lane)[edge] for lane in range(layout.ranks * 4) for edge in (0, 1)]
-    paint(plot.hspan(y=gaps, line_width=2, level="glyph").glyph, line_color="surface")
+    paint(plot.hspan(y="y", source=gaps, line_width=2, level="glyph").glyph, line_color="surface")
 
     draw_spans(plot, spans, fill_alpha="alpha")
     hatches.draw(plot)
     strips = plot.quad(**EDGES, source=segments, fill_alpha="alpha", line_width=1)
     paint(strips.glyph, fill_color="surface", line_color="surface")
     draw_unfinished(plot, unfinished)
-    brackets = plot.line(x="x", y="y", source=exposed, line_width=2, line_join="miter")
-    paint(brackets.glyph, line_color="exposed")
-    begins = plot.vspan(x="x", source=step_lines, line_width=1, level="overlay", line_dash=[2, 3])
+    draw_spans(plot, exposed)
+    begins = plot.segment(
+        x0="x", x1="x", y0="top", y1="bottom", source=step_lines, line_width=1, level="overlay", line_dash=[2, 3]
+    )
     paint(begins.glyph, line_color="faint")
     draw_span_text(plot, labels)
     ideal = plot.quad(**EDGES, source=outlines, fill_color=None, line_width=1.5)
@@ -128,7 +135,7 @@ def draw_unfinished(plot: Any, source: ColumnDataSource) -> None:
         line_width=1.5,
         line_dash="dashed",
     )
-    paint(hatched.glyph, hatch_color="exposed", line_color="exposed")
+    paint(hatched.glyph, hatch_color="ink", line_color="ink")
 
 
 def draw_axis(time_range: Range1d, step_lines: ColumnDataSource, ideal_ends: ColumnDataSource) -> Any:
@@ -162,13 +169,12 @@ class TimelineRuler:
     Args:
         rpc: messages of the timeline.
         breakdown: step-time breakdown of the recording.
-        timeline: lanes of the ranks shown.
-        layout: layout of the lanes.
+        shown: the lanes.
     """
 
-    def __init__(self, rpc: BrowserRpc, breakdown: Breakdown, timeline: Timeline, layout: LaneLayout) -> None:
+    def __init__(self, rpc: BrowserRpc, breakdown: Breakdown, shown: ShownLanes) -> None:
         """Create the messages of the ruler."""
-        self._breakdown, self._timeline, self._layout = breakdown, timeline, layout
+        self._breakdown, self._shown = breakdown, shown
         self.asked = rpc.request("measured", ("id", "from_ns", "to_ns", "rank"), self._on_asked)
         """Request to measure; ``rank`` is an index from the top."""
         self.ruler = rpc.response("ruler", RULER_COLUMNS)
@@ -188,23 +194,24 @@ class TimelineRuler:
             update_source(self.ruler, make_empty_columns(*RULER_COLUMNS))
             return
         from_ns, to_ns = sorted(int(asked[name][0]) for name in ("from_ns", "to_ns"))
-        index = min(max(0, int(asked["rank"][0])), len(self._timeline.ranks) - 1)
-        top = index * self._layout.rank_height_px
-        text = self._text(from_ns, to_ns, self._timeline.ranks[index])
+        ranks = self._shown.timeline.ranks
+        index = min(max(0, int(asked["rank"][0])), len(ranks) - 1)
+        top, bottom = self._shown.layout.rank_px(index)
+        text = self._text(from_ns, to_ns, ranks[index])
         self.ruler.data = {
             "id": asked["id"],
             "left": [from_ns],
             "right": [to_ns],
             "top": [top],
-            "bottom": [top + self._layout.rank_height_px],
+            "bottom": [bottom],
             "x": [(from_ns + to_ns) / 2],
-            "y": [top + self._layout.rank_height_px / 2],
-            "label": [text if self._layout.rank_height_px >= _LABELED_PX else format_ns(to_ns - from_ns)],
+            "y": [(top + bottom) / 2],
+            "label": [text if bottom - top >= _LABELED_PX else format_ns(to_ns - from_ns)],
             "text": [text],
         }
 
     def _text(self, from_ns: int, to_ns: int, rank: int) -> str:
-        begin_ns = self._timeline.begin_ns
+        begin_ns = self._shown.timeline.begin_ns
         (ns,) = self._breakdown.timelines[rank].within([from_ns + begin_ns], [to_ns + begin_ns])
         exposed_ns, unknown_ns = (int(ns[BLOCKS.index(name)]) for name in ("exposed", "unattributed"))
         exposed = format_ns(exposed_ns) if exposed_ns else "none"
@@ -235,50 +242,58 @@ class TimelinePlot:
         snapshot: the recording.
         timeline: lanes of the ranks to show.
         view: range of time to show first; the whole recording if not given.
+        layout: layout of the lanes, if not the usual one.
     """
 
-    def __init__(self, snapshot: Snapshot, timeline: Timeline, view: View | None = None) -> None:
+    def __init__(
+        self, snapshot: Snapshot, timeline: Timeline, view: View | None = None, layout: LaneLayout | None = None
+    ) -> None:
         """Create the sources and draw the first view."""
         self._snapshot = snapshot
         self._trace = snapshot.trace
-        self._timeline = timeline
-        self.layout = layout_lanes(len(timeline.ranks))
+        self.shown = show_lanes(timeline, layout)
+        self._exposed = ExposedSpans(snapshot.breakdown, timeline.begin_ns)
         self.rpc = BrowserRpc()
-        self.selection = TimelineSelection(self.rpc, self._trace, timeline, self.layout, self._show_step)
-        self.ruler = TimelineRuler(self.rpc, snapshot.breakdown, timeline, self.layout)
+        self.selection = TimelineSelection(self.rpc, self._trace, self.shown, self._show_step)
+        self.ruler = TimelineRuler(self.rpc, snapshot.breakdown, self.shown)
         self.spans = ColumnDataSource(data=make_empty_columns(*SPAN_COLUMNS))
         self.hatches = BucketHatches()
         self.segments = ColumnDataSource(name="segments", data=make_empty_columns(*ROUND_COLUMNS))
         self.shades = ColumnDataSource(data=make_empty_columns(*SHADE_COLUMNS))
+        self.gaps = ColumnDataSource(data=make_empty_columns("y"))
         self.labels = ColumnDataSource(data=make_empty_columns(*LABEL_COLUMNS))
-        self.unfinished = ColumnDataSource(data=build_unfinished_columns(timeline, self.layout))
-        self.step_lines = ColumnDataSource(data=make_empty_columns("x", "label"))
+        self.unfinished = ColumnDataSource(data=make_empty_columns(*EDGES, "category"))
+        self.step_labels = ColumnDataSource(data=make_empty_columns("x", "label"))
+        self.step_lines = ColumnDataSource(data=make_empty_columns(*STEP_LINE_COLUMNS))
         self.outlines = ColumnDataSource(name="outlines", data=make_empty_columns(*OUTLINE_COLUMNS))
         self.ideal_ends = ColumnDataSource(data=make_empty_columns(*IDEAL_END_COLUMNS))
 
         self.exposed = ColumnDataSource(name="exposed", data=make_empty_columns(*EXPOSED_COLUMNS))
         self.path = ColumnDataSource(name="path", data=make_empty_columns(*PATH_COLUMNS))
 
-        shown = ("id", "step", "spans", "is_shaded", "ideal_hint", "path_hint")
-        wanted = ("id", "from_ns", "to_ns", "width_px", "is_ideal", "is_path")
+        shown = ("id", "step", "spans", "is_shaded", "ideal_hint", "path_hint", "top_px", "bottom_px")
+        wanted = ("id", "from_ns", "to_ns", "width_px", "top_px", "bottom_px", "is_ideal", "is_path")
         self.view = self.rpc.request("view", wanted, self._on_view)
         self.response = self.rpc.response("answer", shown)
         self.pick = self.rpc.request("pick", ("step", "move"), self._on_pick)
         self.picked = self.rpc.response("picked", ("from_ns", "to_ns"))
         self.pointed = self.rpc.request("pointed", ("id", "lane", "row", "round"), self._on_pointed)
         self.tooltip = self.rpc.response("tooltip", TOOLTIP_COLUMNS)
+        self.rows = self.rpc.response("rows", ("rank", "top_px", "is_expanded"))
+        """The ranks from top to bottom, and after them the height of all as one that is no rank."""
 
         margin_ns = max(1, timeline.length_ns // 100)
         self.fit: View = (-margin_ns, timeline.length_ns + margin_ns)
         first = view or self.fit
         self.time_range = Range1d(start=first[0], end=first[1], bounds=self.fit, min_interval=MIN_VIEW_NS)
         self.root = draw_lanes(
-            self.layout,
             self.time_range,
+            Range1d(start=WINDOW_PX, end=0),
             spans=self.spans,
             hatches=self.hatches,
             segments=self.segments,
             shades=self.shades,
+            gaps=self.gaps,
             labels=self.labels,
             unfinished=self.unfinished,
             step_lines=self.step_lines,
@@ -290,8 +305,29 @@ class TimelinePlot:
         self.selection.draw(self.root)
         self.ruler.draw(self.root)
         self.rpc.attach(self.root)
-        self.axis = draw_axis(self.time_range, self.step_lines, self.ideal_ends)
+        self.axis = draw_axis(self.time_range, self.step_labels, self.ideal_ends)
+        self._send_rows()
         self.update(first, width_px=1400)
+
+    @property
+    def layout(self) -> LaneLayout:
+        """Return the layout of the lanes."""
+        return self.shown.layout
+
+    def show_ranks(self, timeline: Timeline, layout: LaneLayout) -> None:
+        """Show other ranks, or expand others; what is in view is drawn when the browser asks for it."""
+        self.shown.timeline, self.shown.layout = timeline, layout
+        self.shown.drawn = layout.find_positions(0, 2 * WINDOW_PX)
+        self._send_rows()
+        self.selection.renew()
+
+    def _send_rows(self) -> None:
+        layout = self.shown.layout
+        self.rows.data = {
+            "rank": [*self.shown.timeline.ranks, -1],
+            "top_px": layout.tops_px.tolist(),
+            "is_expanded": [*layout.is_expanded, False],
+        }
 
     @property
     def start_script(self) -> CustomJS:
@@ -313,23 +349,42 @@ class TimelinePlot:
             make_empty_columns(*LABEL_COLUMNS),
             make_empty_columns(*SHADE_COLUMNS),
         )
-        segments = make_empty_columns(*ROUND_COLUMNS)
+        segments, exposed = make_empty_columns(*ROUND_COLUMNS), make_empty_columns(*EXPOSED_COLUMNS)
+        shown, ns_per_px = self.shown, view_ns / width_px
         if spans_view is not None:
-            spans = build_span_columns(self._timeline, self.layout, spans_view, 1.25 * view_ns / width_px)
-            labels = build_label_columns(self._timeline, spans, view, width_px, self._trace.collectives)
-            ns_per_px = view_ns / width_px
-            segments = build_round_columns(self._snapshot.rounds, self._timeline, self.layout, spans_view, ns_per_px)
+            spans = build_span_columns(shown, spans_view, 1.25 * ns_per_px)
+            exposed = build_exposed_columns(self._exposed, shown, spans_view)
+            names = build_label_columns(shown.timeline, spans, exposed, view, width_px, self._trace.collectives)
+            durations = build_duration_columns(exposed, view, width_px)
+            labels = {name: names[name] + durations[name] for name in LABEL_COLUMNS}
+            segments = build_round_columns(self._snapshot.rounds, shown, spans_view, ns_per_px)
         if spans_view != wide:
-            shades = build_shade_columns(self._timeline, self.layout, wide, 3 * width_px, without=spans_view)
-        steps = build_step_line_columns(self._timeline.steps, wide, 3 * width_px)
-        exposed = build_exposed_columns(self._snapshot.breakdown, self._timeline, self.layout, wide, MAX_SPANS)
+            shades = build_shade_columns(shown, self._exposed, wide, 3 * width_px, without=spans_view)
+        steps = shown.timeline.steps
+        lined = steps["step"].to_numpy()[thin_out_steps(steps, wide, 3 * width_px)]
+        edges = [shown.layout.lane_px(lane)[edge] for lane in shown.drawn_lanes for edge in (0, 1)]
         # The browser stops drawing with the first of these, until it has the response that follows them.
         self.spans.data = spans
         self.hatches.update(spans)
-        drawn = ((self.shades, shades), (self.labels, labels), (self.step_lines, steps), (self.exposed, exposed))
-        for source, columns in (*drawn, (self.segments, segments)):
+        drawn = (
+            (self.shades, shades),
+            (self.gaps, {"y": edges if len(shades["image"]) else []}),
+            (self.labels, labels),
+            (self.step_lines, build_step_line_columns(shown, lined, wide)),
+            (self.step_labels, build_step_label_columns(steps, view, width_px)),
+            (self.exposed, exposed),
+            (self.segments, segments),
+            (self.unfinished, build_unfinished_columns(shown)),
+        )
+        for source, columns in drawn:
             update_source(source, columns)
         return in_view
+
+    def draw_ranks(self, positions: range) -> None:
+        """Draw other ranks from now on; of a selection too."""
+        if positions != self.shown.drawn:
+            self.shown.drawn = positions
+            self.selection.redraw()
 
     def update_ideal(self, view: View, width_px: int, *, is_wanted: bool) -> str:
         """Draw the ideal over what was recorded, or remove it.
@@ -341,8 +396,8 @@ class TimelinePlot:
         outlines, ends = make_empty_columns(*OUTLINE_COLUMNS), make_empty_columns(*IDEAL_END_COLUMNS)
         if ideal is not None:
             ns_per_px = (view[1] - view[0]) / width_px
-            outlines = build_outline_columns(ideal, self._timeline, self.layout, ns_per_px)
-            ends = build_ideal_end_columns(ideal, self._timeline.begin_ns, ns_per_px)
+            outlines = build_outline_columns(ideal, self.shown, ns_per_px)
+            ends = build_ideal_end_columns(ideal, self.shown.timeline.begin_ns, ns_per_px)
         update_source(self.outlines, outlines)
         update_source(self.ideal_ends, ends)
         return hint
@@ -359,7 +414,7 @@ class TimelinePlot:
         if job is not None and is_short:
             view_ns = view[1] - view[0]
             wide = view[0] - view_ns, view[1] + view_ns
-            columns = build_path_columns(job.path, self._timeline, self.layout, wide)
+            columns = build_path_columns(job.path, self.shown, wide)
         update_source(self.path, columns)
         if not is_wanted:
             return ""
@@ -368,51 +423,60 @@ class TimelinePlot:
         return "" if is_short else f"zoom in to {MAX_PATH_STEPS} steps or fewer"
 
     def _count(self, view: View) -> int:
-        return sum(lane.spans.count(*view) for lane in self._timeline.lanes)
+        return sum(self.shown.timeline.lanes[lane].spans.count(*view) for lane in self.shown.drawn_lanes)
 
     def _ideal(self, view: View) -> tuple[IdealCycles | None, str]:
         """Return the ideal of the cycles in view, or why there is none."""
         if self._count_steps(view) > MAX_IDEAL_STEPS:
             return None, f"zoom in to {MAX_IDEAL_STEPS} steps or fewer"
         # Cycles of a large recording take seconds: they are not computed before they are needed.
-        replay, begin_ns = self._snapshot.replay, self._timeline.begin_ns
+        replay, begin_ns = self._snapshot.replay, self.shown.timeline.begin_ns
         if replay is None:
             return None, "needs two ranks on one clock, and steps after the warm-up"
         ideal = compute_ideal(replay, view[0] + begin_ns, view[1] + begin_ns)
         return (ideal, "") if len(ideal.cycles) else (None, "no ideal is known for the steps in view")
 
     def _count_steps(self, view: View) -> int:
-        steps = self._timeline.steps
+        steps = self.shown.timeline.steps
         return int(((steps["start_ns"] < view[1]) & (steps["end_ns"] > view[0])).sum())
 
     def _on_view(self, args: RequestColumns) -> None:
         view = (int(args["from_ns"][0]), int(args["to_ns"][0]))
         width_px = int(args["width_px"][0])
-        in_view = self.update(view, width_px)
+        top_px, bottom_px = float(args["top_px"][0]), float(args["bottom_px"][0])
+        more_px = (bottom_px - top_px) / 2
+        self.draw_ranks(self.layout.find_positions(top_px - more_px, bottom_px + more_px))
+        self.update(view, width_px)
+        visible = self.shown.lanes_of(self.layout.find_positions(top_px, bottom_px))
+        in_view = sum(self.shown.timeline.lanes[lane].spans.count(*view) for lane in visible)
         ideal_hint = self.update_ideal(view, width_px, is_wanted=bool(args["is_ideal"][0]))
         path_hint = self.update_path(view, is_wanted=bool(args["is_path"][0]))
         # Last, because the browser waits for it, and then has everything else.
         self.response.data = {
             "id": args["id"],
-            "step": [find_step(self._timeline, sum(view) // 2)],
+            "step": [find_step(self.shown.timeline, sum(view) // 2)],
             "spans": [in_view],
-            "is_shaded": [in_view > MAX_SPANS],
+            "is_shaded": [len(self.spans.data["left"]) == 0 and in_view > 0],
             "ideal_hint": [ideal_hint],
             "path_hint": [path_hint],
+            "top_px": [int(self.layout.tops_px[self.shown.drawn.start])],
+            "bottom_px": [int(self.layout.tops_px[self.shown.drawn.stop])],
         }
 
     def _on_pick(self, args: RequestColumns) -> None:
         self._show_step(int(args["step"][0]), int(args["move"][0]))
 
     def _show_step(self, step: int, move: int = 0) -> None:
-        view = compute_step_view(self._timeline, step, move)
+        view = compute_step_view(self.shown.timeline, step, move)
         if view is not None:
             self.picked.data = {"from_ns": [view[0]], "to_ns": [view[1]]}
 
     def _on_pointed(self, args: RequestColumns) -> None:
-        lane = self._timeline.lanes[int(args["lane"][0])]
-        details = get_span_details(self._trace, self._timeline.begin_ns, lane, int(args["row"][0]))
+        lane = self.shown.timeline.lanes[int(args["lane"][0])]
+        details = get_span_details(self._trace, self.shown.timeline.begin_ns, lane, int(args["row"][0]))
         title, rows = build_tooltip(details, _MAX_TOOLTIP_PARAMETERS)
+        if lane.name == "phases" and (exposed_ns := self._exposed.measure(lane, int(args["row"][0]))):
+            rows.append(("of it exposed", format_ns(exposed_ns)))
         if (index := int(args["round"][0])) >= 0:
             rows += build_round_rows(self._trace.segments.iloc[index])
         self.tooltip.data = build_tooltip_columns(args, title, rows)

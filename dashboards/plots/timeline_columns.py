@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from dashboards.plots.exposed_columns import ExposedSpans
 from dashboards.plots.ideal import IdealCycles
+from dashboards.plots.lane_layout import COLLAPSED_PX, RANK_UNITS, LaneLayout, ShownLanes, lane_units
 from dashboards.plots.wide_figure import LETTER_PX, MIN_LABELED_PX, Columns, make_empty_columns
 from dashboards.recording import Rounds
 from dashboards.theme import SHADES
-from overlapscope.breakdown.breakdown import Breakdown
 from overlapscope.breakdown.critical_path import CriticalPath
 from overlapscope.breakdown.lanes import (
     CATEGORIES,
@@ -26,70 +27,9 @@ from overlapscope.breakdown.lanes import (
     colors_and_patterns,
     pixel_edges,
 )
+from overlapscope.breakdown.spans import Float64Array, Int64Array
 from overlapscope.breakdown.text import PHASE_LABELS
 from overlapscope.text import format_ns
-
-# Vertical layout of the lanes of the timeline, in pixels from the top.
-
-_LANE_UNITS: Final = {"phases": 2, "gradients": 1, "buckets": 2, "communication": 3}
-_GAP_UNITS: Final = 1
-_WINDOW_PX: Final = 620
-_ALL_LABELED_UNIT_PX: Final = 8
-_RANK_UNITS: Final = sum(_LANE_UNITS.values()) + _GAP_UNITS
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaneLayout:
-    """Lanes of equal units of height, rank below rank, a unit of space between ranks.
-
-    Whole units let one image with a row of pixels per unit cover all lanes.
-    """
-
-    ranks: int
-    unit_px: int
-
-    @property
-    def units(self) -> int:
-        """Return the height of all lanes together, in units."""
-        return self.ranks * _RANK_UNITS
-
-    @property
-    def height_px(self) -> int:
-        """Return the height of all lanes together."""
-        return self.units * self.unit_px
-
-    @property
-    def rank_height_px(self) -> int:
-        """Return the height of the lanes of one rank and of the space below them."""
-        return _RANK_UNITS * self.unit_px
-
-    @property
-    def labeled_lanes(self) -> tuple[str, ...]:
-        """Return the lanes of a rank whose names are readable beside each other."""
-        return LANE_NAMES if self.unit_px >= _ALL_LABELED_UNIT_PX else ("phases", "communication")
-
-    def lane_units(self, lane: int) -> tuple[int, int]:
-        """Return the first unit of a lane and the unit after its last.
-
-        A rank has 9 units: phases 2, gradients 1, buckets 2, communication 3, space 1. Lane 5, the gradients of the
-        second rank, begins at 9 + 2: ``lane_units(5) == (11, 12)``.
-        """
-        rank, index = divmod(lane, len(LANE_NAMES))
-        heights = [_LANE_UNITS[name] for name in LANE_NAMES]
-        top = rank * _RANK_UNITS + sum(heights[:index])
-        return top, top + heights[index]
-
-    def lane_px(self, lane: int) -> tuple[int, int]:
-        """Return top and bottom of a lane."""
-        top, bottom = self.lane_units(lane)
-        return top * self.unit_px, bottom * self.unit_px
-
-
-def layout_lanes(ranks: int) -> LaneLayout:
-    """Return a layout that fits a window if possible: few ranks are not stretched, many stay distinguishable."""
-    fitting_px = _WINDOW_PX // (max(1, ranks) * _RANK_UNITS)
-    return LaneLayout(ranks=ranks, unit_px=min(max(fitting_px, 4), 18))
-
 
 View = tuple[int, int]
 """Start and end of a view, in nanoseconds from the start of the recording."""
@@ -101,40 +41,77 @@ LABEL_COLUMNS: Final = ("x", "y", "text", "category")
 _STEP_LINE_PX: Final = 76
 
 
-def build_span_columns(timeline: Timeline, layout: LaneLayout, view: View, pixel_ns: float) -> Columns:
+def build_span_columns(shown: ShownLanes, view: View, pixel_ns: float) -> Columns:
     """Return every span in view as a rectangle; concurrent spans share the height of their lane.
 
     ``pixel_ns`` is the minimum width of a rectangle, so that instants and short spans are visible. Outlines would do
     that too, but double the time that the browser needs to draw.
     """
-    parts = [_build_lane_spans(lane, number, layout, view, pixel_ns) for number, lane in enumerate(timeline.lanes)]
-    return {name: np.concatenate([part[name] for part in parts]) for name in SPAN_COLUMNS}
+    parts = [
+        _build_lane_spans(shown.timeline.lanes[number], number, shown.layout, view, pixel_ns)
+        for number in shown.drawn_lanes
+    ]
+    return {name: np.concatenate([part[name] for part in parts] or [[]]) for name in SPAN_COLUMNS}
 
 
 def build_shade_columns(
-    timeline: Timeline, layout: LaneLayout, view: View, pixels: int, *, without: View | None
+    shown: ShownLanes, exposed: ExposedSpans, view: View, pixels: int, *, without: View | None
 ) -> Columns:
-    """Return one image of all lanes, ``pixels`` wide: color by category, shade by how busy a pixel is.
+    """Return images of the lanes drawn, ``pixels`` wide: color by category, shade by how busy a pixel is.
 
-    The range ``without`` is left blank, because single spans are drawn there.
+    Pixels of phases with exposed communication are red instead, shaded by its share. An expanded rank is one image, and
+    so are collapsed ones that follow each other. The range ``without`` is left blank, because single spans are drawn
+    there.
     """
     edges_ns = pixel_edges(*view, pixels)
-    picture = np.zeros((layout.units, len(edges_ns) - 1), dtype=np.uint8)
-    for number, lane in enumerate(timeline.lanes):
-        busy_ns, category = lane.spans.pixels(edges_ns)
-        color, _ = colors_and_patterns(category)
-        share = busy_ns / np.diff(edges_ns)
-        if lane.is_instants:
-            begun = lane.spans.begun(edges_ns)
-            share = begun / max(1, begun.max())
-        # Rounded up: the shortest span leaves a mark.
-        shade = np.ceil(share * (SHADES - 1)).astype(np.uint8)
-        first, after = layout.lane_units(number)
-        picture[first:after] = np.where(category == NO_CATEGORY, 0, color * np.uint8(SHADES) + shade)
-    if without is not None:
-        picture[:, (edges_ns[1:] > without[0]) & (edges_ns[:-1] < without[1])] = 0
+    columns = make_empty_columns(*SHADE_COLUMNS)
     width_ns = float(edges_ns[-1] - edges_ns[0])
-    return {"image": [picture], "x": [float(edges_ns[0])], "y": [0], "dw": [width_ns], "dh": [layout.height_px]}
+    for top_px, height_px, picture in _draw_shades(shown, exposed, edges_ns):
+        if without is not None:
+            picture[:, (edges_ns[1:] > without[0]) & (edges_ns[:-1] < without[1])] = 0
+        one = {"image": picture, "x": float(edges_ns[0]), "y": top_px, "dw": width_ns, "dh": height_px}
+        for name, value in one.items():
+            columns[name].append(value)
+    return columns
+
+
+def _draw_shades(
+    shown: ShownLanes, exposed: ExposedSpans, edges_ns: Int64Array
+) -> Iterator[tuple[int, int, npt.NDArray[np.uint8]]]:
+    """Generate top, height and pixels of each image."""
+    layout, begun = shown.layout, []
+    for position in shown.drawn:
+        first = position * len(LANE_NAMES)
+        if not layout.is_expanded[position]:
+            begun.append(_shade_lane(shown.timeline.lanes[first], exposed, edges_ns))
+            if position + 1 not in shown.drawn or layout.is_expanded[position + 1]:
+                bottom_px = layout.rank_px(position)[1]
+                yield bottom_px - COLLAPSED_PX * len(begun), COLLAPSED_PX * len(begun), np.stack(begun)
+                begun = []
+            continue
+        picture = np.zeros((RANK_UNITS, len(edges_ns) - 1), dtype=np.uint8)
+        for index in range(len(LANE_NAMES)):
+            from_unit, to_unit = lane_units(index)
+            picture[from_unit:to_unit] = _shade_lane(shown.timeline.lanes[first + index], exposed, edges_ns)
+        yield layout.rank_px(position)[0], RANK_UNITS * layout.unit_px, picture
+
+
+def _shade_lane(lane: Lane, exposed: ExposedSpans, edges_ns: Int64Array) -> npt.NDArray[np.uint8]:
+    busy_ns, category = lane.spans.pixels(edges_ns)
+    color, _ = colors_and_patterns(category)
+    share = busy_ns / np.diff(edges_ns)
+    if lane.is_instants:
+        begun = lane.spans.begun(edges_ns)
+        share = begun / max(1, begun.max())
+    if lane.name == "phases":
+        exposed_ns, _ = exposed.of(lane.rank).pixels(edges_ns)
+        is_exposed = exposed_ns > 0
+        share = np.where(is_exposed, exposed_ns / np.diff(edges_ns), share)
+        color = np.where(is_exposed, np.uint8(CATEGORIES.index("exposed")), color)
+        category = np.where(is_exposed, np.uint8(0), category)
+    # Rounded up: the shortest span leaves a mark.
+    shade = np.ceil(share * (SHADES - 1)).astype(np.uint8)
+    return np.where(category == NO_CATEGORY, np.uint8(0), color * np.uint8(SHADES) + shade)
 
 
 _OTHER_COLLECTIVE_LABELS: Final = {"broadcast": "buffers", "all_reduce": "used parameters"}
@@ -142,24 +119,42 @@ _OTHER_COLLECTIVE_LABELS: Final = {"broadcast": "buffers", "all_reduce": "used p
 
 
 def build_label_columns(
-    timeline: Timeline, spans: Columns, view: View, width_px: int, collectives: pd.DataFrame
+    timeline: Timeline, spans: Columns, exposed: Columns, view: View, width_px: int, collectives: pd.DataFrame
 ) -> Columns:
-    """Return the name of each phase and collective whose rectangle (of ``spans``) is wide enough to hold it."""
+    """Return the name of each phase and collective whose rectangle (of ``spans``) is wide enough to hold it.
+
+    Where exposed communication covers a phase, its name is beside that.
+    """
     ns_per_px = (view[1] - view[0]) / max(1, width_px)
     visible_from = np.maximum(spans["left"], view[0])
-    visible_px = (np.minimum(spans["right"], view[1]) - visible_from) / ns_per_px
+    visible_to = np.minimum(spans["right"], view[1])
     labels = make_empty_columns(*LABEL_COLUMNS)
-    roomy = (visible_px > 30) & (spans["bottom"] - spans["top"] >= MIN_LABELED_PX)
+    roomy = (visible_to - visible_from > 30 * ns_per_px) & (spans["bottom"] - spans["top"] >= MIN_LABELED_PX)
+    covered = {lane: np.flatnonzero(exposed["lane"] == lane) for lane in np.unique(exposed["lane"]).tolist()}
     for at in np.flatnonzero(roomy):
-        text = format_span_label(
-            timeline.lanes[spans["lane"][at]], spans["category"][at], spans["row"][at], collectives
-        )
-        if text and len(text) * LETTER_PX + 10 < visible_px[at]:
-            labels["x"].append(float(visible_from[at] + 5 * ns_per_px))
+        lane = int(spans["lane"][at])
+        text = format_span_label(timeline.lanes[lane], spans["category"][at], spans["row"][at], collectives)
+        left, right = float(visible_from[at]), float(visible_to[at])
+        if text and lane in covered:
+            left, right = _find_free_part(left, right, *(exposed[edge][covered[lane]] for edge in ("left", "right")))
+        if text and len(text) * LETTER_PX + 10 < (right - left) / ns_per_px:
+            labels["x"].append(left + 5 * ns_per_px)
             labels["y"].append(float(spans["top"][at] + spans["bottom"][at]) / 2)
             labels["text"].append(text)
             labels["category"].append(int(spans["category"][at]))
     return labels
+
+
+def _find_free_part(left: float, right: float, starts: Float64Array, ends: Float64Array) -> tuple[float, float]:
+    """Return the longest part of a range that no interval covers; intervals are in order and do not overlap.
+
+    Example: of 0 to 10, covered from 4 to 5, that is 5 to 10.
+    """
+    inside = (starts < right) & (ends > left)
+    gap_starts = np.concatenate([[left], np.minimum(ends[inside], right)])
+    gap_ends = np.concatenate([np.maximum(starts[inside], left), [right]])
+    longest = int(np.argmax(gap_ends - gap_starts))
+    return float(gap_starts[longest]), float(gap_ends[longest])
 
 
 def format_span_label(lane: Lane, category: int, row: int, collectives: pd.DataFrame) -> str:
@@ -176,24 +171,36 @@ def format_span_label(lane: Lane, category: int, row: int, collectives: pd.DataF
     return f"bucket {bucket}" if half == "all-reduce" else f"bucket {bucket}: {half}"
 
 
-def build_unfinished_columns(timeline: Timeline, layout: LaneLayout) -> Columns:
+def build_unfinished_columns(shown: ShownLanes) -> Columns:
     """Return the collectives that never completed, each on its own row of its lane."""
     columns = make_empty_columns("left", "right", "top", "bottom", "category")
-    names = ("lane", "row", "start_ns", "end_ns")
-    for lane, row, start_ns, end_ns in zip(*(timeline.unfinished[name].tolist() for name in names), strict=True):
-        spans = timeline.lanes[lane].spans
-        position = int(np.flatnonzero(spans.rows == row)[0])
-        top, bottom = compute_rows_px(layout, lane, spans.stack[[position]], spans.stack_heights[[position]])
-        columns["left"].append(float(start_ns))
-        columns["right"].append(float(end_ns))
-        columns["top"].append(float(top[0]))
-        columns["bottom"].append(float(bottom[0]))
-    columns["category"] = bucket_categories(timeline.unfinished["bucket"].to_numpy())
+    buckets = []
+    for number in shown.drawn_lanes:
+        lane = shown.timeline.lanes[number]
+        if lane.name != "communication":
+            continue
+        unfinished = shown.timeline.unfinished_of(lane.rank)
+        positions = np.flatnonzero(np.isin(lane.spans.rows, unfinished["row"].to_numpy()))
+        order = np.argsort(lane.spans.rows[positions])
+        positions = positions[order]
+        top, bottom = compute_rows_px(
+            shown.layout, number, lane.spans.stack[positions], lane.spans.stack_heights[positions]
+        )
+        unfinished = unfinished.sort_values("row")
+        columns["left"] += unfinished["start_ns"].astype(float).tolist()
+        columns["right"] += unfinished["end_ns"].astype(float).tolist()
+        columns["top"] += top.tolist()
+        columns["bottom"] += bottom.tolist()
+        buckets += unfinished["bucket"].tolist()
+    columns["category"] = bucket_categories(np.array(buckets, dtype=np.int64))
     return columns
 
 
-def build_step_line_columns(steps: pd.DataFrame, view: View, width_px: int) -> Columns:
-    """Return where steps begin, thinned out until labels are readable.
+STEP_LINE_COLUMNS: Final = ("x", "top", "bottom")
+
+
+def thin_out_steps(steps: pd.DataFrame, view: View, width_px: int) -> Int64Array:
+    """Return the steps, by row of the table, that have a line and a label: as many as leave labels readable.
 
     100 steps in view of 20 px each leave one of 5 (76 px / 20 px, rounded up to 1, 2 or 5): steps 0, 5, 10, ...
     """
@@ -206,10 +213,36 @@ def build_step_line_columns(steps: pd.DataFrame, view: View, width_px: int) -> C
         )
         # Counted from the first step of all, so that the same lines stay while the view is dragged.
         indices = indices[indices % _round_up(math.ceil(_STEP_LINE_PX / between_px)) == 0]
+    return indices
+
+
+def build_step_label_columns(steps: pd.DataFrame, view: View, width_px: int) -> Columns:
+    """Return the beginning of steps on the time axis, with labels where all of them fits into the view."""
+    view_ns = view[1] - view[0]
+    wide = (view[0] - view_ns, view[1] + view_ns)
+    rows = thin_out_steps(steps, wide, 3 * width_px)
+    starts_ns, labels = steps["start_ns"].to_numpy()[rows], [f"step {number}" for number in steps["step"][rows]]
+    ends_ns = starts_ns + np.array([len(label) * LETTER_PX + 6 for label in labels]) * view_ns / max(1, width_px)
+    is_cut = (starts_ns < view[1]) & (ends_ns > view[1])
     return {
-        "x": starts_ns[indices].astype(np.float64),
-        "label": [f"step {number}" for number in steps["step"].to_numpy()[indices]],
+        "x": starts_ns.astype(np.float64),
+        "label": ["" if cut else label for label, cut in zip(labels, is_cut.tolist(), strict=True)],
     }
+
+
+def build_step_line_columns(shown: ShownLanes, steps: Int64Array, view: View) -> Columns:
+    """Return where each rank drawn begins some steps, as lines from top to bottom of the rank."""
+    columns = make_empty_columns(*STEP_LINE_COLUMNS)
+    for position in shown.drawn:
+        starts = shown.timeline.step_starts(shown.timeline.ranks[position])
+        starts_ns = starts["start_ns"].to_numpy()
+        first, after = np.searchsorted(starts_ns, view)
+        found = starts_ns[first:after][np.isin(starts["step"].to_numpy()[first:after], steps)]
+        top_px, bottom_px = shown.layout.rank_px(position)
+        columns["x"] += found.astype(float).tolist()
+        columns["top"] += [top_px] * len(found)
+        columns["bottom"] += [bottom_px] * len(found)
+    return columns
 
 
 def _round_up(number: int) -> int:
@@ -249,41 +282,6 @@ def compute_rows_px(
     return top.astype(np.float32), (top + row_px).astype(np.float32)
 
 
-# Bokeh columns of exposed communication on the timeline: brackets below the lanes of each rank.
-
-EXPOSED_COLUMNS: Final = ("x", "y")
-
-_MAX_BRACKET_PX: Final = 6
-
-
-def build_exposed_columns(
-    breakdown: Breakdown, timeline: Timeline, layout: LaneLayout, view: View, most: int
-) -> Columns:
-    """Return the points of a line with gaps, which is a bracket below each span of exposed communication in view.
-
-    Args:
-        breakdown: step-time breakdown of the recording.
-        timeline: lanes of the ranks shown.
-        layout: layout of the lanes.
-        view: range of time to draw.
-        most: maximum number of spans; of more none is drawn, because they could not be distinguished.
-    """
-    found = []
-    for index, rank in enumerate(timeline.ranks):
-        spans_ns = breakdown.exposed_spans_ns(rank) - timeline.begin_ns
-        first, after = np.searchsorted(spans_ns[1], view[0]), np.searchsorted(spans_ns[0], view[1])
-        found.append((index, spans_ns[:, first:after].astype(np.float64)))
-    if sum(spans_ns.shape[1] for _, spans_ns in found) > most:
-        return make_empty_columns(*EXPOSED_COLUMNS)
-    x, y = [], []
-    for index, (starts_ns, ends_ns) in found:
-        _, top = layout.lane_px(index * len(LANE_NAMES) + LANE_NAMES.index("communication"))
-        bottom = top + min(layout.unit_px - 1, _MAX_BRACKET_PX)
-        x.append(np.column_stack([starts_ns, starts_ns, ends_ns, ends_ns, np.full(len(starts_ns), np.nan)]).ravel())
-        y.append(np.tile([top + 1.0, bottom, bottom, top + 1.0, np.nan], len(starts_ns)))
-    return {"x": np.concatenate(x), "y": np.concatenate(y)}
-
-
 # Bokeh columns of the ideal over the timeline, from ideal cycles.
 
 OUTLINE_COLUMNS: Final = ("left", "right", "top", "bottom")
@@ -294,13 +292,14 @@ _SENTENCE_PX: Final = 240
 _NUMBER_PX: Final = 130
 
 
-def build_outline_columns(ideal: IdealCycles, timeline: Timeline, layout: LaneLayout, ns_per_px: float) -> Columns:
+def build_outline_columns(ideal: IdealCycles, shown: ShownLanes, ns_per_px: float) -> Columns:
     """Return the ideal's phases and collectives as rectangles, in the lanes of every rank that it applies to."""
     segments = {"phases": ideal.phases, "communication": ideal.collectives}
+    ranks = frozenset(ideal.ranks.tolist())
     lanes = [
-        _outline_lane(segments[lane.name], layout.lane_px(number), timeline.begin_ns, ns_per_px)
-        for number, lane in enumerate(timeline.lanes)
-        if lane.name in segments and lane.rank in ideal.ranks
+        _outline_lane(segments[lane.name], shown.layout.lane_px(number), shown.timeline.begin_ns, ns_per_px)
+        for number, lane in ((number, shown.timeline.lanes[number]) for number in shown.drawn_lanes)
+        if lane.name in segments and lane.rank in ranks
     ]
     return {name: np.concatenate([lane[name] for lane in lanes] or [[]]) for name in OUTLINE_COLUMNS}
 
@@ -349,23 +348,24 @@ _PHASES, _COMMUNICATION = LANE_NAMES.index("phases"), LANE_NAMES.index("communic
 _INSIDE_PX: Final = 3
 
 
-def build_path_columns(path: CriticalPath, timeline: Timeline, layout: LaneLayout, view: View) -> Columns:
+def build_path_columns(path: CriticalPath, shown: ShownLanes, view: View) -> Columns:
     """Return the points of a line along the phases of the rank that all wait for, and along exposed transfers.
 
     A transfer is drawn on the rank where the path continues after it. Where the path is on a rank that is not shown,
     there is a gap.
     """
+    timeline, layout = shown.timeline, shown.layout
     from_ns, until_ns = path.from_ns - timeline.begin_ns, path.until_ns - timeline.begin_ns
     first, after = np.searchsorted(until_ns, view[0]), np.searchsorted(from_ns, view[1])
     if first >= after:
         return make_empty_columns(*PATH_COLUMNS)
-    shown = {rank: index * len(LANE_NAMES) for index, rank in enumerate(timeline.ranks)}
+    first_lanes = {rank: index * len(LANE_NAMES) for index, rank in enumerate(timeline.ranks)}
     heights = np.full(after - first, np.nan)
     next_rank = next((who for who in path.who[after:].tolist() if who >= 0), None)
     for index, who in reversed(list(enumerate(path.who[first:after].tolist()))):
         next_rank = who if who >= 0 else next_rank
-        if next_rank in shown:
-            top, bottom = layout.lane_px(shown[next_rank] + (_COMMUNICATION if who < 0 else _PHASES))
+        if next_rank in first_lanes:
+            top, bottom = layout.lane_px(first_lanes[next_rank] + (_COMMUNICATION if who < 0 else _PHASES))
             heights[index] = top + _INSIDE_PX if who < 0 else bottom - _INSIDE_PX
     return {
         "x": np.column_stack([from_ns[first:after], until_ns[first:after]]).ravel().astype(np.float64),
@@ -383,17 +383,16 @@ _ALPHAS: Final = (0.35, 0.7)
 """Opacity of phases, alternating."""
 
 
-def build_round_columns(
-    rounds: Rounds, timeline: Timeline, layout: LaneLayout, view: View, ns_per_px: float
-) -> Columns:
+def build_round_columns(rounds: Rounds, shown: ShownLanes, view: View, ns_per_px: float) -> Columns:
     """Return every round in view that is wide enough to be distinguished from its neighbors.
 
     Concurrent reductions, such as those of two trees, are above each other.
     """
+    timeline = shown.timeline
     parts = [
-        _build_lane_columns(rounds, lane, number, timeline.begin_ns, layout, view, ns_per_px)
-        for number, lane in enumerate(timeline.lanes)
-        if lane.name == "communication"
+        _build_lane_columns(rounds, timeline.lanes[number], number, timeline.begin_ns, shown.layout, view, ns_per_px)
+        for number in shown.drawn_lanes
+        if number % len(LANE_NAMES) == _COMMUNICATION
     ]
     parts = [part for part in parts if len(part["left"])]
     if not parts:

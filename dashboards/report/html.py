@@ -13,7 +13,7 @@ from dashboards.forecast import predict_mean_step
 from dashboards.pages import buckets, order, overview, stragglers
 from dashboards.pages.breakdown import build_breakdown_context
 from dashboards.pages.compare import build_comparison_context, collect_problems
-from dashboards.pages.rank_choice import MAX_RANKS
+from dashboards.pages.order import MAX_RANKS
 from dashboards.pages.shell import build_shell_context, render_fragment, render_standalone
 from dashboards.plots.step_drawing import draw_pairs, draw_step
 from dashboards.plots.trend import has_trend

@@ -10,10 +10,9 @@ Example: with 8 slots and 4 patterns, bucket 19 has the color of slot 3 and patt
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -247,11 +246,38 @@ class Lane:
         return self.name == "gradients"
 
 
+class LaneSequence(Sequence[Lane]):
+    """Lanes of some ranks, each built when it is first asked for.
+
+    Args:
+        ranks: the ranks from top to bottom.
+        lane_of: returns the lane of a rank by its name.
+    """
+
+    def __init__(self, ranks: Sequence[int], lane_of: Callable[[int, str], Lane]) -> None:
+        self._ranks, self._lane_of = ranks, lane_of
+
+    def __len__(self) -> int:
+        return len(self._ranks) * len(LANE_NAMES)
+
+    @overload
+    def __getitem__(self, number: int) -> Lane: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Lane]: ...
+    def __getitem__(self, number: int | slice) -> Lane | list[Lane]:
+        if isinstance(number, slice):
+            return [self[each] for each in range(len(self))[number]]
+        position, index = divmod(range(len(self))[number], len(LANE_NAMES))
+        return self._lane_of(self._ranks[position], LANE_NAMES[index])
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Timeline:
     """Lanes of some ranks of a recording. Times are nanoseconds from ``begin_ns`` of the common clock."""
 
-    lanes: tuple[Lane, ...]
+    ranks: tuple[int, ...]
+    """The ranks from top to bottom."""
+    lanes: Sequence[Lane]
     """Lanes from top to bottom: rank by rank, and for each rank in the order of ``LANE_NAMES``."""
     begin_ns: int
     """The earliest moment recorded: time 0 of the timeline, on the trace's clock."""
@@ -259,18 +285,15 @@ class Timeline:
     """Length of the timeline."""
     steps: pd.DataFrame
     """step, start_ns, end_ns: from the start on the first rank to the end on the last one."""
-    unfinished: pd.DataFrame
-    """lane, row, start_ns, end_ns, bucket: collectives that were launched and never seen to complete. ``end_ns`` is how
-    long that is known: the end of the step, or of the recording if the step has none."""
-
-    @cached_property
-    def ranks(self) -> tuple[int, ...]:
-        """Return the ranks from top to bottom."""
-        return tuple(dict.fromkeys(lane.rank for lane in self.lanes))
+    step_starts: Callable[[int], pd.DataFrame]
+    """Return step and start_ns of a rank's steps, those that it has begun and not finished too."""
+    unfinished_of: Callable[[int], pd.DataFrame]
+    """Return row, start_ns, end_ns and bucket of a rank's collectives that were launched and never seen to complete.
+    ``end_ns`` is how long that is known: the end of the step, or of the recording if the step has none."""
 
 
 class LaneCache:
-    """The lanes of a recording, built rank by rank on first access and cached.
+    """The lanes of a recording, each built on first access and cached.
 
     A thousand ranks have millions of rows: each table is split by rank once, and not searched again for every lane.
     """
@@ -289,62 +312,65 @@ class LaneCache:
         )
         steps[["start_ns", "end_ns"]] -= self._begin_ns
         self._bounds_of_steps = steps.sort_values("start_ns", ignore_index=True)
-        self._cached: dict[int, _RankLanes] = {}
+        self._lanes: dict[tuple[int, str], Lane] = {}
+        self._collectives: dict[int, pd.DataFrame] = {}
 
     def timeline(self, ranks: Sequence[int]) -> Timeline:
         """Return the timeline of some ranks, from top to bottom; its steps and its length are those of all ranks."""
-        made = [self._lanes_of(rank) for rank in ranks]
-        number = LANE_NAMES.index("communication")
-        unfinished = [
-            of_rank.unfinished.assign(lane=index * len(LANE_NAMES) + number) for index, of_rank in enumerate(made)
-        ]
         return Timeline(
-            lanes=tuple(lane for of_rank in made for lane in of_rank.lanes),
+            ranks=tuple(ranks),
+            lanes=LaneSequence(tuple(ranks), self._lane_of),
             begin_ns=self._begin_ns,
             length_ns=max(1, self._end_ns - self._begin_ns),
             steps=self._bounds_of_steps,
-            unfinished=pd.concat(unfinished, ignore_index=True),
+            step_starts=self._step_starts,
+            unfinished_of=self._unfinished_of,
         )
 
-    def _lanes_of(self, rank: int) -> _RankLanes:
-        if rank not in self._cached:
-            self._cached[rank] = self._make(rank)
-        return self._cached[rank]
+    def _lane_of(self, rank: int, name: str) -> Lane:
+        if (rank, name) not in self._lanes:
+            spans = self._index(rank, name)
+            self._lanes[rank, name] = Lane(rank=rank, name=name, spans=spans, collectives=len(self._trace.collectives))
+        return self._lanes[rank, name]
 
-    def _make(self, rank: int) -> _RankLanes:
+    def _index(self, rank: int, name: str) -> SpanIndex:
         trace, begin_ns = self._trace, self._begin_ns
-        rows = self._rows["collectives"][rank]
-        steps = trace.steps.iloc[self._rows["steps"][rank]]
-        collectives = _add_open_ends(trace.collectives.iloc[rows], steps, begin_ns, self._end_ns)
+        if name == "phases":
+            return _phases(trace.phases, self._rows["phases"][rank], begin_ns)
+        if name == "gradients":
+            return _gradients(trace, self._rows["gradients"][rank], begin_ns)
+        rows, collectives = self._rows["collectives"][rank], self._collectives_of(rank)
+        if name == "communication":
+            return _communication(collectives, rows)
         copied = self._rows["copies"][rank]
-        spans = {
-            "phases": _phases(trace.phases, self._rows["phases"][rank], begin_ns),
-            "gradients": _gradients(trace, self._rows["gradients"][rank], begin_ns),
-            "buckets": _buckets(collectives, rows, trace.copies, copied, len(trace.collectives), begin_ns),
-            "communication": _communication(collectives, rows),
-        }
+        return _buckets(collectives, rows, trace.copies, copied, len(trace.collectives), begin_ns)
+
+    def _collectives_of(self, rank: int) -> pd.DataFrame:
+        if rank not in self._collectives:
+            collectives = self._trace.collectives.iloc[self._rows["collectives"][rank]]
+            steps = self._trace.steps.iloc[self._rows["steps"][rank]]
+            self._collectives[rank] = _add_open_ends(collectives, steps, self._begin_ns, self._end_ns)
+        return self._collectives[rank]
+
+    def _unfinished_of(self, rank: int) -> pd.DataFrame:
+        collectives = self._collectives_of(rank)
         is_unfinished = collectives["is_unfinished"].to_numpy()
         unfinished = collectives[is_unfinished]
-        return _RankLanes(
-            lanes=tuple(
-                Lane(rank=rank, name=name, spans=spans[name], collectives=len(trace.collectives)) for name in LANE_NAMES
-            ),
-            unfinished=pd.DataFrame(
-                {
-                    "row": rows[is_unfinished],
-                    "start_ns": unfinished["from_ns"].to_numpy(),
-                    "end_ns": unfinished["to_ns"].to_numpy(),
-                    "bucket": unfinished["bucket"].to_numpy(),
-                }
-            ),
+        return pd.DataFrame(
+            {
+                "row": self._rows["collectives"][rank][is_unfinished],
+                "start_ns": unfinished["from_ns"].to_numpy(),
+                "end_ns": unfinished["to_ns"].to_numpy(),
+                "bucket": unfinished["bucket"].to_numpy(),
+            }
         )
 
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _RankLanes:
-    lanes: tuple[Lane, ...]
-    unfinished: pd.DataFrame
-    """Like ``Timeline.unfinished``, without the number of the lane."""
+    def _step_starts(self, rank: int) -> pd.DataFrame:
+        steps = self._trace.steps.iloc[self._rows["steps"][rank]][["step", "start_ns"]]
+        phases = self._trace.phases.iloc[self._rows["phases"][rank]][["step", "start_ns"]]
+        begun = phases[~phases["step"].isin(steps["step"])].groupby("step", as_index=False).min()
+        starts = pd.concat([steps, begun], ignore_index=True) if len(begun) else steps
+        return starts.assign(start_ns=starts["start_ns"] - self._begin_ns).sort_values("start_ns", ignore_index=True)
 
 
 def bucket_categories(buckets: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dashboards.plots.lane_layout import layout_lanes, show_lanes
 from dashboards.plots.span_details import get_span_details
+from dashboards.plots.timeline_columns import build_unfinished_columns
 from overlapscope.breakdown.lanes import CATEGORIES, LANE_NAMES, LaneCache, bucket_categories, colors_and_patterns
 from overlapscope.trace.recording import read_trace
 from overlapscope.trace.schema import Flag, Kind, pack_body
@@ -95,8 +97,8 @@ def test_a_collective_that_never_completed_reaches_to_the_end_of_the_recording(t
         (Kind.GRADIENT_READY, 90, 90, {"index": 1}),
     )
     timeline = build_timeline(trace)
-    unfinished = timeline.unfinished.to_dict("records")
-    assert unfinished == [{"lane": 3, "row": 0, "start_ns": 10 * US, "end_ns": 90 * US, "bucket": 2}]
+    unfinished = timeline.unfinished_of(0).to_dict("records")
+    assert unfinished == [{"row": 0, "start_ns": 10 * US, "end_ns": 90 * US, "bucket": 2}]
     details = get_span_details(trace, timeline.begin_ns, timeline.lanes[3], 0)
     assert (details.end_ns, details.duration_ns, details.arrival) == (None, None, None)
     assert not details.step_is_known
@@ -154,7 +156,7 @@ def test_tables_need_not_be_in_the_order_of_ranks(trace):
 def test_lanes_are_made_once(trace):
     by_rank = LaneCache(trace)
     first, again = by_rank.timeline([0]), by_rank.timeline([1, 0])
-    assert again.lanes[4:] == first.lanes
+    assert again.lanes[4:] == first.lanes[:]
 
 
 def test_what_never_completed_lies_in_the_lane_of_its_rank_wherever_that_is(tmp_path):
@@ -163,8 +165,23 @@ def test_what_never_completed_lies_in_the_lane_of_its_rank_wherever_that_is(tmp_
         body = pack_body(Kind.LAUNCH, op="all_reduce", index=rank, dtype="float32", elements=4)
         log.append(body, 0, BEGIN + rank, BEGIN + rank)
         log.close()
-    unfinished = build_timeline(read_trace(tmp_path / "traces"), ranks=[1, 0]).unfinished
-    assert unfinished[["lane", "row", "bucket"]].to_numpy().tolist() == [[3, 1, 1], [7, 0, 0]]
+    trace = read_trace(tmp_path / "traces")
+    timeline = build_timeline(trace, ranks=[1, 0])
+    for rank, row in ((1, 1), (0, 0)):
+        assert timeline.unfinished_of(rank)[["row", "bucket"]].to_numpy().tolist() == [[row, rank]]
+    drawn = build_unfinished_columns(show_lanes(timeline))
+    for top, bottom, lane in zip(drawn["top"], drawn["bottom"], (3, 7), strict=True):
+        above, below = layout_lanes(2).lane_px(lane)
+        assert above <= top < bottom <= below
+
+
+def test_a_step_that_a_rank_has_begun_and_not_finished_has_a_start(tmp_path):
+    log = make_rank(tmp_path / "traces", 0, world_size=1)
+    for kind, step, start_us, end_us in ((Kind.STEP, 0, 10, 50), (Kind.PHASE, 1, 50, 60), (Kind.PHASE, 1, 60, 70)):
+        log.append(pack_body(kind), step, BEGIN + start_us * US, BEGIN + end_us * US)
+    log.close()
+    starts = build_timeline(read_trace(tmp_path / "traces")).step_starts(0)
+    assert starts.to_numpy().tolist() == [[0, 0], [1, 40 * US]]
 
 
 def test_a_rank_without_a_common_clock_does_not_stretch_the_timeline():

@@ -250,6 +250,7 @@ def test_the_labels_of_many_ranks_stand_beside_their_lanes(open_page, tmp_path):
     with served(write_recording(tmp_path / "traces", ranks=24, steps=2), tmp_path / "server.log") as url:
         page = open_timeline(open_page, f"{url}timeline")
         bottoms = page.evaluate("[...document.querySelectorAll('.rank')].at(-1).getBoundingClientRect().bottom")
-        lanes = page.locator("#lanes > div > *").first.bounding_box()
+        lanes = page.locator("#lanes").bounding_box()
         assert lanes is not None
+        assert page.evaluate(f"{LANES}.y_range.start") == pytest.approx(24 * 16)
         assert bottoms == pytest.approx(lanes["y"] + lanes["height"], abs=1)

@@ -1,4 +1,4 @@
-"""The timeline of more ranks than fit, and the ideal over it."""
+"""The timeline of more ranks than fit, expanded and collapsed, and the ideal over it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import served
-from tests.browser.test_app import length, open_timeline, shown_range, wait_for_step
+from tests.browser.test_app import LANES, length, open_timeline, shown_range, wait_for_step
 from tests.synthetic import write_recording, write_straggling_recording
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 OUTLINES = "Bokeh.documents[0].get_model_by_name('outlines').data.left.length"
 """How many spans of the ideal are drawn, in the page's script."""
+SPANS = f"{LANES}.renderers.map((one) => one.data_source.data).find((data) => data.pattern).lane"
+"""Lanes of the spans drawn."""
 
 
 @pytest.fixture(scope="module")
@@ -29,16 +31,37 @@ def shown_ranks(page: Page) -> list[int]:
     return [int(text.removeprefix("rank ")) for text in page.locator(".rank .number").all_inner_texts()]
 
 
-def test_the_first_sixteen_ranks_are_shown_and_the_page_says_so(open_page, many):
-    page = open_timeline(open_page, f"{many}timeline")
-    assert shown_ranks(page) == list(range(16))
-    expect(page.locator(".tools")).to_contain_text("16 of 20 ranks")
-    expect(page.locator("#chosen-ranks")).to_have_value("0-15")
-
-
-def test_few_ranks_need_no_choice(open_page, address):
-    page = open_timeline(open_page, f"{address}timeline")
-    expect(page.locator("#chosen-ranks")).to_have_count(0)
+def test_all_ranks_are_there_to_scroll_and_one_is_expanded_by_key_or_click(open_page, many):
+    page = open_timeline(open_page, f"{many}timeline?step=5")
+    page.set_viewport_size({"width": 1200, "height": 480})
+    assert shown_ranks(page) == list(range(20))
+    expect(page.locator(".rank .lane")).to_have_count(0)
+    lanes = page.locator("#lanes").bounding_box()
+    page.mouse.move(lanes["x"] + 300, lanes["y"] + 8)
+    page.keyboard.press("e")
+    expect(page.get_by_role("button", name="rank 0", exact=True)).to_have_attribute("aria-expanded", "true")
+    page.wait_for_function(f"Array.from({SPANS}).some((lane) => lane === 3)")
+    assert {lane for lane in page.evaluate(f"Array.from({SPANS})") if lane % 4} == {1, 2, 3}
+    page.wait_for_url("**expanded=0**")
+    page.get_by_role("button", name="rank 0", exact=True).click()
+    expect(page.locator(".rank .lane")).to_have_count(0)
+    page.go_back()
+    expect(page.locator(".rank .lane")).to_have_count(4)
+    wait_for_step(page, 5)
+    page.keyboard.press("Shift+E")
+    expect(page.locator(".rank .lane")).to_have_count(0)
+    page.locator("#expand-all").click()
+    expect(page.locator(".rank .lane")).to_have_count(80)
+    page.keyboard.press("PageDown")
+    page.keyboard.press("PageDown")
+    page.wait_for_function(f"Array.from({SPANS}).every((lane) => lane > 3)")
+    middle, top = page.locator("#ranks").bounding_box(), page.evaluate(f"{LANES}.y_range.end")
+    assert page.evaluate("document.getElementById('ranks').scrollTop") == pytest.approx(top, abs=1)
+    page.mouse.move(middle["x"] + 400, middle["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(middle["x"] + 400, middle["y"] + 90)
+    page.mouse.up()
+    assert page.evaluate(f"{LANES}.y_range.end") == pytest.approx(top - 40, abs=1)
 
 
 def test_choosing_ranks_keeps_step_and_view(open_page, many):
@@ -51,9 +74,9 @@ def test_choosing_ranks_keeps_step_and_view(open_page, many):
     page.wait_for_function("document.querySelectorAll('.rank').length === 3")
     expect(page.locator("#status")).to_contain_text("in view")
     assert shown_ranks(page) == [17, 3, 4]
+    page.wait_for_function(f"Array.from({SPANS}).every((lane) => lane < 12)")
     assert shown_range(page) == pytest.approx(before, abs=2)
     wait_for_step(page, 5)
-    expect(page.locator(".tools")).to_contain_text("3 of 20 ranks")
 
 
 def test_a_choice_that_is_none_is_refused(open_page, many):
@@ -61,21 +84,22 @@ def test_a_choice_that_is_none_is_refused(open_page, many):
     page.locator("#chosen-ranks").fill("first ten")
     page.keyboard.press("Enter")
     expect(page.locator("#chosen-ranks:invalid")).to_have_count(1)
-    assert shown_ranks(page) == list(range(16))
+    assert shown_ranks(page) == list(range(20))
     assert "ranks=" not in page.url
 
 
 def test_nonsense_in_the_address_is_ignored(open_page, many):
     page = open_timeline(open_page, f"{many}timeline?ranks=x,-1,99,%00&rank=<b>&ideal=yes&step=no")
-    assert shown_ranks(page) == list(range(16))
-    expect(page.locator(".tools")).to_contain_text("16 of 20 ranks; there is no rank 99")
+    assert shown_ranks(page) == list(range(20))
+    expect(page.locator(".tools")).to_contain_text("there is no rank 99")
     expect(page.locator("#ideal")).not_to_be_checked()
 
 
 def test_a_link_to_a_rank_at_a_step_shows_that_rank_first_and_marks_it(open_page, many):
     page = open_timeline(open_page, f"{many}timeline?step=6&rank=18")
-    assert shown_ranks(page) == [18, *range(15)]
+    assert shown_ranks(page) == [18, *range(18), 19]
     expect(page.locator(".rank.marked .number")).to_have_text("rank 18")
+    expect(page.locator(".rank.expanded")).to_have_count(1)
     wait_for_step(page, 6)
     assert length(page) < 13_000_000
 

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import served
-from tests.browser.test_app import open_timeline, place_of
+from tests.browser.test_app import LANES, open_timeline, place_of
 from tests.segments import ROUNDS, write_ring_recording
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -26,7 +26,8 @@ def test_the_round_under_the_pointer_is_told_and_a_click_lists_all_of_them(open_
     page = open_timeline(open_page, f"{ring}timeline?from={3_900 * US}&to={5_000 * US}")
     page.wait_for_function(f"{STRIPS}.left.length === 4")
     expect(page.locator(".legend")).to_contain_text("rounds of an all-reduce")
-    height_px = page.evaluate(f"({STRIPS}.top[0] + {STRIPS}.bottom[0]) / 2")
+    stretch = f"document.getElementById('lanes').clientHeight / {LANES}.y_range.start"
+    height_px = page.evaluate(f"({STRIPS}.top[0] + {STRIPS}.bottom[0]) / 2 * {stretch}")
     tip = page.locator("#tip")
     for phase, start_us, end_us in ROUNDS:
         page.mouse.move(*place_of(page, (start_us + end_us) / 2 * US, height_px))

@@ -61,9 +61,9 @@ def test_what_was_clicked_stays_in_sight_beside_the_panel(open_page, address):
     page.mouse.click(*place_of(page, BUCKET_1_OF_STEP_7, communication_middle_px(page) + height_px))
     expect(page.locator("#selection").get_by_role("heading")).to_contain_text("on rank 1")
     expect(page.locator("#ranks")).not_to_have_js_property("scrollTop", 0)
-    below_px = page.locator("#ranks").bounding_box()
-    lane_px = label.bounding_box()
-    assert lane_px["y"] + lane_px["height"] <= below_px["y"] + below_px["height"]
+    panel_px, lane_px = page.locator("#selection").bounding_box(), label.bounding_box()
+    assert lane_px["y"] + lane_px["height"] <= panel_px["y"]
+    assert page.locator(".rank").first.bounding_box()["height"] == height_px, "a selection shrinks nothing"
 
 
 def test_all_of_a_chosen_bucket_is_outlined_on_every_rank(open_page, address):

@@ -11,13 +11,14 @@ import pytest
 
 from dashboards.pages.timeline import parse_view
 from dashboards.plots import timeline as timeline_module
+from dashboards.plots.lane_layout import lane_units, layout_lanes
 from dashboards.plots.span_details import SpanDetails
 from dashboards.plots.timeline import TimelinePlot, compute_step_view
-from dashboards.plots.timeline_columns import layout_lanes
 from dashboards.plots.tooltip import build_tooltip
 from dashboards.recording import RecordingCache, Snapshot
 from dashboards.theme import SHADES
 from overlapscope.breakdown.lanes import CATEGORIES, LANE_NAMES
+from overlapscope.text import format_ns
 from tests.synthetic import write_recording
 
 MS = 1_000_000
@@ -40,8 +41,9 @@ def spans_of(plot, lane):
     return {name: np.asarray(values)[chosen] for name, values in data.items()}
 
 
-def ask(plot, from_ns, to_ns, width_px=1000, number=1, is_ideal=False, is_path=False):
+def ask(plot, from_ns, to_ns, width_px=1000, number=1, is_ideal=False, is_path=False, rows_px=(0, 620)):
     asked = {"id": number, "from_ns": from_ns, "to_ns": to_ns, "width_px": width_px}
+    asked |= {"top_px": rows_px[0], "bottom_px": rows_px[1]}
     asked |= {"is_ideal": is_ideal, "is_path": is_path}
     plot.view.data = {name: [value] for name, value in asked.items()}
 
@@ -111,23 +113,41 @@ def test_the_critical_path_of_too_many_steps_is_not_drawn_and_it_says_why(plot, 
     assert len(plot.path.data["x"]) == 0
 
 
-def test_brackets_below_the_lanes_of_each_rank_are_as_long_as_its_exposed_communication(plot, snapshot):
+def test_exposed_communication_is_red_on_the_phases_of_each_rank_with_its_duration(plot, snapshot):
     ask(plot, 10 * MS, 20 * MS - 1)
     figures = snapshot.summary.figures.set_index(["rank", "step"])
-    x, y = (np.asarray(plot.exposed.data[name]).reshape(-1, 5) for name in ("x", "y"))
+    drawn = {name: np.asarray(values) for name, values in plot.exposed.data.items()}
+    assert {CATEGORIES[category] for category in drawn["category"]} == {"exposed"}
     for rank in (0, 1):
-        top = plot.layout.lane_px(rank * 4 + 3)[1]
-        own = (top < y[:, 1]) & (y[:, 1] < top + plot.layout.unit_px) & (x[:, 0] > 10 * MS) & (x[:, 0] < 20 * MS)
-        assert (x[own, 2] - x[own, 1]).sum() == figures.loc[(rank, 1), "exposed_ns"] > 0
+        top, bottom = plot.layout.lane_px(rank * 4)
+        own = (drawn["lane"] == rank * 4) & (drawn["left"] > 10 * MS) & (drawn["right"] < 20 * MS)
+        assert set(drawn["top"][own]) == {top + 1}
+        assert set(drawn["bottom"][own]) == {bottom - 1}
+        exposed_ns = figures.loc[(rank, 1), "exposed_ns"]
+        assert (drawn["right"] - drawn["left"])[own].sum() == exposed_ns > 0
+        assert f"exposed {format_ns(int(exposed_ns))}" in plot.labels.data["text"]
 
 
-def test_of_too_much_exposed_communication_nothing_is_marked(plot, monkeypatch):
-    monkeypatch.setattr(timeline_module, "MAX_SPANS", 9)
-    ask(plot, 0, 50 * MS)
-    assert len(plot.exposed.data["x"]) == 0
+def test_the_name_of_a_phase_is_beside_the_exposed_communication_that_covers_it(plot):
+    ask(plot, 16 * MS, 19 * MS)
+    labels = zip(plot.labels.data["text"], plot.labels.data["x"], plot.labels.data["y"], strict=True)
+    drawn = {name: np.asarray(values) for name, values in plot.exposed.data.items()}
+    named = [(x, y) for text, x, y in labels if text in ("wait for gradients", "backward")]
+    assert len(named) >= 2
+    for x, y in named:
+        inside = (drawn["left"] < x) & (x < drawn["right"]) & (drawn["top"] < y) & (y < drawn["bottom"])
+        assert not inside.any()
+
+
+def test_in_shades_exposed_communication_is_red_by_its_share(plot, snapshot, monkeypatch):
     monkeypatch.setattr(timeline_module, "MAX_SPANS", 10)
-    ask(plot, 0, 50 * MS, number=2)
-    assert len(plot.exposed.data["x"]) == 10 * 5
+    ask(plot, 10 * MS, 20 * MS, width_px=20)
+    first, red = CATEGORIES.index("exposed") * SHADES, plot.shades.data["image"][0][0]
+    pixel_ns = plot.shades.data["dw"][0] / len(red)
+    shares = np.where(red >= first, red - first, 0) / (SHADES - 1)
+    in_step = slice(*((np.array([10, 20]) * MS - plot.shades.data["x"][0]) // pixel_ns).astype(int))
+    exposed_ns = snapshot.summary.figures.set_index(["rank", "step"]).loc[(0, 1), "exposed_ns"]
+    assert shares[in_step].sum() * pixel_ns == pytest.approx(exposed_ns, rel=0.25)
 
 
 def test_the_ruler_says_how_long_it_is_and_how_much_of_that_is_exposed(plot, golden):
@@ -148,8 +168,8 @@ def test_too_many_spans_become_shades_of_exact_busy_time(plot, monkeypatch):
     ask(plot, 0, 10 * MS, width_px=20)
     assert plot.response.data["is_shaded"] == [True]
     assert len(plot.spans.data["left"]) == 0
-    (picture,) = plot.shades.data["image"]
-    first, after = plot.layout.lane_units(3)
+    picture = plot.shades.data["image"][0]
+    first, after = lane_units(3)
     begin, length = plot.shades.data["x"][0], plot.shades.data["dw"][0]
     pixel_ns = length / picture.shape[1]
     column = int((4250 * US - begin) // pixel_ns)
@@ -164,7 +184,7 @@ def test_shades_leave_room_for_single_spans(plot, monkeypatch):
     monkeypatch.setattr(timeline_module, "MAX_SPANS", in_view)
     ask(plot, 20 * MS, 30 * MS, number=2)
     assert len(plot.spans.data["left"]) == in_view
-    (picture,) = plot.shades.data["image"]
+    picture = plot.shades.data["image"][0]
     middle = picture.shape[1] // 2
     assert np.all(picture[:, middle - 100 : middle + 100] == 0)
     assert picture.any()
@@ -204,9 +224,10 @@ def test_pointing_at_a_bucket_reads_its_parameter_size_and_times(plot):
 
 def test_names_are_written_into_spans_that_hold_them(plot):
     ask(plot, 0, 10 * MS, width_px=1300)
-    assert {"backward", "wait for gradients", "bucket 1"} <= set(plot.labels.data["text"])
+    assert {"backward", "bucket 1"} <= set(plot.labels.data["text"])
     categories = dict(zip(plot.labels.data["text"], plot.labels.data["category"], strict=True))
-    for text, name in (("backward", "backward"), ("wait for gradients", "finalize"), ("bucket 1", "bucket_1")):
+    exposed = next(text for text in categories if text.startswith("exposed"))
+    for text, name in (("backward", "backward"), (exposed, "exposed"), ("bucket 1", "bucket_1")):
         assert CATEGORIES[categories[text]] == name, "its ink is that of the span below it"
     ask(plot, 0, 10 * MS, width_px=60)
     assert plot.labels.data["text"] == []
@@ -257,14 +278,43 @@ def test_how_much_earlier_is_said_as_far_as_there_is_room(plot, width_px, label)
 
 
 @pytest.mark.parametrize("ranks", [1, 4, 8, 9, 12, 16])
-def test_names_of_lanes_do_not_cover_each_other(ranks):
-    layout = layout_lanes(ranks)
+@pytest.mark.parametrize("thinnest_px", [4, 8])
+def test_names_of_lanes_do_not_cover_each_other(ranks, thinnest_px):
+    layout = layout_lanes(ranks, range(ranks), thinnest_px)
     middles = [sum(layout.lane_px(LANE_NAMES.index(name))) / 2 for name in layout.labeled_lanes]
     assert all(after - before >= 12 for before, after in itertools.pairwise(middles))
 
 
 def test_every_lane_lies_within_the_height_of_the_plot(plot):
-    assert plot.layout.lane_px(7)[1] <= plot.layout.height_px == plot.root.height
+    assert plot.layout.lane_px(7)[1] <= plot.layout.height_px == plot.rows.data["top_px"][-1]
+
+
+@pytest.mark.parametrize(("ranks", "is_expanded"), [(1, True), (8, True), (9, False), (1024, False)])
+def test_ranks_are_expanded_while_they_fit_a_window(ranks, is_expanded):
+    layout = layout_lanes(ranks)
+    assert set(layout.is_expanded) == {is_expanded}
+    assert layout.height_px <= 620 or not is_expanded
+
+
+def test_a_collapsed_rank_has_one_lane_and_the_others_move_below_an_expanded_one():
+    layout = layout_lanes(1024, [3])
+    assert [layout.has_lane(lane) for lane in (8, 9, 12, 13, 16, 17)] == [True, False, True, True, True, False]
+    heights = np.diff(layout.tops_px)
+    assert heights[3] > 4 * heights[2] == 4 * heights[4] >= 4 * 12
+    assert layout.find_positions(*layout.rank_px(3)) == range(3, 4)
+    assert layout.find_positions(-100, 1) == range(1)
+    assert layout.find_positions(10**9, 10**9 + 1) == range(1024, 1024)
+
+
+def test_of_many_ranks_those_in_view_and_some_around_it_are_drawn(tmp_path):
+    snapshot = RecordingCache(write_recording(tmp_path / "traces", ranks=100, steps=3)).latest()
+    plot = TimelinePlot(snapshot, snapshot.lanes.timeline(range(100)))
+    ask(plot, 0, 10 * MS, rows_px=(800, 960))
+    assert plot.shown.drawn == range(45, 65)
+    assert {int(lane) // 4 for lane in plot.spans.data["lane"]} == set(range(45, 65))
+    assert {int(lane) % 4 for lane in plot.spans.data["lane"]} == {0}
+    assert plot.response.data["spans"] == [10 * 4]
+    assert (plot.response.data["top_px"], plot.response.data["bottom_px"]) == ([45 * 16], [65 * 16])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from dashboards.plots.timeline import TimelinePlot
 from dashboards.plots.timeline_selection import MARKERS
 
 MS = 1_000_000
+NUMBERS = itertools.count()
 US = 1_000
 
 
@@ -24,11 +27,11 @@ def plot(snapshot, timeline):
 
 
 def choose(plot, lane, row):
-    plot.selection.chosen.data = {"lane": [lane], "row": [row], "name": [""]}
+    plot.selection.chosen.data = {"id": [next(NUMBERS)], "lane": [lane], "row": [row], "name": [""]}
 
 
 def test_what_is_chosen_is_outlined_and_described(plot, snapshot, timeline):
-    connect_markup(plot, snapshot, timeline)
+    connect_markup(plot, snapshot)
     lane = timeline.lanes[3]
     row = int(lane.spans.rows[4])
     choose(plot, 3, row)
@@ -38,7 +41,7 @@ def test_what_is_chosen_is_outlined_and_described(plot, snapshot, timeline):
     assert plot.rpc.sources["panel"].data["markup"] == [described]
     assert plot.selection.response.data["from_ns"] == [int(lane.spans.starts_ns[4])]
     assert sorted(plot.selection.outlines.data["line_width"])[-2:] == [1.5, 3.0]
-    plot.selection.chosen.data = {"lane": [], "row": [], "name": []}
+    choose(plot, -1, -1)
     assert len(plot.selection.outlines.data["left"]) == 0
     assert len(plot.selection.marks.data["x"]) == 0
 
@@ -54,31 +57,32 @@ def test_the_way_of_a_chosen_bucket_leads_through_the_lanes_of_every_rank_and_ac
     assert set(plot.selection.marks.data["marker"]) == set(MARKERS.values())
     meeting = plot.selection.meetings.data
     assert list(meeting["x"]) == [15_050 * US]
-    assert meeting["top"][0] < plot.layout.rank_height_px < meeting["bottom"][0]
+    assert meeting["top"][0] < plot.layout.rank_px(1)[0] < meeting["bottom"][0]
 
 
 def test_a_span_is_selected_by_the_name_that_it_had_when_it_was_chosen(plot, timeline):
     choose(plot, 7, int(timeline.lanes[7].spans.rows[4]))
     chosen = {name: list(values) for name, values in plot.selection.response.data.items()}
     assert chosen["name"] == ["1-communication-1-1"]
-    plot.selection.chosen.data = {"lane": [], "row": [], "name": []}
-    plot.selection.chosen.data = {"lane": [-1], "row": [-1], "name": chosen["name"]}
+    choose(plot, -1, -1)
+    plot.selection.chosen.data = {"id": [99], "lane": [-1], "row": [-1], "name": chosen["name"]}
     assert plot.selection.response.data == chosen
     assert len(plot.selection.outlines.data["left"]) > 0
 
 
-def test_the_breakdown_of_a_step_is_sent_once_while_the_view_moves_within_it(plot, snapshot, timeline):
-    connect_markup(plot, snapshot, timeline)
+def test_the_breakdown_of_a_step_is_sent_once_while_the_view_moves_within_it(plot, snapshot):
+    connect_markup(plot, snapshot)
     sent = []
     plot.rpc.sources["breakdown"].on_change("data", lambda _attribute, _old, new: sent.append(new["step"][0]))
     for number, middle_ms in enumerate((25, 26, 37)):
         window = {"from_ns": [(middle_ms - 1) * MS], "to_ns": [(middle_ms + 1) * MS], "width_px": [800]}
+        window |= {"top_px": [0], "bottom_px": [620]}
         plot.view.data = {"id": [number], **window, "is_ideal": [False], "is_path": [False]}
     assert sent == [2, 3]
 
 
 def test_a_selection_that_is_not_here_is_said(plot):
-    plot.selection.chosen.data = {"lane": [-1], "row": [-1], "name": ["9-communication-1-1"]}
+    plot.selection.chosen.data = {"id": [99], "lane": [-1], "row": [-1], "name": ["9-communication-1-1"]}
     assert (plot.selection.response.data["note"] != [""], plot.selection.response.data["name"]) == (True, [""])
     assert len(plot.selection.outlines.data["left"]) == 0
 
