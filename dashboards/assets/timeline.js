@@ -217,6 +217,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   function ranksCame() {
     const {markup, note, sorted_step} = plot.gutter.data
     gutter.innerHTML = markup[0]
+    gutter.closest(".board").classList.toggle("sorted", (element("order")?.value ?? "rank") !== "rank")
     gutter.parentElement.style.setProperty("--height", `${allRowsPx()}px`)
     if (element("ranks-note")) element("ranks-note").textContent = note[0]
     if (element("order")) element("order").dataset.step = sorted_step[0]
