@@ -26,6 +26,7 @@ from tornado.web import HTTPError, RequestHandler, authenticated
 
 from dashboards.access import Access, is_loopback
 from dashboards.experiment_figures import draw_picture
+from dashboards.following import follow
 from dashboards.gate import SERVER_OPTIONS, install_access_rules, login_options
 from dashboards.pages import (
     buckets,
@@ -226,7 +227,8 @@ def open_page(build: PageBuilder, recording: RecordingCache) -> None:
     arguments = pn.state.session_args
     which = parse_step_range(arguments)
     try:
-        build(document, recording.latest(which=which), arguments)
+        update = build(document, recording.latest(which=which), arguments)
+        follow(document, build, update, lambda asked: recording.latest(which=parse_step_range(asked)))
     except OverlapScopeError as error:
         (shell.build if which is None else shell.build_no_steps)(document, error)
 

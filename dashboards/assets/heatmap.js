@@ -2,7 +2,7 @@
 // what a cell contains: this script sends requests.
 window.overlapscope.startHeatmap = (plot) => {
   const {root, step_range: steps} = plot
-  const whole = [steps.start, steps.end]
+  const whole = () => steps.bounds // more of them while a recording is followed
   const area = document.getElementById("heatmap")
 
   // --- switches -------------------------------------------------------------------------------------------------
@@ -36,11 +36,14 @@ window.overlapscope.startHeatmap = (plot) => {
   }
 
   // --- zoom and pan ---------------------------------------------------------------------------------------------
-  const {min_interval: shortest} = steps
-  const {show, zoom, move} = window.overlapscope.rangeMoves(steps, {shortest, lowest: whole[0], highest: whole[1]})
+  const {show, zoom, move} = window.overlapscope.rangeMoves(steps, {
+    get shortest() { return steps.min_interval },
+    get lowest() { return whole()[0] },
+    get highest() { return whole()[1] },
+  })
 
   function showAll() {
-    show(...whole)
+    show(...whole())
     const [top, bottom] = plot.row_range.bounds
     plot.row_range.setv({start: bottom, end: top})
   }
@@ -100,6 +103,6 @@ window.overlapscope.startHeatmap = (plot) => {
   for (const radio of radios) radio.addEventListener("change", choose)
   showScale()
   shrink()
-  window.overlapscope.keepRange(steps, show)
+  window.overlapscope.keepRange(steps, show, whole)
   window.overlapscope.paintPlots()
 }

@@ -7,10 +7,10 @@ window.overlapscope.watchNews = () => {
   const everyMs = 2000
   const followMs = 500
   const key = `overlapscope-follow ${location.pathname}`
-  const begunMs = Date.now()
+  let begunMs = Date.now()
   let shown = null // status when the page was opened
   // A page that takes long to open is not reloaded continuously.
-  const restMs = Math.max(followMs, 2 * performance.now())
+  let restMs = Math.max(followMs, 2 * performance.now())
   const follow = part("follow").querySelector("input")
 
   function remember(isFollowing) {
@@ -31,10 +31,18 @@ window.overlapscope.watchNews = () => {
   const isInUse = () => isPressed || document.querySelector(`${typedIn}, :modal, :popover-open`) !== null
 
   let isReading = false
-  function readAgain(latest) {
+  async function readAgain(news) {
     isReading = true
     const hasStep = new URLSearchParams(location.search).has("step")
-    window.overlapscope.reloadInPlace(hasStep ? {step: latest, from: null, to: null} : {})
+    const beganMs = Date.now()
+    if (hasStep || !(await window.overlapscope.showLatest?.())) {
+      return window.overlapscope.reloadInPlace(hasStep ? {step: news.latest_step, from: null, to: null} : {})
+    }
+    shown = news
+    isReading = false
+    ;[begunMs, restMs] = [Date.now(), Math.max(followMs, 2 * (Date.now() - beganMs))]
+    document.body.dataset.followed = news.latest_step
+    show(news)
   }
 
   // A page that was opened with all steps of a long recording, or with its latest, is reloaded with the other.
@@ -73,8 +81,8 @@ window.overlapscope.watchNews = () => {
     link.hidden = !report
     link.textContent = report
     const isRested = Date.now() - begunMs >= restMs
-    if (newer > 0 && follow.checked && isRested && !isReading && !isInUse()) readAgain(latest_step)
-    part("show").onclick = () => readAgain(latest_step)
+    if (newer > 0 && follow.checked && isRested && !isReading && !isInUse()) readAgain(news)
+    part("show").onclick = () => readAgain(news)
   }
 
   async function look() {

@@ -1,6 +1,7 @@
 // Changes of a range within limits: the shortest and the longest range, the lowest and the highest value.
-window.overlapscope.rangeMoves = (range, {shortest, longest = Infinity, lowest, highest}) => {
+window.overlapscope.rangeMoves = (range, limits) => {
   function show(from, to) {
+    const {shortest, longest = Infinity, lowest, highest} = limits // these may change
     const length = Math.min(Math.max(to - from, shortest), longest, highest - lowest)
     const start = Math.min(Math.max((from + to - length) / 2, lowest), highest - length)
     range.setv({start, end: start + length})

@@ -32,8 +32,11 @@ from overlapscope.trace.table_file import parse_step_bounds, step_range_of_slice
 QueryArguments = Mapping[str, Sequence[bytes]]
 """The query of an address."""
 
-PageBuilder = Callable[[Document, Snapshot, QueryArguments], None]
-"""Function that fills a document with a page."""
+PageUpdate = Callable[[Snapshot], None]
+"""Function that shows another state of the recording in the plots of a page."""
+
+PageBuilder = Callable[[Document, Snapshot, QueryArguments], PageUpdate | None]
+"""Function that fills a document with a page; it returns how to update its plots, if they can be."""
 
 NAVIGATION: Final = (
     ("./", "Overview"),

@@ -197,17 +197,22 @@ _MAX_MACHINE_TRENDS: Final = 3
 
 def plot_machine_trends(machine: MachineSummary, summary: Summary) -> list[TrendPlot]:
     """Return trends of what held ranks back longest, by step: of the machine's conditions that are shares of time."""
+    return [TrendPlot(shown, summary, per_step) for shown, per_step in tabulate_machine_trends(machine, summary)]
+
+
+def tabulate_machine_trends(machine: MachineSummary, summary: Summary) -> list[tuple[TrendFigure, pd.DataFrame]]:
+    """Return what those trends show: each figure, by rank and step."""
     kinds = dict.fromkeys(KIND_OF[one.condition.kind] for one in machine.conditions)
     finished = summary.finished_together["step"]
-    plots = []
+    trends = []
     for kind in [kind for kind in kinds if kind.is_share][:_MAX_MACHINE_TRENDS]:
         column = f"machine_{kind.name.lower().replace(' ', '_').replace('/', '')}"
         per_step = machine.tabulate_steps(kind).rename(columns={"share": column})
         per_step = per_step[per_step["step"].isin(finished)]
         if per_step[column].notna().any():
             shown = TrendFigure(column=column, title=CONDITION_LABELS[kind.name], color="accent", is_share=True)
-            plots.append(TrendPlot(shown, summary, per_step))
-    return plots
+            trends.append((shown, per_step))
+    return trends
 
 
 class TrendPlot:
@@ -222,14 +227,13 @@ class TrendPlot:
     def __init__(self, shown: TrendFigure, summary: Summary, per_step: pd.DataFrame | None = None) -> None:
         """Create the sources and draw the trend."""
         self.shown = shown
-        self._per_step = per_step
         self.source = ColumnDataSource(data={name: [] for name in ("step", "low", "mean", "high", "text")})
         self.band = ColumnDataSource(data={"xs": [], "ys": []})
         self.rank_lines = ColumnDataSource(data={"xs": [], "ys": []})
         self.y_range = Range1d(start=0, end=1)
         self.warm_up = BoxAnnotation(fill_alpha=0.6, line_color=None, level="underlay")
         self.root = self._draw()
-        self.update(summary)
+        self.update(summary, per_step)
 
     @property
     def start_script(self) -> CustomJS:
@@ -239,9 +243,13 @@ class TrendPlot:
             code="window.overlapscope.startTrend(plot, source)",
         )
 
-    def update(self, summary: Summary) -> None:
-        """Show another recording."""
-        per_step = summary.finished_together if self._per_step is None else self._per_step
+    def update(self, summary: Summary, per_step: pd.DataFrame | None = None) -> None:
+        """Show another recording, or a later state of it.
+
+        Args:
+            per_step: as for the plot.
+        """
+        per_step = summary.finished_together if per_step is None else per_step
         each = _count_steps_per_point(np.unique(per_step["step"]))
         trend = _add_breaks(trend_by_step(per_step, self.shown.column), each)
         self.source.data = {

@@ -25,8 +25,9 @@ RUN = "runs/whole/-/"
 PAGES = (
     *("", RUN, *(RUN + page for page in ("timeline", "buckets", "stragglers", "order"))),
     *("runs/faulty/-/order", "runs/faulty/-/stragglers", "runs/gone/-/", f"{RUN}plots/timeline"),
+    *("docs/glossary", "compare?base=whole&new=faulty&new=gone"),
 )
-"""The table of runs, all pages of a run, a fault, two that say why there is nothing, and a plot alone."""
+"""The table of runs, all pages of a run, a fault, two that say why there is nothing, a plot alone, and a document."""
 FILES = ("report.html", "comparison.html")
 THEMES: tuple[ThemeName, ...] = ("light", "dark")
 

@@ -187,8 +187,30 @@ def test_runs_appear_and_go_on_while_the_page_is_open(open_page, tmp_path):
         expect(row.locator(".live")).to_have_count(0)
 
 
-def test_keys_move_between_runs(open_page, table):
+def test_keys_move_between_runs_and_compare_what_is_chosen_and_columns_can_be_hidden(open_page, table):
     page = open_table(open_page, table)
+    page.get_by_role("button", name="Columns").click()
+    page.get_by_role("group", name="Columns of the table").get_by_text("Model").click()
+    page.keyboard.press("Escape")
+    for reopened in (False, True):  # the choice is kept
+        if reopened:
+            page.goto(table)
+        expect(page.locator(".column-model").first).to_be_hidden()
+        expect(page.locator(".column-hidden").first).to_be_visible()
+    heading = page.locator("[data-key=steps]").bounding_box()
+    assert heading is not None
+    page.mouse.click(heading["x"] + 2, heading["y"] + heading["height"] - 2)  # its corner
+    expect(page.locator("[data-key=steps]")).to_have_attribute("aria-sort", "descending")
+    for name in ("short", "nightly/timeline", "odd #1 ?<b>&"):
+        row_of(page, name).get_by_role("link", name=name, exact=True).focus()
+        page.keyboard.press("x")
+    page.keyboard.press("c")
+    page.wait_for_url("**/compare?base=short&new=*&new=*")
+    expect(page.locator("tbody tr")).to_have_count(3)
+    expect(page.locator("tbody")).not_to_contain_text("comparing", timeout=60_000)
+    page.get_by_role("link", name="Choose other runs").click()
+    expect(page.locator(".side:checked")).to_have_count(3)
+    page.goto(table)
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
     expect(page.locator("tbody tr").nth(1).locator("a")).to_be_focused()
