@@ -13,10 +13,11 @@ chosen    the size with the shortest predicted step time; DDP's default if the a
 regret    measured step time of what is chosen, over the shortest measured one
 gain      of what is chosen over DDP's default, as measured
 
-The same for a straight line fitted to the same all-reduces, for a Bayesian search among the measured sizes (regret and
-gain are then means of some searches, and *chosen* is what most of them choose), for leaving DDP's default, and for the
-best plan of all, really run with torch's DDP and with ours. Noise is the difference between the medians of odd and of
-even blocks of steps, the median of all sizes.
+The same for the model with all else as fitted but a straight line through the same all-reduces, latency and bandwidth
+alone (*all-reduces on a line*), and the size that it predicts to be the fastest, however little that gains; for a
+Bayesian search among the measured sizes (regret and gain are then means of some searches, and *chosen* is what most of
+them choose), for leaving DDP's default, and for the best plan of all, really run with torch's DDP and with ours. Noise
+is the difference between the medians of odd and of even blocks of steps, the median of all sizes.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def scores(folder: Path, truth: Truth) -> Iterator[Score]:
             fitted = fit_model(observations, lanes=lanes, **spans)
             way = f"{name}, calibrated" if spans else name
             yield _score(way, fitted, truth)
-            yield _score(f"{way}: straight line", _with_line(fitted), truth, has_interval=False)
+            yield _score(f"{way}, all-reduces on a line", _with_line(fitted), truth, has_interval=False)
     yield Score(way="leave it", predicted_ns=None, interval_ns=None, chosen=truth.default)
 
 
@@ -161,7 +162,7 @@ def _score(way: str, fitted: FittedModel, truth: Truth, *, has_interval: bool = 
 
 
 def _with_line(fitted: FittedModel) -> FittedModel:
-    """The same with latency and bandwidth alone."""
+    """The same, except that an all-reduce takes a latency and its bytes over a bandwidth."""
     cost = fitted.costs.collective
     line = fit_line(cost.sizes_bytes, cost.times_ns) if fitted.calibration is None else _line_of(fitted.calibration)
     straight = CollectiveCost(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ from overlapscope.sharded_model.changes import ShardedAdvice, advise_on_settings
 from overlapscope.sharded_model.model import Part, Settings, ShardedModel
 from overlapscope.trace.description import FULLY_SHARD, describe_strategies
 from overlapscope.trace.recording import Trace
-from overlapscope.trace.sharding import Sharding, find_sharding
+from overlapscope.trace.sharding import ShardedUnit, Sharding, find_sharding
 
 
 def is_sharded(trace: Trace) -> bool:
@@ -111,18 +112,22 @@ def _read_settings(sharding: Sharding, order: Sequence[int], *, has_root: bool) 
     def numbers(buckets: Sequence[int]) -> tuple[int, ...]:
         return tuple(number_of[bucket] for bucket in buckets if bucket in number_of)
 
-    root = sharding.units[order[0]] if has_root else None
-    return Settings(
+    def numbers_in_backward(unit: ShardedUnit) -> tuple[int, ...] | None:
+        return None if unit.backward_prefetch is None else numbers(unit.backward_prefetch)
+
+    settings = Settings(
         units=tuple((number + int(has_root),) for number in range(len(inner))),
         reshards=tuple(unit.reshards for unit in units),
         is_async=any(unit.is_async for unit in sharding.units),
         forward_prefetch=tuple(numbers(unit.forward_prefetch) for unit in units),
-        backward_prefetch=tuple(
-            None if unit.backward_prefetch is None else numbers(unit.backward_prefetch) for unit in units
-        ),
-        root_forward_prefetch=numbers(root.forward_prefetch) if root else (),
-        root_backward_prefetch=None
-        if root is None or root.backward_prefetch is None
-        else numbers(root.backward_prefetch),
-        root_reshards=root is not None and root.reshards,
+        backward_prefetch=tuple(map(numbers_in_backward, units)),
+    )
+    if not has_root:
+        return settings
+    root = sharding.units[order[0]]
+    return replace(
+        settings,
+        root_forward_prefetch=numbers(root.forward_prefetch),
+        root_backward_prefetch=numbers_in_backward(root),
+        root_reshards=root.reshards,
     )
