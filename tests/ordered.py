@@ -53,6 +53,7 @@ class Collective:
     flags: int = 0
     now_ns: int | None = None
     """When it is announced; None: 100 us after the one before it."""
+    took_us: int = 50
 
 
 def bucket(number: int, *, plan_hash: str = "plan", model: int = 0) -> Signature:
@@ -99,6 +100,8 @@ def write_order(
     point_to_point: bool = False,
     close: bool = True,
     limit_bytes: int = GROUP_LIMIT_BYTES,
+    description: str | None = None,
+    backend: str = "gloo",
 ) -> Path:
     """Write the collective log of one group: what each rank has launched in it, in order.
 
@@ -110,6 +113,7 @@ def write_order(
         world_size: by default one more than the highest member.
         number: of the group, in the file names.
         close: as when the process comes to its end.
+        description: of the group; by default its name.
     """
     ranks = tuple(members if members is not None else sorted(orders))
     for rank, order in orders.items():
@@ -117,7 +121,12 @@ def write_order(
         signatures = _Lines(rank_dir / SIGNATURES_FILE)
         sites = _Lines(rank_dir / CALL_SITES_FILE)
         header = CollectiveLogHeader(
-            name=group, ranks=ranks, rank=rank, backend="gloo", description=group, point_to_point=point_to_point
+            name=group,
+            ranks=ranks,
+            rank=rank,
+            backend=backend,
+            description=group if description is None else description,
+            point_to_point=point_to_point,
         )
         path = rank_dir / group_file(number, point_to_point=point_to_point)
         log = CollectiveLogWriter(path=path, header=header, limit_bytes=limit_bytes)
@@ -137,7 +146,7 @@ def write_order(
             if what.state != "announced":
                 log.launched(entry, now_ns + 1 * US)
             if what.state in ("failed", "completed"):
-                log.completed(entry, now_ns + 50 * US, failed=what.state == "failed")
+                log.completed(entry, now_ns + what.took_us * US, failed=what.state == "failed")
         if close:
             log.close()
     return folder

@@ -26,7 +26,7 @@ from overlapscope.advice.advice import Advice
 from overlapscope.advice.worth_doing import find_improvements
 from overlapscope.breakdown.text import BLOCK_LABELS
 from overlapscope.diagnosis.attempts import format_other_attempts
-from overlapscope.report.imported_communication import build_communication_sections
+from overlapscope.report.communication import build_communication_sections
 from overlapscope.report.improvements import tabulate_improvements
 from overlapscope.report.machine import build_machine_sections
 from overlapscope.report.report import Column, Section, Table
@@ -82,7 +82,7 @@ def build_overview_context(snapshot: Snapshot) -> dict[str, Any]:
     return {
         "section": snapshot.breakdown_section,
         "has_steps": bool(len(snapshot.trace.steps)),
-        "communication": next(iter(build_communication_sections(summary.imported)), None),
+        "communication": next(iter(build_communication_sections(summary)), None),
         "machine": next(iter(build_machine_sections(snapshot.machine)), None),
         "longest": find_longest_occurrences(summary),
         **build_breakdown_context(summary, *([("Critical path", summary.job)] if summary.job is not None else [])),

@@ -19,8 +19,8 @@ from overlapscope.advice.advice import Advice, advise
 from overlapscope.diagnosis.attempts import format_other_attempts
 from overlapscope.errors import OverlapScopeError
 from overlapscope.report.buckets import build_buckets_section
+from overlapscope.report.communication import build_communication_sections
 from overlapscope.report.diagnosis import build_diagnosis_section
-from overlapscope.report.imported_communication import build_communication_sections
 from overlapscope.report.machine import build_machine_sections
 from overlapscope.report.report import Section
 from overlapscope.report.stragglers import build_stragglers_section
@@ -78,6 +78,8 @@ _FoundSection = tuple[Section, bool]
 def _build_step_sections(snapshot: Snapshot, advice: Advice | None, why_no_advice: str) -> Iterator[_FoundSection]:
     """Yield the sections based on steps; none if only the order of collectives was recorded."""
     if has_only_collectives(snapshot.trace) and snapshot.summary.imported is None:
+        if snapshot.summary.own is not None:
+            yield _build_overview_section(snapshot, advice), True
         return
     yield _build_overview_section(snapshot, advice), True
     if (step := snapshot.summary.typical_step) is not None:
@@ -106,7 +108,7 @@ def _build_overview_section(snapshot: Snapshot, advice: Advice | None) -> Sectio
     tables = [table for table in breakdown.tables if table.name == "breakdown"]
     tables += [worth_doing] if worth_doing is not None else []
     tables += [overview.build_ranks_table(snapshot.trace, breakdown)] if breakdown.tables else []
-    others = (*build_communication_sections(snapshot.summary.imported), *build_machine_sections(snapshot.machine))
+    others = (*build_communication_sections(snapshot.summary), *build_machine_sections(snapshot.machine))
     tables += [table for section in others for table in section.tables]
     notes = (*breakdown.notes, *(note for section in others for note in section.notes))
     return replace(breakdown, name="overview", title="Overview", tables=tuple(tables), notes=notes)

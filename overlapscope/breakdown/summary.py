@@ -15,10 +15,11 @@ from overlapscope.breakdown.breakdown import BLOCKS, COMPUTE_BLOCKS, Breakdown, 
 from overlapscope.breakdown.critical_path import JobBreakdown, compute_job_breakdown
 from overlapscope.breakdown.drift import Drift, find_drift
 from overlapscope.breakdown.means import MeanStep, compute_mean_step, mean_with_ci
+from overlapscope.breakdown.own_communication import find_own_communication
 from overlapscope.breakdown.steady_steps import SteadySteps, select_steady_steps
 from overlapscope.breakdown.waits import REASONS
 from overlapscope.interval import Interval
-from overlapscope.trace.imported_communication import ImportedCommunication, read_imported_communication
+from overlapscope.trace.communication import ImportedCommunication, OwnCommunication, read_imported_communication
 from overlapscope.trace.recording import Trace
 
 LITTLE_EXPOSED_SHARE: Final = 0.02
@@ -69,6 +70,8 @@ class Summary:
     """True for rows of ``figures`` that are counted."""
     imported: ImportedCommunication | None = None
     """All communication of imported profiles, also of other collectives than buckets; None of other recordings."""
+    own: OwnCommunication | None = None
+    """The script's own collectives by process group; None of imports, and where they matter little."""
     has_steps: bool = True
     """False if only the order of collectives was recorded."""
     is_over: bool = False
@@ -108,8 +111,9 @@ class Summary:
     @property
     def others_exposed_ns(self) -> float:
         """Return the time of an imported step in which there was only other communication than that of gradients."""
-        others = () if self.imported is None else self.imported.others
-        return sum(one.exposed_ns for one in others) / max(1, 0 if self.imported is None else self.imported.steps)
+        if self.imported is None:
+            return 0.0
+        return sum(one.exposed_ns or 0.0 for one in self.imported.others) / max(1, self.imported.steps)
 
     @property
     def _why_no_step(self) -> Limit:
@@ -205,7 +209,14 @@ def add_other_communication(summary: Summary, trace: Trace) -> Summary:
     summary = replace(summary, has_steps=not trace.has_only_collectives, is_over=bool(trace.ranks["closed"].all()))
     buckets = trace.collectives["bucket"] >= 0
     gathers_parameters = (buckets & (trace.collectives["op"] == "all_gather")).any()
-    return replace(summary, has_others=len(trace.user_collectives) > 0 and not gathers_parameters)
+    own = find_own_communication(trace, summary.steady.steps)
+    has_others = len(trace.user_collectives) > 0 or (own is not None and own.has_other_groups)
+    is_little = summary.steps > 0 and summary.share_of(summary.mean.blocks["collectives"]) < LITTLE_EXPOSED_SHARE
+    return replace(
+        summary,
+        has_others=has_others and not gathers_parameters,
+        own=None if own is None or (is_little and not own.has_other_groups) else own,
+    )
 
 
 def summarize_table(figures: pd.DataFrame, steady: SteadySteps, job: JobBreakdown | None) -> Summary:

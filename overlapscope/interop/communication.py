@@ -18,12 +18,10 @@ import pandas as pd
 from overlapscope.breakdown.spans import Int64Array, merge_spans
 from overlapscope.interop.kineto import Profile
 from overlapscope.trace.clocks import MAX_DRIFT
-from overlapscope.trace.imported_communication import GroupCommunication
+from overlapscope.trace.communication import ENDS_TOGETHER, GroupCommunication
 from overlapscope.trace.schema import DTYPE_BYTES
 
 UNKNOWN_GROUP: Final = "unknown"
-_ENDS_TOGETHER: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-"""Operations that no rank can leave before the last has come."""
 _MOST_SPREAD_NS: Final = 50_000
 """By how much the ends of the same collectives on two ranks vary at most, beside the drift of their clocks."""
 _END_SKEW_NS: Final = 7_000
@@ -230,12 +228,15 @@ def summarize_communication(spans: Mapping[int, pd.DataFrame], world_size: int) 
                 op=str(op),
                 is_bucket=bool(is_bucket),
                 ranks=len(by_rank),
-                **{name: float(mean[name]) for name in ("count", "bytes", "time_ns", "exposed_ns")},
+                count=float(mean["count"]),
+                bytes=float(mean["bytes"]),
+                time_ns=float(mean["time_ns"]),
+                exposed_ns=float(mean["exposed_ns"]),
                 wait_ns=float(mean["wait_ns"]) if is_compared.all() else None,
                 last_ranks={str(rank): (count, int(of[rank])) for rank, count in last.most_common()},
             )
         )
-    return tuple(sorted(found, key=lambda one: -one.time_ns))
+    return tuple(sorted(found, key=lambda one: -(one.time_ns or 0.0)))
 
 
 def _compare_ranks(table: pd.DataFrame, world_size: int) -> pd.DataFrame:
@@ -255,7 +256,7 @@ def _compare_ranks(table: pd.DataFrame, world_size: int) -> pd.DataFrame:
         start_ns, end_ns = (np.stack([own[edge].to_numpy() for own in members]) for edge in ("start_ns", "end_ns"))
         time_ns = end_ns - start_ns
         ranks = np.array([int(own["rank"].iloc[0]) for own in members])
-        together = (members[0]["op"].isin(_ENDS_TOGETHER) & members[0]["is_kernel"]).to_numpy()
+        together = (members[0]["op"].isin(ENDS_TOGETHER) & members[0]["is_kernel"]).to_numpy()
         if not _are_the_same(end_ns[:, together], is_named=bool(members[0]["name"].iloc[0] not in ("", UNKNOWN_GROUP))):
             continue
         wait_ns = np.where(together, time_ns - time_ns.min(axis=0), np.nan)

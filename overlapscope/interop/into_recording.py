@@ -12,8 +12,8 @@ from overlapscope.errors import OverlapScopeError
 from overlapscope.interop.communication import summarize_communication
 from overlapscope.interop.kineto import TraceMetadata
 from overlapscope.interop.training import Bucket, ImportedTraining
+from overlapscope.trace.communication import ImportedCommunication
 from overlapscope.trace.event_log import serialize_event_log
-from overlapscope.trace.imported_communication import ImportedCommunication
 from overlapscope.trace.json_files import dump_json_line, write_json
 from overlapscope.trace.manifest import write_manifest
 from overlapscope.trace.schema import (

@@ -9,7 +9,7 @@ import pandas as pd
 
 from overlapscope.analysis import Analysis
 from overlapscope.breakdown.means import MeanStep
-from overlapscope.report.imported_communication import build_communication_sections
+from overlapscope.report.communication import build_communication_sections
 from overlapscope.report.report import Column, Number, Report, Row, Section, Table, list_rows
 from overlapscope.stragglers.finding import Finding
 from overlapscope.stragglers.stragglers import Stragglers
@@ -30,7 +30,6 @@ from overlapscope.stragglers.text import (
 from overlapscope.stragglers.transfers import measure_link_rates
 from overlapscope.text import capitalize, count_of, format_ns, format_share
 from overlapscope.trace.description import describe_chosen_steps
-from overlapscope.trace.imported_communication import read_imported_communication
 
 _SHOWN_RANKS: Final = 12
 """Number of ranks that a terminal shows; of more, the most expensive."""
@@ -62,8 +61,9 @@ def build_stragglers_report(analysis: Analysis) -> Report:
         facts = (f"{trace.path}: {describe_basis(analysis, stragglers)}",)
         section = build_stragglers_section(stragglers)
         content |= _collect_content(analysis, stragglers)
-    imported = read_imported_communication(trace.run)
-    arrivals = build_communication_sections(imported) if imported is not None and imported.tells_last_ranks else ()
+    found = analysis.summary.imported or analysis.summary.own
+    tells_last = found is not None and any(one.last_ranks for one in found.groups)
+    arrivals = build_communication_sections(analysis.summary) if tells_last else ()
     return Report(facts=facts, sections=(section, *arrivals), content=content)
 
 

@@ -19,8 +19,8 @@ from overlapscope.breakdown.text import (
 )
 from overlapscope.diagnosis.attempts import read_attempts
 from overlapscope.interval import Interval
+from overlapscope.report.communication import build_communication_sections, collect_communication
 from overlapscope.report.diagnosis import collect_attempts
-from overlapscope.report.imported_communication import build_communication_sections
 from overlapscope.report.machine import build_machine_sections, collect_machine
 from overlapscope.report.report import INDENT, Column, Number, Report, Row, Section, Table, list_rows
 from overlapscope.text import Value, count_of, format_interval_ns, format_ns, format_share
@@ -54,7 +54,7 @@ def build_summary_report(analysis: Analysis) -> Report:
         facts=(describe_recording(trace),),
         sections=(
             build_breakdown_section(summary),
-            *build_communication_sections(summary.imported),
+            *build_communication_sections(summary),
             *build_machine_sections(analysis.machine),
         ),
         content=_collect_content(trace, summary) | {"machine": collect_machine(analysis.machine)},
@@ -219,6 +219,7 @@ def _collect_content(trace: Trace, summary: Summary) -> dict[str, Any]:
             "overlap_ratio": summary.overlap_ratio,
             "drift": summary.drift,
         },
+        "communication": collect_communication(summary),
         "ranks": summary.means_by_rank().to_dict("records"),
         "steps": summary.figures.assign(is_counted=summary.is_steady).to_dict("records"),
         "problems": trace.problems,

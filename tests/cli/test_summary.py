@@ -90,7 +90,8 @@ def test_json_has_every_step_and_null_for_what_is_not_a_number(tmp_path: Path) -
     silent.close()
     ran = overlapscope("summary", tmp_path, "--json")
     content = json.loads(ran.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    keys = ["schema", "path", "attempts", "run", "sentence", "breakdown", "ranks", "steps", "problems", "machine"]
+    keys = ["schema", "path", "attempts", "run", "sentence", "breakdown", "communication", "ranks", "steps", "problems"]
+    keys.append("machine")
     assert list(content) == keys
     assert content["schema"] == 1
     assert content["path"] == str(tmp_path)

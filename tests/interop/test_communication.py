@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.interop.communication import summarize_communication
-from overlapscope.trace.imported_communication import GroupCommunication
+from overlapscope.trace.communication import GroupCommunication
 
 ENDS_US = (1000, 2500, 3100, 9000)
 

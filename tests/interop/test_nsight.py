@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from overlapscope.interop.nsight import read_report
-from overlapscope.trace.imported_communication import read_imported_communication
+from overlapscope.trace.communication import read_imported_communication
 from overlapscope.trace.recording import Trace, read_trace
 from tests.cli.command_line import overlapscope
 from tests.interop.nsight_report import Report, export

@@ -13,7 +13,7 @@ from overlapscope.cli.main import main
 from overlapscope.interop.communication import compute_overlap, find_collective_spans
 from overlapscope.interop.kineto import read_profile
 from overlapscope.interop.training import convert_profile
-from overlapscope.trace.imported_communication import ImportedCommunication, read_imported_communication
+from overlapscope.trace.communication import ImportedCommunication, read_imported_communication
 from overlapscope.trace.recording import Trace, read_trace
 
 DATA = Path(__file__).parent / "data"

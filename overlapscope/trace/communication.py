@@ -1,12 +1,15 @@
-"""What the profiles of an import say of all communication, also of that which no step has: a part of ``run.json``."""
+"""Communication by process group and operation: of imported profiles (in ``run.json``), and the script's own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from overlapscope.trace.json_files import from_dict
+
+ENDS_TOGETHER: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""Operations that no rank can leave before the last has come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +26,18 @@ class GroupCommunication:
     count: float
     """Number of collectives of a rank."""
     bytes: float
-    time_ns: float
-    exposed_ns: float
-    """Time in which nothing was computed."""
+    time_ns: float | None
+    """None if the ends are unknown."""
+    exposed_ns: float | None
+    """Time in which nothing was computed; of a recording, in which the line that launched it waited."""
     wait_ns: float | None
     """Time for which ranks waited for the last one; None if they can't be compared."""
     last_ranks: dict[str, tuple[int, int]]
     """By rank, how many collectives it was clearly the last to start, of how many; most first."""
+    groups: int = 1
+    """Number of groups with this description."""
+    members: int = 0
+    """Number of ranks of each; 0 if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +62,21 @@ class ImportedCommunication:
         has_buckets = any(one.is_bucket for one in self.groups)
         return tuple(one for one in self.groups if not one.is_bucket and not (has_buckets and one.op == "broadcast"))
 
-    @property
-    def tells_last_ranks(self) -> bool:
-        """Return whether it is known of any collective which rank was the last to start it."""
-        return any(one.last_ranks for one in self.groups)
-
     def to_json(self) -> dict[str, Any]:
         """Serialize for ``run.json``."""
         return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnCommunication:
+    """The script's own collectives in a recording: means of ranks and steps, or without steps sums over all."""
+
+    ranks: int
+    """Number of ranks that have any."""
+    steps: int
+    groups: tuple[GroupCommunication, ...]
+    has_other_groups: bool
+    """True if any is in another group than the default one and those of DDP."""
 
 
 def read_imported_communication(run: Mapping[str, Any]) -> ImportedCommunication | None:
