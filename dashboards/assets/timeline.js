@@ -196,6 +196,9 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   // The server lays out the ranks that the address names; the view stays.
   function askRanks() {
     shownRanks = chosenRanks()
+    const query = new URLSearchParams(location.search)
+    if (element("order")) element("order").value = query.get("order") ?? "rank"
+    if (element("chosen-ranks")) element("chosen-ranks").value = query.get("ranks") ?? ""
     ruler.remove()
     askedRanks += 1
     plot.asked_ranks.data = {id: [askedRanks], query: [location.search.slice(1)], step: [lastStep ?? 0]}
@@ -300,6 +303,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   })
 
   // --- selection ------------------------------------------------------------------------------------------------
+  const LANES_OF_A_RANK = 4
   let selection = null
   let choices = 0
   const choose = ({lane = -1, row = -1, name = ""}) => {
@@ -348,13 +352,17 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   }
 
   function selected() {
-    const {from_ns, to_ns, note, name, top_px, bottom_px} = plot.selection.data
+    const {lane, from_ns, to_ns, note, name, top_px, bottom_px} = plot.selection.data
     if (element("search-note")) element("search-note").textContent = note[0]
     if (!name[0] || !plot.panel) return
+    const isOther = selection === null || selection.name !== name[0]
     selectedName = name[0]
     rememberSoon()
-    selection = {from: from_ns[0], to: to_ns[0]}
+    selection = {from: from_ns[0], to: to_ns[0], name: name[0]}
     tip.leave()
+    if (isOther && lane[0] % LANES_OF_A_RANK && !plot.rows.data.is_expanded[Math.floor(lane[0] / LANES_OF_A_RANK)]) {
+      toggleRank(plot.rows.data.rank[Math.floor(lane[0] / LANES_OF_A_RANK)])
+    }
     keepInSight(top_px[0], bottom_px[0])
   }
 

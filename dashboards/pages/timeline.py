@@ -20,9 +20,10 @@ from dashboards.pages.shell import (
     render_fragment,
 )
 from dashboards.plots.browser_rpc import RequestColumns
+from dashboards.plots.lane_ends import describe_ends
 from dashboards.plots.lane_layout import RANK_UNITS, LaneLayout, lane_units, layout_lanes
 from dashboards.plots.related_spans import MOMENTS, find_counterparts
-from dashboards.plots.span_details import get_span_details
+from dashboards.plots.span_details import find_step_start_ns, get_span_details
 from dashboards.plots.timeline import MIN_VIEW_NS, TimelinePlot, compute_step_view, find_step
 from dashboards.plots.timeline_columns import View
 from dashboards.plots.timeline_selection import MARKERS
@@ -70,27 +71,29 @@ def render_selected_span(
     title, rows = build_tooltip(span, most_parameters=None)
     same = find_counterparts(trace, chosen, row)
     shown = same.sort_values("late_ns", ascending=False, kind="stable").head(_MAX_RANKS)
-    origin_ns = int(same["start_ns"].min())
+    step_ns = find_step_start_ns(trace, chosen.rank, span.step)
+    origin_ns = timeline.begin_ns if step_ns is None else step_ns
     of_all = rounds.of(row) if chosen.name == "communication" else rounds.table[:0]
     return render_fragment(
         "selection.html",
         title=f"{title} of step {span.step} on rank {span.rank}",
         rows=rows,
+        step=span.step if span.step_is_known else None,
+        origin=format_timestamp_ns(origin_ns - timeline.begin_ns),
         is_collective=chosen.name == "communication" or bool(same["wait_ns"].notna().any()),
         is_instant=chosen.is_instants,
         ranks=[_build_rank_row(one, origin_ns, chosen.rank) for one in shown.to_dict("records")],
         others=len(same) - len(shown),
         moments=[(moment, _SYMBOLS[MARKERS[moment]]) for moment in MOMENTS],
-        ways=_build_bucket_path_rows(flow, _find_step_start_ns(timeline, span.step), chosen.rank),
-        rounds=_build_round_rows(of_all, chosen.rank),
+        ways=_build_bucket_path_rows(flow, origin_ns - timeline.begin_ns, chosen.rank),
+        rounds=_build_round_rows(of_all, origin_ns, chosen.rank),
         other_rounds=max(0, len(of_all) - _MAX_ROUNDS),
     )
 
 
-def _build_round_rows(rounds: pd.DataFrame, own: int) -> list[dict[str, Any]]:
-    """Return a table row per round, those of the span's rank first; times count from the earliest round."""
+def _build_round_rows(rounds: pd.DataFrame, origin_ns: int, own: int) -> list[dict[str, Any]]:
+    """Return a table row per round, those of the span's rank first."""
     ordered = rounds.assign(is_other=rounds["rank"] != own).sort_values(["is_other", "rank", "start_ns"], kind="stable")
-    origin_ns = rounds["start_ns"].min()
     return [
         {
             "rank": one["rank"],
@@ -106,12 +109,6 @@ def _build_round_rows(rounds: pd.DataFrame, own: int) -> list[dict[str, Any]]:
         }
         for one in ordered.head(_MAX_ROUNDS).to_dict("records")
     ]
-
-
-def _find_step_start_ns(timeline: Timeline, step: int) -> int:
-    """Return when the first rank begins a step; 0, the start of the recording, if that is not known."""
-    starts_ns = timeline.steps.loc[timeline.steps["step"] == step, "start_ns"]
-    return 0 if starts_ns.empty else int(starts_ns.iloc[0])
 
 
 def _build_bucket_path_rows(flow: pd.DataFrame, origin_ns: int, own: int) -> list[dict[str, Any]]:
@@ -133,12 +130,13 @@ def _build_bucket_path_rows(flow: pd.DataFrame, origin_ns: int, own: int) -> lis
 
 
 def _build_rank_row(one: dict[Any, Any], origin_ns: int, own: int) -> dict[str, Any]:
-    """Return the table row of a rank; its end counts from the earliest start of all ranks."""
+    """Return the table row of a rank."""
     has_ended = not pd.isna(one["end_ns"])
     return {
         "rank": int(one["rank"]),
         "is_own": int(one["rank"]) == own,
-        "late": format_timestamp_ns(int(one["late_ns"])),
+        "start": format_timestamp_ns(int(one["start_ns"]) - origin_ns),
+        "late": format_ns(int(one["late_ns"])),
         "wait": _format_duration(one["wait_ns"]),
         "transfer": _format_duration(one["transfer_ns"]),
         "duration": format_ns(int(one["end_ns"]) - int(one["start_ns"])) if has_ended else "",
@@ -169,7 +167,12 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
     lateness_ns = {} if step is None or snapshot.cycles is None else snapshot.cycles.lateness_of(step)
     choice = choose_ranks(snapshot.trace.ranks, arguments, lateness_ns)
 
-    plot = TimelinePlot(snapshot, snapshot.lanes.timeline(choice.shown), view, _layout_ranks(choice))
+    ends = (
+        {}
+        if incident is None or snapshot.is_live
+        else describe_ends(snapshot.diagnosis, _list_unfinished(whole, snapshot))
+    )
+    plot = TimelinePlot(snapshot, snapshot.lanes.timeline(choice.shown), view, _layout_ranks(choice), ends)
     timeline = plot.shown.timeline
     connect_ranks(plot, snapshot, is_plain=is_plain)
     if not is_plain:
@@ -203,6 +206,12 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         first_step=min(timeline.steps["step"].tolist(), default=0),
         last_step=max(timeline.steps["step"].tolist(), default=0),
     )
+
+
+def _list_unfinished(timeline: Timeline, snapshot: Snapshot) -> dict[int, frozenset[int]]:
+    """Return the steps that each rank has begun and not finished."""
+    starts = {rank: timeline.step_starts(rank) for rank in snapshot.trace.ranks["rank"].tolist()}
+    return {rank: frozenset(of_rank.loc[~of_rank["is_finished"], "step"]) for rank, of_rank in starts.items()}
 
 
 def connect_ranks(plot: TimelinePlot, snapshot: Snapshot, *, is_plain: bool) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from overlapscope.breakdown.arrivals import Arrival, find_arrival
@@ -16,7 +15,7 @@ from overlapscope.trace.recording import Trace
 
 @dataclass(frozen=True, kw_only=True)
 class SpanDetails:
-    """Details of one span. Times are nanoseconds from the start of its step on its rank, None where unknown."""
+    """Details of one span. Times are nanoseconds from when the first rank began its step, None where unknown."""
 
     what: str
     """A phase, "gradient ready", "wait for launch", "copy in", "copy out", or the name of a collective."""
@@ -149,10 +148,17 @@ def _collective(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> SpanDetails
 def _find_origin(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> tuple[int, dict[str, Any]]:
     """Return the moment that times count from, and the rank and step of the span."""
     rank, step = int(row["rank"]), int(row["step"])
-    is_step = (trace.steps["rank"].to_numpy() == rank) & (trace.steps["step"].to_numpy() == step)
-    found = np.flatnonzero(is_step)
-    origin_ns = int(trace.steps["start_ns"].iloc[found[0]]) if len(found) else begin_ns
-    return origin_ns, {"rank": rank, "step": step, "step_is_known": bool(len(found))}
+    origin_ns = find_step_start_ns(trace, rank, step)
+    is_known = origin_ns is not None
+    return begin_ns if origin_ns is None else origin_ns, {"rank": rank, "step": step, "step_is_known": is_known}
+
+
+def find_step_start_ns(trace: Trace, rank: int, step: int) -> int | None:
+    """Return when the first rank began a step, of those on one clock with ``rank``; None if that was not recorded."""
+    of_step = trace.steps[trace.steps["step"].to_numpy() == step]
+    together = trace.aligned_ranks if rank in trace.aligned_ranks else (rank,)
+    starts_ns = of_step.loc[of_step["rank"].isin(together), "start_ns"]
+    return None if starts_ns.empty else int(starts_ns.min())
 
 
 def _plan_of(trace: Trace, row: pd.Series[Any]) -> pd.DataFrame:

@@ -8,6 +8,7 @@ comes only when a drag is over, which is too late.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +29,7 @@ from dashboards.plots.exposed_columns import (
     build_exposed_columns,
 )
 from dashboards.plots.ideal import IdealCycles, compute_ideal
+from dashboards.plots.lane_ends import LANE_END_COLUMNS, build_lane_end_columns
 from dashboards.plots.lane_layout import WINDOW_PX, LaneLayout, ShownLanes, show_lanes
 from dashboards.plots.span_details import get_span_details
 from dashboards.plots.timeline_columns import (
@@ -121,6 +123,14 @@ def draw_lanes(
     ends = plot.vspan(x="x", source=ideal_ends, line_width=1.5, level="overlay")
     paint(ends.glyph, line_color="accent")
     return plot
+
+
+def _draw_ends(plot: Any, source: ColumnDataSource) -> None:
+    text = plot.text(x="x", y="y", text="text", source=source, x_offset=-6, text_align="right", level="overlay")
+    text.glyph.update(**SMALL_TEXT, text_font_style="bold", padding=3)
+    paint(text.glyph, text_color="surface", background_fill_color="ink")
+    mark = plot.scatter(x="x", y="y", source=source, marker="x", size=9, line_width=2.5, level="overlay")
+    paint(mark.glyph, line_color="ink")
 
 
 def draw_unfinished(plot: Any, source: ColumnDataSource) -> None:
@@ -243,15 +253,22 @@ class TimelinePlot:
         timeline: lanes of the ranks to show.
         view: range of time to show first; the whole recording if not given.
         layout: layout of the lanes, if not the usual one.
+        ends: what is written where the recording of a rank ends.
     """
 
     def __init__(
-        self, snapshot: Snapshot, timeline: Timeline, view: View | None = None, layout: LaneLayout | None = None
+        self,
+        snapshot: Snapshot,
+        timeline: Timeline,
+        view: View | None = None,
+        layout: LaneLayout | None = None,
+        ends: Mapping[int, str] | None = None,
     ) -> None:
         """Create the sources and draw the first view."""
         self._snapshot = snapshot
         self._trace = snapshot.trace
         self.shown = show_lanes(timeline, layout)
+        self._ends = ends or {}
         self._exposed = ExposedSpans(snapshot.breakdown, timeline.begin_ns)
         self.rpc = BrowserRpc()
         self.selection = TimelineSelection(self.rpc, self._trace, self.shown, self._show_step)
@@ -263,6 +280,7 @@ class TimelinePlot:
         self.gaps = ColumnDataSource(data=make_empty_columns("y"))
         self.labels = ColumnDataSource(data=make_empty_columns(*LABEL_COLUMNS))
         self.unfinished = ColumnDataSource(data=make_empty_columns(*EDGES, "category"))
+        self.ends = ColumnDataSource(name="ends", data=make_empty_columns(*LANE_END_COLUMNS))
         self.step_labels = ColumnDataSource(data=make_empty_columns("x", "label"))
         self.step_lines = ColumnDataSource(data=make_empty_columns(*STEP_LINE_COLUMNS))
         self.outlines = ColumnDataSource(name="outlines", data=make_empty_columns(*OUTLINE_COLUMNS))
@@ -302,6 +320,7 @@ class TimelinePlot:
             exposed=self.exposed,
             path=self.path,
         )
+        _draw_ends(self.root, self.ends)
         self.selection.draw(self.root)
         self.ruler.draw(self.root)
         self.rpc.attach(self.root)
@@ -375,6 +394,7 @@ class TimelinePlot:
             (self.exposed, exposed),
             (self.segments, segments),
             (self.unfinished, build_unfinished_columns(shown)),
+            (self.ends, build_lane_end_columns(shown, self._ends)),
         )
         for source, columns in drawn:
             update_source(source, columns)

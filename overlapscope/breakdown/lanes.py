@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, overload
 
 import numpy as np
@@ -286,7 +287,7 @@ class Timeline:
     steps: pd.DataFrame
     """step, start_ns, end_ns: from the start on the first rank to the end on the last one."""
     step_starts: Callable[[int], pd.DataFrame]
-    """Return step and start_ns of a rank's steps, those that it has begun and not finished too."""
+    """Return step, start_ns and is_finished of a rank's steps."""
     unfinished_of: Callable[[int], pd.DataFrame]
     """Return row, start_ns, end_ns and bucket of a rank's collectives that were launched and never seen to complete.
     ``end_ns`` is how long that is known: the end of the step, or of the recording if the step has none."""
@@ -313,7 +314,7 @@ class LaneCache:
         steps[["start_ns", "end_ns"]] -= self._begin_ns
         self._bounds_of_steps = steps.sort_values("start_ns", ignore_index=True)
         self._lanes: dict[tuple[int, str], Lane] = {}
-        self._collectives: dict[int, pd.DataFrame] = {}
+        self._starts: dict[int, pd.DataFrame] = {}
 
     def timeline(self, ranks: Sequence[int]) -> Timeline:
         """Return the timeline of some ranks, from top to bottom; its steps and its length are those of all ranks."""
@@ -339,38 +340,38 @@ class LaneCache:
             return _phases(trace.phases, self._rows["phases"][rank], begin_ns)
         if name == "gradients":
             return _gradients(trace, self._rows["gradients"][rank], begin_ns)
-        rows, collectives = self._rows["collectives"][rank], self._collectives_of(rank)
+        rows = self._rows["collectives"][rank]
         if name == "communication":
-            return _communication(collectives, rows)
-        copied = self._rows["copies"][rank]
-        return _buckets(collectives, rows, trace.copies, copied, len(trace.collectives), begin_ns)
+            return _communication(self._collectives, rows)
+        return _buckets(self._collectives, rows, trace.copies, self._rows["copies"][rank], begin_ns)
 
-    def _collectives_of(self, rank: int) -> pd.DataFrame:
-        if rank not in self._collectives:
-            collectives = self._trace.collectives.iloc[self._rows["collectives"][rank]]
-            steps = self._trace.steps.iloc[self._rows["steps"][rank]]
-            self._collectives[rank] = _add_open_ends(collectives, steps, self._begin_ns, self._end_ns)
-        return self._collectives[rank]
+    @cached_property
+    def _collectives(self) -> _OpenCollectives:
+        return _add_open_ends(self._trace, self._begin_ns, self._end_ns)
 
     def _unfinished_of(self, rank: int) -> pd.DataFrame:
-        collectives = self._collectives_of(rank)
-        is_unfinished = collectives["is_unfinished"].to_numpy()
-        unfinished = collectives[is_unfinished]
-        return pd.DataFrame(
-            {
-                "row": self._rows["collectives"][rank][is_unfinished],
-                "start_ns": unfinished["from_ns"].to_numpy(),
-                "end_ns": unfinished["to_ns"].to_numpy(),
-                "bucket": unfinished["bucket"].to_numpy(),
-            }
-        )
+        found, rows = self._collectives, self._rows["collectives"][rank]
+        rows = rows[found.is_unfinished[rows]]
+        times = {"start_ns": found.from_ns[rows], "end_ns": found.to_ns[rows]}
+        return pd.DataFrame({"row": rows, **times, "bucket": found.bucket[rows]})
 
     def _step_starts(self, rank: int) -> pd.DataFrame:
-        steps = self._trace.steps.iloc[self._rows["steps"][rank]][["step", "start_ns"]]
-        phases = self._trace.phases.iloc[self._rows["phases"][rank]][["step", "start_ns"]]
-        begun = phases[~phases["step"].isin(steps["step"])].groupby("step", as_index=False).min()
-        starts = pd.concat([steps, begun], ignore_index=True) if len(begun) else steps
-        return starts.assign(start_ns=starts["start_ns"] - self._begin_ns).sort_values("start_ns", ignore_index=True)
+        if rank not in self._starts:
+            columns = []
+            for table, name in ((self._trace.steps, "steps"), (self._trace.phases, "phases")):
+                columns += [table[column].to_numpy()[self._rows[name][rank]] for column in ("step", "start_ns")]
+            steps, starts_ns, phases_of, phase_starts_ns = columns
+            is_begun = ~np.isin(phases_of, steps)
+            begun, first = np.unique(phases_of[is_begun], return_index=True)
+            found = pd.DataFrame(
+                {
+                    "step": np.concatenate([steps, begun]),
+                    "start_ns": np.concatenate([starts_ns, phase_starts_ns[is_begun][first]]) - self._begin_ns,
+                    "is_finished": np.arange(len(steps) + len(begun)) < len(steps),
+                }
+            )
+            self._starts[rank] = found.sort_values("start_ns", ignore_index=True)
+        return self._starts[rank]
 
 
 def bucket_categories(buckets: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
@@ -417,25 +418,46 @@ def _rows_by_rank(table: pd.DataFrame, ranks: Int64Array) -> dict[int, Int64Arra
     return {rank: order[first[index] : after[index]] for index, rank in enumerate(ranks.tolist())}
 
 
-def _add_open_ends(collectives: pd.DataFrame, steps: pd.DataFrame, begin_ns: int, end_ns: int) -> pd.DataFrame:
-    """Add ``from_ns`` and ``to_ns`` on the timeline to the collectives of a rank, also to those without an end.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _OpenCollectives:
+    """The collectives of a trace as arrays; those without an end are as long as is known."""
 
-    Args:
-        steps: Steps of that rank.
-    """
-    end_of_step_ns = steps.drop_duplicates("step").set_index("step")["end_ns"]
-    is_unfinished = collectives["end_ns"].isna().to_numpy()
-    until_ns = collectives["step"].map(end_of_step_ns).astype("Int64").fillna(end_ns).to_numpy(dtype=np.int64)
-    to_ns = np.where(is_unfinished, until_ns, collectives["end_ns"].fillna(0).to_numpy(dtype=np.int64))
+    from_ns: Int64Array
+    to_ns: Int64Array
+    is_unfinished: npt.NDArray[np.bool_]
+    ready_ns: Int64Array
+    """When the bucket was ready, on the trace's clock, where ``is_ready``."""
+    is_ready: npt.NDArray[np.bool_]
+    launch_ns: Int64Array
+    bucket: Int64Array
+
+
+def _add_open_ends(trace: Trace, begin_ns: int, end_ns: int) -> _OpenCollectives:
+    """Return the collectives with ``from_ns`` and ``to_ns`` on the timeline, also of those without an end."""
+    collectives = trace.collectives
+    is_unfinished = collectives["end_ns"].isna().to_numpy(dtype=bool)
+    to_ns = collectives["end_ns"].fillna(0).to_numpy(dtype=np.int64)
+    if is_unfinished.any():
+        ends = trace.steps.drop_duplicates(["rank", "step"])[["rank", "step", "end_ns"]]
+        found = collectives.loc[is_unfinished, ["rank", "step"]].merge(ends, how="left", on=["rank", "step"])
+        to_ns[is_unfinished] = found["end_ns"].astype("Int64").fillna(end_ns).to_numpy(dtype=np.int64)
     from_ns = collectives["start_ns"].fillna(collectives["launch_ns"]).to_numpy(dtype=np.int64)
-    return collectives.assign(from_ns=from_ns - begin_ns, to_ns=to_ns - begin_ns, is_unfinished=is_unfinished)
+    return _OpenCollectives(
+        from_ns=from_ns - begin_ns,
+        to_ns=to_ns - begin_ns,
+        is_unfinished=is_unfinished,
+        ready_ns=collectives["ready_ns"].fillna(0).to_numpy(dtype=np.int64),
+        is_ready=collectives["ready_ns"].notna().to_numpy(dtype=bool),
+        launch_ns=collectives["launch_ns"].to_numpy(dtype=np.int64),
+        bucket=collectives["bucket"].to_numpy(dtype=np.int64),
+    )
 
 
 def buckets_of_gradients(gradients: pd.DataFrame, plans: pd.DataFrame) -> Int64Array:
     """Return the bucket of each gradient's parameter, or -1 if no plan has it."""
     keys = ["model", "plan_epoch", "parameter"]
     known = plans[[*keys, "bucket"]].drop_duplicates(keys)
-    if known.empty:
+    if known.empty or gradients.empty:
         return np.full(len(gradients), -1, dtype=np.int64)
     found = gradients[keys].merge(known.astype("int64"), how="left", on=keys)["bucket"]
     return found.fillna(-1).to_numpy(dtype=np.int64)
@@ -454,32 +476,26 @@ def _gradients(trace: Trace, rows: Int64Array, begin_ns: int) -> SpanIndex:
 
 
 def _buckets(
-    collectives: pd.DataFrame,
-    rows: Int64Array,
-    copies: pd.DataFrame,
-    copied: Int64Array,
-    first_copy: int,
-    begin_ns: int,
+    collectives: _OpenCollectives, rows: Int64Array, copies: pd.DataFrame, copied: Int64Array, begin_ns: int
 ) -> SpanIndex:
     """Return the waits for launch and the copies of a rank.
 
     Args:
-        collectives: Collectives of the rank.
-        rows: Their row indices in the table of all ranks.
+        collectives: Collectives of all ranks; copies are numbered on from these.
+        rows: Those of the rank.
         copies: Copies of all ranks.
         copied: Row indices of the rank's copies.
-        first_copy: Number that stands for the first copy of all ranks.
+        begin_ns: Time 0 of the timeline.
     """
-    has_waited = collectives["ready_ns"].notna().to_numpy()
-    waits, moved = collectives[has_waited], copies.iloc[copied]
+    waits, moved = rows[collectives.is_ready[rows]], copies.iloc[copied]
     return index_spans(
-        np.concatenate([waits["ready_ns"].to_numpy(dtype=np.int64), moved["start_ns"].to_numpy()]) - begin_ns,
-        np.concatenate([waits["launch_ns"].to_numpy(), moved["end_ns"].to_numpy()]) - begin_ns,
-        bucket_categories(np.concatenate([waits["bucket"].to_numpy(), moved["bucket"].to_numpy()])),
-        np.concatenate([rows[has_waited], copied + first_copy]),
+        np.concatenate([collectives.ready_ns[waits], moved["start_ns"].to_numpy()]) - begin_ns,
+        np.concatenate([collectives.launch_ns[waits], moved["end_ns"].to_numpy()]) - begin_ns,
+        bucket_categories(np.concatenate([collectives.bucket[waits], moved["bucket"].to_numpy()])),
+        np.concatenate([waits, copied + len(collectives.bucket)]),
     )
 
 
-def _communication(collectives: pd.DataFrame, rows: Int64Array) -> SpanIndex:
-    from_ns, to_ns = collectives["from_ns"].to_numpy(), collectives["to_ns"].to_numpy()
-    return index_spans(from_ns, to_ns, bucket_categories(collectives["bucket"].to_numpy()), rows)
+def _communication(collectives: _OpenCollectives, rows: Int64Array) -> SpanIndex:
+    categories = bucket_categories(collectives.bucket[rows])
+    return index_spans(collectives.from_ns[rows], collectives.to_ns[rows], categories, rows)

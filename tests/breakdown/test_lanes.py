@@ -70,7 +70,8 @@ def test_a_collective_knows_its_bucket_parameters_times_and_bandwidth(trace):
     communication = timeline.lanes[7]
     details = get_span_details(trace, timeline.begin_ns, communication, int(communication.spans.rows[4]))
     assert (details.rank, details.step, details.bucket, details.parameters) == (1, 1, 1, ("body.1.weight",))
-    assert (details.ready_ns, details.launch_ns, details.start_ns) == (4950 * US, 5000 * US, 5000 * US)
+    # All times count from when the first rank began the step, 50 µs before this one did.
+    assert (details.ready_ns, details.launch_ns, details.start_ns) == (5000 * US, 5050 * US, 5050 * US)
     assert (details.end_ns, details.duration_ns, details.start_is_bound) == (6500 * US, 1500 * US, True)
     assert details.bytes == 16 * 1024**2
     assert details.arrival is not None
@@ -181,7 +182,7 @@ def test_a_step_that_a_rank_has_begun_and_not_finished_has_a_start(tmp_path):
         log.append(pack_body(kind), step, BEGIN + start_us * US, BEGIN + end_us * US)
     log.close()
     starts = build_timeline(read_trace(tmp_path / "traces")).step_starts(0)
-    assert starts.to_numpy().tolist() == [[0, 0], [1, 40 * US]]
+    assert starts[["step", "start_ns", "is_finished"]].to_numpy().tolist() == [[0, 0, True], [1, 40 * US, False]]
 
 
 def test_a_rank_without_a_common_clock_does_not_stretch_the_timeline():

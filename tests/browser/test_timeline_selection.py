@@ -43,7 +43,7 @@ def test_a_click_pins_what_is_known_of_a_span_on_every_rank(open_page, address):
     expect(panel).to_contain_text("body.1.weight")
     rows = panel.locator("table").nth(1).locator("tbody tr")
     expect(rows).to_have_count(2)
-    expect(rows.nth(0)).to_contain_text("0.050 ms")
+    expect(rows.nth(0)).to_contain_text("50.0 µs")
     way = panel.locator("table").nth(0)
     expect(way.locator("th[scope=col]")).to_have_count(7)
     expect(way.locator("tbody tr").nth(1)).to_have_text(

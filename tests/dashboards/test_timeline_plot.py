@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from dashboards.pages.timeline import parse_view
 from dashboards.plots import timeline as timeline_module
+from dashboards.plots.lane_ends import describe_ends
 from dashboards.plots.lane_layout import lane_units, layout_lanes
 from dashboards.plots.span_details import SpanDetails
 from dashboards.plots.timeline import TimelinePlot, compute_step_view
@@ -357,3 +359,26 @@ def test_a_tooltip_says_how_sure_the_end_of_a_collective_is(uncertainty_ns, is_b
     )
     _, rows = build_tooltip(span)
     assert dict(rows)["end"] == f"10.000 ms {said}".strip()
+
+
+def test_where_the_recording_of_a_rank_ends_it_is_written_why(snapshot, timeline):
+    plot = TimelinePlot(snapshot, timeline, ends={1: "step 5: never finished"})
+    ends = plot.ends.data
+    assert ends["text"] == ["step 5: never finished"]
+    assert ends["x"] == [timeline.lanes[4].spans.ends_ns.max()]
+    top, bottom = plot.layout.lane_px(4)
+    assert top < ends["y"][0] < bottom
+
+
+@pytest.mark.parametrize(
+    ("is_incident", "begun", "said"),
+    [(True, {12}, ["never finished", "ValueError"]), (True, {11}, ["ValueError"]), (False, {12}, [])],
+)
+def test_an_end_tells_the_step_of_the_incident_and_the_exception(is_incident, begun, said):
+    ranks = {3: SimpleNamespace(failure=SimpleNamespace(type="ValueError")), 9: SimpleNamespace(failure=None)}
+    diagnosis = SimpleNamespace(
+        is_incident=is_incident, verdict=SimpleNamespace(step=12), evidence=SimpleNamespace(ranks=ranks)
+    )
+    ends = describe_ends(diagnosis, {3: frozenset(begun), 9: frozenset()})
+    assert set(ends) == ({3} if said else set())
+    assert all(part in ends[3] for part in said)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dashboards.pages.timeline import connect_markup, render_selected_span
+from dashboards.plots.lane_layout import layout_lanes
 from dashboards.plots.timeline import TimelinePlot
 from dashboards.plots.timeline_selection import MARKERS
 
@@ -99,3 +100,25 @@ def test_what_is_looked_for_is_shown_and_chosen(plot):
     assert plot.selection.response.data["from_ns"] == [25 * MS]
     plot.selection.sought.data = {"text": ["<b>"], "from_ns": [0]}
     assert "'<b>'" in plot.selection.response.data["note"][0]
+
+
+def test_a_selection_by_name_is_cleared_like_any_other(plot):
+    plot.selection.sought.data = {"text": ["bucket 1"], "from_ns": [20 * MS]}
+    assert len(plot.selection.outlines.data["left"]) > 0
+    choose(plot, -1, -1)
+    assert len(plot.selection.outlines.data["left"]) == len(plot.selection.marks.data["x"]) == 0
+
+
+def test_a_selection_stays_when_ranks_are_sorted_collapsed_and_scrolled(plot, snapshot):
+    choose(plot, 7, int(plot.shown.timeline.lanes[7].spans.rows[4]))
+    from_ns, name = plot.selection.response.data["from_ns"], plot.selection.response.data["name"]
+    plot.show_ranks(snapshot.lanes.timeline([1, 0]), layout_lanes(2, [0]))
+    assert plot.selection.response.data["lane"] == [3]
+    assert (plot.selection.response.data["from_ns"], plot.selection.response.data["name"]) == (from_ns, name)
+    collapsed = plot.shown.layout.lane_px(7)
+    outlines = zip(plot.selection.outlines.data["top"], plot.selection.outlines.data["bottom"], strict=True)
+    assert collapsed in outlines, "where the all-reduce of the collapsed rank is"
+    plot.draw_ranks(range(1))
+    assert max(plot.selection.outlines.data["bottom"]) <= plot.shown.layout.rank_px(0)[1]
+    plot.show_ranks(snapshot.lanes.timeline([0]), layout_lanes(1))
+    assert len(plot.selection.outlines.data["left"]) == 0
