@@ -33,7 +33,7 @@ window.overlapscope.drawing = (() => {
 
   function fill(ctx, style, box) {
     const image = style.backgroundImage
-    const colors = image.match(/rgba?\([^)]*\)/g) ?? []
+    const colors = (image.match(/(?:rgba?|color)\([^)]*\)/g) ?? []).map(plain)
     ctx.fillStyle = plain(style.backgroundColor)
     if (image.startsWith("linear-gradient(to right")) {
       ctx.fillStyle = ctx.createLinearGradient(box.left, 0, box.right, 0)
@@ -44,6 +44,19 @@ window.overlapscope.drawing = (() => {
       ctx.fill()
     }
     for (const [, angle] of image.matchAll(/repeating-linear-gradient\((\d+)deg/g)) hatch(ctx, angle, colors[0], box)
+    if (image.includes("radial-gradient")) dot(ctx, colors[0], box)
+  }
+
+  function dot(ctx, color, {left, top, width, height}) {
+    const [apart, radius] = [3.3, 1]
+    ctx.fillStyle = color
+    for (let x = left + apart / 2; x < left + width; x += apart) {
+      for (let y = top + apart / 2; y < top + height; y += apart) {
+        ctx.beginPath()
+        ctx.ellipse(x, y, radius, radius, 0, 0, 2 * Math.PI)
+        ctx.fill()
+      }
+    }
   }
 
   function hatch(ctx, angle, color, box) {
@@ -156,11 +169,12 @@ window.overlapscope.drawing = (() => {
     ctx.restore()
   }
 
-  // Returns a blob; kind is "png" or "svg".
-  return (parts, kind) => {
+  // Returns a blob; kind is "png" or "svg". The caption is above the parts.
+  return (parts, kind, caption) => {
+    const CAPTION_PX = 22
     const boxes = parts.map((part) => part.getBoundingClientRect())
     const left = Math.min(...boxes.map((box) => box.left)) - MARGIN_PX
-    const top = Math.min(...boxes.map((box) => box.top)) - MARGIN_PX
+    const top = Math.min(...boxes.map((box) => box.top)) - MARGIN_PX - CAPTION_PX
     const width = Math.ceil(Math.max(...boxes.map((box) => box.right)) + MARGIN_PX - left)
     const height = Math.ceil(Math.max(...boxes.map((box) => box.bottom)) + MARGIN_PX - top)
     const Layer = window.Bokeh.index.roots[0].export("png").constructor
@@ -170,6 +184,11 @@ window.overlapscope.drawing = (() => {
     ctx.scale(layer.pixel_ratio, layer.pixel_ratio)
     ctx.fillStyle = getComputedStyle(document.body).backgroundColor
     ctx.fillRect(0, 0, width, height)
+    const {color, fontFamily} = getComputedStyle(document.body)
+    ctx.fillStyle = plain(color)
+    ctx.font = `normal 600 13px ${fontFamily}`
+    ctx.textBaseline = "alphabetic"
+    ctx.fillText(caption, MARGIN_PX, MARGIN_PX + 11)
     ctx.translate(-left, -top)
     for (const part of parts) draw(ctx, kind, part, new DOMRect(left, top, width, height))
     return layer.to_blob()

@@ -10,16 +10,20 @@
     menu.style.top = `${isBelow ? button.bottom + 4 : Math.max(4, button.top - menu.offsetHeight - 4)}px`
   }
 
+  const stepOf = (part) => part.dataset.step ?? document.getElementById("step")?.value
+
   function fileName(name, part, kind) {
     const {file, page} = document.body.dataset
-    const step = part.dataset.step ?? document.getElementById("step")?.value
+    const step = stepOf(part)
     return [file, page, name === page ? "" : name, step ? `step-${step}` : ""].filter(Boolean).join("-") + `.${kind}`
   }
 
   async function save({name, save: kind}) {
     const parts = [...document.querySelectorAll(`[data-figure="${name}"]`)]
+    const step = stepOf(parts[0])
+    const caption = [document.querySelector(".facts b")?.textContent, document.title.split(" · ")[0], step && `step ${step}`]
     const link = document.createElement("a")
-    link.href = URL.createObjectURL(await window.overlapscope.drawing(parts, kind))
+    link.href = URL.createObjectURL(await window.overlapscope.drawing(parts, kind, caption.filter(Boolean).join(" · ")))
     link.download = fileName(name, parts[0], kind)
     link.click()
     setTimeout(() => URL.revokeObjectURL(link.href), 60_000)
