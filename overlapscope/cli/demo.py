@@ -22,6 +22,8 @@ from overlapscope.trace.schema import EVENTS_FILE, rank_folder
 
 _RANKS: Final = 2
 _POLL_SECONDS: Final = 0.1
+_SECONDS_BETWEEN_LINES: Final = 5.0
+"""Seconds between two lines on the progress where no bar can be drawn."""
 _TAIL_LINES: Final = 60
 """Lines of the log to print after a failure: torchrun's own report takes 40 of them, and the traceback is before it."""
 
@@ -108,8 +110,14 @@ def _show_progress(child: child_process.Child, folder: Path, steps: int) -> None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
     with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("training", total=steps)
+        began_s = said_s = time.monotonic()
         while child.poll() is None:
-            progress.update(task, completed=min(read_latest_step(rank_folder(folder, 0) / EVENTS_FILE) or 0, steps))
+            done = min(read_latest_step(rank_folder(folder, 0) / EVENTS_FILE) or 0, steps)
+            progress.update(task, completed=done)
+            if not console.is_terminal and time.monotonic() - said_s > _SECONDS_BETWEEN_LINES:
+                said_s = time.monotonic()
+                where = f"step {done} of {steps}" if done else "starting"
+                print(f"training: {where}, {said_s - began_s:.0f} s", file=sys.stderr, flush=True)
             time.sleep(_POLL_SECONDS)
         if child.returncode == 0:
             progress.update(task, completed=steps)

@@ -9,7 +9,7 @@
 perfetto, chrome: hosts, their ranks, and for each rank steps, phases, gradients, buckets, communication, rounds and
 garbage collection, with all that is known of each, arrows along the path of a bucket and between the ranks of a
 collective, and exposed and hidden communication as counters. Times are those of the common clock. Nothing overlaps
-within a track, so viewers draw it as it was.
+within a track, so viewers draw it as it was. perfetto needs one more package: pip install 'overlapscope[perfetto]'.
 
 openmetrics: the breakdown of a step, stragglers and the verdict, as they are now; 'overlapscope serve --metrics'
 answers scrapes with the same.
@@ -69,6 +69,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the export; return 1 if a part of the recording could not be read."""
     from overlapscope.analysis import Analysis
+    from overlapscope.interop.trace_viewers import require_perfetto
     from overlapscope.trace.recording import NEIGHBOR_STEPS, read_trace
     from overlapscope.trace.table_file import ALL_STEPS, step_range_of_slice
 
@@ -78,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
         raise OverlapScopeError(f"{args.traces}: openmetrics tells faults, which needs logs: copy the recording here")
     if not (args.format in _TABLES and args.output.is_dir()):
         refuse_existing(args.output)
+    if args.format == "perfetto":
+        require_perfetto()
     with Progress() as progress:
         step_range = step_range_of_slice(*args.steps) if args.steps else ALL_STEPS
         analysis = Analysis(read_trace(args.traces, progress.count, steps=step_range, neighbors=NEIGHBOR_STEPS))

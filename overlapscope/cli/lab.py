@@ -132,17 +132,24 @@ def _run_and_diagnose(fault: Fault, world_size: int, folder: Path | None) -> int
     from overlapscope.lab.jobs import diagnose
     from overlapscope.lab.truth import check_verdict, find_fault_script
 
+    printed = set()
+
+    def print_line(rank: int, line: str) -> None:
+        printed.add(line.strip())
+        _print_line(rank, line)
+
     folder = folder or Path(tempfile.mkdtemp(prefix=f"overlapscope-{fault.name}-"))
     recording_folder.create_empty_folder(folder)
     _print_introduction(fault)
     _print_heading(f"running {world_size} ranks, recorded in {folder}")
-    with jobs.run_fault_job(find_fault_script(fault), world_size, trace=folder, on_line=_print_line) as job:
+    with jobs.run_fault_job(find_fault_script(fault), world_size, trace=folder, on_line=print_line) as job:
         job.wait(patience_s=fault.patience_s)
         ends = job.ends()
         verdict, text = diagnose(folder)  # while the hanging processes can still be inspected
     _print_exit_states(ends)
     _print_heading("overlapscope diagnose")
-    print(text)
+    sentence = text.partition("\n")[0]
+    print(f"{sentence}\n(the report is the one of the watchdog, above)" if sentence.strip() in printed else text)
     checks = check_verdict(fault, world_size, verdict)
     is_right = all(check.is_right for check in checks)
     _print_heading("this is what was injected" if is_right else "NOT what was injected")

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from typing import IO, Any, Final
 
 from overlapscope.errors import OverlapScopeError
@@ -85,6 +86,14 @@ _SEQUENCE: Final = 1
 """Packet sequence id; all packets are of one sequence."""
 
 
+def require_perfetto() -> None:
+    """Raise an error that says what to install if the package ``perfetto`` is missing, before anything is read."""
+    if find_spec("perfetto") is None:
+        raise OverlapScopeError(
+            "this format needs the package perfetto: pip install 'overlapscope[perfetto]', or --format chrome"
+        )
+
+
 class PerfettoFile:
     """Perfetto trace with a tree of tracks: hosts, in each its ranks, in each its tracks.
 
@@ -95,18 +104,11 @@ class PerfettoFile:
     Args:
         file: file opened in binary mode.
         recording: name of the recording, which keeps its tracks distinct when files are merged.
-
-    Raises:
-        OverlapScopeError: the package ``perfetto`` is missing.
     """
 
     def __init__(self, file: IO[bytes], recording: str) -> None:
-        try:
-            from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
-        except ImportError:
-            raise OverlapScopeError(
-                "this format needs the package perfetto: pip install 'overlapscope[perfetto]', or --format chrome"
-            ) from None
+        from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
+
         self._builder = StreamingTraceProtoBuilder(file)
         self._recording = recording
         self._described: set[str] = set()

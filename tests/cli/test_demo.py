@@ -47,12 +47,18 @@ def play_training(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.usefixtures("play_training")
 def test_it_records_and_prints_the_verdict(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    golden: Callable[[str, str], None],
 ) -> None:
+    monkeypatch.setattr(demo, "_SECONDS_BETWEEN_LINES", 0.0)
     assert main(["demo", "-o", str(tmp_path), "--steps", "6", "--no-serve"]) == 0
     printed = capsys.readouterr()
     golden("cli/demo", printed.out.replace(str(tmp_path), "traces"))
-    assert printed.err == ""
+    progress = printed.err.splitlines()
+    assert progress[0].startswith("training: starting, ")
+    assert all(line.startswith("training: ") for line in progress)
     assert len(read_trace(tmp_path).steps) == 12
 
 

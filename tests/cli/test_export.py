@@ -9,6 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from overlapscope.cli.main import main
+from overlapscope.interop import trace_viewers
 from overlapscope.trace.json_files import write_json
 from overlapscope.trace.recording import read_trace
 from overlapscope.trace.schema import EVENTS_FILE, RANK_FILE, RUN_FILE, rank_folder
@@ -83,3 +85,11 @@ def test_what_is_missing_is_said_beside_what_is_written(traces: Path, tmp_path: 
     assert ran.returncode == 1
     assert "slices of 2 ranks" in ran.stderr
     assert "error: " in ran.stderr
+
+
+def test_without_the_package_of_perfetto_it_is_said_how_to_get_it(
+    traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trace_viewers, "find_spec", lambda _: None)
+    assert main(["export", str(traces), "-o", str(tmp_path / "a.pftrace")]) == 1
+    assert "pip install 'overlapscope[perfetto]', or --format chrome" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from overlapscope.analysis import Analysis
-from overlapscope.errors import OverlapScopeError
 from overlapscope.interop.trace_viewers import PerfettoFile
 from overlapscope.interop.tracks import Track, Tracks
 from overlapscope.trace.recording import Trace, read_trace
@@ -114,9 +112,3 @@ def test_files_of_two_recordings_have_no_track_in_common(trace: Trace) -> None:
         for each in (file, other)
     )
     assert not one & two
-
-
-def test_without_the_package_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "perfetto.trace_builder.proto_builder", None)
-    with pytest.raises(OverlapScopeError, match=r"pip install 'overlapscope\[perfetto\]', or --format chrome"):
-        PerfettoFile(io.BytesIO(), "run")
