@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from overlapscope.breakdown.breakdown import BLOCKS, Breakdown, compute_breakdown
 from overlapscope.breakdown.critical_path import compute_job_breakdown
 from overlapscope.breakdown.steady_steps import select_steady_steps
+from overlapscope.breakdown.text import BLOCK_LABELS
 from overlapscope.breakdown.waits import NOBODY, REASONS
 from overlapscope.trace.recording import Trace
 from tests.breakdown.recordings import orderly_recordings, wild_recordings
@@ -210,3 +212,10 @@ def test_each_nanosecond_is_in_the_block_that_the_oracle_says(trace: Trace) -> N
             if oracle.block(moment) == "exposed"
         ]
         assert sorted(divided) == sorted(exposed)
+
+
+def test_the_documents_name_blocks_as_pages_do() -> None:
+    table = (Path(__file__).parents[2] / "docs" / "breakdown.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ") and "`" in line]
+    labels = {key: label for row in rows for label, key in zip(row[0].split(", "), row[1].split(", "), strict=False)}
+    assert {key.strip("`"): label for key, label in labels.items() if key.strip("`") in BLOCKS} == BLOCK_LABELS
