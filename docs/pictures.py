@@ -2,7 +2,7 @@
 
     python docs/pictures.py [FOLDER]
 
-Needs Chromium and `pip install -e '.[test]'`, and takes two minutes on an idle machine. Recordings go into FOLDER, or
+Needs Chromium and `pip install -e '.[test]'`, and takes three minutes on an idle machine. Recordings go into FOLDER, or
 into a temporary one; those that FOLDER holds already are not made again, so that pictures of pages that have changed
 show the same runs. Look at each picture before you commit it.
 """
@@ -44,6 +44,15 @@ class Picture:
 
 PICTURES: Final = (
     Picture(name="timeline", served="gpt", address="timeline", ready="#status:has-text('in view')", height_px=648),
+    Picture(
+        name="overview",
+        served="gpt",
+        address="",
+        ready="section:has-text('Recommended changes'):not(:has-text('being tried'))",
+        height_px=900,
+    ),
+    Picture(name="buckets", served="gpt", address="buckets", ready=".bk-Figure", height_px=1000),
+    Picture(name="order", served="mismatch", address="order", ready="body[data-answered]", height_px=800),
     Picture(name="stragglers", served="two-slow-ranks", address="stragglers", ready=".bk-Figure", height_px=835),
     Picture(
         name="compare", served="", address="compare?base=healthy&new=two-slow-ranks", ready=".waterfall", height_px=616
@@ -52,13 +61,15 @@ PICTURES: Final = (
 
 
 def record(folder: Path) -> None:
-    """Record what is not there yet: a small GPT on two ranks, and four ranks without and with two known faults.
+    """Record what is not there yet: a small GPT, a mismatch, and four ranks without and with two known faults.
 
     The compute of the four ranks is emulated, as ``tests/cluster/straggling.py`` says; all else of them is real.
     """
+    command = [sys.executable, "-c", "from overlapscope.cli.main import entry_point; entry_point()"]
     if not (folder / "gpt").exists():
-        demo = "from overlapscope.cli.main import entry_point; entry_point()"
-        subprocess.run([sys.executable, "-c", demo, "demo", "-o", str(folder / "gpt"), "--no-serve"], check=True)
+        subprocess.run([*command, "demo", "-o", str(folder / "gpt"), "--no-serve"], check=True)
+    if not (folder / "mismatch").exists():
+        subprocess.run([*command, "lab", "fault", "different-collectives", "-o", str(folder / "mismatch")], check=True)
     for name, case in (("healthy", "none"), ("two-slow-ranks", "slow_compute_and_slow_data")):
         if not (folder / name).exists():
             train(CASES[case], folder / name)
