@@ -4,6 +4,9 @@ Inductor (``torch._inductor.fx_passes.profile_guided_estimation``, torch 2.13) r
 the durations of its kernels, which include the wait for the last rank. Here they are those of the transfer alone, from
 all ranks: from the last arrival, or the end of the collective queued before, to the end.
 
+Groups that do the same at the same time, as those of a mesh's dimension, have one duration: ranks that estimated
+differently would order their collectives differently, and hang.
+
 Example: a kernel runs from 10 to 50 on rank 0, and the last rank arrives at 30: 20 are written, not 40.
 """
 
@@ -16,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.analysis import Analysis
+from overlapscope.breakdown.arrivals import MatchedCollectives
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.schema import OPS
 
@@ -49,6 +53,13 @@ class TransferTime:
     transfer_ns: float
     """Median of all steps and ranks."""
     count: int
+    groups: tuple[tuple[int, ...], ...]
+    """Ranks of each group in which they are."""
+
+    @property
+    def members(self) -> int:
+        """Return the number of ranks that take part in each."""
+        return len(self.groups[0])
 
 
 def compute_transfer_times(analysis: Analysis) -> list[TransferTime]:
@@ -70,7 +81,9 @@ def compute_transfer_times(analysis: Analysis) -> list[TransferTime]:
             "clocks that can be compared"
         )
     table = trace.collectives
-    if np.ptp(table["group"].to_numpy()[rows]):
+    groups = {op: _list_groups(matched, op) for op in np.unique(ops[is_wanted]).tolist()}
+    is_of_all = np.isin(ops[is_wanted], [op for op, found in groups.items() if len(found) == 1])
+    if is_of_all.any() and np.ptp(table["group"].to_numpy()[rows[is_of_all]]):
         raise OverlapScopeError(f"{trace.path}: has collectives of several process groups, whose ranks it does not say")
     begin_ns = np.maximum(starts.last_ns, starts.free_ns)[rows]
     first = table.iloc[rows[:, 0]]
@@ -90,9 +103,15 @@ def compute_transfer_times(analysis: Analysis) -> list[TransferTime]:
             elements=int(str(elements)),
             transfer_ns=float(own["transfer_ns"].median()),
             count=len(own),
+            groups=groups[str(op)],
         )
         for (op, dtype, elements), own in found.groupby(["op", "dtype", "elements"])
     ]
+
+
+def _list_groups(matched: MatchedCollectives, op: str) -> tuple[tuple[int, ...], ...]:
+    number_of = matched.groups.get(OPS.index(op), np.zeros(len(matched.ranks), dtype=np.int64))
+    return tuple(tuple(matched.ranks[number_of == number].tolist()) for number in np.unique(number_of))
 
 
 def build_inductor_profile(analysis: Analysis) -> dict[str, Any]:
@@ -104,26 +123,36 @@ def build_inductor_profile(analysis: Analysis) -> dict[str, Any]:
     times, ranks = compute_transfer_times(analysis), analysis.breakdown.matched.ranks.tolist()
     if not times:
         raise OverlapScopeError(f"{analysis.trace.path}: the sizes of its collectives are not known")
-    group = {"pg_name": "0", "pg_desc": "default_pg", "pg_size": len(ranks), "ranks": ranks}
+    names = {group: str(number) for number, group in enumerate(dict.fromkeys(g for one in times for g in one.groups))}
+    configs = [
+        {"pg_name": name, "pg_desc": "default_pg", "pg_size": len(group), "ranks": list(group)}
+        for group, name in names.items()
+    ]
+    events = [_make_event(one, group, name) for one in times for group, name in names.items() if group in one.groups]
     return {
         "schemaVersion": 1,
-        "distributedInfo": {"rank": ranks[0], "world_size": len(ranks), "pg_count": 1, "pg_config": [group]},
-        "traceEvents": [_make_event(number, one, ranks) for number, one in enumerate(times)],
+        "distributedInfo": {
+            "rank": ranks[0],
+            "world_size": len(ranks),
+            "pg_count": len(configs),
+            "pg_config": configs,
+        },
+        "traceEvents": [event | {"ts": number} for number, event in enumerate(events)],
     }
 
 
-def _make_event(number: int, one: TransferTime, ranks: list[int]) -> dict[str, Any]:
-    shard = one.elements // len(ranks)
+def _make_event(one: TransferTime, group: tuple[int, ...], group_name: str) -> dict[str, Any]:
+    shard = one.elements // one.members
     arguments = {
         "Collective name": _NAMES[one.op],
         "In msg nelems": shard if one.op == "all_gather" else one.elements,
         "Out msg nelems": shard if one.op == "reduce_scatter" else one.elements,
         "dtype": _DTYPES[one.dtype],
-        "Group size": len(ranks),
-        "Process Group Name": "0",
-        "Process Group Ranks": str(ranks),
+        "Group size": one.members,
+        "Process Group Name": group_name,
+        "Process Group Ranks": str(list(group)),
         "Observations": one.count,
     }
     name = f"{one.op} without waits"
-    kernel = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 0, "ts": number, "dur": one.transfer_ns / 1e3}
+    kernel = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 0, "dur": one.transfer_ns / 1e3}
     return kernel | {"args": arguments}

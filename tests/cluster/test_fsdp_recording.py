@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -21,6 +22,7 @@ from overlapscope.analysis import Analysis
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.rank_state import find_position
+from overlapscope.interop.inductor_profile import build_inductor_profile
 from overlapscope.sharded_model.program import build_program
 from overlapscope.sharded_model.schedule import simulate
 from overlapscope.trace.event_log import read_latest_records
@@ -222,6 +224,29 @@ def test_shards_with_replicas_are_all_reduced_too_and_precisions_are_those_of_wh
     assert (scattered["ready_ns"] <= scattered["launch_ns"]).all()
     groups = {(entry[0].op, entry[0].role) for entry in logged(tmp_path) if entry[0].bucket == 0}
     assert groups == {("all_gather", "bucket"), ("reduce_scatter", "bucket"), ("all_reduce", "bucket")}
+    read = read_by_inductor(trace)
+    assert {(name, ranks) for name, ranks, _ in read.get_collective_keys()} == {
+        (name, ranks)
+        for name, groups in {
+            "all_gather": ((0, 1), (2, 3)),
+            "reduce_scatter": ((0, 1), (2, 3)),
+            "all_reduce": ((0, 2), (1, 3)),
+        }.items()
+        for ranks in groups
+    }
+    assert {(one.in_nelems, one.out_nelems) for one in read.collectives if one.collective_name == "allreduce"} == {
+        (elements, elements) for elements in trace.collectives.query("op == 'all_reduce'")["elements"]
+    }
+
+
+def read_by_inductor(trace: Trace) -> Any:
+    """What torch.compile would estimate with."""
+    estimation = pytest.importorskip("torch._inductor.fx_passes.profile_guided_estimation")
+    path = trace.path / "collectives.json"
+    path.write_text(json.dumps(build_inductor_profile(Analysis(trace))))
+    profile = estimation.ProfileData()
+    profile.load(str(path))
+    return profile
 
 
 def prefetching(folder: str) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from overlapscope.cli.main import main
+from overlapscope.trace.json_files import write_json
+from overlapscope.trace.schema import RUN_FILE, rank_folder
 from tests.synthetic import BUCKET_ELEMENTS, write_recording, write_straggling_recording
 
 TRANSFERS_US = (800, 1500, 1400)
@@ -36,6 +38,24 @@ def test_inductor_reads_them(exported: Path) -> None:
         assert profile.lookup_collective("all_reduce", (0, 1), elements, "Float") == (transfer_us / 1000, "profile")
     between = profile.lookup_collective("all_reduce", (0, 1), 3 * 1024 * 1024, "Float")
     assert 1.4 < between[0] < 1.5
+
+
+def test_groups_of_a_mesh_are_read_by_their_ranks_with_the_same_durations(tmp_path: Path) -> None:
+    """Ranks that estimated differently would order their collectives differently."""
+    estimation = pytest.importorskip("torch._inductor.fx_passes.profile_guided_estimation")
+    folder = write_straggling_recording(tmp_path / "traces", late_us=lambda *_: 0, ranks=4)
+    path = rank_folder(folder, 0) / RUN_FILE
+    run = json.loads(path.read_text())
+    run["models"][0]["sharding"] = {"shard_groups": [[0, 1], [2, 3]], "replica_groups": [[0, 2], [1, 3]], "units": []}
+    write_json(path, run)
+    assert main(["export", str(folder), "-o", str(tmp_path / "c.json"), "--format", "inductor-pge"]) == 0
+    profile = estimation.ProfileData()
+    profile.load(str(tmp_path / "c.json"))
+    assert set(profile.pg_configs.values()) == {(0, 2), (1, 3)}
+    for elements, transfer_us in zip(BUCKET_ELEMENTS, TRANSFERS_US, strict=True):
+        for ranks in ((0, 2), (1, 3)):
+            assert profile.lookup_collective("all_reduce", ranks, elements, "Float") == (transfer_us / 1000, "profile")
+    assert profile.lookup_collective("all_reduce", (0, 1, 2, 3), BUCKET_ELEMENTS[0], "Float") is None
 
 
 def test_without_all_ranks_there_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
