@@ -31,7 +31,7 @@ from overlapscope.breakdown.arrivals import MatchedCollectives
 from overlapscope.breakdown.breakdown import BLOCKS, Breakdown
 from overlapscope.breakdown.spans import Int64Array, Rows, RowsByRank
 from overlapscope.trace.recording import Trace
-from overlapscope.trace.schema import OPS
+from overlapscope.trace.schema import OPS, count_lanes
 
 CAUSES: Final = (
     "release_skew",
@@ -107,6 +107,8 @@ class Cycles:
     """Maximum error of a time difference between two ranks."""
     is_sharded: bool = False
     """True if one all-reduce stands for all collectives of sharded parameters."""
+    is_serial: bool = False
+    """True if each all-reduce that is queued begins when the one before it ends."""
 
     def of(self, which: npt.NDArray[np.bool_]) -> Cycles:
         """Return the cycles that a mask (S,) selects."""
@@ -211,7 +213,19 @@ def build_cycles(
         broadcast_ns=broadcast_ns,
         clock_error_ns=matched.clock_error_ns,
         is_sharded=is_sharded,
+        is_serial=_is_serial(trace, reduced),
     )
+
+
+def _is_serial(trace: Trace, reduced: MatchedCollectives) -> bool:
+    """Return whether all-reduces run one by one, and when each ends is known.
+
+    So NCCL runs those of one process group. Those of several run beside each other, as do the messages of a strategy.
+    """
+    backend = str(trace.run.get("backend") or "")
+    if not backend or count_lanes(backend) != 1 or trace.run.get("ends_are_bounds") or len(trace.segments):
+        return False
+    return not len(reduced.rows) or not np.ptp(trace.collectives["group"].to_numpy()[reduced.rows])
 
 
 def _select_awaited(matched: MatchedCollectives) -> MatchedCollectives:

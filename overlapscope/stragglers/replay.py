@@ -188,10 +188,11 @@ def median_ns(values_ns: Int64Array, axis: int) -> Int64Array:
 def _find_best_ns(cycles: Cycles) -> Float64Array:
     """Return the best observed transfer of each bucket (K,); NaN if too few are known.
 
-    A transfer is known if the link was idle when the last rank arrived. Behind another one it may have begun earlier
-    than that one ended, as gloo runs two at a time, and seem to take no time at all.
+    A transfer is known if the link was idle when the last rank arrived, or all-reduces run one by one, as with NCCL.
+    Where two run at a time, as with gloo, one behind another may have begun earlier than that one ended, and seem to
+    take no time at all.
     """
-    is_known = cycles.arrival_ns.max(axis=1) >= previous_ends(cycles.end_ns)
+    is_known = (cycles.arrival_ns.max(axis=1) >= previous_ends(cycles.end_ns)) | cycles.is_serial
     return np.array(
         [
             np.quantile(of_bucket[known], BEST_TRANSFER_QUANTILE, method="lower")

@@ -12,16 +12,20 @@ from hypothesis import strategies as st
 
 from overlapscope.breakdown.breakdown import compute_breakdown
 from overlapscope.stragglers import replay as replay_module
-from overlapscope.stragglers.cycles import CAUSES, build_cycles
+from overlapscope.stragglers.cycles import CAUSES, Cycles, build_cycles
 from overlapscope.stragglers.replay import Replay, finish_ns
+from overlapscope.trace.recording import Trace
 from tests.simulated_job import MS, Job
 
 
-def replay_of(job: Job) -> Replay:
-    trace = job.run()
+def cycles_in(trace: Trace) -> Cycles:
     cycles = build_cycles(trace, compute_breakdown(trace))
     assert cycles is not None
-    return Replay(cycles)
+    return cycles
+
+
+def replay_of(job: Job) -> Replay:
+    return Replay(cycles_in(job.run()))
 
 
 def added_by(replay: Replay, rank: int) -> float:
@@ -90,6 +94,47 @@ def test_quicker_transfers_never_lengthen_a_cycle(job: Job) -> None:
     replay = replay_of(job)
     assert (replay.with_transfers_ns(replay.transfer_ns // 2) <= replay.recorded_ns).all()
     assert (replay.with_transfers_ns(replay.best_transfer_ns) <= replay.recorded_ns).all()
+
+
+def queued_job() -> Job:
+    """Buckets that wait for each other, but for the first, and transfers that vary."""
+    job = Job(steps=60, noise=0.05)
+    job.transfer_ns = (8 * MS * np.random.default_rng(0).uniform(1, 2, job.transfer_ns.shape)).astype(np.int64)
+    return job
+
+
+def cycles_with(trace: Trace, **run: object) -> Cycles:
+    return cycles_in(replace(trace, run=trace.run | run))
+
+
+def test_where_all_reduces_run_one_by_one_the_best_of_those_that_are_queued_are_known() -> None:
+    job = queued_job()
+    replay = Replay(cycles_with(job.run(), backend="nccl"))
+    transfer_ns = job.transfer_ns[-len(replay.cycles.steps) :]
+    best_ns = np.quantile(transfer_ns, 0.05, axis=0, method="lower")
+    np.testing.assert_array_equal(replay.best_ns, best_ns)
+    quicker = queued_job()
+    quicker.transfer_ns[-len(transfer_ns) :] = np.minimum(transfer_ns, best_ns)
+    quicker.run()
+    predicted_ns = replay.with_transfers_ns(replay.best_transfer_ns)
+    np.testing.assert_array_equal(predicted_ns, quicker.cycle_times_ns[-len(transfer_ns) :])
+
+
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:nccl", ""])
+def test_where_several_may_run_at_a_time_queued_ones_have_no_best(backend: str) -> None:
+    best_ns = Replay(cycles_with(queued_job().run(), backend=backend)).best_ns
+    assert not np.isnan(best_ns[0])
+    assert np.isnan(best_ns[1:]).all()
+
+
+def test_of_two_groups_and_of_ends_that_are_bounds_queued_ones_have_no_best() -> None:
+    trace = queued_job().run()
+    groups = trace.collectives.assign(group=(trace.collectives["bucket"] > 1).astype(int))
+    for cycles in (
+        cycles_with(trace, backend="nccl", ends_are_bounds="only the host knows them"),
+        cycles_with(replace(trace, collectives=groups), backend="nccl"),
+    ):
+        assert np.isnan(Replay(cycles).best_ns[1:]).all()
 
 
 def test_all_alike_is_the_ideal() -> None:
