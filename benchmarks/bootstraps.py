@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from benchmarks.noise import Floats
 from overlapscope.breakdown.means import student_quantile
 from overlapscope.interval import SIGMAS_90
+from tests.noise import Floats
 
 
 def chosen_length(series: Floats) -> int:

@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.noise import Floats, Noise, autoregressive, bimodal, bursts, heavy_tailed
 from overlapscope.stragglers.cycles import CAUSES, Cycles
 from overlapscope.stragglers.finding import Finding
 from overlapscope.stragglers.replay import Replay
 from overlapscope.stragglers.stragglers import Suspect, by_rank, find_all_findings, find_suspect
+from tests.noise import Floats, Noise, autoregressive, bimodal, bursts, heavy_tailed
 
 MS = 1_000_000
 USUAL_MS = {"bucket_copies": 1, "optimizer": 3, "data_wait": 2, "forward": 10, "inter_phase": 1, "backward": 20}

@@ -25,7 +25,6 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.bootstraps import bootstrap_holds, chosen_length
 from benchmarks.false_alarms import judged, made_up
-from benchmarks.noise import Floats, Noise, autoregressive, bimodal, heavy_tailed
 from overlapscope.analysis import Analysis
 from overlapscope.breakdown.means import compute_mean_step, mean_with_ci
 from overlapscope.bucket_model.fit import fit_model
@@ -37,6 +36,7 @@ from overlapscope.interval import Interval
 from overlapscope.stragglers.finding import Finding
 from overlapscope.trace.recording import read_trace
 from tests.bucket_model.oracle import Job, observe, simulate
+from tests.noise import Floats, Noise, autoregressive, bimodal, heavy_tailed
 
 DELAY = 0.10
 TRUE_STEPS = 20_000

@@ -148,9 +148,11 @@ def predict_mean_step(mean: MeanStep, curve: Curve, index: int) -> MeanStep:
         index: index of the plan on the curve.
     """
     predicted = curve.predicted
+    copies_ns = mean.blocks["bucket_copies"].value + float(predicted.copies_ns[index])
+    backward_ns = mean.blocks["backward"].value + float(predicted.backward_ns[index])
     changed_ns = {
-        "backward": mean.blocks["backward"].value + float(predicted.backward_ns[index]),
-        "bucket_copies": mean.blocks["bucket_copies"].value + float(predicted.copies_ns[index]),
+        "backward": backward_ns + min(copies_ns, 0.0),  # copies can't take less than no time
+        "bucket_copies": max(copies_ns, 0.0),
         "exposed": float(predicted.exposed_ns[index]),
     }
     changed = {name: Interval(value=ns, low=math.nan, high=math.nan) for name, ns in changed_ns.items()}

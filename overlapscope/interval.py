@@ -6,10 +6,26 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 SIGMAS_90: Final = 1.6448536269514722
 """Half width of a 90 % interval of a normal distribution, in standard deviations."""
 SIGMAS_99: Final = 2.5758293035489004
 """Half width of a 99 % interval of a normal distribution, in standard deviations."""
+
+
+def find_lower_bound(value: npt.ArrayLike, half_width: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Return the lower bounds of positive values, which are positive as well.
+
+    Up to half of the value a half width is subtracted; from there on bounds fall exponentially.
+
+    Example: 10 with half widths of 3, 5, 10 and 20 has 7, 5, 1.8 and 0.25.
+    """
+    values, half_widths = np.asarray(value, dtype=np.float64), np.asarray(half_width, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        beyond = np.maximum(2 * half_widths / values - 1, 0)
+    return np.where(beyond > 0, values / 2 * np.exp(-beyond), values - half_widths)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from scipy.special import ndtr, stdtrit
 
 from overlapscope.breakdown.breakdown import BLOCKS
 from overlapscope.breakdown.spans import Float64Array
-from overlapscope.interval import SIGMAS_90, SIGMAS_99, Interval
+from overlapscope.interval import SIGMAS_90, SIGMAS_99, Interval, find_lower_bound
 
 SEGMENTS: Final = 8
 """Number of segments that a series is divided into to measure slow changes."""
@@ -36,17 +36,23 @@ _MIN_STEPS_FOR_RANGE: Final = 6
 def mean_with_ci(series: Float64Array) -> list[Interval]:
     """Compute the mean of each column over its rows, with its 90 % interval.
 
-    With enough steps an interval ends where the recorded values end: where neighbors are so much alike that it would
-    not, as where steps drift, nothing supports more.
+    With enough steps an interval ends where the recorded values end, and with few positive ones not far from there:
+    where neighbors are so much alike that it would not, as where steps drift, nothing supports more.
 
     Args:
         series: (S, K) By step, in order. With fewer than three steps the interval is unknown: NaN. The mean of values
-            that are never negative has no lower bound below 0 either.
+            that are never negative has no lower bound below 0 either, and that of positive ones none of 0.
     """
     means = _means(series, _half_widths(np.asarray(series, dtype=np.float64), SIGMAS_90))
-    if len(series) < _MIN_STEPS_FOR_RANGE:
+    if not len(series):
         return means
-    bounds = zip(means, series.min(axis=0).tolist(), series.max(axis=0).tolist(), strict=True)
+    least, most = series.min(axis=0), series.max(axis=0)
+    if len(series) < _MIN_STEPS_FOR_RANGE:
+        # Half of their range further, as ratios: 50 and 200 are no reason to say 10 or 1000.
+        is_positive = least > 0
+        beyond = np.sqrt(np.divide(most, least, out=np.ones(len(least)), where=is_positive))
+        least, most = np.where(is_positive, least / beyond, -np.inf), np.where(is_positive, most * beyond, np.inf)
+    bounds = zip(means, least.tolist(), most.tolist(), strict=True)
     return [replace(mean, low=max(mean.low, low), high=min(mean.high, high)) for mean, low, high in bounds]
 
 
@@ -67,8 +73,9 @@ def mean_with_conservative_ci(series: Float64Array) -> list[Interval]:
 
 def _means(series: Float64Array, half_widths: Float64Array) -> list[Interval]:
     values = series.mean(axis=0) if len(series) else np.full(series.shape[1], np.nan)
-    low = values - half_widths
-    low = np.where(series.min(axis=0, initial=0) >= 0, np.maximum(low, 0), low)
+    least = series.min(axis=0) if len(series) else values
+    low = np.where(least > 0, find_lower_bound(values, half_widths), values - half_widths)
+    low = np.where(least >= 0, np.maximum(low, 0), low)
     return [
         Interval(value=float(value), low=float(low), high=float(value + half))
         for value, half, low in zip(values, half_widths, low, strict=True)
@@ -154,7 +161,18 @@ class MeanStep:
         return MeanStep(
             step=self.step.shift_down(sum(surplus.values())),
             blocks={name: each.shift_down(surplus[name]) for name, each in self.blocks.items()},
-        )
+        ).bounded_by(mean.step.value)
+
+    def bounded_by(self, step_ns: float) -> MeanStep:
+        """Limit the intervals of this saving to the mean step that it is taken from; values stay the same.
+
+        Example: where few long steps widen the interval of what is saved of a 20 ms step to 2 to 31 ms, it is 2 to 20.
+        """
+
+        def bound(each: Interval) -> Interval:
+            return replace(each, high=max(each.value, step_ns)) if each.high > step_ns else each
+
+        return MeanStep(step=bound(self.step), blocks={name: bound(each) for name, each in self.blocks.items()})
 
     def minus(self, other: MeanStep) -> MeanStep:
         """Subtract the mean of other steps, whose noise is independent of this one's."""

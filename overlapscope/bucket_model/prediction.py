@@ -22,7 +22,7 @@ from overlapscope.bucket_model.plans import UniformPlan, default_plan, find_caps
 from overlapscope.bucket_model.schedule import Costs, ReplayResult, replay
 from overlapscope.bucket_model.search import PredictedSizes, find_fastest, predict_sizes, prefers_default
 from overlapscope.bucket_model.work import ComputeTimes
-from overlapscope.interval import SIGMAS_90, Interval
+from overlapscope.interval import SIGMAS_90, Interval, find_lower_bound
 
 _SIZES: Final = 48
 """Number of sizes that can be distinguished when they are drawn."""
@@ -148,18 +148,23 @@ def draw_step_times_ns(
     table = build_table(plans, fitted.work.gradients)
     # Separate generators, so that curves of different plans share the variation between runs.
     day, own, mean = (np.random.default_rng([0, number]) for number in range(3))
-    step_ns = np.empty((count, len(table)))
-    for drawn_ns, (work, costs) in zip(step_ns, fitted.draws(count), strict=True):
-        drawn_ns[:] = replay(table, work, options.apply_to(costs)).typical_ns
+    step_ns, least_ns = np.empty((count, len(table))), np.empty((count, 1))
+    for drawn, (work, costs) in enumerate(fitted.draws(count)):
+        alone = replace(costs, collective=costs.collective.scale(latency=0.0, byte_time=0.0))
+        step_ns[drawn] = replay(table, work, options.apply_to(costs)).typical_ns
+        least_ns[drawn] = replay(plans[:1], work, alone).typical_ns
         if measured is not None:
             now_ns = replay([measured.plan], work, costs).typical_ns[0]
-            drawn_ns *= _draw_from_interval(measured.step_ns, float(mean.standard_normal())) / now_ns
+            scale = _draw_from_interval(measured.step_ns, float(mean.standard_normal())) / now_ns
+            step_ns[drawn] *= scale
+            least_ns[drawn] *= scale
     errors = np.maximum(fitted.estimate_model_errors(table.is_bucket.sum(axis=1)), _MIN_ERROR)
     if measured is not None and not options.is_compressed:
         errors[[plan == measured.plan for plan in plans]] = 0.0
-    off = _BETWEEN_RUN_SIGMA * day.standard_normal((count, 1)) + errors * own.standard_normal((count, len(table)))
-    drawn: Float64Array = step_ns * np.exp(off)
-    return drawn
+    off = errors * own.standard_normal((count, len(table)))
+    # No buckets make a step shorter than it is without communication, whatever the model's error.
+    drawn_ns: Float64Array = np.maximum(step_ns * np.exp(off), np.minimum(least_ns, step_ns))
+    return drawn_ns * np.exp(_BETWEEN_RUN_SIGMA * day.standard_normal((count, 1)))
 
 
 def _draw_from_interval(interval: Interval, chance: float) -> float:
@@ -169,7 +174,10 @@ def _draw_from_interval(interval: Interval, chance: float) -> float:
         chance: Drawn from the standard normal distribution.
     """
     edge = interval.high if chance > 0 else interval.low
-    return interval.value if math.isnan(edge) else interval.value + chance * abs(edge - interval.value) / SIGMAS_90
+    if math.isnan(edge):
+        return interval.value
+    away = abs(chance * (edge - interval.value)) / SIGMAS_90
+    return interval.value + away if chance > 0 else float(find_lower_bound(interval.value, away))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

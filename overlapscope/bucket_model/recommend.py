@@ -93,6 +93,11 @@ class Recommendation:
         return len(self.free.buckets) > 1 or len({size.buckets for size in self.sizes}) > 1
 
     @property
+    def hardly_matters(self) -> bool:
+        """Return True if the best size surely gains and loses little, compared with the present plan."""
+        return self.gain.low > -_MIN_GAIN_TO_INVESTIGATE and self.gain.high < _MIN_GAIN_TO_INVESTIGATE
+
+    @property
     def is_free_faster(self) -> bool:
         """Return True if buckets of different sizes are predicted to gain something over the best size.
 
@@ -196,7 +201,7 @@ def decide(gain: Interval, *, is_same: bool) -> Verdict:
         return "leave it"
     if gain.low > 0:  # surely slower is not worth keeping, by however little
         return "change"
-    return "can't tell" if gain.high >= _MIN_GAIN_TO_INVESTIGATE and gain.value >= MIN_GAIN else "leave it"
+    return "can't tell" if gain.high >= _MIN_GAIN_TO_INVESTIGATE and gain.value > 0 else "leave it"
 
 
 def _good_range(sizes: PredictedSizes, best: UniformPlan) -> tuple[float | None, float | None]:

@@ -57,12 +57,12 @@ def format_headline(advice: Recommendation) -> str:
     if advice.verdict == "change":
         gain = _format_gain(advice)
         return f"{format_advised_setting(advice)}: {now} → {best} a step ({gain}).{_format_good_range(advice)}"
-    if is_now:
+    if is_now or advice.gain.value <= 0:
         more = f"{100 * MIN_GAIN:g} %"
         return f"Keep the bucket size: at {now} a step, no other is predicted to be more than {more} faster."
     would = f"{_format_setting(advice.best)} would change the {now} step by {_format_gain(advice)}"
     if advice.verdict == "leave it":
-        return f"Keep the bucket size; it hardly matters here: {would}."
+        return f"Keep the bucket size{'; it hardly matters here' * advice.hardly_matters}: {would}."
     return f"Can't tell yet: {would}."
 
 

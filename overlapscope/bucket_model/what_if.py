@@ -59,7 +59,8 @@ def find_limits(
     step_ns = float(replayed.cycle_ns[0, 0])
 
     def gained(work: ComputeTimes, costs: Costs) -> float:
-        return 1 - float(replay(table, work, costs).cycle_ns[0, 0]) / step_ns
+        # Without a cost no step is longer, whatever rounding makes of it.
+        return max(0.0, 1 - float(replay(table, work, costs).cycle_ns[0, 0]) / step_ns)
 
     collective = costs.collective
     shares = {

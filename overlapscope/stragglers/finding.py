@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,7 +39,9 @@ def compute_saving(
             these; which cycles they are is known.
     """
     changed = np.ones(len(cycle_ns), dtype=bool) if changed is None else changed
-    return compute_mean_step(_compute_saved_ns(replay, times, cycle_ns)[changed]).times(float(changed.mean()))
+    saving = compute_mean_step(_compute_saved_ns(replay, times, cycle_ns)[changed])
+    recorded_ns = float(replay.recorded_ns[changed].mean()) if changed.any() else math.nan
+    return saving.bounded_by(recorded_ns).times(float(changed.mean()))
 
 
 def _compute_saved_ns(replay: Replay, times: Times, cycle_ns: Int64Array) -> Float64Array:

@@ -10,7 +10,7 @@ from overlapscope.breakdown.text import BLOCK_LABELS
 from overlapscope.machine.evidence import select_telling
 from overlapscope.machine.text import tell
 from overlapscope.stragglers.cycles import BLAMABLE_GROUPS, CAUSE_GROUPS, CAUSES, Cycles
-from overlapscope.stragglers.delays import get_overall_level
+from overlapscope.stragglers.delays import MIN_COST_SHARE, get_overall_level
 from overlapscope.stragglers.finding import Finding, SlowLink
 from overlapscope.stragglers.location_test import format_p_value
 from overlapscope.stragglers.patterns import count_runs
@@ -145,7 +145,12 @@ def describe_verdict(stragglers: Stragglers) -> str:
         return "No straggler found."
     step = f"a {format_ns(step_ns)} step ({format_share(waiting_ns / step_ns)})"
     waiting = f"{format_ns(waiting_ns)} of {step} is spent waiting for the rank that arrives last."
-    if waiting_ns < 1:
+    saves_ns = stragglers.saved_if_ranks_equal.step.value
+    if waiting_ns < 1 and saves_ns >= MIN_COST_SHARE * step_ns:
+        saves = f"{format_ns(saves_ns)} of a {format_ns(step_ns)} step ({format_share(saves_ns / step_ns)})"
+        equal = capitalize(describe_equal_ranks(stragglers.cycles))
+        waiting = f"{equal} would save {saves}, as all-reduces would begin earlier."
+    elif waiting_ns < 1:
         waiting = "No rank waits for another one."
     # A delay in that many consecutive steps is as unlikely by chance as the significance level asks for, in two tests.
     least = math.ceil(-math.log2(get_overall_level(len(stragglers.cycles.ranks)) / 2))

@@ -37,6 +37,7 @@ AT_NIGHT = {
     "step_time": "--models tiny --rounds 1 --steps 3 --threads",
     "drift": "--models tiny --steps 10 --healthy-steps 6 --loops with_own_buffers --faults other-weights",
     "clock_recovery": "--runs 1 --seconds 2",
+    "coherence": "--recordings 6 --workers 2",
     "all_reduces": "--link loopback --mb 0.1 --repetitions 1",
     "app": "--sizes 2x20 --users 2 --moves 1",
     "auto_buckets": "--model tiny --link loopback --rounds 1",

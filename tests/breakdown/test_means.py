@@ -38,6 +38,14 @@ def test_the_mean_of_a_handful_is_students() -> None:
     assert found.high - 13.0 == pytest.approx(13.0 - found.low)
 
 
+def test_a_mean_of_positive_times_is_never_said_to_be_nothing() -> None:
+    (found,) = mean_with_ci(np.array([[154.0], [335.0], [639.0]]))
+    assert 0 < found.low < 154
+    assert found.high > 639, "so little is known from three steps"
+    (found,) = mean_with_ci(np.array([[50.0], [50.0], [200.0]]))
+    assert (found.low, found.high <= 400.0) == (25.0, True)
+
+
 def test_what_never_varies_is_sure() -> None:
     (found,) = mean_with_ci(np.full((10, 1), 7.0))
     assert (found.low, found.value, found.high) == (7.0, 7.0, 7.0)

@@ -76,6 +76,8 @@ def test_where_the_wire_is_slow_a_change_is_advised_and_its_gain_is_sure() -> No
         ((0.006, 0.002, 0.01), "change"),  # surely slower, if by little
         ((0.02, -0.01, 0.04), "leave it"),  # a tie within noise
         ((0.02, -0.03, 0.08), "can't tell"),
+        ((0.004, -0.24, 0.30), "can't tell"),  # hardly any gain is predicted, and any may be there
+        ((-0.01, -0.24, 0.30), "leave it"),  # the present plan is better than all sizes
     ],
 )
 def test_what_the_interval_calls_slower_is_not_kept(gain: tuple[float, float, float], verdict: Verdict) -> None:
@@ -145,6 +147,16 @@ def test_the_best_plan_of_all_is_never_predicted_to_be_slower_than_the_best_size
         if advice.free_caps_mb is not None:
             limits = [int(cap * KB * KB) for cap in advice.free_caps_mb]
             assert fill_plan(job.gradients, limits) == advice.free.buckets
+
+
+def test_a_plan_that_is_better_than_all_sizes_is_kept() -> None:
+    fitted = fit_model(recording(large_job()), lanes=1)
+    free = recommend(fitted).free.buckets
+    advice = recommend(fitted, in_force=free)
+    assert advice.free.buckets == free != advice.best.buckets
+    assert advice.gain.value <= 0
+    assert advice.verdict == "leave it"
+    assert sentences.format_headline(advice).startswith("Keep the bucket size: at ")
 
 
 def test_a_model_of_one_gradient_has_no_choice() -> None:

@@ -62,6 +62,14 @@ def test_of_what_changes_in_some_cycles_the_mean_is_over_all_and_the_interval_of
     assert (few.value, np.isnan(few.low)) == (30 * MS / 8, True)
 
 
+def test_no_more_can_be_saved_than_there_is() -> None:
+    job = Job(steps=9, ranks=2)
+    job.local_ns["forward"][3::4, 1] += 2000 * MS  # few long steps, whose mean is anything
+    replay = replay_of(job)
+    saving = compute_saving(replay, replay.ideal, replay.ideal_ns).step
+    assert saving.value < saving.high == replay.recorded_ns.mean()
+
+
 @settings(max_examples=25, deadline=None)
 @given(ranks=st.integers(2, 5), noise=st.floats(0, 0.3), seed=st.integers(0, 1000), broadcast=st.booleans())
 def test_blocks_sum_to_the_saving_whatever_is_changed(ranks: int, noise: float, seed: int, broadcast: bool) -> None:

@@ -312,6 +312,19 @@ def test_carried_over_communication_within_the_error_of_the_clocks_is_not_named(
     assert find_all_findings(uncertain, {}, [], 40 * MS) == ()
 
 
+def test_ranks_that_send_late_cost_also_where_nobody_waits_for_them(
+    golden: Callable[[str, str], None],
+) -> None:
+    job = Job(ranks=2, steps=5)
+    job.transfer_ns *= 20  # so that the last buckets queue long after all ranks have arrived
+    job.local_ns["backward"][:, 1] += 16 * MS
+    found = judged(job)
+    assert found.findings == ()
+    assert found.suspect is None
+    assert found.waiting.value == 0
+    golden("findings/late_start", describe_verdict(found))
+
+
 def test_what_if() -> None:
     job = noisy_job(seed=3)
     job.slow_down(1, 0.2)

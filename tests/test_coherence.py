@@ -1,0 +1,23 @@
+"""Everything that is said of made-up recordings is possible, and the same on all surfaces.
+
+``python -m benchmarks.coherence`` makes up as many as there is time for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.coherence import find_contradictions
+from tests.made_up_job import make_up_job, write_made_up_job
+
+SEEDS = (11, 15, 27)
+"""Heavy tails and a jump; two steps; hardly any communication."""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_contradicts_itself_or_what_is_possible(seed: int, tmp_path: Path) -> None:
+    folder = write_made_up_job(make_up_job(seed), tmp_path / "one")
+    other = write_made_up_job(make_up_job(seed if seed % 2 else 1_000_000 + seed), tmp_path / "other")
+    assert find_contradictions(folder, other) == []
