@@ -142,7 +142,7 @@ def _of_stragglers(analysis: Analysis) -> Iterator[str]:
         yield from _of_intervals({"step": saving.step}, f"stragglers: {name}", most=1.01 * step_ns)
         if not _near(sum(each.value for each in saving.blocks.values()), saving.step.value):
             yield f"stragglers: blocks of what {name} saves don't sum to it"
-        if saving.step.value < -_ROUNDING * step_ns:
+        if saving.step.value < -MIN_COST_SHARE * step_ns:
             yield f"stragglers: {name} would save {format_ns(saving.step.value)}"
     rows = {int(row["rank"]): row for row in found.by_rank.to_dict("records")}
     for finding in found.findings:

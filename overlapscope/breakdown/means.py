@@ -50,10 +50,14 @@ def mean_with_ci(series: Float64Array) -> list[Interval]:
     if len(series) < _MIN_STEPS_FOR_RANGE:
         # Half of their range further, as ratios: 50 and 200 are no reason to say 10 or 1000.
         is_positive = least > 0
-        beyond = np.sqrt(np.divide(most, least, out=np.ones(len(least)), where=is_positive))
+        beyond = np.divide(np.sqrt(abs(most)), np.sqrt(abs(least)), out=np.ones(len(least)), where=is_positive)
         least, most = np.where(is_positive, least / beyond, -np.inf), np.where(is_positive, most * beyond, np.inf)
     bounds = zip(means, least.tolist(), most.tolist(), strict=True)
-    return [replace(mean, low=max(mean.low, low), high=min(mean.high, high)) for mean, low, high in bounds]
+    # The mean of equal values may differ from them by a rounding error.
+    return [
+        replace(mean, low=max(mean.low, min(low, mean.value)), high=min(mean.high, max(high, mean.value)))
+        for mean, low, high in bounds
+    ]
 
 
 def mean_with_conservative_ci(series: Float64Array) -> list[Interval]:
