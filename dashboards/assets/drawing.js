@@ -1,7 +1,7 @@
 // Draws the parts of a page in view, plots with the markup around them, as PNG or SVG. Bokeh's layers take
 // the same calls for both.
 window.overlapscope.drawing = (() => {
-  const LEFT_OUT = "button, input, select, kbd, svg, .help, .tools, .slider, .foot, .unseen, .save-menu"
+  const LEFT_OUT = "button:not(.number, .host), input, select, kbd, svg, .help, .tools, .slider, .foot, .unseen, .save-menu"
   const MARGIN_PX = 12
   const NOTHING = "rgba(0, 0, 0, 0)"
   const SIDES = ["Top", "Right", "Bottom", "Left"]

@@ -29,6 +29,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     const {id, step, spans, is_shaded, ideal_hint, path_hint, top_px, bottom_px} = plot.answer.data
     drawn = {top: top_px[0], bottom: bottom_px[0]}
     if (!view.answered(id[0])) return
+    showRows() // they may have been scrolled on meanwhile
     showStatus(step[0], spans[0], is_shaded[0])
     element("ideal-hint").textContent = ideal_hint[0]
     element("path-hint").textContent = path_hint[0]

@@ -24,6 +24,7 @@ from tests.synthetic import write_recording
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 MARGIN_PX = 12
+CAPTION_PX = 22
 TEXTS = {
     "": {"breakdown": "forward", "step-time": "Step time", "exposed": "mean, and all ranks", "overlap-ratio": "100 %"},
     "timeline": {"breakdown": "Mean of all ranks", "timeline": "rank 2"},
@@ -71,14 +72,15 @@ def saved(page: Page, item: str, into: Path) -> Path:
 def size_of(page: Page, figure: str) -> tuple[int, int]:
     return tuple(
         page.evaluate(
-            """([figure, margin]) => {
+            """([figure, margin, caption]) => {
               const parts = [...document.querySelectorAll(`[data-figure="${figure}"]`)]
               const boxes = parts.map((part) => part.getBoundingClientRect())
               const length = (begin, end) =>
                 Math.max(...boxes.map((box) => box[end])) - Math.min(...boxes.map((box) => box[begin]))
-              return [length("left", "right"), length("top", "bottom")].map((px) => Math.ceil(px + 2 * margin))
+              const [width, height] = [length("left", "right"), length("top", "bottom")]
+              return [Math.ceil(width + 2 * margin), Math.ceil(height + 2 * margin + caption)]
             }""",
-            [figure, MARGIN_PX],
+            [figure, MARGIN_PX, CAPTION_PX],
         )
     )
 
@@ -118,6 +120,8 @@ def test_every_figure_is_saved_as_it_is_seen(
         assert (int(drawing.attrib["width"]), int(drawing.attrib["height"])) == image.size
         texts = [str(each.text) for each in drawing.iter("{http://www.w3.org/2000/svg}text")]
         assert text in " ".join(texts)
+        assert "run 1" in texts[0], "the caption names the run"
+        assert not step or step.removeprefix("-").replace("-", " ") in texts[0]
 
 
 def test_every_table_on_every_page_is_at_its_address_and_a_click_saves_it(
