@@ -10,7 +10,6 @@ BokehJS is in each of them; a site that is built without them has pages in their
 from __future__ import annotations
 
 import argparse
-import socket
 import subprocess
 import sys
 import tempfile
@@ -57,11 +56,10 @@ RUNS: Final[dict[str, Callable[[Path], None]]] = {
 
 
 def write_report(recording: Path, output: Path) -> None:
-    """Write a report without this machine's name and without the path of the repository."""
+    """Write a report, in which paths are relative to the repository."""
     with Progress() as progress:
         text, _ = render_report(recording, "html", datetime.now(), None, progress)
-    text = text.replace(f"{REPOSITORY}/", "").replace(socket.gethostname(), "host")
-    output.write_text(text.replace(str(Path(sys.prefix)), ".venv"))
+    output.write_text(text.replace(f"{REPOSITORY}/", "").replace(str(Path(sys.prefix)), ".venv"))
     print(f"{output}: {len(text) / 1e6:.1f} MB")
 
 

@@ -16,6 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import urljoin
 
 from playwright.sync_api import Browser, sync_playwright
 
@@ -80,7 +81,7 @@ def take(browser: Browser, folder: Path, picture: Picture) -> None:
     size = {"width": WIDTH_PX, "height": picture.height_px}
     page = browser.new_page(viewport=size, color_scheme="light")  # type: ignore[arg-type]
     with served(folder / picture.served, folder / "server.log") as url:
-        page.goto(url + picture.address)
+        page.goto(urljoin(url, picture.address))  # a run that failed is served at its Order
         page.wait_for_selector(picture.ready, timeout=120_000)
         page.wait_for_function("!window.Bokeh || window.Bokeh.documents.every((each) => each.is_idle)")
         page.wait_for_timeout(1_000)  # what is drawn is drawn a frame or two later
