@@ -49,6 +49,7 @@ AT_NIGHT = {
     "live_app": "--hours 0.01 --seconds 2 --seed 1",
     "sharded_advice": "--models tiny --ranks 2 --link loopback --rounds 1 --steps 2",
     "scale": "--ranks 4 --steps 40 --buckets 3 --dask",
+    "prediction_honesty": "FOLDER --models tiny --links loopback --rounds 1 --seconds 1",
     "recorder": "--rounds 1 --steps 3",
     "thousand_ranks": "--ranks 16 --steps 30 --times 1 --seconds 0.1",
     "tune": "FOLDER --models tiny --link loopback --steps 20 --rounds 1 --seconds 1",
