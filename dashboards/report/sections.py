@@ -78,8 +78,6 @@ _FoundSection = tuple[Section, bool]
 def _build_step_sections(snapshot: Snapshot, advice: Advice | None, why_no_advice: str) -> Iterator[_FoundSection]:
     """Yield the sections based on steps; none if only the order of collectives was recorded."""
     if has_only_collectives(snapshot.trace) and snapshot.summary.imported is None:
-        if snapshot.summary.own is not None:
-            yield _build_overview_section(snapshot, advice), True
         return
     yield _build_overview_section(snapshot, advice), True
     if (step := snapshot.summary.typical_step) is not None:

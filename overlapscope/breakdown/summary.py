@@ -209,13 +209,15 @@ def add_other_communication(summary: Summary, trace: Trace) -> Summary:
     summary = replace(summary, has_steps=not trace.has_only_collectives, is_over=bool(trace.ranks["closed"].all()))
     buckets = trace.collectives["bucket"] >= 0
     gathers_parameters = (buckets & (trace.collectives["op"] == "all_gather")).any()
-    own = find_own_communication(trace, summary.steady.steps)
-    has_others = len(trace.user_collectives) > 0 or (own is not None and own.has_other_groups)
+    own = None
+    if summary.steps or trace.has_only_collectives:  # else no step has finished yet
+        own = find_own_communication(trace, summary.steady.steps)
+    has_other_groups = own is not None and own.has_other_groups
     is_little = summary.steps > 0 and summary.share_of(summary.mean.blocks["collectives"]) < LITTLE_EXPOSED_SHARE
     return replace(
         summary,
-        has_others=has_others and not gathers_parameters,
-        own=None if own is None or (is_little and not own.has_other_groups) else own,
+        has_others=(has_other_groups or len(trace.user_collectives) > 0) and not gathers_parameters,
+        own=None if is_little and not has_other_groups else own,
     )
 
 

@@ -33,6 +33,11 @@ from overlapscope.trace.description import describe_chosen_steps
 
 _SHOWN_RANKS: Final = 12
 """Number of ranks that a terminal shows; of more, the most expensive."""
+_BEST: Final = {
+    False: "Best: a low quantile of the transfers that found the link idle; others may have begun behind another one.",
+    True: "Best: a low quantile of the transfers, from the last arrival or the end of the one before.",
+}
+"""How the best transfer is found, by whether all-reduces run one by one."""
 _BEST_TRANSFERS: Final = {False: "all-reduces at their best", True: "communication at its best"}
 """Labels by whether parameters are sharded."""
 
@@ -267,7 +272,7 @@ def _tabulate_buckets(stragglers: Stragglers) -> Table:
             for row in _list_by_saving(stragglers.by_bucket)
         ),
         notes=(
-            "Best: a low quantile of the transfers that found the link idle; others may have begun behind another one.",
+            _BEST[stragglers.cycles.is_serial],
             "Saving: the transfers of this bucket at their best, and otherwise as recorded.",
         ),
     )
