@@ -213,7 +213,7 @@ def list_run_facts(trace: Trace) -> list[tuple[str, str]]:
     started_ns = run.get("started_unix_ns")
     known = {
         "model": describe_models(run),
-        "ranks": run.get("world_size"),
+        "ranks": f"{ranks:,}" if isinstance(ranks := run.get("world_size"), int) else ranks,
         "backend": describe_backend(run),
         "strategy": describe_strategies(run),
         "clocks": describe_clocks(trace),

@@ -170,7 +170,7 @@ def describe_basis(analysis: Analysis, stragglers: Stragglers) -> str:
     why = "warm-up and the step after it, other all-reduces"
     left_out = f", {count_of(cycles.left_out, 'step')} left out ({why})" if cycles.left_out else ""
     chosen = describe_chosen_steps(analysis.trace)
-    return f"{count_of(len(cycles.steps), 'step')}{chosen} of {len(cycles.ranks)} ranks {clocks}{left_out}"
+    return f"{count_of(len(cycles.steps), 'step')}{chosen} of {len(cycles.ranks):,} ranks {clocks}{left_out}"
 
 
 def _describe_findings(stragglers: Stragglers) -> Iterator[str]:

@@ -210,7 +210,7 @@ def test_keys_move_between_runs_and_compare_what_is_chosen_and_columns_can_be_hi
     expect(page.locator("tbody")).not_to_contain_text("comparing", timeout=60_000)
     page.get_by_role("link", name="Choose other runs").click()
     expect(page.locator(".side:checked")).to_have_count(3)
-    page.goto(table)
+    open_table(lambda url: page.goto(url) and page, table)
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
     expect(page.locator("tbody tr").nth(1).locator("a")).to_be_focused()
