@@ -160,13 +160,23 @@ window.overlapscope = (() => {
   // Calls a function when a property of a Bokeh model changes.
   const on = (model, property, act) => model.property(property).change.connect(act)
 
+  // What scrolls sideways in this window can be reached and scrolled by keys.
+  function letKeysScroll() {
+    for (const box of document.querySelectorAll(".panel:not([tabindex='-1']), .panel table, .document :is(pre, table)")) {
+      if (box.scrollWidth > box.clientWidth) box.tabIndex = 0
+      else box.removeAttribute("tabindex")
+    }
+  }
+
   system.addEventListener("change", apply)
+  window.addEventListener("resize", letKeysScroll)
   document.addEventListener("click", unfold)
   window.addEventListener("pagehide", keepPlace)
   document.documentElement.dataset.theme = current()
   document.addEventListener("DOMContentLoaded", () => {
     document.getElementById("theme")?.addEventListener("click", toggleTheme)
     leadToPlaces()
+    letKeysScroll()
     const nav = document.querySelector("header nav")
     const tab = nav?.querySelector("[aria-current]")
     if (tab) nav.scrollLeft = tab.offsetLeft - (nav.clientWidth - tab.offsetWidth) / 2
