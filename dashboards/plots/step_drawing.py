@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 from bokeh.models import ColumnDataSource, CustomJS, Range1d
 
+from dashboards.plots.exposed_columns import ExposedSpans, build_exposed_columns
 from dashboards.plots.lane_layout import THINNEST_UNIT_PX, LaneLayout, layout_lanes, show_lanes
 from dashboards.plots.span_details import SpanDetails, get_span_details
 from dashboards.plots.timeline import MAX_SPANS, MIN_VIEW_NS, compute_step_view, draw_unfinished
@@ -30,7 +32,9 @@ from dashboards.plots.wide_figure import (
     make_wide_figure,
 )
 from dashboards.theme import paint
+from overlapscope.breakdown.breakdown import Breakdown, compute_breakdown
 from overlapscope.breakdown.lanes import LANE_NAMES, LaneCache, Timeline
+from overlapscope.breakdown.text import PHASE_LABELS
 from overlapscope.compare.comparison import Comparison
 from overlapscope.text import format_ns, format_timestamp_ns
 from overlapscope.trace.recording import Trace
@@ -78,12 +82,13 @@ class StepDrawing:
         return TIME_AXIS_PX
 
 
-def draw_step(trace: Trace, lanes: LaneCache, number: int, ranks: Sequence[int]) -> StepDrawing:
+def draw_step(trace: Trace, lanes: LaneCache, breakdown: Breakdown, number: int, ranks: Sequence[int]) -> StepDrawing:
     """Draw a recorded step.
 
     Args:
         trace: the recording.
         lanes: lanes of the same recording.
+        breakdown: step-time breakdown of the same recording.
         number: number of the step.
         ranks: from top to bottom; fewer are drawn if these have more spans than can be drawn without a server.
     """
@@ -102,7 +107,10 @@ def draw_step(trace: Trace, lanes: LaneCache, number: int, ranks: Sequence[int])
         all_ranks=len(trace.ranks),
         layout=shown.layout,
         view=(view[0] - start_ns, view[1] - start_ns),
-        spans=_shift(spans, start_ns) | _build_texts(timeline, trace, spans, details),
+        spans=_add_exposed(
+            _shift(spans, start_ns) | _build_texts(timeline, trace, spans, details),
+            _shift(build_exposed_columns(ExposedSpans(breakdown, timeline.begin_ns), shown, view), start_ns),
+        ),
         unfinished=_shift(build_unfinished_columns(shown), start_ns),
         rows=tuple(
             _build_span_row(each)
@@ -120,10 +128,11 @@ def draw_pairs(found: Comparison) -> Iterator[tuple[StepDrawing, ...]]:
     traces = (found.base.trace, found.new.trace)
     drawable = set(traces[0].aligned_ranks) & set(traces[1].aligned_ranks)
     lanes = {id(trace): LaneCache(trace) for trace in traces}
+    breakdowns = {id(trace): compute_breakdown(trace) for trace in traces} if found.steps else {}
     for pair in found.steps:
         ranks = [rank for rank in pair.ranks if rank in drawable][:_MAX_PAIR_RANKS]
         yield tuple(
-            draw_step(trace, lanes[id(trace)], number, sorted(ranks))
+            draw_step(trace, lanes[id(trace)], breakdowns[id(trace)], number, sorted(ranks))
             for trace, number in zip(traces, (pair.base_step, pair.new_step), strict=True)
             if ranks
         )
@@ -143,6 +152,30 @@ def _select_drawable_ranks(lanes: LaneCache, number: int, ranks: Sequence[int]) 
 def _shift(columns: Columns, start_ns: int) -> Columns:
     """Return columns whose times count from ``start_ns``."""
     return columns | {name: [ns - start_ns for ns in columns[name]] for name in ("left", "right")}
+
+
+def _add_exposed(spans: Columns, exposed: Columns) -> Columns:
+    """Return spans and, above them, exposed communication with its duration; waits that it covers have no name."""
+    sizes = [format_ns(int(right - left)) for left, right in zip(exposed["left"], exposed["right"], strict=True)]
+    count = len(sizes)
+    more = {
+        **{name: exposed[name] for name in ("left", "right", "top", "bottom", "category", "lane")},
+        "pattern": np.zeros(count, dtype=np.uint8),
+        "alpha": np.ones(count, dtype=np.float32),
+        "row": np.full(count, -1, dtype=np.int32),
+        "text": [f"exposed {size}" for size in sizes],
+        "title": ["Exposed communication"] * count,
+        "labels": [["duration"]] * count,
+        "values": [[size] for size in sizes],
+    }
+    texts = ["" if text == PHASE_LABELS["finalize"] else text for text in spans["text"]]
+    joined = spans | {"text": texts}
+    return {
+        name: [*joined[name], *more[name]]
+        if isinstance(joined[name], list)
+        else np.concatenate([joined[name], more[name]]).astype(joined[name].dtype)
+        for name in joined
+    }
 
 
 def _build_texts(timeline: Timeline, trace: Trace, spans: Columns, details: Sequence[SpanDetails]) -> Columns:

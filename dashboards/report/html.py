@@ -134,7 +134,7 @@ def _build_section_context(content: ReportContent, section: Section, figures: Re
     if section.name == "timeline":
         ranks, step = sorted(snapshot.trace.ranks["rank"].tolist())[:MAX_RANKS], snapshot.summary.typical_step
         assert step is not None
-        drawing = draw_step(snapshot.trace, snapshot.lanes, step, ranks)
+        drawing = draw_step(snapshot.trace, snapshot.lanes, snapshot.breakdown, step, ranks)
         figures.add_steps([drawing])
         return {"drawing": drawing}
     if section.name == "stragglers":

@@ -30,7 +30,7 @@ TEXTS = {
     "timeline": {"breakdown": "Mean of all ranks", "timeline": "rank 2"},
     "buckets": {"breakdown": "Predicted", "sizes": "best size", "steps": "A step as it was, and as it would be"},
     "stragglers": {"breakdown": "All-reduces at their best", "ranks-by-step": "Lateness"},
-    "order": {"breakdown": "Mean of all ranks", "order": "bucket 1"},
+    "order": {"order": "bucket 1", "breakdown": "Mean of all ranks"},
 }
 """By page, the name of each of its figures, and a text in it."""
 

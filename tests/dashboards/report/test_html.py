@@ -127,13 +127,20 @@ def test_it_has_the_sentences_and_figures_of_the_pages(tmp_path: Path) -> None:
 def test_the_typical_step_is_drawn_from_its_start_with_what_is_known_of_every_span(tmp_path: Path) -> None:
     snapshot = RecordingCache(write_recording(tmp_path / "traces", steps=12)).latest()
     assert snapshot.summary.typical_step is not None
-    step = draw_step(snapshot.trace, snapshot.lanes, snapshot.summary.typical_step, (0, 1))
+    step = draw_step(snapshot.trace, snapshot.lanes, snapshot.breakdown, snapshot.summary.typical_step, (0, 1))
     spans = dict(zip(zip(step.spans["text"], step.spans["left"], strict=True), step.spans["right"], strict=True))
     assert spans["backward", 3_000_000] == 7_000_000
     assert spans["bucket 1", 5_000_000] == 6_500_000
     assert spans["bucket 1", 5_050_000] == 6_550_000, "of rank 1, which begins 50 µs later"
     titles = set(step.spans["title"])
-    assert {"Backward", "All-reduce · bucket 2", "Gradient ready · bucket 0", "Copy in · bucket 1"} <= titles
+    assert sum(text.startswith("exposed ") for text in step.spans["text"]) >= 2, "on both ranks"
+    assert {
+        "Exposed communication",
+        "Backward",
+        "All-reduce · bucket 2",
+        "Gradient ready · bucket 0",
+        "Copy in · bucket 1",
+    } <= titles
     assert step.view[0] < 0 < 10_000_000 < step.view[1]
     figures = ReportFigures()
     figures.add_steps([step])
@@ -189,4 +196,6 @@ def test_names_in_a_recording_are_text_and_never_markup(tmp_path: Path) -> None:
     assert evil not in page
     assert "<img" not in page
     snapshot = RecordingCache(folder).latest()
-    assert [evil] in [values[2:3] for values in draw_step(snapshot.trace, snapshot.lanes, 2, (0,)).spans["values"]]
+    assert [evil] in [
+        values[2:3] for values in draw_step(snapshot.trace, snapshot.lanes, snapshot.breakdown, 2, (0,)).spans["values"]
+    ]
