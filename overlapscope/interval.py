@@ -25,7 +25,8 @@ def find_lower_bound(value: npt.ArrayLike, half_width: npt.ArrayLike) -> npt.NDA
     values, half_widths = np.asarray(value, dtype=np.float64), np.asarray(half_width, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         beyond = np.maximum(2 * half_widths / values - 1, 0)
-    return np.where(beyond > 0, values / 2 * np.exp(-beyond), values - half_widths)
+    bounds: npt.NDArray[np.float64] = np.where(beyond > 0, values / 2 * np.exp(-beyond), values - half_widths)
+    return bounds
 
 
 @dataclass(frozen=True, kw_only=True)

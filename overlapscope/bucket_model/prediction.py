@@ -164,7 +164,8 @@ def draw_step_times_ns(
     off = errors * own.standard_normal((count, len(table)))
     # No buckets make a step shorter than it is without communication, whatever the model's error.
     drawn_ns: Float64Array = np.maximum(step_ns * np.exp(off), np.minimum(least_ns, step_ns))
-    return drawn_ns * np.exp(_BETWEEN_RUN_SIGMA * day.standard_normal((count, 1)))
+    drawn_ns *= np.exp(_BETWEEN_RUN_SIGMA * day.standard_normal((count, 1)))
+    return drawn_ns
 
 
 def _draw_from_interval(interval: Interval, chance: float) -> float:
