@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 SIGMAS_90: Final = 1.6448536269514722
 """Half width of a 90 % interval of a normal distribution, in standard deviations."""
@@ -22,6 +23,8 @@ def find_lower_bound(value: npt.ArrayLike, half_width: npt.ArrayLike) -> npt.NDA
 
     Example: 10 with half widths of 3, 5, 10 and 20 has 7, 5, 1.8 and 0.25.
     """
+    import numpy as np  # only here: texts and --help load this module
+
     values, half_widths = np.asarray(value, dtype=np.float64), np.asarray(half_width, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         beyond = np.maximum(2 * half_widths / values - 1, 0)
