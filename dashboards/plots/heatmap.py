@@ -6,7 +6,7 @@ panning need no response, as the image holds all cells.
 
 from __future__ import annotations
 
-from typing import Any, Final, get_args
+from typing import Any, Final, cast, get_args
 
 import numpy as np
 from bokeh.models import (
@@ -215,7 +215,7 @@ class HeatmapPlot:
         """Show a later state: all of its steps if all were in view, else those in view."""
         before, after = _find_bounds(self._heatmap), _find_bounds(heatmap)
         self._heatmap = heatmap
-        in_view = self.step_range.start, self.step_range.end
+        in_view = cast("float", self.step_range.start), cast("float", self.step_range.end)
         was_whole = in_view[0] <= before[0] and in_view[1] >= before[1]
         # Bounds first: a range outside of its bounds is moved into them.
         self.step_range.update(bounds=after, min_interval=min(8.0, after[1] - after[0]))
