@@ -84,13 +84,7 @@ def find_divergence(facts: Facts) -> Verdict | None:
     divergence = Divergence(group, number, side, other)
     kind, words, lacking = _classify_divergence(divergence)
     step = loop_step(min(a, b, key=lambda entry: entry.loop_step))
-    if not blamed and (blamed := _find_side_after_exception(facts, sides, step)):
-        words["alternative"] = text.exception_is_unrelated(blamed)
-        words["sentence"] += " " + caught.describe_at(facts, blamed[0], step)
-    notes = tuple(_divergence_notes(facts, divergence, sides, has_majority=bool(blamed)))
-    if blamed and (usual := _find_broken_turn(group, side)) and not _find_broken_turn(group, other):
-        blamed, notes = (), (*notes, text.most_are_out_of_turn(side, usual))
-    words["evidence"] = notes
+    blamed, words = _choose_blamed(facts, divergence, sides, blamed, words, step)
     blamed, words = _weigh_majority(divergence, sides, blamed, words, lacking)
     if group.predates_log:
         words["alternative"] = text.FIRST_IS_LOST
@@ -112,6 +106,21 @@ def find_divergence(facts: Facts) -> Verdict | None:
         call_sites=known_sites({rank: sites.get(rank) for rank in shown}),
         windows=group.windows_of(shown),
     )
+
+
+def _choose_blamed(
+    facts: Facts, found: Divergence, sides: list[list[int]], minority: tuple[int, ...], words: VerdictText, step: int
+) -> tuple[tuple[int, ...], VerdictText]:
+    """Return whom to blame, and the texts: of equal sides the one after an exception, and no minority in its turn."""
+    after = () if minority else _find_side_after_exception(facts, sides, step)
+    if after:
+        words["alternative"] = text.exception_is_unrelated(after)
+        words["sentence"] += " " + caught.describe_at(facts, after[0], step)
+    notes = tuple(_divergence_notes(facts, found, sides, has_majority=bool(minority or after)))
+    usual = _find_broken_turn(found.group, found.side) if minority else 0
+    if usual and not _find_broken_turn(found.group, found.other):
+        minority, notes = (), (*notes, text.most_are_out_of_turn(found.side, usual))
+    return minority or after, {**words, "evidence": notes}
 
 
 def _known_at(group: GroupOrder, number: int) -> dict[int, Entry]:
