@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,7 +62,7 @@ def findings(page: Page) -> list[tuple[str, str, list[Any], str]]:
     return [
         (page.url, found["id"], node["target"], node["failureSummary"])
         for found in violations
-        if found["impact"] in ("serious", "critical") or "timeline" not in page.url
+        if found["impact"] in ("serious", "critical") or not re.search("timeline|^file:", page.url)
         for node in found["nodes"]
     ]
 
