@@ -109,7 +109,12 @@ def find_divergence(facts: Facts) -> Verdict | None:
 
 
 def _choose_blamed(
-    facts: Facts, found: Divergence, sides: list[list[int]], minority: tuple[int, ...], words: VerdictText, step: int
+    facts: Facts,
+    found: Divergence,
+    sides: list[list[int]],
+    minority: tuple[int, ...],
+    words: VerdictText,
+    step: int | None,
 ) -> tuple[tuple[int, ...], VerdictText]:
     """Return whom to blame, and the texts: of equal sides the one after an exception, and no minority in its turn."""
     after = () if minority else _find_side_after_exception(facts, sides, step)
