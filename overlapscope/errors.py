@@ -39,8 +39,10 @@ class Problem:
 
     severity: Literal["note", "error"]
     message: str
-    is_normal_while_running: bool = False
-    """True if this is so of every process that runs, such as a log that is not closed yet."""
 
     def __str__(self) -> str:
         return make_printable(self.message)
+
+
+class NotClosed(Problem):
+    """Note of a log that was not closed, which is so of every process that still runs."""

@@ -22,7 +22,7 @@ from overlapscope.breakdown.lanes import BUCKET_SLOTS
 from overlapscope.breakdown.text import PHASE_LABELS
 from overlapscope.diagnosis.rank_state import is_running
 from overlapscope.diagnosis.verdict import Verdict
-from overlapscope.errors import OverlapScopeError, Problem
+from overlapscope.errors import NotClosed, OverlapScopeError, Problem
 from overlapscope.text import capitalize, count_of, use_no_break_spaces
 from overlapscope.trace.description import describe_backend, describe_clocks, describe_models, describe_strategies
 from overlapscope.trace.folders import read_import_source
@@ -182,8 +182,8 @@ def find_incident(snapshot: Snapshot) -> Verdict | None:
 def build_shell_context(title: str, trace: Trace | None, further_problems: Sequence[Problem] = ()) -> dict[str, Any]:
     """Return the template variables of ``shell.html``, except for the addresses of pages."""
     known = dict.fromkeys([*(trace.problems if trace else ()), *further_problems])
-    if trace is not None and any(problem.is_normal_while_running for problem in known) and is_running(trace.path):
-        known = {problem: None for problem in known if not problem.is_normal_while_running}
+    if trace is not None and any(isinstance(problem, NotClosed) for problem in known) and is_running(trace.path):
+        known = {problem: None for problem in known if not isinstance(problem, NotClosed)}
     problems = sorted(known, key=lambda problem: problem.severity != "error")
     return {
         "page_title": title,

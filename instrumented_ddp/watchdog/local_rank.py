@@ -7,6 +7,7 @@ waiting, and looks at process groups under construction, which have no log yet.
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import socket
 import sys
@@ -52,6 +53,7 @@ from overlapscope.diagnosis.evidence import (
     RankEvidence,
     RankPosition,
 )
+from overlapscope.diagnosis.process_state import find_user_line
 from overlapscope.diagnosis.rank_models import read_models, read_replicas, read_unready_parameters
 from overlapscope.diagnosis.rank_settings import read_rank_settings
 from overlapscope.diagnosis.rank_snapshot import RankSnapshot, make_snapshot
@@ -79,6 +81,19 @@ _MIN_CODE_POSITIONS: Final = 3
 _MIN_IO_BYTES: Final = 1024**2
 _MAX_CAUGHT: Final = 6
 """Maximum number of exceptions in a snapshot."""
+
+
+class UserCodeWatch:
+    """Tells whether a stalled main thread has left the user's code, as if it was interrupted and destructors run."""
+
+    def __init__(self) -> None:
+        self._last_seen_s = -math.inf
+
+    def has_left(self, stacks: str, now_s: float, idle_s: float) -> bool:
+        """Return True if the main thread was in the user's code in this stall, which has lasted so long, and is not."""
+        if find_user_line(stacks) is not None:
+            self._last_seen_s = now_s
+        return self._last_seen_s != now_s and now_s - self._last_seen_s < idle_s
 
 
 class LocalRankMonitor:
@@ -122,6 +137,7 @@ class LocalRankMonitor:
         self._world_size = 1
         self._activity = Activity(self.pid)
         self._snapshot_written_s = 0.0
+        self._user_code = UserCodeWatch()
 
     # -- periodic observation ------------------------------------------------------------------------------------
 
@@ -149,8 +165,10 @@ class LocalRankMonitor:
         now_s = time.monotonic()
         if self.progress_tracker.idle_s(now_s) >= _SNAPSHOT_INTERVAL_S <= now_s - self._snapshot_written_s:
             self._snapshot_written_s = now_s
-            with suppress(OSError):
-                write_stall_snapshot(self._collectives.folder, self._stall_snapshot())
+            snapshot, idle_s = self._stall_snapshot(), self.progress_tracker.idle_s(now_s)
+            if not self._user_code.has_left(snapshot.stacks, now_s, idle_s):
+                with suppress(OSError):
+                    write_stall_snapshot(self._collectives.folder, snapshot)
 
     def _stall_snapshot(self) -> StallSnapshot:
         is_working = self._activity.is_working()

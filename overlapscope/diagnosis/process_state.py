@@ -192,9 +192,10 @@ def find_user_line(stacks: str) -> CallSite | None:
 
 def find_wait_reason(stacks: str) -> WaitReason | None:
     """Return what the main thread waits for, as far as its frames show it: calls of C have none."""
-    files = [file for file, _, _ in _main_thread(stacks)]
+    frames = _main_thread(stacks)
+    files = [file for file, _, _ in frames]
     if any(_LOADERS.search(file) for file in files):
-        return "data loader"
+        return None if any(function == "__del__" for _, _, function in frames) else "data loader"
     for file in files:
         if not is_library_file(file):
             break

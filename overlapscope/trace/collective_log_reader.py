@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.errors import OverlapScopeError, Problem
+from overlapscope.errors import NotClosed, OverlapScopeError, Problem
 from overlapscope.trace.collective_log import (
     ENTRY_BYTES,
     ENTRY_DTYPE,
@@ -123,7 +123,7 @@ class CollectiveLogFile:
             raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
         if not self.header.closed:
             message = f"{path}: not closed; its process was killed or is running"
-            self.problems.append(Problem("note", message, is_normal_while_running=True))
+            self.problems.append(NotClosed("note", message))
             if self._slots < self._capacity:
                 self.is_end_lost = True
                 self.problems.append(Problem("error", f"{path}: cut short at offset {size}; what is left is used"))

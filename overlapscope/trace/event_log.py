@@ -18,7 +18,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from overlapscope.errors import OverlapScopeError, Problem
+from overlapscope.errors import NotClosed, OverlapScopeError, Problem
 from overlapscope.text import count_of
 from overlapscope.trace.regular_file import open_regular_file
 from overlapscope.trace.ring_log import RingLog, SlotStore, find_last_in_order, read_header_and_size
@@ -429,7 +429,7 @@ def _missing_records(
     problems = []
     if not header.closed:
         message = f"{path}: not closed; its process was killed or is running"
-        problems.append(Problem("note", message, is_normal_while_running=True))
+        problems.append(NotClosed("note", message))
     if not kept:
         return problems
     is_incident = header.pinned_records == header.capacity_records

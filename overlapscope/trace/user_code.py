@@ -42,6 +42,9 @@ _CONSOLE_SCRIPT: Final = re.compile(r"/bin/[^/.]+$")
 _TYPED_IN: Final = ("<string>", "<stdin>")
 """Files of ``python -c`` and of the interactive interpreter, but also of generated code."""
 
+_SPAWN: Final = re.compile(r"/multiprocessing/(spawn|forkserver)\.py$")
+"""What ``python -c`` runs to start a process of multiprocessing."""
+
 
 @lru_cache(maxsize=4096)
 def is_library_file(file: str) -> bool:
@@ -67,9 +70,11 @@ def find_user_file(files: Sequence[str]) -> int | None:
     Returns:
         An index; None if no file can be the user's.
     """
-    for is_wanted in (is_user_file, _TYPED_IN.__contains__):
-        if (found := _find_first(files, is_wanted)) is not None:
-            return found
+    if (found := _find_first(files, is_user_file)) is not None:
+        return found
+    for index, (file, called) in enumerate(zip(files, ["", *files], strict=False)):
+        if file in _TYPED_IN and not _SPAWN.search(called):
+            return index
     program = next((name for file in reversed(files) if (name := _find_package(file))), None)
     if program is not None:
         return _find_first(files, lambda file: _find_package(file) == program)

@@ -72,7 +72,7 @@ def test_a_collective_knows_its_bucket_parameters_times_and_bandwidth(trace):
     assert (details.rank, details.step, details.bucket, details.parameters) == (1, 1, 1, ("body.1.weight",))
     # All times count from when the first rank began the step, 50 µs before this one did.
     assert (details.ready_ns, details.launch_ns, details.start_ns) == (5000 * US, 5050 * US, 5050 * US)
-    assert (details.end_ns, details.duration_ns, details.start_is_bound) == (6500 * US, 1500 * US, True)
+    assert (details.end_ns, details.duration_ns, details.start_is_bound) == (6550 * US, 1500 * US, True)
     assert details.bytes == 16 * 1024**2
     assert details.arrival is not None
     assert (details.arrival.last_rank, details.arrival.wait_ns, details.arrival.transfer_ns) == (1, 0, 1500 * US)

@@ -21,6 +21,7 @@ from dashboards.recording import RecordingCache, Snapshot
 from dashboards.runs import RunIndex
 from overlapscope.breakdown.text import describe_summary
 from overlapscope.cli.main import main
+from overlapscope.diagnosis.evidence import Evidence
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.trace.recording import read_trace
 from overlapscope.trace.recording_modes import OFF, BegunMode
@@ -64,7 +65,9 @@ def test_the_table_of_ranks_has_a_row_for_each(snapshot):
 def test_every_page_says_what_went_wrong(tmp_path, route):
     snapshot = Snapshot(Job(steps=12).run())
     verdict = Verdict(kind="stuck", sentence="Rank 1 waits in data.py:3 (load).", step=7)
-    snapshot.diagnosis = Mock(verdict=verdict, is_incident=True)
+    snapshot.diagnosis = Mock(
+        verdict=verdict, is_incident=True, evidence=Evidence(expected_ranks=(), ranks={}, groups=())
+    )
     said, other = Document(), Document()
     ROUTES[route](said, snapshot, {})
     assert verdict.sentence in words(said)
@@ -80,7 +83,9 @@ def test_the_timeline_opens_where_the_job_failed(step, goes_on):
     verdict = Verdict(kind="stuck", sentence="Rank 1 waits.", step=step)
     whole = snapshot.lanes.timeline([0])
     begin, end = compute_step_view(whole, step)
-    snapshot.diagnosis = Mock(verdict=verdict, is_incident=True)
+    snapshot.diagnosis = Mock(
+        verdict=verdict, is_incident=True, evidence=Evidence(expected_ranks=(), ranks={}, groups=())
+    )
     document = Document()
     timeline.build(document, snapshot, {})
     shown = document.get_model_by_name("axis").x_range

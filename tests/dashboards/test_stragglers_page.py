@@ -72,7 +72,7 @@ def point(plot: HeatmapPlot, row: int, column: int, number: int = 1) -> dict[str
 def test_the_verdict_names_the_late_rank_and_what_it_costs(straggling):
     page = page_of(straggling)
     assert describe_verdict(found_in(straggling)) in page
-    assert "Means of 37 steps of 8 ranks. Findings compare 36 steps of 8 ranks on one clock, 4 steps left out." in page
+    assert "Means of 37 steps of 8 ranks. Findings compare 36 steps of 8 ranks on one clock, 4 steps left out" in page
 
 
 def test_headlines_say_what_would_be_gained(straggling):

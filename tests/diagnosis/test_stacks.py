@@ -37,6 +37,7 @@ def test_lines_of_libraries_are_passed_over() -> None:
     )
     assert str(find_user_line(text)) == "/home/me/train.py:12 (main)"
     assert find_wait_reason(text) == "data loader"
+    assert find_wait_reason(text.replace("in __next__", "in __del__")) is None, "its destructor waits for no data"
     assert find_wait_reason(text.replace("torch/utils/data", "mine")) == "thread"
     assert find_wait_reason("") is None
 

@@ -64,6 +64,7 @@ PACKAGES = "/venv/lib/python3.11/site-packages"
         ([f"{PACKAGES}/torch/_tensor.py", f"{PACKAGES}/job.py", "<frozen runpy>"], "/job.py"),
         ([f"{PACKAGES}/torchmetrics/metric.py", "<string>"], "<string>"),
         (["<string>", "/home/me/config.py"], "/home/me/config.py"),
+        ([f"{PACKAGES}/torch/spawn.py", "/usr/lib/python3.11/multiprocessing/spawn.py", "<string>"], None),
         (["/usr/lib/python3.11/queue.py", "/home/me/bin/train"], "/home/me/bin/train"),
         ([f"{PACKAGES}/torch/_tensor.py", "/usr/lib/python3.11/threading.py"], None),
         ([], None),

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from instrumented_ddp.watchdog import local_rank as activity_module
-from instrumented_ddp.watchdog.local_rank import Activity
+from instrumented_ddp.watchdog.local_rank import Activity, UserCodeWatch
 
 TICK_NS = 100_000_000
 
@@ -40,3 +40,21 @@ def test_who_gets_little_of_a_crowded_core_works_all_the_same(process, cpu, queu
         activity.sample([sys._getframe()])
     assert activity.cpu_share() == pytest.approx(cpu, abs=0.02)
     assert activity.is_working() is is_working
+
+
+IN_LOOP = 'Current thread 0x00007f (most recent call first):\n  File "/home/me/train.py", line 12 in main\n'
+IN_DESTRUCTOR = (
+    "Current thread 0x00007f (most recent call first):\n"
+    '  File "/usr/lib/python3.11/multiprocessing/process.py", line 149 in join\n'
+    '  File "/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 1704 in __del__\n'
+)
+
+
+def test_a_main_thread_that_is_torn_out_of_its_stall_has_left_the_users_code():
+    """Where it stood counts, and not the destructor that hangs then; in a stall of its own that is where it hangs."""
+    watch = UserCodeWatch()
+    assert not watch.has_left(IN_DESTRUCTOR, now_s=50, idle_s=2)
+    assert not watch.has_left(IN_LOOP, now_s=100, idle_s=2)
+    assert not watch.has_left(IN_LOOP, now_s=101, idle_s=3)
+    assert watch.has_left(IN_DESTRUCTOR, now_s=110, idle_s=12)
+    assert not watch.has_left(IN_DESTRUCTOR, now_s=120, idle_s=5), "it went on in between"
