@@ -9,12 +9,17 @@ from dashboards.plots.lane_layout import ShownLanes
 from dashboards.plots.wide_figure import Columns, make_empty_columns
 from overlapscope.breakdown.lanes import LANE_NAMES
 from overlapscope.diagnosis.diagnosis import Diagnosis
+from overlapscope.diagnosis.text import format_position
 
-LANE_END_COLUMNS: Final = ("x", "y", "text")
+LANE_END_COLUMNS: Final = ("x", "y", "text", "align", "offset")
+_EARLY: Final = 0.9
+"""Share of the recording before which the end of a lane leaves room behind it."""
 
 
 def describe_ends(diagnosis: Diagnosis | None, step_starts: Mapping[int, frozenset[int]]) -> dict[int, str]:
     """Return what each rank came to in an incident: the step that it never finished, and the exception it raised.
+
+    Of a rank that is blamed or suspected and raised none, where it was last.
 
     Args:
         diagnosis: the diagnosis of the job; nothing is described without an incident.
@@ -30,6 +35,8 @@ def describe_ends(diagnosis: Diagnosis | None, step_starts: Mapping[int, frozens
     for rank, evidence in diagnosis.evidence.ranks.items():
         if evidence.failure is not None and rank in step_starts:
             texts.setdefault(rank, []).append(f"rank {rank} raised {evidence.failure.type} here")
+        elif rank in diagnosis.verdict.named and rank in step_starts and evidence.position is not None:
+            texts.setdefault(rank, []).append(f"rank {rank}: {format_position(evidence.position)}")
     return {rank: "; ".join(parts) for rank, parts in texts.items()}
 
 
@@ -40,7 +47,11 @@ def build_lane_end_columns(shown: ShownLanes, ends: Mapping[int, str]) -> Column
         lane = shown.timeline.lanes[position * len(LANE_NAMES)]
         if lane.rank in ends:
             top, bottom = shown.layout.lane_px(position * len(LANE_NAMES))
-            columns["x"].append(float(lane.spans.ends_ns.max(initial=0)))
+            end_ns = float(lane.spans.ends_ns.max(initial=0))
+            is_early = end_ns < _EARLY * shown.timeline.length_ns
+            columns["x"].append(end_ns)
+            columns["align"].append("left" if is_early else "right")
+            columns["offset"].append(6 if is_early else -6)
             columns["y"].append((top + bottom) / 2)
             columns["text"].append(ends[lane.rank])
     return columns

@@ -126,7 +126,7 @@ def draw_lanes(
 
 
 def _draw_ends(plot: Any, source: ColumnDataSource) -> None:
-    text = plot.text(x="x", y="y", text="text", source=source, x_offset=-6, text_align="right", level="overlay")
+    text = plot.text(x="x", y="y", text="text", x_offset="offset", text_align="align", source=source, level="overlay")
     text.glyph.update(**SMALL_TEXT, text_font_style="bold", padding=3)
     paint(text.glyph, text_color="surface", background_fill_color="ink")
     mark = plot.scatter(x="x", y="y", source=source, marker="x", size=9, line_width=2.5, level="overlay")

@@ -426,7 +426,7 @@ def _missing_records(
             else f"the {kept} complete records before it are used"
         )
         return [Problem("error", f"{path}: cut short at offset {size}; {shown}")]
-    problems = []
+    problems: list[Problem] = []
     if not header.closed:
         message = f"{path}: not closed; its process was killed or is running"
         problems.append(NotClosed("note", message))

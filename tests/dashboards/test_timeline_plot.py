@@ -20,6 +20,7 @@ from dashboards.plots.tooltip import build_tooltip
 from dashboards.recording import RecordingCache, Snapshot
 from dashboards.theme import SHADES
 from overlapscope.breakdown.lanes import CATEGORIES, LANE_NAMES
+from overlapscope.diagnosis.evidence import RankPosition
 from overlapscope.text import format_ns
 from tests.synthetic import write_recording
 
@@ -376,9 +377,15 @@ def test_where_the_recording_of_a_rank_ends_it_is_written_why(snapshot, timeline
 )
 def test_an_end_tells_the_step_of_the_incident_and_the_exception(is_incident, begun, said):
     ranks = {3: SimpleNamespace(failure=SimpleNamespace(type="ValueError")), 9: SimpleNamespace(failure=None)}
-    diagnosis = SimpleNamespace(
-        is_incident=is_incident, verdict=SimpleNamespace(step=12), evidence=SimpleNamespace(ranks=ranks)
-    )
+    verdict = SimpleNamespace(step=12, named=())
+    diagnosis = SimpleNamespace(is_incident=is_incident, verdict=verdict, evidence=SimpleNamespace(ranks=ranks))
     ends = describe_ends(diagnosis, {3: frozenset(begun), 9: frozenset()})
     assert set(ends) == ({3} if said else set())
     assert all(part in ends[3] for part in said)
+
+
+def test_the_end_of_a_rank_that_is_suspected_and_raised_nothing_tells_where_it_was():
+    stuck = SimpleNamespace(failure=None, position=RankPosition(step=12, phase="forward"))
+    verdict, ranks = SimpleNamespace(step=12, named=(9,)), {3: stuck, 9: stuck}
+    diagnosis = SimpleNamespace(is_incident=True, verdict=verdict, evidence=SimpleNamespace(ranks=ranks))
+    assert describe_ends(diagnosis, {3: frozenset(), 9: frozenset()}) == {9: "rank 9: in forward of step 12"}
