@@ -39,8 +39,8 @@ def test_the_page_opens_with_the_advice_at_the_best_size(open_page, address):
     page = open_buckets(open_page, address)
     expect(page.locator(".verdict")).to_contain_text("it hardly matters here")
     expect(page.get_by_role("link", name="Buckets")).to_have_attribute("aria-current", "page")
-    wait_for_setting(page, "bucket_cap_mb=2.5")
-    expect(page.locator("#predicted-title")).to_have_text("Predicted: 2.5 MB")
+    wait_for_setting(page, "bucket_cap_mb=2")
+    expect(page.locator("#predicted-title")).to_have_text("Predicted: 2 MB")
 
 
 def test_the_slider_redraws_the_predicted_step_and_leaves_the_recorded_one(open_page, address):
@@ -69,7 +69,7 @@ def test_a_click_in_the_plot_and_arrows_choose_a_size(open_page, address):
     page.mouse.click(box["x"] + left + width - 5, box["y"] + 100)
     wait_for_setting(page, "bucket_cap_mb=25")
     page.locator("body").press("ArrowLeft")
-    wait_for_setting(page, "bucket_cap_mb=2.5")
+    wait_for_setting(page, "bucket_cap_mb=2")
     page.locator("#size").press("ArrowLeft")
     wait_for_setting(page, "bucket_cap_mb=1")
 
@@ -110,7 +110,7 @@ def test_the_setting_can_be_copied(open_page, address):
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Copy this setting").click()
     expect(page.locator("#copied")).to_have_text("copied")
-    assert page.evaluate("navigator.clipboard.readText()") == "bucket_cap_mb=2.5"
+    assert page.evaluate("navigator.clipboard.readText()") == "bucket_cap_mb=2"
 
 
 def test_pointing_at_the_curve_and_the_plan_reads_them(open_page, address):

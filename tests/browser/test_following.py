@@ -18,7 +18,7 @@ from PIL import Image
 from playwright.sync_api import Page, Route, expect
 
 from overlapscope.trace.clocks import get_boot_id
-from overlapscope.trace.schema import RANK_FILE
+from overlapscope.trace.schema import MACHINE_FILE, RANK_FILE
 from tests.browser.conftest import OpenPage, served
 from tests.browser.test_app import wait_for_step
 from tests.browser.test_news import grow
@@ -113,7 +113,8 @@ def open_banner_and_scroll(page: Page) -> None:
 
 
 def test_scroll_open_details_and_focus_stay(open_page: OpenPage, tmp_path: Path) -> None:
-    recording = write_live_recording(tmp_path / "traces", ranks=16, close=False)
+    recording = write_live_recording(tmp_path / "traces", ranks=64, close=False)
+    (recording / "rank_1" / MACHINE_FILE).write_text("[]\n")  # so that there is something to say
     with served(recording, tmp_path / "server.log") as url:
         page = open_page(f"{url}timeline?step=25")
         open_banner_and_scroll(page)
@@ -129,7 +130,8 @@ def test_scroll_open_details_and_focus_stay(open_page: OpenPage, tmp_path: Path)
 
 
 def test_what_is_closed_and_scrolled_before_the_page_is_drawn_again_stays(open_page: OpenPage, tmp_path: Path) -> None:
-    recording = write_live_recording(tmp_path / "traces", ranks=16, close=False)
+    recording = write_live_recording(tmp_path / "traces", ranks=64, close=False)
+    (recording / "rank_1" / MACHINE_FILE).write_text("[]\n")  # so that there is something to say
     with served(recording, tmp_path / "server.log") as url:
         page = open_page(f"{url}timeline?step=25")
         open_banner_and_scroll(page)
