@@ -247,6 +247,8 @@ def survivor(*errors: CaughtError, **more: Any) -> RankEvidence:
     return idle(rank(1, **(fields | more)), 5)
 
 
+BEFORE_SECOND = caught("forward", failure=replace(caught().failure, time_ns=150_000))
+"""Caught in step 2 before the second collective was launched."""
 OF_THREAD = caught("thread", thread="loader")
 OF_TASK = caught("future", thread="ThreadPoolExecutor-0_0")
 OF_CHILD = caught("process", step=None, process="reader")

@@ -10,6 +10,7 @@ from overlapscope.diagnosis.evidence import CaughtError, Failure, RankEvidence
 from overlapscope.diagnosis.judge import judge
 from tests.diagnosis.jobs import (
     AGAIN,
+    BEFORE_SECOND,
     CLOSED,
     GAVE_UP,
     HELD_UP,
@@ -156,13 +157,14 @@ def test_what_a_rank_has_caught_is_said_with_another_fault() -> None:
 @pytest.mark.parametrize(
     ("errors", "suspected"),
     [
-        ({1: caught("forward")}, (1,)),
-        ({1: caught("forward", step=1)}, (1,)),
-        ({1: caught("forward", step=4)}, ()),
-        ({0: caught("forward"), 1: caught("forward")}, ()),
-        ({1: caught("forward", step=1, last_step=2, count=2)}, ()),
+        ({1: BEFORE_SECOND}, (1,)),
+        ({1: replace(BEFORE_SECOND, step=1, last_step=1)}, (1,)),
+        ({1: replace(BEFORE_SECOND, step=4, last_step=4)}, ()),
+        ({1: caught("forward")}, ()),
+        ({0: BEFORE_SECOND, 1: BEFORE_SECOND}, ()),
+        ({1: replace(BEFORE_SECOND, step=1, count=2)}, ()),
     ],
-    ids=["just there", "in the step before", "later", "on both", "also in the step before"],
+    ids=["just there", "in the step before", "later", "in that collective", "on both", "also in the step before"],
 )
 def test_of_two_ranks_at_different_batches_the_one_that_has_caught_an_exception_just_there_is_suspected(
     errors: dict[int, CaughtError], suspected: tuple[int, ...]

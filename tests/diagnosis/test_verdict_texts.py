@@ -38,6 +38,7 @@ from tests.diagnosis.jobs import (
     AGAIN,
     ALIKE,
     BEFORE,
+    BEFORE_SECOND,
     CLOSED,
     DIFFERENCE,
     DRIFTED,
@@ -521,7 +522,7 @@ CASES: dict[str, list[Case]] = {
         Case(
             "after an exception",
             "rank 1, step 2, collective 2, likely",
-            with_rank(at_batches((5, 5), (5, 6)), rank(1, "ended", caught=(caught("forward"),))),
+            with_rank(at_batches((5, 5), (5, 6)), rank(1, "ended", caught=(BEFORE_SECOND,))),
         ),
     ],
     "gradients never ready": [

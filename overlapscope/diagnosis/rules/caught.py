@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from overlapscope.diagnosis.evidence import CaughtError, RankEvidence
+from overlapscope.diagnosis.evidence import CaughtError, Entry, RankEvidence
 from overlapscope.diagnosis.failures import is_consequence, is_memory_failure
 from overlapscope.diagnosis.process_state import find_wait_reason
 from overlapscope.diagnosis.rules.waiting import wait_fields
@@ -107,15 +107,18 @@ def find_last(facts: Facts, rank: int) -> CaughtError | None:
     return None if position is None else _find_since(facts, rank, position.step - 1)
 
 
-def find_at(facts: Facts, rank: int, step: int | None) -> CaughtError | None:
-    """Return an exception that a rank has caught in a step, or in the one before."""
-    return None if step is None else _find_since(facts, rank, step - 1, until=step)
+def find_before(facts: Facts, rank: int, entry: Entry, step: int | None) -> CaughtError | None:
+    """Return an exception that a rank has caught in a step, or in the one before, and before it launched an entry.
+
+    One that it caught after that may be of the collective itself, which does not fit what others have launched.
+    """
+    error = None if step is None else _find_since(facts, rank, step - 1, until=step)
+    return error if error is not None and error.failure.time_ns <= entry.announced_ns else None
 
 
-def describe_at(facts: Facts, rank: int, step: int | None) -> str:
-    """Return a sentence about that exception; empty without one."""
-    error = find_at(facts, rank, step)
-    return "" if error is None else text.caught_before(facts.ranks[rank], error)
+def describe(facts: Facts, rank: int, error: CaughtError) -> str:
+    """Return a sentence about what a rank has caught."""
+    return text.caught_before(facts.ranks[rank], error)
 
 
 def _find_pass(facts: Facts, rank: int, step: int | None) -> CaughtError | None:

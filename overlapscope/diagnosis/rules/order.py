@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Final, Literal
 
-from overlapscope.diagnosis.evidence import UNKNOWN_OP, CallSite, Entry, GroupOrder
+from overlapscope.diagnosis.evidence import UNKNOWN_OP, CallSite, CaughtError, Entry, GroupOrder
 from overlapscope.diagnosis.rules import caught, replicas
 from overlapscope.diagnosis.text import loop_step
 from overlapscope.diagnosis.texts import collectives as text
@@ -117,10 +117,11 @@ def _choose_blamed(
     step: int | None,
 ) -> tuple[tuple[int, ...], VerdictText]:
     """Return whom to blame, and the texts: of equal sides the one after an exception, and no minority in its turn."""
-    after = () if minority else _find_side_after_exception(facts, sides, step)
+    errors = {} if minority else _find_errors_of_a_side(facts, found, sides, step)
+    after = tuple(errors)
     if after:
         words["alternative"] = text.exception_is_unrelated(after)
-        words["sentence"] += " " + caught.describe_at(facts, after[0], step)
+        words["sentence"] += " " + caught.describe(facts, after[0], errors[after[0]])
     notes = tuple(_divergence_notes(facts, found, sides, has_majority=bool(minority or after)))
     usual = _find_broken_turn(found.group, found.side) if minority else 0
     if usual and not _find_broken_turn(found.group, found.other):
@@ -171,11 +172,14 @@ def _find_broken_turn(group: GroupOrder, side: Side) -> int:
     return latest + 1 if set(before) == {latest + 1} else 0
 
 
-def _find_side_after_exception(facts: Facts, sides: list[list[int]], step: int | None) -> tuple[int, ...]:
-    """Return the side whose ranks have all caught an exception just there, if no other rank has."""
-    found = [[rank for rank in side if caught.find_at(facts, rank, step) is not None] for side in sides]
-    after = [ranks for ranks in found if ranks]
-    return tuple(after[0]) if len(after) == 1 and after[0] in sides else ()
+def _find_errors_of_a_side(
+    facts: Facts, found: Divergence, sides: list[list[int]], step: int | None
+) -> dict[int, CaughtError]:
+    """Return what the ranks of one side have caught just before the difference, if all of them have and no others."""
+    launched = found.group.entries_at(found.number)
+    ranks = [rank for side in sides for rank in side]
+    errors = {rank: error for rank in ranks if (error := caught.find_before(facts, rank, launched[rank], step))}
+    return errors if sorted(errors) in [sorted(side) for side in sides] else {}
 
 
 def _find_side_without_reductions(
