@@ -166,5 +166,5 @@ def test_a_narrow_window_has_no_more_columns_than_pixels(open_page, tmp_path):
     with served(tmp_path / "traces", tmp_path / "server.log") as url:
         page = open_stragglers(open_page, f"{url}stragglers")
         assert len(shades(page)) == 2 * 296
-        page.set_viewport_size({"width": 400, "height": 700})
+        page.set_viewport_size({"width": 390, "height": 700})
         page.wait_for_function(f"{MAP}.renderers[0].data_source.data.image[0].shape[1] === 148")
