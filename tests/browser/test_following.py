@@ -129,6 +129,7 @@ def test_scroll_open_details_and_focus_stay(open_page: OpenPage, tmp_path: Path)
         expect(page.locator("#news").get_by_label("Follow")).to_be_focused()
 
 
+@pytest.mark.nightly
 def test_what_is_closed_and_scrolled_before_the_page_is_drawn_again_stays(open_page: OpenPage, tmp_path: Path) -> None:
     recording = write_live_recording(tmp_path / "traces", ranks=64, close=False)
     (recording / "rank_1" / MACHINE_FILE).write_text("[]\n")  # so that there is something to say
