@@ -55,10 +55,11 @@ class RankTimeline:
         end_ns = np.maximum(start_ns, end_ns)
         shares_ns = np.zeros((len(start_ns), self.claimants + 1), dtype=np.int64)
         if len(self.owner) and len(start_ns):
-            before_ns = np.zeros((len(self.owner) + 1, self.claimants + 1), dtype=np.int64)
-            before_ns[np.arange(1, len(self.owner) + 1), self.owner] = np.diff(self.edges_ns)
+            near = self._between(int(start_ns.min()), int(end_ns.max()))
+            before_ns = np.zeros((len(near.owner) + 1, self.claimants + 1), dtype=np.int64)
+            before_ns[np.arange(1, len(near.owner) + 1), near.owner] = np.diff(near.edges_ns)
             np.cumsum(before_ns, axis=0, out=before_ns)
-            shares_ns += self._until(end_ns, before_ns) - self._until(start_ns, before_ns)
+            shares_ns += near._until(end_ns, before_ns) - near._until(start_ns, before_ns)
         shares_ns[:, -1] = end_ns - start_ns - shares_ns[:, :-1].sum(axis=1)
         return shares_ns
 
@@ -66,6 +67,12 @@ class RankTimeline:
         """Return the starts and ends (2, n) of the segments that a claimant owns, by time."""
         own = np.flatnonzero(self.owner == claimant)
         return np.stack([self.edges_ns[own], self.edges_ns[own + 1]])
+
+    def _between(self, from_ns: int, to_ns: int) -> RankTimeline:
+        """Return at least one segment, and all that are at least partly between two moments."""
+        first = min(max(0, int(np.searchsorted(self.edges_ns, from_ns, side="right")) - 1), len(self.owner) - 1)
+        after = max(first + 1, min(int(np.searchsorted(self.edges_ns, to_ns, side="left")), len(self.owner)))
+        return replace(self, edges_ns=self.edges_ns[first : after + 1], owner=self.owner[first:after])
 
     def _until(self, time_ns: Int64Array, before_ns: Int64Array) -> Int64Array:
         """Return the time (Q, K + 1) owned by each claimant from the first edge to moments, which may lie outside."""
@@ -188,7 +195,7 @@ def compute_breakdown(trace: Trace) -> Breakdown:
     straggler_ns = np.zeros((len(waits.rank), len(BLOCKS)), dtype=np.int64)
     exposed = BLOCKS.index("exposed")
     sent_of, waits_of_rank, awaited_of = (
-        _communication_spans(trace),
+        get_communication_spans(trace.collectives),
         RowsByRank(waits.rank),
         RowsByRank(waits.straggler),
     )
@@ -319,9 +326,8 @@ def _phase_hulls(phases_ns: Int64Array, steps_ns: Int64Array) -> Int64Array:
     return np.stack([np.maximum(first_ns, steps_ns[0]), np.minimum(last_ns, steps_ns[1])])
 
 
-def _communication_spans(trace: Trace) -> SpansByRank:
-    """Return the spans in which gradients are communicated."""
-    table = trace.collectives
+def get_communication_spans(table: pd.DataFrame) -> SpansByRank:
+    """Return the spans in which gradients are communicated, of a table of collectives."""
     reduced = np.flatnonzero((table["bucket"] >= 0) & table["end_ns"].notna())
     rank, launch_ns = (table[name].to_numpy(np.int64)[reduced] for name in ("rank", "launch_ns"))
     start_ns, end_ns = (table[name].to_numpy(np.int64, na_value=LONG_AGO)[reduced] for name in ("start_ns", "end_ns"))
