@@ -1,8 +1,6 @@
-// Ruler: two clicks or a drag while it is being placed. The server computes what lies between.
+// Ruler between two points on the lanes of a rank. The server computes what lies between.
 window.overlapscope.ruler = ({area, timeAt, rankAt, plot}) => {
-  const DRAG_PX = 5
   const note = document.getElementById("ruler-note")
-  let isPlacing = false
   let first = null
   let asked = 0
   let waiting = false
@@ -15,8 +13,9 @@ window.overlapscope.ruler = ({area, timeAt, rankAt, plot}) => {
     next = null
   }
 
-  function measureTo(event) {
-    next = timeAt(event)
+  function measureTo(from, {time}) {
+    first = from
+    next = time
     if (!waiting) ask()
   }
 
@@ -28,21 +27,23 @@ window.overlapscope.ruler = ({area, timeAt, rankAt, plot}) => {
     if (next !== null) ask()
   }
 
-  function setPlacing(is) {
-    isPlacing = is
-    area.classList.toggle("measuring", is)
-  }
+  const points = window.overlapscope.twoPoints({
+    element: area,
+    pointAt: (event) => ({time: timeAt(event), rank: rankAt(event)}),
+    moved: measureTo,
+    placed: measureTo,
+  })
 
   function begin() {
     remove()
-    setPlacing(true)
+    points.begin()
     note.textContent = "Click two points or drag."
   }
 
   // Removes the ruler; returns whether there was one.
   function remove() {
-    const wasThere = isPlacing || first !== null
-    setPlacing(false)
+    const wasThere = points.isPlacing() || first !== null
+    points.stop()
     first = next = null
     waiting = false
     asked += 1
@@ -51,27 +52,7 @@ window.overlapscope.ruler = ({area, timeAt, rankAt, plot}) => {
     return wasThere
   }
 
-  const whilePlacing = (act) => (event) => {
-    if (!isPlacing || event.button > 0) return
-    event.stopPropagation() // it neither pans nor selects
-    act(event)
-  }
-
-  area.addEventListener("pointerdown", whilePlacing((event) => {
-    if (first) return
-    first = {time: timeAt(event), rank: rankAt(event), x: event.clientX, isNew: true}
-    measureTo(event)
-  }), {capture: true})
-  area.addEventListener("pointermove", (event) => {
-    if (isPlacing && first) measureTo(event)
-  }, {capture: true})
-  area.addEventListener("pointerup", whilePlacing((event) => {
-    if (!first) return
-    measureTo(event)
-    if (!first.isNew || Math.abs(event.clientX - first.x) > DRAG_PX) setPlacing(false)
-    first.isNew = false
-  }), {capture: true})
   plot.ruler.properties.data.change.connect(() => plot.ruler.data.id.length && answered())
 
-  return {begin, remove, isPlacing: () => isPlacing}
+  return {begin, remove, isPlacing: points.isPlacing}
 }

@@ -6,9 +6,10 @@ window.overlapscope.selectionPanel = ({clear, zoomTo}) => {
 
   function text() {
     const title = panel.querySelector("h2").textContent
+    const columns = (cell) => cell.textContent.trim().replace(/\s+/g, " ") + "\t".repeat(cell.colSpan - 1)
     const facts = Array.from(panel.querySelectorAll("dt"), (dt) => `${dt.textContent}\t${dt.nextElementSibling.textContent}`)
     const rows = Array.from(panel.querySelectorAll("tr"), (row) =>
-      Array.from(row.cells, (cell) => cell.textContent.trim()).join("\t"),
+      Array.from(row.cells, columns).join("\t"),
     )
     return [title, ...facts, "", ...rows].join("\n")
   }

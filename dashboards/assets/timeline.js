@@ -125,8 +125,9 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     f: zoomToSelection,
     "/": () => element("search")?.focus(),
     "?": () => element("keys")?.showModal(),
-    r: () => ruler.begin(),
-    Escape: () => ruler.remove() || clearSelection(),
+    r: () => beginToPlace(ruler),
+    t: () => plot.panel && beginToPlace(areaOfLanes),
+    Escape: () => areaOfLanes.stop() || ruler.remove() || clearSelection(),
     "[": () => pickStep(Number(element("step").value), -1),
     "]": () => pickStep(Number(element("step").value), 1),
     i: () => element("ideal").click(),
@@ -149,11 +150,16 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   }, {capture: true, passive: false})
 
   // --- address --------------------------------------------------------------------------------------------------
-  // Written when the view has come to rest. Going back undoes a jump, a zoom or a selection, but not a pan.
-  const spanInAddress = () => new URLSearchParams(location.search).get("span")
-  let remembering
+  // Written when the view has come to rest. Going back undoes a jump, a zoom, a selection or an area, but not a pan.
+  const NOTHING = {span: null, area: null, area_ranks: null}
+  function chosenInAddress() {
+    const query = new URLSearchParams(location.search)
+    return Object.fromEntries(Object.keys(NOTHING).map((name) => [name, query.get(name)]))
+  }
+  const isInAddress = () => JSON.stringify(chosen) === JSON.stringify(chosenInAddress())
+  let remembering = null
   let lastStep = null
-  let selectedName = spanInAddress()
+  let chosen = chosenInAddress()
   let isJump = false
   let remembered = range.end - range.start
   const shownRange = () => ({from: Math.round(range.start), to: Math.round(range.end)})
@@ -166,25 +172,31 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   function rememberSoon(step = lastStep) {
     lastStep = step
     clearTimeout(remembering)
-    remembering = setTimeout(() => {
-      const length = range.end - range.start
-      const isZoomed = Math.abs(Math.log(length / remembered)) > 0.2
-      const isOther = isJump || isZoomed || selectedName !== spanInAddress()
-      const isNew = isOther && new URLSearchParams(location.search).has("from")
-      window.overlapscope.setAddress({step, ...shownRange(), span: selectedName}, {isNew})
-      isJump = false
-      remembered = length
-    }, 250)
+    remembering = setTimeout(remember, 250)
+  }
+
+  function remember() {
+    clearTimeout(remembering)
+    remembering = null
+    const length = range.end - range.start
+    const isZoomed = Math.abs(Math.log(length / remembered)) > 0.2
+    const isOther = isJump || isZoomed || !isInAddress()
+    const isNew = isOther && new URLSearchParams(location.search).has("from")
+    window.overlapscope.setAddress({step: lastStep, ...shownRange(), ...chosen}, {isNew})
+    isJump = false
+    remembered = length
   }
 
   window.addEventListener("popstate", () => {
     const query = new URLSearchParams(location.search)
     const [from, to] = [Number(query.get("from")), Number(query.get("to"))]
+    clearTimeout(remembering) // of what is undone
+    remembering = null
     isJump = false
     remembered = to - from
     if (chosenRanks() !== shownRanks) askRanks()
     if (to > from) show(from, to)
-    restoreSelection()
+    restoreChosen()
   })
 
   function chosenRanks() {
@@ -205,6 +217,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     plot.asked_ranks.data = {id: [askedRanks], query: [location.search.slice(1)], step: [lastStep ?? 0]}
   }
 
+  // A view that waits to be written has an entry of its own, before that of the ranks: going back undoes one at a time.
   function changeRanks(entries) {
     window.overlapscope.setAddress({...entries, ...shownRange()}, {isNew: true})
     askRanks()
@@ -256,13 +269,45 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   }
 
   // --- ruler ----------------------------------------------------------------------------------------------------
+  const timeAt = ({clientX}) =>
+    range.start + ((clientX - area.getBoundingClientRect().left) / root.inner_width) * (range.end - range.start)
   const ruler = window.overlapscope.ruler({
     area,
     plot,
-    timeAt: ({clientX}) =>
-      range.start + ((clientX - area.getBoundingClientRect().left) / root.inner_width) * (range.end - range.start),
+    timeAt,
     rankAt: (event) => positionAt(yAt(event)),
   })
+
+  // --- area -----------------------------------------------------------------------------------------------------
+  const areaOfLanes = window.overlapscope.areaOfLanes({
+    lanes: area,
+    axis: element("time-axis"),
+    range,
+    timeAt,
+    positionAt: (event) => positionAt(yAt(event)),
+    rowsAt: (first, last) => [plot.rows.data.top_px[first], plot.rows.data.top_px[last + 1]].map((y) => (y - seenRows()[0]) * stretch()),
+    plot,
+    placing: () => ruler.isPlacing() || !plot.panel,
+  })
+  const isPlacing = () => ruler.isPlacing() || areaOfLanes.isPlacing()
+
+  function beginToPlace(one) {
+    areaOfLanes.stop()
+    ruler.remove()
+    one.begin()
+  }
+
+  function showArea() {
+    const {from_ns, to_ns, ranks, note} = plot.area.data
+    if (element("search-note")) element("search-note").textContent = note[0]
+    if (to_ns[0] <= from_ns[0]) return clearSelection()
+    if (chosen.span !== null) choose({})
+    chosen = {...NOTHING, area: `${from_ns[0]}-${to_ns[0]}`, area_ranks: ranks[0] || null}
+    selection = {from: from_ns[0], to: to_ns[0], name: null}
+    rememberSoon()
+    tip.leave()
+    showPanel()
+  }
 
   // --- tooltips -------------------------------------------------------------------------------------------------
   let isDragging = false
@@ -299,7 +344,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   const tip = window.overlapscope.askingTip({
     area, figure: root, request: plot.pointed, response: plot.tooltip,
-    at: (event) => (isDragging || ruler.isPlacing() ? undefined : spanAt(event)),
+    at: (event) => (isDragging || isPlacing() ? undefined : spanAt(event)),
     clear: ({sy}) => ranksAround(sy),
   })
 
@@ -332,16 +377,20 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     panel.hide()
     element("selection") && cover(0)
     choose({})
-    if (selectedName === null) return
-    selectedName = null
-    rememberSoon()
+    if (chosen.area !== null) areaOfLanes.remove()
+    const hadNone = JSON.stringify(chosen) === JSON.stringify(NOTHING)
+    chosen = {...NOTHING}
+    if (!hadNone) rememberSoon()
   }
 
-  function restoreSelection() {
-    const name = spanInAddress()
-    if (name === selectedName) return
-    selectedName = name
-    if (name) choose({name})
+  function restoreChosen() {
+    if (isInAddress()) return
+    const had = chosen
+    chosen = chosenInAddress()
+    if (had.area && !chosen.area) areaOfLanes.remove()
+    if (had.span && !chosen.span) choose({})
+    if (chosen.span) choose({name: chosen.span})
+    else if (chosen.area) areaOfLanes.ask(...chosen.area.split("-").map(Number), chosen.area_ranks ?? "")
     else clearSelection()
   }
 
@@ -357,7 +406,8 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     if (element("search-note")) element("search-note").textContent = note[0]
     if (!name[0] || !plot.panel) return
     const isOther = selection === null || selection.name !== name[0]
-    selectedName = name[0]
+    if (chosen.area !== null) areaOfLanes.remove()
+    chosen = {...NOTHING, span: name[0]}
     rememberSoon()
     selection = {from: from_ns[0], to: to_ns[0], name: name[0]}
     tip.leave()
@@ -400,6 +450,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   on(plot.selection, "data", selected)
   if (plot.panel) {
     on(plot.panel, "data", showPanel)
+    on(plot.area, "data", showArea)
     on(plot.breakdown, "data", () => (element("head").innerHTML = plot.breakdown.data.markup[0]))
   }
   on(plot.picked, "data", () => show(plot.picked.data.from_ns[0], plot.picked.data.to_ns[0]))
@@ -409,12 +460,15 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   root.on_event("tap", select)
   area.addEventListener("mouseleave", () => Object.assign(pointer, {x: null, y: null}))
   on(range, "start", tip.leave)
-  for (const end of ["start", "end"]) on(range, end, markStrip)
+  for (const end of ["start", "end"]) {
+    on(range, end, markStrip)
+    on(range, end, () => lastStep !== null && rememberSoon())
+  }
   markStrip()
   let heldY = null
   area.addEventListener("pointerdown", ({clientY}) => {
     isDragging = true
-    heldY = ruler.isPlacing() ? null : clientY
+    heldY = isPlacing() ? null : clientY
   }, {capture: true})
   window.addEventListener("pointermove", ({clientY}) => {
     if (heldY === null) return
@@ -440,6 +494,14 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     event.target.blur()
   })
 
+  element("area")?.addEventListener("click", (event) => {
+    event.target.blur()
+    beginToPlace(areaOfLanes)
+  })
+  element("selection-content")?.addEventListener("click", ({target}) => {
+    const button = target.closest(".area thead button")
+    if (button) window.overlapscope.sortArea(button.closest("table"), button)
+  })
   element("help")?.addEventListener("click", () => element("keys").showModal())
   element("search")?.addEventListener("change", (event) => search(event.target))
   element("order")?.addEventListener("change", ({target}) => {
@@ -470,5 +532,6 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   showRows()
   if (plot.panel?.data.markup.length) showPanel()
   if (plot.selection.data.name.length) selected()
+  if (plot.area.data.id.length) showArea()
   view.schedule()
 }

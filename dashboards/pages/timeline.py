@@ -9,6 +9,7 @@ from urllib.parse import parse_qs
 import pandas as pd
 from bokeh.document import Document
 
+from dashboards.pages.area import render_area
 from dashboards.pages.breakdown import build_breakdown_context
 from dashboards.pages.rank_choice import RankChoice, choose_ranks, suggest_ranks
 from dashboards.pages.shell import (
@@ -25,6 +26,7 @@ from dashboards.plots.lane_layout import RANK_UNITS, LaneLayout, lane_units, lay
 from dashboards.plots.related_spans import MOMENTS, find_counterparts
 from dashboards.plots.span_details import find_step_start_ns, get_span_details
 from dashboards.plots.timeline import MIN_VIEW_NS, TimelinePlot, compute_step_view, find_step
+from dashboards.plots.timeline_area import parse_area
 from dashboards.plots.timeline_columns import View
 from dashboards.plots.timeline_selection import MARKERS
 from dashboards.plots.tooltip import build_tooltip
@@ -177,7 +179,9 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
     connect_ranks(plot, snapshot, is_plain=is_plain)
     if not is_plain:
         connect_markup(plot, snapshot)
-        if "span" in arguments:
+        if (edges_ns := parse_area(get_argument(arguments, "area"))) is not None:
+            plot.area.select(*edges_ns, get_argument(arguments, "area_ranks"))
+        elif "span" in arguments:
             plot.selection.select_named(get_argument(arguments, "span"))
     document.js_on_event("document_ready", plot.start_script)
     render(
@@ -257,9 +261,9 @@ def _render_gutter(
 
 
 def connect_markup(plot: TimelinePlot, snapshot: Snapshot) -> None:
-    """Send the breakdown of the step in the middle of the view, and the details of the selected span.
+    """Send the breakdown of the step in the middle of the view, and what is known of the selected span or area.
 
-    Both reach the browser before the response of the plot that causes them.
+    They reach the browser before the response of the plot that causes them.
     """
     breakdown = plot.rpc.response("breakdown", ("step", "markup"))
     panel = plot.rpc.response("panel", ("markup",))
@@ -275,7 +279,12 @@ def connect_markup(plot: TimelinePlot, snapshot: Snapshot) -> None:
             timeline = plot.shown.timeline
             panel.data = {"markup": [render_selected_span(snapshot.trace, snapshot.rounds, timeline, lane, row, flow)]}
 
+    def show_area(_attribute: str, _old: object, _found: RequestColumns) -> None:
+        if plot.area.area is not None:
+            panel.data = {"markup": [render_area(plot.shown.timeline, plot.area.area, plot.area.tabulate())]}
+
     plot.response.on_change("data", show_breakdown)
+    plot.area.response.on_change("data", show_area)
     plot.selection.response.on_change("data", show_panel)
 
 

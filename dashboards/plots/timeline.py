@@ -32,6 +32,7 @@ from dashboards.plots.ideal import IdealCycles, compute_ideal
 from dashboards.plots.lane_ends import LANE_END_COLUMNS, build_lane_end_columns
 from dashboards.plots.lane_layout import WINDOW_PX, LaneLayout, ShownLanes, show_lanes
 from dashboards.plots.span_details import get_span_details
+from dashboards.plots.timeline_area import TimelineArea
 from dashboards.plots.timeline_columns import (
     IDEAL_END_COLUMNS,
     LABEL_COLUMNS,
@@ -273,6 +274,7 @@ class TimelinePlot:
         self.rpc = BrowserRpc()
         self.selection = TimelineSelection(self.rpc, self._trace, self.shown, self._show_step)
         self.ruler = TimelineRuler(self.rpc, snapshot.breakdown, self.shown)
+        self.area = TimelineArea(self.rpc, self._trace, snapshot.breakdown, self.shown)
         self.spans = ColumnDataSource(data=make_empty_columns(*SPAN_COLUMNS))
         self.hatches = BucketHatches()
         self.segments = ColumnDataSource(name="segments", data=make_empty_columns(*ROUND_COLUMNS))
@@ -322,6 +324,7 @@ class TimelinePlot:
         )
         _draw_ends(self.root, self.ends)
         self.selection.draw(self.root)
+        self.area.draw(self.root)
         self.ruler.draw(self.root)
         self.rpc.attach(self.root)
         self.axis = draw_axis(self.time_range, self.step_labels, self.ideal_ends)
@@ -339,6 +342,7 @@ class TimelinePlot:
         self.shown.drawn = layout.find_positions(0, 2 * WINDOW_PX)
         self._send_rows()
         self.selection.renew()
+        self.area.renew()
 
     def _send_rows(self) -> None:
         layout = self.shown.layout

@@ -73,18 +73,64 @@ def test_all_of_a_chosen_bucket_is_outlined_on_every_rank(open_page, address):
     assert page.evaluate(f"Array.from({OUTLINES}.line_width).filter((width) => width > 2).length") == 1
 
 
-@pytest.mark.parametrize("how", ["Escape", "button", "elsewhere"])
-def test_a_selection_is_cleared(open_page, address, how):
+def test_a_selection_is_cleared_by_escape_a_button_or_a_click_elsewhere(open_page, address):
     page = open_timeline(open_page, f"{address}timeline?step=7")
+    elsewhere = place_of(page, BUCKET_1_OF_STEP_7 + 3.5 * MS, communication_middle_px(page))
+    for clear in (
+        lambda: page.keyboard.press("Escape"),
+        lambda: page.get_by_role("button", name="Close").click(),
+        lambda: page.mouse.click(*elsewhere),
+    ):
+        choose_bucket_1_of_step_7(page)
+        page.wait_for_function(f"{OUTLINES}.left.length > 0")
+        clear()
+        expect(page.locator("#selection")).to_be_hidden()
+        page.wait_for_function(f"{OUTLINES}.left.length === 0")
+
+
+FRAMES = "Bokeh.documents[0].get_model_by_name('frames').data.left.length"
+
+
+def test_shift_and_drag_tabulate_an_area_rank_by_rank_and_back_and_escape_undo_it(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline?step=7")
+    page.wait_for_function("location.search.includes('from=')")
+    before, panel = shown_range(page), page.locator("#selection")
     choose_bucket_1_of_step_7(page)
-    if how == "Escape":
-        page.keyboard.press("Escape")
-    elif how == "button":
-        page.get_by_role("button", name="Close").click()
-    else:
-        page.mouse.click(*place_of(page, BUCKET_1_OF_STEP_7 + 3.5 * MS, communication_middle_px(page)))
-    expect(page.locator("#selection")).to_be_hidden()
-    page.wait_for_function(f"{OUTLINES}.left.length === 0")
+    page.wait_for_url("**span=0-communication-7-1**")
+    y = communication_middle_px(page)
+    first, last = (place_of(page, 7 * 10 * MS + ms * MS, y + down) for ms, down in ((2, 0), (8, 150)))
+    page.keyboard.down("Shift")
+    page.mouse.move(*first)
+    page.mouse.down()
+    page.mouse.move(*last, steps=4)
+    expect(page.locator(".frame")).to_be_visible()
+    page.mouse.up()
+    page.keyboard.up("Shift")
+    expect(panel.get_by_role("heading")).to_have_text(re.compile(r"(6\.00|5\.99|6\.01) ms on ranks 0, 1"))
+    expect(page.locator(".frame")).to_be_hidden()
+    page.wait_for_function(f"{FRAMES} === 1 && {OUTLINES}.left.length === 0")
+    assert shown_range(page) == before, "it neither pans nor zooms"
+    page.wait_for_function("/area=\\d+-\\d+$/.test(location.search)")
+    ranks = panel.locator("tbody.ranks th")
+    expect(ranks).to_have_text(["0", "1"])
+    panel.get_by_role("button", name="rank").click()
+    expect(ranks).to_have_text(["1", "0"])
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    rows = [line.split("\t") for line in page.evaluate("navigator.clipboard.readText()").split("\n")]
+    assert [row[0] for row in rows[-2:]] == ["1", "0"]
+    assert len({len(row) for row in rows[-4:]}) == 1, "columns stay below their headings"
+
+    page.go_back()
+    expect(panel.get_by_role("heading")).to_have_text("All-reduce · bucket 1 of step 7 on rank 0")
+    page.wait_for_function(f"{FRAMES} === 0 && {OUTLINES}.left.length > 0")
+    page.go_forward()
+    expect(panel.get_by_role("heading")).to_contain_text("on ranks 0, 1")
+    page.wait_for_function(f"{FRAMES} === 1 && {OUTLINES}.left.length === 0")
+    page.keyboard.press("Escape")
+    expect(panel).to_be_hidden()
+    page.wait_for_function(f"{FRAMES} === 0 && !location.search.includes('area=')")
 
 
 def test_two_quick_clicks_at_two_places_are_two_clicks(open_page, address):
