@@ -219,6 +219,8 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   // A view that waits to be written has an entry of its own, before that of the ranks: going back undoes one at a time.
   function changeRanks(entries) {
+    if (remembering !== null) remember()
+    isJump = false
     window.overlapscope.setAddress({...entries, ...shownRange()}, {isNew: true})
     askRanks()
   }

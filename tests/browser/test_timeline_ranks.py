@@ -127,9 +127,11 @@ def test_ranks_are_sorted_by_lateness_pinned_and_folded_by_host_and_back_undoes_
         expect(page.get_by_role("button", name="Keep rank 11 on top")).to_have_attribute("aria-pressed", "true")
         page.get_by_label("Order of ranks").select_option("host")
         wait_for_ranks(11, 9, 0, 4)
+        page.keyboard.press("]")  # there is no later step: that must not become an entry of its own after the next one
         page.get_by_role("button", name="node1").click()
         wait_for_ranks(11, 9, 0, 4, 5, 6, 7)
         expect(page.get_by_role("button", name="node1")).to_have_attribute("aria-expanded", "true")
+        page.wait_for_timeout(400)  # until the address has been written
         page.go_back()
         expect(page.locator(".rank")).to_have_count(4)
         wait_for_step(page, 7)
