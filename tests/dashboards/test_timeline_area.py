@@ -18,7 +18,7 @@ MS = 1_000_000
 
 @pytest.fixture
 def many(tmp_path):
-    folder = write_straggling_recording(tmp_path / "t", late_us=lambda rank, step: 300 * (rank == 2), ranks=5, steps=4)
+    folder = write_straggling_recording(tmp_path / "t", late_us=lambda rank, _: 300 * (rank == 2), ranks=5, steps=4)
     return RecordingCache(folder).latest()
 
 
