@@ -136,3 +136,16 @@ def test_a_majority_that_launches_what_comes_every_few_steps_a_step_too_soon_pro
     order = group({0: shown, 1: shown, 2: further}, first_divergence=9, divergence="signature")
     verdict = judge(job(*(rank(n, "gone") for n in range(3)), groups=[replace(order, steps_before=steps_before)]))
     assert (verdict.kind, verdict.blamed) == ("different collectives", blamed)
+
+
+@pytest.mark.parametrize(("latest", "blamed"), [(70, ()), (66, (2,))], ids=["an update too few", "between updates"])
+def test_a_majority_with_more_batches_since_its_latest_update_than_usual_proves_nothing(
+    latest: int, blamed: tuple[int, ...]
+) -> None:
+    """Gradients of four batches are accumulated, and a loss is shown now and then."""
+    updates = [replace(entry(number, bucket(0), step=step), batch=4 * step - 1) for number, step in ((7, 15), (8, 16))]
+    shown = [*updates, replace(entry(9, all_reduce("loss"), step=17), batch=latest)]
+    reduced = [*updates, replace(entry(9, bucket(0), step=17), batch=67)]
+    order = group({0: shown, 1: shown, 2: reduced}, first_divergence=9, divergence="signature")
+    verdict = judge(job(*(rank(n, "gone") for n in range(3)), groups=[order]))
+    assert (verdict.kind, verdict.blamed) == ("different collectives", blamed)

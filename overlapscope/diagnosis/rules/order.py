@@ -116,16 +116,13 @@ def _choose_blamed(
     words: VerdictText,
     step: int | None,
 ) -> tuple[tuple[int, ...], VerdictText]:
-    """Return whom to blame, and the texts: of equal sides the one after an exception, and no minority in its turn."""
+    """Return whom to blame, and the texts: the minority, or of equal sides the one after an exception."""
     errors = {} if minority else _find_errors_of_a_side(facts, found, sides, step)
     after = tuple(errors)
     if after:
         words["alternative"] = text.exception_is_unrelated(after)
         words["sentence"] += " " + caught.describe(facts, after[0], errors[after[0]])
     notes = tuple(_divergence_notes(facts, found, sides, has_majority=bool(minority or after)))
-    usual = _find_broken_turn(found.group, found.side) if minority else 0
-    if usual and not _find_broken_turn(found.group, found.other):
-        minority, notes = (), (*notes, text.most_are_out_of_turn(found.side, usual))
     return minority or after, {**words, "evidence": notes}
 
 
@@ -162,11 +159,7 @@ def _divergence_notes(facts: Facts, found: Divergence, sides: list[list[int]], *
 
 
 def _find_broken_turn(group: GroupOrder, side: Side) -> int:
-    """Return every how many steps a side has launched this, if it comes a step too soon now; else 0.
-
-    Where that is true of most ranks and not of the others, an update that most have left out may be the cause, though
-    nothing shows it.
-    """
+    """Return every how many steps a side has launched this, if it comes a step too soon now; else 0."""
     steps = (*group.steps_before.get(side.ranks[0], ()), side.entry.step)
     *before, latest = (b - a for a, b in pairwise(steps)) if len(steps) > _ENOUGH_TURNS else (0,)
     return latest + 1 if set(before) == {latest + 1} else 0
@@ -336,15 +329,29 @@ def _side_that_departs(found: Divergence) -> Side | None:
 
 def _advances_as_before(group: GroupOrder, rank: int) -> bool:
     """Return True if a rank has got as far in its data since the step before as it had from the one before that."""
+    since, usual = _count_batches(group, rank)
+    return since == usual
+
+
+def _count_batches(group: GroupOrder, rank: int) -> tuple[int, int]:
+    """Return how many batches a rank has had since the step before the first difference, and how many are usual.
+
+    They are equal where that is unknown.
+    """
     number = group.first_divergence or 0
-    of_step = {entry.step: entry.batch or 0 for entry in _entries_with_batch(group.windows[rank]).values()}
-    until = [batch for step, batch in sorted(of_step.items()) if step <= group.entries_at(number)[rank].step]
-    if len(until) < 2:
-        return True
-    steps = [step for step in sorted(of_step) if step <= group.entries_at(number)[rank].step]
-    is_early = steps[-2] < _ENOUGH_BATCHES  # otherwise it has made about as many updates as it has had batches
-    usual = until[-2] - until[-3] if len(until) > 2 else None if is_early else round(until[-2] / steps[-2])
-    return usual is None or until[-1] - until[-2] == usual
+    of_step = {
+        entry.step: entry.batch or 0
+        for entry in _entries_with_batch(group.windows[rank]).values()
+        if entry.number <= number
+    }
+    *before, latest = of_step.values() if of_step else (0,)
+    if len(before) > 1:
+        return latest - before[-1], before[-1] - before[-2]
+    last_step = [*of_step][-2] if before else 0
+    if last_step < _ENOUGH_BATCHES:
+        return 0, 0
+    # It has made about as many updates as it has had batches.
+    return latest - before[-1], round(before[-1] / last_step)
 
 
 def _entries_with_batch(window: Sequence[Entry]) -> dict[int, Entry]:
@@ -360,12 +367,26 @@ def _two_sides(sides: list[list[int]], blamed: tuple[int, ...]) -> tuple[list[in
 def _weigh_majority(
     found: Divergence, sides: list[list[int]], minority: tuple[int, ...], words: VerdictText, lacking: Side | None
 ) -> tuple[tuple[int, ...], VerdictText]:
-    """Return whom to blame, and the texts: the majority if it is wrong, though that is only likely."""
-    if not minority or lacking is None or not _is_majority_wrong(found, minority, lacking):
+    """Return whom to blame, and the texts: the majority if it is wrong, though that is only likely, or nobody."""
+    if not minority:
         return minority, words
+    if lacking is None or not _is_majority_wrong(found, minority, lacking):
+        doubt = _doubt_majority(found)
+        return (() if doubt else minority), {**words, "evidence": (*words["evidence"], *filter(None, [doubt]))}
     majority = tuple(sorted(set(chain.from_iterable(sides)) - set(minority)))
     evidence = (*words["evidence"], text.was_usual(lacking))
     return majority, {**words, "alternative": text.ALL_WERE_TO_LEAVE_IT_OUT, "evidence": evidence}
+
+
+def _doubt_majority(found: Divergence) -> str:
+    """Say why most ranks may have left out an update, though nothing shows it; empty if the others may as well."""
+    group, side, other = found.group, found.side, found.other
+    usual = _find_broken_turn(group, side)
+    if usual and not _find_broken_turn(group, other):
+        return text.most_are_out_of_turn(side, usual)
+    since, usual = _count_batches(group, side.ranks[0])
+    theirs, as_usual = _count_batches(group, other.ranks[0])
+    return text.most_have_more_batches(side, since, usual) if usual < since and theirs <= as_usual else ""
 
 
 def _is_majority_wrong(found: Divergence, minority: Sequence[int], lacking: Side) -> bool:

@@ -185,6 +185,14 @@ def most_are_out_of_turn(side: Side, usual: int) -> str:
     )
 
 
+def most_have_more_batches(side: Side, since: int, usual: int) -> str:
+    """Say why the majority proves nothing."""
+    return (
+        f"{capitalize(side.name)} had {since} batches since the latest update, where {usual} are usual, while the "
+        "others go on as before: most ranks may have left out an update, so no rank is blamed."
+    )
+
+
 def exception_is_unrelated(ranks: Sequence[int]) -> str:
     """Say why what a rank has caught may not be the cause."""
     return f"what {rank_list(ranks)} caught just there may be unrelated"
