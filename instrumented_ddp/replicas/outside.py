@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -33,6 +34,8 @@ _USUALLY: Final = 3
 """How many times as many updates come after a reduction as without one, where reducing is what the loop does."""
 _MAX_EXCEPTIONS: Final = 64
 """Maximum number of updates without a reduction that are kept until it is known whether that is unusual."""
+_MAX_ENDED: Final = 16
+"""Number of optimizers that are gone whose summaries are kept."""
 
 
 class ParametersOutside:
@@ -63,16 +66,20 @@ class ParametersOutside:
         """True if a recorded wrapper reduces gradients in this process: then what is in none is conspicuous."""
         self._wrapped = WeakIdKeyDictionary()
         self._of: weakref.WeakKeyDictionary[torch.optim.Optimizer, _OfOptimizer] = weakref.WeakKeyDictionary()
+        self._all: list[_OfOptimizer] = []
+        """Those of the optimizers above, also of some that are gone: a function that trains may have returned."""
+        self._ended: deque[UserReducedUpdates] = deque(maxlen=_MAX_ENDED)
         self._hook = register_optimizer_step_pre_hook(self._before_step)
 
     def add_model(self, parameters: Iterable[torch.Tensor]) -> None:
         """Register the parameters of a DDP instance."""
         self._wrapped.update(dict.fromkeys(parameters, True))
         self._of.clear()
+        self._all.clear()
 
     def list_user_reduced(self) -> tuple[UserReducedUpdates, ...]:
         """Return how often the user has reduced the gradients of each optimizer's parameters."""
-        return tuple(one.summarize() for one in list(self._of.values()) if one.reader is not None)
+        return (*self._ended, *(one.summarize() for one in list(self._all)))
 
     def disable_recording(self, error: Exception) -> None:
         """End the recording of this rank after an internal error; training continues."""
@@ -81,7 +88,7 @@ class ParametersOutside:
     def close(self) -> None:
         """Stop watching. May be called twice."""
         self._hook.remove()
-        for known in list(self._of.values()):
+        for known in self._all:
             self._record_exceptions(known)
         self._models.write_unreduced()
 
@@ -92,13 +99,25 @@ class ParametersOutside:
         known = self._of.get(optimizer)
         if known is None or known.count != count:
             known = self._of[optimizer] = self._begin(optimizer, count)
+            self._end_those_gone()
+            if known.reader is not None:
+                self._all.append(known)
         if known.reader is not None and dist.is_initialized():
             self._update(known)
+
+    def _end_those_gone(self) -> None:
+        """Keep only a summary of optimizers that are gone, as where each epoch makes one."""
+        alive = set(self._of.values())
+        for known in self._all:
+            if known.optimizer() is None:
+                self._record_exceptions(known)
+                self._ended.append(known.summarize())
+        self._all = [known for known in self._all if known in alive]
 
     def _begin(self, optimizer: torch.optim.Optimizer, count: int) -> _OfOptimizer:
         """Return what an optimizer updates outside of all DDP instances."""
         outside = self._find_outside(optimizer)
-        found = _OfOptimizer(count, type(optimizer).__name__, outside)
+        found = _OfOptimizer(optimizer, count, outside)
         if outside:
             found.names = self._name(outside)
             found.model = self._models.add_outside(
@@ -198,10 +217,11 @@ class ParametersOutside:
 class _OfOptimizer:
     """What one optimizer updates outside of all DDP instances."""
 
-    def __init__(self, count: int, class_name: str, parameters: Sequence[torch.nn.Parameter]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, count: int, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self.optimizer = weakref.ref(optimizer)
         self.count = count
         """Number of all its parameters."""
-        self.class_name = class_name
+        self.class_name = type(optimizer).__name__
         self.parameters = [weakref.ref(parameter) for parameter in parameters]
         self.names: list[str] = []
         self.model = -1

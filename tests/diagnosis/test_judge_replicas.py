@@ -171,6 +171,21 @@ def test_parameters_outside_of_ddp_are_replicas_only_if_they_were_the_same(
         assert (verdict.step, verdict.certainty) == (0, "likely")
 
 
+@pytest.mark.parametrize(
+    ("step", "kind", "certainty"), [(0, "not reduced", "likely"), (5, "healthy", "certain")], ids=["first", "later"]
+)
+def test_an_update_that_leaves_out_what_all_others_do_parts_ranks_that_are_compared_only_afterwards(
+    step: int, kind: str, certainty: str
+) -> None:
+    """Whether ranks are to be compared is known when gradients are reduced, and what differs by then is older."""
+    difference = replace(DIFFERENCE, equal_step=None, equal_at=None, differs_step=1, differs_at=1)
+    compared = replace(DRIFTED, model=OUTSIDE_MODELS, difference=difference)
+    left_out = replace(OUTSIDE, cause="left out", step=step, last_step=step)
+    ranks = [rank(n, "ended", unreduced=(left_out,)) for n in range(3)]
+    verdict = judge(job(*ranks, groups=[ALIKE], replicas=(compared,)))
+    assert (verdict.kind, verdict.certainty) == (kind, certainty)
+
+
 def test_models_that_the_user_averages_need_no_reduction() -> None:
     ranks = [rank(n, "ended", unreduced=(replace(NO_SYNC, is_averaged_by_user=True),)) for n in range(3)]
     for was_made_equal in (True, False):  # fingerprints may be taken between two averages alone

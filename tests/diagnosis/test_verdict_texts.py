@@ -637,6 +637,17 @@ CASES: dict[str, list[Case]] = {
             for what, lost in BY_HAND.items()
         ),
         Case(
+            "a loop without DDP left it out before it was compared",
+            "step 2, likely",
+            job(
+                *(replace(one, unreduced=tuple(BY_HAND.values())[1:]) for one in ENDED),
+                groups=[ALIKE],
+                replicas=(
+                    replace(PARTED, difference=replace(DIFFERENCE, equal_at=None, equal_step=None, differs_step=3)),
+                ),
+            ),
+        ),
+        Case(
             "at another batch since then",
             "rank 1, step 2, collective 2",
             with_rank(at_batches((1, 2, 3), (1, 3, 4), (1, 2, 3)), rank(1, unreduced=(LOST,))),

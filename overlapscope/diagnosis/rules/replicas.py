@@ -41,6 +41,7 @@ def find_unreduced_gradients(facts: Facts) -> Verdict | None:
             ranks,
             replace(first, updates=max(one.updates for one in steps.values())),
             is_proven=is_proven,
+            first_compared=_find_late_comparison(facts, first),
             may_be_averaged=first.cause == "no_sync" and not first.reduced_backwards and not is_final,
         ),
         blamed=find_minority((ranks, others), len(facts.world)),
@@ -74,12 +75,23 @@ def note_harmless_updates(facts: Facts) -> list[str]:
 def _is_harmful(facts: Facts, one: UnreducedStep) -> bool:
     """Return True unless replicas refute it.
 
-    Parameters in no DDP instance may be each rank's own: only if they were the same are they known to be replicas.
+    Parameters in no DDP instance may be each rank's own: only if they were the same are they known to be replicas, or
+    if nearly all updates use averages, and they were first compared after one that does not.
     """
     if one.cause not in _OUTSIDE_DDP:
         return not (_are_equal_since(facts, one) or _differed_before(facts, one))
     compared = _replicas_of(facts, one)
-    return compared is not None and _have_parted(compared)
+    has_parted = compared is not None and _have_parted(compared)
+    return has_parted or _find_late_comparison(facts, one) is not None
+
+
+def _find_late_comparison(facts: Facts, one: UnreducedStep) -> int | None:
+    """Return the step of the first comparison, if it comes after an update without the usual reduction, and differs."""
+    compared = _replicas_of(facts, one)
+    difference = None if compared is None else compared.difference
+    if one.cause != "left out" or difference is None or difference.equal_at is not None:
+        return None
+    return difference.differs_step if one.step < difference.differs_step else None
 
 
 def _have_parted(one: ComparedReplicas) -> bool:

@@ -14,13 +14,21 @@ from overlapscope.diagnosis.wait_graph import find_minority
 from overlapscope.text import capitalize, count_of, format_ranks, rank_list
 
 
-def unreduced(ranks: Sequence[int], step: UnreducedStep, *, is_proven: bool, may_be_averaged: bool) -> VerdictText:
+def unreduced(
+    ranks: Sequence[int],
+    step: UnreducedStep,
+    *,
+    is_proven: bool,
+    may_be_averaged: bool,
+    first_compared: int | None = None,
+) -> VerdictText:
     """Describe an optimizer step with gradients that were never averaged.
 
     Args:
         step: what the first of the ranks has recorded.
         is_proven: True if the replicas are known to differ since.
         may_be_averaged: True if the models may rightly be averaged later.
+        first_compared: step in which the replicas were first compared, if that was later, and they differed.
     """
     evidence = [_EVIDENCE[step.cause].format(model=step.model, gradients=_gradients_text(step))]
     if len(step.call_sites) > 1:
@@ -32,13 +40,15 @@ def unreduced(ranks: Sequence[int], step: UnreducedStep, *, is_proven: bool, may
     return {
         "sentence": f"{capitalize(rank_list(ranks))} stepped the optimizer in step {step.step} with gradients "
         f"that were {_not_reduced_text(step)}, so the replicas drift apart.",
-        "alternative": _alternative(step, may_be_averaged=may_be_averaged),
+        "alternative": _alternative(step, may_be_averaged=may_be_averaged, first_compared=first_compared),
         "evidence": tuple(evidence),
         "advice": (_UNREDUCED_ADVICE[step.cause],),
     }
 
 
-def _alternative(step: UnreducedStep, *, may_be_averaged: bool) -> str:
+def _alternative(step: UnreducedStep, *, may_be_averaged: bool, first_compared: int | None) -> str:
+    if first_compared is not None:
+        return f"the parameters were first compared in step {first_compared}, and may have differed before"
     if step.cause in ("outside", "in part"):
         return _MEANT_TO_DIFFER
     return (

@@ -51,14 +51,17 @@ class Recorded:
         )
         self.outside.has_wrappers = has_wrappers
 
-    def train(self, reduce: Callable[[int], Any], after: Callable[[int], Any] = lambda _: None) -> None:
+    def train(
+        self, reduce: Callable[[int], Any], after: Callable[[int], Any] = lambda _: None, *, is_over: bool = True
+    ) -> None:
         for self.step in range(STEPS):
             self.optimizer.zero_grad()
             self.module(torch.randn(3, 4)).square().sum().backward()
             reduce(self.step)
             self.optimizer.step()
             after(self.step)
-        self.outside.close()
+        if is_over:
+            self.outside.close()
 
     def reduce_gradients(self, some: slice = slice(None)) -> None:
         for parameter in [*self.module.parameters()][some]:
@@ -98,6 +101,16 @@ def test_a_loop_that_reduces_all_is_compared_from_its_first_update_on() -> None:
     loop = Recorded()
     loop.train(lambda _: loop.reduce_gradients())
     assert (loop.found, loop.compared) == ([], [0])
+
+
+def test_what_a_loop_reduces_is_known_when_its_optimizers_are_gone() -> None:
+    """As where each epoch makes one, or the function that trains has returned."""
+    loop = Recorded()
+    for last in (False, True):
+        loop.train(lambda step, last=last: (last and step == STEPS - 1) or loop.reduce_gradients(), is_over=last)
+        loop.optimizer = torch.optim.SGD(loop.module.parameters(), lr=0.1)
+    assert [(one.all, one.none) for one in loop.outside.list_user_reduced()] == [(STEPS, 0), (STEPS - 1, 1)]
+    assert loop.found == [("left out", STEPS - 1, (0, 1, 2, 3))]
 
 
 def test_ranks_that_train_alone_are_left_alone() -> None:
