@@ -227,8 +227,8 @@ def open_page(build: PageBuilder, recording: RecordingCache) -> None:
     arguments = pn.state.session_args
     which = parse_step_range(arguments)
     try:
-        update = build(document, recording.latest(which=which), arguments)
-        follow(document, build, update, lambda asked: recording.latest(which=parse_step_range(asked)))
+        build(document, recording.latest(which=which), arguments)
+        follow(document, build, lambda asked: recording.latest(which=parse_step_range(asked)))
     except OverlapScopeError as error:
         (shell.build if which is None else shell.build_no_steps)(document, error)
 

@@ -168,6 +168,7 @@ window.overlapscope.startBuckets = (plot) => {
   // --- wiring ---------------------------------------------------------------------------------------------------
   const {on} = window.overlapscope
   on(plot.answer, "data", answered)
+  window.addEventListener("followed", () => choose({}))
   for (const property of ["start", "end"]) on(plot.size_range, property, showScale)
   for (const figure of [plot.steps, plot.time]) {
     figure.on_event("doubletap", () => plot.step_range.setv({start: 0, end: plot.step_range.bounds[1]}))
@@ -181,7 +182,8 @@ window.overlapscope.startBuckets = (plot) => {
     resizing = setTimeout(() => choose({}), 200)
   })
 
-  window.overlapscope.keepRange(plot.step_range, (start, end) => plot.step_range.setv({start, end}))
+  const showSteps = (start, end) => plot.step_range.setv({start, end})
+  window.overlapscope.keepRange(plot.step_range, showSteps, () => plot.step_range.bounds)
   window.overlapscope.paintPlots()
   showScale()
   const number = (name) => (address.has(name) ? Number(address.get(name)) || null : null)

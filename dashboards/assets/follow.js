@@ -9,24 +9,57 @@
     for (const {name, value} of [...after.attributes]) if (before.getAttribute(name) !== value) live.setAttribute(name, value)
   }
 
+  // Names of the plots in a part of the page. Parts with the same ones are the same part: these are never removed.
+  function plotsIn(node) {
+    if (!isElement(node)) return ""
+    return Array.from([node, ...node.querySelectorAll("[data-root-id]")], (each) => each.dataset.rootId ?? "").join("")
+  }
+
+  // Of parts in order, from one on, the index of the first that is of the same kind as another; -1 if there is none
+  // before the next one with plots.
+  function findAlike(parts, from, other) {
+    const kindOf = (node) => [node.nodeName, node.id, plotsIn(node)].join()
+    const next = parts.findIndex((part, index) => index >= from && (kindOf(part) === kindOf(other) || plotsIn(part)))
+    return next >= 0 && kindOf(parts[next]) === kindOf(other) ? next : -1
+  }
+
   // What is on the page may have more than the markup, at its end.
   function patch(live, before, after) {
-    if (before.isEqualNode(after)) return
+    if (before.isEqualNode(after) && !after.querySelector?.("[data-asked]")) return
     if (live.nodeName !== before.nodeName || before.nodeName !== after.nodeName) throw new Error("another element")
     if (!isElement(after)) {
       live.nodeValue = after.nodeValue
       return
     }
     if (after.hasAttribute("data-root-id")) return
-    patchAttributes(live, before, after)
-    const [had, has, shown] = [before, after, live].map((node) => [...node.childNodes])
-    if (had.length === has.length && shown.length >= had.length) {
-      had.forEach((child, index) => patch(shown[index], child, has[index]))
-    } else if (live.querySelector("[data-root-id]")) {
-      throw new Error("another plot")
-    } else {
-      live.replaceChildren(...has.map((child) => document.importNode(child, true)))
+    if (after.hasAttribute("data-asked")) {
+      // Scripts have asked the server for what is there.
+      if (live.innerHTML !== after.innerHTML) live.innerHTML = after.innerHTML
+      return
     }
+    patchAttributes(live, before, after)
+    const [had, shown] = [before, live].map((node) => [...node.childNodes])
+    if (shown.length < had.length) throw new Error("less than there was")
+    let at = 0
+    const removeUntil = (end) => {
+      for (; at < end; at++) {
+        if (plotsIn(had[at])) throw new Error("one plot fewer")
+        shown[at].remove()
+      }
+    }
+    for (const child of after.childNodes) {
+      const same = findAlike(had, at, child)
+      if (same >= 0) {
+        removeUntil(same)
+        patch(shown[same], had[same], child)
+        at = same + 1
+      } else if (plotsIn(child)) {
+        throw new Error("one plot more")
+      } else {
+        live.insertBefore(document.importNode(child, true), shown[at] ?? null)
+      }
+    }
+    removeUntil(had.length)
   }
 
   window.overlapscope.followInPlace = ({wanted, answer}) => {

@@ -95,6 +95,7 @@ window.overlapscope.startHeatmap = (plot) => {
   on(plot.scale, "data", showScale)
   on(plot.answer, "data", open)
   on(root, "inner_width", shrink)
+  window.addEventListener("followed", shrink)
   on(steps, "start", tip.leave)
   root.on_event("mousemove", (event) => (pointer = cellAt(event) && event.x))
   root.on_event("tap", ask)

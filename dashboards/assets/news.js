@@ -30,16 +30,21 @@ window.overlapscope.watchNews = () => {
   const typedIn = "input:not([type=checkbox], [type=radio], [type=range]):focus"
   const isInUse = () => isPressed || document.querySelector(`${typedIn}, :modal, :popover-open`) !== null
 
+  // What the page shows may be older than what is recorded.
+  const stateShown = (news) => (bar.dataset.step ? {...news, latest_step: Number(bar.dataset.step)} : news)
+
   let isReading = false
+  let isAsked = false // the reader wants to see the latest step, and not only to be led on to it from the last one
   async function readAgain(news) {
     isReading = true
-    const hasStep = new URLSearchParams(location.search).has("step")
     const beganMs = Date.now()
-    if (hasStep || !(await window.overlapscope.showLatest?.())) {
+    if (!(await window.overlapscope.showLatest?.())) {
+      const hasStep = new URLSearchParams(location.search).has("step")
       return window.overlapscope.reloadInPlace(hasStep ? {step: news.latest_step, from: null, to: null} : {})
     }
-    shown = news
-    isReading = false
+    window.dispatchEvent(new CustomEvent("followed", {detail: {isAsked}}))
+    shown = stateShown(news)
+    isReading = isAsked = false
     ;[begunMs, restMs] = [Date.now(), Math.max(followMs, 2 * (Date.now() - beganMs))]
     document.body.dataset.followed = news.latest_step
     show(news)
@@ -63,7 +68,7 @@ window.overlapscope.watchNews = () => {
   }
 
   function show(news) {
-    shown ??= bar.dataset.step ? {...news, latest_step: Number(bar.dataset.step)} : news
+    shown ??= stateShown(news)
     const {is_live, latest_step} = news
     const newer = latest_step === null ? 0 : latest_step - (shown.latest_step ?? -1)
     const report = is_live || news.report !== shown.report ? news.report : ""
@@ -82,7 +87,10 @@ window.overlapscope.watchNews = () => {
     link.textContent = report
     const isRested = Date.now() - begunMs >= restMs
     if (newer > 0 && follow.checked && isRested && !isReading && !isInUse()) readAgain(news)
-    part("show").onclick = () => readAgain(news)
+    part("show").onclick = () => {
+      isAsked = true
+      readAgain(news)
+    }
   }
 
   async function look() {
@@ -106,6 +114,9 @@ window.overlapscope.watchNews = () => {
   } catch {
     follow.checked = false
   }
-  follow.addEventListener("change", () => remember(follow.checked))
+  follow.addEventListener("change", () => {
+    remember(follow.checked)
+    isAsked = follow.checked
+  })
   look()
 }

@@ -1,18 +1,27 @@
 // Mouse, keys and address of the lanes of collectives. dashboards/plots/order.py decides what is drawn, and what ranks
 // have at a number: this script sends requests, at most one of a kind at a time.
-window.overlapscope.startOrder = (plot, facts) => {
+window.overlapscope.startOrder = (plot) => {
   const {root, number_range: range} = plot
   const element = (id) => document.getElementById(id)
   const area = element("order")
+  const facts = {}
+  const takeFacts = () => {
+    for (const [name, [value]] of Object.entries(plot.facts.data)) facts[name] = value
+  }
+  takeFacts()
   const clamp = (value, low, high) => Math.min(Math.max(value, low), Math.max(low, high))
 
   // --- view -----------------------------------------------------------------------------------------------------
-  const [lowest, highest] = range.bounds
   const view = window.overlapscope.rangeView({
     area,
     figures: [root, plot.axis],
     range,
-    limits: {shortest: range.min_interval, longest: range.max_interval, lowest, highest},
+    limits: {
+      shortest: range.min_interval,
+      longest: range.max_interval,
+      get lowest() { return range.bounds[0] },
+      get highest() { return range.bounds[1] },
+    },
     ask: (id, width_px) =>
       (plot.view.data = {id: [id], first: [range.start], last: [range.end], width_px: [width_px]}),
   })
@@ -67,7 +76,7 @@ window.overlapscope.startOrder = (plot, facts) => {
   function showDetails() {
     describing = false
     const {lane, number, markup} = plot.details.data
-    element("details").innerHTML = markup[0]
+    if (element("details").innerHTML !== markup[0]) element("details").innerHTML = markup[0]
     markLane(facts.lanes[lane[0]])
     document.body.dataset.details = `${facts.lanes[lane[0]]} ${number[0]}`
     askDetails()
@@ -145,6 +154,7 @@ window.overlapscope.startOrder = (plot, facts) => {
   on(plot.cells, "data", view.holdDrawing)
   on(plot.answer, "data", () => view.answered(plot.answer.data.id[0]))
   on(plot.details, "data", showDetails)
+  window.addEventListener("followed", followed)
   on(plot.jumped, "data", jumped)
   on(range, "start", tip.leave)
   root.on_event("mousemove", (event) => (pointer = cellAt(event) && event.x))
@@ -179,16 +189,29 @@ window.overlapscope.startOrder = (plot, facts) => {
     window.overlapscope.reloadInPlace({ranks: target.value.trim() || null, rank: null})
   })
 
+  let first
   // As many numbers as have room for their texts; what led to the selected one matters more than what followed.
   function showFirst() {
     const length = clamp(Math.round((root.inner_width || area.clientWidth) / 74), 8, 24)
     const start = selected.number - Math.round(0.6 * length) - 0.5
     show(start, start + length)
+    first = [range.start, range.end]
+  }
+
+  // Who has chosen neither a number nor what is in view is led on to the latest.
+  function followed() {
+    const query = new URLSearchParams(location.search)
+    takeFacts()
+    if (!query.has("number")) Object.assign(selected, {lane: plot.details.data.lane[0], number: plot.details.data.number[0]})
+    if (!query.has("number") && !query.has("from")) showFirst()
+    drawSelected()
+    askDetails()
+    view.schedule()
   }
 
   window.overlapscope.paintPlots()
   showFirst()
-  window.overlapscope.keepRange(range, show)
+  window.overlapscope.keepRange(range, show, () => first)
   showPlace() // the range may have been the right one already
   drawSelected()
   showDetails()

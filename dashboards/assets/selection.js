@@ -4,6 +4,8 @@ window.overlapscope.selectionPanel = ({clear, zoomTo}) => {
   const panel = element("selection")
   if (!panel) return {show: () => {}, hide: () => {}}
 
+  let shown = null
+
   function text() {
     const title = panel.querySelector("h2").textContent
     const columns = (cell) => cell.textContent.trim().replace(/\s+/g, " ") + "\t".repeat(cell.colSpan - 1)
@@ -26,7 +28,7 @@ window.overlapscope.selectionPanel = ({clear, zoomTo}) => {
 
   return {
     show(markup) {
-      element("selection-content").innerHTML = markup
+      if (markup !== shown) element("selection-content").innerHTML = shown = markup
       panel.hidden = false
     },
     hide: () => (panel.hidden = true),

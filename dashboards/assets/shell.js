@@ -124,7 +124,7 @@ window.overlapscope = (() => {
     if (!button) return
     button.parentElement.querySelector("tbody[hidden]").hidden = false
     button.parentElement.dataset.unfolded = ""
-    button.remove()
+    button.hidden = true
   }
 
   // Actions by key on the page, or on a part of it that has the focus, for when nothing is being typed.

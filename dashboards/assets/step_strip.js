@@ -2,12 +2,11 @@
 window.overlapscope.stepStrip = (fit, go) => {
   const strip = document.getElementById("strip")
   if (!strip) return {mark: () => {}}
-  const mark = document.getElementById("window")
-  const length = fit[1] - fit[0]
+  const length = () => fit()[1] - fit()[0]
 
   function timeAt(event) {
     const box = strip.getBoundingClientRect()
-    return fit[0] + (length * (event.clientX - box.left)) / box.width
+    return fit()[0] + (length() * (event.clientX - box.left)) / box.width
   }
 
   strip.addEventListener("pointerdown", (event) => {
@@ -20,8 +19,9 @@ window.overlapscope.stepStrip = (fit, go) => {
 
   return {
     mark(from, to) {
-      mark.style.left = `${(100 * (from - fit[0])) / length}%`
-      mark.style.width = `${(100 * (to - from)) / length}%`
+      const {style} = document.getElementById("window")
+      style.left = `${(100 * (from - fit()[0])) / length()}%`
+      style.width = `${(100 * (to - from)) / length()}%`
     },
   }
 }

@@ -1,16 +1,21 @@
 // Mouse, keys, address and tooltip of the timeline. dashboards/plots/timeline.py decides what is drawn: this script
 // sends it the range in view, at most one request at a time, and waits for the response.
-window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
+window.overlapscope.startTimeline = (plot, minViewNs) => {
   const {root, axis, time_range: range} = plot
   const element = (id) => document.getElementById(id)
   const area = element("lanes")
 
   // --- view -----------------------------------------------------------------------------------------------------
+  const fit = () => [plot.extent.data.from_ns[0], plot.extent.data.to_ns[0]]
   const view = window.overlapscope.rangeView({
     area,
     figures: [root],
     range,
-    limits: {shortest: minViewNs, longest: Infinity, lowest: fit[0], highest: fit[1]},
+    limits: {
+      shortest: minViewNs,
+      get lowest() { return fit()[0] },
+      get highest() { return fit()[1] },
+    },
     ask: (id, width_px) => {
       const [is_ideal, is_path] = [[element("ideal").checked], [element("path").checked]]
       const [top_px, bottom_px] = seenRows().map((each) => [each])
@@ -105,7 +110,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   }
 
   // --- zoom and pan ---------------------------------------------------------------------------------------------
-  const showAll = () => jump(() => show(fit[0], fit[1]))
+  const showAll = () => jump(() => show(...fit()))
 
   function pickStep(step, moveBy) {
     jump(() => (plot.pick.data = {step: [step], move: [moveBy]}))
@@ -201,7 +206,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   function chosenRanks() {
     const query = new URLSearchParams(location.search)
-    return ["ranks", "rank", "order", "pin", "open", "expanded"].map((name) => query.get(name)).join(" ")
+    return ["ranks", "rank", "order", "sorted", "pin", "open", "expanded"].map((name) => query.get(name)).join(" ")
   }
   let shownRanks = chosenRanks()
   let askedRanks = 0
@@ -225,6 +230,9 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     askRanks()
   }
 
+  // Lateness is that of a step, which the address has so that the order stays.
+  const sortRanks = (order) => changeRanks(order === "rank" ? {order: null, sorted: null} : {order, sorted: lastStep})
+
   // What is at the top of the window stays there, if it is still shown.
   let top = null
   const rememberTop = () => {
@@ -235,7 +243,12 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   function ranksCame() {
     const {markup, note, sorted_step} = plot.gutter.data
+    const held = gutter.contains(document.activeElement) ? document.activeElement : null
     gutter.innerHTML = markup[0]
+    if (held) {
+      const [name, value] = Object.entries(held.dataset)[0]
+      gutter.querySelector(`.${held.className}[data-${name}="${CSS.escape(value)}"]`)?.focus({preventScroll: true})
+    }
     gutter.closest(".board").classList.toggle("sorted", (element("order")?.value ?? "rank") !== "rank")
     gutter.parentElement.style.setProperty("--height", `${allRowsPx()}px`)
     if (element("ranks-note")) element("ranks-note").textContent = note[0]
@@ -416,7 +429,27 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     if (isOther && lane[0] % LANES_OF_A_RANK && !plot.rows.data.is_expanded[Math.floor(lane[0] / LANES_OF_A_RANK)]) {
       toggleRank(plot.rows.data.rank[Math.floor(lane[0] / LANES_OF_A_RANK)])
     }
-    keepInSight(top_px[0], bottom_px[0])
+    const height = [top_px[0], bottom_px[0]]
+    if (isOther || String(height) !== String(keptHeight)) keepInSight(...height)
+    keptHeight = height
+  }
+
+  // --- following ------------------------------------------------------------------------------------------------
+  // The plots have later steps. Who looks at the last one, with nothing selected, is led to the latest.
+  let {origin_ns, last_end_ns} = plot.extent.data
+
+  function followed({detail: {isAsked}}) {
+    const before = {origin: origin_ns[0], end: last_end_ns[0]}
+    ;({origin_ns, last_end_ns} = plot.extent.data)
+    const by = before.origin - origin_ns[0]
+    const isAtEnd = range.start < before.end && range.end >= before.end
+    if (by) show(range.start + by, range.end + by)
+    if (selection) choose({name: selection.name})
+    else if (isAsked) pickStep(Number.MAX_SAFE_INTEGER, 0)
+    else if (isAtEnd) show(...[range.start, range.end].map((time) => time + last_end_ns[0] - before.end - by))
+    markStrip()
+    showRows()
+    view.schedule()
   }
 
   const showPanel = () => {
@@ -426,6 +459,7 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
 
   // The panel lies over the lowest ranks, which can be scrolled out from under it.
   let coveredPx = 0
+  let keptHeight = null
   function cover(px) {
     coveredPx = px && Math.max(0, scroller.getBoundingClientRect().bottom - element("selection").getBoundingClientRect().top)
     gutter.style.setProperty("--covered", `${coveredPx}px`)
@@ -508,9 +542,9 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
   element("search")?.addEventListener("change", (event) => search(event.target))
   element("order")?.addEventListener("change", ({target}) => {
     target.blur()
-    changeRanks({order: target.value === "rank" ? null : target.value})
+    sortRanks(target.value)
   })
-  element("sort-again")?.addEventListener("click", () => changeRanks({}))
+  element("sort-again")?.addEventListener("click", () => sortRanks(element("order").value))
   element("expand-all")?.addEventListener("click", toggleAll)
   gutter.addEventListener("click", ({target}) => {
     const button = target.closest("button")
@@ -529,6 +563,11 @@ window.overlapscope.startTimeline = (plot, fit, minViewNs) => {
     })
   }
 
+  if (element("order")?.value && element("order").value !== "rank") {
+    window.overlapscope.setAddress({sorted: new URLSearchParams(location.search).get("sorted") ?? element("order").dataset.step})
+    shownRanks = chosenRanks()
+  }
+  window.addEventListener("followed", followed)
   window.overlapscope.paintPlots()
   labelToggle()
   showRows()

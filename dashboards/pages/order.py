@@ -10,7 +10,7 @@ from typing import Any, Final
 from bokeh.document import Document
 
 from dashboards.pages.breakdown import build_breakdown_context
-from dashboards.pages.shell import QueryArguments, get_argument, render, render_fragment
+from dashboards.pages.shell import QueryArguments, get_argument, get_number, render, render_fragment
 from dashboards.plots.browser_rpc import BrowserRpc, RequestColumns
 from dashboards.plots.order import OrderPlot, SelectedCell
 from dashboards.recording import Snapshot
@@ -386,10 +386,10 @@ def parse_selected_cell(
 ) -> SelectedCell:
     """Return the cell of ``?number=…&rank=…``, by default a blamed rank's where the fault began, else the last one."""
     lane_index_of = {rank: lane_index for lane_index, lane in enumerate(shown) for rank in lane.ranks}
-    wanted = [_get_number(arguments, "rank"), *diagnosis.verdict.named, *diagnosis.verdict.concerned]
+    wanted = [get_number(arguments, "rank"), *diagnosis.verdict.named, *diagnosis.verdict.concerned]
     lane_index = next((lane_index_of[rank] for rank in wanted if rank in lane_index_of), 0)
     highlight = diagnosis.highlight(lanes.group)
-    numbers = [_get_number(arguments, "number"), highlight and highlight[0], lanes.first_difference, lanes.latest]
+    numbers = [get_number(arguments, "number"), highlight and highlight[0], lanes.first_difference, lanes.latest]
     number = next(number for number in numbers if number is not None)
     return lane_index, min(max(number, lanes.oldest), max(lanes.latest, lanes.oldest))
 
@@ -417,11 +417,6 @@ def build_unavailable_context(trace: Trace | None, verdict: Verdict | None) -> d
         else "Record a run: 'overlapscope record -o FOLDER -- torchrun ...' logs every "
         "collective of each rank, also with stock DDP and plain torch.distributed.",
     }
-
-
-def _get_number(arguments: QueryArguments, name: str) -> int | None:
-    text = get_argument(arguments, name)
-    return int(text) if text.isdecimal() and len(text) < 12 else None
 
 
 # Details of one collective number on all ranks, as markup: the sides next to each other, and their parameters.

@@ -12,14 +12,13 @@ from bokeh.document import Document
 
 from dashboards.forecast import soon
 from dashboards.pages.breakdown import build_breakdown_context, find_longest_occurrences
-from dashboards.pages.shell import PageBuilder, PageUpdate, QueryArguments, find_incident, has_only_collectives, render
+from dashboards.pages.shell import PageBuilder, QueryArguments, find_incident, has_only_collectives, render
 from dashboards.plots.trend import (
     FIGURES,
     TrendFigure,
     TrendPlot,
     has_trend,
     plot_machine_trends,
-    tabulate_machine_trends,
 )
 from dashboards.recording import Snapshot
 from overlapscope.advice.advice import Advice
@@ -41,7 +40,7 @@ _UNFOLDED_RANKS: Final = 16
 """Number of ranks that the page doesn't fold."""
 
 
-def build(document: Document, snapshot: Snapshot, _arguments: QueryArguments) -> PageUpdate | None:
+def build(document: Document, snapshot: Snapshot, _arguments: QueryArguments) -> None:
     """Fill a document with the overview."""
     summary, has_steps = snapshot.summary, bool(len(snapshot.trace.steps))
     figures = FIGURES if has_steps and has_trend(summary) else ()
@@ -65,15 +64,6 @@ def build(document: Document, snapshot: Snapshot, _arguments: QueryArguments) ->
         **build_overview_context(snapshot),
         **_build_known_improvements(snapshot),
     )
-
-    def update(later: Snapshot) -> None:
-        for plot in plots:
-            plot.update(later.summary)
-        machine_trends = tabulate_machine_trends(later.machine, later.summary)
-        for plot, (_, per_step) in zip(machine_plots, machine_trends, strict=True):
-            plot.update(later.summary, per_step)
-
-    return update
 
 
 def build_overview_context(snapshot: Snapshot) -> dict[str, Any]:
@@ -162,9 +152,7 @@ def build_improvements_context(snapshot: Snapshot, advice: Advice | None) -> dic
     }
 
 
-def build_trend(
-    document: Document, snapshot: Snapshot, _arguments: QueryArguments, *, shown: TrendFigure
-) -> PageUpdate:
+def build_trend(document: Document, snapshot: Snapshot, _arguments: QueryArguments, *, shown: TrendFigure) -> None:
     """Fill a document with one trend and nothing else."""
     plot = TrendPlot(shown, snapshot.summary)
     document.js_on_event("document_ready", plot.start_script)
@@ -177,7 +165,6 @@ def build_trend(
         is_plain=True,
         figures=[shown],
     )
-    return lambda later: plot.update(later.summary)
 
 
 TREND_ROUTES: Final[dict[str, PageBuilder]] = {

@@ -32,11 +32,8 @@ from overlapscope.trace.table_file import parse_step_bounds, step_range_of_slice
 QueryArguments = Mapping[str, Sequence[bytes]]
 """The query of an address."""
 
-PageUpdate = Callable[[Snapshot], None]
-"""Function that shows another state of the recording in the plots of a page."""
-
-PageBuilder = Callable[[Document, Snapshot, QueryArguments], PageUpdate | None]
-"""Function that fills a document with a page; it returns how to update its plots, if they can be."""
+PageBuilder = Callable[[Document, Snapshot, QueryArguments], None]
+"""Function that fills a document with a page."""
 
 NAVIGATION: Final = (
     ("./", "Overview"),
@@ -98,6 +95,12 @@ _ENVIRONMENT.filters["code"] = format_code
 def get_argument(arguments: QueryArguments, name: str) -> str:
     """Return an argument of the query; empty if it is not given, and joined by commas if it is given several times."""
     return b",".join(arguments.get(name, [])).decode(errors="replace")
+
+
+def get_number(arguments: QueryArguments, name: str) -> int | None:
+    """Return a whole number in the query; None if there is none."""
+    text = get_argument(arguments, name)
+    return int(text) if text.isdecimal() and len(text) < 12 else None
 
 
 def parse_step_range(arguments: QueryArguments) -> StepSelection | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Final
 
 from bokeh.document import Document
 
 from dashboards.pages.breakdown import build_breakdown_context
-from dashboards.pages.shell import PageUpdate, QueryArguments, find_incident, get_argument, render
+from dashboards.pages.shell import QueryArguments, find_incident, get_argument, render
 from dashboards.plots.heatmap import FIGURES, HeatmapPlot
 from dashboards.rank_map import Grouping, Heatmap, HeatmapFigure
 from dashboards.recording import Snapshot
@@ -25,12 +24,12 @@ FIGURE_DESCRIPTIONS: Final[dict[HeatmapFigure, tuple[str, str]]] = {
 """Name and definition of each figure of the heatmap."""
 
 
-def build(document: Document, snapshot: Snapshot, arguments: QueryArguments) -> PageUpdate | None:
+def build(document: Document, snapshot: Snapshot, arguments: QueryArguments) -> None:
     """Fill a document with the page."""
     found, heatmap = snapshot.stragglers, snapshot.heatmap
     if found is None or heatmap is None:
         _build_unavailable(document, snapshot.trace)
-        return None
+        return
     plot = _parse_heatmap_plot(heatmap, arguments)
     document.js_on_event("document_ready", plot.start_script)
     render(
@@ -43,7 +42,6 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments) -> 
         **build_stragglers_context(snapshot, found),
         **_build_heatmap_context(heatmap, plot),
     )
-    return partial(_update_heatmap, plot)
 
 
 def build_stragglers_context(snapshot: Snapshot, found: Stragglers) -> dict[str, Any]:
@@ -63,17 +61,12 @@ def build_stragglers_context(snapshot: Snapshot, found: Stragglers) -> dict[str,
     }
 
 
-def _update_heatmap(plot: HeatmapPlot, later: Snapshot) -> None:
-    if later.heatmap is not None:
-        plot.follow(later.heatmap)
-
-
-def build_heatmap(document: Document, snapshot: Snapshot, arguments: QueryArguments) -> PageUpdate | None:
+def build_heatmap(document: Document, snapshot: Snapshot, arguments: QueryArguments) -> None:
     """Fill a document with the heatmap and nothing else."""
     heatmap = snapshot.heatmap
     if heatmap is None:
         _build_unavailable(document, snapshot.trace)
-        return None
+        return
     plot = _parse_heatmap_plot(heatmap, arguments)
     document.js_on_event("document_ready", plot.start_script)
     render(
@@ -85,7 +78,6 @@ def build_heatmap(document: Document, snapshot: Snapshot, arguments: QueryArgume
         is_plain=True,
         **_build_heatmap_context(heatmap, plot),
     )
-    return partial(_update_heatmap, plot)
 
 
 def _build_unavailable(document: Document, trace: Trace) -> None:

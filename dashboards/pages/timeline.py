@@ -16,6 +16,7 @@ from dashboards.pages.shell import (
     QueryArguments,
     find_incident,
     get_argument,
+    get_number,
     has_only_collectives,
     render,
     render_fragment,
@@ -166,7 +167,8 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         or _typical_view(whole, snapshot.summary)
     )
     step = find_step(whole, sum(view or (0, whole.length_ns)) // 2)
-    lateness_ns = {} if step is None or snapshot.cycles is None else snapshot.cycles.lateness_of(step)
+    sorted_step = _sorted_step(arguments, step)
+    lateness_ns = {} if sorted_step is None or snapshot.cycles is None else snapshot.cycles.lateness_of(sorted_step)
     choice = choose_ranks(snapshot.trace.ranks, arguments, lateness_ns)
 
     ends = (
@@ -195,8 +197,8 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         breakdown="" if is_plain or step is None else _render_breakdown(snapshot.summary, step),
         layout=plot.layout,
         choice=choice,
-        sorted_step=step,
-        gutter=_render_gutter(choice, plot.layout, step, lateness_ns, is_plain=is_plain),
+        sorted_step=sorted_step,
+        gutter=_render_gutter(choice, plot.layout, sorted_step, lateness_ns, is_plain=is_plain),
         has_hosts=snapshot.trace.ranks["host"].nunique() > 1,
         chosen=get_argument(arguments, "ranks"),
         suggestions=suggest_ranks(snapshot.trace.ranks),
@@ -212,6 +214,12 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
     )
 
 
+def _sorted_step(arguments: QueryArguments, seen: int | None) -> int | None:
+    """Return the step by whose lateness ranks are sorted: that of ``?sorted=…``, else the one seen."""
+    asked = get_number(arguments, "sorted")
+    return seen if asked is None else asked
+
+
 def _list_unfinished(timeline: Timeline, snapshot: Snapshot) -> dict[int, frozenset[int]]:
     """Return the steps that each rank has begun and not finished."""
     starts = {rank: timeline.step_starts(rank) for rank in snapshot.trace.ranks["rank"].tolist()}
@@ -224,7 +232,7 @@ def connect_ranks(plot: TimelinePlot, snapshot: Snapshot, *, is_plain: bool) -> 
 
     def show_asked(asked: RequestColumns) -> None:
         arguments = {name: [value.encode() for value in values] for name, values in parse_qs(asked["query"][0]).items()}
-        step = int(asked["step"][0])
+        step = _sorted_step(arguments, int(asked["step"][0]))
         lateness_ns = {} if snapshot.cycles is None else snapshot.cycles.lateness_of(step)
         choice = choose_ranks(snapshot.trace.ranks, arguments, lateness_ns)
         plot.show_ranks(snapshot.lanes.timeline(choice.shown), _layout_ranks(choice))

@@ -15,6 +15,10 @@ from bokeh.models import ColumnDataSource
 RequestColumns = Mapping[str, Sequence[Any]]
 """The columns of a request."""
 
+_REQUEST: Final = "request"
+_RESPONSE: Final = "response"
+"""Tags of the sources."""
+
 
 class BrowserRpc:
     """The requests and responses of a plot or a table."""
@@ -28,12 +32,13 @@ class BrowserRpc:
     def request(self, name: str, columns: Sequence[str], act: Callable[[RequestColumns], None]) -> ColumnDataSource:
         """Return the source of a request; ``act`` is called with its columns whenever the browser fills it."""
         source = self.response(name, columns)
+        source.tags = [_REQUEST]
         source.on_change("data", lambda _attribute, _old, args: act(args))
         return source
 
     def response(self, name: str, columns: Sequence[str]) -> ColumnDataSource:
         """Return the source of a response, which the server fills."""
-        self.sources[name] = ColumnDataSource(name=name, data={column: [] for column in columns})
+        self.sources[name] = ColumnDataSource(name=name, data={column: [] for column in columns}, tags=[_RESPONSE])
         if self._root is not None:
             self.attach(self._root)
         return self.sources[name]
@@ -42,6 +47,16 @@ class BrowserRpc:
         """Attach the sources, also later ones, to a root: the browser sends only what a root refers to."""
         self._root = root
         root.tags = [{"rpc": list(self.sources.values())}]
+
+
+def is_request(model: Model) -> bool:
+    """Return whether a model is the source of a request."""
+    return _REQUEST in model.tags
+
+
+def is_response(model: Model) -> bool:
+    """Return whether a model is the source of a response."""
+    return _RESPONSE in model.tags
 
 
 TOOLTIP_COLUMNS: Final = ("id", "title", "label", "value")

@@ -6,7 +6,7 @@ panning need no response, as the image holds all cells.
 
 from __future__ import annotations
 
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, get_args
 
 import numpy as np
 from bokeh.models import (
@@ -165,11 +165,6 @@ MIN_THIN_ROWS: Final = 32
 """Number of rows from which rows are thin, so that zooming also enlarges them."""
 
 
-def _find_bounds(heatmap: Heatmap) -> tuple[float, float]:
-    """Return the range of all steps."""
-    return float(heatmap.steps[0]) - 0.5, float(heatmap.steps[-1]) + 0.5
-
-
 class HeatmapPlot:
     """The heatmap (``root``) and the sources of its messages to the browser.
 
@@ -193,13 +188,12 @@ class HeatmapPlot:
         self.pointed = self._rpc.request("pointed", ("id", "row", "column"), self._on_pointed)
         self.response = self._rpc.response("answer", (*TOOLTIP_COLUMNS, "rank", "step"))
 
-        first, last = _find_bounds(heatmap)
+        first, last = float(heatmap.steps[0]) - 0.5, float(heatmap.steps[-1]) + 0.5
         self.step_range = Range1d(start=first, end=last, bounds=(first, last), min_interval=min(8.0, last - first))
         self.row_range = Range1d(start=1.0, end=0.0)
         self.root = draw_heatmap(self.step_range, self.row_range, self.cells, self.names)
         self._rpc.attach(self.root)
         self._grid = heatmap.grid(self.grouping)
-        self._max_columns = MAX_COLUMNS
         self.update(self.figure, self.grouping)
 
     @property
@@ -211,21 +205,9 @@ class HeatmapPlot:
             code="window.overlapscope.startHeatmap(plot)",
         )
 
-    def follow(self, heatmap: Heatmap) -> None:
-        """Show a later state: all of its steps if all were in view, else those in view."""
-        before, after = _find_bounds(self._heatmap), _find_bounds(heatmap)
-        self._heatmap = heatmap
-        in_view = cast("float", self.step_range.start), cast("float", self.step_range.end)
-        was_whole = in_view[0] <= before[0] and in_view[1] >= before[1]
-        # Bounds first: a range outside of its bounds is moved into them.
-        self.step_range.update(bounds=after, min_interval=min(8.0, after[1] - after[0]))
-        if was_whole or in_view[0] < after[0]:
-            self.step_range.update(start=after[0], end=after[1])
-        self.update(self.figure, self.grouping, self._max_columns)
-
     def update(self, figure: HeatmapFigure, grouping: Grouping, max_columns: int = MAX_COLUMNS) -> None:
         """Show another figure, hosts instead of ranks, or as many columns as there is room for."""
-        self.figure, self.grouping, self._max_columns = figure, grouping, max_columns
+        self.figure, self.grouping = figure, grouping
         grid = self._grid = self._heatmap.grid(grouping, max_columns)
         maxima_ns = grid.maxima(self._heatmap.figures_ns[figure])
         low_ns, high_ns = self._heatmap.scale_ns(figure, maxima_ns)

@@ -220,7 +220,6 @@ class OrderPlot:
         """Create the sources and draw the first window."""
         self._lanes = lanes
         self._shown = shown
-        self._first = highlight[0] if highlight else lanes.first_difference
         self.layout = OrderLayout(lanes=len(shown))
         self.cells = ColumnDataSource(data=make_empty_columns(*CELL_COLUMNS))
         self.missing = ColumnDataSource(data=make_empty_columns(*BOX_COLUMNS))
@@ -239,6 +238,15 @@ class OrderPlot:
         self.pointed = self.rpc.request("pointed", ("id", "lane", "number"), self._on_pointed)
         self.tooltip = self.rpc.response("tooltip", TOOLTIP_COLUMNS)
 
+        self.facts = self.rpc.response("facts", ("lanes", "lane_px", "cells_px", "oldest", "latest", "first"))
+        self.facts.data = {
+            "lanes": [[lane.ranks[0] for lane in shown]],
+            "lane_px": [self.layout.lane_px],
+            "cells_px": [[self.layout.cell_px(lane) for lane in range(len(shown))]],
+            "oldest": [lanes.oldest],
+            "latest": [lanes.latest],
+            "first": [highlight[0] if highlight else lanes.first_difference],
+        }
         self.bounds = (lanes.oldest - 0.55, max(lanes.latest, lanes.oldest + MIN_COLUMNS) + 0.55)
         length = min(_FIRST_COLUMNS, self.bounds[1] - self.bounds[0])
         # The cause matters more than what followed.
@@ -270,18 +278,7 @@ class OrderPlot:
     def start_script(self) -> CustomJS:
         """Return the script that runs when the document is ready: connects mouse, keys, address and theme."""
         drawn = {name: getattr(self, name) for name in ("root", "axis", "number_range", "cells", "box")}
-        facts = {
-            "lanes": [lane.ranks[0] for lane in self._shown],
-            "lane_px": self.layout.lane_px,
-            "cells_px": [self.layout.cell_px(lane) for lane in range(len(self._shown))],
-            "oldest": self._lanes.oldest,
-            "latest": self._lanes.latest,
-            "first": self._first,
-        }
-        return CustomJS(
-            args={"plot": {**drawn, **self.rpc.sources}, "facts": facts},
-            code="window.overlapscope.startOrder(plot, facts)",
-        )
+        return CustomJS(args={"plot": {**drawn, **self.rpc.sources}}, code="window.overlapscope.startOrder(plot)")
 
     def update(self, first: float, last: float, width_px: int) -> None:
         """Draw the window between two numbers, and some more on either side."""

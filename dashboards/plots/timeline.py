@@ -202,7 +202,7 @@ class TimelineRuler:
 
     def _on_asked(self, asked: RequestColumns) -> None:
         if not len(asked["id"]):
-            update_source(self.ruler, make_empty_columns(*RULER_COLUMNS))
+            self.ruler.data = make_empty_columns(*RULER_COLUMNS)
             return
         from_ns, to_ns = sorted(int(asked[name][0]) for name in ("from_ns", "to_ns"))
         ranks = self._shown.timeline.ranks
@@ -304,6 +304,14 @@ class TimelinePlot:
 
         margin_ns = max(1, timeline.length_ns // 100)
         self.fit: View = (-margin_ns, timeline.length_ns + margin_ns)
+        self.extent = self.rpc.response("extent", ("from_ns", "to_ns", "origin_ns", "last_end_ns"))
+        """All that can be shown; the origin is that of its times, on the common clock."""
+        self.extent.data = {
+            "from_ns": [self.fit[0]],
+            "to_ns": [self.fit[1]],
+            "origin_ns": [timeline.begin_ns],
+            "last_end_ns": [max(timeline.steps["end_ns"].tolist(), default=0)],
+        }
         first = view or self.fit
         self.time_range = Range1d(start=first[0], end=first[1], bounds=self.fit, min_interval=MIN_VIEW_NS)
         self.root = draw_lanes(
@@ -357,8 +365,8 @@ class TimelinePlot:
         """Return the script that runs when the document is ready: connects mouse, keys, address and theme."""
         drawn = {name: getattr(self, name) for name in ("root", "axis", "time_range", "spans", "segments")}
         return CustomJS(
-            args={"plot": {**drawn, **self.rpc.sources}, "fit": list(self.fit)},
-            code=f"window.overlapscope.startTimeline(plot, fit, {MIN_VIEW_NS})",
+            args={"plot": {**drawn, **self.rpc.sources}},
+            code=f"window.overlapscope.startTimeline(plot, {MIN_VIEW_NS})",
         )
 
     def update(self, view: View, width_px: int) -> int:

@@ -197,22 +197,17 @@ _MAX_MACHINE_TRENDS: Final = 3
 
 def plot_machine_trends(machine: MachineSummary, summary: Summary) -> list[TrendPlot]:
     """Return trends of what held ranks back longest, by step: of the machine's conditions that are shares of time."""
-    return [TrendPlot(shown, summary, per_step) for shown, per_step in tabulate_machine_trends(machine, summary)]
-
-
-def tabulate_machine_trends(machine: MachineSummary, summary: Summary) -> list[tuple[TrendFigure, pd.DataFrame]]:
-    """Return what those trends show: each figure, by rank and step."""
     kinds = dict.fromkeys(KIND_OF[one.condition.kind] for one in machine.conditions)
     finished = summary.finished_together["step"]
-    trends = []
+    plots = []
     for kind in [kind for kind in kinds if kind.is_share][:_MAX_MACHINE_TRENDS]:
         column = f"machine_{kind.name.lower().replace(' ', '_').replace('/', '')}"
         per_step = machine.tabulate_steps(kind).rename(columns={"share": column})
         per_step = per_step[per_step["step"].isin(finished)]
         if per_step[column].notna().any():
             shown = TrendFigure(column=column, title=CONDITION_LABELS[kind.name], color="accent", is_share=True)
-            trends.append((shown, per_step))
-    return trends
+            plots.append(TrendPlot(shown, summary, per_step))
+    return plots
 
 
 class TrendPlot:
@@ -233,7 +228,7 @@ class TrendPlot:
         self.y_range = Range1d(start=0, end=1)
         self.warm_up = BoxAnnotation(fill_alpha=0.6, line_color=None, level="underlay")
         self.root = self._draw()
-        self.update(summary, per_step)
+        self._show(summary, summary.finished_together if per_step is None else per_step)
 
     @property
     def start_script(self) -> CustomJS:
@@ -243,13 +238,7 @@ class TrendPlot:
             code="window.overlapscope.startTrend(plot, source)",
         )
 
-    def update(self, summary: Summary, per_step: pd.DataFrame | None = None) -> None:
-        """Show another recording, or a later state of it.
-
-        Args:
-            per_step: as for the plot.
-        """
-        per_step = summary.finished_together if per_step is None else per_step
+    def _show(self, summary: Summary, per_step: pd.DataFrame) -> None:
         each = _count_steps_per_point(np.unique(per_step["step"]))
         trend = _add_breaks(trend_by_step(per_step, self.shown.column), each)
         self.source.data = {

@@ -20,7 +20,7 @@ from playwright.sync_api import Page, Route, expect
 from overlapscope.trace.clocks import get_boot_id
 from overlapscope.trace.schema import MACHINE_FILE, RANK_FILE
 from tests.browser.conftest import OpenPage, served
-from tests.browser.test_app import wait_for_step
+from tests.browser.test_app import LANES, wait_for_step
 from tests.browser.test_news import grow
 from tests.synthetic import write_recording
 
@@ -72,7 +72,7 @@ def follow(page: Page) -> None:
     page.locator("#news").get_by_label("Follow").check()
 
 
-def followed(page: Page, *, in_place: bool = False) -> None:
+def followed(page: Page, *, in_place: bool = True) -> None:
     """Wait until the page has been changed in place or opened again, and what it shows is drawn."""
     # A page that took long to open rests twice as long before that.
     is_shown = "document.body.dataset.followed" if in_place else "!window.isTheOldPage"
@@ -100,11 +100,14 @@ def test_no_picture_is_empty_or_half_built_while_a_page_is_followed(
         page.evaluate("window.isTheOldPage = true")
         frames = Frames(page)
         follow(page)
-        followed(page, in_place=route in ("", "stragglers"))
+        followed(page)
         page.wait_for_timeout(500)
         shares = frames.filled()
         assert len(shares) >= 2
         assert min(shares) > 0.8 * shares[0] > 0.01
+
+
+SEEN = f"[document.getElementById('ranks').scrollTop, [{LANES}.x_range.start, {LANES}.x_range.end]]"
 
 
 def open_banner_and_scroll(page: Page) -> None:
@@ -112,7 +115,7 @@ def open_banner_and_scroll(page: Page) -> None:
     page.locator("#ranks").evaluate("(ranks) => ranks.scrollTo(0, 150)")
 
 
-def test_scroll_open_details_and_focus_stay(open_page: OpenPage, tmp_path: Path) -> None:
+def test_scroll_open_details_selection_and_focus_stay(open_page: OpenPage, tmp_path: Path) -> None:
     recording = write_live_recording(tmp_path / "traces", ranks=64, close=False)
     (recording / "rank_1" / MACHINE_FILE).write_text("[]\n")  # so that there is something to say
     with served(recording, tmp_path / "server.log") as url:
@@ -124,9 +127,24 @@ def test_scroll_open_details_and_focus_stay(open_page: OpenPage, tmp_path: Path)
         follow(page)
         followed(page)
         wait_for_step(page, 59)
-        page.wait_for_function("document.getElementById('ranks').scrollTop === 150")
+        assert page.locator("#ranks").evaluate("(ranks) => ranks.scrollTop") == 150
         assert page.locator(".banner").evaluate("(banner) => banner.open")
         expect(page.locator("#news").get_by_label("Follow")).to_be_focused()
+        page.locator("#search").fill("bucket 1")
+        page.keyboard.press("Enter")
+        expect(page.locator("#selection h2")).to_contain_text("bucket 1 of step 59")
+        page.wait_for_function("new URLSearchParams(location.search).has('span')")
+        expect(page.locator("#gutter .number[aria-expanded=true]")).to_have_count(1)
+        rank = page.locator("#gutter .number").nth(12)
+        rank.focus()
+        [scrolled, view] = page.evaluate(SEEN)
+        grow(recording, tmp_path / "latest", 90, close=False)
+        page.wait_for_function("document.body.dataset.followed === '89'")
+        followed(page)
+        assert page.evaluate(SEEN) == [scrolled, view]
+        expect(page.locator("#selection h2")).to_contain_text("bucket 1 of step 59")
+        expect(rank).to_be_focused()
+        expect(page.locator("#step")).to_have_attribute("max", "89")
 
 
 @pytest.mark.nightly
@@ -135,9 +153,8 @@ def test_what_is_closed_and_scrolled_before_the_page_is_drawn_again_stays(open_p
     (recording / "rank_1" / MACHINE_FILE).write_text("[]\n")  # so that there is something to say
     with served(recording, tmp_path / "server.log") as url:
         page = open_page(f"{url}timeline?step=25")
+        page.wait_for_function("window.Bokeh?.documents[0]?.is_idle")
         open_banner_and_scroll(page)
-        grow(recording, tmp_path / "later", 60, close=False)
-        expect(page.locator("#news")).to_contain_text("newer steps")
         page.evaluate("window.isTheOldPage = true")
         page.add_init_script("""addEventListener("DOMContentLoaded", () => setTimeout(() => {
           const [banner, ranks] = [document.querySelector(".banner"), document.getElementById("ranks")]
@@ -146,9 +163,8 @@ def test_what_is_closed_and_scrolled_before_the_page_is_drawn_again_stays(open_p
           ranks.dispatchEvent(new WheelEvent("wheel", {bubbles: true}))
           ranks.scrollTo(0, 20)
         }))""")
-        follow(page)
-        followed(page)
-        wait_for_step(page, 59)
+        page.evaluate("overlapscope.reloadInPlace()")
+        followed(page, in_place=False)
         page.evaluate("new Promise((drawn) => setTimeout(drawn, 200))")
         assert page.evaluate("window.wasOpen")
         assert not page.locator(".banner").evaluate("(banner) => banner.open")
@@ -180,19 +196,18 @@ def test_a_click_reaches_the_page_before_its_plots_are_drawn(open_page: OpenPage
     recording = write_live_recording(tmp_path / "traces")
     with served(recording, tmp_path / "server.log") as url:
         page = open_page(f"{url}timeline?step=25")
+        page.wait_for_function("window.Bokeh?.documents[0]?.is_idle")
         held: list[Route] = []
         page.route(LIBRARY, lambda route: held.append(route))
-        grow(recording, tmp_path / "later", 60)
-        expect(page.locator("#news")).to_contain_text("newer steps")
         page.evaluate("window.isTheOldPage = true")
-        follow(page)
+        page.evaluate("overlapscope.reloadInPlace()")
         page.wait_for_function("!window.isTheOldPage && document.readyState === 'interactive'")
         box = page.locator("#theme").bounding_box()
         assert box is not None
         middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
         assert page.evaluate("([x, y]) => document.elementFromPoint(x, y).closest('#theme') !== null", middle)
         held[0].continue_()
-        followed(page)
+        followed(page, in_place=False)
 
 
 def test_who_follows_a_link_while_the_page_is_being_opened_again_is_led_there(

@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 from bokeh.document import Document
+from bokeh.model import collect_models
+from bokeh.models import Range1d
 
 from dashboards.following import PageFollower
-from dashboards.pages import overview, stragglers
+from dashboards.pages import order, overview, stragglers, timeline
 from dashboards.pages.shell import PageBuilder
-from dashboards.recording import Snapshot
+from dashboards.plots.browser_rpc import is_request
+from dashboards.recording import RecordingCache, Snapshot
 from dashboards.urls import RunUrl
 from overlapscope.trace.recording import read_trace
+from tests.ordered import steps, write_order
 from tests.synthetic import write_recording
 
 
@@ -27,9 +31,8 @@ def opened(build: PageBuilder, states: list[Snapshot]) -> tuple[Document, PageFo
     """A page of the first state, which later finds the last of them."""
     document = Document()
     document.template_variables["place"] = RunUrl(run="job", top_url="../../", has_table=True)
-    update = build(document, states[0], {})
-    assert update is not None
-    return document, PageFollower(document, build, update, lambda _: states[-1])
+    build(document, states[0], {})
+    return document, PageFollower(document, build, lambda _: states[-1])
 
 
 def ask(follower: PageFollower, asked: int) -> tuple[str, str]:
@@ -39,8 +42,8 @@ def ask(follower: PageFollower, asked: int) -> tuple[str, str]:
     return answer["before"][0], answer["after"][0]
 
 
-@pytest.mark.parametrize("build", [overview.build, stragglers.build])
-def test_plots_get_the_new_steps_and_markup_differs_only_where_the_page_does(tmp_path, build):
+@pytest.mark.parametrize("build", [overview.build, stragglers.build, timeline.build])
+def test_a_page_gets_all_that_one_of_the_later_state_has_in_the_same_plots(tmp_path, build):
     states = [state(tmp_path, 30)]
     document, follower = opened(build, states)
     models = {model.id for model in document.models}
@@ -48,22 +51,86 @@ def test_plots_get_the_new_steps_and_markup_differs_only_where_the_page_does(tmp
     assert before == after != ""
     states.append(state(tmp_path, 60))
     before, after = ask(follower, 2)
-    assert "Means of 27 steps" in before
-    assert "Means of 57 steps" in after
+    assert before != after
     assert 'data-root-id="' in after
     assert "../../docs/" in after  # the address of the page is kept
     assert {model.id for model in document.models} == models
-    fresh = Document()
-    fresh.template_variables["place"] = document.template_variables["place"]
-    build(fresh, states[1], {})
-    shown, expected = ([repr(source.data) for source in sources_of(each)] for each in (document, fresh))
-    assert shown == expected
+    fresh, _ = opened(build, states[1:])
+    assert drawn_in(document) == drawn_in(fresh)
     assert ask(follower, 3)[0] == after  # what is on the page now
 
 
-def sources_of(document: Document) -> list[Any]:
-    """The sources of what is drawn."""
-    return [each.data_source for root in document.roots for each in root.renderers]
+def test_the_order_gets_later_collectives(tmp_path):
+    def state_of(count: int) -> Snapshot:
+        folder = tmp_path / str(count)
+        write_order(folder, dict.fromkeys(range(3), steps(count)))
+        return RecordingCache(folder).latest()
+
+    states = [state_of(4), state_of(9)]
+    document, follower = opened(order.build, states)
+    ask(follower, 1)
+    fresh, _ = opened(order.build, states[1:])
+    assert drawn_in(document) == drawn_in(fresh)
+    assert (
+        source_in(document, "facts").data["latest"]
+        > source_in(opened(order.build, states[:1])[0], "facts").data["latest"]
+    )
+
+
+def drawn_in(document: Document) -> list[Any]:
+    """All that is drawn, apart from what is in view."""
+    models = [each for each in collect_models(*document.roots) if not (isinstance(each, Range1d) and each.bounds)]
+    own = [each for each in models if not is_request(each) and "before" not in getattr(each, "data", ())]
+    return [
+        (type(each), name, repr(value))
+        for each in own
+        for name, value in sorted(each.properties_with_values().items())
+        if not each.lookup(name).has_ref
+    ]
+
+
+def source_in(document: Document, name: str) -> Any:
+    return next(each for each in collect_models(*document.roots) if each.name == name)
+
+
+def test_requests_are_answered_from_the_later_state_and_the_view_stays(tmp_path):
+    states = [state(tmp_path, 30)]
+    document, follower = opened(timeline.build, states)
+    lanes = document.roots[0]
+    view, answer = source_in(document, "view"), source_in(document, "answer")
+    lanes.x_range.update(start=1e7, end=3e7)
+
+    def look() -> tuple[Any, list[float]]:
+        view.data = {
+            "id": [len(answer.data["id"])],
+            "from_ns": [0],
+            "to_ns": [10**9],
+            "width_px": [1000],
+            "top_px": [0],
+            "bottom_px": [600],
+            "is_ideal": [False],
+            "is_path": [False],
+        }
+        return answer.data["spans"], source_in(document, "extent").data["last_end_ns"]
+
+    seen = [look()]
+    for count in (60, 90):
+        states.append(state(tmp_path, count))
+        ask(follower, count)
+        seen.append(look())
+    assert seen[0] < seen[1] < seen[2]
+    assert (lanes.x_range.start, lanes.x_range.end) == (1e7, 3e7)
+
+
+def test_a_selected_span_stays_selected_in_the_later_state(tmp_path):
+    states = [state(tmp_path, 30), state(tmp_path, 60)]
+    document, follower = opened(timeline.build, states)
+    selection = source_in(document, "selection")
+    source_in(document, "sought").data = {"text": ["bucket 1"], "from_ns": [0]}
+    before = dict(selection.data)
+    follower.wanted.data = {"id": [1], "query": [f"span={before['name'][0]}"]}
+    assert selection.data["from_ns"] == before["from_ns"]
+    assert selection.data["name"] == before["name"]
 
 
 def test_the_steps_in_view_stay_unless_all_were_in_view(tmp_path):
@@ -82,7 +149,7 @@ def test_a_page_that_has_got_other_plots_or_cannot_be_read_is_opened_again(tmp_p
     one = state(tmp_path, 2)
     document, follower = opened(overview.build, [one, state(tmp_path, 1)])
     assert ask(follower, 1) == ("", "")
-    before = [source.data for source in sources_of(document)]
-    broken = PageFollower(document, overview.build, lambda _: None, lambda _: 1 / 0)
+    before = [each.data_source.data for each in document.roots[0].renderers]
+    broken = PageFollower(document, overview.build, lambda _: 1 / 0)
     assert ask(broken, 1) == ("", "")
-    assert [source.data for source in sources_of(document)] == before
+    assert [each.data_source.data for each in document.roots[0].renderers] == before

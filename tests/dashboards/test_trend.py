@@ -62,7 +62,7 @@ def test_a_line_is_interrupted_where_many_steps_are_missing(tmp_path):
     assert not np.isnan(plot.source.data["mean"]).any()
     kept = ~summary.figures["step"].between(20, 39)
     cut = replace(summary, figures=summary.figures[kept], is_steady=summary.is_steady[kept])
-    plot.update(cut)
+    plot = TrendPlot(FIGURES[0], cut)
     (at,) = np.flatnonzero(np.isnan(plot.source.data["mean"]))
     assert 20 <= plot.source.data["step"][at] <= 39
     assert all(np.isnan(line).sum() == 1 for line in plot.rank_lines.data["ys"])
