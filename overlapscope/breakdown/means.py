@@ -156,15 +156,21 @@ class MeanStep:
         )
 
     def capped_at(self, mean: MeanStep) -> MeanStep:
-        """Limit this saving so that no block falls below zero; the step saving shrinks by what is cut off.
+        """Limit this saving so that no block falls below zero; the step saving shrinks by that, but not below 0.
+
+        Blocks that get longer pay for what others save. If these save less than that, less is paid.
 
         Args:
             mean: The mean step that the saving is taken from.
         """
         surplus = {name: max(0.0, each.value - mean.blocks[name].value) for name, each in self.blocks.items()}
+        cut = min(sum(surplus.values()), max(0.0, self.step.value))
+        paid = sum(max(0.0, -each.value) for each in self.blocks.values())
+        unpaid_share = (sum(surplus.values()) - cut) / paid if paid else 0.0
+        less = {name: surplus[name] - unpaid_share * max(0.0, -each.value) for name, each in self.blocks.items()}
         return MeanStep(
-            step=self.step.shift_down(sum(surplus.values())),
-            blocks={name: each.shift_down(surplus[name]) for name, each in self.blocks.items()},
+            step=self.step.shift_down(cut),
+            blocks={name: each.shift_down(less[name]) for name, each in self.blocks.items()},
         ).bounded_by(mean.step.value)
 
     def bounded_by(self, step_ns: float) -> MeanStep:

@@ -82,6 +82,17 @@ def test_blocks_of_a_mean_and_of_a_difference_sum_to_the_step(one: np.ndarray, o
         assert all(each.low <= each.value <= each.high for each in mean.blocks.values())
 
 
+@given(series(5), series(5), series(5))
+def test_what_is_cut_off_a_saving_makes_no_loss_of_it(one: np.ndarray, other: np.ndarray, whole: np.ndarray) -> None:
+    saving, mean = compute_mean_step(one - other), compute_mean_step(whole)
+    capped = saving.capped_at(mean)
+    check_sum(capped)
+    assert min(0.0, saving.step.value) - 1e-3 <= capped.step.value <= saving.step.value + 1e-3
+    for name, block in capped.blocks.items():
+        assert block.value <= mean.blocks[name].value + 1e-3
+        assert (block.value <= 1e-3) or (saving.blocks[name].value >= 0)
+
+
 def test_the_interval_of_a_difference_is_that_of_independent_errors() -> None:
     random = np.random.default_rng(0)
     steps = 100 + random.normal(size=(400, len(BLOCKS)))
