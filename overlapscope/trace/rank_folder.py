@@ -120,11 +120,13 @@ class RankFolder:
 
     def run(self) -> dict[str, Any]:
         """Return what ran, ``run.json``, which every rank has that has joined a group."""
+        if self.is_joining():
+            return {name: value for name, value in self.joining().items() if name in ("versions", "world_size")}
         return read_json(self.path / RUN_FILE, self.problems)
 
     def where(self) -> dict[str, Any]:
         """Return where it ran, ``rank.json``, which every rank has that has joined a group."""
-        return read_json(self.path / RANK_FILE, self.problems)
+        return self.joining() if self.is_joining() else read_json(self.path / RANK_FILE, self.problems)
 
     def joining(self) -> dict[str, Any]:
         """Return the process's settings before it waited for the others, ``joining.json``."""
@@ -155,13 +157,17 @@ class RankFolder:
         """Return whether the rank left collective logs and no event log, as with plain torch.distributed."""
         return has_collective_logs(self.path) and not self.has(EVENTS_FILE)
 
+    def is_joining(self) -> bool:
+        """Return whether the rank waited for the others to join when it was last seen, and so has no log yet."""
+        return self.has(JOINING_FILE) and not self.has(RANK_FILE) and not self.has(EVENTS_FILE)
+
     def events(self) -> tuple[bool, Records]:
         """Return whether the event log is closed, and its records; a log that need not exist counts as empty.
 
         Raises:
             OverlapScopeError: the log can't be read.
         """
-        if self.has_only_collective_logs():
+        if self.has_only_collective_logs() or self.is_joining():
             return False, np.empty(0, dtype=RECORD_DTYPE)
         header, records, found = read_log(self.path / EVENTS_FILE)
         self.problems += found

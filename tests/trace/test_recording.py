@@ -22,6 +22,7 @@ from overlapscope.trace.schema import (
     ENDED_FILE,
     EVENTS_FILE,
     HEADER_BYTES,
+    JOINING_FILE,
     PLANS_FILE,
     RANK_FILE,
     RECORD_BYTES,
@@ -32,6 +33,19 @@ from overlapscope.trace.schema import (
 )
 from tests.ordered import make_folder, steps, write_order
 from tests.synthetic import PARAMETERS, US, make_rank, write_recording, write_step
+
+
+def test_ranks_that_wait_for_others_to_join_are_there_without_anything_being_unreadable(tmp_path: Path) -> None:
+    for rank in (0, 2):
+        folder = rank_folder(tmp_path, rank)
+        folder.mkdir()
+        where = {"host": "node0", "pid": 100 + rank, "boot_id": "b", "time_ns": 1, "rank": rank, "world_size": 3}
+        write_json(folder / JOINING_FILE, where)
+    trace = read_trace(tmp_path)
+    assert trace.ranks["rank"].tolist() == [0, 2]
+    assert trace.ranks["host"].tolist() == ["node0", "node0"]
+    assert trace.has_only_collectives
+    assert [problem.message for problem in trace.problems] == [f"{tmp_path}: 1 of 3 ranks left no log: 1"]
 
 
 def test_a_whole_recording_has_no_problems(tmp_path: Path) -> None:
