@@ -22,6 +22,7 @@ from dashboards.runs import summarize_run
 from overlapscope.advice.advice import Advice
 from overlapscope.advice.worth_doing import find_improvements
 from overlapscope.analysis import Analysis
+from overlapscope.breakdown.text import describe_drift
 from overlapscope.bucket_model.text import format_headline, format_limit
 from overlapscope.compare.comparison import MAX_SEEN_SHARE, Comparison, compare
 from overlapscope.compare.side import STEP, ComparisonSide, StepChoice
@@ -218,6 +219,8 @@ def _of_run(folder: Path, analysis: Analysis) -> Iterator[str]:
 def _of_advice(analysis: Analysis, advice: Advice) -> Iterator[str]:
     found, summary = advice.recommendation, analysis.summary
     report = build_buckets_report(analysis.trace, advice)
+    if summary.drift is not None and describe_drift(summary.drift) not in report.sections[0].notes:
+        yield "recommend: nothing of the drift that the summary says"
     yield from _of_report(report, "recommend")
     warm = summary.finished_together[summary.finished_together["step"] >= 3]
     by_step = warm.groupby("step")["step_time_ns"].mean()

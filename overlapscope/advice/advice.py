@@ -14,6 +14,7 @@ import numpy as np
 from overlapscope.advice.observations import extract_observations, find_reduced_models, get_backend_lanes
 from overlapscope.analysis import Analysis
 from overlapscope.breakdown.breakdown import Breakdown
+from overlapscope.breakdown.drift import Drift
 from overlapscope.breakdown.means import mean_with_ci
 from overlapscope.breakdown.steady_steps import outlier_sign
 from overlapscope.breakdown.summary import Summary
@@ -52,6 +53,8 @@ class Advice:
     """Number of steps of the recording, of which the model learns from some."""
     missing_ranks: int
     """Number of ranks that left no log. Time spent waiting for them looks like transfer."""
+    drift: Drift | None
+    """Drift of the step time over the recording, whose means the predictions are."""
 
     def plan_file(self) -> PlanFile:
         """Return the best plan of all as a file for ``DistributedDataParallel(bucket_plan=...)``."""
@@ -120,6 +123,7 @@ def advise(analysis: Analysis, calibration: Path | None = None) -> Advice:
         other_models=len(find_reduced_models(trace)) - 1,
         recorded_steps=trace.steps["step"].nunique(),
         missing_ranks=max(0, observations.world_size - len(trace.ranks)),
+        drift=analysis.summary.drift,
     )
 
 

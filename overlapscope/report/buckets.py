@@ -9,6 +9,7 @@ from typing import Any
 
 from overlapscope.advice.advice import Advice
 from overlapscope.advice.observations import MAX_CYCLES
+from overlapscope.breakdown.text import describe_drift
 from overlapscope.bucket_model import text
 from overlapscope.bucket_model.plans import format_caps
 from overlapscope.bucket_model.recommend import Recommendation
@@ -127,6 +128,8 @@ def _describe_limit(found: Recommendation) -> str:
 
 
 def _generate_caveats(advice: Advice) -> Iterator[str]:
+    if advice.drift is not None:
+        yield describe_drift(advice.drift)
     yield from (text.MISSING_MEASUREMENTS[each] for each in advice.recommendation.missing)
     if not advice.fitted.observations.has_common_clock:
         yield "The ranks' clocks can't be compared, so waits and transfers are told apart rank by rank."

@@ -57,6 +57,7 @@ def forecast_of(job: Job, plans: Any = None) -> Forecast:
             is_calibrated=False,
             other_models=0,
             missing_ranks=0,
+            drift=None,
         )
     )
 
