@@ -142,7 +142,7 @@ def draw_numbers(number_range: Range1d, *, steps: ColumnDataSource, band: Column
         edge = plot.vspan(x=side, source=band, line_width=1.5)
         paint(edge.glyph, line_color="exposed")
     flag = plot.text(
-        x="middle", y=28, text="label", source=band, text_align="center", text_font_style="bold", **SMALL_TEXT
+        x="flag", y=28, text="label", source=band, text_align="align", text_font_style="bold", **SMALL_TEXT
     )
     paint(flag.glyph, text_color="exposed")
     return plot
@@ -227,7 +227,7 @@ class OrderPlot:
         self.names = ColumnDataSource(data=make_empty_columns(*TEXT_COLUMNS))
         self.subjects = ColumnDataSource(data=make_empty_columns(*TEXT_COLUMNS))
         self.steps = ColumnDataSource(data=make_empty_columns("x", "label"))
-        self.band = ColumnDataSource(data=_build_band_columns(highlight))
+        self.band = ColumnDataSource(data=_build_band_columns(highlight, lanes))
         self.box = ColumnDataSource(data=make_empty_columns(*BOX_COLUMNS))
 
         self.rpc = BrowserRpc()
@@ -313,8 +313,17 @@ class OrderPlot:
         self.tooltip.data = build_tooltip_columns(args, title, rows)
 
 
-def _build_band_columns(highlight: tuple[int, str] | None) -> dict[str, Any]:
+_LABEL_COLUMNS: Final = 6
+"""Number of columns nearer to which to an end of the log a label in the middle of its column would be cut off."""
+
+
+def _build_band_columns(highlight: tuple[int, str] | None, lanes: OrderLanes) -> dict[str, Any]:
     if highlight is None:
-        return make_empty_columns("left", "right", "middle", "label")
+        return make_empty_columns("left", "right", "flag", "align", "label")
     number, label = highlight
-    return {"left": [number - 0.5], "right": [number + 0.5], "middle": [number], "label": [label]}
+    flag, align = float(number), "center"
+    if lanes.latest - number < _LABEL_COLUMNS <= number - lanes.oldest:
+        flag, align = number + 0.5, "right"
+    elif number - lanes.oldest < _LABEL_COLUMNS:
+        flag, align = number - 0.5, "left"
+    return {"left": [number - 0.5], "right": [number + 0.5], "flag": [flag], "align": [align], "label": [label]}

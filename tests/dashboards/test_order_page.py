@@ -251,7 +251,7 @@ def test_what_differs_is_marked_and_the_first_difference_has_a_band(snapshot):
     top, bottom = plot.layout.cell_px(1)
     assert plot.differing.data["left"]
     assert all(top <= edge <= bottom for edge in plot.differing.data["top"])
-    assert plot.band.data["middle"] == [7]
+    assert plot.band.data["left"] == [6.5]
     assert plot.band.data["label"] == ["first difference"]
 
 
