@@ -199,6 +199,7 @@ def _content(found: FoundExperiment, kind: str) -> bytes:
 
 ROUTES: Final[dict[str, PageBuilder]] = {
     "/": overview.build,
+    "/overview": overview.build,  # what its label in the header suggests
     "/timeline": timeline.build,
     "/stragglers": stragglers.build,
     "/order": order.build,
