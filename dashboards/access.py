@@ -12,7 +12,9 @@ import hmac
 import json
 import os
 import secrets
+import time
 from base64 import b64decode
+from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from enum import Enum
@@ -27,6 +29,9 @@ from tornado.web import create_signed_value, decode_signed_value
 from overlapscope.errors import OverlapScopeError
 
 MIN_TOKEN_LENGTH: Final = 16
+MAX_WRONG_PASSWORDS: Final = 20
+WRONG_PASSWORDS_PERIOD_S: Final = 60.0
+"""After ``MAX_WRONG_PASSWORDS`` of a user in this time, none is accepted for the rest of it."""
 _LOGIN_DAYS: Final = 31
 
 
@@ -61,6 +66,8 @@ class Access:
         self.token = token
         self.is_token_generated = is_token_generated
         self.passwords = passwords or {}
+        # Of each user alone, so that guessing keeps nobody else out. A token is too long to be guessed.
+        self._wrong_passwords = {user: deque[float](maxlen=MAX_WRONG_PASSWORDS) for user in self.passwords}
         self.hosts = frozenset(map(str.lower, hosts))
         self.oauth = oauth
         # Derived from a token, so that logins survive a restart of the server with the same token.
@@ -98,7 +105,17 @@ class Access:
         """Return whether a token, or a user name and password, is valid."""
         if self.token is not None and hmac.compare_digest(token.encode(), self.token.encode()):
             return True
-        return user in self.passwords and hmac.compare_digest(password.encode(), self.passwords[user].encode())
+        return user in self.passwords and self._is_valid_password(user, password)
+
+    def _is_valid_password(self, user: str, password: str) -> bool:
+        """Return whether a password is valid; none is while too many wrong ones were tried for that user."""
+        wrong, now_s = self._wrong_passwords[user], time.monotonic()
+        if len(wrong) == MAX_WRONG_PASSWORDS and now_s - wrong[0] < WRONG_PASSWORDS_PERIOD_S:
+            return False
+        is_valid = hmac.compare_digest(password.encode(), self.passwords[user].encode())
+        if not is_valid:
+            wrong.append(now_s)
+        return is_valid
 
     def _is_valid_authorization(self, authorization: str) -> bool:
         """Return whether an Authorization header is valid, for clients without cookies such as Prometheus or curl."""

@@ -28,6 +28,7 @@ from dashboards.access import Access, is_loopback
 from dashboards.experiment_figures import draw_picture
 from dashboards.following import follow
 from dashboards.gate import SERVER_OPTIONS, install_access_rules, login_options
+from dashboards.limits import REQUEST_LIMITS, limit_server
 from dashboards.pages import (
     buckets,
     compare,
@@ -396,10 +397,12 @@ def start_server(
             *(metrics_routes(runs) if metrics else ()),
         ],
         **SESSION_LIFETIME_OPTIONS,
+        **REQUEST_LIMITS,
         **SERVER_OPTIONS,
         **login_options(access),
     )
     install_access_rules(server, access)
+    limit_server(server)
     release_closed_pages(server)
     server.start()  # starts its periodic tasks: drop the sessions of closed pages, ping those of open ones
     return server
@@ -425,7 +428,7 @@ def _page(runs: RunIndex, fill: Callable[[], None]) -> Callable[[], None]:
 
 def _reachable_host(address: str) -> str:
     """Return the host for a URL that reaches a server listening on an address."""
-    if address in ("0.0.0.0", "::"):
+    if address in ("0.0.0.0", "::"):  # noqa: S104 - compared, not listened on
         return socket.gethostname()
     if address == "127.0.0.1":
         return "localhost"

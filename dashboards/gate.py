@@ -8,12 +8,13 @@ from urllib.parse import parse_qsl, urlencode
 
 from bokeh.server.server import Server
 from panel.auth import AUTH_PROVIDERS
-from tornado.httputil import HTTPServerRequest
+from tornado.httputil import HTTPHeaders, HTTPServerRequest
 from tornado.routing import Matcher, Rule
-from tornado.web import RedirectHandler, RequestHandler
+from tornado.web import OutputTransform, RedirectHandler, RequestHandler
 
 from dashboards.access import Access, Refusal
 from dashboards.pages.shell import render_standalone
+from dashboards.policy import policy_headers
 from overlapscope.errors import OverlapScopeError
 
 SERVER_OPTIONS: Final[dict[str, Any]] = {
@@ -54,6 +55,25 @@ def install_access_rules(server: Server, access: Access) -> None:
         server._tornado.add_handlers(".*", [(rf"{re.escape(server.prefix)}/.+/login", RedirectHandler, {"url": login})])
     # Bokeh's list of origins supports neither IPv6 nor names that are not known beforehand: ``Access`` decides instead.
     server._tornado._websocket_origins.add("*")
+    server._tornado.add_transform(_PolicyHeaders)
+
+
+class _PolicyHeaders(OutputTransform):
+    """Headers with the policies, of every answer; what a handler has set itself stays."""
+
+    def __init__(self, request: HTTPServerRequest) -> None:
+        self._headers = policy_headers(request.path)
+
+    def transform_first_chunk(
+        self,
+        status_code: int,
+        headers: HTTPHeaders,
+        chunk: bytes,
+        finishing: bool,  # noqa: ARG002 - a method of tornado's
+    ) -> tuple[int, HTTPHeaders, bytes]:
+        for name, value in self._headers.items():
+            headers.setdefault(name, value)
+        return status_code, headers, chunk
 
 
 class _NotFoundHandler(RequestHandler):

@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 
 from dashboards import theme
 from dashboards.glossary import explain_term
+from dashboards.policy import FILE_POLICY
 from dashboards.recording import Snapshot, StepSelection
 from dashboards.urls import RunUrl, file_stem
 from overlapscope.breakdown.breakdown import BLOCKS
@@ -59,6 +60,7 @@ _ENVIRONMENT: Final = Environment(
 _ENVIRONMENT.globals.update(
     blocks=BLOCKS, phases=PHASE_LABELS, bucket_slots=BUCKET_SLOTS, number_colors=theme.NUMBER_COLORS
 )
+_ENVIRONMENT.globals["file_policy"] = FILE_POLICY
 _ENVIRONMENT.globals["explain"] = explain_term
 _ENVIRONMENT.globals["place"] = RunUrl()  # unless the document has another
 _ENVIRONMENT.globals["incident"] = None  # unless a job has failed
@@ -84,7 +86,7 @@ def format_code(text: str) -> Markup:
         shown = name if is_only else f"{folder.rpartition('/')[2]}/{name}"
         return f'<span class="file" title="{match[0]}">{shown}</span>'
 
-    return Markup(_PATH.sub(shorten, markup))
+    return Markup(_PATH.sub(shorten, markup))  # noqa: S704 - of a text that was escaped
 
 
 _PATH: Final = re.compile(r"(?<![\w.])(?:/[^\s/:;&<>()]+)+/[^\s/:;&<>()]+(?=:\d+\b)")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dashboards.access import Access
+from dashboards.access import MAX_WRONG_PASSWORDS, WRONG_PASSWORDS_PERIOD_S, Access
 from dashboards.runs import RunIndex
 from tests.dashboards.running import Answer, Running, running
 from tests.synthetic import write_recording
@@ -154,6 +154,27 @@ def test_a_name_and_password_let_in(runs: RunIndex) -> None:
         answer = server.get("/plots/order", method="POST", body="user=ada&password=difference", **form)
         assert answer.headers["Location"] == "./order"
         assert server.get("/plots/order", Cookie=logged_in(answer)).status == 200
+
+
+def test_a_user_whose_password_is_guessed_has_to_wait_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr("dashboards.access.time.monotonic", lambda: now_s)
+    access = Access(passwords={"ada": "difference", "bob": "builder"})
+    guesses = [access.is_valid_login(user="ada", password=f"guess {number}") for number in range(MAX_WRONG_PASSWORDS)]
+    assert not any(guesses)
+    assert not access.is_valid_login(user="ada", password="difference")
+    assert access.is_valid_login(user="bob", password="builder")
+    now_s += WRONG_PASSWORDS_PERIOD_S
+    assert access.is_valid_login(user="ada", password="difference")
+
+
+def test_browsers_are_told_to_load_and_to_run_nothing_of_others(unlocked: Running) -> None:
+    for path in PATHS:
+        headers = unlocked.get(path).headers
+        policy = dict(each.strip().split(" ", 1) for each in headers["Content-Security-Policy"].split(";"))
+        assert not re.search(r"https?:|\*", policy["default-src"])
+        assert ("frame-ancestors" in policy) == (not path.startswith("/plots/"))
+        assert headers["X-Content-Type-Options"] == "nosniff"
 
 
 def test_behind_a_prefix_every_page_and_its_script_are_below_it(runs: RunIndex) -> None:

@@ -186,6 +186,15 @@ def test_without_steps_it_has_the_order_and_nothing_about_steps(kind: str, tmp_p
     assert chapters(report(RECORDINGS[kind](tmp_path / "traces"))) == ["order", "about"]
 
 
+def test_a_file_may_load_nothing(tmp_path: Path) -> None:
+    page = report(write_recording(tmp_path / "traces", steps=12))
+    policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
+    assert policy is not None
+    assert policy.start() < page.index("<script"), "what comes before is not held by it"
+    assert "default-src 'none'" in unescape(policy[1])
+    assert not re.search(r"https?:|\*|'self'", unescape(policy[1]))
+
+
 def test_names_in_a_recording_are_text_and_never_markup(tmp_path: Path) -> None:
     folder = write_recording(tmp_path / "traces", steps=12)
     evil = "</script><img src=x onerror=alert(1)>"
