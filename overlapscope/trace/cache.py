@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -211,7 +212,7 @@ def publish_tables(
         "unsplit": {name: crc32((staging / f"{name}.parquet").read_bytes()) for name in unsplit},
     }
     (staging / CONTENTS_FILE).write_text(dump_json_text(contents), encoding="utf-8")
-    staging.chmod(0o755)
+    staging.chmod(stat.S_IMODE(path.stat().st_mode) | 0o700)  # whoever may read the recording may read these
     remove_tables(path)
     staging.rename(path / TABLES_FOLDER)
 

@@ -23,6 +23,7 @@ from overlapscope.trace.cache import ConvertedShards
 from overlapscope.trace.folders import STAGING_PREFIX, try_lock
 from overlapscope.trace.load import _ShardTask
 from overlapscope.trace.recording import Trace, open_recording, read_trace
+from overlapscope.trace.runs import RunNotes, write_notes
 from overlapscope.trace.schema import RUN_FILE, TABLES_FOLDER, rank_folder
 from overlapscope.trace.tables import TABLES
 from tests.synthetic import US, make_rank, write_recording, write_step
@@ -163,6 +164,20 @@ def open_folder() -> Iterator[Path]:
     yield folder
     folder.chmod(0o755)
     shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o027])
+def test_others_may_read_no_more_than_the_umask_lets_them(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        folder = write_recording(tmp_path / "run", ranks=1)
+        read_trace(folder)
+        write_notes(folder, RunNotes(note="for us alone"))
+    finally:
+        os.umask(before)
+    written = [folder, *folder.rglob("*")]
+    assert {path.name for path in written} >= {"events.log", TABLES_FOLDER, "notes.json"}
+    assert [path for path in written if path.stat().st_mode & umask] == []
 
 
 def test_a_folder_that_may_not_be_written_is_read_without_tables(open_folder: Path) -> None:
