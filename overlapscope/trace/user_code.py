@@ -28,8 +28,8 @@ SKIPPED_PACKAGES: Final = frozenset(
 libraries that are called by user code, and ours."""
 
 _LIBRARIES: Final = re.compile(
-    rf"/(site|dist)-packages/({'|'.join(sorted(SKIPPED_PACKAGES))})/"
-    r"|(?<!/tests)/instrumented_ddp/"
+    rf"/(site|dist)-packages/(?!instrumented_ddp/examples/)({'|'.join(sorted(SKIPPED_PACKAGES))})/"
+    r"|(?<!/tests)/instrumented_ddp/(?!examples/)"
     r"|/torch/(_\w+(/|\.py)|(autograd|cuda|distributed|fx|multiprocessing|nn|optim|utils)/)"
     r"|/site-packages/typing_extensions\.py$"
     r"|/lib/python3\.\d+/(?!(site|dist)-packages/)"

@@ -56,6 +56,10 @@ PACKAGES = "/venv/lib/python3.11/site-packages"
     ("files", "expected"),
     [
         ([f"{PACKAGES}/torchmetrics/metric.py", "/home/me/model.py", "/home/me/train.py"], "/home/me/model.py"),
+        (  # the laboratory's scripts, where OverlapScope was installed from a wheel
+            [f"{PACKAGES}/instrumented_ddp/ddp.py", f"{PACKAGES}/instrumented_ddp/examples/faults/missing_branch.py"],
+            f"{PACKAGES}/instrumented_ddp/examples/faults/missing_branch.py",
+        ),
         (
             [f"{PACKAGES}/torchmetrics/metric.py", f"{PACKAGES}/mine/net.py", f"{PACKAGES}/mine/train.py"],
             "/mine/net.py",
