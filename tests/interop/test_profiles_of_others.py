@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -12,6 +13,7 @@ from overlapscope.breakdown.breakdown import compute_breakdown, tabulate_breakdo
 from overlapscope.cli.main import main
 from overlapscope.interop.communication import compute_overlap, find_collective_spans
 from overlapscope.interop.kineto import read_profile
+from overlapscope.interop.trace_files import find_trace_files
 from overlapscope.interop.training import convert_profile
 from overlapscope.trace.communication import ImportedCommunication, read_imported_communication
 from overlapscope.trace.recording import Trace, read_trace
@@ -102,6 +104,19 @@ def test_archives_and_folders_are_read(tmp_path: Path, dlrm: Trace) -> None:
     assert trace.ranks["rank"].tolist() == [0, 1]
     assert dlrm.ranks["rank"].tolist() == list(range(8))  # of a folder
     assert all(one.wait_ns is None for one in communication_of(trace).groups)  # the last may be one of the others
+
+
+def test_names_in_an_archive_lead_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    with ZipFile(tmp_path / "evil.zip", "w") as archive:
+        for name in ("../../../a.pt.trace.json", "../b.pt.trace.json", f"{tmp_path}/c.pt.trace.json", "x/../../d.json"):
+            archive.writestr(name, "{}")
+    with find_trace_files([tmp_path / "evil.zip"]) as (files, _):
+        assert len(files) == 4
+        assert all(file.path.resolve().is_relative_to(scratch) for file in files)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["evil.zip", "scratch"]
 
 
 @pytest.mark.parametrize(
