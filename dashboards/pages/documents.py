@@ -35,7 +35,8 @@ def render_document(name: str) -> Markup:
     """Return a document as markup: links lead to other documents that are served; others are text, as are pictures."""
     markdown = re.sub(r"!\[([^]]*)\]\([^)]*\)", r"*\1*", read_asset(f"docs/{name}.md"))
     text = MarkdownIt("commonmark").enable("table").render(markdown)
-    return Markup(re.sub(r'<a href="([^"]*)"[^>]*>(.*?)</a>', _keep_served_link, text, flags=re.DOTALL))
+    markup = re.sub(r'<a href="([^"]*)"[^>]*>(.*?)</a>', _keep_served_link, text, flags=re.DOTALL)
+    return Markup(markup)  # noqa: S704 - of a document that is part of the package
 
 
 def _keep_served_link(link: re.Match[str]) -> str:

@@ -103,7 +103,7 @@ def _render_page(
         sections=[
             (
                 section,
-                Markup(
+                Markup(  # noqa: S704 - of templates, which escape
                     render_fragment("report_reason.html", section=section)
                     if section.name in content.missing
                     else render_fragment(f"report_{section.name}.html", figures=elements, **variables)
