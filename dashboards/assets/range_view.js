@@ -48,6 +48,18 @@ window.overlapscope.rangeView = ({area, figures, range, limits, ask}) => {
 
   // A response comes as one message per source; drawing after each of them would cost several frames.
   const views = figures.map((figure) => Bokeh.index.find_one(figure))
+
+  // Bokeh clears a canvas half a pixel off: what was once drawn in its first row and column would stay.
+  function clearWhole({ctx, canvas}) {
+    ctx.save()
+    ctx.resetTransform()
+    ctx.clearRect(0, 0, canvas.width, canvas.height)
+    ctx.restore()
+  }
+  for (const {canvas_view} of views) {
+    for (const layer of [canvas_view?.primary, canvas_view?.overlays]) if (layer) layer.clear = () => clearWhole(layer)
+  }
+
   let isPaused = false
   function holdDrawing() {
     if (!isPaused) for (const view of views) view.pause()
