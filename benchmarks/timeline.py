@@ -4,8 +4,9 @@ The recording is made up by tests/synthetic.py and written to disk with the real
 process of its own, and is looked at with headless Chromium on this machine, which draws without a GPU.
 
 First paint is from the start of the navigation until Bokeh has drawn everything. An answer is from the question for
-a new view until the frame after its picture was drawn; it is measured while the mouse drags the time axis. So are the
-frames of the page, which is moved at once by what it has: their number in a second, and the longest but 5 %.
+a new view until the frame after its picture was drawn; it is measured while the mouse drags the time axis, and while
+ranks are scrolled. So are the frames of the page, which is moved at once by what it has: their number in a second, and
+the longest but 5 %.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -49,6 +50,9 @@ const note = () => {
 requestAnimationFrame(note)
 """
 
+CAN_SCROLL = "document.getElementById('ranks').scrollHeight > document.getElementById('ranks').clientHeight + 1"
+SCROLL = "(px) => { document.getElementById('ranks').scrollTop += px }"
+
 
 def measure(spans: int, ranks: int, seconds: float) -> Iterator[tuple[str, ...]]:
     """Rows of the table for one number of spans."""
@@ -60,8 +64,12 @@ def measure(spans: int, ranks: int, seconds: float) -> Iterator[tuple[str, ...]]
             # Opened twice: the first page of a server pays for imports and caches.
             first_s, again_s = (painted_s(page, f"{server.url}/timeline") for _ in range(2))
             paint = f"{first_s:.2f} / {again_s:.2f} s"
-            for label, key_presses in (("a third", 5), ("a thirtieth", 10), ("single spans", None)):
-                answers_ms, frames_ms = drag(page, key_presses, seconds)
+            movements = [("a third", 5, drag), ("a thirtieth", 10, drag), ("single spans", None, drag)]
+            if page.evaluate(CAN_SCROLL):
+                movements.append(("ranks, scrolled", 0, scroll))
+            for label, key_presses, move in movements:
+                zoom_in(page, key_presses)
+                answers_ms, frames_ms = move(page, seconds)
                 in_view = (page.text_content("#status") or "").split(" span")[0]
                 median, p95 = np.percentile(answers_ms, [50, 95])
                 times = (f"{median:.0f} ms", f"{p95:.0f} ms", f"{len(answers_ms)}")
@@ -85,12 +93,8 @@ def painted_s(page: Page, url: str) -> float:
     return float(page.evaluate("window.paintedMs")) / 1e3
 
 
-def drag(page: Page, key_presses: int | None, seconds: float) -> tuple[list[float], list[float]]:
-    """Zoom in with the keyboard, to single spans if no number is given, then drag for some time.
-
-    Returns:
-        How long answers took, and frames of the page, in milliseconds.
-    """
+def zoom_in(page: Page, key_presses: int | None) -> None:
+    """Zoom in with the keyboard, to single spans if no number is given."""
     presses = 0
     while presses < (200 if key_presses is None else key_presses):
         if key_presses is None and "Zoom in" not in (page.text_content("#status") or ""):
@@ -99,20 +103,39 @@ def drag(page: Page, key_presses: int | None, seconds: float) -> tuple[list[floa
         page.wait_for_timeout(150)
         presses += 1
     page.wait_for_timeout(1000)
-    page.evaluate("window.answers = []")
+
+
+def drag(page: Page, seconds: float) -> tuple[list[float], list[float]]:
+    """Drag the time axis for some time; return what ``watch`` does."""
     lanes = page.locator("#lanes").bounding_box()
     assert lanes is not None
     y = lanes["y"] + 20
     page.mouse.move(800, y)
     page.mouse.down()
+    times = watch(page, seconds, lambda move: page.mouse.move(800 + 300 * np.sin(move / 40), y))
+    page.mouse.up()
+    return times
+
+
+def scroll(page: Page, seconds: float) -> tuple[list[float], list[float]]:
+    """Scroll the ranks for some time; return what ``watch`` does."""
+    return watch(page, seconds, lambda move: page.evaluate(SCROLL, 24 if move % 400 < 200 else -24))
+
+
+def watch(page: Page, seconds: float, act: Callable[[int], None]) -> tuple[list[float], list[float]]:
+    """Move a page for some time.
+
+    Returns:
+        How long answers took, and frames of the page, in milliseconds.
+    """
+    page.evaluate("window.answers = []")
     page.evaluate(COUNT_FRAMES)
     until, move = time.monotonic() + seconds, 0
     while time.monotonic() < until:
         move += 1
-        page.mouse.move(800 + 300 * np.sin(move / 40), y)
+        act(move)
         page.wait_for_timeout(8)
     frames_ms = list(page.evaluate("window.framesMs"))
-    page.mouse.up()
     page.wait_for_timeout(500)
     page.wait_for_function("window.answers.length")  # on a busy machine the first one comes late
     return list(page.evaluate("window.answers")), frames_ms

@@ -7,6 +7,7 @@ window.overlapscope.areaOfLanes = ({lanes, axis, range, timeAt, positionAt, rows
   frame.hidden = true
   lanes.append(frame)
   let asked = 0
+  let isPlaced = false
   const sorted = (first, last) => [Math.min(first, last), Math.max(first, last)]
   const lastPosition = () => plot.rows.data.rank.length - 2
 
@@ -32,6 +33,7 @@ window.overlapscope.areaOfLanes = ({lanes, axis, range, timeAt, positionAt, rows
 
   function place(first, last) {
     const {from_ns, to_ns, top, bottom} = edges(first, last)
+    isPlaced = true
     const isAll = top === 0 && bottom === lastPosition()
     ask(from_ns, to_ns, isAll ? "" : plot.rows.data.rank.slice(top, bottom + 1).join(","))
     end()
@@ -63,9 +65,16 @@ window.overlapscope.areaOfLanes = ({lanes, axis, range, timeAt, positionAt, rows
     return wasPlacing
   }
 
+  // Whether the response is to one that was placed, and not to one that the address had; call it once.
+  function takePlaced() {
+    const was = isPlaced
+    isPlaced = false
+    return was
+  }
+
   const remove = () => (plot.asked_area.data = {id: [], from_ns: [], to_ns: [], ranks: []})
 
-  return {begin, stop, ask, remove, isPlacing: () => onLanes.isPlacing() || onAxis.isPlacing()}
+  return {begin, stop, ask, remove, takePlaced, isPlacing: () => onLanes.isPlacing() || onAxis.isPlacing()}
 }
 
 // Sorts the ranks of the table by the column that is clicked: the largest first, then the smallest, then as they were.

@@ -314,12 +314,14 @@ window.overlapscope.startTimeline = (plot, minViewNs) => {
 
   function showArea() {
     const {from_ns, to_ns, ranks, note} = plot.area.data
+    const isPlaced = areaOfLanes.takePlaced()
     if (element("search-note")) element("search-note").textContent = note[0]
     if (to_ns[0] <= from_ns[0]) return clearSelection()
     if (chosen.span !== null) choose({})
     chosen = {...NOTHING, area: `${from_ns[0]}-${to_ns[0]}`, area_ranks: ranks[0] || null}
     selection = {from: from_ns[0], to: to_ns[0], name: null}
-    rememberSoon()
+    if (isPlaced) rememberSoon()
+    else window.overlapscope.setAddress(chosen)
     tip.leave()
     showPanel()
   }
@@ -454,6 +456,7 @@ window.overlapscope.startTimeline = (plot, minViewNs) => {
 
   const showPanel = () => {
     panel.show(plot.panel.data.markup[0])
+    element("selection").scrollIntoView({block: "nearest"}) // in a narrow window it is below the lanes
     cover(element("selection").offsetHeight)
   }
 
