@@ -55,7 +55,9 @@ def render_area(timeline: Timeline, area: Area, table: pd.DataFrame) -> str:
         title=f"{length} on {rank_list(area.ranks) if len(area.ranks) <= _MIN_SUMMARIZED else _count_ranks(area)}",
         begin=format_timestamp_ns(area.from_ns),
         end=format_timestamp_ns(area.to_ns),
-        steps=f"{'step' if len(touched) == 1 else 'steps'} {format_ranks(sorted(touched))}" if touched else "no step",
+        steps=f"{'step' if len(touched) == 1 else 'steps'} {format_ranks(sorted(touched))}"
+        if touched
+        else "no finished step",
         groups=[(heading, columns) for heading, columns in groups if columns],
         extremes=_build_extremes(table, names) if len(table) >= _MIN_SUMMARIZED else [],
         rows=[
@@ -63,6 +65,10 @@ def render_area(timeline: Timeline, area: Area, table: pd.DataFrame) -> str:
             for rank, values in zip(table["rank"].tolist(), table[names].to_numpy().tolist(), strict=True)
         ],
     )
+
+
+def _name_steps(steps: list[int]) -> str:
+    return f"step{'s' * (len(steps) != 1)} {format_ranks(steps)}" if steps else "no finished step"
 
 
 def _count_ranks(area: Area) -> str:

@@ -294,7 +294,8 @@ def _timelines(trace: Trace, waits: Waits) -> Iterator[tuple[int, RankTimeline]]
     others = {"gc": SpansByRank.of(trace.pauses), "bucket_copies": SpansByRank.of(trace.copies)}
     others |= {"collectives": SpansByRank.of(trace.user_collectives)}
     others |= {"buffers": SpansByRank.of(buffers.assign(start_ns=compute_arrival_ns(buffers)))}
-    others |= {"exposed": SpansByRank(waits.rank, waits.start_ns, waits.end_ns)}
+    ranks_and_edges = zip((waits.rank, waits.start_ns, waits.end_ns), _find_endless_waits(trace), strict=True)
+    others |= {"exposed": SpansByRank(*(np.concatenate(columns) for columns in ranks_and_edges))}
     for rank, device in zip(trace.ranks["rank"].tolist(), trace.ranks["device"].astype(str), strict=True):
         claims = _DEVICE_CLAIMS if device.startswith("cuda") else _HOST_CLAIMS
         phases_ns, own_phase = phases[rank], phase[phases.rows[rank]]
@@ -309,6 +310,22 @@ def _timelines(trace: Trace, waits: Waits) -> Iterator[tuple[int, RankTimeline]]
             block_of = _BLOCK_OF | {"loop": "inter_phase"}
         block = np.array([BLOCKS.index(block_of.get(name, name)) for name in claims] + [len(BLOCKS) - 1], np.int8)
         yield rank, replace(timeline, owner=block[timeline.owner], claimants=len(BLOCKS) - 1)
+
+
+def _find_endless_waits(trace: Trace) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Return rank, start and end of the waits for buckets that never ended, in steps that were never finished."""
+    finals = trace.phases.loc[trace.phases["phase"] == "finalize", ["rank", "model", "step", "start_ns", "end_ns"]]
+    is_endless = (trace.collectives["bucket"] >= 0) & trace.collectives["end_ns"].isna()
+    launches = trace.collectives[is_endless].groupby(["rank", "model", "step"], as_index=False)["launch_ns"].min()
+    if not len(finals) or not len(launches):
+        return (np.zeros(0, dtype=np.int64),) * 3
+    waits = finals.merge(launches, on=["rank", "model", "step"])
+    waits = waits.merge(trace.steps[["rank", "step"]], on=["rank", "step"], how="left", indicator="known")
+    waits = waits[waits["known"] == "left_only"]
+    rank, start_ns, launch_ns, end_ns = (
+        waits[name].to_numpy(np.int64) for name in ("rank", "start_ns", "launch_ns", "end_ns")
+    )
+    return rank, np.maximum(start_ns, launch_ns), end_ns
 
 
 def _phase_hulls(phases_ns: Int64Array, steps_ns: Int64Array) -> Int64Array:

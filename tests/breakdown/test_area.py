@@ -75,3 +75,19 @@ def test_a_collective_that_never_ended_runs_on_and_a_rank_without_a_record_is_no
 def test_the_most_the_median_and_the_least_name_their_ranks() -> None:
     assert find_extremes(np.array([5, 9, 7, 8]), [4, 5, 6, 7]) == {"most": (5, 9), "median": (6, 7), "least": (4, 5)}
     assert find_extremes(np.array([3]), [12]) == {"most": (12, 3), "median": (12, 3), "least": (12, 3)}
+
+
+def test_the_wait_for_a_bucket_that_never_ends_is_exposed_communication_for_an_unknown_reason() -> None:
+    trace = recording(
+        steps=[{"rank": 0, "step": 0, "start_ns": 0, "end_ns": 5}],
+        phases=[
+            {"rank": 0, "step": 1, "phase": "backward", "start_ns": 5, "end_ns": 12},
+            {"rank": 0, "step": 1, "phase": "finalize", "start_ns": 12, "end_ns": 40},
+        ],
+        collectives=[{"rank": 0, "step": 1, "bucket": 0, "op": "all_reduce", "launch_ns": 10}],
+    )
+    breakdown = compute_breakdown(trace)
+    area = tabulate_area(trace, breakdown, 8, 50, [0]).iloc[0]
+    assert (area["backward_ns"], area["exposed_ns"], area["unattributed_ns"]) == (4, 28, 10)
+    assert area["exposed_unattributed_ns"] == 28
+    assert breakdown.exposed_spans_ns(0).tolist() == [[12], [40]]
