@@ -217,13 +217,14 @@ def thin_out_steps(steps: pd.DataFrame, view: View, width_px: int) -> Int64Array
 
 
 def build_step_label_columns(steps: pd.DataFrame, view: View, width_px: int) -> Columns:
-    """Return the beginning of steps on the time axis, with labels where all of them fits into the view."""
+    """Return the beginning of steps on the time axis, with labels where they fit before the next and the edge."""
     view_ns = view[1] - view[0]
     wide = (view[0] - view_ns, view[1] + view_ns)
     rows = thin_out_steps(steps, wide, 3 * width_px)
     starts_ns, labels = steps["start_ns"].to_numpy()[rows], [f"step {number}" for number in steps["step"][rows]]
     ends_ns = starts_ns + np.array([len(label) * LETTER_PX + 6 for label in labels]) * view_ns / max(1, width_px)
     is_cut = (starts_ns < view[1]) & (ends_ns > view[1])
+    is_cut[:-1] |= ends_ns[:-1] > starts_ns[1:]  # steps of very different lengths, as before a hang
     return {
         "x": starts_ns.astype(np.float64),
         "label": ["" if cut else label for label, cut in zip(labels, is_cut.tolist(), strict=True)],

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from dashboards.pages.timeline import parse_view
@@ -16,6 +17,7 @@ from dashboards.plots.lane_ends import describe_ends
 from dashboards.plots.lane_layout import lane_units, layout_lanes
 from dashboards.plots.span_details import SpanDetails
 from dashboards.plots.timeline import TimelinePlot, compute_step_view
+from dashboards.plots.timeline_columns import build_step_label_columns
 from dashboards.plots.tooltip import build_tooltip
 from dashboards.recording import RecordingCache, Snapshot
 from dashboards.theme import SHADES
@@ -389,3 +391,8 @@ def test_the_end_of_a_rank_that_is_suspected_and_raised_nothing_tells_where_it_w
     verdict, ranks = SimpleNamespace(step=12, named=(9,)), {3: stuck, 9: stuck}
     diagnosis = SimpleNamespace(is_incident=True, verdict=verdict, evidence=SimpleNamespace(ranks=ranks))
     assert describe_ends(diagnosis, {3: frozenset(), 9: frozenset()}) == {9: "rank 9: in forward of step 12"}
+
+
+def test_of_steps_that_begin_close_to_each_other_the_last_has_a_label():
+    steps = pd.DataFrame({"step": [9, 10, 11], "start_ns": [0, 300, 301], "end_ns": [300, 301, 900]})
+    assert build_step_label_columns(steps, (-100, 1000), 1100)["label"] == ["step 9", "", "step 11"]
