@@ -71,7 +71,7 @@ def job_of(seed: int, ranks: int, *, broadcasts: bool) -> Job:
 
 
 @given(seed=st.integers(0, 2**32), ranks=st.integers(2, 5), broadcasts=st.booleans(), records=st.integers(150, 1400))
-@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_it_is_that_of_the_whole(
     tmp_path_factory: pytest.TempPathFactory, seed: int, ranks: int, broadcasts: bool, records: int
 ) -> None:

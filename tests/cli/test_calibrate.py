@@ -19,8 +19,8 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 @pytest.mark.parametrize(
     "launcher",
     [
-        pytest.param(["--nproc", "2"], id="alone"),
-        pytest.param(["--", *TORCHRUN], id="launcher", marks=pytest.mark.slow),
+        pytest.param(["--nproc", "2"], id="alone", marks=pytest.mark.slow),
+        pytest.param(["--", *TORCHRUN], id="launcher", marks=pytest.mark.nightly),
     ],
 )
 def test_it_prints_a_table_and_writes_the_file(tmp_path: Path, launcher: list[str]) -> None:

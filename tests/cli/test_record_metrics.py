@@ -106,6 +106,7 @@ def test_it_ends_when_told_to_and_with_the_process_that_wanted_it(tmp_path: Path
     os.close(told)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_shorter_than_the_start_of_the_other_process_has_its_metrics(tmp_path: Path) -> None:
     file, play = tmp_path / "run.prom", TRAINER.partition("until")[0]
     ran = overlapscope("record", "-o", tmp_path / "a", "--metrics", file, "--", sys.executable, "-c", play)

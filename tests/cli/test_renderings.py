@@ -92,7 +92,7 @@ def cells_of(report: Report, name: str, key: str) -> dict[Any, Any]:
     return {label: value.value if isinstance(value, Interval) else value for label, value in values.items()}
 
 
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(ranks=st.integers(2, 4), late_us=st.integers(0, 5_000), late_rank=st.integers(0, 1), drift_us=st.integers(0, 50))
 def test_renderings_of_steps_have_the_same_numbers(ranks: int, late_us: int, late_rank: int, drift_us: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

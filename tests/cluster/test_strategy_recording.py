@@ -79,7 +79,7 @@ def split(elements: int, parts: int) -> list[int]:
     return [elements // parts + (part < elements % parts) for part in range(parts)]
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 3, pytest.param(4, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("strategy", SENT)
 def test_as_many_bytes_are_sent_as_the_formula_says(
     ranks_of_module: Callable[[int], Ranks], tmp_path: Path, strategy: str, world_size: int

@@ -38,7 +38,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 @given(wild_recordings() | orderly_recordings())
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_slices_of_a_track_do_not_overlap_and_each_row_is_on_one_of_them(trace: Trace) -> None:
     on_tracks: dict[str, int] = {}
     tracks = Tracks(Analysis(trace))

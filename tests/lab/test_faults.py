@@ -15,7 +15,7 @@ from tests.lab.outcome import run_fault
 pytestmark = pytest.mark.cluster
 
 OF_EACH_FAMILY = {"missing-branch", "different-collectives", "interleaved-groups", "killed-in-backward"}
-QUICK = {"missing-branch", "different-collectives", "killed-in-backward"}
+QUICK = {"missing-branch", "killed-in-backward"}
 """Those with which the README's test command holds verdicts to the truth."""
 
 MARKS = {2: pytest.mark.slow, DEFAULT_WORLD_SIZE: pytest.mark.slow, 4: pytest.mark.nightly}

@@ -150,7 +150,7 @@ class TestMemory:
         message = refusal(b"\x80\x02(" + laughs + b"t.")
         assert f"{MAX_VALUES:,} values" in message
 
-    @pytest.mark.parametrize("depth", [MAX_NESTING + 1, 1000, 500_000])
+    @pytest.mark.parametrize("depth", [MAX_NESTING + 1, 1000, 100_000])
     def test_refuses_what_is_nested_too_deeply(self, depth: int) -> None:
         assert "deep" in refusal(b"\x80\x02" + b"]" * depth + b"a" * (depth - 1) + b".")
         assert "deep" in refusal(b"\x80\x02N" + b"\x85" * depth + b".")
