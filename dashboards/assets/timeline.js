@@ -312,6 +312,11 @@ window.overlapscope.startTimeline = (plot, minViewNs) => {
     one.begin()
   }
 
+  function askForArea(by = 0) {
+    const [from, to] = chosen.area.split("-").map((edge) => Number(edge) + by)
+    areaOfLanes.ask(from, to, chosen.area_ranks ?? "")
+  }
+
   function showArea() {
     const {from_ns, to_ns, ranks, note} = plot.area.data
     const isPlaced = areaOfLanes.takePlaced()
@@ -407,7 +412,7 @@ window.overlapscope.startTimeline = (plot, minViewNs) => {
     if (had.area && !chosen.area) areaOfLanes.remove()
     if (had.span && !chosen.span) choose({})
     if (chosen.span) choose({name: chosen.span})
-    else if (chosen.area) areaOfLanes.ask(...chosen.area.split("-").map(Number), chosen.area_ranks ?? "")
+    else if (chosen.area) askForArea()
     else clearSelection()
   }
 
@@ -446,7 +451,8 @@ window.overlapscope.startTimeline = (plot, minViewNs) => {
     const by = before.origin - origin_ns[0]
     const isAtEnd = range.start < before.end && range.end >= before.end
     if (by) show(range.start + by, range.end + by)
-    if (selection) choose({name: selection.name})
+    if (chosen.area) askForArea(by)
+    else if (selection) choose({name: selection.name})
     else if (isAsked) pickStep(Number.MAX_SAFE_INTEGER, 0)
     else if (isAtEnd) show(...[range.start, range.end].map((time) => time + last_end_ns[0] - before.end - by))
     markStrip()

@@ -133,6 +133,21 @@ def test_a_selected_span_stays_selected_in_the_later_state(tmp_path):
     assert selection.data["name"] == before["name"]
 
 
+def test_a_selected_area_stays_in_the_later_state_and_may_be_of_its_steps(tmp_path):
+    states = [state(tmp_path, 30), state(tmp_path, 60)]
+    document, follower = opened(timeline.build, states)
+    asked, area = source_in(document, "asked_area"), source_in(document, "area")
+    asked.data = {"id": [1], "from_ns": [10**8], "to_ns": [5 * 10**8], "ranks": ["1"]}
+    first = dict(area.data)
+    assert first["to_ns"] < [31 * 10**7], "until the end of the recording"
+    follower.wanted.data = {"id": [1], "query": [f"area={10**8}-{first['to_ns'][0]}&area_ranks=1"]}
+    assert (area.data["to_ns"], area.data["ranks"]) == (first["to_ns"], ["1"])
+    asked.data = {"id": [2], "from_ns": [10**8], "to_ns": [5 * 10**8], "ranks": ["1"]}
+    assert area.data["to_ns"] == [5 * 10**8]
+    assert "400 ms on rank 1" in source_in(document, "panel").data["markup"][0]
+    assert source_in(document, "frames").data["right"] == [5 * 10**8]
+
+
 def test_the_steps_in_view_stay_unless_all_were_in_view(tmp_path):
     states = [state(tmp_path, 30), state(tmp_path, 60)]
     document, follower = opened(stragglers.build, states)
