@@ -108,4 +108,4 @@ def _count(rank: pd.Series[int], ranks: Sequence[int], weights: Int64Array | Non
     """Return the number, or the sum of weights, of the rows of each rank."""
     one = np.ones(len(rank), dtype=np.int64) if weights is None else weights
     sums = pd.Series(one, dtype=np.int64).groupby(rank.to_numpy(np.int64)).sum()
-    return sums.reindex(ranks, fill_value=0).to_numpy(np.int64)
+    return sums.reindex(np.asarray(ranks), fill_value=0).to_numpy(np.int64)
