@@ -43,7 +43,7 @@ class PageFollower:
         self._latest = latest
         self._markup = ""
         self._models = collect_models(*document.roots)
-        self._later = document
+        self._later = document  # the one whose state is shown
         rpc = BrowserRpc()
         self.wanted = rpc.request("wanted", ("id", "query"), self._follow)
         self.response = rpc.response("answer", ("id", "before", "after"))
@@ -87,6 +87,8 @@ class PageFollower:
                 _copy(model, shown)
 
         def show(event: DocumentChangedEvent) -> None:
+            if self._later is not later:  # an even later one is shown by now
+                return
             if isinstance(event, SessionCallbackAdded):
                 self._document.add_next_tick_callback(event.callback.callback)
             elif isinstance(event, ModelChangedEvent | ColumnDataChangedEvent) and not is_request(event.model):
@@ -94,7 +96,7 @@ class PageFollower:
                 setattr(shown, event.attr, dict(value) if isinstance(shown, ColumnDataSource) else value)
 
         later.on_change(show)
-        self._later = later  # Bokeh's models don't keep it
+        self._later = later
 
 
 def follow(document: Document, build: PageBuilder, latest: Callable[[QueryArguments], Snapshot]) -> None:
