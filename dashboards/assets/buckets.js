@@ -168,7 +168,10 @@ window.overlapscope.startBuckets = (plot) => {
   // --- wiring ---------------------------------------------------------------------------------------------------
   const {on} = window.overlapscope
   on(plot.answer, "data", answered)
-  window.addEventListener("followed", () => choose({}))
+  window.addEventListener("followed", () => {
+    waiting = false // nobody answers a request to the state before
+    choose({})
+  })
   for (const property of ["start", "end"]) on(plot.size_range, property, showScale)
   for (const figure of [plot.steps, plot.time]) {
     figure.on_event("doubletap", () => plot.step_range.setv({start: 0, end: plot.step_range.bounds[1]}))
