@@ -125,16 +125,17 @@ def _pass_on_to(request: ColumnDataSource) -> Callable[[str, object, Any], None]
 def _copy(model: Model, shown: Model) -> None:
     """Show what a later model does, except for responses that nobody has asked for, and for what is in view."""
     if isinstance(model, ColumnDataSource) and isinstance(shown, ColumnDataSource):
-        is_filled = any(len(values) for values in model.data.values())
-        if not is_response(model) or (is_filled and model.data != shown.data):
-            shown.data = dict(model.data)
+        columns: dict[str, Any] = dict(model.data)
+        is_filled = any(len(values) for values in columns.values())
+        if not is_response(model) or (is_filled and columns != shown.data):
+            shown.data = columns
     elif isinstance(model, Range1d) and isinstance(shown, Range1d) and shown.bounds is not None:
         _copy_range(model, shown)
     else:
         _copy_properties(model, shown)
 
 
-def _copy_range(model: Range1d, shown: Range1d) -> None:
+def _copy_range(model: Any, shown: Any) -> None:
     """Show the whole of a later range if that of the range before was in view, else what is in view."""
     view, (first, last) = sorted((shown.start, shown.end)), shown.bounds
     was_whole = view[0] <= first and view[1] >= last

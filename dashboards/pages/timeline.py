@@ -233,7 +233,7 @@ def connect_ranks(plot: TimelinePlot, snapshot: Snapshot, *, is_plain: bool) -> 
     def show_asked(asked: RequestColumns) -> None:
         arguments = {name: [value.encode() for value in values] for name, values in parse_qs(asked["query"][0]).items()}
         step = _sorted_step(arguments, int(asked["step"][0]))
-        lateness_ns = {} if snapshot.cycles is None else snapshot.cycles.lateness_of(step)
+        lateness_ns = {} if step is None or snapshot.cycles is None else snapshot.cycles.lateness_of(step)
         choice = choose_ranks(snapshot.trace.ranks, arguments, lateness_ns)
         plot.show_ranks(snapshot.lanes.timeline(choice.shown), _layout_ranks(choice))
         markup = _render_gutter(choice, plot.layout, step, lateness_ns, is_plain=is_plain)
