@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from dashboards.run_facts import RunFacts, StepTimes, read_run_facts
 from dashboards.runs import summarize_run
 from overlapscope.cli import recording_folder
+from overlapscope.trace.json_files import write_json
+from overlapscope.trace.schema import JOINING_FILE, rank_folder
 from tests.synthetic import make_rank, write_recording, write_step
 
 
@@ -64,3 +66,15 @@ def test_a_picture_of_many_steps_keeps_their_mean_and_range(times):
     assert max(shown) <= max(times) * (1 + 1e-9)
     if len(times) % len(shown) == 0:
         assert np.mean(shown) == pytest.approx(np.mean(times))
+
+
+def test_a_run_whose_ranks_never_all_joined_has_a_verdict(tmp_path):
+    for rank in (0, 2):
+        folder = rank_folder(tmp_path, rank)
+        folder.mkdir()
+        here = {"host": "node0", "pid": 10_000_000 + rank, "boot_id": "b", "time_ns": 1, "rank": rank, "world_size": 3}
+        write_json(folder / JOINING_FILE, here)
+    found = summarize_run(tmp_path)
+    assert found.kind != "No verdict"
+    assert found.is_fault or not found.has_enough_evidence
+    assert "rank 1" in found.line.lower()
