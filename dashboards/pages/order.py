@@ -177,7 +177,7 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
     group = parse_group(diagnosis, arguments)
     lanes = diagnosis.lanes(group)
     shown, note = choose_lanes(lanes, arguments)
-    highlight = diagnosis.highlight(group)
+    highlight = find_highlight(diagnosis, lanes)
     selected = parse_selected_cell(diagnosis, lanes, shown, arguments)
     details = render_number_details(snapshot.trace, diagnosis, lanes, selected[1])
     # In an incident the step-time breakdown is not the question, and must not delay the page.
@@ -381,6 +381,16 @@ def parse_group(diagnosis: Diagnosis, arguments: QueryArguments) -> ProcessGroup
     return diagnosis.groups[0]
 
 
+def find_highlight(diagnosis: Diagnosis, lanes: OrderLanes) -> tuple[int, str] | None:
+    """Return the number where the fault began, and its label; None if it is that of a log with numbers of its own."""
+    highlight, step = diagnosis.highlight(lanes.group), diagnosis.verdict.step
+    if highlight is None or step is None:
+        return highlight
+    entries = [entry for entry in lanes.entries_at(highlight[0]).values() if entry is not None]
+    steps = [entry.loop_step for entry in entries if entry.step != UNKNOWN_STEP]
+    return highlight if not steps or any(abs(each - step) <= 1 for each in steps) else None
+
+
 def parse_selected_cell(
     diagnosis: Diagnosis, lanes: OrderLanes, shown: Sequence[OrderLane], arguments: QueryArguments
 ) -> SelectedCell:
@@ -388,7 +398,7 @@ def parse_selected_cell(
     lane_index_of = {rank: lane_index for lane_index, lane in enumerate(shown) for rank in lane.ranks}
     wanted = [get_number(arguments, "rank"), *diagnosis.verdict.named, *diagnosis.verdict.concerned]
     lane_index = next((lane_index_of[rank] for rank in wanted if rank in lane_index_of), 0)
-    highlight = diagnosis.highlight(lanes.group)
+    highlight = find_highlight(diagnosis, lanes)
     numbers = [get_number(arguments, "number"), highlight and highlight[0], lanes.first_difference, lanes.latest]
     number = next(number for number in numbers if number is not None)
     return lane_index, min(max(number, lanes.oldest), max(lanes.latest, lanes.oldest))

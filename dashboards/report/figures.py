@@ -72,7 +72,7 @@ class ReportFigures:
         lanes = diagnosis.lanes(group)
         shown, note = order.choose_lanes(lanes, {})
         selected = order.parse_selected_cell(diagnosis, lanes, shown, {})
-        plot = OrderPlot(lanes, shown, highlight=diagnosis.highlight(group), selected=selected)
+        plot = OrderPlot(lanes, shown, highlight=order.find_highlight(diagnosis, lanes), selected=selected)
         for root, name in ((plot.axis, "numbers"), (plot.root, "order")):
             root.update(sizing_mode="fixed", width=_ORDER_WIDTH_PX)
             self._add(root, name)

@@ -335,3 +335,13 @@ def test_a_fault_that_stops_nothing_is_said_to_have_gone_on(tmp_path):
     for verdict, step in ((silent, 2), (replace(silent, kind="stuck"), 9)):
         ranks = {0: RankEvidence(rank=0, position=RankPosition(step=step))}
         assert describe_lasting_damage(verdict, replace(found.evidence, ranks=ranks)) == ""
+
+
+def test_a_number_of_another_log_is_not_marked_in_this_one(snapshot):
+    diagnosis = snapshot.diagnosis
+    lanes = diagnosis.lanes(diagnosis.groups[0])
+    found = order.find_highlight(diagnosis, lanes)
+    assert found is not None
+    assert found[0] == 7
+    diagnosis.verdict = replace(diagnosis.verdict, step=90)
+    assert order.find_highlight(diagnosis, lanes) is None
