@@ -24,12 +24,14 @@ from dashboards.recording import Snapshot
 from overlapscope.advice.advice import Advice
 from overlapscope.advice.worth_doing import find_improvements
 from overlapscope.breakdown.text import BLOCK_LABELS
+from overlapscope.bucket_model.search import MIN_GAIN
 from overlapscope.diagnosis.attempts import format_other_attempts
 from overlapscope.report.communication import build_communication_sections
 from overlapscope.report.improvements import tabulate_improvements
 from overlapscope.report.machine import build_machine_sections
 from overlapscope.report.report import Column, Section, Table
 from overlapscope.stragglers import text
+from overlapscope.stragglers.stragglers import Stragglers
 from overlapscope.text import format_ns
 from overlapscope.trace.recording import Trace
 
@@ -140,7 +142,7 @@ def build_improvements_context(snapshot: Snapshot, advice: Advice | None) -> dic
         snapshot: the recording.
         advice: advice on bucket sizes, if there is any.
     """
-    nothing = {"worth_doing": None, "is_worth_known": True, "is_live": False, "why_unknown": ""}
+    nothing = {"worth_doing": None, "is_worth_known": True, "is_live": False, "why_unknown": "", "late": ""}
     if not snapshot.summary.steps:
         return nothing | {"has_mean": False}
     if snapshot.stragglers is None:
@@ -149,7 +151,14 @@ def build_improvements_context(snapshot: Snapshot, advice: Advice | None) -> dic
     return nothing | {
         "worth_doing": tabulate_improvements(improvements) if improvements else None,
         "has_mean": True,
+        "late": describe_unsure_lateness(snapshot.stragglers),
     }
+
+
+def describe_unsure_lateness(found: Stragglers) -> str:
+    """Return the verdict on stragglers if ranks wait for a late one that nothing is recommended about, else nothing."""
+    is_worth_it = found.suspect is not None or found.saved_if_ranks_equal.step.low >= MIN_GAIN * found.step_time_ns
+    return text.describe_verdict(found) if is_worth_it and not found.findings else ""
 
 
 def build_trend(document: Document, snapshot: Snapshot, _arguments: QueryArguments, *, shown: TrendFigure) -> None:

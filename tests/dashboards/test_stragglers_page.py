@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -242,3 +243,11 @@ def test_a_slow_link_is_named_by_its_ends_and_mending_it_is_among_the_big_number
     page = page_of(snapshot)
     assert "Link 2 → 3" in page
     assert "Link 2 → 3 like the others" in page
+
+
+def test_the_overview_says_of_lateness_that_is_not_sure_what_this_page_does(straggling):
+    found = straggling.stragglers
+    unsure = replace(found, findings=())
+    assert overview.describe_unsure_lateness(unsure) == describe_verdict(unsure)
+    assert overview.describe_unsure_lateness(found) == ""  # it is recommended to fix that
+    assert overview.build_improvements_context(straggling, None)["late"] == ""
