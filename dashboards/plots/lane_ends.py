@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -12,6 +13,8 @@ from overlapscope.diagnosis.diagnosis import Diagnosis
 from overlapscope.diagnosis.text import format_position
 
 LANE_END_COLUMNS: Final = ("x", "y", "text", "align", "offset")
+_FOLDERS: Final = re.compile(r"(?<=\s)(?:/[^\s/]+)*/(?=[^\s/]+:\d)")
+"""Of the path of a file, before the number of a line: the lane has no room for it."""
 _EARLY: Final = 0.9
 """Share of the recording before which the end of a lane leaves room behind it."""
 
@@ -36,7 +39,8 @@ def describe_ends(diagnosis: Diagnosis | None, step_starts: Mapping[int, frozens
         if evidence.failure is not None and rank in step_starts:
             texts.setdefault(rank, []).append(f"rank {rank} raised {evidence.failure.type} here")
         elif rank in diagnosis.verdict.named and rank in step_starts and evidence.position is not None:
-            texts.setdefault(rank, []).append(f"rank {rank}: {format_position(evidence.position)}")
+            where = _FOLDERS.sub("", format_position(evidence.position))
+            texts.setdefault(rank, []).append(f"rank {rank}: {where}")
     return {rank: "; ".join(parts) for rank, parts in texts.items()}
 
 
