@@ -453,8 +453,10 @@ window.overlapscope.startTimeline = (plot, minViewNs) => {
     if (by) show(range.start + by, range.end + by)
     if (chosen.area) askForArea(by)
     else if (selection) choose({name: selection.name})
-    else if (isAsked) pickStep(Number.MAX_SAFE_INTEGER, 0)
-    else if (isAtEnd) show(...[range.start, range.end].map((time) => time + last_end_ns[0] - before.end - by))
+    else if (isAsked && last_end_ns[0]) {
+      view.holdDrawing() // until what is in that step has come
+      return pickStep(Number.MAX_SAFE_INTEGER, 0)
+    } else if (isAtEnd) show(...[range.start, range.end].map((time) => time + last_end_ns[0] - before.end - by))
     markStrip()
     showRows()
     view.schedule()
@@ -498,7 +500,10 @@ window.overlapscope.startTimeline = (plot, minViewNs) => {
     on(plot.area, "data", showArea)
     on(plot.breakdown, "data", () => (element("head").innerHTML = plot.breakdown.data.markup[0]))
   }
-  on(plot.picked, "data", () => show(plot.picked.data.from_ns[0], plot.picked.data.to_ns[0]))
+  on(plot.picked, "data", () => {
+    show(plot.picked.data.from_ns[0], plot.picked.data.to_ns[0])
+    view.schedule()
+  })
   axis.on_event("doubletap", showAll)
   root.on_event("doubletap", selectOrShowAll)
   root.on_event("mousemove", ({x, y}) => Object.assign(pointer, {x, y}))
