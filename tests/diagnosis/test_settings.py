@@ -14,7 +14,7 @@ from overlapscope.diagnosis.rank_settings import read_rank_settings
 from overlapscope.trace.collective_log import Signature
 from overlapscope.trace.json_files import dump_json_line
 from overlapscope.trace.schema import PARAMETERS_FILE
-from tests.diagnosis.jobs import entry, group, held_up, idle, job, rank, site
+from tests.diagnosis.jobs import BEFORE_SECOND, entry, group, held_up, idle, job, rank, site
 from tests.ordered import bucket
 
 BITMAP = Signature(op="all_reduce", dtype="int32", elements=16, role="bitmap")
@@ -105,6 +105,14 @@ def test_the_settings_of_another_model_are_not_the_cause() -> None:
 def test_with_two_ranks_nobody_is_blamed() -> None:
     verdict = judge(ranks_at(bucket(0), BITMAP, given={"find_unused_parameters": "True"}))
     assert (verdict.kind, verdict.blamed) == ("settings differ", ())
+
+
+def test_what_else_speaks_against_a_rank_does_not_count_where_a_setting_explains_it() -> None:
+    evidence = ranks_at(bucket(0), BITMAP, given={"find_unused_parameters": "True"})
+    error = replace(BEFORE_SECOND, step=0, last_step=0)
+    evidence.ranks[1] = replace(evidence.ranks[1], caught=(error,))
+    verdict = judge(evidence)
+    assert (verdict.kind, verdict.blamed, verdict.suspected) == ("settings differ", (), ())
 
 
 def test_settings_that_differ_are_no_fault_of_a_healthy_job() -> None:

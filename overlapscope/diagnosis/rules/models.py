@@ -62,6 +62,7 @@ def find_settings_fault(facts: Facts) -> Verdict | None:
         found,
         kind="settings differ",
         **text.settings_differ(model, because, sites, found, is_harmless=is_harmless),
+        blamed=find_minority(because[0].ranks_with.values(), len(group.ranks)),
         parameters=(),
         call_sites={rank: site for rank, site in sites.items() if rank in found.windows},
     )
