@@ -55,9 +55,7 @@ def render_area(timeline: Timeline, area: Area, table: pd.DataFrame) -> str:
         title=f"{length} on {rank_list(area.ranks) if len(area.ranks) <= _MIN_SUMMARIZED else _count_ranks(area)}",
         begin=format_timestamp_ns(area.from_ns),
         end=format_timestamp_ns(area.to_ns),
-        steps=f"{'step' if len(touched) == 1 else 'steps'} {format_ranks(sorted(touched))}"
-        if touched
-        else "no finished step",
+        steps=_name_steps(sorted(touched)),
         groups=[(heading, columns) for heading, columns in groups if columns],
         extremes=_build_extremes(table, names) if len(table) >= _MIN_SUMMARIZED else [],
         rows=[

@@ -142,7 +142,10 @@ def compute_metrics_text(traces: Path, *, is_live: bool) -> str:
         samples += generate_verdict_samples(judged.verdict)
     else:
         missing = set(trace.expected_ranks) - set(trace.ranks["rank"])
-        samples += generate_samples(Analysis(trace), Diagnosis.of(attempt))
+        diagnosis = Diagnosis.of(attempt)
+        samples += generate_samples(Analysis(trace), diagnosis)
+        if diagnosis is None and trace.steps.empty and not is_live:  # it has ended while ranks waited for others
+            samples += generate_verdict_samples(read_attempt(attempt).verdict)
     if missing:
         # The folder may hold only the ranks of this host: whether the whole job is healthy can't be known here.
         samples = [sample for sample in samples if sample.family not in _WHOLE_JOB_FAMILIES]

@@ -5,6 +5,7 @@ Analyses build tables from them (``tables``), and diagnosis the state of the ran
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -98,8 +99,8 @@ class RankFolder:
         self.problems: list[Problem] = [] if problems is None else problems
 
     def has(self, name: str) -> bool:
-        """Return whether there is a file of this name."""
-        return (self.path / name).exists()
+        """Return whether there is a file of this name; False if the folder may not be read."""
+        return os.path.exists(self.path / name)  # Path.exists raises an error then
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Return the content of a small JSON file; empty if it is missing or damaged."""
