@@ -34,7 +34,10 @@
     if (after.hasAttribute("data-root-id")) return
     if (after.hasAttribute("data-asked")) {
       // Scripts have asked the server for what is there.
-      if (live.innerHTML !== after.innerHTML) live.innerHTML = after.innerHTML
+      if (live.innerHTML === after.innerHTML) return
+      const held = [...live.querySelectorAll("*")].indexOf(document.activeElement)
+      live.innerHTML = after.innerHTML
+      if (held >= 0) live.querySelectorAll("*")[held]?.focus({preventScroll: true})
       return
     }
     patchAttributes(live, before, after)
