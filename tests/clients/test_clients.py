@@ -77,7 +77,7 @@ def test_accelerate(tmp_path: Path) -> None:
     check_recording(tmp_path / "traces", parameters=parameters, steps=12)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.cluster
 def test_lightning_with_its_own_launcher(tmp_path: Path) -> None:
     command = [sys.executable, str(HERE / "train_with_lightning.py"), str(tmp_path), "--instrumented"]

@@ -93,6 +93,7 @@ def test_if_the_last_attempt_fails_too_its_verdict_is_that_of_the_job(tmp_path: 
     assert said.splitlines()[-2].startswith("overlapscope record: ")
 
 
+@pytest.mark.nightly
 def test_a_script_that_starts_its_ranks_twice_leaves_two_recordings(tmp_path: Path) -> None:
     traces = tmp_path / "traces"
     ran = record(traces, sys.executable, script_in(tmp_path, WITH_RETRY), tmp_path / "rendezvous")

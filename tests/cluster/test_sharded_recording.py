@@ -123,7 +123,13 @@ def sleep_until_reported(folder: Path) -> None:
     time.sleep(1)  # who goes on while his report is being written refutes it
 
 
-@pytest.mark.parametrize("saves", [pytest.param(False, id="in_their_forward"), pytest.param(True, id="in_state_dict")])
+@pytest.mark.parametrize(
+    "saves",
+    [
+        pytest.param(False, id="in_their_forward"),
+        pytest.param(True, id="in_state_dict", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_rank_that_hangs_before_it_sends_its_shards_is_named_by_those_that_wait(tmp_path: Path, saves: bool) -> None:
     run_ranks(hang_in_update, 3, str(tmp_path), saves)
     verdict = reports_of(tmp_path, 0)[0]["verdict"]
