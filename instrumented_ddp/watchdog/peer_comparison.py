@@ -27,6 +27,7 @@ from overlapscope.diagnosis.order_difference import (
     Compared,
     EntryDifference,
     align_entries,
+    are_apart_before,
     extract_compared,
     find_first_difference,
 )
@@ -266,7 +267,8 @@ class LogComparison:
         difference = find_first_difference(ours, theirs)
         if difference is not None:
             self.is_over = True
-            return difference
+            # A rank that left out the same collectives as others launch in each step is a step ahead from there on.
+            return replace(difference, predates_log=first > 1 and are_apart_before(ours, theirs, difference.number))
         self._learn_names(ours["names"], theirs["names"])
         ours_there = _read_one(self.log, until.latest)
         if ours_there is not None:

@@ -10,6 +10,7 @@ Example: of entries 1 to 100, of which 1 to 36 agree, bisection probes 100, 50, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
 from typing import Final, Protocol, runtime_checkable
@@ -21,6 +22,7 @@ from overlapscope.diagnosis.order_difference import (
     Compared,
     EntryDifference,
     align_entries,
+    are_apart_before,
     compute_offsets,
     extract_compared,
     find_first_difference,
@@ -323,6 +325,9 @@ def find_difference(source: RunningHashes, group: ProcessGroup, a: int, b: int) 
         return None
     if difference is None and other is not None:  # the lines that describe the collectives are lost
         return EntryDifference(number=other, divergence="signature")
+    if difference is not None and pair.first > 1:
+        oldest = pair.compared(pair.first, pair.first)
+        return replace(difference, predates_log=are_apart_before(*oldest, difference.number))
     return difference
 
 

@@ -113,7 +113,7 @@ class GroupOrder:
     """Number of the first entry that is not the same on all ranks; None if there is none."""
     divergence: Divergence | None = None
     predates_log: bool = False
-    """True if the first difference predates what is left of the logs: ``first_divergence`` is the oldest entry left."""
+    """True if ranks differ, or may differ, since before what is left of the logs or was compared."""
     windows: dict[int, tuple[Entry, ...]] = field(default_factory=dict)
     """Entries of each rank around the first divergence; without one, its latest entries."""
     steps_before: dict[int, tuple[int, ...]] = field(default_factory=dict)

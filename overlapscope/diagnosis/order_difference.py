@@ -63,6 +63,7 @@ class EntryDifference:
     divergence: Divergence | None
     """Kind of the difference; None if it predates what is left of the logs, and what is left does not show it."""
     predates_log: bool = False
+    """True if ranks differ, or may differ, since before the entries that were compared."""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -124,6 +125,17 @@ def compute_offsets(a: Compared, b: Compared, position: str) -> tuple[Compared, 
     is_known = (a[position] != NO_POSITION) & (b[position] != NO_POSITION)
     a, b = a[is_known], b[is_known]
     return a, b, b[position] - a[position]
+
+
+def are_apart_before(a: Compared, b: Compared, number: int) -> bool:
+    """Return whether two ranks are in different steps already at the first entry, if that is before ``number``.
+
+    With buckets these would be the first difference.
+    """
+    if not len(a) or a["number"][0] >= number or a["is_bucket"].any():
+        return False
+    _, _, ahead = compute_offsets(a[:1], b[:1], "step")
+    return bool(ahead.any())
 
 
 def _first_skipped(a: Compared, b: Compared) -> EntryDifference | None:

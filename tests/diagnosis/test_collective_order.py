@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -164,6 +165,22 @@ def test_a_difference_that_the_ring_has_dropped_is_said_to_lie_before(tmp_path: 
     late = steps(5) + steps(45, first=6)
     order = order_in(write_order(tmp_path, {0: steps(50), 1: late}, limit_bytes=ring))
     assert (order.first_divergence, order.divergence, order.predates_log) == (150 - 31, "step", True)
+
+
+def test_a_difference_may_be_older_where_ranks_are_steps_apart_in_the_oldest_entry_that_is_left(tmp_path: Path) -> None:
+    def averaged(steps: Iterable[int]) -> Order:
+        return [Collective(signature=all_reduce("gradient", 100), step=step) for step in steps]
+
+    ring = HEADER_BYTES + 32 * ENTRY_BYTES
+    usual = [*averaged(range(50)), *averaged([50, 51])]
+    left_out = [*averaged([*range(10), *range(11, 51)]), Collective(signature=all_reduce(), step=50), *averaged([51])]
+    order = order_in(write_order(tmp_path / "apart", {0: usual, 1: left_out}, limit_bytes=ring))
+    assert (order.first_divergence, order.divergence, order.predates_log) == (51, "signature", True)
+    added = [*averaged(range(50)), Collective(signature=all_reduce(), step=50), *averaged([51])]
+    order = order_in(write_order(tmp_path / "level", {0: usual, 1: added}, limit_bytes=ring))
+    assert (order.first_divergence, order.divergence, order.predates_log) == (51, "signature", False)
+    order = order_in(write_order(tmp_path / "whole", {0: usual, 1: left_out}))
+    assert (order.first_divergence, order.divergence, order.predates_log) == (11, "step", False)
 
 
 # What the oracle compares: every entry that is left, pair by pair with the longest rank, in plain Python.

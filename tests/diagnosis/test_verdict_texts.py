@@ -307,6 +307,13 @@ def unlike(x: int, y: int, **more: Any) -> Evidence:
     return job(rank(0, "gone"), rank(1, "gone"), groups=[order])
 
 
+def apart() -> Evidence:
+    """Rank 1 is a step ahead before it launches something else."""
+    windows = {n: [entry(1, all_reduce("x"), step=3 + n), entry(2, all_reduce("x", 1 + n), step=4)] for n in range(2)}
+    order = group(windows, first_divergence=2, divergence="signature", predates_log=True)
+    return job(rank(0, "gone"), rank(1, "gone"), groups=[order])
+
+
 def late(**more: Any) -> Evidence:
     """The others wait for rank 1, which has not begun its third step."""
     seconds = more.pop("seconds", 60)
@@ -440,6 +447,7 @@ CASES: dict[str, list[Case]] = {
         Case("two threads", "step 0, collective 3", mixed(3, 4, 3)),
         Case("two threads, and an abort", "step 0, likely", mixed(3, 3, 3, exit_status=-6)),
         Case("older than the logs", "collective 1, likely", unlike(1000, 1001, predates_log=True, ranks=range(3))),
+        Case("a step apart before", "collective 2, likely", apart()),
         Case("a forward begins where the others reduce", "rank 1, step 0, collective 3", at_other_lines()),
         Case("at other batches", "rank 1, step 2, collective 2", with_batches(6, 7, 6, launched=all_reduce())),
         Case(

@@ -141,7 +141,8 @@ def _divergence_notes(facts: Facts, found: Divergence, sides: list[list[int]], *
     group, number, side, other = found.group, found.number, found.side, found.other
     at_number = group.entries_at(group.first_divergence)
     if group.predates_log:
-        yield text.oldest_left()
+        is_oldest = all(entry.number >= number for window in group.windows.values() for entry in window)
+        yield text.oldest_left() if is_oldest else text.apart_before()
     if absent := [rank for rank in group.ranks if rank not in at_number]:
         yield text.not_compared(number, absent)
     step = min(side.entry.step, other.entry.step)

@@ -211,6 +211,11 @@ def oldest_left() -> str:
     return "The first difference is older than what is left of the logs; this is the oldest entry left."
 
 
+def apart_before() -> str:
+    """Say why the first known difference may be a consequence of an older one."""
+    return "The ranks are in different steps already in the oldest entries that were compared: the fault may be older."
+
+
 def not_compared(number: int, ranks: Sequence[int]) -> str:
     """Say which ranks have no entry at the first difference."""
     return f"There is no collective {number} of {rank_list(ranks)} to compare with."

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from instrumented_ddp.watchdog.investigation import RankKnowledge, add_older_entries, make_evidence
@@ -10,8 +12,8 @@ from instrumented_ddp.watchdog.process_state import GONE, ProcessState
 from instrumented_ddp.watchdog.protocol import Heartbeat
 from overlapscope.diagnosis.evidence import Failure, RankEvidence, RankPosition
 from overlapscope.diagnosis.rank_snapshot import RankSnapshot
-from tests.diagnosis.jobs import group, trained
-from tests.ordered import all_reduce, steps, write_order
+from tests.diagnosis.jobs import entry, group, trained
+from tests.ordered import Collective, all_reduce, steps, write_order
 
 OWN = RankEvidence(rank=0, host="a", pid=1, position=RankPosition(step=3, phase="loop"), steps_done=3)
 HEARTBEAT = Heartbeat(evidence=OWN, host_id="a", start_ticks=1, time_ns=1)
@@ -67,3 +69,15 @@ def test_a_difference_older_than_the_snapshots_is_read_from_the_files_if_all_are
     assert found.latest == late.latest
     same = replace(late, first_divergence=None, divergence=None, predates_log=False)
     assert add_older_entries(tmp_path, (same,)) == (same,)
+
+
+def test_a_step_that_was_left_out_is_found_in_the_files(tmp_path: Path) -> None:
+    def averaged(*steps: Iterable[int]) -> list[Collective]:
+        return [Collective(signature=all_reduce("gradient", 100), step=step) for step in chain(*steps)]
+
+    orders = {0: [*averaged(range(50))], 1: [*averaged(range(10), range(11, 50)), Collective(signature=all_reduce())]}
+    write_order(tmp_path, orders)
+    windows = {0: [entry(50, all_reduce("gradient", 100), step=49)], 1: [entry(50, all_reduce(), step=49)]}
+    late = group(windows, first_divergence=50, divergence="signature", predates_log=True)
+    (found,) = add_older_entries(tmp_path, (late,))
+    assert (found.first_divergence, found.divergence, found.predates_log) == (11, "step", False)

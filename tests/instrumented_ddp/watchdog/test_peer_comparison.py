@@ -31,8 +31,8 @@ class Rank:
         signature = Signature(op="all_reduce", elements=100, dtype="float32", role="bucket", bucket=0, plan_hash="p")
         self.launch(signature, step=step, batch=batch, flags=flags)
 
-    def reduce(self, name, elements=3):
-        self.launch(Signature(op="all_reduce", elements=elements, dtype="float32", names=(name,)))
+    def reduce(self, name, elements=3, **where):
+        self.launch(Signature(op="all_reduce", elements=elements, dtype="float32", names=(name,)), **where)
 
 
 class Pair:
@@ -121,6 +121,18 @@ def test_ranks_with_uneven_inputs_may_be_anywhere_in_their_data(pair):
         pair.theirs.bucket(step // 2, step // 3, UNEVEN_INPUTS)
         assert pair.compare() is None
     assert pair.questions == 0
+
+
+@pytest.mark.parametrize("left_out", [None, 20])
+def test_a_difference_after_a_step_that_was_left_out_may_be_older(pair, left_out):
+    for step in range(100):
+        pair.theirs.reduce("gradient", step=step)
+        pair.ours.reduce("gradient", step=step + (left_out is not None and step >= left_out))
+        assert pair.compare() is None
+    pair.theirs.reduce("gradient", step=100)
+    pair.ours.reduce("loss", 1, step=100)
+    found = pair.compare()
+    assert (found.number, found.divergence, found.predates_log) == (101, "signature", left_out is not None)
 
 
 @pytest.mark.parametrize("look_every", [1, 2, 7])
