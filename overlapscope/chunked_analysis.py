@@ -152,6 +152,7 @@ def analyze_recording(
     begin: Callable[[str], None],
     *,
     with_cycles: bool = True,
+    write_tables: bool = True,
 ) -> Analysis:
     """Analyze a recording: at once if it is small, else range by range.
 
@@ -159,12 +160,13 @@ def analyze_recording(
         progress: Called with how much of a phase is done.
         begin: Called with the name of each phase.
         with_cycles: True if more than the summary is needed.
+        write_tables: As in ``open_recording``.
 
     Raises:
         OverlapScopeError: There is nothing to show.
     """
     for rebuild_tables in (False, True):
-        recording = open_recording(path, progress, workers, rebuild_tables=rebuild_tables)
+        recording = open_recording(path, progress, workers, rebuild_tables=rebuild_tables, write_tables=write_tables)
         begin("dividing steps")
         try:
             if len(recording.ranges) == 1:

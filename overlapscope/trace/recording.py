@@ -172,6 +172,7 @@ def read_trace(
     latest_records: int | None = None,
     steps: StepRange = ALL_STEPS,
     neighbors: int = 0,
+    write_tables: bool = True,
 ) -> Trace:
     """Read a recording, from its Parquet tables if they are up to date, else from its logs.
 
@@ -182,6 +183,7 @@ def read_trace(
             ranks are kept. Takes the same time however long the recording is.
         steps: range of steps to read, as if the recording consisted of them.
         neighbors: number of steps to read before and after that range.
+        write_tables: as in ``open_recording``.
 
     Raises:
         OverlapScopeError: there is nothing to show, or it doesn't fit into memory; lesser problems are in
@@ -191,9 +193,10 @@ def read_trace(
         if steps == ALL_STEPS:
             _require_room(path)
         try:
-            return _read_steps(open_recording(path, progress), steps, neighbors)
+            return _read_steps(open_recording(path, progress, write_tables=write_tables), steps, neighbors)
         except DamagedTables:
-            return _read_steps(open_recording(path, progress, rebuild_tables=True), steps, neighbors)
+            recording = open_recording(path, progress, rebuild_tables=True, write_tables=write_tables)
+            return _read_steps(recording, steps, neighbors)
     path = Path(path)
     recording = _read_into_memory(path, find_rank_folders(path), progress, latest_records)
     trace = recording.trace()
@@ -203,7 +206,12 @@ def read_trace(
 
 
 def open_recording(
-    path: Path | str, progress: Progress | None = None, workers: Workers | None = None, *, rebuild_tables: bool = False
+    path: Path | str,
+    progress: Progress | None = None,
+    workers: Workers | None = None,
+    *,
+    rebuild_tables: bool = False,
+    write_tables: bool = True,
 ) -> Recording:
     """Open a recording, and write its tables if there are none that are up to date.
 
@@ -212,10 +220,11 @@ def open_recording(
         progress: called for each rank whose logs have been read.
         workers: workers that read the logs of a large recording in parallel.
         rebuild_tables: write tables even if there are some, because they turned out to be damaged.
+        write_tables: False to write nothing, and to read the logs where there are no tables.
 
     Raises:
         OverlapScopeError: there is nothing to show, or the log of one rank does not fit into memory, or the logs of all
-            don't and no tables can be written; lesser problems are in ``Recording.problems``.
+            don't and no tables can or may be written; lesser problems are in ``Recording.problems``.
     """
     if is_remote(path):
         return _open_remote(path, is_damaged=rebuild_tables)
@@ -228,16 +237,14 @@ def open_recording(
     for shard in plan.shards:
         require_memory(path, (folder / EVENTS_FILE for folder in shard.values()))
     if len(plan.shards) > 1:
-        try:
-            convert_recording(path, folders, fingerprint, plan, workers or SerialWorkers(), progress)
-        except OSError:
-            pass  # the folder is not writable
-        else:
-            if (known := _load_stored(path, fingerprint)) is not None:
-                return known
+        if write_tables:
+            with suppress(OSError):  # the folder is not writable
+                convert_recording(path, folders, fingerprint, plan, workers or SerialWorkers(), progress)
+                if (known := _load_stored(path, fingerprint)) is not None:
+                    return known
         require_memory(path, (folder / EVENTS_FILE for folder in folders.values()))
     recording = _read_into_memory(path, folders, progress)
-    if isinstance(recording.events, dict) and len(plan.shards) == 1:
+    if write_tables and isinstance(recording.events, dict) and len(plan.shards) == 1:
         with suppress(OSError), staging_dir(path) as staging:
             files = cache.write_shard(staging, 0, recording.events, plan.between)
             found = recording.unsplit, recording.run, recording.problems

@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace import load
+from overlapscope.trace import cache, load
 from overlapscope.trace import rank_folder as rank_files
 from overlapscope.trace.cache import ConvertedShards
 from overlapscope.trace.folders import STAGING_PREFIX, try_lock
@@ -314,6 +314,15 @@ def test_a_recording_that_has_changed_since_is_read_as_it_is_now(recording: Path
 def test_on_a_full_disk_nothing_is_left(recording: Path) -> None:
     assert shards_read(recording, at=2, error=OSError("no space left")) == [0, 1]
     assert staging_dirs_in(recording) == []
+
+
+def test_where_nothing_may_be_written_logs_are_read_and_earlier_tables(recording: Path) -> None:
+    before = sorted(recording.rglob("*"))
+    logs = open_recording(recording, write_tables=False)
+    assert sorted(recording.rglob("*")) == before
+    tables = open_recording(recording)
+    pd.testing.assert_frame_equal(logs.trace().collectives, tables.trace().collectives)
+    assert isinstance(open_recording(recording, write_tables=False).events, cache.StoredTables)
 
 
 def test_what_another_process_is_making_is_left_to_it(recording: Path) -> None:
