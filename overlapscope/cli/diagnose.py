@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,16 +60,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the verdict; return 1 if there is a fault, 2 if nothing can be read."""
-    from overlapscope.diagnosis.attempts import read_attempts
     from overlapscope.report.diagnosis import build_diagnosis_report
 
     try:
         with Progress() as progress:
-            attempts = read_attempts(args.traces)
-            attempt_path = _select_attempt(args.traces, args.attempt)
-            shown_attempt = next((each for each in attempts if each.path == attempt_path), None) or _read(
-                attempt_path, progress
-            )
+            shown_attempt, attempts = read_diagnosis(args.traces, args.attempt, progress.count)
     except OverlapScopeError as error:
         print(f"overlapscope diagnose: {error}", file=sys.stderr)
         return 2
@@ -76,6 +72,30 @@ def run(args: argparse.Namespace) -> int:
     for problem in shown_attempt.problems:
         print(f"{problem.severity}: {problem}", file=sys.stderr)
     return 1 if shown_attempt.verdict.is_fault else 0
+
+
+def read_diagnosis(
+    path: Path, number: int | None, progress: Callable[[int, int], None] | None = None
+) -> tuple[Attempt, tuple[Attempt, ...]]:
+    """Read and diagnose a recording, or Flight Recorder dumps.
+
+    Args:
+        path: folder of a recording, of one of its attempts, or of dumps; or one dump.
+        number: attempt to return; None for that of the folder, which of a whole run is its last one.
+        progress: called for each rank that has been read.
+
+    Returns:
+        The attempt, and all attempts if the job was restarted.
+
+    Raises:
+        OverlapScopeError: nothing can be read, or there is no such attempt.
+    """
+    from overlapscope.diagnosis.attempts import read_attempts
+
+    attempts = read_attempts(path)
+    chosen = _select_attempt(path, number)
+    known = next((each for each in attempts if each.path == chosen), None)
+    return known or _read(chosen, progress), attempts
 
 
 class _PrintSchema(argparse.Action):
@@ -109,8 +129,7 @@ def _select_attempt(path: Path, number: int | None) -> Path:
     return attempts[number]
 
 
-def _read(path: Path, progress: Progress) -> Attempt:
-    """Read and diagnose a recording, or Flight Recorder dumps."""
+def _read(path: Path, progress: Callable[[int, int], None] | None) -> Attempt:
     from overlapscope.diagnosis.attempts import Attempt, read_attempt
     from overlapscope.diagnosis.flight_recorder import read_dumps
     from overlapscope.diagnosis.judge import judge
@@ -119,4 +138,4 @@ def _read(path: Path, progress: Progress) -> Attempt:
     if holds_dumps(path):
         evidence, problems = read_dumps(path)
         return Attempt(path=path, evidence=evidence, verdict=judge(evidence), problems=tuple(problems))
-    return read_attempt(path, progress.count)
+    return read_attempt(path, progress)

@@ -19,11 +19,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from overlapscope.cli.arguments import RECORDING, add_steps_argument, parse_folder_or_url
 from overlapscope.cli.output_file import refuse_existing
 from overlapscope.cli.reading import print_report, report_problems
 from overlapscope.console import Progress
+
+if TYPE_CHECKING:
+    from overlapscope.analysis import Analysis
+    from overlapscope.report.report import Report
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -43,11 +48,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the recommendation; return 1 if a part of the recording could not be read."""
     from overlapscope.advice.advice import advise
-    from overlapscope.advice.sharded import advise_on_sharding, is_sharded
     from overlapscope.analysis import Analysis
     from overlapscope.bucket_model.plan_file import write_plan
     from overlapscope.report.buckets import build_buckets_report
-    from overlapscope.report.sharded import build_sharded_report
     from overlapscope.trace.recording import read_trace
 
     if args.plan is not None:
@@ -55,11 +58,31 @@ def run(args: argparse.Namespace) -> int:
     with Progress() as progress:
         trace = read_trace(args.traces, progress.count, steps=args.steps)
         progress.begin("predicting other settings")
-        if is_sharded(trace) and args.plan is None:
-            print_report(build_sharded_report(trace, advise_on_sharding(Analysis(trace))), as_json=args.json)
-            return report_problems(trace)
-        advice = advise(Analysis(trace), args.calibration)
-    if args.plan is not None:
-        write_plan(args.plan, advice.plan_file())
-    print_report(build_buckets_report(trace, advice, args.plan), as_json=args.json)
+        if args.plan is None:
+            report = build_recommendation(Analysis(trace), args.calibration)
+        else:
+            advice = advise(Analysis(trace), args.calibration)
+            write_plan(args.plan, advice.plan_file())
+            report = build_buckets_report(trace, advice, args.plan)
+    print_report(report, as_json=args.json)
     return report_problems(trace)
+
+
+def build_recommendation(analysis: Analysis, calibration: Path | None = None) -> Report:
+    """Build the report on bucket sizes, or of a sharded model that on its settings.
+
+    Args:
+        analysis: analysis of the recording.
+        calibration: file that 'overlapscope calibrate' wrote; None for the one in the folder, if there is one.
+
+    Raises:
+        OverlapScopeError: nothing can be predicted.
+    """
+    from overlapscope.advice.advice import advise
+    from overlapscope.advice.sharded import advise_on_sharding, is_sharded
+    from overlapscope.report.buckets import build_buckets_report
+    from overlapscope.report.sharded import build_sharded_report
+
+    if is_sharded(analysis.trace):
+        return build_sharded_report(analysis.trace, advise_on_sharding(analysis))
+    return build_buckets_report(analysis.trace, advise(analysis, calibration))

@@ -14,16 +14,19 @@ from overlapscope.report.report import Report
 def render_json(report: Report) -> str:
     """Render everything that the report knows as one JSON object.
 
-    NaN and infinite floats become null, a dataclass an object with its fields.
+    NaN and infinite floats become null, a dataclass an object with its fields, a DataFrame a list of objects.
     """
-    return json.dumps(_plain(report.content), indent=1, allow_nan=False)
+    return json.dumps(to_plain(report.content), indent=1, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
+    """Return a value as dictionaries, lists, text, numbers and None, as ``render_json`` does."""
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [to_plain(item) for item in value]
+    if hasattr(value, "to_dict"):  # a DataFrame; 'diagnose' needs no pandas
+        return to_plain(value.to_dict("records"))
     return None if isinstance(value, float) and not math.isfinite(value) else value

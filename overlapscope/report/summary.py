@@ -221,6 +221,6 @@ def _collect_content(trace: Trace, summary: Summary) -> dict[str, Any]:
         },
         "communication": collect_communication(summary),
         "ranks": summary.means_by_rank().to_dict("records"),
-        "steps": summary.figures.assign(is_counted=summary.is_steady).to_dict("records"),
+        "steps": summary.figures.assign(is_counted=summary.is_steady),
         "problems": trace.problems,
     }
