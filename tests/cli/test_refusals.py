@@ -77,6 +77,7 @@ REFUSED = {
         "cluster -- no-such-program",
         "cluster -- torchrun --standalone train.py",
     ),
+    "mcp": ("", "{file}", "s3://bucket/run"),
     "recommend": (
         "{none}",
         "{one_rank}",
