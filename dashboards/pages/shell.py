@@ -23,6 +23,7 @@ from overlapscope.breakdown.lanes import BUCKET_SLOTS
 from overlapscope.breakdown.text import PHASE_LABELS
 from overlapscope.diagnosis.rank_state import is_running
 from overlapscope.diagnosis.verdict import Verdict
+from overlapscope.editor_links import LINE_OF_CODE, link_line, read_editor
 from overlapscope.errors import NotClosed, OverlapScopeError, Problem
 from overlapscope.text import capitalize, count_of, use_no_break_spaces
 from overlapscope.trace.description import describe_backend, describe_clocks, describe_models, describe_strategies
@@ -75,22 +76,26 @@ _ENVIRONMENT.filters["element"] = lambda root: Markup(
 def format_code(text: str) -> Markup:
     """Return a sentence as markup: what is in backquotes as code, and files by their name, with their path on hover.
 
-    Of files of one name the folder is kept, too.
+    Of files of one name the folder is kept, too. A line that the user's editor can open is a link.
     """
     markup = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))
-    paths = {match[0] for match in _PATH.finditer(markup)}
+    paths = {match[1] for match in LINE_OF_CODE.finditer(markup)}
+    editor = read_editor(in_browser=True)
 
     def shorten(match: re.Match[str]) -> str:
-        folder, _, name = match[0].rpartition("/")
-        is_only = all(other == match[0] or not other.endswith(f"/{name}") for other in paths)
+        path, line = match.groups()
+        if path.startswith("..."):
+            return match[0]
+        folder, _, name = path.rpartition("/")
+        is_only = all(other == path or not other.endswith(f"/{name}") for other in paths)
         shown = name if is_only else f"{folder.rpartition('/')[2]}/{name}"
-        return f'<span class="file" title="{match[0]}">{shown}</span>'
+        if url := link_line(path, line, editor):
+            return f'<a class="file" title="{path}" href="{escape(url)}">{shown}:{line}</a>'
+        return f'<span class="file" title="{path}">{shown}</span>:{line}'
 
-    return Markup(_PATH.sub(shorten, markup))  # noqa: S704 - of a text that was escaped
+    return Markup(LINE_OF_CODE.sub(shorten, markup))  # noqa: S704 - of a text that was escaped
 
 
-_PATH: Final = re.compile(r"(?<![\w.])(?:/[^\s/:;&<>()]+)+/[^\s/:;&<>()]+(?=:\d+\b)")
-"""Absolute path of a file, before the number of a line."""
 _ENVIRONMENT.filters["code"] = format_code
 
 

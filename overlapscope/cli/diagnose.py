@@ -7,6 +7,8 @@ of a finished or a running job; or one dump of PyTorch's Flight Recorder, or a f
 Of a job that was started again, as by 'torchrun --max-restarts', one line says why each attempt ended; then comes the
 diagnosis of the last one, or of the one that --attempt or the folder of a restart asks for.
 
+On a terminal, lines of code are links; OVERLAPSCOPE_EDITOR=vscode (or cursor, pycharm, none) says what opens them.
+
 The exit code is 0 if nothing is wrong, 1 if a fault was found or can't be ruled out, because a part of the recording is
 missing or damaged for instance, and 2 if nothing can be read.
 

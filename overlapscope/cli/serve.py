@@ -70,8 +70,10 @@ def prepare_server(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
+    from overlapscope.editor_links import read_editor
     from overlapscope.trace.folders import find_rank_folders
 
+    read_editor(in_browser=True)  # a wrong one is reported here, not on a page
     for path in args.traces:
         if path.exists() and not path.is_dir():
             # A folder may still be filled, a file can't: reading it raises the reason.

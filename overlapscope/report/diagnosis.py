@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from overlapscope.diagnosis.attempts import Attempt, format_attempts
-from overlapscope.diagnosis.evidence import Evidence, RankEvidence
+from overlapscope.diagnosis.evidence import CallSite, Evidence, RankEvidence
 from overlapscope.diagnosis.report_text import format_report
 from overlapscope.diagnosis.text import loop_step
 from overlapscope.diagnosis.verdict import Verdict
@@ -35,7 +35,23 @@ def build_diagnosis_report(shown: Attempt, attempts: Sequence[Attempt]) -> Repor
 def build_diagnosis_section(verdict: Verdict, evidence: Evidence) -> Section:
     """Build the one section: the verdict, and the text that the training prints below it, as it is."""
     headline, _, text = format_report(verdict, evidence).partition("\n")
-    return Section(name="diagnosis", title="Diagnosis", headline=headline, preformatted=text)
+    return Section(
+        name="diagnosis",
+        title="Diagnosis",
+        headline=headline,
+        preformatted=text,
+        files=tuple(sorted({site.file for site in _list_call_sites(verdict, evidence) if site is not None})),
+    )
+
+
+def _list_call_sites(verdict: Verdict, evidence: Evidence) -> Iterator[CallSite | None]:
+    """Yield the lines of code that a verdict and the positions of ranks name."""
+    yield from verdict.call_sites.values()
+    for window in verdict.windows.values():
+        yield from (entry.call_site for entry in window)
+    for one in evidence.ranks.values():
+        yield one.position.call_site if one.position else None
+        yield one.failure.call_site if one.failure else None
 
 
 def collect_attempts(attempts: Sequence[Attempt]) -> list[AttemptJson]:

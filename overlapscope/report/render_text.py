@@ -7,8 +7,11 @@ from typing import Final
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
+from rich.style import Style
 from rich.table import Table as RichTable
+from rich.text import Text
 
+from overlapscope.editor_links import find_code_links, read_editor
 from overlapscope.errors import make_printable
 from overlapscope.report.report import INDENT, Report, Section, Table
 
@@ -21,20 +24,21 @@ def print_report(report: Report) -> None:
     """Print facts, then for each section its headline, notes, tables and actions."""
     console = Console(highlight=False, soft_wrap=True, emoji=False)
     console.width = max(console.width, _MIN_WIDTH)
+    editor = read_editor(in_browser=False) if console.is_terminal else ""
     for line in report.facts:
         _print(console, line)
     for index, section in enumerate(report.sections):
         if index or report.facts:
             console.print()
-        _print_section(console, section)
+        _print_section(console, section, editor)
 
 
-def _print_section(console: Console, section: Section) -> None:
-    console.print(make_printable(section.headline, _KEPT), style="bold", markup=False)
+def _print_section(console: Console, section: Section, editor: str) -> None:
+    console.print(_link_code(section.headline, section, editor), style="bold")
     if section.preformatted:
-        _print(console, section.preformatted)
+        console.print(_link_code(section.preformatted, section, editor))
     for line in (*([section.basis] if section.basis else []), *section.notes):
-        _print(console, line)
+        console.print(_link_code(line, section, editor))
     for table in section.tables:
         _print(console, f"\n{table.title}")
         console.print(_build_table(table))
@@ -42,6 +46,14 @@ def _print_section(console: Console, section: Section) -> None:
             _print(console, note)
     for action in section.actions:
         _print(console, action)
+
+
+def _link_code(text: str, section: Section, editor: str) -> Text:
+    """Return a text whose lines of code are links, as terminals open them."""
+    linked = Text(make_printable(text, _KEPT))
+    for link in find_code_links(linked.plain, section.files, editor) if editor else ():
+        linked.stylize(Style(link=link.url), link.start, link.end)
+    return linked
 
 
 def _print(console: Console, text: str) -> None:

@@ -97,6 +97,8 @@ class Section:
     figures: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = ()
     """Caveats and evidence, a sentence each."""
+    files: tuple[str, ...] = ()
+    """Whole paths of files of code, of which lines above may show the end alone."""
     actions: tuple[str, ...] = ()
     """What to do, a sentence each."""
 
