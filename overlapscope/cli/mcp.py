@@ -10,6 +10,7 @@ Only recordings in the given folders are read, nothing is written, and no port i
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
 from overlapscope.cli.arguments import parse_folder
@@ -40,5 +41,6 @@ def run(args: argparse.Namespace) -> int:
         raise OverlapScopeError("needs the MCP SDK: pip install 'overlapscope[mcp]'") from None
     if sys.stdin.isatty():
         print("Waiting for an MCP client on stdin: see docs/agents.md. Ctrl-C ends it.", file=sys.stderr)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # else Ctrl-C waits for the thread that reads stdin
     serve(args.folders)
     return 0
