@@ -105,7 +105,7 @@ class Inspector:
         try:
             known = {each: self._known(case, each, differences) for each in range(size)}
             evidence = make_evidence(size, known, divergences)
-            evidence = replace(evidence, groups=add_older_entries(self._run_folder, evidence.groups))
+            evidence = replace(evidence, groups=add_older_entries(self._run_folder, evidence))
             verdict = judge(evidence)
             if not verdict.is_fault:
                 undecided_time_ns = Facts(evidence).undecided_time_ns
@@ -219,28 +219,36 @@ def read_snapshot(run_folder: Path, rank: int, differences: Mapping[str, int]) -
     )
 
 
-def add_older_entries(run_folder: Path, groups: tuple[GroupOrder, ...]) -> tuple[GroupOrder, ...]:
-    """Return the groups with the first difference from the files, if it is older than the entries in snapshots.
+def add_older_entries(run_folder: Path, evidence: Evidence) -> tuple[GroupOrder, ...]:
+    """Return the groups with the first difference from the files, if it may be older than the entries in snapshots.
 
-    A job of short steps is far ahead by the time at which it is judged. Files of ranks on other hosts may not be here.
+    A job of short steps is far ahead by the time at which it is judged, and a rank that has ended may have done so
+    because of a difference that nobody had time to find. Files of ranks on other hosts may not be here.
     """
-    ranks = {rank for group in groups if group.predates_log for rank in group.windows}
+    has_ended = any(one.liveness in ("failed", "gone") for one in evidence.ranks.values())
+    ranks = {rank for group in evidence.groups if group.predates_log or has_ended for rank in group.windows}
     folders = {rank: folder for rank in sorted(ranks) if (folder := rank_folder(run_folder, rank)).exists()}
     if not folders:
-        return groups
+        return evidence.groups
     source = RecordedOrder(open_collective_logs(folders))
     known = {
         (group.name, group.ranks): compare_order(source, group)
         for group in source.groups()
         if not group.is_point_to_point
     }
-    return tuple(_with_first_difference(group, known.get((group.name, group.ranks))) for group in groups)
+    return tuple(
+        _with_first_difference(group, known.get((group.name, group.ranks)))
+        if group.predates_log or has_ended
+        else group
+        for group in evidence.groups
+    )
 
 
 def _with_first_difference(group: GroupOrder, read: GroupOrder | None) -> GroupOrder:
-    if not group.predates_log or read is None or read.first_divergence is None or read.predates_log:
+    if read is None or read.first_divergence is None or read.predates_log:
         return group
-    if not read.windows.keys() >= group.windows.keys():
+    is_older = group.first_divergence is None or read.first_divergence < group.first_divergence
+    if not (is_older or group.predates_log) or not read.windows.keys() >= group.windows.keys():
         return group
     return replace(
         group,
@@ -249,6 +257,7 @@ def _with_first_difference(group: GroupOrder, read: GroupOrder | None) -> GroupO
         predates_log=False,
         windows=read.windows,
         steps_before=read.steps_before,
+        oldest_incomplete=read.oldest_incomplete,
     )
 
 

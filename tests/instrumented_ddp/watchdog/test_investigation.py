@@ -7,12 +7,14 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+import pytest
+
 from instrumented_ddp.watchdog.investigation import RankKnowledge, add_older_entries, make_evidence
 from instrumented_ddp.watchdog.process_state import GONE, ProcessState
 from instrumented_ddp.watchdog.protocol import Heartbeat
-from overlapscope.diagnosis.evidence import Failure, RankEvidence, RankPosition
+from overlapscope.diagnosis.evidence import Failure, Liveness, RankEvidence, RankPosition
 from overlapscope.diagnosis.rank_snapshot import RankSnapshot
-from tests.diagnosis.jobs import entry, group, trained
+from tests.diagnosis.jobs import entry, group, job, rank, trained
 from tests.ordered import Collective, all_reduce, steps, write_order
 
 OWN = RankEvidence(rank=0, host="a", pid=1, position=RankPosition(step=3, phase="loop"), steps_done=3)
@@ -62,13 +64,25 @@ def test_a_difference_older_than_the_snapshots_is_read_from_the_files_if_all_are
     snapshots = [trained(90)[80:], trained(90)[80:]]
     late = group(dict(enumerate(snapshots)), first_divergence=81, divergence="step", predates_log=True)
     write_order(tmp_path, {0: order}, members=(0, 1))
-    assert add_older_entries(tmp_path, (late,)) == (late,), "rank 1 is on another host"
+    assert add_older_entries(tmp_path, job(groups=[late])) == (late,), "rank 1 is on another host"
     write_order(tmp_path, {1: steps(100, buckets=1)}, members=(0, 1))
-    (found,) = add_older_entries(tmp_path, (late,))
+    (found,) = add_older_entries(tmp_path, job(groups=[late]))
     assert (found.first_divergence, found.divergence, found.predates_log) == (6, "signature", False)
     assert found.latest == late.latest
     same = replace(late, first_divergence=None, divergence=None, predates_log=False)
-    assert add_older_entries(tmp_path, (same,)) == (same,)
+    assert add_older_entries(tmp_path, job(groups=[same])) == (same,)
+
+
+@pytest.mark.parametrize(("liveness", "number"), [("failed", 11), ("gone", 11), ("sleeping", None), ("ended", None)])
+def test_an_older_difference_is_looked_for_once_a_rank_has_failed(
+    tmp_path: Path, liveness: Liveness, number: int | None
+) -> None:
+    skipped = [replace(each, batch=(each.batch or 0) + 1) for each in steps(20, first=10, buckets=1)]
+    write_order(tmp_path, {0: steps(30, buckets=1), 1: [*steps(10, buckets=1), *skipped]})
+    latest = group({0: trained(30)[-2:], 1: trained(30)[-2:]})
+    evidence = job(rank(0), rank(1, liveness), groups=[latest])
+    (found,) = add_older_entries(tmp_path, evidence)
+    assert (found.first_divergence, found.latest) == (number, latest.latest)
 
 
 def test_a_step_that_was_left_out_is_found_in_the_files(tmp_path: Path) -> None:
@@ -79,5 +93,5 @@ def test_a_step_that_was_left_out_is_found_in_the_files(tmp_path: Path) -> None:
     write_order(tmp_path, orders)
     windows = {0: [entry(50, all_reduce("gradient", 100), step=49)], 1: [entry(50, all_reduce(), step=49)]}
     late = group(windows, first_divergence=50, divergence="signature", predates_log=True)
-    (found,) = add_older_entries(tmp_path, (late,))
+    (found,) = add_older_entries(tmp_path, job(groups=[late]))
     assert (found.first_divergence, found.divergence, found.predates_log) == (11, "step", False)
