@@ -141,8 +141,7 @@ def _divergence_notes(facts: Facts, found: Divergence, sides: list[list[int]], *
     group, number, side, other = found.group, found.number, found.side, found.other
     at_number = group.entries_at(group.first_divergence)
     if group.predates_log:
-        is_oldest = all(entry.number >= number for window in group.windows.values() for entry in window)
-        yield text.oldest_left() if is_oldest else text.apart_before()
+        yield text.oldest_left() if _is_oldest_entry(group, number) else text.apart_before()
     if absent := [rank for rank in group.ranks if rank not in at_number]:
         yield text.not_compared(number, absent)
     step = min(side.entry.step, other.entry.step)
@@ -157,6 +156,10 @@ def _divergence_notes(facts: Facts, found: Divergence, sides: list[list[int]], *
         yield text.batches_reached(Side(ranks, at_number[ranks[0]]) for ranks in sides)
     if not has_majority:
         yield text.NO_MAJORITY
+
+
+def _is_oldest_entry(group: GroupOrder, number: int) -> bool:
+    return all(entry.number >= number for window in group.windows.values() for entry in window)
 
 
 def _find_broken_turn(group: GroupOrder, side: Side) -> int:
