@@ -338,6 +338,8 @@ def find_all_findings(
 
 
 def _read_slow_links(trace: Trace) -> list[SlowLink]:
+    if trace.links.empty:
+        return []
     slow = find_slow_links(measure_link_rates(trace))[["rank", "peer_rank", "rate_bytes_per_s", "usual_bytes_per_s"]]
     return [
         SlowLink(rank=rank, peer_rank=peer_rank, bytes_per_s=rate, usual_bytes_per_s=usual)

@@ -74,19 +74,20 @@ def compute_fingerprint(folders: Mapping[int, Path]) -> str:
         # A memory-mapped file's modification time lags behind its content, so the log's position is used too.
         marks.append(read_log_position(folder / EVENTS_FILE))
         try:
-            marks += [_mark(file) for file in sorted(folder.iterdir())]
+            with os.scandir(folder) as entries:
+                marks += [_mark(folder.name, entry) for entry in sorted(entries, key=lambda entry: entry.name)]
         except OSError as error:
             marks.append((folder.name, error.strerror))
     return json.dumps(marks)
 
 
-def _mark(file: Path) -> tuple[Any, ...]:
+def _mark(folder: str, file: os.DirEntry[str]) -> tuple[Any, ...]:
     try:
         status = file.stat()
     except OSError:
         # A live run has just renamed it: the temporary version of a JSON file.
-        return file.parent.name, file.name
-    return file.parent.name, file.name, status.st_size, status.st_mtime_ns
+        return folder, file.name
+    return folder, file.name, status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

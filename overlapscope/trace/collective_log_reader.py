@@ -30,7 +30,7 @@ from overlapscope.trace.collective_log import (
 )
 from overlapscope.trace.folders import has_finished_recording
 from overlapscope.trace.json_files import from_dict, read_lines
-from overlapscope.trace.regular_file import open_descriptor, open_regular_file
+from overlapscope.trace.regular_file import match_files, open_descriptor, open_regular_file
 from overlapscope.trace.ring_log import find_last_in_order, read_header_and_size
 from overlapscope.trace.schema import (
     CALL_SITES_FILE,
@@ -301,7 +301,7 @@ def open_collective_logs(
     for done, (rank, folder) in enumerate(folders.items()):
         if progress:
             progress(done, len(folders))
-        paths = [*folder.glob(GROUP_PATTERN), *folder.glob(POINT_TO_POINT_PATTERN)]
+        paths = match_files(folder, GROUP_PATTERN, POINT_TO_POINT_PATTERN)
         for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
             _add(logs, rank, path)
     if progress:

@@ -10,6 +10,7 @@ from overlapscope.errors import Problem
 from overlapscope.trace.folders import attempt_number, find_sibling_attempts
 from overlapscope.trace.json_files import read_dataclass, read_json
 from overlapscope.trace.process_files import read_exits
+from overlapscope.trace.regular_file import match_files
 from overlapscope.trace.schema import JOINING_FILE
 
 EARLY_END_PATTERN: Final = "early_end_*.json"
@@ -47,7 +48,7 @@ def find_run_folder(attempt: Path) -> Path:
 
 def has_early_ends(attempt: Path) -> bool:
     """Return whether anything is known of ranks that ended before they had joined a process group."""
-    if any(find_run_folder(attempt).glob(EARLY_END_PATTERN)):
+    if match_files(find_run_folder(attempt), EARLY_END_PATTERN):
         return True
     return any(each.rank is not None and each.status for each in read_exits(attempt, []))
 
@@ -59,7 +60,7 @@ def read_early_ends(attempt: Path, problems: list[Problem]) -> list[EarlyEnd]:
         attempt: folder of the attempt.
         problems: receives problems with the files.
     """
-    paths = sorted(find_run_folder(attempt).glob(EARLY_END_PATTERN))
+    paths = sorted(match_files(find_run_folder(attempt), EARLY_END_PATTERN))
     if not paths:
         return []
     after_ns, until_ns = _bounds_ns(attempt)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, TypeGuard, cast
 
 from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.regular_file import match_files
 from overlapscope.trace.schema import (
     ENDED_FILE,
     EVENTS_FILE,
@@ -190,14 +191,14 @@ def _is_rank_folder(folder: Path) -> bool:
     """Return whether a folder has the name of a rank's, and anything of a rank in it, or may not be read."""
     try:
         is_one = is_rank_folder_name(folder.name) and folder.is_dir()
-        return is_one and any(find_file_kind(path.name) is not None for path in folder.iterdir())
+        return is_one and any(find_file_kind(name) is not None for name in os.listdir(folder))
     except PermissionError:
         return True
 
 
 def has_collective_logs(folder: Path) -> bool:
     """Return whether a rank left a collective log, if only of sends and receives, as a parameter server does."""
-    return any(next(folder.glob(pattern), None) for pattern in (GROUP_PATTERN, POINT_TO_POINT_PATTERN))
+    return bool(match_files(folder, GROUP_PATTERN, POINT_TO_POINT_PATTERN))
 
 
 def has_finished_recording(folder: Path) -> bool:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace.clocks import host_now_ns
-from overlapscope.trace.regular_file import read_regular_file
+from overlapscope.trace.regular_file import match_files, read_regular_file
 from overlapscope.trace.schema import GRADIENT_READY_PATTERN, LIVENESS_FILE, gradient_ready_file
 
 _ALIVE: Final = struct.Struct("<qqq")
@@ -289,7 +289,7 @@ def read_is_ready(folder: Path, model: int, problems: list[Problem]) -> tuple[bo
 
 def find_models_with_ready_file(folder: Path) -> list[int]:
     """Return the numbers of a rank's models that have such a file."""
-    numbers = [file.stem.rpartition("_")[2] for file in folder.glob(GRADIENT_READY_PATTERN)]
+    numbers = [file.stem.rpartition("_")[2] for file in match_files(folder, GRADIENT_READY_PATTERN)]
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 

@@ -15,7 +15,7 @@ from zlib import crc32
 from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.trace.collective_log import CollectiveLogHeader
 from overlapscope.trace.json_files import read_json, write_json
-from overlapscope.trace.regular_file import open_regular_file
+from overlapscope.trace.regular_file import open_regular_file, read_regular_file
 from overlapscope.trace.schema import EVENTS_FILE, HEADER_BYTES, MANIFEST_FILE, LogHeader, find_file_kind
 
 
@@ -111,5 +111,4 @@ def _describe_file(path: Path) -> dict[str, int]:
 def _crc32(path: Path, size: int) -> int:
     if size < 0:
         raise ValueError(size)
-    with open_regular_file(path) as file:
-        return crc32(file.read(size))
+    return crc32(read_regular_file(path)[:size])

@@ -35,7 +35,7 @@ from overlapscope.trace.process_files import (
     read_stall_snapshot,
 )
 from overlapscope.trace.recording_modes import BegunMode, read_begun_modes
-from overlapscope.trace.regular_file import read_regular_file
+from overlapscope.trace.regular_file import match_files, read_regular_file
 from overlapscope.trace.schema import (
     CALL_SITES_FILE,
     CLOCK_FILE,
@@ -100,7 +100,7 @@ class RankFolder:
 
     def has(self, name: str) -> bool:
         """Return whether there is a file of this name; False if the folder may not be read."""
-        return os.path.exists(self.path / name)  # Path.exists raises an error then
+        return os.path.exists(f"{self.path}/{name}")  # Path.exists raises an error then
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Return the content of a small JSON file; empty if it is missing or damaged."""
@@ -182,7 +182,7 @@ class RankFolder:
     def merge_incidents(self, records: Records) -> Records:
         """Merge the records of the event log and those that incident logs saved from being overwritten."""
         kept = [records]
-        for path in sorted(self.path.glob(INCIDENT_PATTERN)):
+        for path in sorted(match_files(self.path, INCIDENT_PATTERN)):
             try:
                 _, incident_records, found = read_log(path)
             except OverlapScopeError as error:
@@ -280,7 +280,7 @@ class RankFolder:
 
     def _entries(self) -> Entries:
         parts = [np.empty(0, dtype=ENTRY_DTYPE)]
-        for path in sorted(self.path.glob(GROUP_PATTERN)):
+        for path in sorted(match_files(self.path, GROUP_PATTERN)):
             try:
                 log = CollectiveLogFile(path)
             except OverlapScopeError:

@@ -230,7 +230,7 @@ def open_recording(
         return _open_remote(path, is_damaged=rebuild_tables)
     path = Path(path)
     folders = find_rank_folders(path)
-    fingerprint = cache.compute_fingerprint(folders)
+    fingerprint = _compute_fingerprint(path, folders, write_tables=write_tables)
     if not rebuild_tables and (known := _load_stored(path, fingerprint)) is not None:
         return known
     plan = partition_recording(folders)
@@ -250,6 +250,11 @@ def open_recording(
             found = recording.unsplit, recording.run, recording.problems
             cache.publish_tables(staging, path, fingerprint, *found, plan.between, [files])
     return recording
+
+
+def _compute_fingerprint(path: Path, folders: dict[int, Path], *, write_tables: bool) -> str:
+    """Return the fingerprint of the sources of the tables; empty where there are none, and none are written."""
+    return cache.compute_fingerprint(folders) if write_tables or (path / TABLES_FOLDER).exists() else ""
 
 
 def _read_steps(recording: Recording, steps: StepRange, neighbors: int) -> Trace:

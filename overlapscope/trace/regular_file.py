@@ -4,10 +4,29 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from io import BufferedReader
 from pathlib import Path
 from stat import S_ISREG
-from typing import cast
+from typing import Final, cast
+
+_MOST_REMEMBERED_BYTES: Final = 65_536
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What one reader has read of small files and folders, by path."""
+
+    contents: dict[str, bytes | None] = field(default_factory=dict)
+    """Content of each file; None if there is no such file."""
+    names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+_memory: ContextVar[_Memory | None] = ContextVar("memory", default=None)  # each thread has its own
 
 
 def open_regular_file(path: Path) -> BufferedReader:
@@ -36,5 +55,61 @@ def read_regular_file(path: Path) -> bytes:
     Raises:
         OSError: as ``open_regular_file``.
     """
+    memory = _memory.get()
+    if memory is None:
+        return _read(path)
+    key = str(path)
+    if key not in memory.contents:
+        try:
+            content = _read(path)
+        except FileNotFoundError:
+            memory.contents[key] = None
+            raise
+        if len(content) > _MOST_REMEMBERED_BYTES:
+            return content
+        memory.contents[key] = content
+    known = memory.contents[key]
+    if known is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
+    return known
+
+
+@contextmanager
+def remember_small_files() -> Iterator[None]:
+    """Read each small file and list each folder once, for as long as this lasts, in this thread.
+
+    For a reader of one recording, while nobody writes it: traces and diagnoses read the same small files of each rank,
+    several times.
+    """
+    before = _memory.set(_Memory())
+    try:
+        yield
+    finally:
+        _memory.reset(before)
+
+
+def match_files(folder: Path, *patterns: str) -> list[Path]:
+    """Return what is in a folder under names that match a pattern, in no particular order; nothing without a folder.
+
+    ``Path.glob`` takes several times as long, and is asked of each rank's folder again and again.
+    """
+    names = _list_names(folder)
+    return [folder / name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def _list_names(folder: Path) -> tuple[str, ...]:
+    memory, key = _memory.get(), str(folder)
+    if memory is not None and key in memory.names:
+        return memory.names[key]
+    try:
+        names = tuple(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return ()
+    if memory is not None:
+        memory.names[key] = names
+    return names
+
+
+def _read(path: Path) -> bytes:
     with open_regular_file(path) as file:
         return file.read()

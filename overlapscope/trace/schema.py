@@ -21,6 +21,7 @@ import struct
 from dataclasses import asdict, dataclass
 from enum import IntEnum, IntFlag
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -307,6 +308,7 @@ RANK_FILES: Final = (
 """All files of a rank, in the order of their use: what ran, what it did, what it trained, how it ended."""
 
 
+@lru_cache(maxsize=1024)
 def find_file_kind(name: str) -> FileKind | None:
     """Return the kind of a file in a rank's folder by its name; None if it is none of a recording's."""
     return next((kind for kind in RANK_FILES if fnmatchcase(name, kind.name)), None)
