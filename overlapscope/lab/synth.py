@@ -72,24 +72,45 @@ class _SyntheticJob:
     """(S, B) time at which each bucket has been reduced, on all ranks."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SyntheticRun:
+    """What tells one run of a synthetic job from another."""
+
+    slow_rank: int | None
+    """The rank that computes longer than the others; None if none does."""
+    hosts: tuple[str, ...] = ()
+    """Names of the hosts, in the order of the ranks on them; by default ``node0``, ``node1`` ..."""
+    started_unix_ns: int = _UNIX_NS
+    model: str = "Synthetic"
+    seed: int | None = None
+    """Of the noise; by default that of the job, so that it is always the same."""
+
+
 def write_recording(
-    folder: Path, ranks: int, steps: int, buckets: int, progress: Callable[[int, int], None] | None = None
+    folder: Path,
+    ranks: int,
+    steps: int,
+    buckets: int,
+    progress: Callable[[int, int], None] | None = None,
+    run: SyntheticRun | None = None,
 ) -> None:
     """Write the recording of a synthetic job.
 
     Args:
         folder: A folder that has no recording yet.
         progress: Called with the numbers of ranks written and of all ranks.
+        run: By default that of ``overlapscope lab synth``.
 
     Raises:
         OverlapScopeError: The recording can't be written.
     """
-    job = _simulate_job(ranks, steps, buckets)
+    run = run or SyntheticRun(slow_rank=ranks // 3 if ranks > 1 else None)
+    job = _simulate_job(ranks, steps, buckets, run)
     try:
         for rank in range(ranks):
             if progress:
                 progress(rank, ranks)
-            _write_rank(rank_folder(folder, rank), job, rank)
+            _write_rank(rank_folder(folder, rank), job, rank, run)
     except OSError as error:
         raise OverlapScopeError(f"{folder}: can't be written ({error.strerror})") from None
 
@@ -103,16 +124,17 @@ def _records_per_step(buckets: int) -> int:
     return 1 + 2 * len(_MEAN_PHASE_NS) + 3 * buckets
 
 
-def _simulate_job(ranks: int, steps: int, buckets: int) -> _SyntheticJob:
-    random = np.random.default_rng(ranks * 1_000_003 + steps)
+def _simulate_job(ranks: int, steps: int, buckets: int, run: SyntheticRun) -> _SyntheticJob:
+    random = np.random.default_rng(ranks * 1_000_003 + steps if run.seed is None else run.seed)
 
     def about(usual_ns: float, *shape: int) -> npt.NDArray[np.int64]:
         return (usual_ns * np.exp(_NOISE * random.standard_normal(shape))).astype(np.int64)
 
     local_ns = {phase: about(usual_ns, steps, ranks) for phase, usual_ns in _MEAN_PHASE_NS.items()}
-    if ranks > 1:
+    if run.slow_rank is not None:
         for phase in (Phase.FORWARD, Phase.BACKWARD):
-            local_ns[phase][:, ranks // 3] = (local_ns[phase][:, ranks // 3] * _SLOW_RANK_FACTOR).astype(np.int64)
+            own_ns = local_ns[phase][:, run.slow_rank]
+            local_ns[phase][:, run.slow_rank] = (own_ns * _SLOW_RANK_FACTOR).astype(np.int64)
     transfer_ns = about(_COMMUNICATION_NS / buckets, steps, buckets)
     begin_ns = np.zeros((steps, ranks), dtype=np.int64)
     reduced_ns = np.zeros((steps, buckets), dtype=np.int64)
@@ -145,29 +167,29 @@ def _serialized_ends_ns(ready_ns: npt.NDArray[np.int64], takes_ns: npt.NDArray[n
     return ended_ns
 
 
-def _write_rank(folder: Path, job: _SyntheticJob, rank: int) -> None:
+def _write_rank(folder: Path, job: _SyntheticJob, rank: int, run: SyntheticRun) -> None:
     ranks, buckets, host = job.begin_ns.shape[1], job.reduced_ns.shape[1], rank // RANKS_PER_HOST
     shift_ns = host * _CLOCK_OFFSET_NS
     folder.mkdir(parents=True)
-    run = {
+    described = {
         "format_version": FORMAT_VERSION,
         "world_size": ranks,
         "ranks": list(range(ranks)),
         "backend": "nccl",
         "detail": "buckets",
-        "started_unix_ns": _UNIX_NS,
+        "started_unix_ns": run.started_unix_ns,
         "versions": {},
-        "models": [{"model": 0, "class": "Synthetic", "ddp_arguments": {}}],
+        "models": [{"model": 0, "class": run.model, "ddp_arguments": {}}],
         "imported": {"from": "overlapscope lab synth", "notes": ["Made up: no such job ever ran."]},
     }
-    write_json(folder / RUN_FILE, run)
+    write_json(folder / RUN_FILE, described)
     where = {
         "rank": rank,
-        "host": f"node{host}",
+        "host": run.hosts[host] if run.hosts else f"node{host}",
         "pid": -1,
         "device": f"cuda:{rank % RANKS_PER_HOST}",
         "boot_id": f"synthetic {host}",
-        "clock_samples": [{"monotonic_ns": _BEGIN_NS + shift_ns, "unix_ns": _UNIX_NS}],
+        "clock_samples": [{"monotonic_ns": _BEGIN_NS + shift_ns, "unix_ns": run.started_unix_ns}],
     }
     write_json(folder / RANK_FILE, where)
     (folder / PLANS_FILE).write_text(dump_json_line(_plan(buckets)), encoding="utf-8")
