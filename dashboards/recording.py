@@ -23,23 +23,20 @@ from overlapscope.breakdown.spans import Int64Array
 from overlapscope.bucket_model.calibration import CALIBRATION_FILE
 from overlapscope.bucket_model.prediction import Options
 from overlapscope.diagnosis.attempts import Attempt, read_attempts
-from overlapscope.diagnosis.collective_order import RecordedOrder
 from overlapscope.diagnosis.diagnosis import Diagnosis
-from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.rank_state import is_running
 from overlapscope.errors import OverlapScopeError
+from overlapscope.fleet.run_figures import diagnose_trace
 from overlapscope.report.report import Section
 from overlapscope.report.summary import build_breakdown_section
 from overlapscope.stragglers.stragglers import get_hosts
 from overlapscope.trace import cache
 from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.collective_arrival import compute_arrival_ns
-from overlapscope.trace.collective_log_reader import open_collective_logs
 from overlapscope.trace.event_log import count_record_bytes, live_record_limit, read_latest_records
 from overlapscope.trace.flight_recorder import holds_dumps
 from overlapscope.trace.folders import attempt_number, find_rank_folders, find_sibling_attempts
 from overlapscope.trace.process_files import read_reports
-from overlapscope.trace.rank_folder import RankFolder
 from overlapscope.trace.recording import Progress, Trace, empty_trace, read_trace
 from overlapscope.trace.recording_modes import OFF, read_begun_modes
 from overlapscope.trace.schema import EVENTS_FILE, RECORD_BYTES
@@ -208,8 +205,7 @@ class Snapshot(Analysis):
     def diagnosis(self) -> Diagnosis | None:
         """Diagnose faults from the order of collectives; None without collective logs of ranks that have joined."""
         self._diagnosed_s = time.monotonic()
-        found = Diagnosis.of(self.trace.path, self.trace.clock_offsets_ns)
-        return _diagnose_joining(self.trace.path) if found is None else found
+        return diagnose_trace(self.trace)
 
     @cached_property
     def attempts(self) -> tuple[Attempt, ...]:
@@ -384,15 +380,6 @@ class RecordingCache:
     @property
     def _is_dumps(self) -> bool:
         return self.folder.is_dir() and holds_dumps(self.folder)
-
-
-def _diagnose_joining(path: Path) -> Diagnosis | None:
-    """Diagnose a job whose ranks were still waiting for others to join; None if none was."""
-    folders = find_rank_folders(path)
-    if not any(RankFolder(folder).is_joining() for folder in folders.values()):
-        return None
-    evidence, problems = read_evidence(path)
-    return Diagnosis(RecordedOrder(open_collective_logs(folders)), evidence, problems, read_reports(folders))
 
 
 def _is_long(folders: Collection[Path]) -> bool:

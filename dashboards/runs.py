@@ -18,11 +18,10 @@ from dashboards.comparisons import ComparisonCache
 from dashboards.plots.trend import trend_by_step
 from dashboards.recording import RecordingCache, Snapshot
 from dashboards.run_facts import RunFacts, StepTimes, read_run_facts
-from overlapscope.breakdown.text import describe_summary
 from overlapscope.diagnosis.rank_state import is_running
 from overlapscope.errors import OverlapScopeError
+from overlapscope.fleet.run_figures import RunFigures, compute_run_figures
 from overlapscope.interop.open_metrics import Sample, generate_samples
-from overlapscope.text import capitalize
 from overlapscope.trace.event_log import read_latest_records
 from overlapscope.trace.folders import find_recorded_ranks, has_finished_recording
 from overlapscope.trace.runs import (
@@ -43,29 +42,9 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSummary:
-    """Facts of a run that take long to compute; figures as on the page Overview, the verdict as on the page Order."""
+class RunSummary(RunFigures):
+    """Figures of a run, and what else the table and Prometheus show of it."""
 
-    kind: str = ""
-    """Kind of the verdict, as on the page Order; empty if nothing can be read."""
-    line: str
-    """Verdict in one line; for a run without a fault, where its step time goes."""
-    has_enough_evidence: bool = True
-    """True if there is enough evidence for a verdict."""
-    is_fault: bool = False
-    """True if the verdict is a fault, or the recording can't be read."""
-    is_incident: bool = False
-    """True if the page Order should be shown first."""
-    step_ns: float | None = None
-    """Mean step time."""
-    exposed_ns: float | None = None
-    """Exposed communication of the mean step."""
-    overlap_ratio: float | None = None
-    """Hidden over all communication of the mean step; None without either."""
-    steps: int | None = None
-    """Number of steps that at least one rank has finished, since the first recorded one."""
-    ranks: int | None = None
-    """Number of ranks that left a recording."""
     times: StepTimes | None = None
     """Step times over the whole recording."""
     samples: tuple[Sample, ...] = ()
@@ -89,40 +68,16 @@ def summarize_run(path: Path) -> RunSummary:
 
 def _summarize(snapshot: Snapshot) -> RunSummary:
     diagnosis = snapshot.diagnosis
-    found = RunSummary(kind="No verdict", line="No collective logs were recorded.", has_enough_evidence=False)
-    if diagnosis is not None:
-        verdict = diagnosis.verdict
-        found = RunSummary(
-            kind=capitalize(verdict.kind),
-            line=" ".join(verdict.sentence.split()),
-            has_enough_evidence=verdict.certainty != "can't tell",
-            is_fault=verdict.is_fault,
-            is_incident=diagnosis.is_incident,
-        )
-    if len(snapshot.trace.steps):
-        # Why there is no verdict does not replace where the step time goes: it is said before it.
-        reason = "" if diagnosis is not None else found.line
-        found = _add_steps(found, snapshot, has_news=diagnosis is not None and diagnosis.verdict.kind != "healthy")
-        found = replace(found, line=f"{reason} {found.line}".strip())
-    return replace(found, ranks=len(snapshot.trace.ranks), samples=tuple(generate_samples(snapshot, diagnosis)))
-
-
-def _add_steps(found: RunSummary, snapshot: Snapshot, *, has_news: bool) -> RunSummary:
-    """Add the figures of steps, and their sentence unless the verdict ``has_news``."""
-    summary = snapshot.summary
-    mean = summary.mean if summary.steps else None
-    trend = trend_by_step(summary.finished_together, "step_time_ns")
-    steps = snapshot.trace.steps["step"]
-    first = int(steps.min()) if snapshot.trace.extent == "all" else 0
-    return replace(
-        found,
-        line=found.line if has_news else describe_summary(summary),
-        step_ns=None if mean is None else mean.step.value,
-        overlap_ratio=None if mean is None or math.isnan(summary.overlap_ratio) else summary.overlap_ratio,
-        exposed_ns=None if mean is None else mean.blocks["exposed"].value,
-        steps=int(steps.max()) - first + 1,
-        times=StepTimes.of(int(trend["step"].iloc[0]), int(trend["last_step"].iloc[-1]), trend["mean"].to_numpy()),
+    return RunSummary(
+        **vars(compute_run_figures(snapshot, diagnosis)),
+        times=_summarize_step_times(snapshot) if len(snapshot.trace.steps) else None,
+        samples=tuple(generate_samples(snapshot, diagnosis)),
     )
+
+
+def _summarize_step_times(snapshot: Snapshot) -> StepTimes:
+    trend = trend_by_step(snapshot.summary.finished_together, "step_time_ns")
+    return StepTimes.of(int(trend["step"].iloc[0]), int(trend["last_step"].iloc[-1]), trend["mean"].to_numpy())
 
 
 _SCAN_INTERVAL_S: Final = 2.0

@@ -1,0 +1,1 @@
+"""Many runs together: who stands out over weeks, how step time goes by model, and how runs end."""
