@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from dashboards.notebook import OpenedRecording as OpenedRecording
     from overlapscope.compare.comparison import Comparison
     from overlapscope.console import Progress
+    from overlapscope.fleet.fleet import Fleet
     from overlapscope.lab.experiments.charts import FigureContent
+    from overlapscope.report.report import Report
     from overlapscope.trace.recording import Trace
     from overlapscope.trace.table_file import StepRange
 
@@ -83,3 +85,10 @@ def write_pictures(folder: Path, name: str, title: str, figure: FigureContent) -
     from dashboards import experiment_figures
 
     return experiment_figures.write_pictures(folder, name, title, figure)
+
+
+def render_fleet(fleet: Fleet, report: Report) -> str:
+    """Return the page of many runs as one HTML file: see ``dashboards.report.fleet.render_fleet_file``."""
+    from dashboards.report.fleet import render_fleet_file
+
+    return render_fleet_file(fleet, report, datetime.now())

@@ -33,19 +33,31 @@ _OWN_FILE_PREFIXES: Final = ("# TYPE overlapscope_", "# EOF")
 """Beginnings of files that ``open_metrics.text_of`` has written."""
 
 
+def refuse_foreign(path: Path) -> None:
+    """Refuse to replace a file that is no metrics file of ours.
+
+    Raises:
+        OverlapScopeError: the path is not a metrics file of ours, or nothing can be written there.
+    """
+    try:
+        is_ours = path.is_file() and path.read_text(errors="replace").startswith(_OWN_FILE_PREFIXES)
+        if path.exists() and not is_ours:
+            raise OverlapScopeError(f"{path}: is there and holds no metrics of OverlapScope; give another name")
+        if not os.access(path.absolute().parent, os.W_OK):
+            raise OverlapScopeError(f"{path}: its folder is missing, or can't be written")
+    except OSError as error:
+        raise OverlapScopeError(f"{path}: can't be replaced ({error.strerror})") from None
+
+
 def remove_stale(path: Path) -> None:
     """Remove the metrics file of an earlier run, so that nobody mistakes its metrics for those of this run.
 
     Raises:
         OverlapScopeError: the path is not a metrics file of ours, or nothing can be written there.
     """
+    refuse_foreign(path)
     try:
-        if path.exists():
-            if not path.is_file() or not path.read_text(errors="replace").startswith(_OWN_FILE_PREFIXES):
-                raise OverlapScopeError(f"{path}: is there and holds no metrics of OverlapScope; give another name")
-            path.unlink()
-        if not os.access(path.absolute().parent, os.W_OK):
-            raise OverlapScopeError(f"{path}: its folder is missing, or can't be written")
+        path.unlink(missing_ok=True)
     except OSError as error:
         raise OverlapScopeError(f"{path}: can't be replaced ({error.strerror})") from None
 

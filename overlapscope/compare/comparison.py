@@ -47,7 +47,7 @@ def explain_different_jobs(base: Trace, new: Trace) -> tuple[str, ...]:
     sizes = [trace.run.get("world_size") for trace in (base, new)]
     if None not in sizes and sizes[0] != sizes[1]:
         found.append(f"{sizes[0]} ranks in the base, {sizes[1]} in the new one")
-    models = [_parameters(trace) for trace in (base, new)]
+    models = [collect_parameters(trace) for trace in (base, new)]
     if all(models) and models[0] != models[1]:
         own, other = len(models[0] - models[1]), len(models[1] - models[0])
         found.append(f"models differ in parameters or their shapes ({own:,} in the base, {other:,} in the new one)")
@@ -77,7 +77,8 @@ def _settings(trace: Trace) -> Iterator[tuple[str, str]]:
         yield f"model {number}: bucket plan", _shorten(f"bytes of {len(sizes)} buckets: {listed}")
 
 
-def _parameters(trace: Trace) -> set[tuple[Any, ...]]:
+def collect_parameters(trace: Trace) -> set[tuple[Any, ...]]:
+    """Return the number of the model, the name and the shape of each parameter: equal of recordings of one model."""
     return set(trace.plans[["model", "name", "shape"]].itertuples(index=False, name=None))
 
 

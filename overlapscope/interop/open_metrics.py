@@ -97,14 +97,25 @@ def format_open_metrics(samples: Mapping[str, Sequence[Sample]]) -> str:
     Args:
         samples: samples by name of their run.
     """
+    labeled = [
+        Sample(one.family, one.value, (("run", run), *one.labels)) for run, known in samples.items() for one in known
+    ]
+    return format_families(FAMILIES, labeled)
+
+
+def format_families(families: Mapping[str, str], samples: Sequence[Sample]) -> str:
+    """Format samples of gauges; those without a finite value are left out.
+
+    Args:
+        families: help text of each gauge, by its name.
+    """
     lines = []
-    for name, help_text in FAMILIES.items():
-        of_runs = [(run, one) for run, known in samples.items() for one in known if one.family == name]
-        kept = [(run, one) for run, one in of_runs if math.isfinite(one.value)]
+    for name, help_text in families.items():
+        kept = [one for one in samples if one.family == name and math.isfinite(one.value)]
         if not kept:
             continue
         lines += [f"# TYPE {name} gauge", f"# HELP {name} {help_text}"]
-        lines += [f"{name}{{{_labels((('run', run), *one.labels))}}} {one.value:.9g}" for run, one in kept]
+        lines += [f"{name}{{{_labels(one.labels)}}} {one.value:.9g}" for one in kept]
     return "\n".join([*lines, "# EOF", ""])
 
 

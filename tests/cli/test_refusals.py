@@ -56,6 +56,16 @@ REFUSED = {
         "{traces} -o {file}",
         "{traces} -o {none}/run.pftrace",
     ),
+    "fleet": (
+        "{none}",
+        "{empty}",
+        "{file}",
+        "{traces} --since yesterday",
+        "{traces} --since 2999-01-01 --no-cache",
+        "{traces} --html {file}",
+        "{traces} --metrics {file}",
+        "memory://nothing/runs",
+    ),
     "import": ("{file} -o {traces}", "{file} -o {new}", "{none} -o {new}"),
     "lab": (
         "fault missing-brunch",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,13 @@ from tests.synthetic import write_recording, write_straggling_recording
 Values = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
 
-def values_in(text: str) -> Values:
+def values_in(text: str, families: Mapping[str, str] = FAMILIES) -> Values:
     """By name, the values by label; the same in both formats."""
     both = []
     for parse in (parse_open_metrics, parse_text):
         values: Values = {}
         for family in parse(text):
-            assert (family.type, family.documentation) == ("gauge", FAMILIES[family.name])
+            assert (family.type, family.documentation) == ("gauge", families[family.name])
             for one in family.samples:
                 values.setdefault(one.name, {})[tuple(sorted(one.labels.items()))] = one.value
         both.append(values)
