@@ -27,6 +27,8 @@ _MOST_KEYS: Final = 64
 """Maximum number of keys of an object that is documented; one that has more is a map, and shortened like a list."""
 _LEAST_COMPARED: Final = 2
 """Number of ranks to which a map by rank is shortened at most, because one alone shows no difference."""
+_MOST_DIGITS: Final = 9
+"""Number of digits that a rank has at most; a key with more is something else."""
 _MOST_ROWS: Final = 256
 """Number of rows of a table of all steps that are looked at."""
 
@@ -184,7 +186,8 @@ class _Importance:
     def keep(self, values: Any, most: int) -> None:
         """Remove what matters least from a list or map; the order of what stays is kept."""
         if isinstance(values, dict):
-            keys = sorted(values, key=lambda key: not (key.isdecimal() and int(key) in self._named))
+            is_by_rank = _is_by_rank(values)
+            keys = sorted(values, key=lambda key: not (is_by_rank and int(key) in self._named))
             for key in keys[most:]:
                 del values[key]
             return
@@ -205,7 +208,7 @@ class _Importance:
 
 
 def _is_by_rank(value: Mapping[str, Any]) -> bool:
-    return bool(value) and all(key.isdecimal() for key in value)
+    return bool(value) and all(key.isdecimal() and len(key) <= _MOST_DIGITS for key in value)
 
 
 def _join(path: str, key: str, parent: Mapping[str, Any]) -> str:

@@ -249,6 +249,11 @@ def test_of_many_ranks_those_stay_that_cost_most() -> None:
     assert [each.key for each in omitted] == []
 
 
+def test_keys_of_many_digits_are_no_ranks() -> None:
+    run = {"9" * 5_000: 1, "8" * 5_000: 2}
+    assert limit_content({"ranks": [0], "run": run}, "0")[0]["run"] == run
+
+
 def test_what_can_not_be_shortened_is_refused() -> None:
     with pytest.raises(OverlapScopeError, match="--json"):
         limit_content({"ranks": [], "k" * 2_000: 1}, most_characters=1_000)
