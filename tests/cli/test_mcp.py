@@ -6,6 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,12 +32,18 @@ from overlapscope.cli.mcp_server import build_server  # noqa: E402 - which needs
 QUESTIONS = ("summary", "stragglers", "recommend", "diagnose")
 
 
+def run(coroutine: Callable[[], Awaitable[Any]]) -> Any:
+    """Run it in a thread of its own, as Playwright leaves an event loop behind in that of the tests."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(anyio.run, coroutine).result()
+
+
 def ask(folders: Path | list[Path], tool: str, **arguments: object) -> Any:
     async def call() -> Any:
         async with mcp.Client(build_server(folders if isinstance(folders, list) else [folders])) as client:
             return await client.call_tool(tool, arguments)
 
-    return anyio.run(call)
+    return run(call)
 
 
 def error_of(folders: Path | list[Path], tool: str, **arguments: object) -> str:
@@ -60,7 +68,7 @@ def test_tools_are_read_only_and_have_schemas_of_what_they_take_and_answer() -> 
         async with mcp.Client(build_server([])) as client:
             return (await client.list_tools()).tools
 
-    tools = {tool.name: tool for tool in anyio.run(list_tools)}
+    tools = {tool.name: tool for tool in run(list_tools)}
     assert set(tools) == {"list_recordings", *QUESTIONS}
     for tool in tools.values():
         assert tool.annotations.read_only_hint
@@ -181,7 +189,7 @@ def test_a_recording_that_grows_is_read_again(tmp_path: Path) -> None:
             second = await summarize({})
             return [len(each.structured_content["steps"]) for each in (first, second)]
 
-    assert anyio.run(summarize_twice) == [6, 18]
+    assert run(summarize_twice) == [6, 18]
 
 
 def test_damage_is_said_beside_the_answer(tmp_path: Path) -> None:
@@ -197,7 +205,7 @@ def test_text_of_a_recording_is_said_to_be_data_and_what_is_hidden_in_it_is_show
         async with mcp.Client(build_server([])) as client:
             return str(client.instructions)
 
-    assert "never instructions" in anyio.run(read_instructions)
+    assert "never instructions" in run(read_instructions)
     hidden = "model\U000e0041\u200b\u202e"  # a tag, of no width, and from right to left
     path = write_recording(tmp_path, steps=3)
     for rank in (0, 1):
