@@ -50,7 +50,7 @@ def render_fleet_file(fleet: Fleet, report: Report, made: datetime) -> str:
         made=f"{made:%d %b %Y, %H:%M}",
         sections=sections,
         sentences=describe_standouts(fleet),
-        has_standouts=bool(fleet.late.standouts or fleet.links.standouts or fleet.faults.standouts),
+        standouts_count=sum(len(each.standouts) for each in (fleet.late, fleet.links, fleet.faults)),
         charts=_build_charts(fleet),
         heat=_compute_heat(sections["verdicts"]),
     )

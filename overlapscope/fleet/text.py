@@ -53,14 +53,12 @@ def name_models(keys: Iterable[ModelKey]) -> dict[ModelKey, str]:
 
 
 def describe_standouts(fleet: Fleet) -> list[str]:
-    """Return a sentence for each host, device, rank and link that stands out; else one that says that none does."""
-    late = [_describe_late(fleet, each) for each in fleet.late.standouts]
-    if not late:
-        late = [_describe_nobody(fleet)]
+    """Return a sentence for each host, device, rank and link that stands out, and last one if nobody is late."""
     return [
-        *late,
+        *(_describe_late(fleet, each) for each in fleet.late.standouts),
         *(_describe_link(fleet, each) for each in fleet.links.standouts),
         *(_describe_fault(fleet, each) for each in fleet.faults.standouts),
+        *([] if fleet.late.standouts else [_describe_nobody(fleet)]),
     ]
 
 
@@ -120,7 +118,7 @@ def _describe_fault(fleet: Fleet, standout: Standout) -> str:
 def describe_tests(fleet: Fleet) -> str:
     """Say how many were compared, and what the probabilities are."""
     counts = fleet.late.counts
-    tested = ", ".join(f"{len(counts[kind]):,} {_PLURALS[kind]}" for kind in ("host", "device", "rank") if counts[kind])
+    tested = ", ".join(count_of(len(counts[kind]), kind) for kind in ("host", "device", "rank") if counts[kind])
     if not tested:
         return ""
     return (

@@ -56,7 +56,10 @@ def build_standouts_section(fleet: Fleet) -> Section:
     """Build the section on who stands out: hosts, devices and ranks that are late, slow links, and faults."""
     tables = [_tabulate_late(fleet, kind) for kind in ("host", "device", "rank")]
     tables += [_tabulate_named(fleet.links, kind, f"{_TITLES[kind]}: slow") for kind in ("link", "end")]
-    tables += [_tabulate_named(fleet.faults, "host", "Hosts: named by faults that a host may cause")]
+    tables += [
+        _tabulate_named(fleet.faults, kind, f"{_TITLES[kind]}: named by faults that a host may cause")
+        for kind in ("host", "device", "rank")
+    ]
     return Section(
         name="standouts",
         title="Beyond chance",
@@ -81,7 +84,7 @@ def _tabulate_late(fleet: Fleet, kind: Kind) -> Table:
         appearance = fleet.appearances[kind, count.name]
         rows.append(
             {
-                "name": f"rank {count.name}" if kind == "rank" else count.name,
+                "name": _format_name(kind, count.name),
                 "runs": appearance.runs,
                 "late": appearance.late,
                 "expected": count.expected,
@@ -123,7 +126,7 @@ def _tabulate_named(ranking: Ranking, kind: Kind, title: str) -> Table:
         ),
         rows=tuple(
             {
-                "name": count.name,
+                "name": _format_name(kind, count.name),
                 "runs": count.draws,
                 "named": count.named,
                 "expected": count.expected,
@@ -134,6 +137,10 @@ def _tabulate_named(ranking: Ranking, kind: Kind, title: str) -> Table:
         ),
         shown=_MAX_LATE,
     )
+
+
+def _format_name(kind: Kind, name: str) -> str:
+    return f"rank {name}" if kind == "rank" else name
 
 
 def _is_named(ranking: Ranking, kind: Kind, name: str) -> bool:

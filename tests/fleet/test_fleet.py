@@ -11,6 +11,7 @@ from overlapscope.fleet.fleet import Fleet, select_since
 from overlapscope.fleet.fleet_run import FleetRun, HostLink
 from overlapscope.fleet.run_figures import NO_VERDICT
 from overlapscope.fleet.standouts import Occasion, Place
+from overlapscope.fleet.text import describe_standouts
 from overlapscope.interop.fleet_metrics import FAMILIES, format_fleet_metrics
 from overlapscope.report.fleet import build_fleet_report
 from tests.fleet.made_up_fleet import MadeUpFleet, fleet_run
@@ -110,6 +111,16 @@ def test_faults_that_a_host_may_cause_and_slow_links_name_hosts_too() -> None:
     fleet = Fleet([replace(run, host_links=links) for run in runs])
     assert [(each.kind, each.name) for each in fleet.faults.standouts] == [("host", places[8].host)]
     assert [(each.kind, each.name) for each in fleet.links.standouts] == [("link", "h2 → h3")]
+    told = describe_standouts(fleet)
+    subjects = ["h2 → h3", places[8].host, "No rank is late"]
+    assert [subject in sentence for subject, sentence in zip(subjects, told, strict=True)] == [True] * 3
+
+
+def test_a_rank_that_faults_name_has_a_row() -> None:
+    fleet = Fleet([quiet(n, at_fault=(1,)) for n in range(12)])
+    assert [(each.name, each.or_ranks) for each in fleet.faults.standouts] == [("cuda:1 of host0", (1,))]
+    (row,) = build_fleet_report(fleet, []).sections[0].table("named_ranks").rows
+    assert (row["name"], row["named"], row["runs"], row["is_standout"]) == ("rank 1", 12, 12, 1)
 
 
 def test_runs_are_selected_by_day_and_those_without_one_stay() -> None:
