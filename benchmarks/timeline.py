@@ -50,7 +50,8 @@ const note = () => {
 requestAnimationFrame(note)
 """
 
-CAN_SCROLL = "document.getElementById('ranks').scrollHeight > document.getElementById('ranks').clientHeight + 1"
+# Far enough for the page to ask for other ranks.
+CAN_SCROLL = "document.getElementById('ranks').scrollHeight > 2 * document.getElementById('ranks').clientHeight"
 SCROLL = "(px) => { document.getElementById('ranks').scrollTop += px }"
 
 

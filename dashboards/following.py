@@ -46,7 +46,7 @@ class PageFollower:
         self._later = document  # the one whose state is shown
         rpc = BrowserRpc()
         self.wanted = rpc.request("wanted", ("id", "query"), self._follow)
-        self.response = rpc.response("answer", ("id", "before", "after"))
+        self.response = rpc.response("rendered", ("id", "before", "after"))
         root = document.roots[0]
         root.tags = [*root.tags, {"follow": list(rpc.sources.values())}]
         document.js_on_event(

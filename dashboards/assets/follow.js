@@ -65,13 +65,13 @@
     removeUntil(had.length)
   }
 
-  window.overlapscope.followInPlace = ({wanted, answer}) => {
+  window.overlapscope.followInPlace = ({wanted, rendered}) => {
     const patienceMs = 30_000
     let asked = 0
     let settle = null
 
     function take() {
-      const {id, before, after} = answer.data
+      const {id, before, after} = rendered.data
       if (id[0] !== asked || !settle) return
       let isShown = false
       try {
@@ -85,7 +85,7 @@
       settle(isShown)
     }
 
-    window.overlapscope.on(answer, "data", take)
+    window.overlapscope.on(rendered, "data", take)
     // Returns whether the page could be updated; if not, it has to be opened again.
     window.overlapscope.showLatest = () =>
       new Promise((resolve) => {
