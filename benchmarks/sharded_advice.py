@@ -31,6 +31,7 @@ from benchmarks.sharded_training import Setting, Task
 from overlapscope.advice.sharded import describe_model
 from overlapscope.advice.sharded_times import extract_step_times
 from overlapscope.analysis import Analysis
+from overlapscope.sharded_model.changes import predict_gain
 from overlapscope.sharded_model.model import Settings, merge_all, merge_units, with_prefetch
 from overlapscope.sharded_model.program import build_program
 from overlapscope.sharded_model.schedule import simulate
@@ -60,16 +61,15 @@ def predict_gains(trace: Path) -> list[float]:
     analysis = Analysis(read_trace(trace))
     model, recorded, buckets = describe_model(analysis.trace)
     times, _ = extract_step_times(analysis, model, recorded, buckets)
-    steps_ns = [
-        simulate(times, build_program(model, settings), settings).mean()
-        for settings in (translate(recorded, setting) for setting in SETTINGS)
-    ]
-    now_ns = simulate(times, build_program(model, recorded), recorded).mean()
+    now_ns = simulate(times, build_program(model, recorded), recorded)
     print(
-        f"recorded {analysis.summary.mean.step.value / 1e6:.1f} ms a step, replayed {now_ns / 1e6:.1f} ms",
+        f"recorded {analysis.summary.mean.step.value / 1e6:.1f} ms a step, replayed {now_ns.mean() / 1e6:.1f} ms",
         file=sys.stderr,
     )
-    return [float(1 - step_ns / now_ns) for step_ns in steps_ns]
+    return [
+        predict_gain(now_ns, times, build_program(model, other), other, hides_more=other.is_async).value
+        for other in (translate(recorded, setting) for setting in SETTINGS)
+    ]
 
 
 def translate(recorded: Settings, setting: Setting) -> Settings:

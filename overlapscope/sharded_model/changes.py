@@ -1,9 +1,9 @@
 """What other settings of ``fully_shard`` would gain: each is a replay of the recorded steps with another program.
 
 A gain is the difference of two replays of the same steps, so what a replay leaves out mostly cancels. Its interval is
-that of the mean of these differences, widened by what the change can't know from the recording: how much quicker one
-large collective is than two small ones, and how much of the communication that it hides slows the compute it hides
-under. Other numbers of shards are taken to be exchanged over links like those recorded.
+that of the mean of these differences, widened by what the recording can't tell: how much quicker one large collective
+is than two small ones, and how much what then runs at the same time slows each other down. Other numbers of shards are
+taken to be exchanged over links like those recorded.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from overlapscope.interval import SIGMAS_90, Interval
 from overlapscope.sharded_model.mesh import list_shard_counts, with_shards
 from overlapscope.sharded_model.model import Settings, ShardedModel, merge_all, merge_units, with_prefetch
-from overlapscope.sharded_model.program import PASSES, build_program, find_peak_bytes
-from overlapscope.sharded_model.schedule import simulate
-from overlapscope.sharded_model.times import Float64Array, ShardedTimes
+from overlapscope.sharded_model.program import PASSES, Op, build_program, find_peak_bytes
+from overlapscope.sharded_model.schedule import NO_CONTENTION, Contention, simulate
+from overlapscope.sharded_model.times import LATENCY_SAVED, Float64Array, ShardedTimes
 
 MIN_GAIN: Final = 0.01
 """Minimum share of the step time for which a change is worth its effort."""
@@ -27,10 +27,15 @@ DEPTHS: Final = (1, 2, 3)
 """Numbers of units to prefetch that are tried."""
 MERGED: Final = (2, 4)
 """Numbers of units to gather together that are tried."""
-CPU_CONTENTION: Final = 0.15
-"""Share of the hidden communication by which the compute that hides it may take longer on hosts, where the threads that
-send and receive take time of the cores. It widens intervals downwards."""
-
+USUAL_CONTENTION: Final = Contention(compute_slowdown=1.25, lanes=2, lane_slowdown=1.6)
+"""Assumed of hosts that wait where they launch, so that nothing has run at the same time; compute as in
+``overlapscope.bucket_model.contention``. Gloo has two threads for collectives. Two at a time take less than one after
+the other, as only their bytes share the link: ``benchmarks/sharded_advice.py``."""
+LEAST_CONTENTION: Final = Contention(compute_slowdown=1.0, lanes=2, lane_slowdown=1.4)
+MOST_CONTENTION: Final = Contention(compute_slowdown=1.5, lanes=2, lane_slowdown=2.0)
+LARGER_MESSAGES: Final = 0.1
+"""Share by which collectives that are larger than all recorded ones may take longer than their bytes say: they exceed
+caches, and the burst that a rate limiter lets pass."""
 LINK_DIFFERENCE: Final = 0.25
 """Share of the gain of another mesh by which it may be off, as its links may differ from those recorded."""
 
@@ -114,10 +119,12 @@ def advise_on_settings(
         kind: Kind, depth: int, merged: int, other: Settings, times_of_it: ShardedTimes, shards: int
     ) -> ShardingChange:
         other_program = build_program(model, other)
-        gain = _gain(now_ns, simulate(times_of_it, other_program, other))
-        gain = replace(gain, low=gain.low - _hidden_contention(model, times, settings, other, now_ns))
+        hides_more = other.is_async and not settings.is_async
+        gain = predict_gain(now_ns, times_of_it, other_program, other, hides_more=hides_more)
         if merged > 1:
-            gain = gain.widen(_line_error(model, times, settings, other) / float(now_ns.mean()))
+            gain = gain.widen(_latency_error(model, times, settings, other) / float(now_ns.mean()))
+            longer_ns = LARGER_MESSAGES * _merged_transfer_ns(times, other_program)
+            gain = replace(gain, low=gain.low - longer_ns / float(now_ns.mean()))
         extra_bytes = find_peak_bytes(model, other_program) - peak_bytes
         if shards:
             gain = gain.widen(LINK_DIFFERENCE * abs(gain.value))
@@ -198,14 +205,32 @@ def _list_for_flat(
             yield "wrap", 0, merged, merge_units(settings, merged)
 
 
-def _gain(now_ns: Float64Array, other_ns: Float64Array) -> Interval:
-    """Return the share that is saved, by pairs of steps (S,), with an interval of the mean of correlated steps."""
-    saved_ns = now_ns - other_ns
-    mean_ns = float(now_ns.mean())
-    spread = _mean_error(saved_ns)
-    value = float(saved_ns.mean()) / mean_ns
-    half = SIGMAS_90 * spread / mean_ns
-    return Interval(value=value, low=value - half, high=value + half)
+def predict_gain(
+    now_ns: Float64Array, times: ShardedTimes, program: Sequence[Op], settings: Settings, *, hides_more: bool
+) -> Interval:
+    """Return the share that is saved, by pairs of steps (S,), with an interval of the mean of correlated steps.
+
+    Args:
+        now_ns: Steps with the recorded settings, replayed.
+        times: Those that the other settings have.
+        program: What ranks do with the other settings.
+        settings: The other settings.
+        hides_more: True if communication begins to run at the same time as other things.
+    """
+    usual, least, most = (USUAL_CONTENTION, LEAST_CONTENTION, MOST_CONTENTION) if hides_more else (NO_CONTENTION,) * 3
+    saved_ns = now_ns - simulate(times, program, settings, usual)
+    mean_ns, value_ns = float(now_ns.mean()), float(saved_ns.mean())
+    half_ns = SIGMAS_90 * _mean_error(saved_ns)
+    low_ns, high_ns = value_ns, value_ns
+    if hides_more:
+        low_ns, high_ns = (
+            float((now_ns - simulate(times, program, settings, other)).mean()) for other in (most, least)
+        )
+    return Interval(
+        value=value_ns / mean_ns,
+        low=(min(low_ns, value_ns) - half_ns) / mean_ns,
+        high=(max(high_ns, value_ns) + half_ns) / mean_ns,
+    )
 
 
 def _mean_error(values: Float64Array) -> float:
@@ -218,8 +243,8 @@ def _mean_error(values: Float64Array) -> float:
     return float(np.sqrt(power / (len(values) - 1) / len(values) * (1 + correlation) / (1 - correlation)))
 
 
-def _line_error(model: ShardedModel, times: ShardedTimes, settings: Settings, other: Settings) -> float:
-    """Return how uncertain it is what fewer collectives save, in nanoseconds a step, for a 90 % interval."""
+def _latency_error(model: ShardedModel, times: ShardedTimes, settings: Settings, other: Settings) -> float:
+    """Return by how much the latency that fewer collectives save is uncertain, in ns a step, for a 90 % interval."""
     error = 0.0
     kinds = (
         (times.gathers["forward"].line, "gather"),
@@ -227,25 +252,22 @@ def _line_error(model: ShardedModel, times: ShardedTimes, settings: Settings, ot
         *([(times.replica_reduces.line, "reduce")] if times.replica_reduces is not None else []),
     )
     for line, kind in kinds:
-        fewer = _count(model, settings, kind) - _count(model, other, kind)
-        error += abs(fewer) * line.alpha_error_ns
-    return SIGMAS_90 * error
+        fewer = abs(_count(model, settings, kind) - _count(model, other, kind))
+        error += fewer * (SIGMAS_90 * line.alpha_error_ns + (1 - LATENCY_SAVED) * line.alpha_ns)
+    return error
+
+
+def _merged_transfer_ns(times: ShardedTimes, program: Sequence[Op]) -> float:
+    """Return the time of the collectives of several parts, in nanoseconds a step."""
+    merged = [op for op in program if op.kind in ("gather", "reduce") and len(op.unit) > 1]
+    return sum(
+        float(np.mean((times.reduces if op.kind == "reduce" else times.gathers[op.during]).transfer_of(op.unit)))
+        for op in merged
+    )
 
 
 def _count(model: ShardedModel, settings: Settings, kind: str) -> int:
     return sum(op.kind == kind for op in build_program(model, settings))
-
-
-def _hidden_contention(
-    model: ShardedModel, times: ShardedTimes, settings: Settings, other: Settings, now_ns: Float64Array
-) -> float:
-    """Return the share of the step by which a change may gain less because hidden communication slows compute."""
-    if not times.blocks_host or not other.is_async or settings.is_async:
-        return 0.0
-    blocking = replace(other, is_async=False)
-    exposed_ns = simulate(times, build_program(model, blocking), blocking)
-    hidden_ns = float((exposed_ns - simulate(times, build_program(model, other), other)).mean())
-    return CPU_CONTENTION * max(0.0, hidden_ns) / float(now_ns.mean())
 
 
 def _unit_costs(

@@ -7,6 +7,9 @@ may begin once the module has got to the unit before the last one that was waite
 its unit is over, and the backward of a unit is followed by the wait for the reduction before its own. The host is taken
 to be ahead of the device.
 
+On hosts, what runs at the same time slows each other down (``Contention``). A recording in which ranks wait for each
+collective where they launch it doesn't show by how much, so it is assumed.
+
 Example, over gloo: ranks that have computed for 10 and 30 ns gather for 20 ns, and then compute for 40 ns. Both end at
 90 ns. If they don't wait for the gather until that compute is over, they end at 50 and 70 ns, as the gather ends at 50.
 """
@@ -14,6 +17,7 @@ Example, over gloo: ranks that have computed for 10 and 30 ns gather for 20 ns, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -22,9 +26,29 @@ from overlapscope.sharded_model.program import Op
 from overlapscope.sharded_model.times import Float64Array, ShardedTimes
 
 
-def simulate(times: ShardedTimes, program: Sequence[Op], settings: Settings) -> Float64Array:
-    """Return the time of each step, the mean over ranks, in nanoseconds (S,)."""
-    run = _Run(times) if times.blocks_host else _StreamRun(times)
+class Contention(NamedTuple):
+    """How much collectives and compute slow each other down while they run at the same time on a host."""
+
+    compute_slowdown: float = 1.0
+    """Factor by which compute and a collective take longer while both run."""
+    lanes: int = 1
+    """Number of collectives that run at a time: 1 or 2."""
+    lane_slowdown: float = 1.0
+    """Factor by which each of two collectives takes longer while both run."""
+
+
+NO_CONTENTION: Final = Contention()
+
+
+def simulate(
+    times: ShardedTimes, program: Sequence[Op], settings: Settings, contention: Contention = NO_CONTENTION
+) -> Float64Array:
+    """Return the time of each step, the mean over ranks, in nanoseconds (S,).
+
+    Args:
+        contention: That of hosts; a device's streams are taken to have none.
+    """
+    run = _Run(times, contention) if times.blocks_host else _StreamRun(times)
     for op in program:
         run.perform(op, is_async=settings.is_async)
     return run.finish()
@@ -33,12 +57,13 @@ def simulate(times: ShardedTimes, program: Sequence[Op], settings: Settings) -> 
 class _Run:
     """Ranks whose host waits for what it launches."""
 
-    def __init__(self, times: ShardedTimes) -> None:
+    def __init__(self, times: ShardedTimes, contention: Contention = NO_CONTENTION) -> None:
         self.times = times
+        self.contention = contention
         self.now_ns = times.start_ns + times.before_ns
         """(S, R) Until when each rank is busy."""
-        self.link_free_ns = np.zeros_like(self.now_ns)
-        """(S, R) When the collectives launched so far are over."""
+        self.lanes_ns = [np.zeros_like(self.now_ns) for _ in range(contention.lanes)]
+        """(S, R) When each lane is free, the first one first."""
         self.done_ns: dict[Unit, Float64Array] = {}
         """(S, R) When the gathers under way end."""
 
@@ -56,7 +81,10 @@ class _Run:
             self.reduce(op)
 
     def compute(self, taken_ns: Float64Array) -> None:
-        self.now_ns = self.now_ns + taken_ns
+        busy_ns = np.maximum(self.lanes_ns[-1] - self.now_ns, 0)
+        delay_ns = (self.contention.compute_slowdown - 1) * np.minimum(busy_ns, taken_ns)
+        self.delay_after(self.now_ns, delay_ns)
+        self.now_ns = self.now_ns + taken_ns + delay_ns
 
     def gather(self, op: Op, *, is_async: bool) -> None:
         gathers = self.times.gathers[op.during]
@@ -85,14 +113,23 @@ class _Run:
     def transfer(
         self, arrival_ns: Float64Array, transfer_ns: Float64Array | float, groups: Sequence[Sequence[int]]
     ) -> Float64Array:
-        """Return when a collective ends on each rank (S, R), and keep the link busy until then."""
-        ready_ns = np.maximum(arrival_ns, self.link_free_ns)
+        """Return when a collective ends on each rank (S, R), and keep a lane busy until then."""
+        ready_ns = np.maximum(arrival_ns, self.lanes_ns[0])
         begin_ns = np.empty_like(ready_ns)
         for group in groups:
             ranks = list(group)
             begin_ns[:, ranks] = ready_ns[:, ranks].max(axis=1, keepdims=True)
-        self.link_free_ns = begin_ns + transfer_ns
-        return self.link_free_ns
+        delay_ns = (self.contention.lane_slowdown - 1) * np.clip(self.lanes_ns[-1] - begin_ns, 0, transfer_ns)
+        self.delay_after(begin_ns, delay_ns)
+        end_ns = begin_ns + transfer_ns + delay_ns
+        last_ns = self.lanes_ns[-1]
+        self.lanes_ns = [np.minimum(last_ns, end_ns), np.maximum(last_ns, end_ns)][-len(self.lanes_ns) :]
+        return end_ns
+
+    def delay_after(self, begin_ns: Float64Array, delay_ns: Float64Array) -> None:
+        """Delay what is still under way at a time."""
+        for done_ns in (*self.lanes_ns, *self.done_ns.values()):
+            done_ns += np.where(done_ns > begin_ns, delay_ns, 0)
 
     def finish(self) -> Float64Array:
         step_ns: Float64Array = (self.now_ns + self.times.after_ns - self.times.start_ns).mean(axis=1)

@@ -12,9 +12,10 @@ from overlapscope.advice.sharded import advise_on_sharding, describe_model
 from overlapscope.advice.sharded_times import extract_step_times
 from overlapscope.analysis import Analysis
 from overlapscope.errors import OverlapScopeError
-from overlapscope.sharded_model.model import Part, Settings, ShardedModel, merge_all, merge_units, with_prefetch
+from overlapscope.sharded_model.model import Part, Settings, ShardedModel, Unit, merge_all, merge_units, with_prefetch
 from overlapscope.sharded_model.program import build_program
 from overlapscope.sharded_model.schedule import simulate
+from overlapscope.sharded_model.times import LATENCY_SAVED
 from overlapscope.trace.recording import Trace
 from tests.sharded_model.ticking import MS, TickingJob, make_default, mean_ms
 
@@ -85,10 +86,40 @@ def make_job(*, alpha_ms: int = 8, beta_ms_per_byte: int = 2) -> TickingJob:
     return TickingJob(model=model, compute_ms=segments, alpha_ms=alpha_ms, beta_ms_per_byte=beta_ms_per_byte)
 
 
+class HalfSaved(TickingJob):
+    """A job in which only a part of the latency is saved where one collective replaces several."""
+
+    def transfer_ms(self, unit: Unit, kind: str) -> int:
+        """How long a collective takes once all ranks are there."""
+        kept_ms = (1 - LATENCY_SAVED) * self.alpha_ms * (len(unit) - 1)
+        return super().transfer_ms(unit, kind) + round(kept_ms)
+
+
 @pytest.mark.parametrize("other", [merge_units(make_default(4), 2), merge_all(make_default(4))])
-def test_fewer_and_larger_collectives_save_their_latency(other: Settings) -> None:
+def test_fewer_and_larger_collectives_save_a_part_of_their_latency(other: Settings) -> None:
     job = make_job()
-    assert predict_ms(job.record(make_default(4)), other) == pytest.approx(job.run_step(other)[0], abs=0.01)
+    expected_ms = HalfSaved(**vars(job)).run_step(other)[0]
+    assert predict_ms(job.record(make_default(4)), other) == pytest.approx(expected_ms, abs=0.01)
+
+
+def test_what_larger_collectives_gain_is_in_an_interval_from_no_latency_saved_to_all_of_it() -> None:
+    job = make_job()
+    recorded_ms = job.run_step(make_default(4))[0]
+    advice = advise_on_sharding(Analysis(job.record(make_default(4))))
+    for change in advice.changes:
+        if change.kind in ("wrap", "whole"):
+            all_saved = 1 - job.run_step(change.settings)[0] / recorded_ms
+            assert change.gain.low < 2 * change.gain.value - all_saved < all_saved <= change.gain.high + 1e-4
+
+
+def test_what_runs_at_the_same_time_for_the_first_time_gains_less_than_on_free_hardware() -> None:
+    job = make_job()
+    recorded_ms = job.run_step(make_default(4))[0]
+    advice = advise_on_sharding(Analysis(job.record(make_default(4))))
+    for change in advice.changes:
+        if change.kind == "async" and change.depth == 1:
+            free = 1 - job.run_step(change.settings)[0] / recorded_ms
+            assert change.gain.low < change.gain.value < free <= change.gain.high + 1e-4
 
 
 def test_advice_names_what_gains_most_with_its_memory() -> None:
