@@ -20,8 +20,6 @@ from overlapscope.interval import Interval
 from overlapscope.trace.ddp_trial import SIZE_ARGUMENTS, VIEWS_ARGUMENT, Compression, DDPSetting
 from overlapscope.trace.recording import Trace
 
-MAX_SIZES: Final = 2
-"""Number of bucket sizes that are run at most."""
 _OTHER_SIZE_RATIO: Final = 1.5
 """Ratio of numbers of buckets from which a second size is another one."""
 _COPIES: Final = 2
@@ -154,7 +152,7 @@ def choose_candidates(analysis: Analysis, advice: Advice, *, allows_compression:
         saved = Interval(value=gain, low=0.0, high=gain)
         additions.append(Addition(kind="compression", gain=saved, compression=own.compression))
     return Choice(
-        sizes=tuple(sorted(filter(_is_promising, sizes), key=lambda size: -size.gain.value)[:MAX_SIZES]),
+        sizes=tuple(sorted(filter(_is_promising, sizes), key=lambda size: -size.gain.value)),
         additions=tuple(filter(_is_promising, additions)),
         reachable=compute_reachable_gain(summary, _estimate_copies(advice, summary).high),
         kept=kept,
