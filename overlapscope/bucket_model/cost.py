@@ -91,8 +91,10 @@ _NEAR_SIZE: Final = 2.0
 """Ratio at which sizes still inform each other: one standard deviation, as a factor."""
 _MIN_SIZE_RATIO: Final = 3.0
 """Smallest ratio of the largest to the smallest size that distinguishes latency from bandwidth."""
-_LATENCY_SHARES: Final = (0.0, 0.6)
-"""Range of the share of the smallest measured all-reduce that is latency, if nothing is known about it."""
+_MAX_LATENCY_SHARE: Final = 0.6
+"""Largest share of the smallest measured all-reduce that is taken for latency, if nothing is known about it."""
+_MAX_ROUND_NS: Final = 10e6
+"""Longest latency of a round that is assumed then, that of links across a continent."""
 _MAD_TO_SIGMA: Final = 1.4826
 """Factor from the median absolute deviation to the standard deviation of a normal distribution."""
 ERROR_OF_MEDIAN: Final = 1.2533
@@ -216,8 +218,8 @@ def draw_cost(
     cost = fit_cost(_resample_cycles(samples, random), world_size, _resample_cycles(calibration, random))
     if cost.is_identifiable:
         return cost
-    share = float(random.uniform(*_LATENCY_SHARES))
-    return replace(cost, line=_line_with_latency(cost.sizes_bytes, cost.times_ns, share))
+    alpha_ns = float(random.uniform(0, _max_latency_ns(cost.times_ns, world_size)))
+    return replace(cost, line=_line_with_latency(cost.sizes_bytes, cost.times_ns, alpha_ns))
 
 
 class _Sizes(NamedTuple):
@@ -240,7 +242,7 @@ def _fit_sizes(sizes: _Sizes, world_size: int) -> CollectiveCost:
         times_ns = _monotone(times_ns, sizes.counts)
     else:
         times_ns = _monotone(sizes.times, sizes.counts)
-        line = _line_with_latency(sizes.bytes, times_ns, sum(_LATENCY_SHARES) / 2)
+        line = _line_with_latency(sizes.bytes, times_ns, _max_latency_ns(times_ns, world_size) / 2)
     return CollectiveCost(
         world_size=world_size,
         sizes_bytes=sizes.bytes,
@@ -278,8 +280,11 @@ def _shrink_to_line(sizes: _Sizes, line: CostLine) -> Float64Array:
     return times
 
 
-def _line_with_latency(sizes: Float64Array, times_ns: Float64Array, share: float) -> CostLine:
-    alpha_ns = share * float(times_ns[0])
+def _max_latency_ns(times_ns: Float64Array, world_size: int) -> float:
+    return min(_MAX_LATENCY_SHARE * float(times_ns[0]), _MAX_ROUND_NS * _latency_rounds(world_size, "ring"))
+
+
+def _line_with_latency(sizes: Float64Array, times_ns: Float64Array, alpha_ns: float) -> CostLine:
     return CostLine(alpha_ns=alpha_ns, beta_ns=float(np.median((times_ns - alpha_ns) / sizes)))
 
 

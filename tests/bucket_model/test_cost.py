@@ -74,13 +74,22 @@ def test_what_one_size_met_says_nothing_of_the_sizes_beside_it() -> None:
 
 
 def test_a_single_size_says_what_is_missing_and_spreads_its_draws() -> None:
-    samples = spans([25 * MB] * 10, [2e8] * 10)
+    samples = spans([25 * MB] * 10, [2e7] * 10)
     cost = fit_cost(samples, world_size=2)
     assert not cost.is_identifiable
-    assert cost.time_ns(25 * MB) == pytest.approx(2e8)
+    assert cost.time_ns(25 * MB) == pytest.approx(2e7)
     random = np.random.default_rng(0)
     small = [float(draw_cost(samples, 2, None, random).time_ns(MB)) for _ in range(100)]
     assert max(small) > 5 * min(small)
+
+
+def test_what_a_slow_link_takes_for_many_bytes_is_not_taken_for_latency() -> None:
+    """Two rounds, 10 ms each at most."""
+    samples = spans([16 * MB, 32 * MB] * 10, [4e8, 8e8] * 10)
+    random = np.random.default_rng(0)
+    small = [float(draw_cost(samples, 2, None, random).time_ns(MB)) for _ in range(100)]
+    assert min(small) > 0.8 * 25e6
+    assert max(small) < 25e6 + 20e6
 
 
 def test_a_calibration_gives_the_sizes_that_the_recording_lacks() -> None:
