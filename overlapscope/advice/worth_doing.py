@@ -134,6 +134,9 @@ def _buckets(advice: Advice | None) -> Iterator[Improvement]:
     if advice is None:
         return
     found = advice.recommendation
+    measured = found.curve.measured
+    if measured is not None and measured.plan != found.now.buckets:
+        return  # the mean step is one with other buckets than those of now
     if found.verdict == "change":
         yield Improvement(
             what=format_advised_setting(found),

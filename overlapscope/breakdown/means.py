@@ -48,9 +48,10 @@ def mean_with_ci(series: Float64Array) -> list[Interval]:
         return means
     least, most = series.min(axis=0), series.max(axis=0)
     if len(series) < _MIN_STEPS_FOR_RANGE:
-        # Half of their range further, as ratios: 50 and 200 are no reason to say 10 or 1000.
+        # Half of their range further, as ratios, and a factor of 2 at most: 50 and 200 are no reason to say 10 or 1000.
         is_positive = least > 0
         beyond = np.divide(np.sqrt(abs(most)), np.sqrt(abs(least)), out=np.ones(len(least)), where=is_positive)
+        beyond = np.minimum(beyond, 2)
         least, most = np.where(is_positive, least / beyond, -np.inf), np.where(is_positive, most * beyond, np.inf)
     bounds = zip(means, least.tolist(), most.tolist(), strict=True)
     # The mean of equal values may differ from them by a rounding error.

@@ -177,7 +177,9 @@ class _BestSize:
         self._sizes, self._work, self._costs, self._measured = sizes.sizes, work, costs, measured
         plans = [present, sizes.default.buckets, *(size.buckets for size in sizes.sizes)]
         self._table = build_table(plans, work.gradients)
-        self.step_ns, self.cap_mb = self._best(costs)
+        steps_ns = self.steps_ns(costs)
+        self._row = self._find_best(steps_ns)
+        self.step_ns, self.cap_mb = float(steps_ns[self._row]), self._cap_mb(self._row)
 
     def steps_ns(self, costs: Costs) -> Float64Array:
         """Return the mean steps with the present plan, DDP's default and each size (2 + Q,)."""
@@ -186,13 +188,19 @@ class _BestSize:
     def changed(
         self, kind: ChangeKind, costs: Costs, number: int | None = None, algorithm: Algorithm | None = None
     ) -> WhatIf:
-        step_ns, cap_mb = self._best(costs)
+        steps_ns = self.steps_ns(costs)
+        # Not another plan that is slower than today's, because DDP's default is preferred to gains of less than 1 %.
+        row = min(self._find_best(steps_ns), self._row, key=lambda row: float(steps_ns[row]))
+        step_ns = float(steps_ns[row])
         gain = 1 - step_ns / self.step_ns
+        cap_mb = self._cap_mb(row)
         return WhatIf(kind=kind, number=number, algorithm=algorithm, step_ns=step_ns, gain=gain, cap_mb=cap_mb)
 
-    def _best(self, costs: Costs) -> tuple[float, float | None]:
-        present_ns, default_ns, *sizes_ns = self.steps_ns(costs).tolist()
+    def _find_best(self, steps_ns: Float64Array) -> int:
+        """Return the row of the best size or of DDP's default."""
+        present_ns, default_ns, *sizes_ns = steps_ns.tolist()
         fastest = find_fastest(self._sizes, np.array(sizes_ns))
-        if prefers_default(default_ns, sizes_ns[fastest], present_ns):
-            return default_ns, None
-        return sizes_ns[fastest], self._sizes[fastest].cap_mb
+        return 1 if prefers_default(default_ns, sizes_ns[fastest], present_ns) else 2 + fastest
+
+    def _cap_mb(self, row: int) -> float | None:
+        return None if row == 1 else self._sizes[row - 2].cap_mb
