@@ -14,7 +14,7 @@ from tests.made_up_job import make_up_job, write_made_up_job
 
 SEEDS = (11, 15, 27, 20112, 20526, 20541)
 """Heavy tails and a jump; two steps; hardly any communication; a link of twice the bandwidth, with which DDP's default
-is hardly slower than the best size; buckets that change while the job runs; five steps, one of them five times as long."""
+is hardly slower than the best size; buckets that change while the job runs; five steps, one of them much longer."""
 
 
 @pytest.mark.parametrize("seed", [SEEDS[0], *(pytest.param(seed, marks=pytest.mark.nightly) for seed in SEEDS[1:])])
