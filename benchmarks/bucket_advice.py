@@ -38,7 +38,7 @@ from benchmarks.bayesian_search import SAMPLES, STEPS_PER_SAMPLE, search
 from benchmarks.sweep_file import Measured, read_sweep
 from benchmarks.swept_training import Setting
 from overlapscope.advice.observations import extract_observations, get_backend_lanes
-from overlapscope.bucket_model.calibration import CALIBRATION_FILE, collect_spans, read_calibration
+from overlapscope.bucket_model.calibration import collect_spans, read_calibration
 from overlapscope.bucket_model.cost import CollectiveCost, fit_line
 from overlapscope.bucket_model.fit import FittedModel, fit_model
 from overlapscope.bucket_model.observation import Spans
@@ -47,6 +47,7 @@ from overlapscope.bucket_model.prediction import Options, draw_step_times_ns
 from overlapscope.bucket_model.recommend import recommend
 from overlapscope.bucket_model.schedule import replay
 from overlapscope.trace.recording import read_trace
+from overlapscope.trace.schema import CALIBRATION_FILE
 
 RECORDINGS: Final = ("plain", "probe")
 SEARCHES: Final = 20

@@ -20,7 +20,6 @@ from dashboards.rank_map import Heatmap
 from overlapscope.analysis import Analysis
 from overlapscope.breakdown.lanes import LaneCache
 from overlapscope.breakdown.spans import Int64Array
-from overlapscope.bucket_model.calibration import CALIBRATION_FILE
 from overlapscope.bucket_model.prediction import Options
 from overlapscope.diagnosis.attempts import Attempt, read_attempts
 from overlapscope.diagnosis.diagnosis import Diagnosis
@@ -39,7 +38,7 @@ from overlapscope.trace.folders import attempt_number, find_rank_folders, find_s
 from overlapscope.trace.process_files import read_reports
 from overlapscope.trace.recording import Progress, Trace, empty_trace, read_trace
 from overlapscope.trace.recording_modes import OFF, read_begun_modes
-from overlapscope.trace.schema import EVENTS_FILE, RECORD_BYTES
+from overlapscope.trace.schema import CALIBRATION_FILE, EVENTS_FILE, RECORD_BYTES
 from overlapscope.trace.table_file import ALL_STEPS, StepRange, estimate_memory, free_bytes
 
 # Live status of a recording, without reading all of it: whether it is live, its last step, and watchdog reports.

@@ -16,9 +16,10 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from instrumented_ddp.collectives.roles import CollectiveRole, collective_context
-from overlapscope.bucket_model.calibration import CALIBRATION_FILE, write_calibration
+from overlapscope.bucket_model.calibration import write_calibration
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.ddp_trial import Trial, read_trial
+from overlapscope.trace.schema import CALIBRATION_FILE
 
 _log = logging.getLogger(__name__)
 

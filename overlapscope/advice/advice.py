@@ -18,7 +18,7 @@ from overlapscope.breakdown.drift import Drift
 from overlapscope.breakdown.means import mean_with_ci
 from overlapscope.breakdown.steady_steps import outlier_sign
 from overlapscope.breakdown.summary import Summary
-from overlapscope.bucket_model.calibration import CALIBRATION_FILE, Calibration, collect_spans, read_calibration
+from overlapscope.bucket_model.calibration import Calibration, collect_spans, read_calibration
 from overlapscope.bucket_model.fit import FittedModel, fit_model
 from overlapscope.bucket_model.observation import Observations
 from overlapscope.bucket_model.partition import build_table
@@ -32,6 +32,7 @@ from overlapscope.trace.ddp_trial import SIZE_ARGUMENTS
 from overlapscope.trace.description import BY_HAND, FULLY_SHARD, describe_strategies
 from overlapscope.trace.folders import read_import_source
 from overlapscope.trace.recording import Trace
+from overlapscope.trace.schema import CALIBRATION_FILE
 
 _PREDICTABLE_STRATEGIES: Final = ("", "per_parameter")
 """Strategies for which other bucket sizes can be predicted: they differ from the usual one in the buckets only."""

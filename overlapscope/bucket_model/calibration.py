@@ -19,9 +19,6 @@ from overlapscope.text import format_bytes, format_ns
 from overlapscope.trace.json_files import from_dict, parse_json_text, write_json
 from overlapscope.trace.regular_file import read_regular_file
 
-CALIBRATION_FILE: Final = "calibration.json"
-"""Name of the calibration file in the folder of a recording."""
-
 _FORMAT: Final = "overlapscope calibration"
 _VERSION: Final = 1
 

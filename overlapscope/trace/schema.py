@@ -316,6 +316,8 @@ def find_file_kind(name: str) -> FileKind | None:
 
 CONTROL_FILE: Final = "control.json"
 """File in the folder of an attempt by which users say what its ranks record."""
+CALIBRATION_FILE: Final = "calibration.json"
+"""File in the folder of an attempt with times of all-reduces by size, if they were measured."""
 TABLES_FOLDER: Final = "tables"
 WATCHDOG_FOLDER: Final = "watchdog"
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from overlapscope.bucket_model.calibration import CALIBRATION_FILE, read_calibration
+from overlapscope.bucket_model.calibration import read_calibration
 from overlapscope.cli.tuning_runs import OUTPUT_FILE, TuningRuns
 from overlapscope.trace.ddp_trial import DDPSetting, Trial
+from overlapscope.trace.schema import CALIBRATION_FILE
 
 TRAINING = """
 import torch, torch.distributed as dist
