@@ -26,7 +26,13 @@ from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.editor_links import LINE_OF_CODE, link_line, read_editor
 from overlapscope.errors import NotClosed, OverlapScopeError, Problem
 from overlapscope.text import capitalize, count_of, use_no_break_spaces
-from overlapscope.trace.description import describe_backend, describe_clocks, describe_models, describe_strategies
+from overlapscope.trace.description import (
+    CONFIDENTIAL,
+    describe_backend,
+    describe_clocks,
+    describe_models,
+    describe_strategies,
+)
 from overlapscope.trace.folders import read_import_source
 from overlapscope.trace.recording import Trace
 from overlapscope.trace.table_file import parse_step_bounds, step_range_of_slice
@@ -229,6 +235,7 @@ def list_run_facts(trace: Trace) -> list[tuple[str, str]]:
         "clocks": describe_clocks(trace),
         "recorder": f"in {recorder['language']}" if (recorder := run.get("recorder")) else None,
         "imported from": read_import_source(run),
+        "names": "pseudonyms" if CONFIDENTIAL in run else None,
         "recorded": f"{datetime.fromtimestamp(started_ns / 1e9):%d %b %Y, %H:%M}" if started_ns else None,
     }
     return [(label, str(value)) for label, value in known.items() if value]

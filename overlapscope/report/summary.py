@@ -25,6 +25,7 @@ from overlapscope.report.machine import build_machine_sections, collect_machine
 from overlapscope.report.report import INDENT, Column, Number, Report, Row, Section, Table, list_rows
 from overlapscope.text import Value, count_of, format_interval_ns, format_ns, format_share
 from overlapscope.trace.description import (
+    CONFIDENTIAL,
     describe_backend,
     describe_chosen_steps,
     describe_clocks,
@@ -144,6 +145,7 @@ def describe_recording(trace: Trace) -> str:
     facts += [count_of(trace.steps["step"].nunique(), "step") + describe_chosen_steps(trace)]
     facts += [f"off {steps}" for steps in describe_all_off_steps(trace.modes)]
     facts += [f"{name} {version}" for name, version in run.get("versions", {}).items() if name == "torch"]
+    facts += ["names are pseudonyms"] if CONFIDENTIAL in run else []
     if "started_unix_ns" in run:
         facts.append(f"recorded {datetime.fromtimestamp(run['started_unix_ns'] / 1e9):%Y-%m-%d %H:%M}")
     return ", ".join(facts)

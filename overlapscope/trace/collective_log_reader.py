@@ -83,10 +83,15 @@ def verify_entries(entries: Entries) -> tuple[Entries, npt.NDArray[np.bool_]]:
 
 
 def _is_intact(entries: Entries) -> npt.NDArray[np.bool_]:
+    is_intact: npt.NDArray[np.bool_] = compute_entry_checks(entries) == entries["check"]
+    return is_intact
+
+
+def compute_entry_checks(entries: Entries) -> npt.NDArray[np.uint16]:
+    """Compute the check of each entry from its other fields, shape (N,)."""
     data = np.frombuffer(entries.tobytes(), dtype=np.uint8).reshape(-1, ENTRY_BYTES)
     sums = (data.astype(np.float32) @ _WEIGHTS).astype(np.int64)
-    is_intact: npt.NDArray[np.bool_] = (sums + ENTRY_BYTES) % _ADLER == entries["check"]
-    return is_intact
+    return ((sums + ENTRY_BYTES) % _ADLER).astype(np.uint16)
 
 
 _PROBED_ENTRIES: Final = 1024

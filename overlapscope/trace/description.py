@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from overlapscope.trace.recording import Trace
 
+CONFIDENTIAL: Final = "confidential"
+"""Key of ``run.json`` that says that the names in a recording are pseudonyms."""
 DEFAULT_STRATEGY: Final = "overlapped"
 """Strategy of stock DDP."""
 FULLY_SHARD: Final = "fully_shard"

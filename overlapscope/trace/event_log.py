@@ -248,13 +248,13 @@ def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:
         raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
 
     problems: list[Problem] = []
-    is_complete = _is_complete(slots)
-    known = is_complete & _is_known(slots)
+    is_whole = is_complete(slots)
+    known = is_whole & _is_known(slots)
     records = _sort_by_sequence(slots, known)
 
     # One record may be half written at the moment of death. More than one, or one of an unknown kind, is damage.
     damaged = np.flatnonzero(_is_used(slots) & ~known)
-    torn_at_death = len(damaged) == 1 and not header.closed and not is_complete[damaged[0]]
+    torn_at_death = len(damaged) == 1 and not header.closed and not is_whole[damaged[0]]
     if len(damaged) and not torn_at_death:
         offset = HEADER_BYTES + int(damaged[0]) * RECORD_BYTES
         problems.append(_report_damage(path, len(damaged), f"at offset {offset}"))
@@ -345,7 +345,7 @@ def read_latest_records(
         text = str(error) if isinstance(error, OverlapScopeError) else f"{path}: can't be read ({error.strerror})"
         problems.append(Problem("error", text))
         return np.empty(0, dtype=RECORD_DTYPE)
-    known = _is_complete(slots) & _is_known(slots)
+    known = is_complete(slots) & _is_known(slots)
     damaged = int((_is_used(slots) & ~known).sum())
     if damaged > (0 if header.closed else 1):  # one may be half written at the moment of death, or just now
         problems.append(_report_damage(path, damaged, "near the end"))
@@ -405,7 +405,8 @@ def _is_used(slots: Records) -> npt.NDArray[np.bool_]:
     return (slots["sequence"] != 0) | (slots["crc32"] != 0)
 
 
-def _is_complete(slots: Records) -> npt.NDArray[np.bool_]:
+def is_complete(slots: Records) -> npt.NDArray[np.bool_]:
+    """Return which slots hold a record that was written to its end, and not changed since."""
     is_written = (slots["sequence"] != 0) & (slots["sequence"] <= _HIGHEST_SEQUENCE)
     return is_written & (slots["crc32"] == compute_record_checksums(slots))
 

@@ -221,14 +221,22 @@ def _whole_slots(folder: Path, model: int, tensors: int) -> FingerprintPasses:
         data = read_regular_file(folder / fingerprints_file(model))
     except OSError:
         return np.empty(0, dtype)
-    size = dtype.itemsize
-    slots = np.frombuffer(data[: len(data) // size * size], dtype)
-    is_complete = [
-        slot["period"] > 0
-        and int(slot["crc32"]) == crc32(data[number * size + _FINGERPRINT_CHECKSUM.size : (number + 1) * size])
-        for number, slot in enumerate(slots)
-    ]
-    return slots[np.array(is_complete, dtype=bool)]
+    slots = np.frombuffer(data[: len(data) // dtype.itemsize * dtype.itemsize], dtype)
+    return slots[find_complete_passes(slots)]
+
+
+def find_complete_passes(slots: FingerprintPasses) -> npt.NDArray[np.bool_]:
+    """Return which slots hold a pass that was written to its end, and not changed since."""
+    is_complete: npt.NDArray[np.bool_] = (slots["period"] > 0) & (slots["crc32"] == compute_pass_checksums(slots))
+    return is_complete
+
+
+def compute_pass_checksums(slots: FingerprintPasses) -> npt.NDArray[np.uint32]:
+    """Compute the CRC-32 of each pass without its leading checksum, shape (N,)."""
+    data, size = slots.tobytes(), slots.dtype.itemsize
+    begins = range(0, len(data), size)
+    checksums = (crc32(data[begin + _FINGERPRINT_CHECKSUM.size : begin + size]) for begin in begins)
+    return np.fromiter(checksums, np.uint32, len(slots))
 
 
 READY: Final = 0x0101010101010101

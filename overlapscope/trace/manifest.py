@@ -42,26 +42,27 @@ class Manifest:
         content = read_json(folder / MANIFEST_FILE, problems) if (folder / MANIFEST_FILE).exists() else {}
         files = content.get("files")
         listed: dict[str, Any] = files if isinstance(files, dict) else {}
-        self._files = {name: mark for name, mark in listed.items() if _is_in_a_folder(name)}
-        if len(self._files) < len(listed):
+        self.files = {name: mark for name, mark in listed.items() if _is_in_a_folder(name)}
+        """What it says of each file."""
+        if len(self.files) < len(listed):
             problems.append(
                 Problem("error", f"{folder / MANIFEST_FILE}: damaged; it lists files outside of its folder")
             )
 
     def is_damaged(self, name: str) -> bool:
         """Return whether a listed file is missing, truncated or changed."""
-        return name in self._files and self._damage(name) is not None
+        return name in self.files and self._damage(name) is not None
 
     def report(self, problems: list[Problem]) -> None:
         """Report listed files that are missing or changed, unless they already have a problem."""
         reported_paths = {problem.message.partition(": ")[0] for problem in problems}
-        for name in self._files:
+        for name in self.files:
             path = self._folder / name
             if str(path) not in reported_paths and (damage := self._damage(name)) is not None:
                 problems.append(Problem("error", f"{path}: {damage}"))
 
     def _damage(self, name: str) -> str | None:
-        path, mark = self._folder / name, self._files[name]
+        path, mark = self._folder / name, self.files[name]
         try:
             found, listed_size = path.stat(), mark["bytes"]
             size = found.st_size

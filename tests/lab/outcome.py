@@ -6,6 +6,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.lab import jobs
@@ -14,6 +15,7 @@ from overlapscope.lab.jobs import diagnose
 from overlapscope.lab.truth import check_verdict, find_fault_script
 from tests.lab.reports import JobReport, load_reports
 from tests.lab.warm_ranks import WarmRank
+from tests.redact.copies import facts_of, redact
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,12 @@ class Outcome:
     """Of the recording, while the ranks that hang are there."""
     later: Verdict
     """Of the recording, when all of them are gone."""
+    elsewhere: Verdict
+    """Of the recording on another host, which can't look whether the processes exist."""
+    redacted: Verdict
+    """Of a copy of it in which names are pseudonyms, so that no host is that of its processes."""
+    left_out: tuple[str, ...]
+    """Files and fields of the recording that the copy lacks, because the allow list does not know them."""
     fault_ns: int | None
     launcher_ns: int | None
     """When the launcher had its verdict, if the fault had ended all ranks by then."""
@@ -52,6 +60,9 @@ class Outcome:
             wrong["message"] = [self.reports[0].verdict.sentence]
         elif not fault.is_healthy and not self.reports:
             wrong["message"] = ["none"] if self.launcher_ns is None else wrong["diagnosis"]
+        if facts_of(self.redacted) != facts_of(self.elsewhere):
+            wrong["copy"] = [f"{facts_of(self.redacted)} instead of {facts_of(self.elsewhere)}"]
+        wrong["allow list"] = [*self.left_out]
         return {what: points for what, points in wrong.items() if points}
 
 
@@ -67,5 +78,18 @@ def run_fault(fault: Fault, world_size: int, *, wrapper: jobs.Wrapper) -> Outcom
             launcher_ns = None if job.running() else time.monotonic_ns()
             fault_ns = job.fault_ns()
         later, _ = diagnose(trace)
+        with mock.patch("socket.gethostname", return_value="elsewhere"):
+            elsewhere, _ = diagnose(trace)
+        left_out = redact(trace, Path(temporary, "copy")).left_out
+        redacted, _ = diagnose(Path(temporary, "copy"))
         reports = [report for report in load_reports(trace) if not report.is_retracted]
-    return Outcome(reports=reports, verdict=verdict, later=later, fault_ns=fault_ns, launcher_ns=launcher_ns)
+    return Outcome(
+        reports=reports,
+        verdict=verdict,
+        later=later,
+        elsewhere=elsewhere,
+        redacted=redacted,
+        left_out=left_out,
+        fault_ns=fault_ns,
+        launcher_ns=launcher_ns,
+    )

@@ -1,0 +1,1 @@
+"""Copies of recordings in which names are pseudonyms."""

@@ -1,0 +1,40 @@
+"""Pseudonyms: the same for equal names, in all files and on all ranks; without the key nobody can test a guess."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final
+
+_DIGEST_BYTES: Final = 4
+"""Two of ten thousand names have one pseudonym in one recording of a hundred."""
+
+
+class Pseudonyms:
+    """Pseudonyms of one recording, or of several that have one key.
+
+    Args:
+        key: secret of 64 bytes at most.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self.names: dict[str, str] = {}
+        """What each pseudonym stands for."""
+        self.unknown: set[str] = set()
+        """Fields that were dropped because the allow list does not know them: ``FILE: KEY``."""
+
+    def hide(self, kind: str, text: str) -> str:
+        """Return the pseudonym of a text, such as ``host_3f9a1c02``; an empty text stays empty.
+
+        Args:
+            kind: what the text is, in lower case. Equal texts of two kinds have different pseudonyms.
+        """
+        if not text:
+            return ""
+        pseudonym = f"{kind}_{self.digest(kind, text.encode(errors='surrogatepass'), _DIGEST_BYTES).hex()}"
+        self.names[pseudonym] = text
+        return pseudonym
+
+    def digest(self, kind: str, data: bytes, size: int) -> bytes:
+        """Return a keyed hash of some bytes that can't be guessed."""
+        return blake2b(kind.encode() + b"\0" + data, key=self._key, digest_size=size).digest()
