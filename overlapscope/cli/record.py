@@ -10,6 +10,10 @@ as 'overlapscope diagnose' does.
 Each attempt of a job that is started again, as by 'torchrun --max-restarts', is a recording of its own: the first in
 the folder, the next ones in restart_1, restart_2 ... inside.
 
+If each host of a job runs this command itself, give all of them --join and one folder, on a file system that all hosts
+share. The job is known by SLURM_JOB_ID, by torchrun's --rdzv-id and --rdzv-endpoint, or by MASTER_ADDR and MASTER_PORT,
+and no other job's ranks are let in.
+
 With --probe-buckets the training also runs other bucket sizes, for about 24 steps from its fifth on, and then its own
 again: from one such recording the cost of any bucket size can be predicted. The training's results are the same. This
 needs instrumented_ddp.DistributedDataParallel.
@@ -28,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from overlapscope.cli import child_process, recording_folder
+from overlapscope.cli import child_process, joined_job, recording_folder
 from overlapscope.cli.arguments import parse_positive_int, strip_dashes
 from overlapscope.cli.child_process import ReceivedSignal
 from overlapscope.cli.metrics_process import metrics_writer, remove_stale
@@ -48,7 +52,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("traces"), help="folder to record into (default: %(default)s)"
     )
-    parser.add_argument("--force", action="store_true", help="replace an existing recording in that folder")
+    existing = parser.add_mutually_exclusive_group()
+    existing.add_argument("--force", action="store_true", help="replace an existing recording in that folder")
+    existing.add_argument(
+        "--join", action="store_true", help="record into one folder with the same job's commands on other hosts"
+    )
     parser.add_argument(
         "--detail",
         choices=DETAILS,
@@ -106,11 +114,7 @@ def run(args: argparse.Namespace) -> int:
     child_process.find_program(command[0])
     if args.metrics:
         remove_stale(args.metrics)
-    if args.force:
-        recording_folder.clear(args.output)
-    elif recording_folder.has_recording(args.output):
-        raise OverlapScopeError(f"{args.output}: already holds a recording; give another folder with -o, or --force")
-    recording_folder.create_empty_folder(args.output)
+    _prepare_folder(args, command)
     environment = child_process.recording_environment(
         args.output,
         args.detail or DETAILS[args.probe_buckets],
@@ -124,7 +128,18 @@ def run(args: argparse.Namespace) -> int:
         with child_process.run_in_foreground(command, add_startup_hook(environment)) as (child, received):
             child.wait()
         ended = EndedCommand(program=command[0], pid=child.pid, status=child.returncode, received=received)
-        return finish_recording(args.output, ended, _print_status, probed=args.probe_buckets)
+        return finish_recording(args.output, ended, _print_status, probed=args.probe_buckets, is_joined=args.join)
+
+
+def _prepare_folder(args: argparse.Namespace, command: Sequence[str]) -> None:
+    if args.join:
+        joined_job.join_folder(args.output, joined_job.find_job(command))
+        return
+    if args.force:
+        recording_folder.clear(args.output)
+    elif recording_folder.has_recording(args.output):
+        raise OverlapScopeError(f"{args.output}: already holds a recording; give another folder with -o, or --force")
+    recording_folder.create_empty_folder(args.output)
 
 
 def _print_status(text: str) -> None:
@@ -145,7 +160,12 @@ class EndedCommand:
 
 
 def finish_recording(
-    folder: Path, ended: EndedCommand, print_status: Callable[[str], None], *, probed: bool = False
+    folder: Path,
+    ended: EndedCommand,
+    print_status: Callable[[str], None],
+    *,
+    probed: bool = False,
+    is_joined: bool = False,
 ) -> int:
     """Write into the recording how the job ended, and print what went wrong and how to view the recording.
 
@@ -153,6 +173,7 @@ def finish_recording(
         folder: Folder of the recording; it is removed if nothing was recorded and it is empty.
         print_status: prints a sentence, prefixed with the name of the command.
         probed: other bucket plans were requested.
+        is_joined: commands on other hosts record into the folder too; nothing is removed from it.
 
     Returns:
         The command's exit code: the job's, or 1 if nothing was recorded.
@@ -165,8 +186,9 @@ def finish_recording(
     attempt = find_latest_attempt(folder)
     recorded = recording_folder.describe(attempt)
     if recorded is None and not has_early_ends(folder):
-        recording_folder.clear(folder)
-        remove_if_empty(folder)
+        if not is_joined:
+            recording_folder.clear(folder)
+            remove_if_empty(folder)
         how = f"ended with exit code {code}" if code else "succeeded"
         print_status(
             f"nothing was recorded: '{ended.program}' {how}, and no Python process it started called "
@@ -183,6 +205,9 @@ def finish_recording(
             signal_received=signal_received,
             is_command=True,
         )
+    if is_joined:
+        joined_job.wait_for_other_hosts(attempt)
+        recorded = recording_folder.describe(attempt)
     _print_verdict(attempt)
     if recorded is None:
         print_status(

@@ -19,6 +19,7 @@ from overlapscope.trace.schema import (
     CONTROL_FILE,
     EVENTS_FILE,
     GROUP_PATTERN,
+    JOB_FILE,
     POINT_TO_POINT_PATTERN,
     RANK_FILES,
     STAGED_PATTERN,
@@ -48,13 +49,22 @@ def create_empty_folder(folder: Path) -> None:
     """
     if has_recording(folder):
         raise OverlapScopeError(f"{folder}: already holds a recording; give another folder with -o")
+    make_folder(folder)
+    _remove_process_files(folder)  # of a job of which no rank had come to record
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder, unless it exists.
+
+    Raises:
+        OverlapScopeError: it can't be created.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise OverlapScopeError(f"{folder}: this is a file; give a folder to record into") from None
     except OSError as error:
         raise OverlapScopeError(f"{folder}: can't be created ({error.strerror})") from None
-    _remove_process_files(folder)  # of a job of which no rank had come to record
 
 
 def has_recording(folder: Path) -> bool:
@@ -90,7 +100,8 @@ def _remove_process_files(folder: Path) -> None:
     from overlapscope.trace.early_ends import EARLY_END_PATTERN
     from overlapscope.trace.process_files import EXITS_PATTERN
 
-    for file in [file for pattern in (EXITS_PATTERN, EARLY_END_PATTERN, CONTROL_FILE) for file in folder.glob(pattern)]:
+    patterns = (EXITS_PATTERN, EARLY_END_PATTERN, CONTROL_FILE, JOB_FILE)
+    for file in [file for pattern in patterns for file in folder.glob(pattern)]:
         file.unlink()
 
 

@@ -187,7 +187,7 @@ def _read_folders(
     files = _read_ranks(folders, states, source, exits, progress or _ignore)
     reports = tuple(report for one in files.values() for report in one.reports)
     orders, point_to_point_orders = compare_orders(source), read_point_to_point_orders(source)
-    command = next((each for each in exits if each.is_command), None)
+    command = _choose_command(exits)
     signaled_ns = _find_job_signal(command, files.values())
     ranks = _add_reported_call_sites(_add_silence(files), reports)
     ranks = _mark_signaled_ranks(ranks, files, command, signaled_ns)
@@ -275,6 +275,12 @@ def _collect_errors(of_logs: Iterable[Problem], files: Collection[RankState]) ->
     for one in files:  # last, because it does not report files for which another problem was reported
         one.manifest.report(problems)
     return list(dict.fromkeys(problem for problem in problems if problem.severity == "error"))
+
+
+def _choose_command(exits: Iterable[ProcessExit]) -> ProcessExit | None:
+    """Return the end of the recorded command; of several, with ``--join``, of one that was signaled or has failed."""
+    commands = [each for each in exits if each.is_command]
+    return min(commands, key=lambda each: (each.signal_received is None, each.status == 0), default=None)
 
 
 def _find_job_signal(command: ProcessExit | None, files: Iterable[RankState]) -> int | None:

@@ -318,6 +318,8 @@ CONTROL_FILE: Final = "control.json"
 """File in the folder of an attempt by which users say what its ranks record."""
 CALIBRATION_FILE: Final = "calibration.json"
 """File in the folder of an attempt with times of all-reduces by size, if they were measured."""
+JOB_FILE: Final = "job.json"
+"""File in the folder of a run that several commands of one job record into: which job."""
 TABLES_FOLDER: Final = "tables"
 WATCHDOG_FOLDER: Final = "watchdog"
 

@@ -11,6 +11,8 @@ import pytest
 
 from overlapscope.bucket_model.calibration import AllReduceSample, Calibration, write_calibration
 from overlapscope.cli import lab_cluster
+from overlapscope.trace.json_files import write_json
+from overlapscope.trace.schema import JOB_FILE
 from tests.cli.command_line import overlapscope
 from tests.ordered import end, steps, write_order
 from tests.synthetic import write_recording
@@ -101,6 +103,10 @@ REFUSED = {
         "-o {new} -- torchrum train.py",
         "-o {new} -- tests/synthetic.py",
         "-o {traces} -- true",
+        "-o {traces} --join -- torchrun --rdzv-id 7 train.py",
+        "-o {joined} --join -- torchrun --rdzv-id=7 train.py",
+        "-o {new} --join -- true",
+        "-o {joined} --join --force -- true",
         "-o {file} -- true",
         "-o {new} --metrics {file} -- true",
         "-o {new} --metrics {none}/run.prom -- true",
@@ -149,6 +155,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "file",
         "four_ranks",
         "new",
+        "joined",
         "none",
         "one_rank",
         "restarted",
@@ -160,6 +167,8 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     paths = {name: folder / name for name in names}
     write_recording(paths["traces"], steps=20)
     write_recording(paths["one_rank"], ranks=1)
+    write_recording(paths["joined"], ranks=1)
+    write_json(paths["joined"] / JOB_FILE, {"job": "Slurm job 12"})
     write_recording(paths["short"], steps=10)
     for attempt in (paths["restarted"], paths["restarted"] / "restart_1"):
         end(write_order(attempt, {0: steps(5), 1: steps(5)}), (0, 1))
@@ -183,6 +192,8 @@ def test_what_is_refused_is_one_line_and_nothing_is_written(
         pytest.skip("without torch it is the first thing that is missing")
     monkeypatch.setattr(lab_cluster, "find_missing_requirement", lambda _: None)
     monkeypatch.delattr(lab_cluster, "make_linked_hosts")
+    for variable in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "MASTER_ADDR"):
+        monkeypatch.delenv(variable, raising=False)
     folder = paths["traces"].parent
     there_before = set(folder.iterdir())
     said = []
