@@ -249,8 +249,12 @@ class Session:
         """Return whether ``close`` has been called."""
         return self._closed
 
-    def close(self) -> None:
-        """Write pending records and stop recording. Called at exit; may be called earlier, and twice."""
+    def close(self, *, is_detached: bool = False) -> None:
+        """Write pending records and stop recording. Called at exit; may be called earlier, and twice.
+
+        Args:
+            is_detached: the process lives on, and nothing of what becomes of it matters.
+        """
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
@@ -261,7 +265,7 @@ class Session:
             watchdog.exits(exit_recorder.exit_call)
         parts = (
             None if recorder is None else recorder.close,
-            None if exit_recorder is None else exit_recorder.close,
+            None if exit_recorder is None else partial(exit_recorder.close, is_detached=is_detached),
             self.caught.close,
             None if self.outside is None else self.outside.close,
             self.replicas.close,
@@ -398,3 +402,14 @@ def step() -> None:
     if session is not None and session.recorder is not None:
         with suppress_recorder_errors(session.disable_recording):
             session.recorder.steps.mark_step()
+
+
+def detach() -> None:
+    """End the recording of this process now, as that of a rank that has done all its work. Call it on all ranks.
+
+    For processes that live on after the training, or that a framework kills, as Ray does: what becomes of them is no
+    longer part of the recording, and the ranks count as ended. Does nothing if nothing is being recorded.
+    """
+    session = get_current_session()
+    if session is not None:
+        session.close(is_detached=True)

@@ -83,8 +83,12 @@ class ExitRecorder:
         self._unrecorded_because = why
         self._write({"how": "unrecorded"})
 
-    def close(self) -> None:
-        """Write how the process, or its recording, ends. May be called twice."""
+    def close(self, *, is_detached: bool = False) -> None:
+        """Write how the process, or its recording, ends. May be called twice.
+
+        Args:
+            is_detached: the recording ends, and the process goes on.
+        """
         missed = self._find_missed_error()
         if sys.excepthook == self._uncaught:
             sys.excepthook = self._hook_before
@@ -92,6 +96,9 @@ class ExitRecorder:
             if getattr(module, name, None) is noting:
                 setattr(module, name, self._exits_before[module, name])
         if self._is_written or os.getpid() != self._pid:
+            return
+        if is_detached:
+            self._write_end({"how": "ended", "is_detached": True})
             return
         error = sys.exception()
         if error is not None and not isinstance(error, SystemExit) and _is_child_exiting():

@@ -267,7 +267,7 @@ def read_rank(
     seen = _current_stall(left, latest)
     stacks = read_stacks(path, None if seen is None else seen.stacks)
     alive_ns = _alive_ns(left)
-    own_exit = find_exit(begun.where, exits)
+    own_exit = _find_own_exit(ended, begun.where, exits)
     end = _find_end(rank, ended, own_exit, has_report=bool(left.reports), alive_ns=alive_ns)
     is_record_lost = not has_gone_on and not ended and (folder.has(ENDED_FILE) or is_closed)
     state = state_before if has_gone_on and state_before is not None else _recorded_liveness(ended, begun.where)
@@ -469,6 +469,11 @@ def _find_position_while_off(left: _LeftFiles, latest: Entry | None) -> RankPosi
     position = find_position(left.records[:0], latest)
     is_over = latest.state == "completed"  # and the rank went on from there
     return replace(position, phase=None, call_site=None) if position is not None and is_over else position
+
+
+def _find_own_exit(ended: dict[str, Any], where: dict[str, Any], exits: Sequence[ProcessExit]) -> ProcessExit | None:
+    """Return the exit of a rank's process; None for one that had detached, as its recording was over before."""
+    return None if ended.get("is_detached") is True else find_exit(where, exits)
 
 
 def _find_end(
