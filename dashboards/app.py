@@ -28,6 +28,7 @@ from dashboards.access import Access, is_loopback
 from dashboards.experiment_figures import draw_picture
 from dashboards.following import follow
 from dashboards.gate import SERVER_OPTIONS, install_access_rules, login_options
+from dashboards.health import health_routes
 from dashboards.limits import REQUEST_LIMITS, limit_server
 from dashboards.pages import (
     buckets,
@@ -394,6 +395,7 @@ def start_server(
             *live_status_routes(runs),
             *table_routes(runs),
             *experiment_routes(runs.folders),
+            *health_routes(runs.folders),
             *(metrics_routes(runs) if metrics else ()),
         ],
         **SESSION_LIFETIME_OPTIONS,

@@ -13,6 +13,7 @@ from tornado.routing import Matcher, Rule
 from tornado.web import OutputTransform, RedirectHandler, RequestHandler
 
 from dashboards.access import Access, Refusal
+from dashboards.health import HEALTH_ROUTE
 from dashboards.pages.shell import render_standalone
 from dashboards.policy import policy_headers
 from overlapscope.errors import OverlapScopeError
@@ -48,7 +49,7 @@ def install_access_rules(server: Server, access: Access) -> None:
         "default_handler_args": {"prefix": server.prefix},
     }
     # Rules for any host are matched before those of the pages.
-    server._tornado.add_handlers(".*", [Rule(_RefusedRequests(access), _LoginHandler)])
+    server._tornado.add_handlers(".*", [Rule(_RefusedRequests(access, server.prefix), _LoginHandler)])
     if access.oauth:
         # Panel redirects pages in subfolders to a login page in the same subfolder.
         login = f"{server.prefix}/login"
@@ -104,10 +105,13 @@ class _NotFoundHandler(RequestHandler):
 class _RefusedRequests(Matcher):
     """Matcher of requests that are refused."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, prefix: str) -> None:
         self._access = access
+        self._open_path = prefix + HEALTH_ROUTE
 
     def match(self, request: HTTPServerRequest) -> dict[str, Any] | None:
+        if request.path == self._open_path:
+            return None
         refusal = self._access.refusal(request)
         return None if refusal is None else {"target_kwargs": {"access": self._access, "refusal": refusal}}
 
