@@ -68,6 +68,10 @@ def test_the_container_runs_a_command_that_is_accepted():
     ]
     assert words[0] == "overlapscope"
     build_parser().parse_args(words[1:])
+    text = "\n".join(lines)
+    assert re.search(r"^ARG BASE=.*:\d+\.\d+\.\d+-\S+$", text, re.MULTILINE)
+    assert re.search(r"^USER [1-9]\d*:", text, re.MULTILINE)
+    assert re.search(r"^HEALTHCHECK .*:5006/health'", text, re.MULTILINE)
 
 
 def test_the_matrix_names_tests_that_exist_and_extras_of_the_project():
