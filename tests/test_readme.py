@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.shown import PAGES, ROOT
+
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
@@ -30,26 +29,6 @@ def test_every_overlapscope_command_that_the_readme_shows_exists():
     text = (ROOT / "README.md").read_text()
     shown = set(re.findall(r"overlapscope (\w+)", text))
     assert shown == set(COMMANDS)
-
-
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-def command_lines(page: Path) -> list[list[str]]:
-    """The words of each line of a page's shell blocks that is one of our commands, without redirection."""
-    blocks = re.findall(r"```(?:sh|bash)\n(.*?)```", page.read_text(), re.DOTALL)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    words = [shlex.split(line, comments=True) for line in lines]
-    return [list(itertools.takewhile(lambda word: word not in (">", ">>", "|"), each)) for each in words if each]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_command_line_in_the_documents_is_accepted(page: Path) -> None:
-    from overlapscope.cli.main import build_parser
-
-    for words in command_lines(page):
-        if words[0] == "overlapscope":
-            build_parser().parse_args(words[1:])  # raises SystemExit, with usage on stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -21,10 +21,10 @@ COMMAND = [sys.executable, "-c", "from overlapscope.cli.main import entry_point;
 Ran = subprocess.CompletedProcess[str]
 
 
-def overlapscope(*arguments: object, **environment: str) -> Ran:
+def overlapscope(*arguments: object, in_folder: Path = REPOSITORY, **environment: str) -> Ran:
     """Run a command in this process; its output and its children's is captured in files, as if in a pipe."""
     with (
-        chdir(REPOSITORY),
+        chdir(in_folder),
         mock.patch.dict(os.environ, environment),
         mock.patch("overlapscope.console.FIRST_LINE_AFTER_S", 3600.0),  # a busy machine is no reason for another output
         tempfile.TemporaryFile("w+", buffering=1) as output,

@@ -20,6 +20,7 @@ from instrumented_ddp.strategies.strategy import Strategy
 from overlapscope.errors import OverlapScopeError
 from tests.cluster.ranks import Ranks, run_ranks
 from tests.cluster.same_as_stock.values import differences_of_values
+from tests.shown import blocks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -76,6 +77,23 @@ def test_all_ranks_come_to_what_stocks_ddp_comes_to_and_to_the_same_bits(
             assert all(np.array_equal(a, b) for a, b in zip(first, other, strict=True)), strategy
         for ours, theirs in zip(first, stock, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=strategy)
+
+
+def train_with_the_documented_strategy() -> Weights:
+    (block,) = (block for block in blocks() if "def all_reduce(buffer, wire)" in block.text)
+    defined: dict[str, Any] = {}
+    exec(block.text.partition("\nmodel = ")[0], defined)
+    return train(Strategy(name="star", all_reduce=defined["all_reduce"]))
+
+
+@pytest.mark.nightly
+def test_the_strategy_that_the_documents_show_comes_to_what_stocks_ddp_comes_to(
+    ranks_of_module: Callable[[int], Ranks],
+) -> None:
+    call = ranks_of_module(3).call
+    ours, theirs = call(train_with_the_documented_strategy)[2], call(train, None)[2]
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
