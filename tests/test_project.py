@@ -12,7 +12,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 DECISIONS = sorted(path for path in (ROOT / "docs" / "decisions").glob("*.md") if path.name != "index.md")
-HELD_BY_TESTS = [ROOT / "SECURITY.md", ROOT / "docs" / "promises.md", *DECISIONS]
+HELD_BY_TESTS = [ROOT / "SECURITY.md", *(ROOT / "docs" / name for name in ("promises.md", "support.md")), *DECISIONS]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 KINDS = [
     each["directory"] for each in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]["type"]

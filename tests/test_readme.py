@@ -51,13 +51,3 @@ def test_the_container_runs_a_command_that_is_accepted():
     assert re.search(r"^ARG BASE=.*:\d+\.\d+\.\d+-\S+$", text, re.MULTILINE)
     assert re.search(r"^USER [1-9]\d*:", text, re.MULTILINE)
     assert re.search(r"^HEALTHCHECK .*:5006/health'", text, re.MULTILINE)
-
-
-def test_the_matrix_names_tests_that_exist_and_extras_of_the_project():
-    text = (ROOT / ".ci" / "matrix").read_text()
-    left_out = re.findall(r"\btests/[\w/.]+", text)
-    assert len(left_out) > 9
-    assert [path for path in left_out if not (ROOT / path).exists()] == []
-    (for_reading,) = re.findall(r'for_reading="([^"]*)"', text)
-    tested = {re.split("[^\\w-]", line)[0] for line in EXTRAS["test"]}
-    assert set(for_reading.split()) <= tested
