@@ -34,7 +34,7 @@ from overlapscope.diagnosis.collective_order import (
 from overlapscope.diagnosis.evidence import Entry, Evidence, GroupOrder, Liveness, RankEvidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.process_state import combine_liveness_and_status, find_user_line
-from overlapscope.diagnosis.rank_models import compare_replicas
+from overlapscope.diagnosis.rank_models import compare_replicas, read_replicas_for_snapshot
 from overlapscope.diagnosis.rank_snapshot import LogExcerpt, RankSnapshot, make_snapshot
 from overlapscope.diagnosis.rank_state import read_rank
 from overlapscope.diagnosis.report_text import format_report
@@ -125,7 +125,9 @@ class Inspector:
         snapshot, heartbeat = case.snapshots.get(rank), case.heartbeats.get(rank)
         if snapshot is not None:
             return RankKnowledge(snapshot=snapshot, heartbeat=heartbeat)
-        snapshot = read_snapshot(self._run_folder, rank, differences) or case.previous_snapshots.get(rank)
+        is_about_replicas = case.alarm.why == "replicas differ"
+        snapshot = read_snapshot(self._run_folder, rank, differences, with_fingerprints=is_about_replicas)
+        snapshot = snapshot or case.previous_snapshots.get(rank)
         if heartbeat is None:
             return RankKnowledge(snapshot=snapshot)
         now_ns = host_now_ns()
@@ -191,11 +193,14 @@ def liveness_of(heartbeat: Heartbeat, process: ProcessState | None, silent_ns: i
     return "running" if process.state == "R" else "sleeping"
 
 
-def read_snapshot(run_folder: Path, rank: int, differences: Mapping[str, int]) -> RankSnapshot | None:
-    """Return the snapshot of a rank that can't publish one, from its files.
+def read_snapshot(
+    run_folder: Path, rank: int, differences: Mapping[str, int], *, with_fingerprints: bool
+) -> RankSnapshot | None:
+    """Return the snapshot of a rank that can't publish one, or has not so far, from its files.
 
     Args:
         differences: by group, the entry number around which entries are wanted.
+        with_fingerprints: whether to include the fingerprints of its replicas, which are long.
 
     Returns:
         None if the rank has left no files here.
@@ -207,6 +212,8 @@ def read_snapshot(run_folder: Path, rank: int, differences: Mapping[str, int]) -
     source = RecordedOrder(logs)
     exits = read_exits(run_folder, [])  # the launcher may have seen its exit by now
     evidence = read_rank(rank, folder, source.newest_of(rank), is_closed=False, exits=exits).evidence
+    if with_fingerprints:
+        evidence = replace(evidence, replicas=read_replicas_for_snapshot(folder))
     site = find_user_line(evidence.stacks)  # the stacks were requested just now, if possible
     if evidence.position is not None and site is not None:
         evidence = replace(evidence, position=replace(evidence.position, call_site=site))

@@ -54,10 +54,10 @@ from overlapscope.diagnosis.evidence import (
     RankPosition,
 )
 from overlapscope.diagnosis.process_state import find_user_line
-from overlapscope.diagnosis.rank_models import read_models, read_replicas, read_unready_parameters
+from overlapscope.diagnosis.rank_models import read_models, read_replicas_for_snapshot, read_unready_parameters
 from overlapscope.diagnosis.rank_settings import read_rank_settings
 from overlapscope.diagnosis.rank_snapshot import RankSnapshot, make_snapshot
-from overlapscope.diagnosis.replica_drift import Replica, read_hyperparameters, replica_for_snapshot
+from overlapscope.diagnosis.replica_drift import read_hyperparameters
 from overlapscope.diagnosis.stall_timeout import BUSY_CPU_SHARE
 from overlapscope.diagnosis.text import format_position
 from overlapscope.machine.evidence import summarize_log
@@ -65,7 +65,6 @@ from overlapscope.trace import clocks
 from overlapscope.trace.clocks import host_now_ns
 from overlapscope.trace.collective_log import FAILED, CollectiveLogWriter
 from overlapscope.trace.json_files import read_json
-from overlapscope.trace.live_files import read_fingerprint_passes
 from overlapscope.trace.machine_log import read_machine_log
 from overlapscope.trace.manifest import Manifest
 from overlapscope.trace.process_files import StallSnapshot, write_stall_snapshot
@@ -322,7 +321,7 @@ class LocalRankMonitor:
             else read_unready_parameters(folder, Manifest(folder, []), []),
             models=read_models(folder, []) if with_models else (),
             settings=read_rank_settings(folder, read_json(folder / RUN_FILE, []), []),
-            replicas=self._snapshot_replicas() if with_replicas else (),
+            replicas=read_replicas_for_snapshot(folder) if with_replicas else (),
             hyperparameters=read_hyperparameters(folder, []) if with_replicas else (),
             unreduced=self._models.unreduced,
             interrupted_backwards=self._models.interrupted_backwards,
@@ -344,13 +343,6 @@ class LocalRankMonitor:
             one for one in read_caught_errors(self._collectives.folder, [], rank=self.rank, pid=self.pid) if one.process
         ]
         return tuple(sorted((*of_children, *self._caught.latest), key=lambda one: one.last_ns)[-_MAX_CAUGHT:])
-
-    def _snapshot_replicas(self) -> tuple[Replica, ...]:
-        folder = self._collectives.folder
-        known = read_replicas(folder, [])
-        return tuple(
-            replica_for_snapshot(one, read_fingerprint_passes(folder, one.model, len(one.tensors))) for one in known
-        )
 
     def _rank_position(self) -> RankPosition:
         if self.unrecorded_because is not None:

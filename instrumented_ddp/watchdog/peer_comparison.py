@@ -31,6 +31,7 @@ from overlapscope.diagnosis.order_difference import (
     extract_compared,
     find_first_difference,
 )
+from overlapscope.diagnosis.replica_drift import PassSummary
 from overlapscope.trace.collective_log import (
     UNEVEN_INPUTS,
     UNKNOWN,
@@ -52,6 +53,8 @@ _MAX_TRANSLATIONS: Final = 64
 _REQUEST_TIMEOUT_S: Final = 5.0
 _MIN_DURATION_S: Final = 1.5
 """Time in seconds that replicas must differ: by then diverged collectives are found, which would be the reason."""
+_MAX_DURATION_S: Final = 10.0
+"""Time in seconds that replicas must differ if a neighbor has not published its fingerprints meanwhile."""
 
 
 def neighbors_by_group(logs: Sequence[CollectiveLogWriter], rank: int) -> dict[str, tuple[int, ...]]:
@@ -392,21 +395,35 @@ class ReplicaCheck:
 
     def found(self, heartbeats: Mapping[int, Heartbeat]) -> bool:
         """Return whether a neighbor has had other parameters for a while, according to its heartbeats."""
-        now_s = time.monotonic()
+        by_key: dict[str, dict[int, PassSummary]] = {}
         for rank, heartbeat in heartbeats.items():
             for key, theirs in heartbeat.replicas.items():
-                is_of_both = key not in self._judged and rank in self._replicas.ranks_of(key)
-                agrees = self._replicas.agrees(key, rank, theirs) if is_of_both else None
-                if agrees:
-                    self._differ_since.pop((rank, key), None)
-                elif agrees is False:
-                    since_s, since = self._differ_since.setdefault((rank, key), (now_s, theirs.first))
-                    longest = max(other.replicas[key].period for other in heartbeats.values() if key in other.replicas)
-                    if (
-                        now_s - since_s >= _MIN_DURATION_S and theirs.first >= since + longest
-                    ):  # all have taken it by now
-                        return True
-        return False
+                by_key.setdefault(key, {})[rank] = theirs
+        return any(
+            self._has_differed_for_long(key, rank, summaries)
+            for key, summaries in by_key.items()
+            if key not in self._judged
+            for rank in summaries
+        )
+
+    def _has_differed_for_long(self, key: str, rank: int, summaries: Mapping[int, PassSummary]) -> bool:
+        """Return whether a neighbor's replica has differed, and all have taken their fingerprints since then.
+
+        A neighbor that is late is waited for: without it, two of three ranks can only disagree. Example: different
+        since reduction 40, and the longest period is 16, so the latest passes of all must begin at 56 or later.
+        """
+        theirs = summaries[rank]
+        agrees = self._replicas.agrees(key, rank, theirs) if rank in self._replicas.ranks_of(key) else None
+        if agrees:
+            self._differ_since.pop((rank, key), None)
+        if agrees is not False:
+            return False
+        now_s = time.monotonic()
+        since_s, since = self._differ_since.setdefault((rank, key), (now_s, theirs.first))
+        waits = now_s - since_s < _MAX_DURATION_S
+        latest = min(one.first for one in summaries.values()) if waits else theirs.first
+        longest = max(one.period for one in summaries.values())
+        return now_s - since_s >= _MIN_DURATION_S and latest >= since + longest
 
     def on_investigation(self) -> None:
         """Keep the fingerprints for the investigation, and stop comparing the models that differ now."""

@@ -27,6 +27,8 @@ from overlapscope.trace.json_files import from_json, to_json
 
 COLLECT_TIMEOUT_S: Final = 1.2
 """Time in seconds within which every rank that wakes up has published its snapshot."""
+COLLECT_REPLICAS_TIMEOUT_S: Final = 4.0
+"""The same in seconds where replicas differ: the job goes on meanwhile, and who is blamed depends on every rank."""
 ELECTION_INTERVAL_S: Final = 0.7
 """Time in seconds that each rank leaves to the one before it to become the judge."""
 INVESTIGATION_TIMEOUT_S: Final = 6.0
@@ -524,7 +526,8 @@ def advance(me: Participant, now_s: float, unresponsive: Iterable[int] = ()) -> 
     if me.outcome is not None:
         return _stop(me, case, me.outcome, now_s)
     elapsed_s = now_s - case.began_s
-    if case.is_judge and (elapsed_s >= COLLECT_TIMEOUT_S or set(missing_ranks(me)) <= set(unresponsive)):
+    timeout_s = COLLECT_REPLICAS_TIMEOUT_S if case.alarm.why == "replicas differ" else COLLECT_TIMEOUT_S
+    if case.is_judge and (elapsed_s >= timeout_s or set(missing_ranks(me)) <= set(unresponsive)):
         return me, [Judge()]
     return (_to_idle(me) if elapsed_s >= INVESTIGATION_TIMEOUT_S else me), []
 

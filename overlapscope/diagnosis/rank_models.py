@@ -9,10 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from overlapscope.diagnosis.evidence import ModelParameters, RankEvidence, UnreadyParameter
-from overlapscope.diagnosis.replica_drift import ComparedReplicas, Replica, compare_model_replicas
+from overlapscope.diagnosis.replica_drift import (
+    ComparedReplicas,
+    Replica,
+    compare_model_replicas,
+    replica_for_snapshot,
+)
 from overlapscope.errors import Problem
 from overlapscope.trace.json_files import read_json, read_lines
-from overlapscope.trace.live_files import FingerprintPasses, find_models_with_ready_file, read_is_ready
+from overlapscope.trace.live_files import (
+    FingerprintPasses,
+    find_models_with_ready_file,
+    read_fingerprint_passes,
+    read_is_ready,
+)
 from overlapscope.trace.manifest import Manifest
 from overlapscope.trace.schema import (
     FROZEN_FILE,
@@ -153,6 +163,14 @@ def read_replicas(folder: Path, problems: list[Problem]) -> tuple[Replica, ...]:
         ]
 
     return tuple(read_lines(folder / REPLICAS_FILE, problems, replica_of))
+
+
+def read_replicas_for_snapshot(folder: Path) -> tuple[Replica, ...]:
+    """Read the models of a rank with as many fingerprints as a snapshot holds."""
+    return tuple(
+        replica_for_snapshot(one, read_fingerprint_passes(folder, one.model, len(one.tensors)))
+        for one in read_replicas(folder, [])
+    )
 
 
 def compare_replicas(

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from instrumented_ddp.watchdog.investigation import RankKnowledge, add_older_entries, make_evidence
-from instrumented_ddp.watchdog.process_state import GONE, ProcessState
-from instrumented_ddp.watchdog.protocol import Heartbeat
+from instrumented_ddp.watchdog.investigation import (
+    Inspector,
+    RankKnowledge,
+    add_older_entries,
+    make_evidence,
+    read_snapshot,
+)
+from instrumented_ddp.watchdog.process_state import GONE, ProcessState, read_process_state
+from instrumented_ddp.watchdog.protocol import Alarm, Heartbeat, Investigation
 from overlapscope.diagnosis.evidence import Failure, Liveness, RankEvidence, RankPosition
 from overlapscope.diagnosis.rank_snapshot import RankSnapshot
+from overlapscope.trace.clocks import host_now_ns
+from overlapscope.trace.live_files import FingerprintFile
+from overlapscope.trace.schema import REPLICAS_FILE, rank_folder
 from tests.diagnosis.jobs import entry, group, job, rank, trained
 from tests.ordered import Collective, all_reduce, steps, write_order
 
@@ -95,3 +107,49 @@ def test_a_step_that_was_left_out_is_found_in_the_files(tmp_path: Path) -> None:
     late = group(windows, first_divergence=50, divergence="signature", predates_log=True)
     (found,) = add_older_entries(tmp_path, job(groups=[late]))
     assert (found.first_divergence, found.divergence, found.predates_log) == (11, "step", False)
+
+
+def write_replica(folder: Path, differs_at: int) -> None:
+    """Write what a rank has recorded of one tensor in 60 steps, with other values from some step on."""
+    line = {
+        "model": 0,
+        "key": "a.0",
+        "class": "Net",
+        "ranks": [0, 1, 2],
+        "processor": "",
+        "tensors": [["weight", "trained"]],
+        "numbers": [0],
+        "left_out": [],
+    }
+    (folder / REPLICAS_FILE).write_text(json.dumps(line) + "\n")
+    file = FingerprintFile(folder, 0, 1)
+    for step in range(60):
+        value = 1 + step + 1000 * (step >= differs_at)
+        file.add(1, step, np.array([step], "<u4").tobytes(), np.array([value], "<i8").tobytes())
+
+
+@pytest.mark.parametrize("liveness", ["sleeping", "ended"])
+@pytest.mark.parametrize(("late_has_recorded", "blamed"), [(True, (1,)), (False, ())])
+def test_fingerprints_of_a_rank_that_has_not_answered_are_read_from_its_files(
+    tmp_path: Path, *, late_has_recorded: bool, blamed: tuple[int, ...], liveness: Liveness
+) -> None:
+    """Ranks 0 and 1 alone can't tell which of them differs; rank 2 is late, or the first to reach the job's end."""
+    write_order(tmp_path, dict.fromkeys(range(3), steps(60, buckets=1)), close=False)
+    for rank_number in (0, 1, 2) if late_has_recorded else (0, 1):
+        write_replica(rank_folder(tmp_path, rank_number), differs_at=30 if rank_number == 1 else 60)
+    snapshots = {}
+    for rank_number in (0, 1):
+        snapshot = read_snapshot(tmp_path, rank_number, {}, with_fingerprints=True)
+        assert snapshot is not None
+        snapshots[rank_number] = replace(snapshot, evidence=replace(snapshot.evidence, liveness="sleeping"))
+    late = Heartbeat(
+        evidence=RankEvidence(rank=2, pid=os.getpid(), liveness=liveness),
+        host_id="a",
+        start_ticks=read_process_state(os.getpid()).start_ticks,
+        time_ns=host_now_ns(),
+    )
+    case = Investigation(
+        number=1, alarm=Alarm(by=0, why="replicas differ"), began_s=0.0, snapshots=snapshots, heartbeats={2: late}
+    )
+    verdict = Inspector(tmp_path, "a").judge(case, [], 0, 3).verdict
+    assert (verdict.kind, verdict.blamed) == ("replicas differ", blamed)

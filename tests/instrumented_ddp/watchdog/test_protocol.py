@@ -12,11 +12,13 @@ from instrumented_ddp.watchdog.peer_channel import exchange_messages
 from instrumented_ddp.watchdog.progress import ProgressTracker
 from instrumented_ddp.watchdog.protocol import (
     ACKNOWLEDGE_TIMEOUT_S,
+    COLLECT_REPLICAS_TIMEOUT_S,
     COLLECT_TIMEOUT_S,
     ELECTION_INTERVAL_S,
     INVESTIGATION_TIMEOUT_S,
     Abort,
     Action,
+    Alarm,
     DivergenceLocation,
     Heartbeat,
     Judge,
@@ -273,6 +275,27 @@ def test_a_rank_whose_process_is_known_to_be_gone_is_not_waited_for():
     began_s = job.stall(0, 2)
     job.pass_time(2)
     assert 1 <= job.ranks[0].did(Judge)[0] - began_s < 1.5
+
+
+@pytest.mark.parametrize(("late_s", "is_heard"), [(0.0, True), (2.5, True), (5.0, False)])
+def test_a_rank_is_waited_for_longer_where_replicas_differ(late_s, is_heard):
+    job = Job(3)
+    heard = []
+
+    def judge(me: Participant) -> Verdict:
+        heard.extend(me.investigation.snapshots)
+        return CERTAIN
+
+    job.verdict = judge
+    began_s = job.now_s
+    job.ranks[0].me = replace(job.ranks[0].me, pending_alarm=Alarm(by=0, why="replicas differ"))
+    job.ranks[2].is_alive = late_s == 0
+    job.pass_time(late_s)
+    job.ranks[2].is_alive = True
+    job.pass_time(1)
+    assert (2 in heard) == is_heard
+    (judged_s,) = job.ranks[0].did(Judge)
+    assert judged_s - began_s < min(late_s, COLLECT_REPLICAS_TIMEOUT_S) + 0.5
 
 
 def test_if_the_lowest_ranks_are_dead_the_next_one_judges():
