@@ -250,6 +250,8 @@ def _value(hint: Any, value: Any) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return None if value is None else _value(next(one for one in arguments if one is not type(None)), value)
+    if origin is typing.Literal:  # one that this version does not know is no damage
+        return _primitive(type(arguments[0]), value)
     if origin is tuple:
         if arguments[0] in _PRIMITIVES and arguments[-1] is Ellipsis:
             return tuple(value)

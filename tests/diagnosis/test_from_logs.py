@@ -173,6 +173,23 @@ def test_an_update_with_gradients_of_one_rank_alone_is_read(tmp_path: Path) -> N
     assert (verdict.kind, verdict.step) == ("not reduced", 12)
 
 
+def test_an_unreduced_update_of_a_cause_that_only_a_later_version_knows_is_likely_a_fault(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(1), 1: steps(1)})
+    line = {"model": 0, "step": 12, "call_site": None, "cause": "teleported"}
+    (rank_folder(tmp_path, 0) / UNREDUCED_FILE).write_text(dump_json_line(line))
+    verdict = judge(evidence_of(tmp_path))
+    assert (verdict.kind, verdict.step, verdict.certainty) == ("not reduced", 12, "likely")
+
+
+def test_a_cause_that_is_no_text_is_damage(tmp_path: Path) -> None:
+    write_order(tmp_path, {0: steps(1), 1: steps(1)})
+    line = {"model": 0, "step": 12, "call_site": None, "cause": ["late"]}
+    (rank_folder(tmp_path, 0) / UNREDUCED_FILE).write_text(dump_json_line(line))
+    evidence, (problem,) = read_evidence(tmp_path)
+    assert problem.severity == "error"
+    assert judge(evidence).kind == "cannot tell"
+
+
 def test_a_rank_without_a_folder_is_expected_all_the_same(tmp_path: Path) -> None:
     write_order(tmp_path, {0: steps(2), 1: steps(2)}, members=(0, 1, 2))
     evidence = evidence_of(tmp_path)

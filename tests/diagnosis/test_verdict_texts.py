@@ -656,6 +656,11 @@ CASES: dict[str, list[Case]] = {
             ),
         ),
         Case(
+            "for a cause of a later version",
+            "step 2, likely",
+            job(*(replace(one, unreduced=(replace(LOST, cause="teleported"),)) for one in ENDED), groups=[ALIKE]),  # type: ignore[arg-type]
+        ),
+        Case(
             "at another batch since then",
             "rank 1, step 2, collective 2",
             with_rank(at_batches((1, 2, 3), (1, 3, 4), (1, 2, 3)), rank(1, unreduced=(LOST,))),

@@ -30,7 +30,7 @@ def unreduced(
         may_be_averaged: True if the models may rightly be averaged later.
         first_compared: step in which the replicas were first compared, if that was later, and they differed.
     """
-    evidence = [_EVIDENCE[step.cause].format(model=step.model, gradients=_gradients_text(step))]
+    evidence = [_EVIDENCE.get(step.cause, _UNKNOWN_CAUSE).format(gradients=_gradients_text(step), cause=step.cause)]
     if len(step.call_sites) > 1:
         evidence.append(f"The backwards that were not reduced: {join_and([str(site) for site in step.call_sites])}.")
     if step.updates > 1:
@@ -42,7 +42,7 @@ def unreduced(
         f"that were {_not_reduced_text(step)}, so the replicas drift apart.",
         "alternative": _alternative(step, may_be_averaged=may_be_averaged, first_compared=first_compared),
         "evidence": tuple(evidence),
-        "advice": (_UNREDUCED_ADVICE[step.cause],),
+        "advice": (_UNREDUCED_ADVICE.get(step.cause, _UNKNOWN_CAUSE_ADVICE),),
     }
 
 
@@ -51,6 +51,8 @@ def _alternative(step: UnreducedStep, *, may_be_averaged: bool, first_compared: 
         return f"the parameters were first compared in step {first_compared}, and may have differed before"
     if step.cause in ("outside", "in part"):
         return _MEANT_TO_DIFFER
+    if step.cause not in _EVIDENCE:
+        return "the cause may be harmless, which a later version may know"
     return (
         "the models may be averaged every few steps on purpose, which no collective so far has done" * may_be_averaged
     )
@@ -114,6 +116,8 @@ _EVIDENCE: Final[dict[UnreducedCause, str]] = {
     "in part": "{gradients} were given to no collective, neither by themselves nor in a copy, and others were.",
     "left out": "{gradients} were given to no collective before this update, and to one before nearly all others.",
 }
+_UNKNOWN_CAUSE: Final = "{gradients} were not reduced, for a cause that this version does not know: {cause!r:.40}."
+_UNKNOWN_CAUSE_ADVICE: Final = "Diagnose with the version of OverlapScope that has made the recording."
 _UNREDUCED_ADVICE: Final[dict[UnreducedCause, str]] = {
     "bypassed": "Call the DDP object itself, not its .module; run the last backward outside no_sync().",
     "no_sync": "Run forward and backward of the last micro batch before each update outside no_sync().",
