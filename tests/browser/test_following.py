@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
-import os
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -15,19 +12,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, Route, ViewportSize, expect
 
-from overlapscope.trace.clocks import get_boot_id
-from overlapscope.trace.schema import MACHINE_FILE, RANK_FILE
+from overlapscope.trace.schema import MACHINE_FILE
 from tests.browser.conftest import OpenPage, served
 from tests.browser.test_app import LANES, wait_for_step
-from tests.browser.test_news import grow
+from tests.browser.test_news import grow, write_live_recording
 from tests.synthetic import write_recording
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 LIBRARY = "**/static/js/bokeh.min.js"
 HEADER_PX = 110
+RANKS = 32
+LOW_WINDOW: ViewportSize = {"width": 1300, "height": 500}
+"""One in which so many ranks have to be scrolled."""
 
 
 class Frames:
@@ -52,20 +51,6 @@ class Frames:
 def _filled(picture: bytes) -> float:
     pixels: NDArray[np.int_] = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")).astype(int)
     return float((abs(pixels[HEADER_PX:] - pixels[-3, 3]).sum(axis=2) > 30).mean())
-
-
-def write_live_recording(folder: Path, *, ranks: int = 2, close: bool = True) -> Path:
-    """A recording of 30 steps whose processes run for as long as this one does."""
-    recording = write_recording(folder, ranks=ranks, steps=30, close=close)
-    for path in recording.glob(f"rank_*/{RANK_FILE}"):
-        here = {
-            "host": socket.gethostname(),
-            "boot_id": get_boot_id(),
-            "pid": os.getpid(),
-            "time_ns": time.monotonic_ns(),
-        }
-        path.write_text(json.dumps(json.loads(path.read_text()) | here))
-    return recording
 
 
 def follow(page: Page) -> None:
@@ -116,43 +101,45 @@ def open_banner_and_scroll(page: Page) -> None:
 
 
 def test_scroll_open_details_selection_and_focus_stay(open_page: OpenPage, tmp_path: Path) -> None:
-    recording = write_live_recording(tmp_path / "traces", ranks=64, close=False)
+    recording = write_live_recording(tmp_path / "traces", ranks=RANKS, steps=10, close=False)
     (recording / "rank_1" / MACHINE_FILE).write_text("[]\n")  # so that there is something to say
     with served(recording, tmp_path / "server.log") as url:
-        page = open_page(f"{url}timeline?step=25")
+        page = open_page(f"{url}timeline?step=8")
+        page.set_viewport_size(LOW_WINDOW)
         open_banner_and_scroll(page)
-        grow(recording, tmp_path / "later", 60, close=False)
+        grow(recording, tmp_path / "later", 20, close=False)
         expect(page.locator("#news")).to_contain_text("newer steps")
         page.evaluate("window.isTheOldPage = true")
         follow(page)
         followed(page)
-        wait_for_step(page, 59)
+        wait_for_step(page, 19)
         assert page.locator("#ranks").evaluate("(ranks) => ranks.scrollTop") == 150
         assert page.locator(".banner").evaluate("(banner) => banner.open")
         expect(page.locator("#news").get_by_label("Follow")).to_be_focused()
         page.locator("#search").fill("bucket 1")
         page.keyboard.press("Enter")
-        expect(page.locator("#selection h2")).to_contain_text("bucket 1 of step 59")
+        expect(page.locator("#selection h2")).to_contain_text("bucket 1 of step 19")
         page.wait_for_function("new URLSearchParams(location.search).has('span')")
         expect(page.locator("#gutter .number[aria-expanded=true]")).to_have_count(1)
         rank = page.locator("#gutter .number").nth(12)
         rank.focus()
         [scrolled, view] = page.evaluate(SEEN)
-        grow(recording, tmp_path / "latest", 90, close=False)
-        page.wait_for_function("document.body.dataset.followed === '89'")
+        grow(recording, tmp_path / "latest", 30, close=False)
+        page.wait_for_function("document.body.dataset.followed === '29'")
         followed(page)
         assert page.evaluate(SEEN) == [scrolled, view]
-        expect(page.locator("#selection h2")).to_contain_text("bucket 1 of step 59")
+        expect(page.locator("#selection h2")).to_contain_text("bucket 1 of step 19")
         expect(rank).to_be_focused()
-        expect(page.locator("#step")).to_have_attribute("max", "89")
+        expect(page.locator("#step")).to_have_attribute("max", "29")
 
 
 @pytest.mark.nightly
 def test_what_is_closed_and_scrolled_before_the_page_is_drawn_again_stays(open_page: OpenPage, tmp_path: Path) -> None:
-    recording = write_live_recording(tmp_path / "traces", ranks=64, close=False)
+    recording = write_live_recording(tmp_path / "traces", ranks=RANKS, steps=10, close=False)
     (recording / "rank_1" / MACHINE_FILE).write_text("[]\n")  # so that there is something to say
     with served(recording, tmp_path / "server.log") as url:
-        page = open_page(f"{url}timeline?step=25")
+        page = open_page(f"{url}timeline?step=8")
+        page.set_viewport_size(LOW_WINDOW)
         page.wait_for_function("window.Bokeh?.documents[0]?.is_idle")
         open_banner_and_scroll(page)
         page.evaluate("window.isTheOldPage = true")

@@ -17,7 +17,7 @@ from dashboards.recording import LiveStatus, RecordingCache, RecordingStatus, Sn
 from dashboards.runs import RunIndex
 from overlapscope.bucket_model.prediction import Options
 from overlapscope.trace.recording_modes import OFF, BegunMode
-from overlapscope.trace.schema import MODES_FILE
+from overlapscope.trace.schema import EVENTS_FILE, MODES_FILE, rank_folder
 from tests.dashboards.running import running
 from tests.synthetic import write_recording
 
@@ -169,3 +169,15 @@ def test_the_live_status_says_that_recording_is_off_and_since_when(tmp_path: Pat
     assert LiveStatus(tmp_path).latest().off_since == 3
     notes.write_text(off.to_json() + on.to_json())
     assert LiveStatus(tmp_path).latest().off_since is None
+
+
+def test_a_recording_of_another_host_is_live_while_its_log_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording_module, "_CACHED_S", 0.0)
+    folder, later = (write_recording(tmp_path / str(steps), steps=steps) for steps in (5, 9))
+    status = LiveStatus(folder)
+    assert [(status.latest().is_live, status.latest().latest_step) for _ in range(2)] == [(False, 4)] * 2
+    log, grown = (rank_folder(each, 0) / EVENTS_FILE for each in (folder, later))
+    log.write_bytes(grown.read_bytes())
+    assert (status.latest().is_live, status.latest().latest_step) == (True, 8)
