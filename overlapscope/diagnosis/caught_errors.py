@@ -10,6 +10,7 @@ from overlapscope.diagnosis.evidence import CaughtError
 from overlapscope.errors import Problem
 from overlapscope.trace.early_ends import read_early_ends
 from overlapscope.trace.json_files import read_dataclasses
+from overlapscope.trace.regular_file import match_files
 from overlapscope.trace.schema import CAUGHT_ERRORS_PATTERN
 
 _MAX_FILES: Final = 64
@@ -26,7 +27,7 @@ def read_caught_errors(
         rank: number of the rank, by which processes are known that it has started anew; None to leave these out.
         pid: process id of the rank.
     """
-    paths = sorted(folder.glob(CAUGHT_ERRORS_PATTERN))[:_MAX_FILES]
+    paths = sorted(match_files(folder, CAUGHT_ERRORS_PATTERN))[:_MAX_FILES]
     found = [one for path in paths for one in read_dataclasses(CaughtError, path, problems)]
     for end in read_early_ends(folder.parent, problems) if rank is not None and pid is not None else ():
         if (end.rank, end.exit_status) == (rank, None) and end.pid != pid and end.type:

@@ -16,7 +16,7 @@ from overlapscope.errors import OverlapScopeError, Problem
 from overlapscope.text import rank_list
 from overlapscope.trace.collective_log import CollectiveLogHeader
 from overlapscope.trace.json_files import read_json
-from overlapscope.trace.regular_file import open_regular_file
+from overlapscope.trace.regular_file import match_files, open_regular_file
 from overlapscope.trace.schema import GROUP_PATTERN, HEADER_BYTES, JOINING_FILE, POINT_TO_POINT_PATTERN, RANK_FILE
 
 _SLACK_NS: Final = 5_000_000_000
@@ -49,7 +49,7 @@ def _claimed_ranks(folder: Path) -> Iterator[int]:
     for name in (RANK_FILE, JOINING_FILE):
         if (folder / name).exists() and isinstance(rank := read_json(folder / name, []).get("rank"), int):
             yield rank
-    for path in [*folder.glob(GROUP_PATTERN), *folder.glob(POINT_TO_POINT_PATTERN)]:
+    for path in match_files(folder, GROUP_PATTERN, POINT_TO_POINT_PATTERN):
         try:
             with open_regular_file(path) as file:
                 yield CollectiveLogHeader.unpack(file.read(HEADER_BYTES), path).rank

@@ -63,7 +63,7 @@ from overlapscope.trace.process_files import (
 )
 from overlapscope.trace.rank_folder import RankFolder
 from overlapscope.trace.recording_modes import OFF
-from overlapscope.trace.regular_file import open_regular_file
+from overlapscope.trace.regular_file import match_files, open_regular_file
 from overlapscope.trace.schema import (
     CREATED_GROUPS_FILE,
     ENDED_FILE,
@@ -165,7 +165,7 @@ def read_stacks(folder: Path, seen: str | None) -> str:
     """
     found = {
         int(number): path
-        for path in folder.glob(STACKS_PATTERN)
+        for path in match_files(folder, STACKS_PATTERN)
         if (number := path.stem.removeprefix("stacks_")).isdecimal()
     }
     latest = 0 if seen is not None else max(found, default=0)

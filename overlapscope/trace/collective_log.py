@@ -19,7 +19,7 @@ import struct
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -294,8 +294,9 @@ class CollectiveLogHeader:
         return add_page_checksum(page.ljust(HEADER_BYTES, b"\0"))
 
     @classmethod
+    @lru_cache(maxsize=256)
     def unpack(cls, page: bytes, path: Path) -> CollectiveLogHeader:
-        """Parse a header page.
+        """Parse a header page; those of a recording's logs are asked for several times.
 
         Raises:
             OverlapScopeError: not a collective log, truncated, damaged, or of a version that this code can't read.

@@ -241,6 +241,8 @@ class CollectiveLogs:
     """Logs of each group, by rank."""
     problems: list[Problem] = field(default_factory=list)
     _signatures: dict[int, dict[int, Signature]] = field(default_factory=dict)
+    _known_signatures: dict[bytes, list[tuple[int, Signature]]] = field(default_factory=dict)
+    """The same by content of the files, most of which are the same on all ranks."""
     _call_sites: dict[int, dict[int, tuple[str, int, str]]] = field(default_factory=dict)
     _names: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
     """Names of the parameters of a bucket, by plan hash and bucket number."""
@@ -260,7 +262,7 @@ class CollectiveLogs:
                 return [(int(line["signature"]), self.intern(signature))]
 
             path = self.folders[rank] / SIGNATURES_FILE
-            self._signatures[rank] = dict(read_lines(path, self.problems, row))
+            self._signatures[rank] = dict(read_lines(path, self.problems, row, known=self._known_signatures))
         return self._signatures[rank]
 
     def named(self, rank: int, signature: Signature) -> Signature:

@@ -413,8 +413,9 @@ def is_complete(slots: Records) -> npt.NDArray[np.bool_]:
 
 def _is_known(slots: Records) -> npt.NDArray[np.bool_]:
     """Return whether every number in these records has a meaning."""
-    kind, phase_kinds = slots["kind"], (Kind.PHASE_BEGIN, Kind.PHASE)
-    known_phase = ~np.isin(kind, phase_kinds) | (slots["index"] <= max(Phase))
+    kind = slots["kind"]
+    is_phase = (kind == Kind.PHASE_BEGIN) | (kind == Kind.PHASE)
+    known_phase = ~is_phase | (slots["index"] <= max(Phase))
     in_range = (kind >= min(Kind)) & (kind <= max(Kind)) & (slots["op"] < len(OPS)) & (slots["dtype"] < len(DTYPES))
     return in_range & known_phase
 

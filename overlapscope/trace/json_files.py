@@ -13,13 +13,13 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from zlib import crc32
 
 from overlapscope.errors import Problem
-from overlapscope.trace.regular_file import read_regular_file
+from overlapscope.trace.regular_file import parse_once, read_regular_file
 
 T = TypeVar("T")
 Row = TypeVar("Row")
@@ -109,19 +109,21 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def read_json(path: Path, problems: list[Problem]) -> dict[str, Any]:
     """Read the JSON object in a small file; return an empty one and add a problem if it can't be read."""
+    content, problem = parse_once("JSON", path, partial(_read_object, path))
+    if problem is not None:
+        problems.append(problem)
+    return dict(content)
+
+
+def _read_object(path: Path) -> tuple[dict[str, Any], Problem | None]:
     try:
         data = read_regular_file(path)
         content = parse_json_text(data)
     except (OSError, ValueError) as error:
-        problems.append(_unreadable(path, error))
-        return {}
+        return {}, _unreadable(path, error)
     if not isinstance(content, dict):
-        problems.append(Problem("error", f"{path}: damaged; it does not hold a JSON object"))
-        return {}
-    if _is_replaced(path, data):
-        problems.append(_replaced(path))
-        return {}
-    return content
+        return {}, Problem("error", f"{path}: damaged; it does not hold a JSON object")
+    return ({}, _replaced(path)) if _is_replaced(path, data) else (content, None)
 
 
 def _is_replaced(path: Path, data: bytes) -> bool:
@@ -129,16 +131,21 @@ def _is_replaced(path: Path, data: bytes) -> bool:
 
     Such as that of another rank or job: intact, so that its own checksums are right, and of no rank here.
     """
-    manifest = os.path.join(os.path.dirname(path), MANIFEST_NAME)  # of every small file: strings are quicker
-    try:
-        found = os.stat(manifest)
-    except OSError:
-        return False
-    listed = _listed_in(manifest, found.st_mtime_ns, found.st_size).get(path.name)
+    folder, name = os.path.split(path)  # of every small file: strings are quicker
+    manifest = os.path.join(folder, MANIFEST_NAME)
+    listed = parse_once("listed files", manifest, partial(_read_listed, manifest)).get(name)
     if not isinstance(listed, dict):
         return False
     size, checksum = listed.get("bytes"), listed.get("crc32_of_bytes")
     return isinstance(size, int) and isinstance(checksum, int) and crc32(data[: max(0, size)]) != checksum
+
+
+def _read_listed(manifest: str) -> dict[str, Any]:
+    try:
+        found = os.stat(manifest)
+    except OSError:
+        return {}
+    return _listed_in(manifest, found.st_mtime_ns, found.st_size)
 
 
 @lru_cache(maxsize=64)
@@ -164,23 +171,46 @@ def read_lines(
     problems: list[Problem],
     rows_of: Callable[[Any], Iterable[Row]],
     choose: Callable[[list[bytes]], list[int]] | None = None,
+    known: dict[bytes, list[Row]] | None = None,
 ) -> list[Row]:
     """Read the rows of a JSON Lines file, skipping damaged lines; a truncated last line is skipped silently.
 
     Args:
         rows_of: returns the rows of one line's content.
         choose: returns the indices of the lines to read, of a file that may be long; by default all are read.
+        known: rows of intact files by their content, to which this file's are added.
     """
     try:
         data = read_regular_file(path)
-        lines = data.split(b"\n")
     except FileNotFoundError:
         return []
     except OSError as error:
         problems.append(_unreadable(path, error))
         return []
-    rows: list[Row] = []
     found = len(problems)
+    if known is None:
+        rows = _parse_lines(path, data, problems, rows_of, choose)
+    elif (rows_before := known.get(data)) is not None:
+        rows = rows_before
+    else:
+        rows = _parse_lines(path, data, problems, rows_of, choose)
+        if len(problems) == found:
+            known[data] = rows
+    if len(problems) == found and _is_replaced(path, data):
+        problems.append(_replaced(path))
+        return []
+    return rows
+
+
+def _parse_lines(
+    path: Path,
+    data: bytes,
+    problems: list[Problem],
+    rows_of: Callable[[Any], Iterable[Row]],
+    choose: Callable[[list[bytes]], list[int]] | None,
+) -> list[Row]:
+    rows: list[Row] = []
+    lines = data.split(b"\n")
     for index in range(len(lines)) if choose is None else choose(lines):
         number, line = index + 1, lines[index]
         try:
@@ -188,9 +218,6 @@ def read_lines(
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             if number < len(lines):  # after the last line end there is nothing
                 problems.append(Problem("error", f"{path}: line {number} is damaged and skipped"))
-    if len(problems) == found and _is_replaced(path, data):
-        problems.append(_replaced(path))
-        return []
     return rows
 
 

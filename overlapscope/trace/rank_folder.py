@@ -6,6 +6,7 @@ Analyses build tables from them (``tables``), and diagnosis the state of the ran
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,6 +80,9 @@ LINK_COUNTERS: Final = [
 ]
 """Counters start with the connection; the delivery rate is the last one that the kernel has measured."""
 
+_USER_ROLE: Final = re.compile(rb'"role": ?"user"')
+"""What the signatures of a rank with collectives of user code have in them."""
+
 LinkRow = tuple[Any, ...]
 """Time, ``LINK_ENDPOINTS`` and ``LINK_COUNTERS`` of one connection."""
 
@@ -113,6 +117,13 @@ class RankFolder:
             rows_of: returns the rows of one line's content.
         """
         return read_lines(self.path / name, self.problems, rows_of)
+
+    def _read(self, name: str) -> bytes:
+        """Return the content of a small file; empty if it can't be read."""
+        try:
+            return read_regular_file(self.path / name)
+        except OSError:
+            return b""
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -225,14 +236,10 @@ class RankFolder:
         Args:
             known: cache of rows by file content, because the files of all ranks are long and mostly the same.
         """
-        path = self.path / PLANS_FILE
-        try:
-            content = read_regular_file(path)
-        except OSError:
-            content = b""
+        content = self._read(PLANS_FILE)
         if content not in known:
             found: list[Problem] = []
-            rows = tuple(read_lines(path, found, _parse_plan))
+            rows = tuple(read_lines(self.path / PLANS_FILE, found, _parse_plan))
             self.problems += found
             if found:  # not cached, so that problems are reported for each file
                 return rows
@@ -273,7 +280,7 @@ class RankFolder:
         problem; others are reported where logs are read for the order of collectives.
         """
         # Reading logs takes long, and most trainings have no collectives of their own.
-        has_any = any(read_lines(self.path / SIGNATURES_FILE, [], lambda line: [line["role"] == "user"]))
+        has_any = _USER_ROLE.search(self._read(SIGNATURES_FILE)) is not None
         entries = self._entries() if has_any else np.empty(0, dtype=ENTRY_DTYPE)
         entries = entries[((entries["flags"] & AWAITED) != 0) & (entries["completed_ns"] > 0)]
         return np.stack([entries[name].astype(np.int64) for name in ("announced_ns", "completed_ns")])

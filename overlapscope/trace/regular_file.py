@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from fnmatch import filter as filter_names
 from io import BufferedReader
+from itertools import chain
 from pathlib import Path
 from stat import S_ISREG
-from typing import Final, cast
+from typing import Any, Final, TypeVar, cast
+
+T = TypeVar("T")
 
 _MOST_REMEMBERED_BYTES: Final = 65_536
 
@@ -24,6 +27,8 @@ class _Memory:
     contents: dict[str, bytes | None] = field(default_factory=dict)
     """Content of each file; None if there is no such file."""
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    parsed: dict[tuple[str, str], Any] = field(default_factory=dict)
+    """What files hold, by the name of the parser and path."""
 
 
 _memory: ContextVar[_Memory | None] = ContextVar("memory", default=None)  # each thread has its own
@@ -76,7 +81,7 @@ def read_regular_file(path: Path) -> bytes:
 
 @contextmanager
 def remember_small_files() -> Iterator[None]:
-    """Read each small file and list each folder once, for as long as this lasts, in this thread.
+    """Read and parse each small file and list each folder once, for as long as this lasts, in this thread.
 
     For a reader of one recording, while nobody writes it: traces and diagnoses read the same small files of each rank,
     several times.
@@ -88,13 +93,28 @@ def remember_small_files() -> Iterator[None]:
         _memory.reset(before)
 
 
+def parse_once(what: str, path: Path | str, parse: Callable[[], T]) -> T:
+    """Return what a parser makes of a file; from before, where ``remember_small_files`` holds. Nobody may change it.
+
+    Args:
+        what: name of the parser.
+    """
+    memory, key = _memory.get(), (what, str(path))
+    if memory is None:
+        return parse()
+    if key not in memory.parsed:
+        memory.parsed[key] = parse()
+    return cast(T, memory.parsed[key])
+
+
 def match_files(folder: Path, *patterns: str) -> list[Path]:
     """Return what is in a folder under names that match a pattern, in no particular order; nothing without a folder.
 
     ``Path.glob`` takes several times as long, and is asked of each rank's folder again and again.
     """
     names = _list_names(folder)
-    return [folder / name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    matching = dict.fromkeys(chain.from_iterable(filter_names(names, pattern) for pattern in patterns))
+    return [folder / name for name in matching]
 
 
 def _list_names(folder: Path) -> tuple[str, ...]:

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapscope.trace.json_files import dump_json_line, dump_json_text, parse_json_text, write_json
+from overlapscope.errors import Problem
+from overlapscope.trace.json_files import (
+    dump_json_line,
+    dump_json_text,
+    parse_json_text,
+    read_json,
+    read_lines,
+    write_json,
+)
+from overlapscope.trace.regular_file import remember_small_files
 
 CONTENT = {"name": 'größe "crc32":"00000000"', "shape": [3, 4], "nested": {"b": None, "a": 1.5}}
 WRITTEN = [dump_json_line(CONTENT), dump_json_text(CONTENT)]
@@ -66,3 +75,35 @@ def test_a_small_json_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: p
         write_json(path, {"a": 2})
     assert parse_json_text(path.read_bytes()) == {"a": 1}
     assert os.path.exists(path)
+
+
+def test_a_file_that_is_remembered_is_not_changed_by_who_has_read_it_and_its_problem_is_reported_each_time(
+    tmp_path: Path,
+) -> None:
+    good, bad = tmp_path / "run.json", tmp_path / "rank.json"
+    write_json(good, CONTENT)
+    bad.write_text("{")
+    with remember_small_files():
+        read_json(good, []).clear()
+        assert read_json(good, []) == CONTENT
+        found: list[list[Problem]] = [[], []]
+        assert [read_json(bad, problems) for problems in found] == [{}, {}]
+        assert found[0] == found[1] != []
+
+
+def test_lines_that_are_known_from_another_rank_are_not_parsed_again_unless_some_are_damaged(tmp_path: Path) -> None:
+    whole = dump_json_line({"number": 1})
+    texts = {"a": whole, "b": whole, "c": f"{{\n{whole}", "d": f"{{\n{whole}"}
+    parsed: list[int] = []
+    known: dict[bytes, list[int]] = {}
+
+    def row(line: dict[str, int]) -> list[int]:
+        parsed.append(line["number"])
+        return [line["number"]]
+
+    problems: list[Problem] = []
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        assert read_lines(tmp_path / name, problems, row, known=known) == [1]
+    assert len(parsed) == 3
+    assert [problem.message.partition(":")[0] for problem in problems] == [str(tmp_path / name) for name in "cd"]
