@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Final, Protocol, runtime_checkable
@@ -256,11 +257,11 @@ def compare_order(source: RunningHashes, group: ProcessGroup) -> GroupOrder:
     ranks = source.recorded(group)
     if not ranks:
         return make_group_order(source, group, None)
-    reference = max(ranks, key=lambda rank: (source.latest(group, rank), -rank))
+    reference, entries = max(ranks, key=lambda rank: (source.latest(group, rank), -rank)), _GroupEntries(source, group)
     found = [
         difference
         for rank in ranks
-        if rank != reference and (difference := find_difference(source, group, reference, rank)) is not None
+        if rank != reference and (difference := _find_difference(entries, reference, rank)) is not None
     ]
     return make_group_order(source, group, min(found, key=lambda one: one.order, default=None))
 
@@ -307,9 +308,24 @@ def _is_over(window: Sequence[Entry]) -> bool:
     return bool(window) and window[-1].state == "completed"
 
 
-def find_difference(source: RunningHashes, group: ProcessGroup, a: int, b: int) -> EntryDifference | None:
+class _GroupEntries:
+    """Entries of one group, which are read once: all ranks are compared with the same one."""
+
+    def __init__(self, source: RunningHashes, group: ProcessGroup) -> None:
+        self.source = source
+        self.group = group
+        self.columns = cache(partial(source.columns, group))
+        """Function that returns the entries of a rank between two numbers."""
+        self.compared = cache(self._extract_compared)
+        """Function that returns the compared fields of these."""
+
+    def _extract_compared(self, rank: int, first: int, last: int) -> Compared:
+        return extract_compared(self.columns(rank, first, last), self.source.signatures(rank))
+
+
+def _find_difference(entries: _GroupEntries, a: int, b: int) -> EntryDifference | None:
     """Find the first difference between two ranks among the entries that both have written and still have."""
-    pair = _Pair(source, group, a, b)
+    pair = _Pair(entries, a, b)
     if pair.first > pair.last:
         return None
     agreed, other = pair.bisect()
@@ -334,18 +350,15 @@ def find_difference(source: RunningHashes, group: ProcessGroup, a: int, b: int) 
 class _Pair:
     """Two ranks of a group, and the range of entries that both have."""
 
-    def __init__(self, source: RunningHashes, group: ProcessGroup, a: int, b: int) -> None:
-        self.source, self.group, self.a, self.b = source, group, a, b
+    def __init__(self, entries: _GroupEntries, a: int, b: int) -> None:
+        self.entries, self.a, self.b = entries, a, b
+        source, group = entries.source, entries.group
         self.first = max(source.oldest(group, a), source.oldest(group, b))
         self.last = min(source.latest(group, a), source.latest(group, b))
 
     def compared(self, first: int, last: int) -> tuple[Compared, Compared]:
         """Return the compared fields of the entries in a range that both have."""
-        a, b = (
-            extract_compared(self.source.columns(self.group, rank, first, last), self.source.signatures(rank))
-            for rank in (self.a, self.b)
-        )
-        return align_entries(a, b)
+        return align_entries(*(self.entries.compared(rank, first, last) for rank in (self.a, self.b)))
 
     def bisect(self) -> tuple[int, int | None]:
         """Return the last entry up to which both ranks agree, and the next one, which differs; None if none does."""
@@ -368,7 +381,7 @@ class _Pair:
         return _keep_offset(early, late) and self._names_agree(early, end)
 
     def _names_agree(self, early: tuple[Compared, Compared], end: int) -> bool:
-        rows = [[self.source.columns(self.group, r, n, n) for n in (self.first, end)] for r in (self.a, self.b)]
+        rows = [[self.entries.columns(r, n, n) for n in (self.first, end)] for r in (self.a, self.b)]
         if not all(len(one) for of_rank in (*rows, [one["names"] for one in early]) for one in of_rank):
             return False
         first_a, first_b = (one["names"][0] for one in early)
@@ -378,14 +391,14 @@ class _Pair:
     def _nearest_to(self, number: int, low: int, high: int) -> int | None:
         """Return the entry that both still have, nearest to ``number``, between ``low`` and ``high`` (exclusive)."""
         for one in chain(range(number, low, -1), range(number + 1, high)):
-            if all(len(self.source.columns(self.group, rank, one, one)) for rank in (self.a, self.b)):
+            if all(len(self.entries.columns(rank, one, one)) for rank in (self.a, self.b)):
                 return one
         return None
 
     def _agree_at(self, number: int) -> bool:
-        """Return True if the hashes are equal, or an entry is gone since it was found, as in a file being rewritten."""
-        a, b = (self.source.columns(self.group, rank, number, number) for rank in (self.a, self.b))
-        return not (len(a) and len(b)) or bool(a["hash"][0] == b["hash"][0])
+        """Return True if the hashes of an entry that both have are equal."""
+        a, b = (self.entries.columns(rank, number, number) for rank in (self.a, self.b))
+        return bool(a["hash"][0] == b["hash"][0])
 
 
 def _keep_offset(early: tuple[Compared, Compared], late: tuple[Compared, Compared]) -> bool:
