@@ -109,15 +109,14 @@ def find_patterns(
     series = np.asarray(series_ns, dtype=np.float64)
     found: list[DelayPattern] = []
     rest = series
-    change = _find_level_change(series)
+    of_persistent = persistent_significance or significance
+    change = _find_level_change(series, max(significance, of_persistent))
     shift = None if change is None else _find_shift(series, change, steps, least_ns, significance)
     episodes = _find_episodes(series, least_ns, significance)
     if (lasting := _choose_lasting(shift, episodes)) is not None:
         found.append(lasting)
         rest = np.where(lasting.where, series - np.median(series[lasting.where]) + lasting.usual_ns, series)
-    elif (
-        persistent := _find_persistent(series, change, least_ns, persistent_significance or significance, others)
-    ) is not None:
+    elif (persistent := _find_persistent(series, change, least_ns, of_persistent, others)) is not None:
         found.append(persistent)
     usual_ns, sigma_ns = estimate_baseline(rest)
     delayed = rest > usual_ns + max(DELAY_SIGMAS * sigma_ns, least_ns)
@@ -143,12 +142,14 @@ def _find_persistent(
     series: Floats, change: _LevelChange | None, least_ns: float, significance: float, others: str
 ) -> DelayPattern | None:
     """Return the pattern of a delay in most cycles, if significant by ``run_location_test``."""
+    # Not the median: if every other step is delayed, the median may be a delayed one.
+    if float(np.quantile(series, _MIDDLE_QUANTILE)) < least_ns:
+        return None
     # A change of level makes neighbors correlated, but is not noise.
     has_levels = change is not None and change.p_value <= significance
     share = change.independent_share if change is not None and has_levels else independent_share(series)
     found = run_location_test(series, share)
-    # Not the median: if every other step is delayed, the median may be a delayed one.
-    if float(np.quantile(series, _MIDDLE_QUANTILE)) < least_ns or found.p_value > significance:
+    if found.p_value > significance:
         return None
     return DelayPattern(
         kind="persistent",
@@ -175,12 +176,15 @@ class _LevelChange:
     @property
     def p_value(self) -> float:
         """Return the probability that noise would divide the series as clearly."""
-        distance = self.distance * math.sqrt(self.independent_share)
-        return min(1.0, math.erfc(distance / math.sqrt(2)) * self.tries)
+        return _level_change_p_value(self.distance * math.sqrt(self.independent_share), self.tries)
 
 
-def _find_level_change(series: Floats) -> _LevelChange | None:
-    """Return the best change of level of a series; None if it is too short."""
+def _level_change_p_value(distance: float, tries: int) -> float:
+    return min(1.0, math.erfc(distance / math.sqrt(2)) * tries)
+
+
+def _find_level_change(series: Floats, significance: float) -> _LevelChange | None:
+    """Return the best change of level of a series; None if it is too short, or without any that is significant."""
     count = len(series)
     if count < 2 * _MIN_VALUES:
         return None
@@ -189,6 +193,8 @@ def _find_level_change(series: Floats) -> _LevelChange | None:
     deviation = np.sqrt(before_count * (count - before_count) * (count + 1) / 12)
     tried = slice(_MIN_VALUES - 1, count - _MIN_VALUES)
     distances = np.abs(rank_sum[tried]) / deviation[tried]
+    if _level_change_p_value(float(distances.max()), len(distances)) > significance:  # though all were independent
+        return None
     at = _refine_change(series, int(distances.argmax()) + _MIN_VALUES)
     levels = np.concatenate([part - part.mean() for part in (series[:at], series[at:])])
     return _LevelChange(
@@ -208,14 +214,15 @@ def _find_shift(
     """
     count = len(series)
     before, after = series[: change.at], series[change.at :]
-    p_value = change.p_value
+    if change.p_value > significance:
+        return None
     is_late_after = np.median(after) > np.median(before)
     usual, late = (before, after) if is_late_after else (after, before)
     usual_ns, rise_ns = float(np.median(usual)), float(np.median(late) - np.median(usual))
     deviations = np.concatenate([np.abs(part - np.median(part)) for part in (before, after)])
     noise_ns = _MAD_TO_SIGMA * float(np.median(deviations))
     # A rank that is always late by varying amounts is persistently late; drifting noise is no change of level.
-    if p_value > significance or rise_ns < max(least_ns, 2 * noise_ns) or usual_ns > rise_ns / 2:
+    if rise_ns < max(least_ns, 2 * noise_ns) or usual_ns > rise_ns / 2:
         return None
     where = np.zeros(count, dtype=bool)
     where[change.at :] = is_late_after
@@ -227,8 +234,8 @@ def _find_shift(
         where=where,
         usual_ns=usual_ns,
         statistic=f"{since} {rise_ns / 1e6:.2f} ms longer "
-        f"(Mann-Whitney test{_format_sample_size(independent, count)}, {format_p_value(p_value)})",
-        p_value=p_value,
+        f"(Mann-Whitney test{_format_sample_size(independent, count)}, {format_p_value(change.p_value)})",
+        p_value=change.p_value,
     )
 
 
