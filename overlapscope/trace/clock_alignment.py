@@ -158,8 +158,7 @@ def compute_offset_bounds(by_clock: Mapping[str, pd.DataFrame], clock: str, refe
     """Return bounds on the reference clock minus another clock, from all-reduces of both; None if there are none."""
     if clock not in by_clock or reference not in by_clock:
         return None
-    theirs = by_clock[reference].rename(columns={name: f"reference_{name}" for name in ("arrival_ns", "end_ns")})
-    both = by_clock[clock].merge(theirs, on=_MATCH).sort_values("end_ns", kind="stable")
+    both = _join_all_reduces(by_clock[clock], by_clock[reference]).sort_values("end_ns", kind="stable")
     if both.empty:
         return None
     arrival_ns, end_ns = both["arrival_ns"].to_numpy(), both["end_ns"].to_numpy()
@@ -170,6 +169,14 @@ def compute_offset_bounds(by_clock: Mapping[str, pd.DataFrame], clock: str, refe
         high_ns=both["reference_end_ns"].to_numpy() - arrival_ns,
     )
     return CollectiveBounds(bounds=bounds, all_reduces=both[["step", "bucket"]])
+
+
+def _join_all_reduces(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
+    """Return the all-reduces of both clocks, with ``reference_arrival_ns`` and ``reference_end_ns`` of the second."""
+    theirs = theirs.rename(columns={name: f"reference_{name}" for name in ("arrival_ns", "end_ns")})
+    if len(ours) == len(theirs) and all((ours[name].to_numpy() == theirs[name].to_numpy()).all() for name in _MATCH):
+        return ours.assign(**{str(name): column.to_numpy() for name, column in theirs.drop(columns=_MATCH).items()})
+    return ours.merge(theirs, on=_MATCH)
 
 
 def tighten_by_kernel_ends(seen: CollectiveBounds, skew_ns: int) -> CollectiveBounds:
