@@ -159,7 +159,7 @@ def _of_stragglers(analysis: Analysis) -> Iterator[str]:
             yield "stragglers: steps that are not compared"
     for name, table in (("rank", found.by_rank), ("host", found.by_host), ("cause", found.by_cause)):
         worst = float(table["saving_ns"].max()) if len(table) else 0.0
-        if worst > 1.01 * step_ns:  # not of exactly the same steps
+        if worst > step_ns + 1:
             yield f"stragglers: a {name} saves {worst / step_ns:.1%} of the step"
     for row in found.by_bucket.to_dict("records"):
         if row["best_ns"] <= 0 or row["saving_ns"] < -1 or row["saving_ns"] > step_ns:

@@ -263,7 +263,7 @@ def find_stragglers(trace: Trace, cycles: Cycles, summary: Summary) -> Straggler
     is_steady = np.isin(cycles.steps, summary.steady.steps)
     usual = Replay(cycles.of(is_steady) if is_steady.any() else cycles)
     step_time_ns = summary.mean.step.value if summary.steps else float(usual.recorded_ns.mean())
-    ranks = by_rank(usual, hosts, summary.job_breakdown)
+    ranks = _cap_savings(by_rank(usual, hosts, summary.job_breakdown), step_time_ns)
     found = find_all_findings(cycles, hosts, _read_slow_links(trace), step_time_ns)
     findings = _add_machine(trace, join_persistent(found, usual, ranks, step_time_ns))
     return Stragglers(
@@ -278,9 +278,9 @@ def find_stragglers(trace: Trace, cycles: Cycles, summary: Summary) -> Straggler
             compute_saving(usual, usual.recorded, usual.with_transfers_ns(usual.best_transfer_ns)), summary
         ),
         by_rank=ranks,
-        by_host=by_host(usual, hosts),
-        by_cause=by_cause(usual),
-        by_bucket=by_bucket(usual),
+        by_host=_cap_savings(by_host(usual, hosts), step_time_ns),
+        by_cause=_cap_savings(by_cause(usual), step_time_ns),
+        by_bucket=_cap_savings(by_bucket(usual), step_time_ns),
     )
 
 
@@ -299,6 +299,11 @@ def _add_machine(trace: Trace, findings: tuple[Finding, ...]) -> tuple[Finding, 
         )
         for finding in findings
     )
+
+
+def _cap_savings(table: pd.DataFrame, step_time_ns: float) -> pd.DataFrame:
+    """Limit savings to the mean step: the replay's cycles may be of other steps, and longer."""
+    return table.assign(saving_ns=table["saving_ns"].clip(upper=step_time_ns))
 
 
 def _cap_saving(saving: MeanStep, summary: Summary) -> MeanStep:
