@@ -48,6 +48,7 @@ from overlapscope.trace.schema import (
     FROZEN_FILE,
     HYPERPARAMETERS_FILE,
     INTERRUPTED_BACKWARDS_FILE,
+    JOB_FILE,
     JOINING_FILE,
     LINKS_FILE,
     LOOP_FACTS_FILE,
@@ -301,7 +302,7 @@ _ENDED: Final = record(
         **_FAILURE,
         **_SITE,
         "how": word,
-        **_of(number, "rank", "pid", "step", "is_after_update", "has_lost_parent", "exit_status"),
+        **_of(number, "rank", "pid", "step", "is_after_update", "has_lost_parent", "is_detached", "exit_status"),
         "caught": record({**_FAILURE, **_SITE, "how": word}),
         "exit_text": _message,
         "unrecorded_because": _reason,
@@ -392,6 +393,7 @@ RULES: Final[Mapping[str, Rule]] = {
     EXITS_PATTERN: _EXIT,
     EARLY_END_PATTERN: _EARLY_END,
     CONTROL_FILE: record({"modes": many(_MODE)}),
+    JOB_FILE: record({"job": hidden("job")}),
     CALIBRATION_FILE: record(
         {
             "format": lambda *_: "overlapscope calibration",

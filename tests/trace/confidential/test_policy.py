@@ -33,8 +33,10 @@ from overlapscope.trace.schema import (
     CALIBRATION_FILE,
     CAUGHT_ERRORS_PATTERN,
     CREATED_GROUPS_FILE,
+    ENDED_FILE,
     HYPERPARAMETERS_FILE,
     INTERRUPTED_BACKWARDS_FILE,
+    JOB_FILE,
     LOOP_FACTS_FILE,
     MODES_FILE,
     NON_FINITE_FILE,
@@ -123,6 +125,13 @@ def test_what_has_another_type_than_it_should_is_no_way_around_the_list() -> Non
 def test_every_json_file_of_a_rank_has_a_rule() -> None:
     of_json = {kind.name for kind in RANK_FILES if kind.name.endswith((".json", ".jsonl"))}
     assert of_json - RULES.keys() == {"manifest.json"}
+
+
+def test_a_job_that_several_commands_recorded_keeps_how_its_ranks_ended_and_not_what_it_is_called() -> None:
+    pseudonyms, ended = Pseudonyms(b"key"), {"how": "ended", "is_detached": True}
+    assert hide_content(pseudonyms, ENDED_FILE, ended) == ended
+    assert "Geheim" not in json.dumps(hide_content(pseudonyms, JOB_FILE, {"job": "rendezvous Geheim"}))
+    assert pseudonyms.unknown == set()
 
 
 def test_equal_names_are_equal_on_all_ranks_and_another_key_makes_other_ones() -> None:
