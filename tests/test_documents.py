@@ -55,6 +55,7 @@ NOT_RUN = {
     "python -m benchmarks.": "measures for minutes: tests/benchmarks",
     "python alert.py": "tests/cli/test_handover.py",
     "python supervise.py": "trains: tests/cli/test_handover.py",
+    "python train_with_ray.py": "needs Ray: tests/clients/test_recipes.py",
     "python3 -m venv": "installs, as .ci/run does",
     "source ": "of the environment that tests run in",
     "ssh ": "needs another host",
@@ -258,6 +259,7 @@ def run(line: str, folder: Path) -> Ran:
     return overlapscope(*spread, in_folder=folder)
 
 
+@pytest.mark.slow
 def test_commands_of_the_documents_run_and_print_what_is_shown_there(folder: Path) -> None:
     wrong: list[str] = []
     printed = [path.read_text() for path in GOLDEN.rglob("*.txt")]

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import OpenPage, served
-from tests.browser.test_axe import findings
+from tests.browser.test_axe import find
 from tests.dashboards.test_experiments_page import write_breakdown
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -28,4 +28,4 @@ def test_a_chart_is_drawn_in_the_colors_of_the_theme(tmp_path: Path, open_page: 
         )
         page.get_by_text("7 trials, and how to repeat them").click()
         expect(page.get_by_text("overlapscope lab run breakdown")).to_be_visible()
-        assert findings(page) == []
+        assert find(page, theme) == []

@@ -34,6 +34,7 @@ def traces(tmp_path: Path) -> Path:
     return write_straggling_recording(tmp_path / "traces", late_us=lambda rank, _: 1000 * (rank == 3), ranks_per_host=2)
 
 
+@pytest.mark.slow
 def test_all_commands_say_the_same_of_a_copy_but_for_names(traces: Path, tmp_path: Path) -> None:
     names = tmp_path / "names.json"
     ran = overlapscope("redact", traces, "-o", tmp_path / "copy", "--names", names)

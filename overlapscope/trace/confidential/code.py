@@ -75,7 +75,8 @@ def hide_file(pseudonyms: Pseudonyms, file: str) -> str:
     first = next((index for index, part in enumerate(folders) if _is_public(part)), len(folders))
     kept = [part if _is_public(part) else _hide_folder(pseudonyms, part) for part in folders[first:]]
     name = last if _is_public(last) else _hide_last(pseudonyms, last, file)
-    return "/".join([*([""] if kept or first < len(folders) or name == last else []), *kept, name])
+    left_out = [""] if folders[:first] and (kept or name == last) else []  # "": something was before it
+    return "/".join([*left_out, *kept, name])
 
 
 def _is_public(part: str) -> bool:
