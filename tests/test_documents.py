@@ -133,6 +133,7 @@ def lines_of(block: Block) -> list[str]:
 
 
 RUN = [*sorted({line.partition(" | ")[0] for line in COMMANDS if why_not_run(line) is None}), *ALSO_RUN]
+RUN.sort(key=lambda line: not line.startswith("overlapscope redact"))  # other commands read their copies
 
 
 # -- what there is --------------------------------------------------------------------------------------------------

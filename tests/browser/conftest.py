@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, WebSocket, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, WebSocket, expect, sync_playwright
 
 from tests.browser.chromium import ARGUMENTS, CHROMIUM
 from tests.browser.warm_servers import WarmServer
@@ -65,11 +65,16 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
         if urlsplit(request.url).hostname not in ("localhost", "127.0.0.1", None):
             wrong.append(f"request to {request.url}")
 
+    def note(said: ConsoleMessage) -> None:
+        is_of_jupyterlab = "/lsp/status" in str(said.location)  # which asks now and then for servers that it lacks
+        if said.type == "error" and not is_of_jupyterlab:
+            wrong.append(f"{said.text} {said.location}")
+
     def opened(url: str, theme: str = "light") -> Page:
         page = browser.new_context(viewport={"width": 1300, "height": 800}, color_scheme=theme).new_page()  # type: ignore[arg-type]
         page.on("request", check)
         page.on("websocket", check)
-        page.on("console", lambda said: wrong.append(f"{said.text} {said.location}") if said.type == "error" else None)
+        page.on("console", note)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.goto(url)
         return page
