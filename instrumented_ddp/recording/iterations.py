@@ -20,6 +20,7 @@ import ast
 import gc
 import linecache
 import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -76,6 +77,9 @@ class IterationTracker:
     """Tells whether the user's loop has begun its next iteration since the latest update."""
 
     def __init__(self) -> None:
+        self._alive: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()
+        """Optimizers by identity. Those that are gone are forgotten, as identities are used again: a process may train
+        one model after the other."""
         self._places: dict[int, list[_Place]] = {}
         """Stack of the latest update of each optimizer, innermost frame first, by the optimizer's identity."""
         self._latest: list[_Place] = []
@@ -92,35 +96,50 @@ class IterationTracker:
     @property
     def has_several(self) -> bool:
         """Return whether more than one optimizer is known."""
+        self._forget_gone()
         return len(self._places) + len(self._unseen) > 1
 
-    def expect(self, optimizers: Iterable[int]) -> None:
+    def expect(self, optimizers: Iterable[object]) -> None:
         """Note optimizers that exist, and will step some time."""
-        self._unseen.update(set(optimizers) - self._places.keys())
+        known = {id(one): one for one in optimizers}
+        self._alive.update(known)
+        self._unseen.update(known.keys() - self._places.keys())
 
-    def knows(self, optimizer: int) -> bool:
+    def knows(self, optimizer: object) -> bool:
         """Return whether an optimizer has stepped before."""
-        return optimizer in self._places
+        self._forget_gone()
+        return id(optimizer) in self._places
 
-    def forget_all_but(self, optimizers: Iterable[int]) -> None:
-        """Forget optimizers that are gone, or whose parameters another one updates now."""
-        self._places = {one: self._places[one] for one in optimizers if one in self._places}
+    def forget_all_but(self, optimizers: Iterable[object]) -> None:
+        """Forget optimizers whose parameters another one updates now."""
+        self._keep_places(set(map(id, optimizers)))
 
-    def on_update(self, optimizer: int) -> int:
+    def _forget_gone(self) -> None:
+        if not all(one in self._alive for one in (*self._places, *self._unseen)):
+            alive = set(self._alive.keys())
+            self._keep_places(alive)
+            self._unseen &= alive
+
+    def _keep_places(self, optimizers: set[int]) -> None:
+        self._places = {one: places for one, places in self._places.items() if one in optimizers}
+
+    def on_update(self, optimizer: object) -> int:
         """Note an update.
 
         Returns:
             The number of iterations that had ended before this optimizer was first seen, and were not counted then.
         """
         self._is_noted = False
-        if not self.has_several and optimizer in self._places:
+        key = id(optimizer)
+        if not self.has_several and key in self._places:
             return 0
         places = list(_list_places(sys._getframe(1)))
-        is_first = optimizer not in self._places
-        if optimizer != self._latest_optimizer:
-            self._latest_optimizer, self._rounds = optimizer, 0
-        self._places[optimizer] = self._latest = places
-        self._unseen.discard(optimizer)
+        is_first = key not in self._places
+        if key != self._latest_optimizer:
+            self._latest_optimizer, self._rounds = key, 0
+        self._alive[key] = optimizer
+        self._places[key] = self._latest = places
+        self._unseen.discard(key)
         if not is_first or self._unseen or not self._postponed:
             return 0
         postponed, self._postponed = self._postponed, []
@@ -153,7 +172,7 @@ class IterationTracker:
         if self._rounds < _MAX_ROUNDS:
             return 0
         count, self._rounds = self._rounds, 0
-        self.forget_all_but([self._latest_optimizer])
+        self._keep_places({self._latest_optimizer})
         return count
 
     def _find_repeated_loop(self) -> tuple[_Place, Lines | None] | None:

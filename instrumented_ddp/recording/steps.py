@@ -66,9 +66,9 @@ class OptimizerHooks:
             self._has_optimizer = any(map(self._updates_our_parameters, find_optimizers()))
         return self._has_optimizer
 
-    def find_others(self, optimizer: torch.optim.Optimizer) -> list[int]:
-        """Return the identities of optimizers that update other registered parameters, as ``find_other_optimizers``."""
-        return [id(one) for one in find_other_optimizers(optimizer) if self._updates_our_parameters(one)]
+    def find_others(self, optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+        """Return the optimizers that update other registered parameters, as ``find_other_optimizers``."""
+        return [one for one in find_other_optimizers(optimizer) if self._updates_our_parameters(one)]
 
     def close(self) -> None:
         """Stop reporting. May be called twice."""
@@ -135,7 +135,7 @@ class StepTracker(Steps):
         position: position of this rank.
         modes: whether the step is recorded; if not, its steps and phases are only counted.
         has_optimizer: returns whether a torch optimizer updates the parameters.
-        find_others: returns the identities of optimizers of other parameters.
+        find_others: returns the optimizers of other parameters.
         on_step_start: called when a step begins, between two steps.
         first_step: number of the first step.
     """
@@ -148,7 +148,7 @@ class StepTracker(Steps):
         modes: ModeFollower,
         *,
         has_optimizer: Callable[[], bool],
-        find_others: Callable[[torch.optim.Optimizer], list[int]],
+        find_others: Callable[[torch.optim.Optimizer], list[torch.optim.Optimizer]],
         on_step_start: Callable[[], None],
         first_step: int = 0,
     ) -> None:
@@ -295,9 +295,9 @@ class StepTracker(Steps):
         self.leave(Phase.OPTIMIZER)
         self._is_updating = False
         self._has_updated = True
-        if not self._iterations.knows(id(optimizer)):
+        if not self._iterations.knows(optimizer):
             self._expect_optimizers(optimizer)
-        self._skipped_steps += self._iterations.on_update(id(optimizer))
+        self._skipped_steps += self._iterations.on_update(optimizer)
         # Of several optimizers it may not be the last one of this step: the next forward tells.
         self._position.has_partly_updated = self._iterations.has_several
         self._position.has_updated = not self._position.has_partly_updated

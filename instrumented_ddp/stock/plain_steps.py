@@ -51,8 +51,8 @@ class OptimizerStepCounter:
         self._position.phase = UNKNOWN_PHASE
         if not self._has_optimizer:
             self._has_optimizer = True
-            self._iterations.expect(map(id, find_other_optimizers(optimizer)))
-        self._missed += self._iterations.on_update(id(optimizer))
+            self._iterations.expect(find_other_optimizers(optimizer))
+        self._missed += self._iterations.on_update(optimizer)
         self._is_updated = self._position.has_partly_updated = self._iterations.has_several
         self._position.has_updated = not self._is_updated
         self._position.step += not self._is_updated

@@ -15,7 +15,8 @@ class Steps:
 
     def __init__(self, optimizers: int = 2) -> None:
         self.tracker = IterationTracker()
-        self.tracker.expect(range(optimizers))
+        self.optimizers = [Optimizer(self.tracker) for _ in range(2)]
+        self.tracker.expect(self.optimizers[:optimizers])
         self.step = 0
         self.has_updated = False
         self.missed = 0
@@ -31,7 +32,7 @@ class Steps:
             self.has_updated, self.missed = False, 0
 
     def update(self, optimizer: int) -> None:
-        self.missed += self.tracker.on_update(optimizer)
+        self.missed += self.tracker.on_update(self.optimizers[optimizer])
         self.has_updated = True
 
 
@@ -197,7 +198,7 @@ class Optimizer:
         self.tracker = tracker
 
     def step(self) -> None:
-        self.tracker.on_update(id(self))
+        self.tracker.on_update(self)
 
 
 @pytest.mark.parametrize("is_attribute", [False, True])
@@ -206,7 +207,7 @@ def test_iterations_before_an_optimizer_first_steps_are_counted_if_the_loop_step
     critic, generator = Optimizer(tracker), Optimizer(tracker)
     models = Optimizer(tracker)
     models.optimizer = generator  # type: ignore[attr-defined]
-    tracker.expect([id(critic), id(generator)])
+    tracker.expect([critic, generator])
     counts = []
     for iteration in range(4):
         if iteration:
@@ -223,7 +224,7 @@ def test_iterations_before_an_optimizer_first_steps_are_counted_if_the_loop_step
 def test_rounds_of_a_critic_before_the_first_step_of_its_generator_are_no_iterations() -> None:
     tracker = IterationTracker()
     critic, generator = Optimizer(tracker), Optimizer(tracker)
-    tracker.expect([id(critic), id(generator)])
+    tracker.expect([critic, generator])
     for _ in range(2):
         for round_of_critic in range(3):
             if round_of_critic:

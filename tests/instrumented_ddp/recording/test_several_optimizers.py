@@ -48,3 +48,20 @@ def test_an_optimizer_that_exists_and_never_steps_delays_the_count_and_no_more(t
     trace = recorded(model, traces)
     assert max(trace.steps["step"]) == 29
     assert unused.param_groups
+
+
+def test_models_trained_one_after_the_other_have_a_step_for_each_iteration(traces) -> None:
+    """Of a helper that is called again, frame and optimizer may be where those of before were."""
+
+    def train() -> None:
+        model = make_model(traces)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(5):
+            backward(model)
+            optimizer.step()
+
+    kept = make_model(traces)
+    for _ in range(40):
+        train()
+    backward(kept)
+    assert sorted(recorded(kept, traces).steps["step"]) == list(range(200))
