@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 from overlapscope.diagnosis.attempts import format_attempts, read_attempt, read_attempts
 from overlapscope.diagnosis.report_text import format_report
 from overlapscope.errors import OverlapScopeError
+from overlapscope.report.problems import merge_problems
 from overlapscope.trace.environment import TRACE_VARIABLE
 from overlapscope.trace.folders import find_latest_attempt
 
@@ -77,7 +78,7 @@ class VerdictPage:
             attempt = read_attempt(find_latest_attempt(first))
         except OverlapScopeError as error:
             return str(error)
-        problems = (f"{problem.severity}: {problem}" for problem in attempt.problems)
+        problems = (f"{problem.severity}: {problem}" for problem in merge_problems(attempt.problems))
         more = f"For all of it: overlapscope serve {first}"
         report = format_report(attempt.verdict, attempt.evidence)
         return "\n".join([*format_attempts(read_attempts(first)), report, "", *problems, more])

@@ -25,6 +25,7 @@ from overlapscope.diagnosis.rank_state import is_running
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.editor_links import LINE_OF_CODE, link_line, read_editor
 from overlapscope.errors import NotClosed, OverlapScopeError, Problem
+from overlapscope.report.problems import merge_problems
 from overlapscope.text import capitalize, count_of, use_no_break_spaces
 from overlapscope.trace.description import (
     CONFIDENTIAL,
@@ -197,10 +198,10 @@ def find_incident(snapshot: Snapshot) -> Verdict | None:
 
 def build_shell_context(title: str, trace: Trace | None, further_problems: Sequence[Problem] = ()) -> dict[str, Any]:
     """Return the template variables of ``shell.html``, except for the addresses of pages."""
-    known = dict.fromkeys([*(trace.problems if trace else ()), *further_problems])
+    known: Sequence[Problem] = [*(trace.problems if trace else ()), *further_problems]
     if trace is not None and any(isinstance(problem, NotClosed) for problem in known) and is_running(trace.path):
-        known = {problem: None for problem in known if not isinstance(problem, NotClosed)}
-    problems = sorted(known, key=lambda problem: problem.severity != "error")
+        known = [problem for problem in known if not isinstance(problem, NotClosed)]
+    problems = sorted(merge_problems(known), key=lambda problem: problem.severity != "error")
     return {
         "page_title": title,
         "facts": list_run_facts(trace) if trace else [],

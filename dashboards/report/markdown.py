@@ -10,6 +10,7 @@ from dashboards.pages.order import build_report_rows
 from dashboards.recording import Snapshot
 from dashboards.report.sections import build_report_content, get_recording_name, list_report_facts, redact_path
 from overlapscope.diagnosis.diagnosis import Diagnosis
+from overlapscope.report.problems import merge_problems
 from overlapscope.report.render_markdown import escape_markdown, render_markdown_section
 
 _MAX_PROBLEMS: Final = 12
@@ -42,7 +43,7 @@ def _render_watchdog_reports(diagnosis: Diagnosis) -> Iterator[str]:
 
 def _render_problems(snapshot: Snapshot) -> Iterator[str]:
     of_order = snapshot.diagnosis.problems if snapshot.diagnosis is not None else ()
-    problems = list(dict.fromkeys(problem.message for problem in [*snapshot.trace.problems, *of_order]))
+    problems = [problem.message for problem in merge_problems([*snapshot.trace.problems, *of_order])]
     if problems:
         yield from ["", "Problems with the recording:", ""]
         yield from (f"- {escape_markdown(message)}" for message in problems[:_MAX_PROBLEMS])

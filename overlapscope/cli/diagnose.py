@@ -63,6 +63,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the verdict; return 1 if there is a fault, 2 if nothing can be read."""
     from overlapscope.report.diagnosis import build_diagnosis_report
+    from overlapscope.report.problems import merge_problems
 
     try:
         with Progress() as progress:
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"overlapscope diagnose: {error}", file=sys.stderr)
         return 2
     print_report(build_diagnosis_report(shown_attempt, attempts), as_json=args.json)
-    for problem in shown_attempt.problems:
+    for problem in merge_problems(shown_attempt.problems):
         print(f"{problem.severity}: {problem}", file=sys.stderr)
     return 1 if shown_attempt.verdict.is_fault else 0
 

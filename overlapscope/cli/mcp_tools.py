@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from overlapscope.cli.mcp_answer import Content, Omission, limit_content
 from overlapscope.errors import OverlapScopeError, Problem, make_printable
 from overlapscope.report.diagnosis_json import build_schema
+from overlapscope.report.problems import merge_problems
 from overlapscope.text import count_of
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def _build_answer(lines: Sequence[str], content: Content, omissions: Sequence[Om
 
 def _describe_gaps(problems: Sequence[Problem]) -> list[str]:
     """Say that parts of a recording are missing: what is not known is no health."""
-    errors = [str(problem) for problem in problems if problem.severity == "error"]
+    errors = [str(problem) for problem in merge_problems(problems) if problem.severity == "error"]
     if not errors:
         return []
     more = f", and {count_of(len(errors) - 1, 'other problem')}" if len(errors) > 1 else ""

@@ -62,9 +62,10 @@ def report_problems(trace: Trace) -> int:
         The exit code: 1 if any part of the recording is missing or unreadable.
     """
     from overlapscope.diagnosis.attempts import format_other_attempts, read_attempts
+    from overlapscope.report.problems import merge_problems
 
     if others := format_other_attempts(read_attempts(trace.path), trace.path):
         print(f"note: {others}", file=sys.stderr)
-    for problem in trace.problems:
+    for problem in merge_problems(trace.problems):
         print(f"{problem.severity}: {problem}", file=sys.stderr)
     return 1 if trace.errors else 0

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from overlapscope.errors import OverlapScopeError, Problem
-from overlapscope.text import format_ranks
+from overlapscope.text import format_ranks, rank_list
 from overlapscope.trace import cache
 from overlapscope.trace.cache import ConvertedShards, checkpoint_shard, drop_checkpoints, load_checkpoint, staging_dir
 from overlapscope.trace.clock_alignment import Alignment, RankClock, align_clocks, collect_all_reduces, merge_by_clock
@@ -140,8 +140,8 @@ def _report_modes(path: Path, modes: pd.DataFrame) -> list[Problem]:
     notes = [f"recording was off {steps}" for steps in describe_all_off_steps(modes)]
     late = modes[modes["step"] > modes["agreed_step"]]
     notes += [
-        f"rank {rank} saw the request for step {agreed} late, in step {step}"
-        for rank, agreed, step in late[["rank", "agreed_step", "step"]].itertuples(index=False, name=None)
+        f"{rank_list(ranks)} saw the request for step {agreed} late, in step {step}"
+        for (agreed, step), ranks in late.groupby(["agreed_step", "step"])["rank"]
     ]
     return [Problem("note", f"{path}: {note}") for note in notes]
 

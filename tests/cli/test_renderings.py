@@ -22,10 +22,12 @@ from overlapscope.breakdown.text import BLOCK_LABELS
 from overlapscope.compare.comparison import compare
 from overlapscope.compare.side import ComparisonSide, StepChoice
 from overlapscope.diagnosis.attempts import read_attempt
+from overlapscope.errors import Problem
 from overlapscope.interval import Interval
 from overlapscope.report.buckets import build_buckets_report
 from overlapscope.report.compare import build_comparison_report
 from overlapscope.report.diagnosis import build_diagnosis_report
+from overlapscope.report.problems import merge_problems
 from overlapscope.report.render_frames import render_frame
 from overlapscope.report.render_json import render_json
 from overlapscope.report.render_markdown import escape_markdown, render_markdown
@@ -143,3 +145,21 @@ def test_renderings_of_a_diagnosis_have_the_same_sentences(counts: list[int]) ->
     assert report.sections[0].headline == content["verdict"]["sentence"]
     for sentence in (*content["verdict"]["evidence"], *content["verdict"]["advice"]):
         assert sentence in report.sections[0].preformatted
+
+
+def test_what_is_so_of_many_ranks_is_one_line() -> None:
+    def note(text: str) -> Problem:
+        return Problem("note", text)
+
+    full = [
+        note(f"t/rank_{rank}/events.bin: at its size limit; {rank + 999:,} records overwritten") for rank in (0, 1, 2)
+    ]
+    damaged = [Problem("error", f"t/rank_1/plans.jsonl: line {line} is damaged") for line in (3, 9)]
+    other = [note("t: recording was off in steps 2-4"), note("u/rank_0/events.bin: not closed")]
+    merged = merge_problems([full[0], other[0], *damaged, full[1], other[1], full[2], full[0]])
+    assert merged == [
+        note("t: ranks 0-2: events.bin: at its size limit; 999 to 1,001 records overwritten"),
+        other[0],
+        *damaged,  # two lines of one rank are no range
+        other[1],
+    ]
