@@ -97,7 +97,8 @@ def run_case(console: Console, name: str, count: int, link: str, rounds: int, st
         measure(ranks, Task(model=name, settings=SETTINGS[:1], rounds=1, steps=3 * steps * 2, trace=str(trace)), folder)
         predicted = predict_gains(trace)
         measure(ranks, Task(model=name, settings=SETTINGS, rounds=rounds, steps=steps), folder)
-        taken_s = [np.array(each).reshape(rounds, steps) for each in json.loads((folder / "times.json").read_text())]
+        times = json.loads((folder / "times.json").read_text())
+    taken_s = [np.array(each).reshape(rounds, steps) for each in times["wall_s"]]
     table = Table(title=f"{name}, {count} ranks, {link}", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("setting")
     for heading in ("step, ms", "predicted", "measured", "noise"):

@@ -1,10 +1,10 @@
-"""One rank of a training with ``fully_shard`` whose settings take turns; benchmarks/sharded_advice.py starts it.
+"""One rank of a training with ``fully_shard`` whose settings take turns; sharded_advice and sharded_overhead start it.
 
     RANK=0 WORLD_SIZE=2 python -m benchmarks.sharded_training FOLDER
 
-FOLDER/task.json says what to do (``Task``): to record the first setting, or to time all. Every setting has a model of
-its own. They train in blocks of steps, in another order in every round, so that what drifts meets all alike. Rank 0
-leaves FOLDER/times.json: the time of each counted step by setting.
+FOLDER/task.json says what to do (``Task``). Every setting has a model of its own. They train in blocks of steps, in
+another order in every round, so that what drifts meets all alike. Rank 0 leaves FOLDER/times.json: the wall time of each
+counted step by setting, and the mean CPU time of a step.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+
+from instrumented_ddp import attach
 
 WARM_UP_STEPS: Final = 3
 UNCOUNTED_STEPS: Final = 1
@@ -59,7 +61,7 @@ class Task:
     rounds: int
     steps: int
     trace: str = ""
-    """Where to record; empty to time."""
+    """Where to record; empty to record nothing."""
 
     def write(self, path: Path) -> None:
         """Write it as JSON."""
@@ -152,23 +154,14 @@ class Training:
         self.optimizer.zero_grad()
 
 
-def record(task: Task) -> None:
-    """Record the first setting."""
-    from instrumented_ddp import attach
-
-    attach(task.trace)
-    training = Training(task.model, task.settings[0])
-    for _ in range(WARM_UP_STEPS + task.steps):
-        training.step()
-
-
-def time_all(task: Task) -> list[list[float]]:
-    """Return the times of the counted steps by setting, in seconds."""
+def time_all(task: Task) -> dict[str, Any]:
+    """Return the wall times of the counted steps by setting, and the mean CPU time of all, in seconds."""
     trainings = [Training(task.model, setting) for setting in task.settings]
     for training in trainings:
         for _ in range(WARM_UP_STEPS):
             training.step()
     taken_s: list[list[float]] = [[] for _ in trainings]
+    cpu_s = -time.process_time()
     order = random.Random(0)
     for _ in range(task.rounds):
         for number in order.sample(range(len(trainings)), len(trainings)):
@@ -177,7 +170,9 @@ def time_all(task: Task) -> list[list[float]]:
                 trainings[number].step()
                 if step >= UNCOUNTED_STEPS:
                     taken_s[number].append(time.perf_counter() - start_s)
-    return taken_s
+    cpu_s += time.process_time()
+    steps = task.rounds * len(trainings) * (UNCOUNTED_STEPS + task.steps)
+    return {"wall_s": taken_s, "cpu_s": cpu_s / steps}
 
 
 def main() -> None:
@@ -188,11 +183,10 @@ def main() -> None:
     rendezvous = f"file://{folder}/{'record' if task.trace else 'time'}.rendezvous"
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world_size)
     if task.trace:
-        record(task)
-    else:
-        taken_s = time_all(task)
-        if rank == 0:
-            (folder / "times.json").write_text(json.dumps(taken_s))
+        attach(task.trace)
+    times = time_all(task)
+    if rank == 0:
+        (folder / "times.json").write_text(json.dumps(times))
     dist.barrier()
     dist.destroy_process_group()
 

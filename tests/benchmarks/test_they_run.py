@@ -49,6 +49,7 @@ AT_NIGHT = {
     "intervals": "--recordings 4 --steps 12 --jobs 1",
     "live_app": "--hours 0.01 --seconds 2 --seed 1",
     "sharded_advice": "--models tiny --ranks 2 --link loopback --rounds 1 --steps 2",
+    "sharded_overhead": "--model tiny --link loopback --rounds 1 --steps 2",
     "scale": "--ranks 4 --steps 40 --buckets 3 --dask",
     "prediction_honesty": "FOLDER --models tiny --links loopback --rounds 1 --seconds 1",
     "recorder": "--rounds 1 --steps 3",
