@@ -8,7 +8,7 @@ launched and where the backward begins. Steps with another order of collectives 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from overlapscope.analysis import Analysis
 from overlapscope.breakdown.arrivals import MatchedCollectives
 from overlapscope.breakdown.spans import Int64Array
 from overlapscope.errors import OverlapScopeError
+from overlapscope.machine.conditions import KIND_OF
 from overlapscope.sharded_model.model import Settings, ShardedModel
 from overlapscope.sharded_model.program import PASSES, Op, Pass, build_program, segment_count
 from overlapscope.sharded_model.times import Float64Array, PartTimes, ShardedTimes, fit_line
@@ -153,7 +154,13 @@ def extract_step_times(
     steps = [step for step, _ in chosen]
     rows = np.array([rows for _, rows in chosen])
     builder = _Builder(trace, matched, model, layout, steps, rows, waits, blocks_host=blocks_host, is_queued=is_queued)
-    return builder.build(sharding), tuple(steps)
+    return replace(builder.build(sharding), coreless_share=_find_coreless_share(analysis, steps)), tuple(steps)
+
+
+def _find_coreless_share(analysis: Analysis, steps: Sequence[int]) -> float:
+    shares = analysis.machine.tabulate_steps(KIND_OF["no core"])
+    share = shares.loc[shares["step"].isin(steps), "share"].mean()
+    return 0.0 if np.isnan(share) else float(share)
 
 
 def _find_waits(trace: Trace, ranks: Sequence[int]) -> dict[tuple[int, int], Float64Array]:

@@ -2,8 +2,8 @@
 
 A gain is the difference of two replays of the same steps, so what a replay leaves out mostly cancels. Its interval is
 that of the mean of these differences, widened by what the recording can't tell: how much quicker one large collective
-is than two small ones, and how much what then runs at the same time slows each other down. Other numbers of shards are
-taken to be exchanged over links like those recorded.
+is than two small ones, how much what then runs at the same time slows each other down, and what the model leaves out.
+Other numbers of shards are taken to be exchanged over links like those recorded.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ DEPTHS: Final = (1, 2, 3)
 MERGED: Final = (2, 4)
 """Numbers of units to gather together that are tried."""
 USUAL_CONTENTION: Final = Contention(compute_slowdown=1.25, lanes=2, lane_slowdown=1.6)
-"""Assumed of hosts that wait where they launch, so that nothing has run at the same time; compute as in
-``overlapscope.bucket_model.contention``. Gloo has two threads for collectives. Two at a time take less than one after
-the other, as only their bytes share the link: ``benchmarks/sharded_advice.py``."""
+"""Assumed of hosts that wait where they launch, so that nothing has run at the same time, and that have cores enough
+(``assume_contention``). Compute is as in ``overlapscope.bucket_model.contention``. Gloo has two threads for
+collectives. Two at a time take less than one after the other, as only their bytes share the link."""
 LEAST_CONTENTION: Final = Contention(compute_slowdown=1.0, lanes=2, lane_slowdown=1.4)
 MOST_CONTENTION: Final = Contention(compute_slowdown=1.5, lanes=2, lane_slowdown=2.0)
 LARGER_MESSAGES: Final = 0.1
 """Share by which collectives that are larger than all recorded ones may take longer than their bytes say: they exceed
 caches, and the burst that a rate limiter lets pass."""
+MODEL_ERROR: Final = 0.2
+"""Share of any gain by which it may be off. This and contention are as measured by ``benchmarks/sharded_advice.py``."""
 LINK_DIFFERENCE: Final = 0.25
 """Share of the gain of another mesh by which it may be off, as its links may differ from those recorded."""
 
@@ -217,20 +219,31 @@ def predict_gain(
         settings: The other settings.
         hides_more: True if communication begins to run at the same time as other things.
     """
-    usual, least, most = (USUAL_CONTENTION, LEAST_CONTENTION, MOST_CONTENTION) if hides_more else (NO_CONTENTION,) * 3
+    usual, least, most = assume_contention(times.coreless_share) if hides_more else (NO_CONTENTION,) * 3
     saved_ns = now_ns - simulate(times, program, settings, usual)
     mean_ns, value_ns = float(now_ns.mean()), float(saved_ns.mean())
     half_ns = SIGMAS_90 * _mean_error(saved_ns)
-    low_ns, high_ns = value_ns, value_ns
+    bounds_ns = [(1 - MODEL_ERROR) * value_ns, (1 + MODEL_ERROR) * value_ns]
     if hides_more:
-        low_ns, high_ns = (
-            float((now_ns - simulate(times, program, settings, other)).mean()) for other in (most, least)
-        )
+        bounds_ns += [float((now_ns - simulate(times, program, settings, other)).mean()) for other in (most, least)]
     return Interval(
         value=value_ns / mean_ns,
-        low=(min(low_ns, value_ns) - half_ns) / mean_ns,
-        high=(max(high_ns, value_ns) + half_ns) / mean_ns,
+        low=(min(bounds_ns) - half_ns) / mean_ns,
+        high=(max(bounds_ns) + half_ns) / mean_ns,
     )
+
+
+def assume_contention(coreless_share: float) -> tuple[Contention, Contention, Contention]:
+    """Return the usual, the least and the most contention.
+
+    The threads that transfer take cores from those that compute. Where these lack cores already, compute takes longer
+    by the share of the time in which they do, and at most by twice that.
+    """
+
+    def add(contention: Contention, slowdown: float) -> Contention:
+        return contention._replace(compute_slowdown=contention.compute_slowdown + slowdown)
+
+    return add(USUAL_CONTENTION, coreless_share), LEAST_CONTENTION, add(MOST_CONTENTION, 2 * coreless_share)
 
 
 def _mean_error(values: Float64Array) -> float:

@@ -111,6 +111,8 @@ class ShardedTimes:
     """Indices of the ranks that have the same shards."""
     blocks_host: bool
     """True if a rank waits where it launches, as over gloo; on a device, streams wait."""
+    coreless_share: float = 0.0
+    """Share of the time in which a rank's main thread was ready to run and had no core; 0 where that is unknown."""
 
 
 def fit_line(bytes_: Float64Array, time_ns: Float64Array) -> Line:

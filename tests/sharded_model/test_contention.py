@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from overlapscope.sharded_model.changes import assume_contention
 from overlapscope.sharded_model.model import Settings
 from overlapscope.sharded_model.program import Op
 from overlapscope.sharded_model.schedule import NO_CONTENTION, Contention, simulate
@@ -75,3 +76,9 @@ def test_two_gathers_at_a_time_share_the_link(contention: Contention, expected_n
 def test_nothing_is_slower_where_nothing_runs_at_the_same_time() -> None:
     ops = [gather(0), wait(0), COMPUTE, gather(1), wait(1), COMPUTE]
     assert step_ns(ops, [20, 10], 15, Contention(compute_slowdown=1.5, lanes=2, lane_slowdown=2.0)) == 60
+
+
+def test_compute_that_lacks_cores_already_is_slowed_down_by_more() -> None:
+    (few, none) = (assume_contention(coreless_share) for coreless_share in (0.2, 0.0))
+    assert [one.compute_slowdown for one in few] == pytest.approx([1.45, 1.0, 1.9])
+    assert [one.compute_slowdown for one in none] == pytest.approx([1.25, 1.0, 1.5])
