@@ -3,8 +3,8 @@
     RANK=0 WORLD_SIZE=2 python -m benchmarks.sharded_training FOLDER
 
 FOLDER/task.json says what to do (``Task``). Every setting has a model of its own. They train in blocks of steps, in
-another order in every round, so that what drifts meets all alike. Rank 0 leaves FOLDER/times.json: the wall time of each
-counted step by setting, and the mean CPU time of a step.
+another order in every round, so that what drifts meets all alike. Rank 0 leaves FOLDER/times.json: the wall time of
+each counted step by setting, and the mean CPU time of a step.
 """
 
 from __future__ import annotations

@@ -95,7 +95,6 @@ def test_no_page_has_a_finding(open_page: OpenPage, table: str, folder: Path) ->
         if "timeline" in path:
             found += find(page, "dark")
         else:
-            found += find(page, "dark", COLOR_RULES)
             page.set_viewport_size({"width": 390, "height": 800})
             page.wait_for_function("document.documentElement.clientWidth === 390")
             found += find(page, "dark")
