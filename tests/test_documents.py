@@ -58,6 +58,7 @@ NOT_RUN = {
     "python train_with_ray.py": "needs Ray: tests/clients/test_recipes.py",
     "python3 -m venv": "installs, as .ci/run does",
     "source ": "of the environment that tests run in",
+    "srun ": "needs Slurm",
     "ssh ": "needs another host",
     "sudo ": "needs root: tests/cluster/test_lab_cluster.py",
     "torchrun ": "trains",
