@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from overlapscope.diagnosis.evidence import (
+    GroupOrder,
     ModelParameters,
     UnreducedCause,
     UnreducedStep,
@@ -27,6 +28,8 @@ from tests.diagnosis.jobs import (
     CLOSED,
     DIFFERENCE,
     DRIFTED,
+    HELD_UP,
+    WAITING,
     drifted,
     entry,
     failing,
@@ -209,6 +212,43 @@ def test_gradients_that_were_never_reduced_are_a_fault_of_a_job_that_ended_well(
     unreduced = UnreducedStep(model=0, step=12, call_site=site(20))
     verdict = judge(job(*(rank(n, "ended", unreduced=(unreduced,)) for n in range(3))))
     assert (verdict.kind, verdict.blamed, verdict.step, verdict.is_fault) == ("not reduced", (), 12, True)
+
+
+BYPASSED = UnreducedStep(model=0, step=2, call_site=site(20))
+MET_IN_STEP_2 = group(dict.fromkeys(range(3), WAITING))
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+@pytest.mark.parametrize(
+    ("others", "order", "blamed", "unknown"),
+    [
+        ({"steps_done": 3}, ALIKE, (1,), ""),
+        ({"steps_done": 2}, ALIKE, (), "ranks 0, 2"),
+        ({"steps_done": 2}, HELD_UP, (1,), ""),
+        ({"steps_done": 2}, MET_IN_STEP_2, (), "ranks 0, 2"),  # perhaps a gradient comes after that reduction there too
+        ({"steps_done": 3, "liveness": "silent"}, ALIKE, (), "ranks 0, 2"),
+        ({"steps_done": 3, "unrecorded_because": "its disk is full"}, ALIKE, (), "ranks 0, 2"),
+        ({"steps_done": 3, "unreduced": (replace(BYPASSED, cause="late"),)}, ALIKE, (), ""),
+    ],
+    ids=["past it", "before it", "waiting for it", "in a bucket with it", "silent", "not recorded", "another cause"],
+)
+def test_ranks_are_no_majority_before_it_is_known_that_they_reduce(
+    others: dict[str, Any], order: GroupOrder, blamed: tuple[int, ...], unknown: str, *, is_live: bool
+) -> None:
+    """The first of all that get to an update which none of them reduces is alone until the others get there."""
+    ranks = [rank(n, unreduced=(BYPASSED,)) if n == 1 else rank(n, **others) for n in range(3)]
+    verdict = judge(job(*ranks, groups=[order], is_live=is_live))
+    assert (verdict.kind, verdict.step, verdict.blamed) == ("not reduced", 2, blamed)
+    assert [said for said in verdict.evidence if said.startswith("Whether")] == [
+        f"Whether {each} reduced theirs in step 2 is not known." for each in filter(None, [unknown])
+    ]
+
+
+def test_ranks_that_reduce_are_not_blamed_because_most_do_not() -> None:
+    for step in (2, 3):
+        ranks = [rank(n, unreduced=(BYPASSED,)) if n != 1 else rank(1, steps_done=step) for n in range(3)]
+        verdict = judge(job(*ranks, groups=[ALIKE], is_live=True))
+        assert (verdict.kind, verdict.blamed, verdict.concerned) == ("not reduced", (), (0, 2))
 
 
 LOST_HOOKS = UnreducedStep(model=0, step=1, call_site=site(20), cause="hooks lost", last_step=1)

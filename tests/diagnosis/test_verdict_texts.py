@@ -626,7 +626,21 @@ CASES: dict[str, list[Case]] = {
         Case(
             "on one rank",
             "rank 1, step 2",
-            job(*(replace(one, unreduced=(LOST,) if one.rank == 1 else ()) for one in ENDED), groups=[ALIKE]),
+            job(
+                *(replace(one, steps_done=3, unreduced=(LOST,) if one.rank == 1 else ()) for one in ENDED),
+                groups=[ALIKE],
+            ),
+        ),
+        Case(
+            "on one rank, before the others got there",
+            "step 2",
+            job(
+                *(
+                    replace(one, steps_done=2 + (one.rank == 1), unreduced=(LOST,) if one.rank == 1 else ())
+                    for one in ENDED
+                ),
+                groups=[ALIKE],
+            ),
         ),
         *(
             Case(
@@ -663,7 +677,10 @@ CASES: dict[str, list[Case]] = {
         Case(
             "at another batch since then",
             "rank 1, step 2, collective 2",
-            with_rank(at_batches((1, 2, 3), (1, 3, 4), (1, 2, 3)), rank(1, unreduced=(LOST,))),
+            with_rank(
+                at_batches((1, 2, 3), (1, 3, 4), (1, 2, 3)),
+                *(rank(n, "ended", steps_done=4, unreduced=(LOST,) * (n == 1)) for n in range(3)),
+            ),
         ),
         Case(
             "never out of no_sync()",

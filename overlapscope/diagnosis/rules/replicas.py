@@ -17,6 +17,7 @@ from overlapscope.diagnosis.replica_drift import (
 from overlapscope.diagnosis.texts import replicas as text
 from overlapscope.diagnosis.verdict import Verdict, known_sites
 from overlapscope.diagnosis.wait_graph import Facts, find_minority
+from overlapscope.trace.schema import NO_BUCKET
 
 _AVERAGED_ON_PURPOSE = "post_localSGD"
 """Part of the name of torch's hook that reduces within groups of ranks, and averages replicas now and then."""
@@ -32,7 +33,8 @@ def find_unreduced_gradients(facts: Facts) -> Verdict | None:
     first = min((one for one, _ in found), key=lambda one: (one.cause in _OUTSIDE_DDP, one.step))
     steps = {rank: one for one, rank in found if (one.model, one.cause) == (first.model, first.cause)}
     ranks = tuple(steps)
-    others = [rank for rank in facts.world if rank not in steps]
+    others = sorted({*facts.world} - {rank for _, rank in found})
+    reduced = [rank for rank in others if _is_known_to_reduce(facts, rank, ranks, first.step)]
     is_proven = _differ_since(facts, first)
     is_final = is_proven and not facts.evidence.is_live
     return Verdict(
@@ -43,13 +45,31 @@ def find_unreduced_gradients(facts: Facts) -> Verdict | None:
             is_proven=is_proven,
             first_compared=_find_late_comparison(facts, first),
             may_be_averaged=first.cause == "no_sync" and not first.reduced_backwards and not is_final,
+            unknown=sorted({*others} - {*reduced}),
         ),
-        blamed=find_minority((ranks, others), len(facts.world)),
+        blamed=ranks if 2 * len(reduced) > len(facts.world) > 2 else (),
         concerned=ranks,
         step=first.step,
         parameters=first.parameters,
         call_sites=known_sites({rank: steps[rank].call_site for rank in ranks[:8]}),
     )
+
+
+def _is_known_to_reduce(facts: Facts, rank: int, unreduced: tuple[int, ...], step: int) -> bool:
+    """Return True if a rank is past its update of a step, or in an all-reduce of it that other ranks have left out.
+
+    Of a rank that has not come that far it is unknown what its update will use.
+    """
+    one = facts.ranks.get(rank)
+    if one is None or rank in facts.unrecorded or one.liveness == "silent":  # its updates may be unknown
+        return False
+    if one.steps_done > step:
+        return True
+    group, entry = facts.blocked.get(rank, (None, None))
+    if group is None or entry is None or entry.signature.bucket == NO_BUCKET or entry.step < step:
+        return False
+    differs = group.first_divergence is not None and group.first_divergence <= entry.number
+    return differs or all(group.latest.get(other, 0) < entry.number for other in unreduced)
 
 
 def _find_harmful_updates(facts: Facts) -> list[tuple[UnreducedStep, int]]:

@@ -21,6 +21,7 @@ def unreduced(
     is_proven: bool,
     may_be_averaged: bool,
     first_compared: int | None = None,
+    unknown: Sequence[int] = (),
 ) -> VerdictText:
     """Describe an optimizer step with gradients that were never averaged.
 
@@ -29,6 +30,7 @@ def unreduced(
         is_proven: True if the replicas are known to differ since.
         may_be_averaged: True if the models may rightly be averaged later.
         first_compared: step in which the replicas were first compared, if that was later, and they differed.
+        unknown: other ranks that are not known to have come as far as this update.
     """
     evidence = [_EVIDENCE.get(step.cause, _UNKNOWN_CAUSE).format(gradients=_gradients_text(step), cause=step.cause)]
     if len(step.call_sites) > 1:
@@ -37,6 +39,8 @@ def unreduced(
         evidence.append(f"{step.updates:,} updates used such gradients, the latest in step {step.last_step}.")
     if is_proven:
         evidence.append("The parameters are known to differ between ranks since then.")
+    if unknown:
+        evidence.append(f"Whether {rank_list(unknown)} reduced theirs in step {step.step} is not known.")
     return {
         "sentence": f"{capitalize(rank_list(ranks))} stepped the optimizer in step {step.step} with gradients "
         f"that were {_not_reduced_text(step)}, so the replicas drift apart.",
