@@ -88,6 +88,7 @@ def test_two_runs_are_chosen_by_keys_swapped_compared_and_found_again(
     expect(page.locator("body")).to_have_attribute("data-ready", "yes")
 
 
+@pytest.mark.nightly
 def test_ranges_of_one_run_are_compared_from_its_pages(open_page: OpenPage, table: str) -> None:
     page = open_page(f"{table}runs/base/-/stragglers")
     page.get_by_role("link", name="Compare", exact=True).click()

@@ -61,7 +61,7 @@ def followed(page: Page, *, in_place: bool = True) -> None:
     """Wait until the page has been changed in place or opened again, and what it shows is drawn."""
     # A page that took long to open rests twice as long before that.
     is_shown = "document.body.dataset.followed" if in_place else "!window.isTheOldPage"
-    page.wait_for_function(f"{is_shown} && window.Bokeh?.documents[0]?.is_idle", timeout=90_000)
+    page.wait_for_function(f"{is_shown} && window.Bokeh?.documents[0]?.is_idle", timeout=180_000)
     assert page.evaluate("Boolean(window.isTheOldPage)") == in_place
     expect(page.locator("main[aria-busy=true]")).to_have_count(0)
     expect(page.locator("#news")).to_have_attribute("aria-busy", "false")

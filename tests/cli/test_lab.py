@@ -52,7 +52,7 @@ def test_a_fault_is_explained_run_diagnosed_and_compared_with_the_truth(tmp_path
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_stock_shows_what_one_sees_without_us(tmp_path: Path) -> None:
     ran = overlapscope_process("lab", "fault", "failed-rank", "--ranks", "2", "--stock")
     assert ran.returncode == 0

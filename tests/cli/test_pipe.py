@@ -65,7 +65,7 @@ def test_a_fault_is_run_to_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_calibration_is_written(tmp_path: Path) -> None:
     file = tmp_path / "calibration.json"
     code, _ = run_for_nobody("calibrate", "--max-mb", 1, "-o", file)

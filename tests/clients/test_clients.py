@@ -63,7 +63,7 @@ def check_recording(traces: Path, *, parameters: set[str], steps: int) -> None:
     assert (reduced.groupby(["rank", "model"])["bucket"].nunique() > 1).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.cluster
 def test_hugging_face_trainer(tmp_path: Path) -> None:
     parameters = train_with_both_classes("train_with_trainer.py", tmp_path)

@@ -271,7 +271,8 @@ for step in range(3):
 """
 
 
-@pytest.mark.parametrize("strategy", ["priority", pytest.param("decoupled", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("strategy", ["priority", "decoupled"])
 def test_a_training_that_ends_with_its_last_step_waits_for_what_is_still_summed(strategy: str, tmp_path: Path) -> None:
     """Rank 1 is 3 s late there, and needs rank 0 for its sums."""
     arguments = ["-c", ENDS_AT_ONCE, strategy, str(tmp_path / "rendezvous")]

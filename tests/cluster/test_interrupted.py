@@ -45,7 +45,7 @@ if __name__ == "__main__":
     [
         pytest.param("torchrun", signal.SIGINT, "Ctrl-C, SIGINT", marks=pytest.mark.nightly),
         ("torchrun", signal.SIGTERM, "SIGTERM"),
-        ("spawn", signal.SIGINT, "Ctrl-C, SIGINT"),
+        pytest.param("spawn", signal.SIGINT, "Ctrl-C, SIGINT", marks=pytest.mark.nightly),
     ],
 )
 def test_a_job_that_is_ended_by_a_signal_did_not_fail(

@@ -126,7 +126,7 @@ def sleep_until_reported(folder: Path) -> None:
 @pytest.mark.parametrize(
     "saves",
     [
-        pytest.param(False, id="in_their_forward"),
+        pytest.param(False, id="in_their_forward", marks=pytest.mark.nightly),
         pytest.param(True, id="in_state_dict", marks=pytest.mark.nightly),
     ],
 )

@@ -235,7 +235,7 @@ def evaluate_alone(trace: str, evaluator: int) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("evaluator", [0, 1])
+@pytest.mark.parametrize("evaluator", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_a_rank_that_evaluates_by_itself_is_slow_and_no_fault(tmp_path, evaluator):
     lines = run_ranks(evaluate_alone, 2, str(tmp_path), evaluator)
     assert [reports_of(tmp_path, rank) for rank in (0, 1)] == [[], []]

@@ -231,7 +231,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.cluster
 def test_a_profile_and_our_own_recording_of_the_same_steps_agree(tmp_path):
     (tmp_path / "train.py").write_text(TRAINING)

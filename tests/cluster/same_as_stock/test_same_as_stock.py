@@ -66,6 +66,11 @@ def ranks_of() -> Iterator[Callable[[str, int], Ranks]]:
         yield ranks_of
 
 
+def mark(number: int) -> list[pytest.MarkDecorator]:
+    """When a scenario is run that needs ranks of its own, which takes seconds."""
+    return [] if number == 0 else [pytest.mark.slow if number < 4 else pytest.mark.nightly]
+
+
 @pytest.mark.parametrize(
     ("subject", "name", "world_size"),
     [
@@ -74,7 +79,7 @@ def ranks_of() -> Iterator[Callable[[str, int], Ranks]]:
             name,
             size,
             id=f"{subject.__name__.rpartition('.')[2]}-{name}-{size}_ranks",
-            marks=[pytest.mark.slow] if subject.scenarios.leave_traces and number > 0 else [],
+            marks=mark(number) if subject.scenarios.leave_traces else [],
         )
         for subject in SUBJECTS
         for size in subject.scenarios.world_sizes
