@@ -202,7 +202,8 @@ def _copy_manifest(source: Path, target: Path) -> None:
         if not before.is_damaged(name):
             files |= {name: now} if now is not None else {}
         elif now is None or "crc32_of_bytes" not in now:
-            files[name] = {"bytes": mark["bytes"] if isinstance(mark.get("bytes"), int) else 0}
+            size = mark.get("bytes") if isinstance(mark, dict) else None
+            files[name] = {"bytes": size if isinstance(size, int) else 0}
         else:
             files[name] = {"bytes": now["bytes"], "crc32_of_bytes": now["crc32_of_bytes"] ^ 1}
     if problems:

@@ -128,7 +128,7 @@ def _copy_log(
     with open_regular_file(source) as file, target.open("xb") as copy:
         try:
             page = unpack(file.read(HEADER_BYTES), source).pack()
-        except OverlapScopeError:
+        except (OverlapScopeError, ValueError):  # or pseudonyms are too long for the page
             copy.write(DAMAGED)
             return
         copy.write(page)
@@ -174,7 +174,7 @@ def copy_fingerprints(source: Path, target: Path, pseudonyms: Pseudonyms, tensor
 
 
 def _hide_number(pseudonyms: Pseudonyms, value: int) -> int:
-    return int.from_bytes(pseudonyms.digest("fingerprint", str(value).encode(), 8), "little", signed=True) or 1
+    return int.from_bytes(pseudonyms.digest("fingerprint", str(value), 8), "little", signed=True) or 1
 
 
 def copy_ready_gradients(source: Path, target: Path, model: int) -> None:

@@ -29,7 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.json_files import dump_json_line
+from overlapscope.trace.folders import ranks_in_world
+from overlapscope.trace.json_files import dump_json_line, parse_json_text
 from overlapscope.trace.ring_log import RingLog, SlotStore
 from overlapscope.trace.schema import HEADER_BYTES, NO_BUCKET, add_page_checksum, is_page_intact
 
@@ -317,12 +318,11 @@ class CollectiveLogHeader:
             raise OverlapScopeError(f"{path}: damaged header (its checksum is wrong); nothing of the file is used")
         end = _HEADER.size + 4 + int.from_bytes(page[_HEADER.size : _HEADER.size + 4], "little")
         try:
-            content = json.loads(page[_HEADER.size + 4 : end])
-            world = int(content["world"])
-            ranks = range(world) if content["ranks"] is None else map(int, content["ranks"])
+            content = parse_json_text(page[_HEADER.size + 4 : end])
+            ranks = content["ranks"]
             return cls(
                 name=str(content["name"]),
-                ranks=tuple(ranks),
+                ranks=ranks_in_world(content["world"]) if ranks is None else tuple(map(int, ranks)),
                 rank=int(content["rank"]),
                 description=str(content["description"]),
                 backend=str(content["backend"]),
@@ -332,7 +332,7 @@ class CollectiveLogHeader:
                 written=content["written"],
                 version=version,
             )
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             raise OverlapScopeError(f"{path}: corrupt header (offset {_HEADER.size})") from None
 
 

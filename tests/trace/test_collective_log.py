@@ -30,7 +30,7 @@ from overlapscope.trace.collective_log import (
     oldest_incomplete,
 )
 from overlapscope.trace.collective_log_reader import CollectiveLogFile
-from overlapscope.trace.schema import HEADER_BYTES
+from overlapscope.trace.schema import HEADER_BYTES, add_page_checksum
 
 HEADER = CollectiveLogHeader(name="0", ranks=(0, 1), rank=0)
 BUCKET = Signature(op="all_reduce", dtype="float32", elements=10, role="bucket", plan_hash="ab", bucket=0)
@@ -213,6 +213,15 @@ def test_entries_survive_the_death_of_the_process(tmp_path):
     assert len(entries_in(tmp_path / "group_0.log")) == 1
 
 
+def page_text(page: bytes) -> bytes:
+    return page[36 : 36 + int.from_bytes(page[32:36], "little")]
+
+
+def with_text(page: bytes, text: bytes) -> bytes:
+    """The page of a header with another text, as of one who knows how to compute its checksum."""
+    return add_page_checksum((page[:32] + len(text).to_bytes(4, "little") + text).ljust(HEADER_BYTES, b"\0"))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -221,9 +230,16 @@ def test_entries_survive_the_death_of_the_process(tmp_path):
         (lambda page: page[:8] + b"\x09" + page[9:], "upgrade overlapscope"),
         (lambda page: page[:40] + b"\xff" + page[41:], "damaged header"),
         (lambda page: page[:12] + b"\0\0\0\0" + page[16:], "corrupt header"),
+        (lambda page: with_text(page, b"[" * 3000), "corrupt header"),
+        (lambda page: with_text(page, page_text(page).replace(b"[0,1]", b"[0,1e999]")), "corrupt header"),
     ],
 )
 def test_a_header_that_is_no_header_is_refused_with_a_sentence(tmp_path, damage, message):
     with pytest.raises(OverlapScopeError, match=message):
         CollectiveLogHeader.unpack(damage(HEADER.pack()), tmp_path / "group_0.log")
     assert CollectiveLogHeader.unpack(HEADER.pack(), tmp_path) == HEADER
+
+
+def test_a_world_that_is_too_large_to_be_one_has_no_ranks(tmp_path):
+    text = page_text(HEADER.pack()).replace(b'"ranks":[0,1],"world":2', b'"ranks":null,"world":1000000000000')
+    assert CollectiveLogHeader.unpack(with_text(HEADER.pack(), text), tmp_path).ranks == ()

@@ -31,10 +31,11 @@ class Pseudonyms:
         """
         if not text:
             return ""
-        pseudonym = f"{kind}_{self.digest(kind, text.encode(errors='surrogatepass'), _DIGEST_BYTES).hex()}"
+        pseudonym = f"{kind}_{self.digest(kind, text, _DIGEST_BYTES).hex()}"
         self.names[pseudonym] = text
         return pseudonym
 
-    def digest(self, kind: str, data: bytes, size: int) -> bytes:
-        """Return a keyed hash of some bytes that can't be guessed."""
-        return blake2b(kind.encode() + b"\0" + data, key=self._key, digest_size=size).digest()
+    def digest(self, kind: str, text: str, size: int) -> bytes:
+        """Return a keyed hash of a text, which can't be guessed from it."""
+        data = f"{kind}\0{text}".encode(errors="surrogatepass")  # JSON may hold halves of characters
+        return blake2b(data, key=self._key, digest_size=size).digest()

@@ -180,19 +180,19 @@ source: Final = text(_hide_source)
 
 def digest(kind: str) -> Rule:
     """Replace a hash by another one, by which nobody can recognize what was hashed; an empty text stays empty."""
-    return text(lambda pseudonyms, value: pseudonyms.digest(kind, value.encode(), 16).hex() if value else "")
+    return text(lambda pseudonyms, value: pseudonyms.digest(kind, value, 16).hex() if value else "")
 
 
 def hide_plan_number(pseudonyms: Pseudonyms, number: int) -> int:
     """Return what a record has in place of the first 32 bits of a plan's hash."""
-    return int.from_bytes(pseudonyms.digest("plan", f"{number:08x}".encode(), 4), "big") if number else 0
+    return int.from_bytes(pseudonyms.digest("plan", f"{number:08x}", 4), "big") if number else 0
 
 
 def _hide_plan(pseudonyms: Pseudonyms, value: str) -> str:
     begin = value[:8]
     if len(begin) < 8 or not {*begin} <= {*hexdigits.lower()}:
-        return pseudonyms.digest("plan", value.encode(), 16).hex() if value else ""
-    return f"{hide_plan_number(pseudonyms, int(begin, 16)):08x}{pseudonyms.digest('plan', value.encode(), 28).hex()}"
+        return pseudonyms.digest("plan", value, 16).hex() if value else ""
+    return f"{hide_plan_number(pseudonyms, int(begin, 16)):08x}{pseudonyms.digest('plan', value, 28).hex()}"
 
 
 plan_hash: Final = text(_hide_plan)

@@ -15,7 +15,8 @@ def describe_reported(verdict: dict[str, Any]) -> str:
     Args:
         verdict: its fields, without those that a confidential recording leaves out.
     """
-    ranks = verdict.get("blamed") or verdict.get("suspected") or []
+    named = verdict.get("blamed") or verdict.get("suspected")
+    ranks = [rank for rank in named if isinstance(rank, int)] if isinstance(named, list) else []
     who = f"{rank_list(ranks)}: " if ranks else ""
     where = [f"{name} {verdict[name]}" for name in ("step", "bucket") if verdict.get(name) is not None]
     return capitalize(f"{who}{verdict.get('kind')}{' in ' if where else ''}{', '.join(where)}.")

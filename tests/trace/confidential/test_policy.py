@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from overlapscope.diagnosis.loop_facts import LoopFacts
 from overlapscope.diagnosis.replica_drift import OptimizerHyperparameters
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.trace.collective_log import Signature
+from overlapscope.trace.confidential import policy
 from overlapscope.trace.confidential.policy import RULES, hide_content
 from overlapscope.trace.confidential.pseudonyms import Pseudonyms
 from overlapscope.trace.early_ends import EARLY_END_PATTERN, EarlyEnd
@@ -120,6 +123,17 @@ def test_what_has_another_type_than_it_should_is_no_way_around_the_list() -> Non
     content = {"bytes": "Geheim", "op": {"Geheim": 1}, "names": "Geheim"}
     hidden = hide_content(Pseudonyms(b"key"), SIGNATURES_FILE, content)
     assert hidden == {"bytes": None, "op": None, "names": None}
+
+
+ODD = (None, True, -1, 0.5, "\ud800", [], [None], [[7]], {"\ud800": "x"})
+
+
+def test_what_has_another_type_than_it_should_raises_nothing() -> None:
+    keys = re.findall(r'"(\w+)"', inspect.getsource(policy))
+    for odd in ODD:
+        inner = dict.fromkeys(keys, odd)
+        for value, name in itertools.product((odd, [odd], inner, [inner]), RULES):
+            json.dumps(hide_content(Pseudonyms(b"key"), name, dict.fromkeys(keys, value)))
 
 
 def test_every_json_file_of_a_rank_has_a_rule() -> None:
