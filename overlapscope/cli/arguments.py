@@ -82,6 +82,6 @@ def parse_folder(text: str) -> Path:
         argparse.ArgumentTypeError: it is a URL.
     """
     if is_url(text):
-        can = "summary, stragglers, recommend, compare and export"
+        can = "summary, stragglers, recommend, compare, export and fleet"
         raise argparse.ArgumentTypeError(f"{text}: only {can} read URLs; copy the recording to this machine")
     return Path(text)

@@ -31,7 +31,7 @@ from overlapscope.cli.metrics_process import refuse_foreign
 from overlapscope.cli.output_file import create_file, refuse_existing
 from overlapscope.cli.reading import add_workers_argument, print_report
 from overlapscope.console import Progress
-from overlapscope.errors import OverlapScopeError
+from overlapscope.errors import OverlapScopeError, make_printable
 
 if TYPE_CHECKING:
     from overlapscope.fleet.fleet import Fleet
@@ -51,7 +51,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="folder of recordings, at any depth, or a URL such as s3://bucket/runs",
     )
     parser.add_argument(
-        "--since", type=_parse_day, metavar="DATE", help="only runs that started on this day, in UTC, or later"
+        "--since",
+        type=_parse_day,
+        metavar="DATE",
+        help="only runs that started on this day, in UTC, or later, and those without a date",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead, with every run")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page, as a new file")
@@ -96,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     unreadable = [each.reason for each in fleet.runs if each.state == "unreadable"]
     more = [f"{len(unreadable) - _MAX_LISTED:,} more runs can't be read"] * (len(unreadable) > _MAX_LISTED)
     for line in (*found.left_out, *unreadable[:_MAX_LISTED], *more):
-        print(f"note: {line}", file=sys.stderr)
+        print(f"note: {make_printable(line)}", file=sys.stderr)
     return 0 if fleet.read else 1
 
 

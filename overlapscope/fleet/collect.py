@@ -68,7 +68,7 @@ def _find_remote(url: Path) -> Iterable[RunLocation]:
     except Exception as error:  # each kind of storage has its own errors
         raise OverlapScopeError(f"{url}: can't be read ({' '.join(str(error).split())})") from None
     latest: dict[str, Path] = {}
-    for run in sorted((each.parent.parent for each in contents), key=lambda path: _attempt_of(path)):
+    for run in sorted((each.parent.parent for each in contents), key=_attempt_of):
         latest[str(run.parent if _attempt_of(run) else run)] = run
     return [RunLocation(name=name, path=path) for name, path in sorted(latest.items())]
 
@@ -89,7 +89,7 @@ def read_runs(
     cache_folder: Path | None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[FleetRun, ...]:
-    """Read all runs; copies of one are kept once.
+    """Read all runs, in their order.
 
     Args:
         cache_folder: folder of what is known from before, see ``result_cache``; None without.

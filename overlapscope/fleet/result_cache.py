@@ -44,7 +44,7 @@ def load_run(folder: Path, path: Path, fingerprint: str) -> FleetRun | None:
     """Return what is known of a run; None if it has changed since, or nothing is known."""
     try:
         content: dict[str, Any] = parse_json_text(read_regular_file(_file_of(folder, path)))
-        if not fingerprint or content["fingerprint"] != fingerprint:
+        if content["fingerprint"] != fingerprint:
             return None
         return from_dict(FleetRun, content["run"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from overlapscope.fleet.chance import Count, Draw, compute_group_chances, compute_touching_chance, count_named
@@ -88,7 +88,7 @@ class Ranking:
     counts: Mapping[Kind, tuple[Count, ...]]
     """The most improbable first."""
     standouts: tuple[Standout, ...] = ()
-    explained: tuple[tuple[Kind, str], ...] = field(default=())
+    explained: tuple[tuple[Kind, str], ...] = ()
     """Those that are significant, but only through one that stands out."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from datetime import date
 from typing import Any, Final
 
+from overlapscope.fleet.chance import Count
 from overlapscope.fleet.fleet import Fleet
 from overlapscope.fleet.run_figures import NO_VERDICT
 from overlapscope.fleet.standouts import LEVEL, Kind, Ranking, Standout
@@ -21,7 +22,7 @@ from overlapscope.fleet.text import (
     order_counts,
 )
 from overlapscope.report.report import Column, Report, Row, Section, Table
-from overlapscope.text import capitalize, count_of
+from overlapscope.text import Value, capitalize, count_of
 
 _MAX_LATE: Final = 8
 _MAX_WEEKS: Final = 8
@@ -79,36 +80,27 @@ _TITLES: Final[dict[Kind, str]] = {
 
 
 def _tabulate_late(fleet: Fleet, kind: Kind) -> Table:
-    rows: list[Row] = []
-    for count in order_counts(fleet.late, kind):
-        appearance = fleet.appearances[kind, count.name]
-        rows.append(
-            {
-                "name": _format_name(kind, count.name),
-                "runs": appearance.runs,
-                "late": appearance.late,
-                "expected": count.expected,
-                "chance": format_chance(count),
-                "saving": appearance.saving_ns,
-                "first": format_week(appearance.first),
-                "last": format_week(appearance.last),
-                "is_standout": int(_is_named(fleet.late, kind, count.name)),
-            }
-        )
+    seen = {name: each for (of, name), each in fleet.appearances.items() if of == kind}
     return Table(
         name=f"late_{kind}s",
         title=f"{_TITLES[kind]} that are late",
         columns=(
-            Column("name", KIND_LABELS[kind], "text"),
-            Column("runs", "runs", "count"),
-            Column("late", "late in", "count"),
-            Column("expected", "by chance", "ratio"),
-            Column("chance", "odds of chance", "text"),
+            *_count_columns(kind, "runs", "late in"),
             Column("saving", "costs a step, ms", "ms"),
             Column("first", "first week", "text"),
             Column("last", "last week", "text"),
         ),
-        rows=tuple(rows),
+        rows=tuple(
+            _count_row(fleet.late, kind, count)
+            | {
+                "runs": seen[count.name].runs,
+                "named": seen[count.name].late,
+                "saving": seen[count.name].saving_ns,
+                "first": format_week(seen[count.name].first),
+                "last": format_week(seen[count.name].last),
+            }
+            for count in order_counts(fleet.late, kind)
+        ),
         shown=_MAX_LATE,
     )
 
@@ -117,30 +109,31 @@ def _tabulate_named(ranking: Ranking, kind: Kind, title: str) -> Table:
     return Table(
         name=f"named_{kind}s",
         title=title,
-        columns=(
-            Column("name", KIND_LABELS[kind], "text"),
-            Column("runs", "runs with one", "count"),
-            Column("named", "named in", "count"),
-            Column("expected", "by chance", "ratio"),
-            Column("chance", "odds of chance", "text"),
-        ),
-        rows=tuple(
-            {
-                "name": _format_name(kind, count.name),
-                "runs": count.draws,
-                "named": count.named,
-                "expected": count.expected,
-                "chance": format_chance(count),
-                "is_standout": int(_is_named(ranking, kind, count.name)),
-            }
-            for count in order_counts(ranking, kind)
-        ),
+        columns=_count_columns(kind, "runs with one", "named in"),
+        rows=tuple(_count_row(ranking, kind, count) for count in order_counts(ranking, kind)),
         shown=_MAX_LATE,
     )
 
 
-def _format_name(kind: Kind, name: str) -> str:
-    return f"rank {name}" if kind == "rank" else name
+def _count_columns(kind: Kind, runs: str, named: str) -> tuple[Column, ...]:
+    return (
+        Column("name", KIND_LABELS[kind], "text"),
+        Column("runs", runs, "count"),
+        Column("named", named, "count"),
+        Column("expected", "by chance", "ratio"),
+        Column("chance", "odds of chance", "text"),
+    )
+
+
+def _count_row(ranking: Ranking, kind: Kind, count: Count) -> dict[str, Value]:
+    return {
+        "name": f"rank {count.name}" if kind == "rank" else count.name,
+        "runs": count.draws,
+        "named": count.named,
+        "expected": count.expected,
+        "chance": format_chance(count),
+        "is_standout": int(_is_named(ranking, kind, count.name)),
+    }
 
 
 def _is_named(ranking: Ranking, kind: Kind, name: str) -> bool:
@@ -279,7 +272,7 @@ def _collect_content(fleet: Fleet, places: Sequence[str]) -> dict[str, Any]:
                 "code": each.code or None,
                 "is_fault": each.is_fault,
                 "runs": each.runs,
-                "by_week": {format_week(week): number for week, number in sorted(each.by_week.items(), key=str)},
+                "by_week": dict(sorted((format_week(week), number) for week, number in each.by_week.items())),
             }
             for each in fleet.verdicts
         ],

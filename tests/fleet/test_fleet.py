@@ -95,7 +95,7 @@ def test_the_host_that_stands_out_is_the_same_in_sentences_tables_json_and_metri
     assert standout.name == "host3"
     assert f"host3 is late in {count.late} of its {count.runs} runs" in report.sections[0].headline
     row = report.sections[0].table("late_hosts").rows[0]
-    assert (row["name"], row["late"], row["runs"], row["is_standout"]) == ("host3", count.late, count.runs, 1)
+    assert (row["name"], row["named"], row["runs"], row["is_standout"]) == ("host3", count.late, count.runs, 1)
     (told,) = report.content["late"]["standouts"]
     assert (told["kind"], told["name"], told["named"]) == ("host", "host3", standout.count.named)
     metrics = values_in(format_fleet_metrics(fleet), FAMILIES)
