@@ -66,7 +66,7 @@ class Tool:
         return {"type": "object", "properties": self.arguments, "additionalProperties": False}
 
     def call(self, recordings: Recordings, arguments: Mapping[str, Any]) -> ToolAnswer:
-        """ToolAnswer a call.
+        """Answer a call.
 
         Raises:
             OverlapScopeError: the arguments don't match the schema, or there is no answer.
