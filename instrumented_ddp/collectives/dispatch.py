@@ -125,33 +125,10 @@ class DispatchInterceptor:
 
 
 def _kernel(overload: Any, operator: Operator, observer: CollectiveObserver) -> Callable[..., Any]:
-    argument_index = {argument.name: number for number, argument in enumerate(overload._schema.arguments)}
-    group_at, tag_at = argument_index["process_group"], argument_index.get("tag")
-    async_at = argument_index.get("async_op", argument_index.get("asyncOp"))  # true if omitted
-    tensors_at = None if operator.tensors is None else argument_index[operator.tensors]
-    peer_at = None if operator.peer is None else argument_index[operator.peer]
-    work_at = next((at for at, value in enumerate(overload._schema.returns) if "Work" in str(value.type)), None)
-    is_tuple = len(overload._schema.returns) > 1
+    work_at, is_tuple = _work_index(overload), len(overload._schema.returns) > 1
+    announce = _announcer(overload, operator, observer)
     redispatch = overload.redispatch
     keys_below = torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
-
-    def announce(args: tuple[Any, ...], caller: FrameType | None) -> Any:
-        try:
-            tensors = () if tensors_at is None else args[tensors_at]
-            call = Call(
-                op=operator.name,
-                group=dist.ProcessGroup.unbox(args[group_at]),
-                tensors=(tensors,) if isinstance(tensors, torch.Tensor) else tensors,
-                device=_device_of(args),
-                peer=None if peer_at is None else args[peer_at],
-                tag=0 if tag_at is None else args[tag_at],
-                is_awaited=work_at is None or not (async_at is None or all(args[async_at : async_at + 1])),
-                caller=caller,
-            )
-        except Exception as error:
-            observer.on_unparsed_collective(error)
-            return None
-        return observer.announce(call)
 
     def kernel(keys: Any, *args: Any) -> Any:
         announced = announce(args, sys._getframe().f_back)
@@ -165,6 +142,42 @@ def _kernel(overload: Any, operator: Operator, observer: CollectiveObserver) -> 
         return result
 
     return kernel
+
+
+def _announcer(
+    overload: Any, operator: Operator, observer: CollectiveObserver
+) -> Callable[[tuple[Any, ...], FrameType | None], Any]:
+    argument_index = {argument.name: number for number, argument in enumerate(overload._schema.arguments)}
+    group_at, tag_at = argument_index["process_group"], argument_index.get("tag")
+    async_at = argument_index.get("async_op", argument_index.get("asyncOp"))  # true if omitted
+    tensors_at = None if operator.tensors is None else argument_index[operator.tensors]
+    peer_at = None if operator.peer is None else argument_index[operator.peer]
+    is_synchronous = _work_index(overload) is None
+
+    def announce(args: tuple[Any, ...], caller: FrameType | None) -> Any:
+        try:
+            tensors = () if tensors_at is None else args[tensors_at]
+            call = Call(
+                op=operator.name,
+                group=dist.ProcessGroup.unbox(args[group_at]),
+                tensors=(tensors,) if isinstance(tensors, torch.Tensor) else tensors,
+                device=_device_of(args),
+                peer=None if peer_at is None else args[peer_at],
+                tag=0 if tag_at is None else args[tag_at],
+                is_awaited=is_synchronous or not (async_at is None or all(args[async_at : async_at + 1])),
+                caller=caller,
+            )
+        except Exception as error:
+            observer.on_unparsed_collective(error)
+            return None
+        return observer.announce(call)
+
+    return announce
+
+
+def _work_index(overload: Any) -> int | None:
+    """Return which result of an operator is its work; None if it returns when it has ended."""
+    return next((at for at, value in enumerate(overload._schema.returns) if "Work" in str(value.type)), None)
 
 
 def _device_of(arguments: Sequence[Any]) -> torch.device:

@@ -168,12 +168,16 @@ def _sequences(verdict: Verdict, evidence: Evidence) -> list[str]:
     table: list[tuple[str, ...]] = [("", "#", *(f"rank {format_ranks(ranks)}" for ranks in columns))]
     for number in sorted(set().union(*columns.values())):
         cells = [format_cell(ranks, entries.get(number), number) for ranks, entries in columns.items()]
-        cells[1:] = ["=" if cell == cells[0] and cell not in _NOTHING else cell for cell in cells[1:]]
-        table.append((">" if number == verdict.number else "", str(number), *cells))
+        table.append((">" if number == verdict.number else "", str(number), *_mark_equal(cells)))
         if number == verdict.number:
             table += _call_site_rows([entries.get(number) for entries in columns.values()])
     title = group_text(group or GroupOrder(name=verdict.group or "", ranks=()))
     return [f"Collectives of {title}:", *_table(table)]
+
+
+def _mark_equal(cells: Sequence[str]) -> list[str]:
+    """Return cells with ``=`` in place of those that say the same as the first."""
+    return [*cells[:1], *("=" if cell == cells[0] and cell not in _NOTHING else cell for cell in cells[1:])]
 
 
 def _call_site_rows(entries: Sequence[Entry | None]) -> list[tuple[str, ...]]:
