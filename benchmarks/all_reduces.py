@@ -36,7 +36,7 @@ LONGEST_WAIT_S: Final = 30
 
 
 def times_of(names: Sequence[str], sizes_bytes: Sequence[int], repetitions: int) -> list[tuple[str, int, int, int]]:
-    """What this rank sees, on the clock that all hosts share: name, size, begin and end of each all-reduce."""
+    """Return what this rank sees, on the clock that all hosts share: name, size, begin and end of each all-reduce."""
     group = dist.group.WORLD
     assert group is not None
     # None where the backend has an all-reduce of its own.

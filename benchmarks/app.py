@@ -39,13 +39,13 @@ _FORGOTTEN_AFTER_S: Final = 75
 
 
 def browser_memory_gb() -> float:
-    """What all processes of the browser take together, what they share counted once."""
+    """Return what all processes of the browser take together, what they share counted once."""
     children = psutil.Process().children(recursive=True)
     return sum(child.memory_full_info().pss for child in children if "chrom" in child.name()) / 1e9
 
 
 def answers_ms(pages: Sequence[Page], moves: int) -> list[float]:
-    """How long answers take if all users ask at once."""
+    """Measure how long answers take if all users ask at once."""
     for page in pages:
         page.evaluate("window.answers = []")
     for _ in range(moves):
@@ -76,7 +76,7 @@ def look(folder: Path, users: Sequence[int], moves: int) -> None:
 
 
 def painted(page: Page, url: str) -> float:
-    """How long a page takes until it is painted, one without a picture until it is loaded."""
+    """Measure how long a page takes until it is painted, one without a picture until it is loaded."""
     page.goto(url)
     page.wait_for_function("window.paintedMs || (document.readyState === 'complete' && !window.Bokeh)", timeout=120_000)
     return (
@@ -94,7 +94,7 @@ def _another(page: Page) -> Page:
 
 
 def open_and_close(server: Server, sessions: int) -> None:
-    """Many pages, one after the other; all kinds of them have been open once before the memory is first looked at."""
+    """Open and close many pages, one after the other; before memory is first looked at, each kind was open once."""
     with opened_page(WATCH) as page:
         for route in PAGES:
             painted(page, f"{server.url}/{route}")

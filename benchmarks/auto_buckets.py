@@ -37,7 +37,7 @@ LABELS: Final = ("auto", "default", *(f"{cap:g}" for cap in CAPS_MB))
 
 
 def train(ranks: Ranks, model: str, rounds: int, slower: str | None) -> list[list[dict[str, Any]]]:
-    """What all ranks have seen, by rank: a list of phases."""
+    """Return what all ranks have seen, by rank: a list of phases."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -55,7 +55,7 @@ def _slow_down_when_asked(ranks: Ranks, folder: Path, rate: str) -> None:
 
 
 def table_of(phases: list[dict[str, Any]], title: str) -> Table:
-    """One phase, as all ranks have seen it: a row for each setting."""
+    """Tabulate one phase, as all ranks have seen it: a row for each setting."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     table.add_column("bucket_cap_mb")
     for heading in ("steps", "step, ms", "noise", "over fastest size"):

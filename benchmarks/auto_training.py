@@ -44,7 +44,7 @@ def choose(model: DistributedDataParallel, step: Callable[[], None], decisions: 
 
 
 def take_turns(steps: list[Callable[[], None]], rounds: int, carrier_pids: Sequence[int]) -> list[dict[str, Any]]:
-    """Blocks of steps of all, in another order in every round: number, ends in ns, cores of others."""
+    """Measure blocks of steps of all, in another order in every round: number, ends in ns, cores of others."""
     task = Task(model="", settings=(), rounds=rounds, steps=STEPS, carrier_pids=tuple(carrier_pids), time_limit_s=0)
     blocks = []
     for _ in range(rounds):
@@ -55,7 +55,7 @@ def take_turns(steps: list[Callable[[], None]], rounds: int, carrier_pids: Seque
 
 
 def wait_for(file: Path) -> None:
-    """Until somebody has made it."""
+    """Wait until somebody has made it."""
     while not file.exists():
         time.sleep(0.05)
 

@@ -12,7 +12,7 @@ from tests.noise import Floats
 
 
 def chosen_length(series: Floats) -> int:
-    """The length of blocks after Politis and White (2004), "Automatic block-length selection"."""
+    """Return the length of blocks after Politis and White (2004), "Automatic block-length selection"."""
     steps = len(series)
     deviation = series - series.mean()
     covariance = np.correlate(deviation, deviation, "full")[steps - 1 :] / steps
@@ -31,7 +31,7 @@ def chosen_length(series: Floats) -> int:
 
 
 def bootstrap_holds(rng: np.random.Generator, series: Floats, length: int, draws: int = 300) -> bool:
-    """Whether the interval, widened by Student's quantile for the number of blocks, holds 0."""
+    """Return whether the interval, widened by Student's quantile for the number of blocks, holds 0."""
     steps = len(series)
     blocks = math.ceil(steps / length)
     sums = np.concatenate([[0.0], np.cumsum(np.tile(series, 2))])

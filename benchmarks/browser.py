@@ -41,7 +41,7 @@ class Server:
 
     @property
     def memory_gb(self) -> float:
-        """Its RSS, now."""
+        """Return its RSS, now."""
         return float(psutil.Process(self.pid).memory_info().rss) / 1e9
 
 
@@ -77,7 +77,7 @@ def _serve(folder: Path, pipe: Connection) -> None:
 
 @contextmanager
 def opened_page(script: str = "") -> Iterator[Page]:
-    """A page of 1440×900 pixels.
+    """Open a page of 1440×900 pixels.
 
     Args:
         script: runs first in whatever it shows.

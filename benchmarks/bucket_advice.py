@@ -84,7 +84,7 @@ class Score:
     chosen: int
 
     def cells(self, truth: Truth) -> list[str]:
-        """A row of the table."""
+        """Return a row of the table."""
         errors = None if self.predicted_ns is None else self.predicted_ns / truth.step_ns - 1
         held, shape = None, None
         if self.predicted_ns is not None:
@@ -106,7 +106,7 @@ class Score:
 
 
 def read_truth(folder: Path) -> Truth:
-    """The sizes, of torch's DDP; the best plan that no size gives is left out."""
+    """Return the sizes, of torch's DDP; the best plan that no size gives is left out."""
     measured = read_sweep(folder / "sweep.json").measured
     rows = [each for each in measured if not each.is_ours and _has_size(each)]
     caps = [[s.bucket_cap_mb for s in each.settings if s.bucket_cap_mb is not None] for each in rows]
@@ -127,13 +127,13 @@ def _has_size(measured: Measured) -> bool:
 
 
 def read_spans(folder: Path) -> dict[str, Spans | None]:
-    """All-reduces that were measured alone and in pairs, as ``fit_model`` takes them."""
+    """Return the all-reduces that were measured alone and in pairs, as ``fit_model`` takes them."""
     calibration = read_calibration(folder / CALIBRATION_FILE)
     return {"calibration": collect_spans(calibration.samples), "pairs": collect_spans(calibration.pairs)}
 
 
 def scores(folder: Path, truth: Truth) -> Iterator[Score]:
-    """All ways to predict."""
+    """Score all ways to predict."""
     calibrated = read_spans(folder)
     for name in RECORDINGS:
         path = folder / "traces" / name
@@ -163,7 +163,7 @@ def _score(way: str, fitted: FittedModel, truth: Truth, *, has_interval: bool = 
 
 
 def _with_line(fitted: FittedModel) -> FittedModel:
-    """The same, except that an all-reduce takes a latency and its bytes over a bandwidth."""
+    """Return the same, except that an all-reduce takes a latency and its bytes over a bandwidth."""
     cost = fitted.costs.collective
     line = fit_line(cost.sizes_bytes, cost.times_ns) if fitted.calibration is None else _line_of(fitted.calibration)
     straight = CollectiveCost(
@@ -181,7 +181,7 @@ def _line_of(spans: Spans) -> Any:
 
 
 def searched(truth: Truth, searches: int) -> Iterator[list[str]]:
-    """Rows of the search by trying, after some samples and after all."""
+    """Return rows of the search by trying, after some samples and after all."""
     places = np.flatnonzero(~np.isnan(truth.caps_mb))
     steps_ns = [truth.steps_ns[place] for place in places]
     found = [search(truth.caps_mb[places].tolist(), steps_ns, seed).chosen for seed in range(searches)]

@@ -38,7 +38,7 @@ MOVE: Final = """
 
 
 def answers_ms(page: Page, moves: int) -> list[float]:
-    """How long each move of the slider took to be answered."""
+    """Measure how long each move of the slider took to be answered."""
     shares = 0.5 + 0.5 * np.sin(np.arange(moves) * 0.37)
     return [float(page.evaluate(MOVE, float(share))) for share in shares]
 

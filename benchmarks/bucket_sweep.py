@@ -88,7 +88,7 @@ def _measured(
     parameters: Sequence[tuple[str, int]],
     blocks_of_ranks: Sequence[Sequence[Block]],
 ) -> Measured:
-    """What all ranks say of one partition."""
+    """Return what all ranks say of one partition."""
     own_blocks = [[block for block in blocks if block.number == number] for blocks in blocks_of_ranks]
     ends_ns = np.max([[block.ends_ns for block in blocks] for blocks in own_blocks], axis=0)
     return Measured(
@@ -119,7 +119,7 @@ def record(ranks: Ranks, model: str, trace: Path, *, probe_buckets: bool) -> Non
 
 
 def settings_of_best_plan(folder: Path) -> list[Setting]:
-    """The plan that is best by the recording with probes, and our default. Nothing if one size gives that plan."""
+    """Return the best plan by the recording with probes, and our default; nothing if one size gives that plan."""
     advice = advise(Analysis(read_trace(folder / "traces" / "probe")), folder / "calibration.json")
     found = advice.recommendation
     if found.free.buckets == found.best.buckets:
@@ -133,7 +133,7 @@ def settings_of_best_plan(folder: Path) -> list[Setting]:
 
 
 def table_of(sweep: Sweep) -> Table:
-    """A row for each way to fill the buckets, in the order of their number."""
+    """Tabulate a row for each way to fill the buckets, in the order of their number."""
     fastest_ms = min(each.median_ms for each in sweep.measured)
     size_mb = sum(size for _, size in sweep.parameters) / MB
     table = Table(title=f"{sweep.model} ({size_mb:.1f} MB), {sweep.link}", title_justify="left", box=SIMPLE_HEAD)

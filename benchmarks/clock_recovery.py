@@ -63,7 +63,7 @@ def run_rank(rank: int, folder: Path, runs: int, seconds: float) -> None:
 
 
 def errors_of(recording: Path) -> tuple[float, float, float, float]:
-    """Of one run, in microseconds: the worst error and the median one, what is stated, and the wall clock's worst."""
+    """Return the worst and the median error of a run in microseconds, what is stated, and the wall clock's worst."""
     trace = read_trace(recording)
     if trace.aligned_ranks != (0, 1):
         raise SystemExit(f"{recording}: not aligned: {trace.problems}")

@@ -30,13 +30,13 @@ COLLECTIVES = 2000
 
 
 def reduce_bucket(buffer: torch.Tensor) -> None:
-    """As our reducer does, which says what it launches."""
+    """Reduce as our reducer does, which says what it launches."""
     with collective_context(CollectiveRole(role="bucket", bucket=0)):
         dist.group.WORLD.allreduce([buffer], dist.AllreduceOptions()).wait()
 
 
 def us_of_each(launch: Callable[[], object]) -> float:
-    """Microseconds of one, in a loop."""
+    """Measure the microseconds of one, in a loop."""
     start_ns = time.perf_counter_ns()
     for _ in range(COLLECTIVES):
         launch()
@@ -44,12 +44,12 @@ def us_of_each(launch: Callable[[], object]) -> float:
 
 
 def fail(error: Exception) -> None:
-    """What the log lacks makes it cheaper."""
+    """Raise it: what the log lacks makes it cheaper."""
     raise error
 
 
 def us_when_logged(launch: Callable[[], object]) -> float:
-    """The same with a log, which is new and knows nothing yet."""
+    """Measure the same with a log, which is new and knows nothing yet."""
     with tempfile.TemporaryDirectory() as folder:
         log = CollectiveRecorder(Path(folder, "rank_0"), 0, TrainingPosition(), on_error=fail)
         try:

@@ -64,12 +64,12 @@ class Way:
 
     @property
     def option(self) -> str:
-        """Its name on the command line."""
+        """Return its name on the command line."""
         return self.name.replace(",", "").replace(" ", "-")
 
     @property
     def process(self) -> tuple[object, ...]:
-        """What its process is started with. Ways with the same one share it."""
+        """Return what its process is started with. Ways with the same one share it."""
         return self.arguments, self.variables
 
 
@@ -126,7 +126,7 @@ class Trainer:
             return  # which its answer says, too
 
     def answer(self) -> Turn | str:
-        """What it was asked for, or how what it has said of its failure ends."""
+        """Return what it was asked for, or how what it has said of its failure ends."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if line:
@@ -146,7 +146,7 @@ Round = dict[Way, Turn]
 
 
 def measure(model: str, ways: Sequence[Way], steps: int, seconds: float, device: str) -> list[Round]:
-    """Of all ways that did not fail, round by round."""
+    """Measure all ways that did not fail, round by round."""
     with ExitStack() as at_the_end:
         folder = Path(at_the_end.enter_context(tempfile.TemporaryDirectory()))
         trainers: dict[tuple[object, ...], Trainer] = {}
@@ -192,7 +192,7 @@ def _without_failed(ways: Sequence[Way], answers: dict[tuple[object, ...], Turn 
 
 
 def lines_of(model: str, rounds: Sequence[Round]) -> list[str]:
-    """A line a way."""
+    """Return a line a way."""
     if not rounds:
         return [f"{model}: nothing could be measured"]
 

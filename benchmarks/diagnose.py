@@ -45,7 +45,7 @@ COMMAND = [sys.executable, "-c", "from overlapscope.cli.main import entry_point;
 
 
 def entries_of_rank(collectives: int, left_out_step: int | None) -> Entries:
-    """What one rank has launched; it has not come to its end."""
+    """Return what one rank has launched; it has not come to its end."""
     number = np.arange(1, collectives + 1)
     step = (number - 1) // BUCKETS
     if left_out_step is not None:
@@ -63,7 +63,7 @@ def entries_of_rank(collectives: int, left_out_step: int | None) -> Entries:
 
 
 def running_hash(number: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """As the writer of collective logs adds it up."""
+    """Add up as the writer of collective logs does."""
     signatures = [bucket(one) for one in range(BUCKETS)]
     added = [
         entry_digest(signature.hash, n, hashed_step(signature, s, 0))
@@ -74,7 +74,7 @@ def running_hash(number: np.ndarray, step: np.ndarray) -> np.ndarray:
 
 
 def write_recording(folder: Path, ranks: int, collectives: int) -> None:
-    """All ranks, of which one leaves out a step."""
+    """Write all ranks, of which one leaves out a step."""
     fault_step = collectives // BUCKETS * 2 // 3
     usual = entries_of_rank(collectives, None).tobytes()
     other = entries_of_rank(collectives, fault_step).tobytes()

@@ -84,7 +84,7 @@ def median_of(ratios: Sequence[float]) -> str:
 
 
 def measure(model: str, steps: int, folder: Path) -> Measured:
-    """On one rank."""
+    """Measure on one rank."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     workload = MODELS[model]()
@@ -119,7 +119,7 @@ def measure(model: str, steps: int, folder: Path) -> Measured:
 
 
 def timed_step(train: Callable[[], None]) -> tuple[int, int]:
-    """CPU time of this thread, and wall time, of a step."""
+    """Measure CPU time of this thread, and wall time, of a step."""
     wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
     train()
     return time.thread_time_ns() - cpu_ns, time.perf_counter_ns() - wall_ns
@@ -140,7 +140,7 @@ def found(fault: Fault) -> str:
 
 
 def train_healthily(name: str, kind: str, steps: int, folder: Path) -> None:
-    """One loop, on one rank."""
+    """Train one loop, on one rank."""
     attach(folder)
     replicated.STEPS = steps
     train = next(train for train in replicated.HEALTHY if train.__name__ == name)

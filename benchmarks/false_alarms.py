@@ -36,7 +36,7 @@ TRANSFER_NOISE = 0.20
 
 
 def shared_core(rng: np.random.Generator, steps: int, ranks: int) -> Floats:
-    """What one of two neighbors gets of their core the other one lacks, for some steps on end."""
+    """Make noise of two neighbors on a core: what one gets of it the other one lacks, for some steps on end."""
     series = autoregressive(0.9)(rng, steps, ranks)
     series[:, 1::2] = -series[:, : ranks - ranks % 2 : 2]
     return series
@@ -55,7 +55,7 @@ NOISE: dict[str, Noise] = {
 
 
 def made_up(rng: np.random.Generator, noise: Noise, ranks: int, steps: int, delay: float = 0.0) -> Cycles:
-    """The cycles of a recording in which rank 0 computes longer by a share of the step."""
+    """Make up the cycles of a recording in which rank 0 computes longer by a share of the step."""
     local_ns = np.zeros((len(CAUSES), steps, ranks))
     for name, usual_ms in USUAL_MS.items():
         local_ns[CAUSES.index(name)] = usual_ms * MS
@@ -89,7 +89,7 @@ def made_up(rng: np.random.Generator, noise: Noise, ranks: int, steps: int, dela
 
 
 def judged(cycles: Cycles) -> tuple[tuple[Finding, ...], Suspect | None]:
-    """What is said of a recording, eight ranks to a host."""
+    """Return what is said of a recording, eight ranks to a host."""
     hosts = {rank: f"node{rank // 8}" for rank in cycles.ranks.tolist()}
     step_time_ns = float(cycles.end_ns[:, -1].mean())
     findings, replay = find_all_findings(cycles, hosts, [], step_time_ns), Replay(cycles)

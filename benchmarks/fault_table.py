@@ -65,7 +65,7 @@ def _cell(check: VerdictCheck | None) -> str:
 
 
 def stock_ends(fault: Fault, world_size: int) -> str:
-    """How a job ends that nobody watches."""
+    """Return how a job ends that nobody watches."""
     timeout_s = jobs.STOCK_TIMEOUT_S
     with jobs.run_fault_job(
         find_fault_script(fault), world_size, wrapper="torch", timeout_s=timeout_s, start=WarmRank

@@ -52,7 +52,7 @@ class Plan:
 
     @property
     def seed(self) -> int:
-        """Of everything that is random."""
+        """Return the seed of everything that is random."""
         return 7919 * self.ranks + self.number
 
     def make(self, folder: Path) -> None:
@@ -75,7 +75,7 @@ class Plan:
             write_manifest(rank_folder)
 
     def slow_rank(self, chance: random.Random, hosts: tuple[str, ...]) -> int | None:
-        """The late rank: on a slow host, else sometimes any."""
+        """Return the late rank: on a slow host, else sometimes any."""
         on_slow = {SLOW_HOST: chance.randrange(RANKS_PER_HOST), SLOW_DEVICE[0]: SLOW_DEVICE[1]}
         for index, host in enumerate(hosts):
             if host in on_slow and chance.random() < SLOW_SHARE:
@@ -92,7 +92,7 @@ def make(task: tuple[Path, Plan]) -> None:
 
 
 def timed(folder: Path, cache: Path) -> tuple[float, dict[str, object]]:
-    """Seconds that the command takes, and what it says."""
+    """Return the seconds that the command takes, and what it says."""
     begin = time.monotonic()
     ran = subprocess.run(
         [PROGRAM, "fleet", folder, "--json"],

@@ -32,7 +32,7 @@ RUNS = (15, 30, 60, 120)
 
 
 def judge(fleet: MadeUpFleet, seed: int) -> tuple[bool, bool]:
-    """Whether the cause is named, and whether anybody else is."""
+    """Return whether the cause is named, and whether anybody else is."""
     named = {each.name for each in rank_occasions(fleet.occasions(seed)).standouts}
     return bool(named & fleet.slow.keys()), bool(named - fleet.slow.keys())
 

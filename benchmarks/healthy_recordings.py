@@ -26,7 +26,7 @@ LIMIT_S = 600
 
 @contextmanager
 def busy(loops: int) -> Iterator[None]:
-    """So many processes that do nothing but compute."""
+    """Run so many processes that do nothing but compute."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
     try:
         yield
@@ -37,7 +37,7 @@ def busy(loops: int) -> Iterator[None]:
 
 
 def record(folder: Path, ranks: int, steps: int) -> None:
-    """A training of which nothing is wrong."""
+    """Record a training of which nothing is wrong."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command = [sys.executable, "-c", "from overlapscope.cli.main import entry_point; entry_point()", "record", "-o"]
     command += [str(folder), "--", *launch, str(TRAINING), "--steps", str(steps), "--bucket-cap-mb", "1"]

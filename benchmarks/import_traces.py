@@ -67,7 +67,7 @@ def write_trace(path: Path, size_bytes: int, rank: int) -> int:
 
 
 def measured(command: Sequence[str], folder: Path) -> tuple[float, float, float]:
-    """Wall seconds, CPU seconds and MB of memory of a command."""
+    """Measure wall seconds, CPU seconds and MB of memory of a command."""
     result = folder / "measured.json"
     started_s = time.monotonic()
     subprocess.run([sys.executable, "-c", MEASURE, str(result), *command], check=True, env={**os.environ})

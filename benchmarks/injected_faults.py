@@ -68,7 +68,7 @@ def record(case: str, folder: Path, steps: int) -> None:
 
 
 def truth_of(faults: Sequence[Fault], folder: Path, healthy: Path, steps: int) -> dict[str, Any]:
-    """What is wrong in a recording, and what it cost."""
+    """Return what is wrong in a recording, and what it cost."""
     measured = measured_delays(folder)
     delays_ns = {fault: delays_by_step(fault, measured, steps) for fault in faults}
     cycles_ns, healthy_cycles_ns = cycles(folder), cycles(healthy)
@@ -99,13 +99,13 @@ def truth_of(faults: Sequence[Fault], folder: Path, healthy: Path, steps: int) -
 
 
 def measured_delays(folder: Path) -> list[dict[str, Any]]:
-    """What the ranks say they were held up."""
+    """Return what the ranks say they were held up."""
     files = (folder / f"truth_rank_{rank}.json" for rank in range(WORLD_SIZE))
     return [delay for file in files for delay in json.loads(file.read_text())]
 
 
 def delays_by_step(fault: Fault, measured: Sequence[dict[str, Any]], steps: int) -> np.ndarray:
-    """Nanoseconds that a fault held up its rank, for each step that counts; zeros if it is not of a rank."""
+    """Return the nanoseconds that a fault held up its rank, for each step that counts; zeros if it is not of a rank."""
     by_step_ns = np.zeros(steps, dtype=np.int64)
     for delay in measured:
         if (delay["kind"], delay["rank"]) == (fault.kind, fault.rank):
@@ -114,19 +114,19 @@ def delays_by_step(fault: Fault, measured: Sequence[dict[str, Any]], steps: int)
 
 
 def held_up(faults: Sequence[Fault], delays_ns: dict[Fault, np.ndarray]) -> float:
-    """Mean nanoseconds by which these faults make a step longer: by those of the rank that has most."""
+    """Return the mean nanoseconds by which these faults make a step longer: by those of the rank that has most."""
     of_ranks = (sum(delays_ns[fault] for fault in faults if fault.rank == rank) for rank in range(WORLD_SIZE))
     return float(np.max(np.broadcast_arrays(*of_ranks), axis=0).mean())
 
 
 def cycles(folder: Path) -> np.ndarray:
-    """Nanoseconds from step to step on rank 0, for each step that counts."""
+    """Return the nanoseconds from step to step on rank 0, for each step that counts."""
     steps = read_trace(folder).steps.query(f"rank == 0 and step >= {SKIPPED_STEPS}").sort_values("step")
     return (steps["end_ns"] - steps["start_ns"]).to_numpy()
 
 
 def summary(nanoseconds: np.ndarray) -> dict[str, float]:
-    """Median and mean."""
+    """Return median and mean."""
     return {"median": float(np.median(nanoseconds)), "mean": float(nanoseconds.mean())}
 
 
@@ -140,7 +140,7 @@ class Judgment:
 
     @property
     def error(self) -> float:
-        """Of the saving that was found, as a share of the truth."""
+        """Return the error of the saving that was found, as a share of the truth."""
         return self.finding.saving.step.value / self.truth_ns - 1 if self.finding and self.truth_ns else math.nan
 
 
@@ -160,7 +160,7 @@ def judge(faults: Sequence[Fault], folder: Path) -> list[Judgment]:
 
 
 def rows_of(case: str, faults: Sequence[Fault], folder: Path) -> Iterator[tuple[str, ...]]:
-    """A row for each fault and each finding, of a recording."""
+    """Return a row for each fault and each finding, of a recording."""
     judgments = judge(faults, folder)
     if not judgments:
         yield case, "nothing", "", "nothing", "", ""

@@ -46,7 +46,7 @@ MB = 1024**2
 
 
 def every_fourth(rng: np.random.Generator, steps: int, count: int) -> Floats:
-    """Every fourth step is longer."""
+    """Make every fourth step longer."""
     phase = rng.integers(0, 4, count)
     return ((np.arange(steps)[:, None] + phase) % 4 == 0) - 0.25 + 0.1 * rng.standard_normal((steps, count))
 
@@ -66,7 +66,7 @@ def holds(interval: Interval, truth: float) -> bool:
 
 
 def print_means(rng: np.random.Generator, recordings: int, lengths: list[int]) -> None:
-    """A line for each kind of noise and length."""
+    """Print a line for each kind of noise and length."""
     print(f"means\n{'steps':>6}  {'noise':<13}{'ours':>8}{'Politis-White':>15}{'cube root':>11}")
     for steps in lengths:
         for name, noise in NOISE.items():
@@ -79,7 +79,7 @@ def print_means(rng: np.random.Generator, recordings: int, lengths: list[int]) -
 
 
 def print_stragglers(rng: np.random.Generator, recordings: int, lengths: list[int]) -> None:
-    """A line for each number of ranks, kind of noise and length; recordings in which the rank is not named are none."""
+    """Print a line for each number of ranks, kind of noise and length, of recordings in which the rank is named."""
     print(f"\nstragglers\n{'ranks':>6} {'steps':>6}  {'noise':<13}{'named':>8}{'saving':>8}")
     for ranks in (2, 4):
         for name in ("normal", "AR 0.5", "heavy-tailed", "bimodal"):
@@ -94,13 +94,13 @@ def print_stragglers(rng: np.random.Generator, recordings: int, lengths: list[in
 
 
 def named_first(rng: np.random.Generator, noise: Noise, ranks: int, steps: int) -> Finding | None:
-    """What is said of rank 0, which computes longer in every step."""
+    """Return what is said of rank 0, which computes longer in every step."""
     found, _ = judged(made_up(rng, noise, ranks, steps, DELAY))
     return next((each for each in found if each.ranks == (0,) and each.pattern.kind == "persistent"), None)
 
 
 def print_recommend(rng: np.random.Generator, jobs: int) -> None:
-    """A line for each size of noise and way to record."""
+    """Print a line for each size of noise and way to record."""
     print(f"\nrecommend\n{'noise':>6}  {'recorded with':<14}{'step':>8}{'gain':>8}{'another':>9}")
     for noise in (0.02, 0.10):
         for is_probed in (False, True):
@@ -112,7 +112,7 @@ def print_recommend(rng: np.random.Generator, jobs: int) -> None:
 
 
 def any_job(rng: np.random.Generator) -> Job:
-    """Two ranks with 24 gradients, 100 MB in all; backward takes 100 ms, and all-reduces a third to twice of that."""
+    """Make a job of two ranks with 24 gradients, 100 MB in all; backward takes 100 ms, all-reduces 1/3 to 2 of it."""
     sizes = rng.lognormal(0.0, 1.0, 24)
     sizes = (100 * MB * sizes / sizes.sum()).astype(int) // 4 * 4
     return Job(
@@ -126,7 +126,7 @@ def any_job(rng: np.random.Generator) -> Job:
 
 
 def noisy(job: Job, rng: np.random.Generator, noise: float) -> Job:
-    """Another step of a job: its ranks and its links are slower or quicker."""
+    """Make another step of a job: its ranks and its links are slower or quicker."""
     first, second, wire = np.exp(noise * rng.standard_normal(3)).tolist()
     work = [[each * speed for each in own] for own, speed in zip(job.work, (first, second), strict=True)]
     start = [job.start[0] * first, job.start[1] * second]
@@ -134,7 +134,7 @@ def noisy(job: Job, rng: np.random.Generator, noise: float) -> Job:
 
 
 def advice_on(rng: np.random.Generator, job: Job, noise: float, *, is_probed: bool) -> tuple[bool, bool | None]:
-    """Whether the intervals hold of the best size's step, and of its gain; None if that size is in force."""
+    """Return whether the intervals hold of the best size's step, and of its gain; None if that size is in force."""
     in_force, probed = default_plan(job.gradients).buckets, plan_probe(job.gradients)
     plans: list[Buckets] = [probed.plans[number] for number in probed.plan_of_step] if is_probed else []
     plans += [in_force] * RECORDED_STEPS
@@ -154,7 +154,7 @@ def mean_step_ns(rng: np.random.Generator, job: Job, noise: float, plan: Buckets
 
 
 def print_recordings(folder: Path) -> None:
-    """A line for each block that any recording has."""
+    """Print a line for each block that any recording has."""
     found: dict[str, list[bool]] = defaultdict(list)
     for path in sorted(each for each in folder.iterdir() if each.is_dir()):
         analysis = Analysis(read_trace(path))

@@ -29,7 +29,7 @@ SENT_BYTES = 128 * 1024
 
 @contextmanager
 def connections(count: int) -> Iterator[None]:
-    """So many connections over loopback that have carried enough to be sampled, both ends in this process."""
+    """Open so many connections over loopback that have carried enough to be sampled, both ends in this process."""
     with ExitStack() as opened:
         listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
         for _ in range(count // 2):
@@ -41,7 +41,7 @@ def connections(count: int) -> Iterator[None]:
 
 
 def time_sample_us(samples: int) -> float:
-    """Median of a sample on this thread."""
+    """Return the median of a sample on this thread."""
     taken_ns = []
     for _ in range(samples):
         start_ns = time.perf_counter_ns()
@@ -51,7 +51,7 @@ def time_sample_us(samples: int) -> float:
 
 
 def standstill_us(samples: int, *, sampling: bool) -> float:
-    """Median over samples of the longest time between two turns of a loop on this thread."""
+    """Return the median over samples of the longest time between two turns of a loop on this thread."""
     longest_ns = []
     for _ in range(samples):
         thread = threading.Thread(target=(lambda: list(sample_connections())) if sampling else (lambda: None))

@@ -97,14 +97,14 @@ class User:
         page.on("requestfailed", self._miss)
 
     def open_page(self) -> None:
-        """One of the pages, and how long that takes."""
+        """Open one of the pages, and measure how long that takes."""
         begin_s = time.monotonic()
         self._page.goto(f"{self._url}/{self._random.choice(PAGES)}")
         self._page.wait_for_function("!window.Bokeh || window.Bokeh.documents?.[0]?.is_idle", timeout=60_000)
         self.opened_s.append(time.monotonic() - begin_s)
 
     def act(self) -> None:
-        """Anything."""
+        """Do anything."""
         acts: list[tuple[int, Callable[[], None]]] = [
             (1, self.open_page),
             (6, self._click_control),

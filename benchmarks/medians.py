@@ -17,7 +17,7 @@ CONFIDENCE = 0.9
 
 
 def median_with_ci(values: Sequence[float]) -> Interval:
-    """The median, and the closest values that hold the true one in 90 % of cases; NaN if there are none."""
+    """Return the median, and the closest values that hold the true one in 90 % of cases; NaN if there are none."""
     ordered, count = sorted(values), len(values)
     low = high = math.nan
     for outside in range(count // 2):
@@ -30,6 +30,6 @@ def median_with_ci(values: Sequence[float]) -> Interval:
 
 
 def format_interval(interval: Interval, decimals: int) -> str:
-    """The value and its bounds, if these are known: ``1.004 (0.998 to 1.011)``."""
+    """Format the value and its bounds, if these are known: ``1.004 (0.998 to 1.011)``."""
     value, low, high = (f"{number:.{decimals}f}" for number in (interval.value, interval.low, interval.high))
     return value if math.isnan(interval.low) else f"{value} ({low} to {high})"

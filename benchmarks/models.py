@@ -30,41 +30,41 @@ class Workload:
 
 
 def make_tiny() -> Workload:
-    """1.5 MB of gradients in 12 parameters: to see that a benchmark runs, with buckets of several sizes."""
+    """Make a model with 1.5 MB of gradients in 12 parameters, to see that a benchmark runs with several buckets."""
     return _mlp(layers=6, width=256, batch=4)
 
 
 def make_mlp() -> Workload:
-    """400 parameters: 200 layers of width 64."""
+    """Make a model with 400 parameters: 200 layers of width 64."""
     return _mlp(layers=200, width=64, batch=32)
 
 
 def make_convnet() -> Workload:
-    """The ResNet of examples/train_convnet.py."""
+    """Make the ResNet of examples/train_convnet.py."""
     from examples.train_convnet import make_resnet  # which imports scikit-learn
 
     return Workload(make_resnet(32), {"input": torch.randn(32, 1, 8, 8)}, _mean_square)
 
 
 def make_transformer() -> Workload:
-    """The GPT of examples/train_gpt.py, with a smaller batch."""
+    """Make the GPT of examples/train_gpt.py, with a smaller batch."""
     module = GPT(width=192, layers=6, heads=6, context=64)
     return Workload(module, {"text": torch.randint(0, 256, (2, 64))}, _mean_square)
 
 
 def make_deep_mlp() -> Workload:
-    """600 parameters in 300 layers of width 16, whose compute is hardly more than what launches it."""
+    """Make a model with 600 parameters in 300 layers of width 16, whose compute is hardly more than launches."""
     return _mlp(layers=300, width=16, batch=4)
 
 
 def make_deep_transformer() -> Workload:
-    """100 parameters: the GPT of examples/train_gpt.py with 8 layers."""
+    """Make a model with 100 parameters: the GPT of examples/train_gpt.py with 8 layers."""
     module = GPT(width=160, layers=8, heads=5, context=64)
     return Workload(module, {"text": torch.randint(0, 256, (2, 64))}, _mean_square)
 
 
 def make_normalized_convnet() -> Workload:
-    """16 convolutions, each with a BatchNorm, whose buffers rank 0 broadcasts before each forward."""
+    """Make a model with 16 convolutions, each with a BatchNorm, whose buffers rank 0 broadcasts before each forward."""
     modules: list[nn.Module] = [nn.Conv2d(3, 32, 3, padding=1, bias=False)]
     for _ in range(15):
         modules += [nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1, bias=False)]
@@ -73,24 +73,24 @@ def make_normalized_convnet() -> Workload:
 
 
 def make_wide_mlp() -> Workload:
-    """36 MB of gradients: 16 layers of width 768."""
+    """Make a model with 36 MB of gradients: 16 layers of width 768."""
     return _mlp(layers=16, width=768, batch=384)
 
 
 def make_wide_mlp_of_small_batch() -> Workload:
-    """The same gradients after a third of the compute, so that communication is most of a step."""
+    """Make a model of the same gradients after a third of the compute, so that communication is most of a step."""
     return _mlp(layers=16, width=768, batch=128)
 
 
 def make_wide_convnet() -> Workload:
-    """29 MB of gradients, most of them the last block's: the ResNet of examples/train_convnet.py, but wider."""
+    """Make a model with 29 MB of gradients, most in the last block: a wider ResNet of examples/train_convnet.py."""
     from examples.train_convnet import make_resnet
 
     return Workload(make_resnet(160), {"input": torch.randn(24, 1, 8, 8)}, _mean_square)
 
 
 def make_gpt() -> Workload:
-    """41 MB of gradients: the GPT of examples/train_gpt.py, twice as wide."""
+    """Make a model with 41 MB of gradients: the GPT of examples/train_gpt.py, twice as wide."""
     module = GPT(width=384, layers=6, heads=6, context=64)
     return Workload(module, {"text": torch.randint(0, 256, (6, 64))}, _mean_square)
 
@@ -111,12 +111,12 @@ class LanguageLSTM(nn.Module):
 
 
 def make_lstm() -> Workload:
-    """47 MB of gradients in 11 parameters: a language model of 8,000 words, on 4 texts of 16 words."""
+    """Make a model with 47 MB of gradients in 11 parameters: a language model of 8,000 words, on 4 texts of 16."""
     return Workload(LanguageLSTM(8000, 512, 2), {"text": torch.randint(0, 8000, (16, 4))}, _mean_square)
 
 
 def make_resnet_50() -> Workload:
-    """ResNet-50 of the transformers package, on 8 images of 64×64 pixels."""
+    """Make ResNet-50 of the transformers package, on 8 images of 64×64 pixels."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
     config = ResNetConfig()
@@ -125,7 +125,7 @@ def make_resnet_50() -> Workload:
 
 
 def make_bert_base() -> Workload:
-    """BERT-base of the transformers package, on 2 texts of 32 tokens."""
+    """Make BERT-base of the transformers package, on 2 texts of 32 tokens."""
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig()
@@ -162,7 +162,7 @@ KNOWN_MODELS: Final = {"resnet-50": make_resnet_50, "bert-base": make_bert_base}
 
 
 def training_step(workload: Workload, model: nn.Module) -> Callable[[], None]:
-    """Forward, backward, optimizer and ``zero_grad`` of a model."""
+    """Run forward, backward, optimizer and ``zero_grad`` of a model."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step() -> None:
@@ -174,7 +174,7 @@ def training_step(workload: Workload, model: nn.Module) -> Callable[[], None]:
 
 
 def share_weights(module: nn.Module) -> nn.Module:
-    """A copy with parameters of its own in the same memory, and the same buffers."""
+    """Make a copy with parameters of its own in the same memory, and the same buffers."""
     twins: dict[int, Any] = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in module.parameters()}
     twins |= {id(buffer): buffer.detach() for buffer in module.buffers()}
     return copy.deepcopy(module, twins)

@@ -115,7 +115,7 @@ def measure_pairs(
 
 
 def block_of(step: Callable[[], None], at_least_s: float, tries: int = 3) -> Block:
-    """A block that takes a given time at least; the same on all ranks."""
+    """Make a block that takes a given time at least; the same on all ranks."""
     dist.barrier()
     start = time.perf_counter()
     for _ in range(tries):
@@ -126,7 +126,7 @@ def block_of(step: Callable[[], None], at_least_s: float, tries: int = 3) -> Blo
 
 
 def ratio_of(times: Sequence[np.ndarray], draws: int = _BOOTSTRAP_DRAWS) -> Estimate:
-    """Median over pairs of first side / second side.
+    """Return the median over pairs of first side / second side.
 
     Args:
         times: shape (pairs, 2) each, from one start of the processes each. Where memory happens to lie differs between
@@ -144,7 +144,7 @@ def ratio_of(times: Sequence[np.ndarray], draws: int = _BOOTSTRAP_DRAWS) -> Esti
 
 
 def _draw_first_sides(random_draws: random.Random) -> Iterator[int]:
-    """The side that a pair begins with, pair by pair: each of them once in two pairs."""
+    """Yield the side that a pair begins with, pair by pair: each of them once in two pairs."""
     while True:
         first = random_draws.randrange(2)
         yield first

@@ -32,14 +32,14 @@ LINKS = {
 
 
 def transformer(layers: int, width: int, vocabulary: int) -> np.ndarray:
-    """Bytes of the gradients, last layer first."""
+    """Return the bytes of the gradients, last layer first."""
     layer = [4 * width * width, width, width, 4 * width * width, 4 * width, width, width * width, 3 * width * width]
     sizes = [width, width] + layer * layers + [vocabulary * width]
     return np.array(sizes) * 4
 
 
 def convnet(blocks: int) -> np.ndarray:
-    """Bytes of the gradients, last layer first: large ones come first, and take little time."""
+    """Return the bytes of the gradients, last layer first: large ones come first, and take little time."""
     channels = np.repeat([512, 256, 128, 64], blocks // 4)
     sizes = [1000 * 512, 1000]
     for width in channels:
@@ -48,7 +48,7 @@ def convnet(blocks: int) -> np.ndarray:
 
 
 def job(sizes: np.ndarray, backward_ms: float, times_follow_bytes: float, cycles: int, ranks: int) -> ComputeTimes:
-    """Made-up work of ranks that differ by 3 %."""
+    """Make up work of ranks that differ by 3 %."""
     random = np.random.default_rng(0)
     share = times_follow_bytes * sizes / sizes.sum() + (1 - times_follow_bytes) / len(sizes)
     speed = np.exp(0.03 * random.standard_normal((cycles, ranks, 1)))
@@ -71,7 +71,7 @@ def job(sizes: np.ndarray, backward_ms: float, times_follow_bytes: float, cycles
 
 
 def costs_of(latency_ms: float, mb_per_s: float, lanes: int, compute_slowdown: float = 1.0) -> Costs:
-    """Costs of a link."""
+    """Return the costs of a link."""
     sizes = np.geomspace(1e3, 1e9, 30)
     line = CostLine(alpha_ns=latency_ms * MS, beta_ns=1e9 / (mb_per_s * MB))
     cost = CollectiveCost(
@@ -82,7 +82,7 @@ def costs_of(latency_ms: float, mb_per_s: float, lanes: int, compute_slowdown: f
 
 
 def seconds(what: Callable[[], object], times: int = 5) -> float:
-    """The middle of some attempts."""
+    """Return the middle of some attempts."""
     taken = []
     for _ in range(times):
         begin = time.perf_counter()

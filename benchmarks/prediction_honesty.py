@@ -67,17 +67,17 @@ class Row:
 
     @property
     def holds(self) -> bool:
-        """Whether the measured step time is within the interval."""
+        """Return whether the measured step time is within the interval."""
         return self.predicted.step_ns.low <= self.measured_ns <= self.predicted.step_ns.high
 
     @property
     def gain(self) -> float:
-        """As measured, over DDP's default."""
+        """Return the gain as measured, over DDP's default."""
         return 1 - self.measured_ns / self.default_ns
 
     @property
     def promises_too_much(self) -> bool:
-        """Whether it was advised for more than twice of what it gains."""
+        """Return whether it was advised for more than twice of what it gains."""
         return self.predicted.verdict == "change" and self.predicted.gain.value > 2 * self.gain
 
     def __str__(self) -> str:

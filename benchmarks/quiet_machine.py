@@ -29,7 +29,7 @@ class CpuUse:
 
 
 def cpu_use(belonging: Sequence[int] = ()) -> CpuUse:
-    """Until now. The kernel counts other processes' in ticks of about 10 ms.
+    """Return the CPU time until now. The kernel counts other processes' in ticks of about 10 ms.
 
     Args:
         belonging: processes, by id, whose use counts as this one's.
@@ -40,7 +40,7 @@ def cpu_use(belonging: Sequence[int] = ()) -> CpuUse:
 
 
 def cores_between(before: CpuUse, after: CpuUse) -> tuple[float, float]:
-    """How many cores were busy on average: with all processes, and with this one and those that belong to it."""
+    """Return how many cores were busy on average: with all processes, and with this one and those that belong to it."""
     wall_s = after.wall_s - before.wall_s
     return (after.machine_s - before.machine_s) / wall_s, (after.own_s - before.own_s) / wall_s
 

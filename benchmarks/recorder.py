@@ -98,7 +98,7 @@ Times = dict[str, tuple[float, float]]
 
 
 def wrapped(module: nn.Module, way: str, cap_mb: float, folder: Path) -> nn.Module:
-    """The module, as it is trained in this way."""
+    """Return the module, as it is trained in this way."""
     if way == "a bare hook":
         for parameter in module.parameters():
             node = get_gradient_edge(parameter).node
@@ -113,7 +113,7 @@ def wrapped(module: nn.Module, way: str, cap_mb: float, folder: Path) -> nn.Modu
 
 
 def step_us(model: nn.Module, steps: int) -> tuple[float, float]:
-    """CPU time of a step, microseconds: of this thread, the median; of all others, the mean."""
+    """Measure the CPU time of a step, microseconds: of this thread, the median; of all others, the mean."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     batch, taken_ns = torch.randn(4, 16), []
     for step in range(WARM_UP_STEPS + steps):
@@ -129,7 +129,7 @@ def step_us(model: nn.Module, steps: int) -> tuple[float, float]:
 
 
 def forward_us(steps: int) -> float:
-    """Median CPU time of this thread in the forward of sharded layers, microseconds."""
+    """Measure the median CPU time of this thread in the forward of sharded layers, microseconds."""
     layers = nn.Sequential(*[nn.Linear(16, 16) for _ in range(SHARDED_LAYERS)])
     for layer in layers:
         fully_shard(layer)
@@ -147,7 +147,7 @@ def forward_us(steps: int) -> float:
 
 
 def measure_sharded(way: str, steps: int) -> float:
-    """``forward_us`` as one of two ranks."""
+    """Measure ``forward_us`` as one of two ranks."""
     torch.set_num_threads(1)
     rank, store = int(os.environ["RANK"]), os.environ["STORE"]
     dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
@@ -160,7 +160,7 @@ def measure_sharded(way: str, steps: int) -> float:
 
 
 def measure(way: str, steps: int) -> Times:
-    """``step_us`` of each shape, in this process."""
+    """Measure ``step_us`` of each shape, in this process."""
     torch.set_num_threads(1)
     for without, (owner, methods) in CHECKS.items():
         for method in methods if way.endswith(without) else ():
@@ -179,21 +179,21 @@ def measure(way: str, steps: int) -> Times:
 
 
 def measured_apart(way: str, steps: int) -> Times:
-    """``measure`` in a new process."""
+    """Run ``measure`` in a new process."""
     (printed,) = run_together([program(way, steps)], TIME_LIMIT_S)
     measured: Times = json.loads(printed.splitlines()[-1])
     return measured
 
 
 def sharded_apart(way: str, steps: int) -> float:
-    """``measure_sharded`` in two new processes, of which the first one counts."""
+    """Run ``measure_sharded`` in two new processes, of which the first one counts."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = [program(way, steps, RANK=str(rank), STORE=f"{folder}/store") for rank in range(2)]
         return float(run_together(ranks, TIME_LIMIT_S)[0].splitlines()[-1])
 
 
 def program(way: str, steps: int, **variables: str) -> Program:
-    """This one, for one way."""
+    """Return the command of this program, for one way."""
     environment = os.environ | {NATIVE_VARIABLE: "0" if way.endswith(IN_PYTHON) else "1"} | variables
     environment |= {SAMPLE_VARIABLE: "10"} if way.endswith(IN_SAMPLE) else {}
     environment |= {"GLOO_SOCKET_IFNAME": "lo"}
@@ -201,7 +201,7 @@ def program(way: str, steps: int, **variables: str) -> Program:
 
 
 def table_of(rounds: Sequence[dict[str, Times]], ways: Sequence[str]) -> Table:
-    """What each way costs."""
+    """Tabulate what each way costs."""
 
     def over_rounds(cost: Callable[[dict[str, Times]], float]) -> str:
         return format_interval(median_with_ci([cost(measured) for measured in rounds]), 2)
@@ -223,7 +223,7 @@ def table_of(rounds: Sequence[dict[str, Times]], ways: Sequence[str]) -> Table:
 
 
 def sharded_table(rounds: Sequence[dict[str, float]]) -> Table:
-    """What recording adds to an all-gather."""
+    """Tabulate what recording adds to an all-gather."""
     unrecorded = SHARDED_WAYS[0]
     table = Table("", "an all-gather", box=SIMPLE_HEAD, title="microseconds")
     for way in SHARDED_WAYS[1:]:

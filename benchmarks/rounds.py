@@ -56,11 +56,11 @@ class Recording:
         self.timer = HostTimer(self.log)
 
     def get_timer(self, device: torch.device) -> HostTimer:  # noqa: ARG002
-        """The host's."""
+        """Return the timer of the host."""
         return self.timer
 
     def disable_recording(self, error: Exception) -> None:
-        """What is not recorded makes it cheaper."""
+        """Raise it: what is not recorded makes it cheaper."""
         raise error
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class Recording:
 
 
 def us_of_a_round(recording: Any, records: BucketRecords | None, buffer: torch.Tensor) -> float:
-    """The mean of many."""
+    """Return the mean of many."""
     group = dist.group.WORLD
     begin_ns = time.perf_counter_ns()
     for _ in range(BUCKETS):

@@ -42,7 +42,7 @@ _KILLED_AFTER = 2
 
 
 def memory_of(process: psutil.Process) -> int:
-    """Bytes that a process and all below it have in memory."""
+    """Return the bytes that a process and all below it have in memory."""
     total = 0
     for one in (process, *process.children(recursive=True)):
         try:
@@ -99,7 +99,7 @@ def bytes_per_slice(folder: Path) -> float:
 
 
 def on_dask(folder: Path) -> None:
-    """The same on a cluster whose workers die, beside what one process comes to."""
+    """Run the same on a cluster whose workers die, beside what one process comes to."""
     from distributed import LocalCluster
 
     from overlapscope.workers import SerialWorkers

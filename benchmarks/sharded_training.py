@@ -45,7 +45,7 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """For tables."""
+        """Return its name in tables."""
         prefetch = "" if self.depth is None else f"prefetch {self.depth}"
         unit = {0: "one unit", 1: ""}.get(self.merged, f"units of {self.merged}")
         words = [unit, "async" * self.is_async, prefetch, "" if self.reshards else "keep"]
@@ -148,7 +148,7 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
 
     def step(self) -> None:
-        """Forward, backward and update."""
+        """Run forward, backward and update."""
         self.model(self.batch).square().mean().backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -112,7 +112,7 @@ def run(model: str, way: Way, steps: int, detail: Detail) -> Run:
 
 
 def cpu_ns(run: Run) -> float:
-    """Of a rank, a step."""
+    """Return the CPU time of a rank's step."""
     return statistics.mean(timed.cpu_ns for timed in run)
 
 
@@ -124,29 +124,29 @@ class Measured:
     rounds: list[dict[Way, Run]]
 
     def stock_ms(self) -> float:
-        """CPU time of a step with stock's DDP, not recorded."""
+        """Return the CPU time of a step with stock's DDP, not recorded."""
         return statistics.median(cpu_ns(runs[STOCK]) for runs in self.rounds) / 1e6
 
     def ratio(self, way: Way) -> Interval:
-        """CPU time of a step, to that of stock's DDP, not recorded."""
+        """Return the CPU time of a step, to that of stock's DDP, not recorded."""
         return median_with_ci([cpu_ns(runs[way]) / cpu_ns(runs[STOCK]) for runs in self.rounds])
 
     def added_us(self, way: Way) -> Interval:
-        """CPU time of a step, minus that of the same DDP, not recorded."""
+        """Return the CPU time of a step, minus that of the same DDP, not recorded."""
         before = Way(way.wrapper)
         return median_with_ci([(cpu_ns(runs[way]) - cpu_ns(runs[before])) / 1e3 for runs in self.rounds])
 
     def helpers_us(self, way: Way) -> Interval:
-        """CPU time a step of the threads that only a recording has."""
+        """Return the CPU time a step of the threads that only a recording has."""
         return median_with_ci([_helpers_ns(runs[way], runs[Way(way.wrapper)]) / 1e3 for runs in self.rounds])
 
     def helpers(self, way: Way) -> int:
-        """How many threads rank 0 has more than with the same DDP, not recorded."""
+        """Return how many threads rank 0 has more than with the same DDP, not recorded."""
         runs = self.rounds[-1]
         return runs[way][0].thread_count - runs[Way(way.wrapper)][0].thread_count
 
     def thread_us(self, way: Way) -> dict[str, float]:
-        """CPU time a step of each thread of rank 0, by name."""
+        """Return the CPU time a step of each thread of rank 0, by name."""
         runs = [runs[way][0].thread_ns for runs in self.rounds]
         return {name: statistics.median(run.get(name, 0.0) for run in runs) / 1e3 for name in runs[0]}
 
@@ -157,7 +157,7 @@ def _helpers_ns(recorded: Run, before: Run) -> float:
 
 
 def ratio_table(models: Sequence[Measured]) -> Table:
-    """A row a model, and the median and maximum of all."""
+    """Tabulate a row a model, and the median and maximum of all."""
     table = Table("model", "stock\nCPU ms", box=SIMPLE_HEAD)
     for way in WAYS[1:]:
         table.add_column(f"{way}\nratio (90 %)", justify="right")
@@ -171,7 +171,7 @@ def ratio_table(models: Sequence[Measured]) -> Table:
 
 
 def added_table(models: Sequence[Measured]) -> Table:
-    """A row a model and way to record it."""
+    """Tabulate a row a model and way to record it."""
     table = Table("model", "microseconds a step", box=SIMPLE_HEAD)
     for column in ("added", "of these, added threads", "threads"):
         table.add_column(column, justify="right")
@@ -184,7 +184,7 @@ def added_table(models: Sequence[Measured]) -> Table:
 
 
 def thread_table(models: Sequence[Measured]) -> Table:
-    """A row a thread of any model; what is not recorded beside what is."""
+    """Tabulate a row a thread of any model; what is not recorded beside what is."""
     table = Table("model", "CPU time of rank 0, µs a step", box=SIMPLE_HEAD)
     for way in WAYS:
         table.add_column(str(way), justify="right")
@@ -198,7 +198,7 @@ def thread_table(models: Sequence[Measured]) -> Table:
 
 
 def cpu_seconds_of_others() -> float:
-    """What all processes of this machine have used, without this one and its children that have ended."""
+    """Return what all processes of this machine have used, without this one and its children that have ended."""
     machine = psutil.cpu_times()
     return float(sum(machine) - machine.idle - machine.iowait - sum(os.times()[:4]))
 

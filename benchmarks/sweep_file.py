@@ -31,7 +31,7 @@ class Measured:
 
     @property
     def label(self) -> str:
-        """Its settings, the caps among them as a range."""
+        """Return its settings, the caps among them as a range."""
         caps = [setting.bucket_cap_mb for setting in self.settings if setting.bucket_cap_mb is not None]
         others = [setting.label for setting in self.settings if setting.bucket_cap_mb is None]
         views = ", views" if self.settings[0].gradient_as_bucket_view else ""
@@ -40,23 +40,23 @@ class Measured:
 
     @property
     def quiet_step_ns(self) -> NDArray[np.int64]:
-        """(blocks, steps) of the blocks that count: the quiet ones; if none was, the quietest."""
+        """Return (blocks, steps) of the blocks that count: the quiet ones; if none was, the quietest."""
         cores = np.array(self.cores_of_others)
         return self.step_ns[cores <= max(QUIET_CORES, cores.min())]
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is our DDP's."""
+        """Return whether it is our DDP's."""
         return self.settings[0].is_ours
 
     @property
     def median_ms(self) -> float:
-        """The step time."""
+        """Return the step time."""
         return float(np.median(self.quiet_step_ns)) / 1e6
 
     @property
     def noise(self) -> float:
-        """Difference between the medians of odd and of even blocks, as a share of the median. NaN if there is one."""
+        """Return the difference of the medians of odd and even blocks, as a share of the median; NaN with one block."""
         step_ns = self.quiet_step_ns
         if len(step_ns) < 2:
             return math.nan
@@ -75,7 +75,7 @@ class Sweep:
     measured: tuple[Measured, ...]
 
     def write(self, path: Path) -> None:
-        """To a JSON file, with medians and noise for readers that are not ``read_sweep``."""
+        """Write it to a JSON file, with medians and noise for readers that are not ``read_sweep``."""
         content = {
             "format": "overlapscope bucket sweep",
             "version": 1,
@@ -101,7 +101,7 @@ class Sweep:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """What ``Sweep.write`` has written."""
+    """Read what ``Sweep.write`` has written."""
     content = json.loads(path.read_text())
     measured = [
         Measured(

@@ -64,13 +64,13 @@ class Setting:
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Setting:
-        """From what ``dataclasses.asdict`` and JSON have made of one."""
+        """Read it from what ``dataclasses.asdict`` and JSON have made of one."""
         caps = content["bucket_cap_mb_list"]
         return cls(**{**content, "bucket_cap_mb_list": None if caps is None else tuple(caps)})
 
     @property
     def label(self) -> str:
-        """For tables: ``default``, ``5``, ``list`` or ``our DDP, plan``."""
+        """Return its name in tables: ``default``, ``5``, ``list`` or ``our DDP, plan``."""
         if self.bucket_plan is not None:
             how = "plan"
         elif self.bucket_cap_mb_list is not None:
@@ -82,12 +82,12 @@ class Setting:
 
     @property
     def wrapper(self) -> tuple[bool, bool]:
-        """What makes a difference beside the buckets: whose DDP it is, and whether gradients are views of buckets."""
+        """Return what matters beside the buckets: whose DDP it is, and whether gradients are views of buckets."""
         return self.is_ours, bool(self.gradient_as_bucket_view)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """For DDP."""
+        """Return the arguments for DDP."""
         given = {name: value for name, value in dataclasses.asdict(self).items() if name != "is_ours"}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -120,19 +120,19 @@ class Task:
 
     @classmethod
     def read(cls, path: Path) -> Task:
-        """From a JSON file that ``write`` has written."""
+        """Read it from a JSON file that ``write`` has written."""
         content = json.loads(path.read_text())
         carrier_pids = tuple(content.pop("carrier_pids"))
         settings = tuple(map(Setting.read, content.pop("settings")))
         return cls(settings=settings, carrier_pids=carrier_pids, **content)
 
     def write(self, path: Path) -> None:
-        """To a JSON file."""
+        """Write it to a JSON file."""
         path.write_text(json.dumps(dataclasses.asdict(self)))
 
 
 def warmed_up(workload: Workload, setting: Setting) -> tuple[Callable[[], None], Partition]:
-    """A training step of a new instance that has rebuilt its buckets, and how they are filled."""
+    """Return a training step of a new instance that has rebuilt its buckets, and how they are filled."""
     wrapper = instrumented_ddp.DistributedDataParallel if setting.is_ours else DistributedDataParallel
     model = wrapper(share_weights(workload.module), **setting.arguments)
     step = training_step(workload, model)
@@ -173,7 +173,7 @@ def measure(task: Task) -> tuple[list[Partition], list[Block]]:
 
 
 def measure_block(step: Callable[[], None], task: Task) -> tuple[list[int], float]:
-    """Ends of some steps on this rank, ns, from the last one before them on; and the cores that others have used."""
+    """Measure the ends of some steps in ns, from the last one before them on, and the cores that others have used."""
     is_first = dist.get_rank() == 0
     if is_first:
         wait_until_quiet(LONGEST_WAIT_S)

@@ -42,7 +42,7 @@ requestAnimationFrame(note)
 
 
 def write_recording(folder: Path, ranks: int, steps: int) -> None:
-    """In a process of its own, whose memory is not that of the reader."""
+    """Write a recording in a process of its own, whose memory is not that of the reader."""
     job = Job(ranks=ranks, steps=steps, noise=0.01)
     job.slow_down(ranks // 3, 0.12)
     host = ranks // job.ranks_per_host // 2
@@ -72,14 +72,14 @@ def judge(folder: Path) -> None:
 
 
 def opened_ms(page: Page, url: str) -> float:
-    """How long a page takes until it is painted."""
+    """Measure how long a page takes until it is painted."""
     page.goto(url)
     page.wait_for_function("window.paintedMs", timeout=120_000)
     return float(page.evaluate("window.paintedMs"))
 
 
 def frames_ms(page: Page, seconds: float) -> list[float]:
-    """Frames while the wheel zooms in and out of the map, and while the mouse drags it."""
+    """Measure frames while the wheel zooms in and out of the map, and while the mouse drags it."""
     box = page.locator("#heatmap").bounding_box()
     assert box is not None
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2

@@ -46,17 +46,17 @@ class Timed:
 
     @classmethod
     def read(cls, path: Path) -> Timed:
-        """From the file that a rank has written."""
+        """Read it from the file that a rank has written."""
         return cls(**json.loads(path.read_text()))
 
 
 def cpu_ns_by_thread() -> dict[int, int]:
-    """CPU time until now of each thread of this process, by its id."""
+    """Return the CPU time until now of each thread of this process, by its id."""
     return {int(task.name): int((task / "schedstat").read_text().split()[0]) for task in _TASKS.iterdir()}
 
 
 def name_of(thread: int) -> str:
-    """What Python calls a thread, or else the kernel."""
+    """Return what Python calls a thread, or else the kernel."""
     for known in threading.enumerate():
         if known.native_id == thread:
             return known.name.removeprefix("overlapscope-")

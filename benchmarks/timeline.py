@@ -56,7 +56,7 @@ SCROLL = "(px) => { document.getElementById('ranks').scrollTop += px }"
 
 
 def measure(spans: int, ranks: int, seconds: float) -> Iterator[tuple[str, ...]]:
-    """Rows of the table for one number of spans."""
+    """Return the rows of the table for one number of spans."""
     with tempfile.TemporaryDirectory() as temporary:
         folder, steps = Path(temporary), max(MIN_STEPS, spans // SPANS_OF_A_STEP // ranks)
         spans = ranks * steps * SPANS_OF_A_STEP
@@ -88,7 +88,7 @@ def measure(spans: int, ranks: int, seconds: float) -> Iterator[tuple[str, ...]]
 
 
 def painted_s(page: Page, url: str) -> float:
-    """How long a page takes until it is painted."""
+    """Measure how long a page takes until it is painted."""
     page.goto(url)
     page.wait_for_function("window.paintedMs", timeout=30_000)
     return float(page.evaluate("window.paintedMs")) / 1e3

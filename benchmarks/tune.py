@@ -55,7 +55,7 @@ MAX_OVER_DEFAULT: Final = 0.005
 
 
 def command_of(ranks: Ranks, model: str, steps: int) -> list[str]:
-    """One command that starts all ranks and fails if one does."""
+    """Return one command that starts all ranks and fails if one does."""
     shared = f"WORLD_SIZE={len(ranks.prefixes)} MASTER_ADDR={ranks.addresses[0]} MASTER_PORT={PORT}"
     shared += f" GLOO_SOCKET_IFNAME={ranks.interface} OMP_NUM_THREADS=1"
     starts = [
@@ -80,7 +80,7 @@ def tune(ranks: Ranks, model: str, folder: Path, steps: int) -> dict[str, Any]:
 
 
 def setting_of(said: Mapping[str, Any] | None) -> Setting:
-    """What tune says to set, as a setting of the sweep; DDP's default if it says to keep that."""
+    """Return what tune says to set, as a setting of the sweep; DDP's default if it says to keep that."""
     if said is None:
         return Setting()
     caps: list[float] = said["caps_mb"] or []
@@ -92,12 +92,12 @@ def setting_of(said: Mapping[str, Any] | None) -> Setting:
 
 
 def find(measured: Sequence[Measured], setting: Setting) -> Measured:
-    """What was measured of a setting; several with the same buckets were measured as one."""
+    """Find what was measured of a setting; several with the same buckets were measured as one."""
     return next(each for each in measured if setting in each.settings)
 
 
 def row_of(model: str, found: Sweep, said: Mapping[str, Any]) -> list[str]:
-    """A row of the table: how good the choice is."""
+    """Return a row of the table: how good the choice is."""
     chosen = find(found.measured, setting_of(said["setting"]))
     others = [find(found.measured, setting) for setting in SETTINGS]
     over_best = chosen.median_ms / min(each.median_ms for each in others) - 1

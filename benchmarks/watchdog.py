@@ -59,14 +59,14 @@ class PacedWatchdog(Watchdog):
 
     @contextmanager
     def looks(self, times_as_often: float) -> Iterator[None]:
-        """What is measured inside has it look so often."""
+        """Have the watchdog look so often in what is measured inside."""
         self.times_as_often = times_as_often
         self._scheduler.wake(self)
         yield
 
 
 def cpu_s_of_watchdog(scheduler: BackgroundScheduler) -> float:
-    """CPU seconds of the watchdog's thread until now; it has no other job there."""
+    """Return the CPU seconds of the watchdog's thread until now; it has no other job there."""
     thread = scheduler._thread
     assert thread is not None
     assert thread.ident
@@ -93,7 +93,7 @@ def run_rank(
     folder: str,
     found: SimpleQueue[Found | None],
 ) -> None:
-    """One rank of one start of the processes."""
+    """Run one rank of one start of the processes."""
     torch.set_num_threads(1)
     torch.manual_seed(start)
     # A store over TCP, as with torchrun: asking it is what a watchdog spends most of its time with.

@@ -50,7 +50,7 @@ def is_all_right(judgment: Judgment) -> bool:
 
 
 def fresh_seeds(seconds: float, only: Sequence[str], without: Sequence[str]) -> Iterator[int]:
-    """Seeds of programs in which one of these happens, and none of those, until the time is over."""
+    """Yield seeds of programs in which one of these happens, and none of those, until the time is over."""
     until_s = time.monotonic() + seconds
     fresh = SystemRandom()
     while time.monotonic() < until_s:
@@ -61,7 +61,7 @@ def fresh_seeds(seconds: float, only: Sequence[str], without: Sequence[str]) -> 
 
 
 def say(judgment: Judgment, folder: Path, seconds: float) -> None:
-    """What was true, and what was said."""
+    """Print what was true, and what was said."""
     program, score = judgment.program, judgment.score
     whose = "ours" if program.setting.is_ours else "stock"
     lines = [f"{score.grade:<7}{program.event.name}, {whose}, seed {program.seed}, {seconds:.0f} s"]
@@ -80,7 +80,7 @@ def say(judgment: Judgment, folder: Path, seconds: float) -> None:
 
 
 def print_table(judgments: Sequence[Judgment]) -> None:
-    """Grades by event, for ours and stock."""
+    """Print grades by event, for ours and stock."""
     print(f"\n| event | {' | '.join(f'{whose}: {grade}' for whose in ('ours', 'stock') for grade in GRADES)} |")
     print(f"|{' --- |' * (1 + 2 * len(GRADES))}")
     counts = Counter((one.program.event.name, one.program.setting.is_ours, one.score.grade) for one in judgments)

@@ -63,7 +63,7 @@ def _in_no_ddp(_setting: Setting, random: Random) -> dict[str, str]:
 
 
 def _reduced_first(setting: Setting, random: Random) -> dict[str, str]:
-    """The first micro batch is reduced, and not the last."""
+    """Reduce the first micro batch, and not the last."""
     if random.random() < 0.5:
         return {"context": f"$model.no_sync() if $step % {setting.accumulation} else nullcontext(){FAULT}"}
     return {

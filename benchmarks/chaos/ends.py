@@ -40,7 +40,7 @@ _HANGS: Final = (
 
 
 def at_a_place(place: str, text: str, setting: Setting) -> dict[str, str]:
-    """The slots of a script in which this line runs at rank and step, somewhere."""
+    """Return the slots of a script in which this line runs at rank and step, somewhere."""
     if place == "data":
         return _in_data(text, setting)
     if place == "in_forward":
@@ -76,7 +76,7 @@ def _exits(calls: tuple[str, ...]) -> Write:
 
 
 def _in_thread(setting: Setting, random: Random) -> dict[str, str]:
-    """A thread fails on which the training then waits."""
+    """Let a thread fail on which the training then waits."""
     error = random.choice(_ERRORS[:6])
     if random.random() < 0.4:
         return {
@@ -91,7 +91,7 @@ def _in_thread(setting: Setting, random: Random) -> dict[str, str]:
 
 
 def _feeds(setting: Setting, random: Random) -> dict[str, str]:
-    """A thread, a task or a child process feeds the training from its beginning, and fails."""
+    """Let a thread, a task or a child process feed the training from its beginning, and fail."""
     error = random.choice(_ERRORS[:6])
     size = random.choice((1, 4))
     definitions = (
@@ -114,7 +114,7 @@ def _feeds(setting: Setting, random: Random) -> dict[str, str]:
 
 
 def _retries(setting: Setting, random: Random) -> dict[str, str]:
-    """A rank tries again for ever what can't succeed."""
+    """Let a rank try again for ever what can't succeed."""
     handled = random.choice(
         (
             "logging.exception('retrying')\n        time.sleep(1)",

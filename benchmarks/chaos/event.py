@@ -52,15 +52,15 @@ class Event:
 
     @property
     def is_harmless(self) -> bool:
-        """Whether nothing is wrong."""
+        """Return whether nothing is wrong."""
         return self.kinds[0] == "healthy"
 
 
 def one_line(slot: str, text: str) -> Write:
-    """A fault that is this line, under the condition of rank and step."""
+    """Make a fault that is this line, under the condition of rank and step."""
     return lambda _setting, _random: {slot: f"if $when:\n    {text}{FAULT}"}
 
 
 def instead(slot: str, text: str) -> Write:
-    """A fault that is an expression or a line in place of the usual."""
+    """Make a fault that is an expression or a line in place of the usual."""
     return lambda _setting, _random: {slot: text + FAULT}

@@ -54,7 +54,7 @@ _EVALUATIONS: Final = {
 
 
 def functions_text(setting: Setting) -> str:
-    """The functions that a script's habits need."""
+    """Return the functions that a script's habits need."""
     parts = []
     if setting.evaluation:
         parts.append(_EVALUATE)
@@ -64,7 +64,7 @@ def functions_text(setting: Setting) -> str:
 
 
 def setup_text(setting: Setting) -> str:
-    """The lines before the loop."""
+    """Return the lines before the loop."""
     lines = []
     if "signals" in setting.habits:
         lines.append("signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))")
@@ -77,7 +77,7 @@ def setup_text(setting: Setting) -> str:
 
 
 def after_step_text(setting: Setting) -> str:
-    """The lines after an update."""
+    """Return the lines after an update."""
     every = max(setting.steps // 4, 1)
     lines = []
     if setting.logging:

@@ -114,7 +114,7 @@ def _local_sgd(setting: Setting, random: Random) -> dict[str, str]:
 
 
 def _average(_setting: Setting, random: Random) -> dict[str, str]:
-    """An average of the weights, and an evaluation of it on rank 0."""
+    """Average the weights, and evaluate that on rank 0."""
     look = "if $rank == 0 and $step % 20 == 0:\n    with torch.no_grad():\n        kept['average']($x)"
     if random.random() < 0.5:
         return {
@@ -213,7 +213,7 @@ def _overflow(setting: Setting, random: Random) -> dict[str, str]:
 
 
 def _unfreezes(setting: Setting, random: Random) -> dict[str, str]:
-    """A part of the model is frozen at first; DDP is told that parameters may be unused."""
+    """Freeze a part of the model at first; DDP is told that parameters may be unused."""
     return {
         "before": "for parameter in list($model.parameters())[:2]:\n"
         f"    parameter.requires_grad_($step >= {setting.step})"

@@ -56,7 +56,7 @@ Slots = Mapping[str, str]
 
 
 def script_of(setting: Setting, slots: Slots) -> str:
-    """The script as text.
+    """Return the script as text.
 
     Args:
         slots: ``definitions``, ``before_init``, ``sample``, ``generate``, ``in_forward``, ``build``, ``setup``,
@@ -91,7 +91,7 @@ def _plain(setting: Setting, slots: Slots, names: dict[str, str]) -> str:
 
 
 def _trainer(setting: Setting, slots: Slots) -> str:
-    """A class that has everything, and callbacks."""
+    """Write a class that has everything, and callbacks."""
     own = {name: f"self.{setting.names[name]}" for name in _OF_TRAINER}
     own |= {"skip": "return True", "stop": "return False"}
     local = {name: f"${name}" for name in (*setting.names, "skip", "stop")} | own
@@ -240,7 +240,7 @@ def _usual_step(setting: Setting, slots: Slots) -> str:
 
 
 def _adversarial_step(setting: Setting, slots: Slots) -> str:
-    """A generator that is trained in each iteration, or in every fifth."""
+    """Write the step of a generator that is trained in each iteration, or in every fifth."""
     parts = [
         "noise = torch.randn($x.shape[0], 16)",
         f"fake = generator(noise){SEEN}",

@@ -75,7 +75,7 @@ _SAMPLES: Final = {
 
 
 def model_text(setting: Setting, in_forward: str) -> str:
-    """The classes of the model.
+    """Return the classes of the model.
 
     Args:
         in_forward: lines at the beginning of forward.
@@ -98,7 +98,7 @@ def model_text(setting: Setting, in_forward: str) -> str:
 
 
 def data_text(setting: Setting, in_sample: str, in_batch: str) -> str:
-    """The class or function that gives the data.
+    """Return the class or function that gives the data.
 
     Args:
         in_sample: lines that run for each sample, which know its ``index``.
@@ -149,7 +149,7 @@ def batches_of(rank, world_size, batches):
 
 
 def loader_text(setting: Setting, batches: str) -> str:
-    """The lines that make ``loader`` (and ``sampler``).
+    """Return the lines that make ``loader`` (and ``sampler``).
 
     Args:
         batches: how many there are, as source.

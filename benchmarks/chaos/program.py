@@ -35,14 +35,14 @@ class Program:
 
     @property
     def blamed(self) -> tuple[int, ...]:
-        """The ranks at fault."""
+        """Return the ranks at fault."""
         world = tuple(range(self.setting.ranks))
         pair = tuple(sorted((self.setting.rank, (self.setting.rank + 1) % self.setting.ranks)))
         return {"one": (self.setting.rank,), "first": (0,), "all": world, "pair": pair, "nobody": ()}[self.event.blame]
 
     @property
     def steps(self) -> tuple[int, ...] | None:
-        """The steps that a verdict may name: what follows an update may be counted to the next step."""
+        """Return the steps that a verdict may name: what follows an update may be counted to the next step."""
         if not self.event.has_step:
             return None
         update = self.setting.update
@@ -50,7 +50,7 @@ class Program:
 
     @property
     def lines(self) -> tuple[int, ...]:
-        """The numbers of the lines that a verdict may name; none if no process can know them."""
+        """Return the numbers of the lines that a verdict may name; none if no process can know them."""
         if not self.event.has_line:
             return ()
         marks = (FAULT, SEEN) if self.event.is_seen_elsewhere else (FAULT,)
@@ -58,19 +58,19 @@ class Program:
 
     @property
     def is_unseen(self) -> bool:
-        """Whether nothing of the fault can be known."""
+        """Return whether nothing of the fault can be known."""
         return self.event.is_unseen_with_stock and not self.setting.is_ours
 
     @property
     def command(self) -> list[str]:
-        """How a user starts it."""
+        """Return how a user starts it."""
         if self.setting.launcher == "spawn":
             return ["python", SCRIPT]
         return ["torchrun", "--standalone", "--nproc-per-node", str(self.setting.ranks), SCRIPT]
 
 
 def compose(seed: int, *, is_ours: bool | None = None) -> Program:
-    """The program of a seed: always the same.
+    """Return the program of a seed: always the same.
 
     Args:
         is_ours: whose DistributedDataParallel it uses; None to leave that to chance.

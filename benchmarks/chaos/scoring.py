@@ -67,12 +67,12 @@ def _completeness(verdict: Verdict, program: Program) -> Score:
 
 
 def _steps_of(verdict: Verdict) -> set[int]:
-    """The steps in one of which it began, as far as a verdict says."""
+    """Return the steps in one of which it began, as far as a verdict says."""
     return set() if verdict.step is None else set(range(verdict.step, (verdict.last_step or verdict.step) + 1))
 
 
 def _lines_of(verdict: Verdict) -> set[int]:
-    """The lines of the script that a verdict names."""
+    """Return the lines of the script that a verdict names."""
     sites = (verdict.call_sites or {}).values()
     said = re.findall(rf"{re.escape(SCRIPT)}:(\d+)", verdict.sentence)
     return {site.line for site in sites if Path(site.file).name == SCRIPT} | {int(line) for line in said}

@@ -70,32 +70,32 @@ class Setting:
 
     @property
     def steps(self) -> int:
-        """How often the loop goes round."""
+        """Return how often the loop goes round."""
         return self.epochs * self.batches
 
     @property
     def update(self) -> int:
-        """The optimizer step to which ``step`` belongs."""
+        """Return the optimizer step to which ``step`` belongs."""
         return self.step // self.accumulation
 
     @property
     def when(self) -> str:
-        """The condition of the fault, as source."""
+        """Return the condition of the fault, as source."""
         return f"$rank == {self.rank} and $step == {self.step}"
 
     @property
     def is_adversarial(self) -> bool:
-        """Whether two models with an optimizer each are trained in turn."""
+        """Return whether two models with an optimizer each are trained in turn."""
         return self.model in ("gan", "wgan")
 
     @property
     def has_buffers(self) -> bool:
-        """Whether DDP broadcasts buffers in each forward."""
+        """Return whether DDP broadcasts buffers in each forward."""
         return self.model in ("batchnorm", "conv")
 
 
 def draw(random: Random, wants: Mapping[str, Any]) -> Setting:
-    """A random training.
+    """Draw a random training.
 
     Args:
         wants: what must be so, by field, for a fault to be possible.

@@ -78,7 +78,7 @@ class StepDrawing:
 
     @property
     def axis_px(self) -> int:
-        """Height of the time axis above the lanes."""
+        """Return the height of the time axis above the lanes."""
         return TIME_AXIS_PX
 
 
