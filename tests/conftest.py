@@ -16,6 +16,9 @@ from hypothesis import settings
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# For a format that none of our schemas has, jsonschema would compile a grammar, for seconds in each worker.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
+
 # Every run looks at other examples, so fewer of them at a time find as much over the days.
 settings.register_profile("without a deadline", deadline=None, max_examples=25)
 settings.register_profile("thorough", deadline=None, max_examples=100)  # .ci/matrix

@@ -192,16 +192,17 @@ def flip(path: Path, number: int, offset: int) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("offset", range(4, ENTRY_BYTES))
-def test_an_entry_with_a_damaged_byte_is_left_out_and_noted_once(tmp_path: Path, offset: int) -> None:
+def test_an_entry_with_any_damaged_byte_is_left_out_and_noted_once(tmp_path: Path) -> None:
     path = write_finished_log(tmp_path, close=True)
-    flip(path, 3, offset)
-    file = CollectiveLogFile(path)
-    for _ in range(2):
-        assert file.read(1, 5)["number"].tolist() == [1, 2, 4, 5]
-    assert [str(problem) for problem in file.problems] == [
-        f"{path}: entry 3 is damaged, and perhaps others; damaged entries are left out"
-    ]
+    for offset in range(4, ENTRY_BYTES):
+        flip(path, 3, offset)
+        file = CollectiveLogFile(path)
+        for _ in range(2):
+            assert file.read(1, 5)["number"].tolist() == [1, 2, 4, 5], offset
+        assert [str(problem) for problem in file.problems] == [
+            f"{path}: entry 3 is damaged, and perhaps others; damaged entries are left out"
+        ]
+        flip(path, 3, offset)  # back
 
 
 def test_entries_of_a_log_that_is_not_closed_are_checked_as_well(tmp_path: Path) -> None:

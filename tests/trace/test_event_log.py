@@ -339,19 +339,20 @@ def test_the_latest_step_of_a_ring_is_found_without_the_checksums_of_all(
     assert read_latest_step(path) == 4999
 
 
-@pytest.mark.parametrize("at", range(RECORD_BYTES))
-def test_a_record_with_a_damaged_byte_is_left_out_and_noted(
-    tmp_path: Path, at: int, golden: Callable[[str, str], None]
+def test_a_record_with_any_damaged_byte_is_left_out_and_noted(
+    tmp_path: Path, golden: Callable[[str, str], None]
 ) -> None:
-    content, offset = bytearray(IMAGES["closed"]), HEADER_BYTES + 20 * RECORD_BYTES
-    content[offset + at] ^= 0x10
-    path = put(tmp_path, bytes(content))
-    _, records, problems = read_log(path)
-    assert records["start_ns"].tolist() == [number for number in range(1, 41) if number != 21]
-    assert f"at offset {offset};" in problems[0].message
-    noted: list[Problem] = []
-    assert len(read_latest_records(path, 40, noted)) == 39
-    golden("recording/damaged_record", "\n".join(map(str, [*problems, *noted])).replace(str(tmp_path), "FOLDER"))
+    offset = HEADER_BYTES + 20 * RECORD_BYTES
+    for at in range(RECORD_BYTES):
+        content = bytearray(IMAGES["closed"])
+        content[offset + at] ^= 0x10
+        path = put(tmp_path, bytes(content))
+        _, records, problems = read_log(path)
+        assert records["start_ns"].tolist() == [number for number in range(1, 41) if number != 21], at
+        assert f"at offset {offset};" in problems[0].message
+        noted: list[Problem] = []
+        assert len(read_latest_records(path, 40, noted)) == 39
+        golden("recording/damaged_record", "\n".join(map(str, [*problems, *noted])).replace(str(tmp_path), "FOLDER"))
 
 
 def test_a_damaged_header_is_one_clear_line(tmp_path: Path) -> None:

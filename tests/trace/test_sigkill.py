@@ -20,7 +20,7 @@ import pytest
 from overlapscope.trace.event_log import read_log
 from tests.trace.logs import bytes_for
 
-KILLS = 20
+KILLS = 8
 WRITE_UNTIL_KILLED = """
 import mmap, struct, sys
 from pathlib import Path
