@@ -140,7 +140,7 @@ def write_page(rows: Sequence[dict[str, str]], results: Sequence[dict[str, Any]]
         _table(["row", "", "asked for", "installed", "tests", "on"], [_row(row, latest) for row in rows]),
     ]
     for title, claims in SETUPS.items():
-        lines = [[what, f"**{status}**", said, held] for what, status, said, held in claims]
+        lines = [[what, f"**{status}**", note, held] for what, status, note, held in claims]
         parts += [f"## {title}\n", _table(["what", "", "where, how", "held by"], lines)]
     return "\n".join(parts)
 
