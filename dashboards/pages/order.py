@@ -26,7 +26,7 @@ from overlapscope.diagnosis.order_view import (
     group_into_sides,
 )
 from overlapscope.diagnosis.report_text import describe_lasting_damage
-from overlapscope.diagnosis.text import collective_text, format_position, format_recorded_until
+from overlapscope.diagnosis.text import collective_text, format_kind, format_position, format_recorded_until
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.text import capitalize, format_bytes, format_ns, format_ranks, parse_ranks, rank_list
 from overlapscope.trace.collective_log import ProcessGroup, Signature
@@ -250,7 +250,7 @@ def build_verdict_context(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return the verdict and the evidence for it, as template variables."""
     verdict = diagnosis.verdict
     return {
-        "kind": format_kind(verdict),
+        "kind": format_kind(verdict.kind),
         "kind_class": "healthy" if verdict.kind == "healthy" else "fault" if verdict.is_fault else "",
         "sentence": verdict.sentence,
         "lasting": describe_lasting_damage(verdict, diagnosis.evidence),
@@ -341,11 +341,6 @@ def build_lane_label(lane: OrderLane, lanes: OrderLanes, evidence: Evidence) -> 
         parts.append(f"to #{lane.latest:,}")
     note = " · ".join(parts)
     return LaneLabel(name=name, note=note, hint=f"{name}{' · ' * bool(note)}{note}", is_blamed=lane.is_blamed)
-
-
-def format_kind(verdict: Verdict) -> str:
-    """Return the label of a kind of fault."""
-    return capitalize(verdict.kind)
 
 
 def describe_basis(verdict: Verdict, diagnosis: Diagnosis) -> str:

@@ -21,8 +21,9 @@ from dashboards.plots.trend import HEIGHT_PX, WIDTH_PX, build_sparkline_path
 from dashboards.run_facts import StepTimes
 from dashboards.runs import RunIndex, RunRow, RunSummary
 from dashboards.urls import RunUrl, run_pages_url
+from overlapscope.diagnosis.text import format_kind
 from overlapscope.errors import OverlapScopeError
-from overlapscope.text import UNKNOWN, capitalize, format_ns, format_share
+from overlapscope.text import UNKNOWN, format_ns, format_share
 from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.runs import RunNotes, parse_tags
 
@@ -190,7 +191,7 @@ def build_row_view(row: RunRow) -> RowView:
         },
         path=build_sparkline_path(times) if times else "",
         times_hint=describe_step_times(times) if times else "",
-        kind=capitalize(judged.kind),
+        kind=format_kind(judged.kind),
         kind_class="fault" if judged.is_fault else "healthy" if judged.kind == "healthy" else "",
         line=judged.line,
         tags=row.notes.tags,

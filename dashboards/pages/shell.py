@@ -22,6 +22,7 @@ from overlapscope.breakdown.breakdown import BLOCKS
 from overlapscope.breakdown.lanes import BUCKET_SLOTS
 from overlapscope.breakdown.text import PHASE_LABELS
 from overlapscope.diagnosis.rank_state import is_running
+from overlapscope.diagnosis.text import format_kind
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.editor_links import LINE_OF_CODE, link_line, read_editor
 from overlapscope.errors import NotClosed, OverlapScopeError, Problem
@@ -75,6 +76,7 @@ _ENVIRONMENT.globals["incident"] = None  # unless a job has failed
 _ENVIRONMENT.globals["can_save"] = False  # except on a server
 _ENVIRONMENT.globals["is_recorded"] = False  # unless the document is a page of a recording on a server
 _ENVIRONMENT.filters["together"] = use_no_break_spaces
+_ENVIRONMENT.filters["kind_label"] = format_kind
 _ENVIRONMENT.filters["element"] = lambda root: Markup(
     '<div id="{}" data-root-id="{}" style="display: contents"></div>'
 ).format(root.elementid, root.id)

@@ -17,6 +17,7 @@ from dashboards.recording import Snapshot
 from overlapscope import __version__
 from overlapscope.advice.advice import Advice, advise
 from overlapscope.diagnosis.attempts import format_other_attempts
+from overlapscope.diagnosis.text import format_kind
 from overlapscope.errors import OverlapScopeError
 from overlapscope.report.buckets import build_buckets_section
 from overlapscope.report.communication import build_communication_sections
@@ -117,7 +118,7 @@ def _build_order_section(snapshot: Snapshot) -> _FoundSection:
     if diagnosis is not None and (diagnosis.groups or diagnosis.verdict.is_fault):
         verdict = diagnosis.verdict
         section = build_diagnosis_section(verdict, diagnosis.evidence)
-        headline = f"{order.format_kind(verdict)}: {section.headline}"
+        headline = f"{format_kind(verdict.kind)}: {section.headline}"
         return replace(section, name="order", title="Order", headline=headline), True
     reason = order.build_unavailable_context(snapshot.trace, diagnosis.verdict if diagnosis else None)
     return _build_missing("order", "Order", **reason), False

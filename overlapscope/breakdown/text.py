@@ -53,15 +53,16 @@ _SUMMARIES: Final[dict[Limit, str]] = {
     "communication{of_gradients} is hidden.",
     "nothing": "{ratio} of communication{of_gradients} is hidden; only {exposed} of a {step} step ({exposed_share}) is "
     "spent waiting for the rest{little}.",
-    "communication": "Communication{of_gradients} takes {communication} and compute {compute}, so not all of it "
-    "can be hidden: {ratio} is, and {exposed} of a {step} step ({exposed_share}) is spent waiting for the rest.",
+    "communication": "{ratio} of communication{of_gradients} is hidden; {exposed} of a {step} step ({exposed_share}) "
+    "is spent waiting for the rest. Communication{of_gradients} takes {communication} and compute {compute}, so not "
+    "all of it can be hidden.",
     "exposed": "{ratio} of communication{of_gradients} is hidden; {exposed} of a {step} step ({exposed_share}) is "
     "spent waiting for the rest{late}.",
 }
 _NO_IMPORTED_STEPS: Final = (
     "The profiles are not of DistributedDataParallel: their steps have no phases, only what ran is known."
 )
-_OTHERS: Final = "Other collectives ran alone for {} of it, which is not counted as waiting."
+_OTHERS: Final = "Other collectives ran alone for {} of the step, which is not counted as waiting."
 _LATE: Final = ", {straggler} of it until the last rank arrives"
 
 
@@ -111,7 +112,7 @@ def _describe_reason(one: ExcludedSteps) -> str:
     count, block = len(one.steps), f" in {BLOCK_LABELS[one.block]}" if one.block is not None else ""
     return {
         "warm-up": count_of(count, "warm-up step"),
-        "unfinished": f"{count_of(count, 'step')} not finished by all ranks",
+        "unfinished": f"{count_of(count, 'step')} not recorded to the end by all ranks",
         "other buckets": f"{count_of(count, 'step')} with other buckets",
         "evaluation": f"{count_of(count, 'step')} with an evaluation",
         "light": count_of(count, "light step"),

@@ -15,7 +15,7 @@ from overlapscope.diagnosis.evidence import (
     RankEvidence,
     RankPosition,
 )
-from overlapscope.text import rank_list
+from overlapscope.text import capitalize, rank_list
 from overlapscope.trace.collective_log import Signature
 from overlapscope.trace.schema import NO_BUCKET
 
@@ -36,8 +36,16 @@ _ROLES: Final = {
     "bitmap": "the bitmap of used parameters",
 }
 
+_KIND_LABELS: Final = {"waits for data": "Stuck in the data loader"}
+"""Labels of kinds of verdicts whose names could be taken for something milder."""
+
 _NO_DESCRIPTIONS: Final = ("", "undefined")
 """Descriptions that torch gives to a group without one."""
+
+
+def format_kind(kind: str) -> str:
+    """Format a kind of verdict as a label: ``Replicas differ``."""
+    return _KIND_LABELS.get(kind, capitalize(kind))
 
 
 def join_and(texts: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from datetime import date
 from typing import Any, Final
 
+from overlapscope.diagnosis.text import format_kind
 from overlapscope.fleet.chance import Count
 from overlapscope.fleet.fleet import Fleet
 from overlapscope.fleet.run_figures import NO_VERDICT
@@ -22,7 +23,7 @@ from overlapscope.fleet.text import (
     order_counts,
 )
 from overlapscope.report.report import Column, Report, Row, Section, Table
-from overlapscope.text import Value, capitalize, count_of
+from overlapscope.text import Value, count_of
 
 _MAX_LATE: Final = 8
 _MAX_WEEKS: Final = 8
@@ -227,7 +228,7 @@ def build_verdicts_section(fleet: Fleet) -> Section:
                 ),
                 rows=tuple(
                     {
-                        "kind": capitalize(each.kind),
+                        "kind": format_kind(each.kind),
                         "runs": each.runs,
                         **{format_week(week): each.by_week.get(week, 0) for week in weeks},
                         "is_fault": int(each.is_fault),

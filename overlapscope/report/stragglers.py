@@ -141,7 +141,7 @@ def _list_numbers(stragglers: Stragglers) -> Iterator[Number]:
             stragglers.saved_by_best_transfers.step.value,
         ),
     ):
-        saving = f"saves {format_ns(saved_ns)} ({format_share(saved_ns / step_ns)})"
+        saving = f"saves {format_ns(saved_ns)}, {format_share(saved_ns / step_ns)}"
         yield Number(
             key=key,
             label=capitalize(label),

@@ -81,7 +81,7 @@ def test_headlines_say_what_would_be_gained(straggling):
     assert step.text == "13.0 ms"
     assert rank.label == "Rank 2 at the median"
     assert ideal.text == "10.0 ms"
-    assert ideal.note == "saves 2.98 ms (23 %)"
+    assert ideal.note == "saves 2.98 ms, 23 %"
     assert links.note == "saves nothing"
 
 

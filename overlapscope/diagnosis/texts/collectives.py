@@ -97,7 +97,7 @@ def reduced_again(found: Divergence) -> VerdictText:
         f"{_from_step(found, step)}, gradients of different steps are averaged: {behind.name} "
         f"{plural(behind.ranks, 'has', 'have')} reduced again in step {step}, without an update of the optimizer in "
         f"between, and {ahead.name} {plural(ahead.ranks, 'is', 'are')} in step {ahead.entry.step} by then "
-        f"({found.where}, {collective_text(found.side.entry)}).",
+        f"({found.where}, {collective_text(found.side.entry, with_names=False)}).",
     )
 
 
@@ -109,7 +109,7 @@ def in_different_steps(found: Divergence) -> VerdictText:
         f"{_from_step(found, behind.entry.step)}, gradients of different steps are averaged: {ahead.name} "
         f"{plural(ahead.ranks, 'is', 'are')} in step {ahead.entry.step} where {behind.name} "
         f"{plural(behind.ranks, 'is', 'are')} in step {behind.entry.step} "
-        f"({found.where}, {collective_text(found.side.entry)}).",
+        f"({found.where}, {collective_text(found.side.entry, with_names=False)}).",
     )
 
 
@@ -122,7 +122,7 @@ def skipped_step(found: Divergence) -> VerdictText:
         f"{_from_step(found, step)}, gradients of different steps are averaged: {ahead.name} launched no bucket in "
         f"step {step}, so "
         f"{plural(ahead.ranks, 'its', 'their')} step {ahead.entry.step} is averaged with step {step} of "
-        f"{behind.name} ({found.where}, {collective_text(found.side.entry)}).",
+        f"{behind.name} ({found.where}, {collective_text(found.side.entry, with_names=False)}).",
     )
 
 
@@ -135,7 +135,7 @@ def at_different_batches(found: Divergence) -> VerdictText:
         f"{found.other.name} "
         f"{plural(found.other.ranks, 'is', 'are')} at batch {b.batch} where {found.side.name} "
         f"{plural(found.side.ranks, 'is', 'are')} at batch {a.batch}, and until then they advanced together "
-        f"({found.where}, {collective_text(a)}).",
+        f"({found.where}, {collective_text(a, with_names=False)}).",
     )
 
 
@@ -292,14 +292,14 @@ def unrelated_setting(one: SettingDifference) -> str:
 
 
 def _setting_lines(sites: Mapping[int, CallSite]) -> str:
-    """Format lines: `` at train.py:20 (main)``, or the line of each rank if there are several."""
+    """Format lines: `` at train.py:20 (main)``, or that of each rank if there are several."""
     ranks_at: dict[CallSite, list[int]] = {}
     for rank, site in sites.items():
         ranks_at.setdefault(site, []).append(rank)
     if len(ranks_at) < 2:
         return "".join(at_line(site) for site in ranks_at)
-    lines = [f"{rank_list(ranks)}{at_line(site)}" for site, ranks in list(ranks_at.items())[:_MAX_SETTING_LINES]]
-    return f" ({', '.join(lines)})"
+    lines = [f"by {rank_list(ranks)}{at_line(site)}" for site, ranks in list(ranks_at.items())[:_MAX_SETTING_LINES]]
+    return f", given {', '.join(lines)}"
 
 
 def models_differ(
@@ -457,8 +457,8 @@ def new_group_not_called(
 def groups_interleaved(waits: Sequence[Wait], first: Wait) -> VerdictText:
     """Describe ranks that wait for each other in different groups; ``first`` is the earliest of the waits."""
     parts = [
-        f"rank {wait.rank} waits in {group_text(wait.group)} ({collective_text(wait.entry)}"
-        f"{at_line(wait.entry.call_site)}) for {rank_list(wait.late)}"
+        f"rank {wait.rank} waits for {rank_list(wait.late)} in {group_text(wait.group)}, in "
+        f"{collective_text(wait.entry)}{at_line(wait.entry.call_site)}"
         for wait in waits
     ]
     return {

@@ -200,7 +200,7 @@ def _difference_text(compared: ComparedReplicas, difference: ReplicaDifference, 
     are = plural(names, "was", "were") if is_past else plural(names, "is", "are")
     kind = "frozen parameters" if difference.kind == "frozen" else "parameters"
     sides = sides_text(compared.ranks, difference.sides)
-    return f"{count} {kind} of {model} ({first_few(names)}) {are} not the same on {sides}"
+    return f"{count} {kind} ({first_few(names)}) of {model} {are} not the same on {sides}"
 
 
 def _since_text(difference: ReplicaDifference, earliest: int | None, latest: int) -> str:

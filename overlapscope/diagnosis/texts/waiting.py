@@ -53,7 +53,8 @@ MIGHT_HAVE_RECOVERED: Final = "a single slow operation looks the same, and the j
 
 
 def _where(position: RankPosition | None) -> str:
-    return f" ({format_position(position)})" if position else ""
+    text = format_position(position) if position else ""
+    return f", {text}" if text else ""
 
 
 def _duration(ns: int | None) -> str:
@@ -187,7 +188,7 @@ def stalled(
 
 def _stalled_how(reason: WaitReason | None, *, is_silent: bool, is_busy: bool) -> str:
     if reason == "data loader":
-        return "been waiting for data"
+        return "been stuck in its data loader"
     if is_silent:
         return "been unreachable (process, host or network gone)"
     if is_busy:
@@ -216,7 +217,7 @@ def all_in_messages(entries: Mapping[int, Entry], *, alternative: str) -> Verdic
     shown = [f"rank {rank}: {_entry_text(entry)}" for rank, entry in list(entries.items())[:_MAX_MESSAGES]]
     return {
         "sentence": f"All ranks that left a log wait in sends and receives{in_step(next(iter(entries.values())))} that "
-        f"never completed ({'; '.join(shown)}).",
+        f"never completed: {'; '.join(shown)}.",
         "alternative": alternative,
         "evidence": ("No message is known to lack its other side.",),
         "advice": (_LOOK_AT_NETWORK,),
@@ -260,7 +261,7 @@ def all_inside(
         evidence.append(progress)
     return {
         "sentence": f"All ranks that left a log have launched collective {entry.number} of {group_text(group)}"
-        f"{in_step(entry)} ({_entry_text(entry)}); it never completed.",
+        f"{in_step(entry)}, and it never completed: {_entry_text(entry)}.",
         "alternative": alternative,
         "evidence": tuple(evidence),
         "advice": (_LOOK_AT_KERNELS if is_reached_by_none else _LOOK_AT_NETWORK,),
@@ -319,10 +320,9 @@ def no_dump(absent: Sequence[int], waiting: Collection[int], wait: Wait) -> Verd
     """Describe ranks that wait in a collective with ranks that left no dump."""
     entry = wait.entry
     return {
-        "sentence": f"{capitalize(rank_list(waiting))} {plural(waiting, 'waits', 'wait')} in collective "
-        f"{entry.number} of "
-        f"{group_text(wait.group)} ({_entry_text(entry)}): {rank_list(absent)}, which left no dump, "
-        f"{plural(absent, 'takes', 'take')} part in it.",
+        "sentence": f"{capitalize(rank_list(absent))}, which left no dump, {plural(absent, 'takes', 'take')} part in "
+        f"collective {entry.number} of {group_text(wait.group)}, in which {rank_list(waiting)} "
+        f"{plural(waiting, 'waits', 'wait')}: {_entry_text(entry)}.",
         "evidence": ("The existing dumps agree as far as they go.",),
         "advice": (
             f"Look at {rank_list(absent)} first: a rank that is dead or hangs in native code can't dump.",
@@ -389,7 +389,7 @@ def never_ready(
     )
     return {
         "sentence": f"{subject} bucket {bucket}{when}{result}: {cause}{lacking} "
-        f"({first_few(in_bucket)}; in {first_few(_modules_of(of_bucket))}){_frozen_text(frozen, ranks)}.",
+        f"({first_few(in_bucket)}), in {first_few(_modules_of(of_bucket))}{_frozen_text(frozen, ranks)}.",
         "alternative": "" if is_over else f"the backward of {rank_list(ranks)} may still have been running",
         "evidence": (
             f"The backward of {rank_list(ranks)}{at_line(backward)} "
