@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from dashboards.comparisons import ComparisonCache
-from dashboards.plots.trend import trend_by_step
 from dashboards.recording import RecordingCache, Snapshot
 from dashboards.run_facts import RunFacts, StepTimes, read_run_facts
+from overlapscope.breakdown.trend import trend_by_step
 from overlapscope.diagnosis.rank_state import is_running
 from overlapscope.errors import OverlapScopeError
 from overlapscope.fleet.run_figures import RunFigures, compute_run_figures

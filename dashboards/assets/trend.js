@@ -1,7 +1,6 @@
-// The tooltip of a trend shows the step below the pointer; a click opens that step in the timeline.
+// A trend says above it what the step below the pointer took; a click opens that step in the timeline.
 window.overlapscope.startTrend = (plot, source) => {
   const readout = document.querySelector(`[data-readout="${plot.name}"]`)
-  const idle = readout.textContent
 
   function nearest(x) {
     const steps = source.data.step
@@ -10,12 +9,12 @@ window.overlapscope.startTrend = (plot, source) => {
     return best
   }
 
-  plot.on_event("mousemove", ({x}) => (readout.textContent = source.data.text[nearest(x)] ?? idle))
-  plot.on_event("mouseleave", () => (readout.textContent = idle))
+  plot.on_event("mousemove", ({x}) => (readout.textContent = source.data.text[nearest(x)] ?? ""))
+  plot.on_event("mouseleave", () => (readout.textContent = ""))
   if (document.body.dataset.timeline) {
     plot.on_event("tap", ({x}) => {
       const at = nearest(x)
-      if (Number.isFinite(source.data.mean[at])) window.overlapscope.openTimeline({step: source.data.step[at]})
+      if (Number.isFinite(source.data.middle[at])) window.overlapscope.openTimeline({step: source.data.step[at]})
     })
   }
   window.overlapscope.paintPlots()

@@ -29,6 +29,7 @@ class BarSegment:
     block: str
     """Name of the block, one of ``BLOCKS``."""
     label: str
+    time: str
     percent: float
     """Width as a percentage of the longest bar."""
     hint: str
@@ -68,6 +69,7 @@ def build_step_bar(
             BarSegment(
                 block=name,
                 label=BLOCK_LABELS[name],
+                time=format_ns(each.value),
                 percent=100 * each.value / longest_ns,
                 hint=f"{BLOCK_LABELS[name]}: {format_ns(each.value)}"
                 + (f"; longest: {occurrences[name].where}" if name in occurrences else ""),

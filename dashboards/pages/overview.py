@@ -13,25 +13,18 @@ from bokeh.document import Document
 from dashboards.forecast import soon
 from dashboards.pages.breakdown import build_breakdown_context, find_longest_occurrences
 from dashboards.pages.shell import PageBuilder, QueryArguments, find_incident, has_only_collectives, render
-from dashboards.plots.trend import (
-    FIGURES,
-    TrendFigure,
-    TrendPlot,
-    has_trend,
-    plot_machine_trends,
-)
+from dashboards.plots.trend import FIGURES, TrendFigure, TrendPlot, has_trend, list_trends
 from dashboards.recording import Snapshot
 from overlapscope.advice.advice import Advice
 from overlapscope.advice.worth_doing import find_improvements
 from overlapscope.breakdown.text import BLOCK_LABELS
-from overlapscope.bucket_model.search import MIN_GAIN
 from overlapscope.diagnosis.attempts import format_other_attempts
+from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.report.communication import build_communication_sections
 from overlapscope.report.improvements import tabulate_improvements
 from overlapscope.report.machine import build_machine_sections
 from overlapscope.report.report import Column, Section, Table
 from overlapscope.stragglers import text
-from overlapscope.stragglers.stragglers import Stragglers
 from overlapscope.text import format_ns
 from overlapscope.trace.recording import Trace
 
@@ -45,34 +38,34 @@ _UNFOLDED_RANKS: Final = 16
 def build(document: Document, snapshot: Snapshot, _arguments: QueryArguments) -> None:
     """Fill a document with the overview."""
     summary, has_steps = snapshot.summary, bool(len(snapshot.trace.steps))
-    figures = FIGURES if has_steps and has_trend(summary) else ()
-    plots = [TrendPlot(shown, summary) for shown in figures]
-    machine_plots = plot_machine_trends(snapshot.machine, summary) if figures else []
-    for plot in (*plots, *machine_plots):
+    plots = list_trends(snapshot.machine, summary) if has_steps and has_trend(summary) else []
+    for plot in plots:
         document.js_on_event("document_ready", plot.start_script)
+    context = build_overview_context(snapshot)
     render(
         document,
         "overview.html",
         title="Overview",
         trace=snapshot.trace,
-        roots=[plot.root for plot in (*plots, *machine_plots)],
-        figures=figures,
-        machine_figures=[plot.shown for plot in machine_plots],
+        incident=None if context["fault"] else find_incident(snapshot),
+        roots=[plot.root for plot in plots],
+        plots=plots,
         has_order=snapshot.diagnosis is not None,
         has_events=snapshot.diagnosis is None or not has_only_collectives(snapshot.trace),
-        incident=find_incident(snapshot),
         remarks=() if snapshot.diagnosis is None else snapshot.diagnosis.verdict.remarks,
         attempts=format_other_attempts(snapshot.attempts, snapshot.trace.path),
-        **build_overview_context(snapshot),
+        **context,
         **_build_known_improvements(snapshot),
     )
 
 
 def build_overview_context(snapshot: Snapshot) -> dict[str, Any]:
     """Return the breakdown section with what its page adds, as template variables."""
-    summary = snapshot.summary
+    summary, fault = snapshot.summary, find_fault(snapshot)
     return {
         "section": snapshot.breakdown_section,
+        "fault": fault,
+        **_build_straggler_context(snapshot, has_fault=fault is not None),
         "has_steps": bool(len(snapshot.trace.steps)),
         "communication": next(iter(build_communication_sections(summary)), None),
         "machine": next(iter(build_machine_sections(snapshot.machine)), None),
@@ -80,6 +73,21 @@ def build_overview_context(snapshot: Snapshot) -> dict[str, Any]:
         **build_breakdown_context(summary, *([("Critical path", summary.job)] if summary.job is not None else [])),
         **(_build_ranks_context(snapshot) if len(snapshot.trace.steps) else {}),
     }
+
+
+def find_fault(snapshot: Snapshot) -> Verdict | None:
+    """Return the verdict on a job that hung, failed or whose replicas differ, which comes before all else."""
+    incident = find_incident(snapshot)
+    return incident if incident is not None and incident.is_fault else None
+
+
+def _build_straggler_context(snapshot: Snapshot, *, has_fault: bool) -> dict[str, str]:
+    """Return what is said of stragglers: in the headline if there is one, else below it."""
+    found = snapshot.stragglers
+    if found is None or has_fault or not snapshot.summary.steps:
+        return {"straggler": "", "no_straggler": ""}
+    headline = text.describe_headline(found)
+    return {"straggler": headline, "no_straggler": "" if headline else text.describe_verdict(found)}
 
 
 def _build_ranks_context(snapshot: Snapshot) -> dict[str, Any]:
@@ -142,7 +150,7 @@ def build_improvements_context(snapshot: Snapshot, advice: Advice | None) -> dic
         snapshot: the recording.
         advice: advice on bucket sizes, if there is any.
     """
-    nothing = {"worth_doing": None, "is_worth_known": True, "is_live": False, "why_unknown": "", "late": ""}
+    nothing = {"worth_doing": None, "is_worth_known": True, "is_live": False, "why_unknown": ""}
     if not snapshot.summary.steps:
         return nothing | {"has_mean": False}
     if snapshot.stragglers is None:
@@ -151,14 +159,7 @@ def build_improvements_context(snapshot: Snapshot, advice: Advice | None) -> dic
     return nothing | {
         "worth_doing": tabulate_improvements(improvements) if improvements else None,
         "has_mean": True,
-        "late": describe_unsure_lateness(snapshot.stragglers),
     }
-
-
-def describe_unsure_lateness(found: Stragglers) -> str:
-    """Return the verdict on stragglers if ranks wait for a late one that nothing is recommended about, else nothing."""
-    is_worth_it = found.suspect is not None or found.saved_if_ranks_equal.step.low >= MIN_GAIN * found.step_time_ns
-    return text.describe_verdict(found) if is_worth_it and not found.findings else ""
 
 
 def build_trend(document: Document, snapshot: Snapshot, _arguments: QueryArguments, *, shown: TrendFigure) -> None:
@@ -172,7 +173,7 @@ def build_trend(document: Document, snapshot: Snapshot, _arguments: QueryArgumen
         trace=snapshot.trace,
         roots=[plot.root],
         is_plain=True,
-        figures=[shown],
+        plots=[plot],
     )
 
 

@@ -31,10 +31,10 @@ from dashboards.plots.timeline_area import parse_area
 from dashboards.plots.timeline_columns import View
 from dashboards.plots.timeline_selection import MARKERS
 from dashboards.plots.tooltip import build_tooltip
-from dashboards.plots.trend import build_step_strip
 from dashboards.recording import Rounds, Snapshot
 from overlapscope.breakdown.lanes import LANE_NAMES, Timeline
 from overlapscope.breakdown.summary import Summary
+from overlapscope.breakdown.trend import build_step_strip
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.text import format_bytes, format_ns, format_timestamp_ns
 from overlapscope.trace.folders import read_import_source

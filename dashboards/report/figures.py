@@ -15,11 +15,11 @@ from markupsafe import Markup
 
 from dashboards.pages import order
 from dashboards.pages.stragglers import FIGURE_DESCRIPTIONS
-from dashboards.plots import trend
 from dashboards.plots.buckets import draw_fixed_curve
 from dashboards.plots.heatmap import FIGURES, HeatmapPlot
 from dashboards.plots.order import AXIS_HEIGHT_PX, OrderPlot
 from dashboards.plots.step_drawing import StepDrawing, StepPlots
+from dashboards.plots.trend import list_trends
 from dashboards.rank_map import Heatmap
 from dashboards.recording import Snapshot
 from overlapscope.breakdown.summary import Summary
@@ -40,11 +40,10 @@ class ReportFigures:
 
     def add_trends(self, summary: Summary, machine: MachineSummary) -> dict[str, Any]:
         """Add all trends of the overview; return their template variables."""
-        plots = [trend.TrendPlot(shown, summary) for shown in trend.FIGURES]
-        plots += trend.plot_machine_trends(machine, summary)
+        plots = list_trends(machine, summary)
         for plot in plots:
             self._add(plot.root, plot.shown.column, plot.start_script)
-        return {"trends": [plot.shown for plot in plots]}
+        return {"trends": plots}
 
     def add_curve(self, curve: Curve) -> None:
         """Add step time by bucket size."""

@@ -102,15 +102,17 @@ def _build_step_sections(snapshot: Snapshot, advice: Advice | None, why_no_advic
 
 def _build_overview_section(snapshot: Snapshot, advice: Advice | None) -> Section:
     """Build the section on the mean step, with recommended changes and without single steps."""
-    breakdown = snapshot.breakdown_section
+    breakdown, context = snapshot.breakdown_section, overview.build_overview_context(snapshot)
     worth_doing = overview.build_improvements_context(snapshot, advice)["worth_doing"]
     tables = [table for table in breakdown.tables if table.name == "breakdown"]
-    tables += [worth_doing] if worth_doing is not None else []
     tables += [overview.build_ranks_table(snapshot.trace, breakdown)] if breakdown.tables else []
     others = (*build_communication_sections(snapshot.summary), *build_machine_sections(snapshot.machine))
     tables += [table for section in others for table in section.tables]
+    if worth_doing is not None:
+        tables.insert(len(tables) if context["fault"] else 1, worth_doing)
     notes = (*breakdown.notes, *(note for section in others for note in section.notes))
-    return replace(breakdown, name="overview", title="Overview", tables=tuple(tables), notes=notes)
+    headline = " ".join(filter(None, (context["straggler"], breakdown.headline)))
+    return replace(breakdown, name="overview", title="Overview", headline=headline, tables=tuple(tables), notes=notes)
 
 
 def _build_order_section(snapshot: Snapshot) -> _FoundSection:

@@ -70,8 +70,8 @@ def find_improvements(analysis: Analysis, advice: Advice | None) -> tuple[Improv
 
 def _findings(analysis: Analysis) -> Iterator[Improvement]:
     for finding in analysis.stragglers.findings if analysis.stragglers is not None else ():
-        if finding.pattern.kind == "transient" and not finding.ranks:
-            continue  # some slow transfers of unknown cause: nothing to do
+        if not finding.is_actionable:
+            continue
         yield Improvement(
             what=describe_delay(finding),
             saves=finding.saving.step,

@@ -110,3 +110,8 @@ class Finding:
     def saving_in_delayed_steps(self) -> Interval:
         """Return the saving in each of the delayed steps."""
         return self.saving.step.times(1 / float(self.pattern.where.mean()))
+
+    @property
+    def is_actionable(self) -> bool:
+        """Return False for some slow transfers of unknown cause, about which there is nothing to do."""
+        return self.pattern.kind != "transient" or bool(self.ranks)

@@ -106,10 +106,10 @@ def describe_when(finding: Finding) -> str:
     return f"in step {steps[0]}" if len(steps) == 1 else f"in {len(steps)} steps, peak in step {finding.worst_step}"
 
 
-def describe_saving(finding: Finding) -> str:
+def describe_saving(finding: Finding, *, has_interval: bool = True) -> str:
     """Describe what is saved in each of the delayed steps, and which share of all time compared that is."""
     saving = finding.saving_in_delayed_steps
-    interval = "" if math.isnan(saving.low) else f" (90 %: {format_interval_ns(saving)})"
+    interval = "" if math.isnan(saving.low) or not has_interval else f" (90 %: {format_interval_ns(saving)})"
     share, delayed = format_share(finding.saving_share), len(finding.steps)
     if finding.pattern.kind == "persistent":
         return f"{format_ns(saving.value)} a step{interval}, {share} of its time"
@@ -119,11 +119,12 @@ def describe_saving(finding: Finding) -> str:
     )
 
 
-def _describe_fix(finding: Finding) -> str:
+def _describe_fix(finding: Finding, *, has_interval: bool = True) -> str:
+    saving = describe_saving(finding, has_interval=has_interval)
     are_others_late = bool(finding.ranks) and finding.link is None and finding.saving.step.value < finding.added_ns / 2
     if not are_others_late:
-        return f"Fixing this would save {describe_saving(finding)}."
-    little = "nothing" if finding.saving.step.value < 1 else f"only {describe_saving(finding)}"
+        return f"Fixing this would save {saving}."
+    little = "nothing" if finding.saving.step.value < 1 else f"only {saving}"
     return f"Fixing this alone would save {little}, as others are late as well."
 
 
@@ -158,16 +159,41 @@ def describe_verdict(stragglers: Stragglers) -> str:
     return f"No straggler found. {waiting}{f' It takes {least} steps to name a rank that is late in each.' * few}"
 
 
+def describe_headline(stragglers: Stragglers) -> str:
+    """Describe the straggler as briefly as a headline has room for, with its saving; empty if there is none."""
+    finding = next((one for one in stragglers.findings if one.is_actionable), None)
+    if finding is not None:
+        return describe_briefly(finding)
+    suspect = stragglers.suspect
+    if suspect is None:
+        return ""
+    how = "probably a straggler" if suspect.needed_steps is not None else "a straggler, for no single cause"
+    return f"Rank {suspect.rank} is {how}. {_describe_suspected_saving(suspect, stragglers.step_time_ns)}"
+
+
+def describe_briefly(finding: Finding) -> str:
+    """Describe a finding without how late anything is: who, why, when, and what fixing it would save."""
+    does = "is slow" if finding.link is not None else "take longer"
+    if finding.ranks and finding.link is None:
+        does = f"is a straggler: it {_describe_reasons(finding)}"
+    fix = _describe_fix(finding, has_interval=False)
+    return f"{capitalize(name_culprit(finding))} {does} {describe_when(finding)}. {fix}"
+
+
 def _describe_suspect(suspect: Suspect, step_ns: float) -> str:
     often = f"later in {suspect.late_steps} of {suspect.steps} steps, by {format_ns(suspect.lateness_ns)} on average"
-    saving = f"{format_ns(suspect.saving_ns)} a step ({format_share(suspect.saving_ns / step_ns)})"
-    saves = f"If it were like the others, that would save {saving}."
+    saves = _describe_suspected_saving(suspect, step_ns)
     if suspect.needed_steps is None:
         return f"Rank {suspect.rank} is {often}, and no single cause accounts for it. {saves}"
     return (
         f"Rank {suspect.rank} is probably a straggler: it is {often}. {saves} {suspect.steps} steps are too few to "
         f"exclude chance ({format_p_value(suspect.p_value)}): record {suspect.needed_steps} or more."
     )
+
+
+def _describe_suspected_saving(suspect: Suspect, step_ns: float) -> str:
+    saving = f"{format_ns(suspect.saving_ns)} a step ({format_share(suspect.saving_ns / step_ns)})"
+    return f"If it were like the others, that would save {saving}."
 
 
 def describe_equal_ranks(cycles: Cycles) -> str:

@@ -19,7 +19,7 @@ def test_a_condition_has_a_trend_with_the_share_of_each_step(tmp_path: Path) -> 
     write_machine(tmp_path, 1, gpu("gpu 1", [0] * 5 + [HOT] * 7, begin_s=1.0, every_s=0.01))
     snapshot = RecordingCache(tmp_path).latest()
     (plot,) = plot_machine_trends(snapshot.machine, snapshot.summary)
-    shares = plot.source.data["mean"]
+    shares = plot.source.data["middle"]
     # Steps of rank 1 begin 0.05 ms after the samples.
     np.testing.assert_allclose(shares, [0, 0, 0, 0, 0.005, *[1] * 5], atol=0.002)
     assert plot.y_range.end == pytest.approx(1.04)

@@ -76,6 +76,20 @@ def test_every_page_says_what_went_wrong(tmp_path, route):
     assert verdict.sentence not in words(other)
 
 
+def test_a_fault_comes_before_the_overlap_and_recommendations_come_last():
+    snapshot = Snapshot(Job(steps=12).run())
+    sentence = "Rank 1 has been stuck in its data loader."
+    snapshot.diagnosis = Mock(verdict=Verdict(kind="waits for data", sentence=sentence), is_incident=True)
+    document = Document()
+    overview.build(document, snapshot, {})
+    page = words(document)
+    told = (">Stuck in the data loader<", sentence, "is hidden", "<dl", "Recommended changes")
+    places = [page.index(each) for each in told]
+    assert places == sorted(places)
+    assert "Waits for data" not in page
+    assert "No straggler found" not in page
+
+
 @pytest.mark.parametrize(("step", "goes_on"), [(10, True), (4, False)])
 def test_the_timeline_opens_where_the_job_failed(step, goes_on):
     """Up to the end if training ended there, else at that step."""

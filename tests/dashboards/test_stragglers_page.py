@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,10 +12,11 @@ from dashboards.pages import overview, stragglers
 from dashboards.plots.heatmap import HeatmapPlot
 from dashboards.recording import RecordingCache, Snapshot
 from dashboards.theme import LATENESS_SHADES
+from overlapscope.breakdown.text import describe_summary
 from overlapscope.report.report import Section
 from overlapscope.report.stragglers import build_stragglers_section, tabulate_findings
 from overlapscope.stragglers.stragglers import Stragglers
-from overlapscope.stragglers.text import describe_delay, describe_verdict
+from overlapscope.stragglers.text import describe_delay, describe_headline, describe_verdict
 from overlapscope.trace.recording import Trace
 from tests.dashboards.test_pages import words
 from tests.simulated_job import BUCKET_BYTES, Job
@@ -131,13 +131,18 @@ def test_many_ranks_are_listed_by_how_much_their_compute_differs(tmp_path):
     assert len(rows) == 20
 
 
-def test_the_overview_leads_to_the_first_finding(straggling, snapshot):
+def test_the_overview_begins_with_the_straggler_and_says_below_if_there_is_none(straggling, snapshot):
     document = Document()
     overview.build(document, straggling, {})
+    first = words(document).partition("<h1")[2].partition("</h1>")[0]
+    assert describe_headline(found_in(straggling)) in first
+    assert describe_summary(straggling.summary) in first
     assert describe_delay(found_in(straggling).findings[0]) in words(document)
     without = Document()
     overview.build(without, snapshot, {})
-    assert "→ Stragglers" not in words(without)
+    first, _, below = words(without).partition("<h1")[2].partition("</h1>")
+    assert "Stragglers" not in first
+    assert describe_verdict(found_in(snapshot)) in below
 
 
 def test_the_map_opens_with_lateness_and_the_late_rank_is_the_darkest(plot):
@@ -243,11 +248,3 @@ def test_a_slow_link_is_named_by_its_ends_and_mending_it_is_among_the_big_number
     page = page_of(snapshot)
     assert "Link 2 → 3" in page
     assert "Link 2 → 3 like the others" in page
-
-
-def test_the_overview_says_of_lateness_that_is_not_sure_what_this_page_does(straggling):
-    found = straggling.stragglers
-    unsure = replace(found, findings=())
-    assert overview.describe_unsure_lateness(unsure) == describe_verdict(unsure)
-    assert overview.describe_unsure_lateness(found) == ""  # it is recommended to fix that
-    assert overview.build_improvements_context(straggling, None)["late"] == ""

@@ -17,7 +17,7 @@ from overlapscope.breakdown.summary import summarize
 from overlapscope.stragglers.cycles import Cycles, build_cycles
 from overlapscope.stragglers.finding import Finding
 from overlapscope.stragglers.stragglers import Stragglers, find_all_findings, find_stragglers
-from overlapscope.stragglers.text import describe, describe_verdict
+from overlapscope.stragglers.text import describe, describe_briefly, describe_headline, describe_verdict
 from overlapscope.trace.machine_log import MachineReading
 from overlapscope.trace.recording import Trace
 from overlapscope.trace.tables import MACHINE_COLUMNS, MACHINE_SOURCE_COLUMNS
@@ -47,6 +47,10 @@ def judged(job: Job) -> Stragglers:
 def only_finding(job: Job) -> Finding:
     (finding,) = judged(job).findings
     return finding
+
+
+def say(finding: Finding) -> str:
+    return f"{describe(finding)}\n{describe_briefly(finding)}"
 
 
 @settings(max_examples=15)
@@ -83,7 +87,7 @@ def test_a_rank_that_chance_may_have_made_late_is_suspected(golden: Callable[[st
     assert suspect.needed_steps > 28
     row = stragglers.by_rank.set_index("rank").loc[1]
     assert (suspect.lateness_ns, suspect.saving_ns) == (row["lateness_ns"], row["saving_ns"])
-    golden("findings/suspect", describe_verdict(stragglers))
+    golden("findings/suspect", f"{describe_verdict(stragglers)}\n{describe_headline(stragglers)}")
 
 
 def test_a_rank_that_is_named_is_not_suspected_as_well() -> None:
@@ -123,7 +127,7 @@ def test_a_rank_late_in_few_steps_saves_a_share_of_all_of_them(golden: Callable[
     (finding,) = stragglers.findings
     assert finding.saving_in_delayed_steps.value == pytest.approx(400 * MS, rel=0.05)
     assert finding.saving_share == pytest.approx(4 * 400 / (4 * 400 + 150 * 41), rel=0.05)
-    golden("findings/few_steps", describe(finding))
+    golden("findings/few_steps", say(finding))
 
 
 def test_two_ranks_that_are_equally_late_save_nothing_alone(golden: Callable[[str, str], None]) -> None:
@@ -133,7 +137,7 @@ def test_two_ranks_that_are_equally_late_save_nothing_alone(golden: Callable[[st
     found = judged(job).findings
     assert [finding.ranks for finding in found] in ([(1,), (4,)], [(4,), (1,)])
     assert all(finding.saving.step.value < 0.1 * finding.added_ns for finding in found)
-    golden("findings/equally_late", describe(min(found, key=lambda finding: finding.ranks)))
+    golden("findings/equally_late", say(min(found, key=lambda finding: finding.ranks)))
 
 
 def test_data_that_comes_late_every_tenth_step(golden: Callable[[str, str], None]) -> None:
@@ -144,7 +148,7 @@ def test_data_that_comes_late_every_tenth_step(golden: Callable[[str, str], None
     assert (finding.pattern.kind, finding.pattern.period) == ("periodic", 10)
     assert finding.added_ns == pytest.approx(1.5 * MS, rel=0.1)
     assert finding.steps.tolist() == list(range(10, STEPS, 10))
-    golden("findings/late_data", describe(finding))
+    golden("findings/late_data", say(finding))
 
 
 def test_what_the_loop_itself_does_is_no_wait_for_data(golden: Callable[[str, str], None]) -> None:
@@ -153,7 +157,7 @@ def test_what_the_loop_itself_does_is_no_wait_for_data(golden: Callable[[str, st
     job.local_ns["loop"][::10, 0] += 15 * MS
     finding = only_finding(job)
     assert (finding.ranks, finding.cause, finding.pattern.period) == ((0,), "host_loop", 10)
-    golden("findings/training_loop", describe(finding))
+    golden("findings/training_loop", say(finding))
 
 
 def test_garbage_collection_every_seventh_step_is_named_and_not_the_phase_it_interrupts() -> None:
@@ -170,7 +174,7 @@ def test_one_pause_of_two_seconds(golden: Callable[[str, str], None]) -> None:
     assert (finding.ranks, finding.cause, finding.pattern.kind) == ((1,), "compute", "transient")
     assert (finding.steps.tolist(), finding.worst_step) == ([77], 77)
     assert finding.delay_ns == pytest.approx(2000 * MS, rel=0.01)
-    golden("findings/pause", describe(finding))
+    golden("findings/pause", say(finding))
 
 
 def test_a_rank_that_is_slow_from_one_step_on(golden: Callable[[str, str], None]) -> None:
@@ -179,7 +183,7 @@ def test_a_rank_that_is_slow_from_one_step_on(golden: Callable[[str, str], None]
     finding = only_finding(job)
     assert (finding.ranks, finding.pattern.kind, int(finding.steps[0])) == ((2,), "shift", 90)
     assert finding.added_ns == pytest.approx(9 * MS * 61 / 150, rel=0.1)
-    golden("findings/shift", describe(finding))
+    golden("findings/shift", say(finding))
 
 
 def test_a_rank_that_is_slow_for_a_while(golden: Callable[[str, str], None]) -> None:
@@ -188,7 +192,7 @@ def test_a_rank_that_is_slow_for_a_while(golden: Callable[[str, str], None]) -> 
     finding = only_finding(job)
     assert (finding.ranks, finding.pattern.kind, finding.steps.tolist()) == ((2,), "episode", list(range(60, 90)))
     assert finding.added_ns == pytest.approx(9 * MS * 30 / 150, rel=0.1)
-    golden("findings/episode", describe(finding))
+    golden("findings/episode", say(finding))
 
 
 @pytest.mark.parametrize("steps", [slice(0, 50), slice(60, 90)])
@@ -204,7 +208,7 @@ def test_a_rank_that_is_slow_now_and_again_for_a_while(golden: Callable[[str, st
     job.slow_down(2, 0.3, steps=slice(100, 120))
     finding = only_finding(job)
     assert (finding.ranks, finding.pattern.kind) == ((2,), "episode")
-    golden("findings/episodes", describe(finding))
+    golden("findings/episodes", say(finding))
 
 
 def test_transfers_that_take_longer_from_one_step_on_are_no_ranks_doing(golden: Callable[[str, str], None]) -> None:
@@ -213,7 +217,7 @@ def test_transfers_that_take_longer_from_one_step_on_are_no_ranks_doing(golden: 
     finding = only_finding(job)
     assert (finding.ranks, finding.cause, finding.pattern.kind) == ((), "transfer", "shift")
     assert finding.added_ns == pytest.approx(6 * MS * 91 / 150, rel=0.1)
-    golden("findings/transfers", describe(finding))
+    golden("findings/transfers", say(finding))
 
 
 def test_a_link_that_is_slower_than_the_others(golden: Callable[[str, str], None]) -> None:
@@ -235,7 +239,7 @@ def test_a_link_that_is_slower_than_the_others(golden: Callable[[str, str], None
     assert slow is not None
     truth_ns = slow.end_ns[:, -1].mean() - fast.end_ns[:, -1].mean()
     assert finding.added_ns == pytest.approx(truth_ns, rel=0.05)
-    golden("findings/link", describe(finding))
+    golden("findings/link", say(finding))
 
 
 def test_a_link_that_seems_slow_while_all_reduces_are_quick_is_not_named() -> None:
