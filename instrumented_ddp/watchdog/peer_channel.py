@@ -28,7 +28,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_
 
 from instrumented_ddp.recording.tcp_stats import duplicate_socket
 from instrumented_ddp.watchdog.protocol import Messages
-from overlapscope.trace.schema import WATCHDOG_FOLDER
+from overlapscope.errors import OverlapScopeError
+from overlapscope.trace.environment import is_confidential
+from overlapscope.trace.schema import WATCHDOG_FOLDER, rank_folder
 
 _CONNECT_TIMEOUT_S: Final = 1.0
 _LEAVE_TIMEOUT_S: Final = 0.3
@@ -162,7 +164,7 @@ class PeerChannel:
             True if that is possible, because the folders of all ranks are visible in it.
         """
         if not self._uses_folder:
-            if not all((self._run_folder / f"rank_{rank}").exists() for rank in range(self._world_size())):
+            if not _holds_all_ranks(self._run_folder, self._world_size()):
                 return False
             self._uses_folder, self._store, self._connecting = True, None, None
         return True
@@ -198,6 +200,10 @@ class PeerChannel:
         return self._connect_to_job()
 
 
+def _holds_all_ranks(run_folder: Path, world_size: int) -> bool:
+    return all(rank_folder(run_folder, rank).exists() for rank in range(world_size))
+
+
 def _run_on_thread(connect: Callable[[], KeyValueStore]) -> Future[KeyValueStore]:
     future: Future[KeyValueStore] = Future()
 
@@ -214,7 +220,8 @@ def _run_on_thread(connect: Callable[[], KeyValueStore]) -> Future[KeyValueStore
 def connect_to_job_store(run_folder: Path, rank: int, world_size: int) -> KeyValueStore:
     """Connect to the store of the default process group.
 
-    A store that is a file only ever grows, so a folder beside it is used instead.
+    A store that is a file only ever grows, so a folder beside it is used instead, or that of the recording if
+    messages have to stay private.
 
     Raises:
         Exception: there is no store, or it can't be reached.
@@ -223,6 +230,10 @@ def connect_to_job_store(run_folder: Path, rank: int, world_size: int) -> KeyVal
     backend = _without_prefixes(store)
     if isinstance(backend, dist.FileStore):  # type: ignore[attr-defined]
         path = backend.path  # type: ignore[attr-defined]
+        if is_confidential():
+            if not _holds_all_ranks(run_folder, world_size):
+                raise OverlapScopeError("a file that other hosts see is no place for confidential messages")
+            return FolderStore(run_folder / WATCHDOG_FOLDER, rank, world_size)
         return FolderStore(Path(f"{path}.{run_folder.name}.{WATCHDOG_FOLDER}"), rank, world_size)
     if hasattr(store, "clone"):  # a dedicated connection: the training may block in the other one
         store = store.clone()

@@ -17,6 +17,7 @@ from typing import IO, Final, NamedTuple
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.ddp_trial import TRIAL_VARIABLE
 from overlapscope.trace.environment import (
+    CONFIDENTIAL_VARIABLE,
     DETAIL_VARIABLE,
     LIMIT_VARIABLE,
     ON_INCIDENT_VARIABLE,
@@ -33,7 +34,7 @@ Child = subprocess.Popen[bytes]
 _VARIABLES: Final = (
     *(TRACE_VARIABLE, DETAIL_VARIABLE, LIMIT_VARIABLE),
     *(ON_INCIDENT_VARIABLE, STALL_TIMEOUT_VARIABLE, PROBE_VARIABLE, SAMPLE_VARIABLE),
-    TRIAL_VARIABLE,
+    *(TRIAL_VARIABLE, CONFIDENTIAL_VARIABLE),
 )
 
 
@@ -54,6 +55,7 @@ def recording_environment(
     *,
     probe_buckets: bool = False,
     every: int | None = None,
+    is_confidential: bool = False,
 ) -> dict[str, str]:
     """Return this process's environment, plus the variables that make a training process record.
 
@@ -63,6 +65,7 @@ def recording_environment(
         stall_timeout_s: stall timeout in seconds before a possibly slow job is aborted; None for the default.
         probe_buckets: also run other bucket plans for a few steps each.
         every: which steps are recorded in full, as in ``RecordingMode``; None for the default.
+        is_confidential: the folder is private to this host.
     """
     recording = {TRACE_VARIABLE: str(folder.absolute()), DETAIL_VARIABLE: detail, ON_INCIDENT_VARIABLE: on_incident}
     if limit_mb is not None:
@@ -73,6 +76,8 @@ def recording_environment(
         recording[PROBE_VARIABLE] = "1"
     if every is not None:
         recording[SAMPLE_VARIABLE] = str(every)
+    if is_confidential:
+        recording[CONFIDENTIAL_VARIABLE] = "1"
     # An inherited variable would otherwise replace the default of an option that is not given.
     return environment_without_recording() | recording
 

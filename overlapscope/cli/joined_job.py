@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
+import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +13,7 @@ from overlapscope.cli.recording_folder import has_recording, make_folder
 from overlapscope.errors import OverlapScopeError
 from overlapscope.trace.folders import find_recorded_ranks
 from overlapscope.trace.json_files import dump_json_text, read_json
-from overlapscope.trace.schema import ENDED_FILE, JOB_FILE
+from overlapscope.trace.schema import ENDED_FILE, JOB_FILE, rank_folder
 
 _OPTIONS: Final = ("rdzv_id", "rdzv_endpoint", "master_addr", "master_port")
 """Options of torchrun that are the same on all hosts of a job; their variables begin with ``PET_``."""
@@ -80,7 +80,7 @@ def join_folder(folder: Path, job: str) -> None:
 
 def _claim(folder: Path, job: str) -> None:
     """Write which job records into a folder, unless another command has done so meanwhile."""
-    staged = folder / f"{JOB_FILE}.{socket.gethostname()}.{os.getpid()}.part"
+    staged = folder / f"{JOB_FILE}.{secrets.token_hex(8)}.part"
     try:
         staged.write_text(dump_json_text({"job": job}), encoding="utf-8")
         try:
@@ -95,8 +95,17 @@ def _claim(folder: Path, job: str) -> None:
 
 def wait_for_other_hosts(attempt: Path) -> None:
     """Wait until the ranks of other hosts have said how they ended, but not for long: they may never say it."""
+    _wait_until(lambda: all(map(_has_left, find_recorded_ranks(attempt))))
+
+
+def wait_for_copies(attempt: Path, ranks: Collection[int]) -> None:
+    """Wait until other hosts have added their ranks, which they do in the end, but not for long."""
+    _wait_until(lambda: all(rank_folder(attempt, rank).exists() for rank in ranks))
+
+
+def _wait_until(is_over: Callable[[], bool]) -> None:
     until_s = time.monotonic() + _WAIT_S
-    while time.monotonic() < until_s and not all(map(_has_left, find_recorded_ranks(attempt))):
+    while time.monotonic() < until_s and not is_over():
         time.sleep(0.1)
 
 

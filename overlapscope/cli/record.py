@@ -18,6 +18,10 @@ With --probe-buckets the training also runs other bucket sizes, for about 24 ste
 again: from one such recording the cost of any bucket size can be predicted. The training's results are the same. This
 needs instrumented_ddp.DistributedDataParallel.
 
+With --confidential nobody but you gets to see names of parameters, files, hosts and the like. While the job runs they
+are in a folder on this host, in $TMPDIR, that only you can read. Then the recording is made: a copy with pseudonyms, as
+by 'overlapscope redact'. What is printed has names.
+
 The command keeps the terminal, and its exit code is returned (128 + N if signal N killed it).
 """
 
@@ -27,7 +31,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +39,7 @@ from typing import Any, Final
 from overlapscope.cli import child_process, joined_job, recording_folder
 from overlapscope.cli.arguments import parse_positive_int, strip_dashes
 from overlapscope.cli.child_process import ReceivedSignal
+from overlapscope.cli.confidential_job import ConfidentialJob
 from overlapscope.cli.metrics_process import metrics_writer, remove_stale
 from overlapscope.errors import OverlapScopeError
 from overlapscope.text import count_of, format_bytes, rank_list
@@ -103,6 +108,18 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write live metrics to FILE for node_exporter's textfile collector; replaces a file of an earlier run",
     )
+    parser.add_argument(
+        "--confidential", action="store_true", help="record pseudonyms in place of names; see docs/confidential.md"
+    )
+    parser.add_argument(
+        "--names", type=Path, metavar="FILE", help="new file for the name behind each pseudonym, for you alone"
+    )
+    parser.add_argument(
+        "--key",
+        type=Path,
+        metavar="FILE",
+        help="file with the key of the pseudonyms, the same on all hosts (default: a key that nobody keeps)",
+    )
     parser.add_argument("training", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="command to run")
 
 
@@ -112,28 +129,54 @@ def run(args: argparse.Namespace) -> int:
     if not command:
         raise OverlapScopeError("no command to run; give one after '--', as in 'overlapscope record -- torchrun ...'")
     child_process.find_program(command[0])
+    confidential = _find_confidential(args)
     if args.metrics:
         remove_stale(args.metrics)
-    _prepare_folder(args, command)
-    environment = child_process.recording_environment(
-        args.output,
-        args.detail or DETAILS[args.probe_buckets],
-        args.limit_mb,
-        args.on_incident,
-        args.stall_timeout,
-        probe_buckets=args.probe_buckets,
-        every=0 if args.start_off else args.sample,
-    )
-    with metrics_writer(args.output, args.metrics) if args.metrics else nullcontext():
+    _prepare_folder(args, command, confidential)
+    with ExitStack() as until_finished:
+        folder = args.output
+        if confidential is not None:
+            folder = until_finished.enter_context(confidential.private_folder(_print_status))
+        environment = child_process.recording_environment(
+            folder,
+            args.detail or DETAILS[args.probe_buckets],
+            args.limit_mb,
+            args.on_incident,
+            args.stall_timeout,
+            probe_buckets=args.probe_buckets,
+            every=0 if args.start_off else args.sample,
+            is_confidential=args.confidential,
+        )
+        if args.metrics:
+            until_finished.enter_context(metrics_writer(folder, args.metrics))
         with child_process.run_in_foreground(command, add_startup_hook(environment)) as (child, received):
             child.wait()
         ended = EndedCommand(program=command[0], pid=child.pid, status=child.returncode, received=received)
-        return finish_recording(args.output, ended, _print_status, probed=args.probe_buckets, is_joined=args.join)
+        return finish_recording(
+            folder,
+            ended,
+            _print_status,
+            probed=args.probe_buckets,
+            is_joined=args.join,
+            confidential=confidential,
+        )
 
 
-def _prepare_folder(args: argparse.Namespace, command: Sequence[str]) -> None:
+def _find_confidential(args: argparse.Namespace) -> ConfidentialJob | None:
+    if args.confidential and args.metrics:
+        raise OverlapScopeError("--metrics: names hosts, so it can't be given with --confidential")
+    if args.confidential:
+        return ConfidentialJob(args.output, args.names, args.key, is_joined=args.join)
+    for option, given in (("--names", args.names), ("--key", args.key)):
+        if given is not None:
+            raise OverlapScopeError(f"{option}: is for pseudonyms; give --confidential too")
+    return None
+
+
+def _prepare_folder(args: argparse.Namespace, command: Sequence[str], confidential: ConfidentialJob | None) -> None:
     if args.join:
-        joined_job.join_folder(args.output, joined_job.find_job(command))
+        job = joined_job.find_job(command)
+        joined_job.join_folder(args.output, job if confidential is None else confidential.hide_name(job))
         return
     if args.force:
         recording_folder.clear(args.output)
@@ -166,6 +209,7 @@ def finish_recording(
     *,
     probed: bool = False,
     is_joined: bool = False,
+    confidential: ConfidentialJob | None = None,
 ) -> int:
     """Write into the recording how the job ended, and print what went wrong and how to view the recording.
 
@@ -174,11 +218,11 @@ def finish_recording(
         print_status: prints a sentence, prefixed with the name of the command.
         probed: other bucket plans were requested.
         is_joined: commands on other hosts record into the folder too; nothing is removed from it.
+        confidential: makes the recording of what is in the folder; None if that is the recording.
 
     Returns:
-        The command's exit code: the job's, or 1 if nothing was recorded.
+        The command's exit code: the job's, or 1 if nothing was recorded, or not copied.
     """
-    from overlapscope.trace.description import describe_auto_choices
     from overlapscope.trace.early_ends import has_early_ends
     from overlapscope.trace.process_files import write_exit
 
@@ -189,11 +233,7 @@ def finish_recording(
         if not is_joined:
             recording_folder.clear(folder)
             remove_if_empty(folder)
-        how = f"ended with exit code {code}" if code else "succeeded"
-        print_status(
-            f"nothing was recorded: '{ended.program}' {how}, and no Python process it started called "
-            f"torch.distributed.init_process_group with overlapscope installed"
-        )
+        print_status(_describe_nothing(ended.program, code))
         return code or 1
     with suppress(OSError):  # the disk is full
         signal_received, signaled_at_ns = ended.received[0] if ended.received else (None, None)
@@ -205,42 +245,66 @@ def finish_recording(
             signal_received=signal_received,
             is_command=True,
         )
+    shown = attempt if confidential is None else confidential.publish(folder, print_status)
     if is_joined:
         joined_job.wait_for_other_hosts(attempt)
-        recorded = recording_folder.describe(attempt)
-    _print_verdict(attempt)
+        recorded = recording_folder.describe(shown)
+    _print_verdict(shown if is_joined else attempt, str if confidential is None else confidential.reveal)
     if recorded is None:
         print_status(
-            f"no rank came to init_process_group; diagnose it again: overlapscope diagnose {shlex.quote(str(attempt))}"
+            f"no rank came to init_process_group; diagnose it again: overlapscope diagnose {shlex.quote(str(shown))}"
         )
         return code or 1
+    for sentence in _describe_run(attempt, probed=probed):
+        print_status(sentence)
+    print_status(_describe_recorded(recorded, shown))
+    is_copied = confidential is None or confidential.is_published
+    return code or int(not is_copied)
+
+
+def _describe_run(attempt: Path, *, probed: bool) -> list[str]:
+    from overlapscope.trace.description import describe_auto_choices
+
     runs = _read_runs(attempt)
     probing = describe_probing(attempt) if probed else []
-    for sentence in [*probing, *describe_auto_choices({"models": _models_of(runs)}), *describe_recorders(runs)]:
-        print_status(sentence)
+    return [*probing, *describe_auto_choices({"models": _models_of(runs)}), *describe_recorders(runs)]
+
+
+def _describe_recorded(recorded: recording_folder.RecordingSize, folder: Path) -> str:
     done = count_of(recorded.steps, "step") if recorded.steps else count_of(recorded.collectives, "collective")
     look = "serve" if recorded.steps else "diagnose"
-    print_status(
+    return (
         f"recorded {count_of(recorded.ranks, 'rank')}, {done}, {format_bytes(recorded.disk_bytes)} "
-        f"in {attempt}\nview it: overlapscope {look} {shlex.quote(str(attempt))}"
+        f"in {folder}\nview it: overlapscope {look} {shlex.quote(str(folder))}"
     )
-    return code
 
 
-def _print_verdict(folder: Path) -> None:
-    """Print why each attempt ended if there are several, and the verdict if the last one failed."""
+def _describe_nothing(program: str, code: int) -> str:
+    how = f"ended with exit code {code}" if code else "succeeded"
+    return (
+        f"nothing was recorded: '{program}' {how}, and no Python process it started called "
+        f"torch.distributed.init_process_group with overlapscope installed"
+    )
+
+
+def _print_verdict(folder: Path, reveal: Callable[[str], str] = str) -> None:
+    """Print why each attempt ended if there are several, and the verdict if the last one failed.
+
+    Args:
+        reveal: returns a text with names in place of pseudonyms.
+    """
     from overlapscope.diagnosis.attempts import format_attempts, read_attempt, read_attempts
     from overlapscope.diagnosis.report_text import format_report
 
     with suppress(OverlapScopeError):  # unreadable: commands that read the recording report it
         attempts = read_attempts(folder)
         if attempts:
-            print("\n".join([*format_attempts(attempts), ""]), file=sys.stderr)
+            print(reveal("\n".join([*format_attempts(attempts), ""])), file=sys.stderr)
         attempt = attempts[-1] if attempts else read_attempt(folder)
         if attempt.verdict.kind == "interrupted":
-            print(attempt.verdict.sentence + "\n", file=sys.stderr)
+            print(reveal(attempt.verdict.sentence) + "\n", file=sys.stderr)
         elif attempt.verdict.is_fault and attempt.verdict.kind != "cannot tell":
-            print(format_report(attempt.verdict, attempt.evidence) + "\n", file=sys.stderr)
+            print(reveal(format_report(attempt.verdict, attempt.evidence)) + "\n", file=sys.stderr)
 
 
 def describe_probing(folder: Path) -> list[str]:

@@ -15,20 +15,16 @@ one by one have the same pseudonyms, so that the copies can be compared.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import secrets
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from overlapscope.cli.arguments import parse_folder
 from overlapscope.cli.output_file import refuse_existing
+from overlapscope.cli.pseudonym_files import make_key, read_key, refuse_unfit_files, write_names
 from overlapscope.errors import OverlapScopeError, make_printable
 from overlapscope.text import count_of
 
-_KEY_BYTES: Final = 32
 _MAX_LISTED: Final = 20
 
 
@@ -53,10 +49,11 @@ def run(args: argparse.Namespace) -> int:
     from overlapscope.trace.confidential.pseudonyms import Pseudonyms
 
     _refuse_unfit(args.traces, args.output, args.names, args.key)
-    pseudonyms = Pseudonyms(_read_key(args.key))
+    is_new = args.key is None or not args.key.exists()
+    pseudonyms = Pseudonyms(make_key(args.key) if is_new else read_key(args.key))
     copied = redact_recording(args.traces, args.output, pseudonyms)
     if args.names is not None:
-        _write_private(args.names, json.dumps(dict(sorted(pseudonyms.names.items())), indent=1) + "\n")
+        write_names(args.names, pseudonyms)
     for what in copied.left_out[:_MAX_LISTED]:
         _print_status(f"not in the copy: {what}")
     if (more := len(copied.left_out) - _MAX_LISTED) > 0:
@@ -83,46 +80,7 @@ def _refuse_unfit(traces: Path, copy: Path, names: Path | None, key: Path | None
     refuse_existing(copy)
     if copy.resolve().is_relative_to(traces.resolve()):
         raise OverlapScopeError(f"{copy}: is inside the recording; give a folder elsewhere with -o")
-    for path in filter(None, (names, key)):
-        if path.resolve().is_relative_to(copy.resolve()):
-            raise OverlapScopeError(f"{path}: would be given away with the copy; give a file elsewhere")
-        if not path.absolute().parent.is_dir():
-            raise OverlapScopeError(f"{path}: can't be written (no such folder)")
-    if names is not None:
-        refuse_existing(names, "with --names")
-
-
-def _read_key(path: Path | None) -> bytes:
-    """Return the key in a file, after writing a new one if there is no such file; without a path, a new one.
-
-    Raises:
-        OverlapScopeError: it can't be read or written, or holds no key.
-    """
-    key = secrets.token_bytes(_KEY_BYTES)
-    if path is None:
-        return key
-    if not path.exists():
-        _write_private(path, key.hex() + "\n")
-        return key
-    with suppress(ValueError, OSError):
-        found = bytes.fromhex(path.read_text(encoding="ascii"))
-        if len(found) == _KEY_BYTES:
-            return found
-    raise OverlapScopeError(f"{path}: holds no key; give a file that 'overlapscope redact --key' made, or a new name")
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Write a new file that nobody else may read.
-
-    Raises:
-        OverlapScopeError: it exists, or can't be written.
-    """
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
-    except OSError as error:
-        raise OverlapScopeError(f"{path}: can't be written ({error.strerror})") from None
+    refuse_unfit_files(copy, names, key)
 
 
 def _print_status(text: str) -> None:

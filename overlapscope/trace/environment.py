@@ -39,6 +39,9 @@ SAMPLE_VARIABLE: Final = "OVERLAPSCOPE_SAMPLE"
 
 DEFAULT_EVERY: Final = 1
 
+CONFIDENTIAL_VARIABLE: Final = "OVERLAPSCOPE_CONFIDENTIAL"
+"""``1``: the folder is private to one host. Processes record into it and into no other, and none makes it elsewhere."""
+
 OnIncident = Literal["report", "raise", "off"]
 
 ON_INCIDENT: Final[tuple[OnIncident, ...]] = ("report", "raise", "off")
@@ -74,9 +77,9 @@ def read_recording_options(trace: str | Path | None) -> RecordingOptions | None:
         None if neither asks for a recording.
 
     Raises:
-        OverlapScopeError: a variable has an invalid value.
+        OverlapScopeError: a variable has an invalid value, or a private folder is of another host.
     """
-    folder = os.environ.get(TRACE_VARIABLE) if trace is None else trace
+    folder = _find_folder(trace)
     if not folder:
         return None
     detail = _read_choice(DETAIL_VARIABLE, DETAILS)
@@ -102,6 +105,23 @@ def read_recording_options(trace: str | Path | None) -> RecordingOptions | None:
         probe_buckets=probe == "1",
         every=DEFAULT_EVERY if sample is None else int(sample),
     )
+
+
+def is_confidential() -> bool:
+    """Return whether names may be written into the recording's folder and nowhere else."""
+    return os.environ.get(CONFIDENTIAL_VARIABLE) == "1"
+
+
+def _find_folder(trace: str | Path | None) -> str | Path | None:
+    """Return the folder to record into: of a confidential job that of the environment, whatever the script names."""
+    folder = os.environ.get(TRACE_VARIABLE)
+    if not is_confidential():
+        return folder if trace is None else trace
+    if folder and not Path(folder).is_dir():
+        raise OverlapScopeError(
+            f"{folder}: private to another host; run 'overlapscope record --confidential' on each of them"
+        )
+    return folder
 
 
 def _read_choice(variable: str, choices: Sequence[Choice]) -> Choice:

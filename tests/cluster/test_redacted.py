@@ -1,4 +1,4 @@
-"""A real training full of names: of all that it has recorded, no byte of the copy has one."""
+"""A real training full of names: its confidential recording has none, and neither has a copy of another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_unchanged_scripts import record, script_in
+from tests.cli.command_line import overlapscope_process as overlapscope
+from tests.cluster.test_unchanged_scripts import ENVIRONMENT, script_in
 from tests.redact.copies import facts_of, find_verdict, read_bytes, redact
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -82,17 +83,33 @@ NAMES = ("verzeichnis", "turm", "nachricht", "faden", "gruppe", "argument", "wah
 """Names of a folder, module, message, thread, group, argument, variable's value and hook, after their prefix."""
 
 
+KEEP = """
+"$@"
+code=$?
+find "$CONFIDENTIAL" -mindepth 1
+cp -r "$OVERLAPSCOPE_TRACE" "$ORIGINAL"
+exit $code
+"""
+"""Runs a command, prints what is in the folder for others when it has ended, and copies what was recorded of it."""
+
+
 def test_no_name_of_a_real_training_is_left(tmp_path: Path) -> None:
-    traces, folder = tmp_path / "traces", tmp_path / "zqxwverzeichnis"
+    original, confidential, folder = tmp_path / "original", tmp_path / "confidential", tmp_path / "zqxwverzeichnis"
     folder.mkdir()
+    (tmp_path / "tmp").mkdir()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
-    command = [*torchrun, script_in(folder, SCRIPT), "--zqxwargument=1"]
-    ran = record(traces, *command, NCCL_ZQXW="zqxwwahl")
-    assert ran.returncode == 1
-    verdict = find_verdict(traces)
+    training = ["bash", "-c", KEEP, "keep", *torchrun, script_in(folder, SCRIPT), "--zqxwargument=1"]
+    kept = {"CONFIDENTIAL": str(confidential), "ORIGINAL": str(original), "TMPDIR": str(tmp_path / "tmp")}
+    options = ("record", "--confidential", "-o", confidential)
+    ran = overlapscope(*options, "--", *training, NCCL_ZQXW="zqxwwahl", **ENVIRONMENT, **kept)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "zqxwlauf" in ran.stderr.rpartition("ValueError")[2]  # the verdict is its owner's
+    verdict = find_verdict(original)
     assert (verdict.kind, verdict.blamed, verdict.step) == ("failed", (1,), 12)
-    written = read_bytes(traces).lower()
+    written = read_bytes(original).lower()
     assert [name for name in NAMES if f"zqxw{name}".encode() not in written] == []
-    assert redact(traces, tmp_path / "copy").left_out == ()
-    assert facts_of(find_verdict(tmp_path / "copy")) == facts_of(verdict)
-    assert b"zqxw" not in read_bytes(tmp_path / "copy").lower()
+    assert redact(original, tmp_path / "copy").left_out == ()
+    for of_others in (tmp_path / "copy", confidential):
+        assert facts_of(find_verdict(of_others)) == facts_of(verdict)
+        assert b"zqxw" not in read_bytes(of_others).lower()
+    assert [*(tmp_path / "tmp").glob("overlapscope*")] == []

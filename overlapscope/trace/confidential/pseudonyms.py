@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from hashlib import blake2b
 from typing import Final
 
 _DIGEST_BYTES: Final = 4
 """Two of ten thousand names have one pseudonym in one recording of a hundred."""
+_PSEUDONYM: Final = re.compile(r"\b(?:(file_[0-9a-f]{8})(?:\.\w+)?|([a-z]+_[0-9a-f]{8}|[A-Z]+_[0-9A-F]{8}))\b")
+"""The pseudonym of a file stands for its whole path, but keeps its ending."""
 
 
 class Pseudonyms:
@@ -34,6 +37,10 @@ class Pseudonyms:
         pseudonym = f"{kind}_{self.digest(kind, text, _DIGEST_BYTES).hex()}"
         self.names[pseudonym] = text
         return pseudonym
+
+    def reveal(self, text: str) -> str:
+        """Return a text with names in place of those pseudonyms that have been given out."""
+        return _PSEUDONYM.sub(lambda found: self.names.get(found[1] or found[2], found[0]), text)
 
     def digest(self, kind: str, text: str, size: int) -> bytes:
         """Return a keyed hash of a text, which can't be guessed from it."""

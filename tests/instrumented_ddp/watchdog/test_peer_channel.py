@@ -14,9 +14,17 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from instrumented_ddp.watchdog.peer_channel import FolderStore, JobStore, KeyValueStore, PeerChannel
+from instrumented_ddp.watchdog import peer_channel
+from instrumented_ddp.watchdog.peer_channel import (
+    FolderStore,
+    JobStore,
+    KeyValueStore,
+    PeerChannel,
+    connect_to_job_store,
+)
 from instrumented_ddp.watchdog.process_state import STOPPED, read_process_state
 from instrumented_ddp.watchdog.protocol import Messages
+from overlapscope.errors import OverlapScopeError
 from tests.cluster.ranks import CONTEXT
 
 
@@ -59,6 +67,18 @@ def test_the_last_rank_to_leave_removes_the_folder(tmp_path):
     assert (tmp_path / "messages").exists()
     stores[1].leave()
     assert not (tmp_path / "messages").exists()
+
+
+def test_confidential_messages_are_not_beside_the_file_where_hosts_meet(tmp_path, monkeypatch):
+    monkeypatch.setenv("OVERLAPSCOPE_CONFIDENTIAL", "1")
+    monkeypatch.setattr(peer_channel, "_get_default_store", lambda: dist.FileStore(str(tmp_path / "shared"), 2))
+    (tmp_path / "private" / "rank_0").mkdir(parents=True)
+    with pytest.raises(OverlapScopeError):  # the other rank is on another host
+        connect_to_job_store(tmp_path / "private", 0, 2)
+    (tmp_path / "private" / "rank_1").mkdir()
+    connect_to_job_store(tmp_path / "private", 0, 2).set("alarm", "a name")
+    assert {path.name for path in tmp_path.iterdir()} <= {"private", "shared"}
+    assert (tmp_path / "private" / "watchdog" / "alarm").exists()
 
 
 class FailingStore:
