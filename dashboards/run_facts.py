@@ -16,6 +16,7 @@ from overlapscope.trace.description import describe_models
 from overlapscope.trace.event_log import read_latest_records, read_step_bounds
 from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.json_files import read_json
+from overlapscope.trace.rank_folder import RankFolder
 from overlapscope.trace.schema import EVENTS_FILE, RANK_FILE, RUN_FILE, Kind
 
 _LATEST_RECORDS: Final = 2048
@@ -72,7 +73,7 @@ def read_run_facts(path: Path) -> RunFacts:
         folders = find_rank_folders(path)
     except OverlapScopeError:
         return RunFacts()
-    runs = (_read_object(folder / RUN_FILE) for folder in folders.values())
+    runs = (RankFolder(folder).run() for folder in folders.values() if (folder / RUN_FILE).exists())
     run = next((found for found in runs if found), {})
     world_size, started_ns = run.get("world_size"), run.get("started_unix_ns")
     devices = {_device_kind(_read_object(folder / RANK_FILE).get("device")) for folder in folders.values()}

@@ -191,8 +191,7 @@ def _list_recordings(recordings: Recordings, arguments: Mapping[str, Any]) -> To
     from overlapscope.diagnosis.rank_state import is_running
     from overlapscope.trace.description import describe_models
     from overlapscope.trace.folders import find_recorded_ranks
-    from overlapscope.trace.json_files import read_json
-    from overlapscope.trace.schema import RUN_FILE
+    from overlapscope.trace.rank_folder import RankFolder
 
     found = recordings.search()
     rows: list[Content] = []
@@ -200,7 +199,7 @@ def _list_recordings(recordings: Recordings, arguments: Mapping[str, Any]) -> To
         if arguments.get("containing", "") not in run.name:
             continue
         ranks = sorted(find_recorded_ranks(run.latest))
-        facts = read_json(ranks[0] / RUN_FILE, []) if ranks and (ranks[0] / RUN_FILE).exists() else {}
+        facts = RankFolder(ranks[0]).run() if ranks else {}
         started_ns = facts.get("started_unix_ns")
         rows.append(
             {

@@ -67,7 +67,16 @@ def _load(data: bytes) -> Any:
         raise ValueError("nested too deeply") from None
     if data.count(b"[") + data.count(b"{") > _MAX_NESTING and _is_too_deep(content):
         raise ValueError("nested too deeply")
-    return content
+    return _replace_half_characters(content) if rb"\ud" in data or rb"\uD" in data else content
+
+
+def _replace_half_characters(content: Any) -> Any:
+    """Return a content without halves of characters, which only an escape can bring and no other text can hold."""
+    if isinstance(content, str):
+        return content.encode(errors="replace").decode()
+    if isinstance(content, dict):
+        return {_replace_half_characters(key): _replace_half_characters(one) for key, one in content.items()}
+    return [_replace_half_characters(one) for one in content] if isinstance(content, list) else content
 
 
 def _is_too_deep(content: Any) -> bool:

@@ -134,7 +134,12 @@ class RankFolder:
         """Return what ran, ``run.json``, which every rank has that has joined a group."""
         if self.is_joining():
             return {name: value for name, value in self.joining().items() if name in ("versions", "world_size")}
-        return read_json(self.path / RUN_FILE, self.problems)
+        run = read_json(self.path / RUN_FILE, self.problems)
+        models = run.get("models", [])
+        if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
+            self.problems.append(Problem("error", f"{self.path / RUN_FILE}: damaged; its models are left out"))
+            run["models"] = []
+        return run
 
     def where(self) -> dict[str, Any]:
         """Return where it ran, ``rank.json``, which every rank has that has joined a group."""

@@ -445,9 +445,9 @@ def build_shard(files: Sequence[RankRecording], *, starts_mid_step: bool = False
             [
                 {
                     "rank": one.rank,
-                    "host": one.rank_info.get("host", "unknown"),
-                    "pid": one.rank_info.get("pid", -1),
-                    "device": one.rank_info.get("device", "unknown"),
+                    "host": str(one.rank_info.get("host", "unknown")),
+                    "pid": pid if isinstance(pid := one.rank_info.get("pid"), int) else -1,
+                    "device": str(one.rank_info.get("device", "unknown")),
                     "closed": one.was_closed,
                 }
                 for one in files

@@ -46,6 +46,13 @@ def test_what_a_damaged_byte_makes_of_a_text_is_not_believed(text: str, offset: 
     assert {key: value for key, value in content.items() if key in CONTENT} == CONTENT
 
 
+def test_halves_of_characters_which_nothing_could_print_or_store_are_replaced() -> None:
+    assert parse_json_text(rb'{"host": "\ud800x", "\uDC80": ["\ud83d\ude00", 1]}') == {
+        "host": "?x",
+        "?": ["\U0001f600", 1],
+    }
+
+
 def test_a_text_without_a_checksum_is_taken_as_it_is() -> None:
     assert parse_json_text(b'{"a": 1}') == {"a": 1}
 

@@ -75,15 +75,11 @@ def test_of_a_log_that_could_not_be_closed_nothing_is_promised(tmp_path: Path) -
     assert said_of(tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["{outside}", "../outside", "..", "", ".", "a\0b", "\ud800"])
+@pytest.mark.parametrize("name", ["{outside}", "../outside", "..", "", ".", "a\0b"])
 def test_only_names_of_files_are_looked_at(folder: Path, tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     outside = tmp_path_factory.mktemp("outside") / "file"
     write_json(folder / MANIFEST_FILE, {"files": {name.format(outside=outside): {"bytes": 1}}})
-    (said,) = said_of(folder)
-    if name == "\ud800":
-        assert said.endswith("manifest.json is damaged: it gives no valid size of this file")
-    else:
-        assert said == "manifest.json: damaged; it lists files outside of its folder"
+    assert said_of(folder) == ["manifest.json: damaged; it lists files outside of its folder"]
 
 
 def test_a_pipe_is_not_read(folder: Path) -> None:
