@@ -52,12 +52,12 @@ def find_job(command: Sequence[str], variables: Mapping[str, str] = os.environ) 
 
 def _read_options(command: Sequence[str]) -> dict[str, str]:
     """Return the values of torchrun's options that say where its processes meet."""
-    found = {}
+    found: dict[str, str] = {}
     for word, following in zip(command, [*command[1:], ""], strict=True):
         option, is_joined, value = word.partition("=")
         name = option.removeprefix("--").replace("-", "_")
         if option.startswith("--") and name in _OPTIONS:
-            found[name] = value if is_joined else following
+            found.setdefault(name, value if is_joined else following)  # later ones may be the script's
     return found
 
 
@@ -74,6 +74,8 @@ def join_folder(folder: Path, job: str) -> None:
         make_folder(folder)
         _claim(folder, job)
     found = read_json(folder / JOB_FILE, []).get("job")
+    if found is None:
+        raise OverlapScopeError(f"{folder / JOB_FILE}: does not say which job records here; give another folder")
     if found != job:
         raise OverlapScopeError(f"{folder}: holds a recording of another job ({found}, not {job}); give another folder")
 

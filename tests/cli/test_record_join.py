@@ -65,6 +65,9 @@ def test_only_commands_of_the_same_job_are_let_in(tmp_path: Path) -> None:
     write_recording(tmp_path / "b", ranks=1)
     with pytest.raises(OverlapScopeError, match="without --join"):
         join_folder(tmp_path / "b", "rendezvous 7")
+    (tmp_path / "c" / "job.json").mkdir(parents=True)
+    with pytest.raises(OverlapScopeError, match="does not say which job"):
+        join_folder(tmp_path / "c", "rendezvous 7")
 
 
 def test_force_makes_a_folder_free_for_another_job(tmp_path: Path) -> None:
@@ -81,6 +84,7 @@ def test_force_makes_a_folder_free_for_another_job(tmp_path: Path) -> None:
         ("torchrun train.py", {"PET_RDZV_ENDPOINT": "node0:1", "PET_RDZV_ID": "none"}, "rendezvous at node0:1"),
         ("python train.py", {"TORCHELASTIC_RUN_ID": "7", "MASTER_ADDR": "node0"}, "rendezvous 7"),
         ("torchrun --master-addr node0 train.py", {}, "master node0:29500"),
+        ("torchrun --rdzv-id=7 train.py --rdzv-id 8", {}, "rendezvous 7"),
         ("python train.py", {"MASTER_ADDR": "node0", "MASTER_PORT": "1"}, "master node0:1"),
     ],
 )
