@@ -75,7 +75,7 @@ def read_run_facts(path: Path) -> RunFacts:
         return RunFacts()
     runs = (RankFolder(folder).run() for folder in folders.values() if (folder / RUN_FILE).exists())
     run = next((found for found in runs if found), {})
-    world_size, started_ns = run.get("world_size"), run.get("started_unix_ns")
+    world_size = run.get("world_size")
     devices = {_device_kind(_read_object(folder / RANK_FILE).get("device")) for folder in folders.values()}
     log = next(iter(folders.values())) / EVENTS_FILE
     records = read_latest_records(log, _LATEST_RECORDS)
@@ -87,7 +87,7 @@ def read_run_facts(path: Path) -> RunFacts:
         model=describe_models(run),
         ranks=world_size if isinstance(world_size, int) else len(folders),
         device=", ".join(sorted(devices - {""})),
-        started_unix_ns=started_ns if isinstance(started_ns, int) else None,
+        started_unix_ns=run.get("started_unix_ns"),
         steps=int(numbers[-1]) - first + 1 if has_steps else None,
         latest=StepTimes.of(int(numbers[0]), int(numbers[-1]), times_ns) if has_steps else None,
         latest_step_ns=float(np.median(times_ns)) if has_steps else None,

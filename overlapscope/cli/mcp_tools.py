@@ -200,7 +200,6 @@ def _list_recordings(recordings: Recordings, arguments: Mapping[str, Any]) -> To
             continue
         ranks = sorted(find_recorded_ranks(run.latest))
         facts = RankFolder(ranks[0]).run() if ranks else {}
-        started_ns = facts.get("started_unix_ns")
         rows.append(
             {
                 "name": run.name,
@@ -209,7 +208,7 @@ def _list_recordings(recordings: Recordings, arguments: Mapping[str, Any]) -> To
                 "attempts": len(run.attempts),
                 "ranks": len(ranks),
                 "model": describe_models(facts),
-                "started_unix_ns": started_ns if isinstance(started_ns, int) else None,
+                "started_unix_ns": facts.get("started_unix_ns"),
                 "is_running": is_running(run.latest),
             }
         )

@@ -87,6 +87,18 @@ LinkRow = tuple[Any, ...]
 """Time, ``LINK_ENDPOINTS`` and ``LINK_COUNTERS`` of one connection."""
 
 
+def _is_list_of_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+
+
+def _is_unix_time_ns(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**63
+
+
+_FACTS_OF_RUN: Final = {"models": _is_list_of_objects, "started_unix_ns": _is_unix_time_ns}
+"""Facts of ``run.json`` that many use, and whether a value is one."""
+
+
 class RankFolder:
     """Folder of a rank.
 
@@ -135,10 +147,10 @@ class RankFolder:
         if self.is_joining():
             return {name: value for name, value in self.joining().items() if name in ("versions", "world_size")}
         run = read_json(self.path / RUN_FILE, self.problems)
-        models = run.get("models", [])
-        if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
-            self.problems.append(Problem("error", f"{self.path / RUN_FILE}: damaged; its models are left out"))
-            run["models"] = []
+        for name, is_fact in _FACTS_OF_RUN.items():
+            if name in run and not is_fact(run[name]):
+                self.problems.append(Problem("error", f"{self.path / RUN_FILE}: damaged; {name!r} is left out"))
+                del run[name]
         return run
 
     def where(self) -> dict[str, Any]:
