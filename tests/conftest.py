@@ -19,7 +19,8 @@ sys.dont_write_bytecode = False
 # For a format that none of our schemas has, jsonschema would compile a grammar, for seconds in each worker.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
-# Every run looks at other examples, so fewer of them at a time find as much over the days.
+# Every run looks at other examples, so fewer of them at a time find as much over the days. Tests that say how many
+# they look at are those whose examples are dear.
 settings.register_profile("without a deadline", deadline=None, max_examples=25)
 settings.register_profile("thorough", deadline=None, max_examples=100)  # .ci/matrix
 settings.load_profile("without a deadline")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.breakdown.breakdown import BLOCKS, Breakdown, compute_breakdown
@@ -169,13 +169,11 @@ def check_sums(trace: Trace, breakdown: Breakdown) -> None:
         assert (job.rank_ns.sum(axis=1) <= job.end_ns - job.start_ns).all()
 
 
-@settings(max_examples=60, deadline=None)
 @given(wild_recordings())
 def test_whatever_was_recorded_blocks_sum_to_the_step(trace: Trace) -> None:
     check_sums(trace, compute_breakdown(trace))
 
 
-@settings(max_examples=60, deadline=None)
 @given(orderly_recordings(), st.integers(0, 100))
 def test_it_does_not_matter_how_far_a_host_is_ahead_of_its_device(trace: Trace, ahead_ns: int) -> None:
     entered_ns = [arrival_of(row) for row in trace.collectives.itertuples()]
@@ -186,7 +184,6 @@ def test_it_does_not_matter_how_far_a_host_is_ahead_of_its_device(trace: Trace, 
     assert ahead.wait_ns.tolist() == usual.wait_ns.tolist()
 
 
-@settings(max_examples=40, deadline=None)
 @given(orderly_recordings())
 def test_each_nanosecond_is_in_the_block_that_the_oracle_says(trace: Trace) -> None:
     breakdown = compute_breakdown(trace)

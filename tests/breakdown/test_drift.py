@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.analysis import Analysis
@@ -35,7 +35,6 @@ def test_steps_that_rise_to_the_end_have_no_steady_ones() -> None:
     assert drift.steady is None
 
 
-@settings(max_examples=100)
 @given(seed=st.integers(0, 100_000), count=st.integers(1, 300), noise=st.floats(0, 0.3))
 def test_noise_is_no_drift_and_units_do_not_matter(seed: int, count: int, noise: float) -> None:
     series = np.random.default_rng(seed).normal(1, noise, count)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -125,7 +125,6 @@ def test_what_was_cut_off_or_is_of_other_plans_is_not_seen_and_nothing_fails(dat
     assert set(seen.epoch.tolist()) <= {-1, *PLANS}
 
 
-@settings(max_examples=80)
 @given(
     records=arrays.arrays(RECORD_DTYPE, st.integers(0, 40)),
     steps=st.lists(st.integers(0, 3), max_size=6),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.bucket_model.contention import estimate_compute_slowdown
@@ -50,7 +50,6 @@ def recording(job: Job, noise: float = 0.0, plans: list[Buckets] | None = None) 
     return observe([noisy(job, random, noise) for _ in in_force], in_force)
 
 
-@settings(max_examples=100)
 @given(job=jobs(), data=st.data())
 def test_replaying_the_recorded_plan_gives_the_recorded_times(job: Job, data: st.DataObject) -> None:
     """Also where compute was slowed down, as long as one knows by how much."""
@@ -62,7 +61,6 @@ def test_replaying_the_recorded_plan_gives_the_recorded_times(job: Job, data: st
     assert replayed.backward_end_ns[0, 0] == pytest.approx(step.backward_end.max(), abs=1e-6)
 
 
-@settings(max_examples=100)
 @given(job=jobs(), data=st.data())
 def test_the_recording_of_one_plan_tells_the_times_of_another(job: Job, data: st.DataObject) -> None:
     recorded, other = data.draw(plans_of(job)), data.draw(plans_of(job))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.bucket_model.partition import MB, NO_LIMIT, SPARSE_KIND, Gradients, fill_plan
@@ -64,7 +64,6 @@ def test_the_default_has_a_small_first_bucket(gradients: Gradients) -> None:
     assert plan.cap_mb == 25
 
 
-@settings(max_examples=300)
 @given(gradients(kinds=(0,)), limits)
 def test_of_one_kind_any_plan_is_a_list_of_caps(gradients: Gradients, limits_bytes: list[int]) -> None:
     plan = fill_plan(gradients, limits_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.bucket_model.fit import FittedModel, fit_model
@@ -43,7 +43,6 @@ def fitted() -> FittedModel:
     return fit_model(recording(probed_job(), noise=0.01), lanes=1)
 
 
-@settings(max_examples=30)
 @given(factor=st.floats(0.5, 2.0), exposed=st.floats(0.0, 0.9))
 def test_the_measured_plan_is_predicted_as_measured_and_others_change_block_by_block(
     fitted: FittedModel, factor: float, exposed: float

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.bucket_model.partition import Buckets
@@ -110,7 +110,6 @@ def test_cases_by_hand(job: Job, plan: Buckets, cycle: float, exposed: float) ->
     assert replayed.exposed_ns[0, 0] == pytest.approx(exposed)
 
 
-@settings(max_examples=250)
 @given(job=jobs(kinds=True), data=st.data())
 def test_it_is_what_a_simulation_event_by_event_gives(job: Job, data: st.DataObject) -> None:
     plan = data.draw(plans_of(job))
@@ -120,7 +119,6 @@ def test_it_is_what_a_simulation_event_by_event_gives(job: Job, data: st.DataObj
     assert replayed.exposed_ns[0, 0] == pytest.approx(max(0.0, step.end.max() - step.backward_end.max()))
 
 
-@settings(max_examples=120)
 @given(job=jobs(kinds=True), data=st.data())
 def test_the_timeline_is_that_of_the_simulation(job: Job, data: st.DataObject) -> None:
     plan = data.draw(plans_of(job))

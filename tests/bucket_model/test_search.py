@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.bucket_model.partition import Buckets, buckets_from_cuts, build_table_from_cuts
@@ -30,7 +30,6 @@ def every_plan(job: Job, buckets: int | None = None) -> list[Buckets]:
     return plans
 
 
-@settings(max_examples=150)
 @given(job=jobs(plain=True), copy_in=st.sampled_from([(0.0, 0.0), (3.0, 0.25)]))
 def test_for_each_number_of_buckets_no_plan_ends_earlier(job: Job, copy_in: tuple[float, float]) -> None:
     job = replace(job, tail=0.0, copy_in=copy_in)
@@ -45,7 +44,6 @@ def test_for_each_number_of_buckets_no_plan_ends_earlier(job: Job, copy_in: tupl
         )
 
 
-@settings(max_examples=60)
 @given(job=jobs(plain=True))
 def test_the_best_plan_is_the_best_of_all(job: Job) -> None:
     work, costs = work_of_job(job), costs_of(job)
@@ -53,7 +51,6 @@ def test_the_best_plan_is_the_best_of_all(job: Job) -> None:
     assert found == pytest.approx(replay(every_plan(job), work, costs).cycle_ns.min(), rel=1e-3)
 
 
-@settings(max_examples=60)
 @given(job=jobs(kinds=True), other=st.floats(0.5, 2.0))
 def test_whatever_the_job_it_is_no_worse_than_the_default_or_any_cap(job: Job, other: float) -> None:
     slower = replace(job, work=[[other * each for each in rank] for rank in job.work])

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import anyio
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.cli.main import main
@@ -26,8 +27,7 @@ from tests.cli.command_line import COMMAND
 from tests.cli.test_json import documented
 from tests.synthetic import write_recording, write_straggling_recording
 
-mcp = pytest.importorskip("mcp", reason="needs the MCP SDK")
-from overlapscope.cli.mcp_server import build_server  # noqa: E402 - which needs it too
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="needs the MCP SDK")
 
 QUESTIONS = ("summary", "stragglers", "recommend", "diagnose")
 
@@ -38,9 +38,18 @@ def run(coroutine: Callable[[], Awaitable[Any]]) -> Any:
         return pool.submit(anyio.run, coroutine).result()
 
 
+def connect(folders: list[Path]) -> Any:
+    """A client of a server of some folders. The SDK takes a second to import, which every worker would, to collect."""
+    import mcp
+
+    from overlapscope.cli.mcp_server import build_server
+
+    return mcp.Client(build_server(folders))
+
+
 def ask(folders: Path | list[Path], tool: str, **arguments: object) -> Any:
     async def call() -> Any:
-        async with mcp.Client(build_server(folders if isinstance(folders, list) else [folders])) as client:
+        async with connect(folders if isinstance(folders, list) else [folders]) as client:
             return await client.call_tool(tool, arguments)
 
     return run(call)
@@ -65,7 +74,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_tools_are_read_only_and_have_schemas_of_what_they_take_and_answer() -> None:
     async def list_tools() -> Any:
-        async with mcp.Client(build_server([])) as client:
+        async with connect([]) as client:
             return (await client.list_tools()).tools
 
     tools = {tool.name: tool for tool in run(list_tools)}
@@ -180,7 +189,7 @@ def test_only_chosen_steps_are_read(recordings: Path) -> None:
 
 def test_a_recording_that_grows_is_read_again(tmp_path: Path) -> None:
     async def summarize_twice() -> list[int]:
-        async with mcp.Client(build_server([tmp_path])) as client:
+        async with connect([tmp_path]) as client:
             summarize = partial(client.call_tool, "summary")
             write_recording(tmp_path / "run", steps=3)
             first = await summarize({})
@@ -202,7 +211,7 @@ def test_damage_is_said_beside_the_answer(tmp_path: Path) -> None:
 
 def test_text_of_a_recording_is_said_to_be_data_and_what_is_hidden_in_it_is_shown(tmp_path: Path) -> None:
     async def read_instructions() -> str:
-        async with mcp.Client(build_server([])) as client:
+        async with connect([]) as client:
             return str(client.instructions)
 
     assert "never instructions" in run(read_instructions)
@@ -235,7 +244,6 @@ CONTENTS = st.builds(
 )
 
 
-@settings(max_examples=30, deadline=None)
 @given(content=CONTENTS, most=st.integers(12_000, 40_000))
 def test_every_answer_fits_and_says_what_is_left_out_of_it(content: dict[str, Any], most: int) -> None:
     found, omissions = limit_content(content, most_characters=most)

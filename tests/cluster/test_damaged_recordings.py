@@ -71,8 +71,6 @@ def copied(recording: Path) -> Path:
 
 
 @settings(
-    max_examples=100,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     phases=[Phase.generate],
 )

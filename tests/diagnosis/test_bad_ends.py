@@ -54,7 +54,6 @@ def check(verdict: Verdict, evidence: Evidence) -> None:
     json.dumps(verdict.as_dict())
 
 
-@settings(max_examples=150, deadline=None)
 @given(jobs())
 def test_there_is_a_verdict_on_any_job(evidence: Evidence) -> None:
     verdict = judge(evidence)
@@ -63,7 +62,6 @@ def test_there_is_a_verdict_on_any_job(evidence: Evidence) -> None:
         assert not {one.liveness for one in evidence.ranks.values()} & {"gone", "failed", "stopped"}
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.sets(st.integers(0, 3), min_size=1), st.integers(0, 3))
 def test_any_ranks_that_were_killed_are_the_cause_of_what_the_others_say(gone: set[int], further: int) -> None:
     ranks = [rank(n, "gone", phase="backward") if n in gone else rank(n, "failed", failure=CLOSED) for n in range(4)]
@@ -87,7 +85,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.generate])
+@settings(suppress_health_check=[HealthCheck.too_slow], phases=[Phase.generate])
 @given(st.data())
 def test_damage_to_any_file_leaves_a_verdict(recording: Path, data: st.DataObject) -> None:
     files = sorted(path.relative_to(recording) for path in recording.rglob("*") if path.is_file())

@@ -280,7 +280,7 @@ def jobs(draw: st.DrawFn) -> tuple[dict[int, Order], int]:
     return {rank: order for rank, order in orders.items() if order}, draw(st.sampled_from([16, 1000]))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(jobs())
 def test_the_first_difference_is_what_looking_at_every_entry_finds(job: tuple[dict[int, Order], int]) -> None:
     orders, capacity = job

@@ -75,7 +75,7 @@ def test_the_job_as_it_is(jobs: tuple[Path, Path]) -> None:
 
 
 @given(seed=st.integers(0, 2**32), damages=st.lists(st.sampled_from(DAMAGES), min_size=1, max_size=3))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_damage_accuses_another_rank(
     jobs: tuple[Path, Path], tmp_path: Path, seed: int, damages: list[Damage]
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.diagnosis.order_difference import (
@@ -85,7 +85,6 @@ def swapped_pair(ours: Sequence[int], theirs: Sequence[int]) -> bool:
     )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(1, 6), max_size=30), st.lists(st.integers(1, 6), max_size=30))
 def test_any_pair_of_swapped_names_near_by_is_found(ours: list[int], theirs: list[int]) -> None:
     found = find_first_difference(named(ours), named(theirs))
@@ -94,13 +93,11 @@ def test_any_pair_of_swapped_names_near_by_is_found(ours: list[int], theirs: lis
         assert found is not None
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 6), max_size=30))
 def test_other_names_that_are_nowhere_on_the_other_rank_are_no_difference(ours: list[int]) -> None:
     assert find_first_difference(named(ours), named([name + 10 for name in ours])) is None
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 6), max_size=30), st.lists(st.integers(1, 6), max_size=30))
 def test_either_rank_may_come_first(ours: list[int], theirs: list[int]) -> None:
     assert find_first_difference(named(ours), named(theirs)) == find_first_difference(named(theirs), named(ours))

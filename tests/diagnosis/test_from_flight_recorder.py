@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.diagnosis.flight_recorder import read_dumps
@@ -100,7 +100,6 @@ class TestGloo:
 
 class TestDamage:
     @given(st.data())
-    @settings(max_examples=60)
     def test_any_values_give_a_verdict_or_a_sentence(
         self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
     ) -> None:

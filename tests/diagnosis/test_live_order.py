@@ -67,7 +67,7 @@ def few_collectives(draw: st.DrawFn) -> dict[int, Sequence[Collective]]:
     return {number: tuple(order) for number, order in orders.items() if order}
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(few_collectives())
 def test_of_a_few_collectives_all_are_reported(orders: dict[int, Sequence[Collective]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.diagnosis.evidence import (
@@ -41,7 +41,6 @@ THINGS = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(THINGS)
 def test_what_was_told_is_what_is_heard(thing: Any) -> None:
     assert repr(from_json(type(thing), to_json(thing))) == repr(thing)  # by repr: a NaN equals nothing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from overlapscope.diagnosis.evidence import Evidence, Failure, ModelParameters, RankEvidence, ReportedVerdict
 from overlapscope.diagnosis.judge import judge
@@ -78,7 +78,6 @@ def test_what_was_reported_and_does_not_stop_a_job_is_not_forgotten_when_all_ran
     assert judge(job(*ends, groups=[same], reports=(passed,))).kind == "healthy"
 
 
-@settings(max_examples=300, deadline=None)
 @given(jobs())
 def test_no_verdict_is_given_that_is_refuted(evidence: Evidence) -> None:
     assert not is_refuted(Facts(evidence), judge(evidence))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from instrumented_ddp.strategies import all_reduces, parameter_server
@@ -208,7 +208,6 @@ def entry_of(number: int, signature: Signature, is_over: bool, *, has_failed: bo
     )
 
 
-@settings(deadline=None, max_examples=120)
 @given(st.sampled_from(sorted(ALGORITHMS)), st.integers(2, 7), st.data())
 def test_all_wait_for_the_one_that_has_stopped_whatever_the_round(name: str, size: int, data: st.DataObject) -> None:
     victim = data.draw(st.integers(0, size - 1))
@@ -224,7 +223,6 @@ def test_all_wait_for_the_one_that_has_stopped_whatever_the_round(name: str, siz
     assert (verdict.kind, verdict.blamed) == ("stopped", (victim,))
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.sampled_from(sorted(ALGORITHMS)), st.integers(3, 6), st.data())
 def test_who_is_killed_is_accused_and_never_who_fails_for_it(name: str, size: int, data: st.DataObject) -> None:
     victim = data.draw(st.integers(0, size - 1))
@@ -234,7 +232,6 @@ def test_who_is_killed_is_accused_and_never_who_fails_for_it(name: str, size: in
     assert (verdict.kind, verdict.blamed) == ("killed", (victim,))
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.sampled_from(sorted(ALGORITHMS)), st.integers(2, 6), st.data())
 def test_of_a_message_that_is_lost_nobody_is_accused(name: str, size: int, data: st.DataObject) -> None:
     lanes = rounds_of(name, size)

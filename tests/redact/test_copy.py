@@ -76,7 +76,7 @@ def replace_texts(content: Any, replace: Callable[[str], str]) -> Any:
     return replace(content) if isinstance(content, str) else content
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(secrets=st.lists(SECRET, min_size=1, max_size=4, unique=True), seed=st.integers(0, 2**32))
 def test_of_texts_in_any_place_no_byte_is_left(
     recorded: Path, tmp_path_factory: pytest.TempPathFactory, secrets: list[str], seed: int

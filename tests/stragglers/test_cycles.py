@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.breakdown.breakdown import compute_breakdown
@@ -25,7 +25,6 @@ def own(cycles: Cycles, cause: str) -> np.ndarray:
     return cycles.local_ns[CAUSES.index(cause)]
 
 
-@settings(max_examples=25)
 @given(seed=st.integers(0, 1000), ranks=st.integers(2, 6), noise=st.floats(0, 0.3), broadcast=st.booleans())
 def test_local_times_are_what_the_ranks_did(seed: int, ranks: int, noise: float, broadcast: bool) -> None:
     job = Job(ranks=ranks, steps=8, noise=noise, seed=seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.stragglers.location_test import LocationTest, independent_share, run_location_test
@@ -38,7 +38,6 @@ def test_noise_is_rarely_later_all_the_time(steps: int, correlation: float) -> N
     assert (p_values <= 0.5).mean() > 0.1, "a test that says nothing is always right"
 
 
-@settings(max_examples=50)
 @given(seed=st.integers(0, 10_000), steps=st.integers(30, 600), scale=st.floats(1e-3, 1e9))
 def test_units_do_not_matter_and_later_is_the_opposite_of_earlier(seed: int, steps: int, scale: float) -> None:
     series = noise(np.random.default_rng(seed), steps, 0.3)[:, 0] + 0.2

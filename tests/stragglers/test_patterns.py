@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.stragglers.patterns import (
@@ -31,7 +31,6 @@ def patterns_of(series: np.ndarray, first_step: int = 3) -> list[DelayPattern]:
 seeds = st.integers(0, 100_000)
 
 
-@settings(max_examples=60)
 @given(seed=seeds, count=st.integers(20, 400), sigma_ms=st.floats(0, 3))
 def test_noise_has_no_pattern(seed: int, count: int, sigma_ms: float) -> None:
     found = patterns_of(noise(count, seed, sigma_ms))
@@ -40,7 +39,6 @@ def test_noise_has_no_pattern(seed: int, count: int, sigma_ms: float) -> None:
     assert all(pattern.where.sum() <= 2 for pattern in found)
 
 
-@settings(max_examples=40)
 @given(seed=seeds, count=st.integers(20, 400), correlation=st.floats(0.5, 0.99))
 def test_noise_that_lasts_for_some_steps_has_no_lasting_pattern(seed: int, count: int, correlation: float) -> None:
     series = noise(count, seed)
@@ -49,7 +47,6 @@ def test_noise_that_lasts_for_some_steps_has_no_lasting_pattern(seed: int, count
     assert {found.kind for found in patterns_of(series)} <= {"transient"}
 
 
-@settings(max_examples=25)
 @given(seed=seeds, count=st.integers(80, 400), delay_ms=st.floats(1, 50))
 def test_a_delay_in_every_step_is_persistent(seed: int, count: int, delay_ms: float) -> None:
     found = patterns_of(noise(count, seed) + delay_ms * MS)[0]
@@ -58,7 +55,6 @@ def test_a_delay_in_every_step_is_persistent(seed: int, count: int, delay_ms: fl
     assert found.p_value < 1e-6
 
 
-@settings(max_examples=25)
 @given(seed=seeds, count=st.integers(20, 100), drift=st.floats(-1, 1))
 def test_a_steady_delay_is_persistent_however_slowly_it_drifts(seed: int, count: int, drift: float) -> None:
     steady = 20 * MS * (1 + np.linspace(0, 0.05 * drift, count)) + noise(count, seed, 0.03)
@@ -67,7 +63,6 @@ def test_a_steady_delay_is_persistent_however_slowly_it_drifts(seed: int, count:
     assert found.p_value <= 2 * 0.5**count
 
 
-@settings(max_examples=40)
 @given(seed=seeds, period=st.integers(3, 50), phase=st.integers(0, 49), periods=st.integers(18, 24))
 def test_a_delay_every_k_steps_is_periodic(seed: int, period: int, phase: int, periods: int) -> None:
     series = noise(period * periods, seed)
@@ -89,7 +84,6 @@ def test_a_period_bears_that_some_delays_are_missing_and_some_are_of_another_kin
     assert (rest.kind, np.flatnonzero(rest.where).tolist()) == ("transient", [3, 77])
 
 
-@settings(max_examples=40)
 @given(seed=seeds, count=st.integers(200, 400), share=st.floats(0.25, 0.75), rises=st.booleans())
 def test_a_change_at_one_step_is_a_shift(seed: int, count: int, share: float, rises: bool) -> None:
     change = int(share * count)
@@ -100,7 +94,6 @@ def test_a_change_at_one_step_is_a_shift(seed: int, count: int, share: float, ri
     assert (f"from step {change} on" if rises else f"until step {change - 1}") in found.statistic
 
 
-@settings(max_examples=40)
 @given(seed=seeds, count=st.integers(100, 400), begin=st.integers(5, 60), length=st.integers(15, 30))
 def test_a_delay_in_some_steps_on_end_is_a_stretch(seed: int, count: int, begin: int, length: int) -> None:
     late = np.zeros(count, dtype=bool)
@@ -146,7 +139,6 @@ def test_a_rank_that_is_late_throughout_and_gets_worse_is_persistent() -> None:
     assert patterns_of(series)[0].kind == "persistent"
 
 
-@settings(max_examples=25)
 @given(seed=seeds, count=st.integers(20, 400), data=st.data())
 def test_one_long_pause_is_transient(seed: int, count: int, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, count - 1))

@@ -7,7 +7,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.breakdown.breakdown import compute_breakdown
@@ -42,7 +42,6 @@ jobs = st.builds(
 )
 
 
-@settings(max_examples=40)
 @given(job=jobs, broadcast=st.booleans(), carried=st.integers(0, 3))
 def test_with_nothing_replaced_the_replay_is_the_recording(job: Job, broadcast: bool, carried: int) -> None:
     job.broadcast_ns = 2 * MS if broadcast else None
@@ -51,7 +50,6 @@ def test_with_nothing_replaced_the_replay_is_the_recording(job: Job, broadcast: 
     np.testing.assert_array_equal(replay.recorded_ns, job.cycle_times_ns)
 
 
-@settings(max_examples=40)
 @given(job=jobs, broadcast=st.booleans())
 def test_savings_of_each_rank_are_those_of_asking_one_by_one(job: Job, broadcast: bool) -> None:
     job.broadcast_ns = 2 * MS if broadcast else None
@@ -61,7 +59,6 @@ def test_savings_of_each_rank_are_those_of_asking_one_by_one(job: Job, broadcast
         np.testing.assert_array_equal(savings_ns[:, place], replay.saving_of_ranks_ns([place]))
 
 
-@settings(max_examples=25)
 @given(job=jobs, broadcast=st.booleans(), at_once=st.integers(1, 60))
 def test_it_does_not_matter_how_many_cycles_are_looked_at_at_once(job: Job, broadcast: bool, at_once: int) -> None:
     job.broadcast_ns = 2 * MS if broadcast else None
@@ -78,7 +75,6 @@ def test_it_does_not_matter_how_many_cycles_are_looked_at_at_once(job: Job, broa
         np.testing.assert_array_equal(some, all_)
 
 
-@settings(max_examples=25)
 @given(job=jobs, broadcast=st.booleans())
 def test_with_all_excess_back_the_ideal_is_the_recording(job: Job, broadcast: bool) -> None:
     job.broadcast_ns = 2 * MS if broadcast else None
@@ -88,7 +84,6 @@ def test_with_all_excess_back_the_ideal_is_the_recording(job: Job, broadcast: bo
     np.testing.assert_array_equal(replay.length_ns(replay.without(everyone, replay.excess)), replay.ideal_ns)
 
 
-@settings(max_examples=25)
 @given(job=jobs)
 def test_quicker_transfers_never_lengthen_a_cycle(job: Job) -> None:
     replay = replay_of(job)

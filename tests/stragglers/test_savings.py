@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.breakdown.breakdown import compute_breakdown
@@ -70,7 +70,6 @@ def test_no_more_can_be_saved_than_there_is() -> None:
     assert saving.value < saving.high == replay.recorded_ns.mean()
 
 
-@settings(max_examples=25, deadline=None)
 @given(ranks=st.integers(2, 5), noise=st.floats(0, 0.3), seed=st.integers(0, 1000), broadcast=st.booleans())
 def test_blocks_sum_to_the_saving_whatever_is_changed(ranks: int, noise: float, seed: int, broadcast: bool) -> None:
     job = Job(ranks=ranks, steps=8, noise=noise, seed=seed)

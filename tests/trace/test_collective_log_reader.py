@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.trace.collective_log import (
@@ -48,7 +48,6 @@ def numbers(file: CollectiveLogFile) -> list[int]:
     return [int(number) for number in file.read(0, 10**6)["number"]]
 
 
-@settings(max_examples=60, deadline=None)
 @given(entries=st.integers(0, 70), capacity=st.integers(16, 24), close=st.booleans())
 def test_the_latest_entries_are_there_however_often_the_ring_came_round(
     tmp_path_factory: pytest.TempPathFactory, entries: int, capacity: int, close: bool
@@ -112,7 +111,6 @@ def test_an_open_log_is_worth_a_note(tmp_path: Path) -> None:
     assert (problem.severity, "not closed" in problem.message) == ("note", True)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_damage_anywhere_never_raises_and_never_invents_entries(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError, Problem
@@ -206,7 +206,6 @@ def spoil(content: bytes, record: int, replacement: bytes, at: int = 0) -> bytes
 
 @pytest.mark.parametrize("name", IMAGES)
 @given(data=st.data())
-@settings(max_examples=150)
 def test_a_log_cut_at_any_byte_gives_whole_records_or_one_clear_line(name: str, data: st.DataObject) -> None:
     content = IMAGES[name]
     length = data.draw(st.integers(0, len(content) - 1))
@@ -228,7 +227,6 @@ def test_a_log_cut_at_any_byte_gives_whole_records_or_one_clear_line(name: str, 
 
 @pytest.mark.parametrize("name", IMAGES)
 @given(data=st.data())
-@settings(max_examples=150)
 def test_a_flipped_sequence_number_costs_that_record_only(name: str, data: st.DataObject) -> None:
     whole = IMAGES[name]
     slots = 40 if "ring" not in name else 80
@@ -249,7 +247,6 @@ def test_a_flipped_sequence_number_costs_that_record_only(name: str, data: st.Da
 
 
 @given(st.binary(min_size=1, max_size=2000), st.integers(0, 79))
-@settings(max_examples=100)
 def test_garbage_among_the_records_never_raises(garbage: bytes, record: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = put(Path(folder), spoil(IMAGES["ring that is not closed"], record, garbage))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
@@ -173,7 +173,6 @@ class TestRefusal:
         assert (dump.entries[0].name, dump.entries[0].input_dtypes) == ("ncclx:all_gather_quantized", ("QUInt4x2",))
 
     @given(st.data())
-    @settings(deadline=None, max_examples=60)
     def test_answers_any_values_in_the_place_of_others_with_a_dump_or_a_sentence(
         self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
     ) -> None:

@@ -7,7 +7,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
@@ -88,7 +88,6 @@ def test_answers_random_text_with_a_dictionary_or_a_sentence(text: str) -> None:
 
 
 @given(st.integers(0, len(REAL) - 1), st.binary(min_size=1, max_size=5))
-@settings(deadline=None)
 def test_answers_damaged_dumps_with_a_dictionary_or_a_sentence(at: int, new: bytes) -> None:
     damaged = REAL[:at] + new + REAL[at + len(new) :]
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapscope.errors import OverlapScopeError
@@ -72,7 +72,6 @@ def test_reads_real_dumps_as_pickle_does(folder: str) -> None:
 
 
 @given(plain, st.integers(2, 5))
-@settings(deadline=None)
 def test_reads_plain_values_of_all_protocols_as_pickle_does(value: Any, protocol: int) -> None:
     data = pickle.dumps(value, protocol)
     if any(opcode.name == "GLOBAL" for opcode, _, _ in pickletools.genops(data)):  # bytes, before protocol 3
@@ -223,13 +222,11 @@ class TestDamage:
         refusal(b"\x80\x02" + body)
 
     @given(st.binary(max_size=300))
-    @settings(deadline=None)
     def test_answers_random_bytes_with_a_value_or_a_sentence(self, data: bytes) -> None:
         for bytes_ in (data, b"\x80\x02" + data):
             value_or_refusal(bytes_)
 
     @given(st.data())
-    @settings(deadline=None, max_examples=150)
     def test_answers_damaged_dumps_with_a_value_or_a_sentence(self, data: st.DataObject) -> None:
         damaged = bytearray(REAL)
         for _ in range(data.draw(st.integers(1, 5))):

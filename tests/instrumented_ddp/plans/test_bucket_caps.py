@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.parallel import distributed
 
@@ -16,7 +16,6 @@ from tests.bucket_model.test_partition import gradients
 pytestmark = pytest.mark.skipif(not hasattr(distributed, "_BucketCapacityConfig"), reason="needs torch 2.13")
 
 
-@settings(max_examples=200)
 @given(gradients(kinds=(0,)), st.data())
 def test_torch_makes_the_plan_of_the_list(gradients: Gradients, data: st.DataObject) -> None:
     """Any plan of one kind, also one that no single cap gives."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from instrumented_ddp.recording import modes
@@ -46,7 +46,6 @@ def noted(folder: Path) -> list[tuple[int, int, int]]:
 
 
 @given(st.dictionaries(st.integers(0, STEPS), EVERY, max_size=6), EVERY)
-@settings(max_examples=60, deadline=None)
 def test_a_step_is_in_the_latest_mode_that_was_asked_for(asked: dict[int, int], every: int) -> None:
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as name:
         patch.setattr(modes, "LOOK_INTERVAL_NS", 0)
@@ -102,7 +101,6 @@ def test_one_step_in_each_block_of_a_sample_is_full(block: int, every: int) -> N
 
 
 @given(st.integers(2, 20), st.integers(2, 200))
-@settings(max_examples=60)
 def test_what_a_loop_does_every_so_many_steps_is_in_a_sample_as_often_as_in_all_steps(every: int, period: int) -> None:
     logged = range(0, 4000 * period, period)
     share = sum(is_full_step(step, every) for step in logged) / len(logged)

@@ -8,7 +8,7 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -54,7 +54,6 @@ def test_equal_bits_have_the_same_fingerprint() -> None:
         assert fingerprint(tensor) == fingerprint(tensor.clone()), (shape, dtype)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(SHAPES), st.sampled_from([one for one in DTYPES if one is not torch.bool]), st.data())
 def test_any_single_bit_changes_it(shape: tuple[int, ...], dtype: torch.dtype, data: st.DataObject) -> None:
     tensor = values(shape, dtype)
@@ -64,7 +63,6 @@ def test_any_single_bit_changes_it(shape: tuple[int, ...], dtype: torch.dtype, d
     assert fingerprint(tensor) != before
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.sampled_from(SHAPES[1:]), st.data())
 def test_changes_that_cancel_each_other_out_are_seen(shape: tuple[int, ...], data: st.DataObject) -> None:
     """As many last places up as down, which a plain sum would not notice."""
@@ -92,7 +90,6 @@ def test_the_number_of_threads_does_not_matter() -> None:
 @given(
     st.lists(st.sampled_from(SHAPES), min_size=1, max_size=8), st.lists(st.sampled_from(DTYPES), min_size=8), st.data()
 )
-@settings(max_examples=60, deadline=None)
 def test_of_a_part_only_the_fingerprint_of_the_tensor_that_changes_is_another(
     shapes: list[tuple[int, ...]], dtypes: list[torch.dtype], data: st.DataObject
 ) -> None:
@@ -106,7 +103,6 @@ def test_of_a_part_only_the_fingerprint_of_the_tensor_that_changes_is_another(
 
 
 @given(st.lists(st.sampled_from([*SHAPES, (1200, 1024)]), min_size=1, max_size=100))
-@settings(max_examples=40, deadline=None)
 def test_parts_are_neighbors_and_neither_many_nor_large(shapes: list[tuple[int, ...]]) -> None:
     tensors = [torch.empty(shape) for shape in shapes]
     parts = divide_into_parts(tensors)

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -70,7 +70,6 @@ def make_replica(module: nn.Module, clock: Clock) -> tuple[FingerprintedReplica,
     return replica, rows
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     host_us=st.floats(1, 300),
     device_us=st.floats(0, 300),

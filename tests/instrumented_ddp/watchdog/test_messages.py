@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from instrumented_ddp.watchdog.protocol import (
@@ -26,7 +26,6 @@ MESSAGES = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(MESSAGES)
 def test_a_message_arrives_as_it_was_sent(message: Any) -> None:
     assert repr(from_json(type(message), to_json(message).encode())) == repr(message)  # by repr: a NaN equals nothing

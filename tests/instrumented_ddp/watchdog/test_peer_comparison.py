@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from instrumented_ddp.watchdog.peer_comparison import LogComparison, compared_columns, log_head
@@ -202,7 +202,6 @@ def two_orders(draw: st.DrawFn) -> tuple[list[str], list[str]]:
     return ours, theirs
 
 
-@settings(max_examples=50, deadline=None)
 @given(two_orders(), st.integers(1, 20))
 def test_looks_now_and_then_find_what_comparing_all_entries_finds(orders, look_every):
     with tempfile.TemporaryDirectory() as folder:
