@@ -147,7 +147,7 @@ def extract_observations(trace: Trace) -> Observations:
     clocked, has_common_clock = _select_model(trace, model)
     if has_common_clock:
         clocked = _use_earliest_ends(clocked)
-    matched = match_collectives(clocked)
+    matched = match_collectives(clocked, has_common_clock=has_common_clock)
     steps, ranks = _select_steps(clocked, matched, plans), _select_ranks(matched)
     begin_ns, end_ns = (_find_release_ns(matched, ranks, each) for each in (steps - 1, steps))
     own_records = _records_by_rank(clocked, model, plans, matched.ranks[ranks], steps)

@@ -26,6 +26,8 @@ from overlapscope.trace.sharding import find_sharding
 _SHARES: Final = np.array([{"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}.get(op, 0) for op in OPS])
 """By operation, number of times that ``(N - 1) / N`` of the buffer leaves each rank; 0 where another share leaves
 it."""
+_TIMING_ERROR_NS: Final = 200_000
+"""Maximum error of arrivals and ends beside that of the clocks."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -96,11 +98,15 @@ class MatchedCollectives:
         return counts
 
 
-def match_collectives(trace: Trace) -> MatchedCollectives:
+def match_collectives(trace: Trace, *, has_common_clock: bool = True) -> MatchedCollectives:
     """Match the collectives of all ranks: those of one model, step, bucket and operation, in order of launch.
 
     Left out are ranks whose clock could not be aligned, ranks that train in another process group than the lowest rank,
-    and collectives that a rank did not launch or was never seen to complete.
+    collectives that a rank did not launch or was never seen to complete, and those that can't be the same: ranks that
+    have made different numbers of steps, as with uneven inputs, are at other collectives in the step with that number.
+
+    Args:
+        has_common_clock: False if times of two ranks can't be compared.
     """
     together = trace.expected_ranks or trace.aligned_ranks
     ranks = np.array(sorted(set(trace.aligned_ranks) & set(together)), dtype=np.int64)
@@ -116,7 +122,7 @@ def match_collectives(trace: Trace) -> MatchedCollectives:
     rows = rows[np.lexsort((launch_ns[lowest_rows], step[lowest_rows]))]
     arrival_ns = compute_arrival_ns(table)
     lowest_rows = rows[:, :1].ravel()
-    return MatchedCollectives(
+    matched = MatchedCollectives(
         ranks=ranks,
         rows=wanted_rows[rows],
         step=step[lowest_rows],
@@ -128,6 +134,14 @@ def match_collectives(trace: Trace) -> MatchedCollectives:
         clock_error_ns=trace.clock_error_ns,
         groups=_find_groups(trace, ranks),
     )
+    return matched.of(~_find_impossible(matched)) if has_common_clock else matched
+
+
+def _find_impossible(matched: MatchedCollectives) -> npt.NDArray[np.bool_]:
+    """Return which collectives (N,) ended on a rank before another one arrived, though all need what all have."""
+    last_ns, _ = matched.find_last()
+    early_ns = (last_ns - matched.end_ns).max(axis=1, initial=0)
+    return (early_ns > matched.clock_error_ns + _TIMING_ERROR_NS) & (_SHARES[matched.op] > 0)
 
 
 def _find_groups(trace: Trace, ranks: Int64Array) -> dict[int, Int64Array]:

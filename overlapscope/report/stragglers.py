@@ -167,7 +167,7 @@ def describe_basis(analysis: Analysis, stragglers: Stragglers) -> str:
     """Name the steps and ranks that findings compare, and how well clocks agree."""
     cycles = stragglers.cycles
     clocks = "on one clock" if not cycles.clock_error_ns else f"on clocks within {format_ns(cycles.clock_error_ns)}"
-    why = "warm-up and the step after it, other all-reduces"
+    why = "warm-up and the step after it, all-reduces that differ"
     left_out = f", {count_of(cycles.left_out, 'step')} left out ({why})" if cycles.left_out else ""
     chosen = describe_chosen_steps(analysis.trace)
     return f"{count_of(len(cycles.steps), 'step')}{chosen} of {len(cycles.ranks):,} ranks {clocks}{left_out}"

@@ -115,3 +115,14 @@ def test_ranks_wait_for_those_that_they_exchange_shards_with() -> None:
     assert late["last_rank"].tolist() == [2, 3, 2, 3] or late["last_rank"].tolist() == [2, 1, 2, 1]
     usual = table[(table["step"] == 2) & (table["bucket"] == 0)].iloc[0]
     assert usual["busbw_bytes_per_s"] == pytest.approx(usual["algbw_bytes_per_s"])
+
+
+def test_ranks_that_have_made_different_numbers_of_steps_are_not_compared() -> None:
+    """With uneven inputs rank 2 begins the next epoch with step 5, and the others with step 7."""
+    trace = Job(steps=12).run()
+    table = trace.collectives
+    apart = with_collectives(
+        trace, table.assign(step=table["step"] + 2 * ((table["rank"] == 2) & (table["step"] >= 5)))
+    )
+    assert np.unique(match_collectives(apart).step).tolist() == [0, 1, 2, 3, 4]
+    assert np.unique(match_collectives(apart, has_common_clock=False).step).tolist() == [*range(5), *range(7, 12)]
