@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from overlapscope.stragglers.cycles import CAUSES, Cycles
 from overlapscope.stragglers.finding import Finding
 from overlapscope.stragglers.replay import Replay
-from overlapscope.stragglers.stragglers import Suspect, by_rank, find_all_findings, find_suspect
+from overlapscope.stragglers.stragglers import Suspect, by_rank, find_all_findings, find_costliest
 from tests.noise import Floats, Noise, autoregressive, bimodal, bursts, heavy_tailed
 
 MS = 1_000_000
@@ -93,7 +93,8 @@ def judged(cycles: Cycles) -> tuple[tuple[Finding, ...], Suspect | None]:
     hosts = {rank: f"node{rank // 8}" for rank in cycles.ranks.tolist()}
     step_time_ns = float(cycles.end_ns[:, -1].mean())
     findings, replay = find_all_findings(cycles, hosts, [], step_time_ns), Replay(cycles)
-    return findings, find_suspect(replay, findings, by_rank(replay, hosts, None), step_time_ns)
+    costliest = find_costliest(replay, findings, by_rank(replay, hosts, None), step_time_ns)
+    return findings, None if costliest is None or costliest.is_chance else costliest
 
 
 def main() -> None:

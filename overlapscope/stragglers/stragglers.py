@@ -194,13 +194,16 @@ class Suspect:
     p_value: float
     """Probability that noise would make any rank as late."""
     needed_steps: int | None
-    """Number of such steps that would exclude chance; None if these do, and only a single cause can't be named."""
+    """Number of such steps that would exclude chance; None if these do, and only a single cause can't be named, and if
+    chance explains them as well."""
+    is_chance: bool
+    """True if chance explains as much."""
 
 
-def find_suspect(
+def find_costliest(
     replay: Replay, findings: Sequence[Finding], ranks: pd.DataFrame, step_time_ns: float
 ) -> Suspect | None:
-    """Return the rank without a finding that costs most, if it is probably late; None if chance explains it as well.
+    """Return the rank that costs most; None if that is little, or it is in a finding.
 
     Args:
         replay: Cycles of steady steps.
@@ -218,9 +221,8 @@ def find_suspect(
     series = compute_overall_excess(replay.recorded.local_ns)[:, index].astype(np.float64)
     test = run_location_test(series, independent_share(series))
     p_value = min(1.0, test.p_value * count)
-    if p_value > SUSPICION_LEVEL:
-        return None
-    ratio = (ndtri(get_overall_level(count)) / ndtri(test.p_value)) ** 2
+    is_chance = p_value > SUSPICION_LEVEL
+    ratio = 0.0 if is_chance else (ndtri(get_overall_level(count)) / ndtri(test.p_value)) ** 2
     return Suspect(
         rank=rank,
         lateness_ns=lateness_ns,
@@ -228,6 +230,7 @@ def find_suspect(
         late_steps=test.late,
         steps=test.values,
         p_value=p_value,
+        is_chance=is_chance,
         needed_steps=10 * (math.floor(test.values * ratio / 10) + 1) if ratio > 1 else None,
     )
 
@@ -241,8 +244,8 @@ class Stragglers:
     """Replay of the cycles of steady steps; of all cycles if there are none."""
     findings: tuple[Finding, ...]
     """Findings, the one that adds most first."""
-    suspect: Suspect | None
-    """The rank that is probably late, if it is not in a finding."""
+    costliest: Suspect | None
+    """The rank that costs most, if it is in no finding."""
     step_time_ns: float
     """Mean step time."""
     waiting: Interval
@@ -255,6 +258,11 @@ class Stragglers:
     by_host: pd.DataFrame
     by_cause: pd.DataFrame
     by_bucket: pd.DataFrame
+
+    @property
+    def suspect(self) -> Suspect | None:
+        """Return the rank that is probably late, if it is in no finding."""
+        return self.costliest if self.costliest is not None and not self.costliest.is_chance else None
 
 
 def find_stragglers(trace: Trace, cycles: Cycles, summary: Summary) -> Stragglers:
@@ -270,7 +278,7 @@ def find_stragglers(trace: Trace, cycles: Cycles, summary: Summary) -> Straggler
         cycles=cycles,
         usual=usual,
         findings=findings,
-        suspect=find_suspect(usual, findings, ranks, step_time_ns),
+        costliest=find_costliest(usual, findings, ranks, step_time_ns),
         step_time_ns=step_time_ns,
         waiting=summary.exposed_for["straggler"],
         saved_if_ranks_equal=_cap_saving(compute_saving(usual, usual.ideal, usual.ideal_ns), summary),

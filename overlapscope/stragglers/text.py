@@ -53,6 +53,8 @@ _ARRIVES_LATE_AS_IT: Final = {
     "gc": "collects garbage",
     "release_skew": "is released late by the previous step's communication",
 }
+_MUCH_SHARE: Final = 0.05
+"""Share of the step from which a saving is worth a word though chance explains it."""
 _MIN_PART_SHARE: Final = 0.1
 """Minimum share of a delay for a phase to be mentioned."""
 
@@ -156,7 +158,17 @@ def describe_verdict(stragglers: Stragglers) -> str:
     # A delay in that many consecutive steps is as unlikely by chance as the significance level asks for, in two tests.
     least = math.ceil(-math.log2(get_overall_level(len(stragglers.cycles.ranks)) / 2))
     few = len(stragglers.cycles.steps) < least
-    return f"No straggler found. {waiting}{f' It takes {least} steps to name a rank that is late in each.' * few}"
+    more = f" It takes {least} steps to name a rank that is late in each." if few else _describe_chance(stragglers)
+    return f"No straggler found. {waiting}{more}"
+
+
+def _describe_chance(stragglers: Stragglers) -> str:
+    """Describe the rank that the table below shows to cost much, though chance explains it; empty if none does."""
+    rank = stragglers.costliest
+    if rank is None or rank.saving_ns < _MUCH_SHARE * stragglers.step_time_ns:
+        return ""
+    often = f"in {rank.late_steps} of {rank.steps} steps, by {format_ns(rank.lateness_ns)} on average"
+    return f" Rank {rank.rank} is later {often}, which may be chance ({format_p_value(rank.p_value)})."
 
 
 def describe_headline(stragglers: Stragglers) -> str:
