@@ -197,7 +197,8 @@ def _significant(number: float) -> str:
 
 
 def _format_ms(time_ns: float) -> str:
-    return f"{time_ns / 1e6:.2f}"
+    text = f"{time_ns / 1e6:.2f}".replace("-", _MINUS)
+    return "0.00" if text == f"{_MINUS}0.00" else text
 
 
 def _format_ms_change(time_ns: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlapscope.text import format_count, use_no_break_spaces
+from overlapscope.text import format_count, format_value, use_no_break_spaces
 
 GLUE = "\N{NO-BREAK SPACE}"
 
@@ -30,3 +30,7 @@ def test_counts_have_three_digits_from_ten_thousand_on() -> None:
         "4.19 M",
         "12.3 G",
     ]
+
+
+def test_a_negative_number_has_a_minus_sign_unless_it_rounds_to_zero() -> None:
+    assert [format_value(ns, "ms") for ns in (-1.2e6, -1e3, 1e7)] == ["−1.20", "0.00", "10.00"]
