@@ -137,7 +137,8 @@ def _generate_caveats(advice: Advice) -> Iterator[str]:
         ranks = f"{advice.missing_ranks} of {count_of(advice.fitted.observations.world_size, 'rank')}"
         yield f"No log found for {ranks}: time spent waiting for them looks like transfer."
     if advice.other_models:
-        yield f"This is for the DDP model that reduces most; {advice.other_models} more in this run reduce less."
+        others = count_of(advice.other_models, "other model")
+        yield f"This is for the DDP model that reduces most, not for the {others} of this run."
 
 
 def _generate_actions(found: Recommendation, plan_path: Path | None) -> Iterator[str]:
