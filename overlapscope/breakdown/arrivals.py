@@ -19,6 +19,7 @@ import pandas as pd
 
 from overlapscope.breakdown.spans import Int64Array
 from overlapscope.trace.collective_arrival import compute_arrival_ns, index_in_runs
+from overlapscope.trace.communication import ENDS_TOGETHER
 from overlapscope.trace.recording import Trace
 from overlapscope.trace.schema import OPS
 from overlapscope.trace.sharding import find_sharding
@@ -26,6 +27,8 @@ from overlapscope.trace.sharding import find_sharding
 _SHARES: Final = np.array([{"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}.get(op, 0) for op in OPS])
 """By operation, number of times that ``(N - 1) / N`` of the buffer leaves each rank; 0 where another share leaves
 it."""
+_ENDS_TOGETHER: Final = np.isin(OPS, ENDS_TOGETHER)
+"""By operation, whether it ends on no rank before all have arrived."""
 _TIMING_ERROR_NS: Final = 200_000
 """Maximum error of arrivals and ends beside that of the clocks."""
 
@@ -141,7 +144,7 @@ def _find_impossible(matched: MatchedCollectives) -> npt.NDArray[np.bool_]:
     """Return which collectives (N,) ended on a rank before another one arrived, though all need what all have."""
     last_ns, _ = matched.find_last()
     early_ns = (last_ns - matched.end_ns).max(axis=1, initial=0)
-    return (early_ns > matched.clock_error_ns + _TIMING_ERROR_NS) & (_SHARES[matched.op] > 0)
+    return (early_ns > matched.clock_error_ns + _TIMING_ERROR_NS) & _ENDS_TOGETHER[matched.op]
 
 
 def _find_groups(trace: Trace, ranks: Int64Array) -> dict[int, Int64Array]:

@@ -254,6 +254,13 @@ def explain_missing_stragglers(trace: Trace) -> MissingStragglersReason:
             "fully_shard was seen, and no update with gradients that the job's own collectives had reduced.",
             advice="'overlapscope diagnose' compares the order of its collectives.",
         )
+    if (trace.collectives["op"] == "reduce").any():
+        return MissingStragglersReason(
+            headline="Gradients are reduced to one rank each",
+            message="Of a reduce only the rank that receives the sum waits for all others, so it is unknown how long "
+            "each rank is waited for.",
+            advice="'overlapscope summary' says how long each rank waits.",
+        )
     are_all = trace.extent == "all"
     return MissingStragglersReason(
         headline="There are too few steps to compare",

@@ -396,7 +396,7 @@ class Flag(IntFlag):
     """Nobody waited for the end, it was seen in passing: it may be late by all of ``end_uncertainty_ns``."""
 
 
-OPS: Final = ("none", "all_reduce", "broadcast", "reduce_scatter", "all_gather")
+OPS: Final = ("none", "all_reduce", "broadcast", "reduce_scatter", "all_gather", "reduce")
 """Collective operations, by their number in a record."""
 
 

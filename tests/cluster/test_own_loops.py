@@ -52,10 +52,19 @@ def asynchronous(parameters: list[nn.Parameter]) -> None:
             one.grad = mean.view_as(one) / 2
 
 
+def to_owners(parameters: list[nn.Parameter]) -> None:
+    """Sum each gradient on one rank, as where each rank updates a part of the parameters, and send it to the other."""
+    for number, one in enumerate(parameters):
+        dist.reduce(one.grad, number % 2)
+    for number, one in enumerate(parameters):
+        dist.broadcast(one.grad, number % 2)
+
+
 LOOPS: dict[str, tuple[Callable[[list[nn.Parameter]], None], list[tuple[int, ...]]]] = {
     "flat": (flat, [(0, 1, 2, 3, 4, 5)]),
     "one by one": (one_by_one, [(0,), (1,), (2,), (3,), (4,), (5,)]),
     "asynchronous": (asynchronous, [(4, 5), (2, 3), (0, 1)]),
+    "to owners": (to_owners, [(0,), (1,), (2,), (3,), (4,), (5,)]),
 }
 """How each loop reduces, and the parameters of its buckets."""
 

@@ -17,7 +17,13 @@ from overlapscope.breakdown.summary import summarize
 from overlapscope.stragglers.cycles import Cycles, build_cycles
 from overlapscope.stragglers.finding import Finding
 from overlapscope.stragglers.stragglers import Stragglers, find_all_findings, find_stragglers
-from overlapscope.stragglers.text import describe, describe_briefly, describe_headline, describe_verdict
+from overlapscope.stragglers.text import (
+    describe,
+    describe_briefly,
+    describe_headline,
+    describe_verdict,
+    explain_missing_stragglers,
+)
 from overlapscope.trace.machine_log import MachineReading
 from overlapscope.trace.recording import Trace
 from overlapscope.trace.tables import MACHINE_COLUMNS, MACHINE_SOURCE_COLUMNS
@@ -415,3 +421,10 @@ def test_a_gpu_that_is_hot_in_the_late_steps_is_told_of_the_late_rank_only(hot_r
     assert (one.ranks, one.condition.kind, one.others) == ((2,), "thermal limit", 0)
     assert one.condition.amount > 0.9
     assert one.condition.elsewhere == pytest.approx(0, abs=0.02)
+
+
+def test_where_sums_go_to_one_rank_each_nobody_is_said_to_be_late(golden: Callable[[str, str], None]) -> None:
+    trace = Job(steps=9).run()
+    reduced = replace(trace, collectives=trace.collectives.assign(op="reduce"))
+    reason = explain_missing_stragglers(reduced)
+    golden("findings/reduce", f"{reason.headline}. {reason.message} {reason.advice}")
