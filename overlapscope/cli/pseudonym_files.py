@@ -22,8 +22,10 @@ def refuse_unfit_files(folder: Path, names: Path | None, key: Path | None) -> No
     """Refuse files that would be lost, or given away with a folder.
 
     Raises:
-        OverlapScopeError: one is in that folder or in none, or the file for names exists.
+        OverlapScopeError: one is in that folder or in none, both are the same, or the file for names exists.
     """
+    if names is not None and key is not None and names.resolve() == key.resolve():
+        raise OverlapScopeError(f"{names}: given with both --names and --key; give two files")
     for path in filter(None, (names, key)):
         if path.resolve().is_relative_to(folder.resolve()):
             raise OverlapScopeError(f"{path}: would be given away with {folder}; give a file elsewhere")
@@ -75,7 +77,7 @@ def _write_private(path: Path, text: str) -> None:
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(text)
     except OSError as error:
         raise OverlapScopeError(f"{path}: can't be written ({error.strerror})") from None

@@ -19,7 +19,7 @@ from overlapscope.trace.collective_log import Signature
 from overlapscope.trace.confidential.code import hide_stacks
 from overlapscope.trace.confidential.policy import RULES, hide_content
 from overlapscope.trace.confidential.pseudonyms import Pseudonyms
-from overlapscope.trace.early_ends import EARLY_END_PATTERN
+from overlapscope.trace.early_ends import EARLY_END_PATTERN, find_run_folder
 from overlapscope.trace.folders import attempt_number, find_attempts, is_rank_folder_name, restart_folder
 from overlapscope.trace.json_files import (
     dump_json_line,
@@ -32,7 +32,7 @@ from overlapscope.trace.json_files import (
 from overlapscope.trace.live_files import fingerprints_file
 from overlapscope.trace.manifest import Manifest, write_manifest
 from overlapscope.trace.process_files import EXITS_PATTERN
-from overlapscope.trace.regular_file import read_regular_file
+from overlapscope.trace.regular_file import match_files, read_regular_file
 from overlapscope.trace.schema import (
     FINGERPRINTS_PATTERN,
     GRADIENT_READY_PATTERN,
@@ -42,6 +42,7 @@ from overlapscope.trace.schema import (
     REPLICAS_FILE,
     SIGNATURES_FILE,
     STACKS_PATTERN,
+    TABLES_FOLDER,
     FileKind,
 )
 
@@ -56,7 +57,7 @@ class CopiedRecording:
     ranks: int
     """Number of folders of ranks, of all attempts."""
     left_out: tuple[str, ...]
-    """Files that are not copied, and fields that are not in the allow list, each once."""
+    """Files and folders that are not copied, and fields that are not in the allow list, each once."""
 
 
 def redact_recording(source: Path, target: Path, pseudonyms: Pseudonyms) -> CopiedRecording:
@@ -81,6 +82,8 @@ def redact_recording(source: Path, target: Path, pseudonyms: Pseudonyms) -> Copi
             folder = target if attempt == source else restart_folder(target, attempt_number(attempt))
             folder.mkdir(exist_ok=True)
             ranks += _copy_attempt(attempt, folder, pseudonyms, files)
+        if attempt_number(source):  # beside the folders of all attempts
+            files |= {path.name for path in match_files(find_run_folder(source), EARLY_END_PATTERN)}
     except BaseException as error:
         shutil.rmtree(target, ignore_errors=True)
         if isinstance(error, OSError):
@@ -98,7 +101,7 @@ def _copy_attempt(source: Path, target: Path, pseudonyms: Pseudonyms, left_out: 
             ranks += 1
         elif (found := _name_in_copy(path.name, pseudonyms)) is not None and path.is_file():
             _copy_text(path, target / found[1], found[0], pseudonyms)
-        elif path.is_file():
+        elif path.name != TABLES_FOLDER and not attempt_number(path):
             left_out.add(path.name)
     return ranks
 

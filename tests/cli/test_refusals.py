@@ -131,6 +131,7 @@ REFUSED = {
         "{traces} -o {none}/{new} --names {file}",
         "{traces} -o {new} --names {new}/names.json",
         "{traces} -o {new} --names {none}/names.json",
+        "{traces} -o {new} --names {none} --key {none}",
         "{traces} -o {new} --key {file}",
         "{traces} -o {file}/copy",
         "s3://bucket/run -o {new}",

@@ -200,6 +200,16 @@ def test_attempts_and_exits_are_copied_under_pseudonyms(tmp_path: Path) -> None:
         assert parse_json_text(exits.read_bytes())["status"] == -9
 
 
+def test_what_is_not_of_the_recording_or_of_its_attempt_is_named(tmp_path: Path) -> None:
+    write_order(tmp_path / "job", {0: steps(2)})
+    write_order(tmp_path / "job" / "restart_1", {0: steps(2)})
+    for name in ("mine", "tables"):
+        (tmp_path / "job" / name).mkdir()
+    (tmp_path / "job" / "early_end_node_7.json").touch()
+    assert redact(tmp_path / "job", tmp_path / "copy").left_out == ("mine",)
+    assert redact(tmp_path / "job" / "restart_1", tmp_path / "one").left_out == ("early_end_node_7.json",)
+
+
 def test_a_log_that_was_not_closed_stays_sparse_and_unclosed(tmp_path: Path) -> None:
     write_recording(tmp_path / "job", close=False)
     redact(tmp_path / "job", tmp_path / "copy")

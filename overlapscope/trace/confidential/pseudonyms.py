@@ -6,6 +6,8 @@ import re
 from hashlib import blake2b
 from typing import Final
 
+from overlapscope.errors import make_printable
+
 _DIGEST_BYTES: Final = 4
 """Two of ten thousand names have one pseudonym in one recording of a hundred."""
 _PSEUDONYM: Final = re.compile(r"\b(?:(file_[0-9a-f]{8})(?:\.\w+)?|([a-z]+_[0-9a-f]{8}|[A-Z]+_[0-9A-F]{8}))\b")
@@ -40,7 +42,7 @@ class Pseudonyms:
 
     def reveal(self, text: str) -> str:
         """Return a text with names in place of those pseudonyms that have been given out."""
-        return _PSEUDONYM.sub(lambda found: self.names.get(found[1] or found[2], found[0]), text)
+        return _PSEUDONYM.sub(lambda found: make_printable(self.names.get(found[1] or found[2], found[0])), text)
 
     def digest(self, kind: str, text: str, size: int) -> bytes:
         """Return a keyed hash of a text, which can't be guessed from it."""
