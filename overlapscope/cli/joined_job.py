@@ -84,13 +84,13 @@ def _claim(folder: Path, job: str) -> None:
     """Write which job records into a folder, unless another command has done so meanwhile."""
     staged = folder / f"{JOB_FILE}.{secrets.token_hex(8)}.part"
     try:
-        staged.write_text(dump_json_text({"job": job}), encoding="utf-8")
         try:
+            staged.write_text(dump_json_text({"job": job}), encoding="utf-8")
             os.link(staged, folder / JOB_FILE)  # unlike a renamed file, it never takes the place of another
         except FileExistsError:
             pass
         finally:
-            staged.unlink()
+            staged.unlink(missing_ok=True)
     except OSError as error:
         raise OverlapScopeError(f"{folder}: can't be recorded into ({error.strerror})") from None
 
