@@ -222,7 +222,8 @@ def _of_advice(analysis: Analysis, advice: Advice) -> Iterator[str]:
     if summary.drift is not None and describe_drift(summary.drift) not in report.sections[0].notes:
         yield "recommend: nothing of the drift that the summary says"
     yield from _of_report(report, "recommend")
-    warm = summary.finished_together[summary.finished_together["step"] >= 3]
+    recorded = summary.finished_together
+    warm = recorded[recorded["step"] >= min([3, *summary.steady.steps.tolist()])]
     by_step = warm.groupby("step")["step_time_ns"].mean()
     measured = found.curve.measured
     for name, each in (

@@ -36,14 +36,14 @@ _ONE_LANE: Final = Slowdown(value=1.0, is_known=True, draws=np.ones(1))
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCheck:
-    """Recorded and predicted step time of a recorded plan."""
+    """Recorded step times of a recorded plan, compared with those predicted for the same cycles."""
 
     plan: int
     """Index in the plans of the observations."""
-    recorded_ns: float
-    predicted_ns: float
+    off: float
+    """Median logarithm of recorded by predicted step time."""
     noise: float
-    """Standard error of the logarithm of the recorded time; NaN with a single cycle."""
+    """Standard error of that; NaN with a single cycle."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -89,26 +89,21 @@ class FittedModel:
 
     @cached_property
     def checks(self) -> tuple[PlanCheck, ...]:
-        """Compare recorded and predicted step times of the plans that were active for two consecutive steps or more."""
-        observations = self.observations
+        """Compare recorded and predicted step times of the plans that were active for two consecutive steps or more.
+
+        Cycle by cycle, because another plan may have been active while all steps took longer.
+        """
+        observations = _without_first_steps(self.observations)
         settled = observations.plan == observations.previous_plan
-        cycle_ns = np.median(observations.cycle_ns, axis=1)
-        plans = np.unique(observations.plan[settled]).tolist()
-        if not plans:
-            return ()
-        predicted_ns = replay([observations.plans[plan] for plan in plans], self.work, self.costs).typical_ns
+        recorded_ns = np.median(observations.cycle_ns, axis=1)
         checks = []
-        for plan, predicted in zip(plans, predicted_ns.tolist(), strict=True):
-            recorded_ns = cycle_ns[settled & (observations.plan == plan)]
-            spread = float(np.std(np.log(recorded_ns), ddof=1)) if len(recorded_ns) > 1 else float("nan")
-            checks.append(
-                PlanCheck(
-                    plan=plan,
-                    recorded_ns=float(np.median(recorded_ns)),
-                    predicted_ns=predicted,
-                    noise=ERROR_OF_MEDIAN * spread / len(recorded_ns) ** 0.5,
-                )
-            )
+        for plan in np.unique(observations.plan[settled]).tolist():
+            cycles = settled & (observations.plan == plan)
+            replayed = replay([observations.plans[plan]], self.work.select_cycles(cycles), self.costs)
+            off = np.log(recorded_ns[cycles] / replayed.cycle_ns[0])
+            spread = float(np.std(off, ddof=1)) if len(off) > 1 else float("nan")
+            noise = ERROR_OF_MEDIAN * spread / len(off) ** 0.5
+            checks.append(PlanCheck(plan=plan, off=float(np.median(off)), noise=noise))
         return tuple(checks)
 
     def estimate_model_errors(self, buckets: npt.ArrayLike) -> Float64Array:
@@ -128,7 +123,7 @@ class FittedModel:
         if not checks:
             return np.zeros(len(wanted))
         recorded = np.array([len(self.observations.plans[check.plan]) for check in checks])
-        beyond = np.array([np.log(each.recorded_ns / each.predicted_ns) ** 2 - each.noise**2 for each in checks])
+        beyond = np.array([check.off**2 - check.noise**2 for check in checks])
         far = 0.5 * (np.log(wanted[:, None] / recorded) / np.log(_BUCKET_COUNT_SIGMA)) ** 2
         near = np.exp(far.min(axis=1, keepdims=True) - far)
         errors: Float64Array = np.sqrt(np.maximum(0.0, near @ beyond / near.sum(axis=1)))
