@@ -40,6 +40,9 @@ _MINUS: Final = "\N{MINUS SIGN}"
 _NS_PER: Final = (("s", 1e9), ("ms", 1e6), ("µs", 1e3))
 _BYTES_PER: Final = (("GB", 1024**3), ("MB", 1024**2), ("kB", 1024))
 
+_SPOKEN_WITH_A_VOWEL: Final = r"8|1[18](?!\d)"
+"""How eight, eleven, eighteen and eighty begin, but not 110."""
+
 
 def format_value(value: Value, unit: Unit) -> str:
     """Format a value by its unit; empty for None, a dash for a number that is unknown.
@@ -64,6 +67,12 @@ def format_ns(time_ns: float | None) -> str:
         if abs(time_ns) >= ns:
             return f"{_significant(time_ns / ns)} {unit}"
     return f"{time_ns:.0f} ns"
+
+
+def format_step_ns(time_ns: float) -> str:
+    """Format the time of a step with its article: ``a 341 ms step``, ``an 812 ms step``."""
+    time = format_ns(time_ns)
+    return f"{'an' if re.match(_SPOKEN_WITH_A_VOWEL, time) else 'a'} {time} step"
 
 
 def format_ns_change(time_ns: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlapscope.text import format_count, format_value, use_no_break_spaces
+from overlapscope.text import format_count, format_step_ns, format_value, use_no_break_spaces
 
 GLUE = "\N{NO-BREAK SPACE}"
 
@@ -34,3 +34,9 @@ def test_counts_have_three_digits_from_ten_thousand_on() -> None:
 
 def test_a_negative_number_has_a_minus_sign_unless_it_rounds_to_zero() -> None:
     assert [format_value(ns, "ms") for ns in (-1.2e6, -1e3, 1e7)] == ["−1.20", "0.00", "10.00"]
+
+
+def test_the_article_of_a_step_is_as_its_time_is_spoken() -> None:
+    times_ms = (341, 812, 8.14, 11.5, 18, 110, 1.1)
+    articles = [format_step_ns(1e6 * time).partition(" ")[0] for time in times_ms]
+    assert articles == ["a", "an", "an", "an", "an", "a", "a"]

@@ -8,7 +8,7 @@ from typing import Final
 from overlapscope.breakdown.drift import Drift
 from overlapscope.breakdown.steady_steps import ExcludedSteps
 from overlapscope.breakdown.summary import LITTLE_EXPOSED_SHARE, Limit, Summary
-from overlapscope.text import count_of, format_ns, format_ranks, format_share, rank_list
+from overlapscope.text import count_of, format_ns, format_ranks, format_share, format_step_ns, rank_list
 from overlapscope.trace.tables import PHASE_NAMES
 
 BLOCK_LABELS: Final = {
@@ -45,18 +45,18 @@ _SUMMARIES: Final[dict[Limit, str]] = {
     "not recorded": "No steps were recorded: no training with DistributedDataParallel or fully_shard was seen, and no "
     "update with gradients that the job's own collectives had reduced.",
     "no common step": "No step has been finished by all ranks, so there are no means.",
-    "no communication": "No gradient communication was recorded in a {step} step, so there is no overlap to measure.",
-    "data wait": "{data_wait} of a {step} step ({data_wait_share}) is spent waiting for data, and {exposed} "
+    "no communication": "No gradient communication was recorded in {step}, so there is no overlap to measure.",
+    "data wait": "{data_wait} of {step} ({data_wait_share}) is spent waiting for data, and {exposed} "
     "({exposed_share}) waiting for communication{late}; {ratio} of communication{of_gradients} is hidden.",
-    "host loop": "{host_loop} of a {step} step ({host_loop_share}) is spent in the training loop between an update and "
+    "host loop": "{host_loop} of {step} ({host_loop_share}) is spent in the training loop between an update and "
     "the next forward, and {exposed} ({exposed_share}) waiting for communication{late}; {ratio} of "
     "communication{of_gradients} is hidden.",
-    "nothing": "{ratio} of communication{of_gradients} is hidden; only {exposed} of a {step} step ({exposed_share}) is "
+    "nothing": "{ratio} of communication{of_gradients} is hidden; only {exposed} of {step} ({exposed_share}) is "
     "spent waiting for the rest{little}.",
-    "communication": "{ratio} of communication{of_gradients} is hidden; {exposed} of a {step} step ({exposed_share}) "
+    "communication": "{ratio} of communication{of_gradients} is hidden; {exposed} of {step} ({exposed_share}) "
     "is spent waiting for the rest. Communication{of_gradients} takes {communication} and compute {compute}, so not "
     "all of it can be hidden.",
-    "exposed": "{ratio} of communication{of_gradients} is hidden; {exposed} of a {step} step ({exposed_share}) is "
+    "exposed": "{ratio} of communication{of_gradients} is hidden; {exposed} of {step} ({exposed_share}) is "
     "spent waiting for the rest{late}.",
 }
 _NO_IMPORTED_STEPS: Final = (
@@ -75,6 +75,7 @@ def describe_summary(summary: Summary) -> str:
     times |= {"communication": summary.communication_ns, "compute": summary.compute_ns}
     facts = {name: format_ns(time_ns) for name, time_ns in times.items()}
     facts |= {f"{name}_share": format_share(summary.share_of(each)) for name, each in summary.mean.blocks.items()}
+    facts["step"] = format_step_ns(summary.mean.step.value)
     facts["ratio"] = format_share(summary.overlap_ratio)
     facts["late"] = _LATE.format_map(facts) if summary.waits_for_stragglers else ""
     facts["of_gradients"] = " of gradients" if summary.has_others else ""

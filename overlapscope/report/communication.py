@@ -8,7 +8,7 @@ from typing import Any
 
 from overlapscope.breakdown.summary import Summary
 from overlapscope.report.report import Column, Section, Table
-from overlapscope.text import count_of, format_ns, format_share
+from overlapscope.text import count_of, format_ns, format_share, format_step_ns
 from overlapscope.trace.communication import GroupCommunication, ImportedCommunication, OwnCommunication
 
 
@@ -72,7 +72,7 @@ def _describe_own(found: OwnCommunication, summary: Summary) -> str:
     longest = timed[0]
     step_ns = summary.mean.step.value if summary.steps else 0.0
     share = f" ({format_share(longest.time_ns / step_ns)})" if step_ns and longest.time_ns is not None else ""
-    of = f" of a {format_ns(step_ns)} step{share}" if step_ns else " an update" if found.steps else ""
+    of = f" of {format_step_ns(step_ns)}{share}" if step_ns else " an update" if found.steps else ""
     waits = "" if longest.wait_ns is None else f", {format_ns(longest.wait_ns)} of it until the last rank has come"
     return (
         f"Of the script's own collectives, {longest.op} in {_name_groups((longest,))} takes longest: "
@@ -98,7 +98,7 @@ def _list_own_notes(found: OwnCommunication) -> tuple[str, ...]:
 def _describe(found: ImportedCommunication, per: int) -> str:
     if not found.groups:
         return "No communication is in the profiles."
-    time = f"a {format_ns(found.time_ns / per)} step" if found.steps else format_ns(found.time_ns)
+    time = format_step_ns(found.time_ns / per) if found.steps else format_ns(found.time_ns)
     shares = [
         f"{format_share(ns / max(1.0, found.time_ns))} {what}"
         for ns, what in (

@@ -15,7 +15,16 @@ from overlapscope.stragglers.finding import Finding, SlowLink
 from overlapscope.stragglers.location_test import format_p_value
 from overlapscope.stragglers.patterns import count_runs
 from overlapscope.stragglers.stragglers import Stragglers, Suspect
-from overlapscope.text import capitalize, count_of, format_bytes, format_interval_ns, format_ns, format_share, rank_list
+from overlapscope.text import (
+    capitalize,
+    count_of,
+    format_bytes,
+    format_interval_ns,
+    format_ns,
+    format_share,
+    format_step_ns,
+    rank_list,
+)
 from overlapscope.trace.folders import read_import_source
 from overlapscope.trace.recording import Trace
 
@@ -146,11 +155,11 @@ def describe_verdict(stragglers: Stragglers) -> str:
         return _describe_suspect(stragglers.suspect, step_ns)
     if math.isnan(waiting_ns):
         return "No straggler found."
-    step = f"a {format_ns(step_ns)} step ({format_share(waiting_ns / step_ns)})"
+    step = f"{format_step_ns(step_ns)} ({format_share(waiting_ns / step_ns)})"
     waiting = f"{format_ns(waiting_ns)} of {step} is spent waiting for the rank that arrives last."
     saves_ns = stragglers.saved_if_ranks_equal.step.value
     if waiting_ns < 1 and saves_ns >= MIN_COST_SHARE * step_ns:
-        saves = f"{format_ns(saves_ns)} of a {format_ns(step_ns)} step ({format_share(saves_ns / step_ns)})"
+        saves = f"{format_ns(saves_ns)} of {format_step_ns(step_ns)} ({format_share(saves_ns / step_ns)})"
         equal = capitalize(describe_equal_ranks(stragglers.cycles))
         waiting = f"{equal} would save {saves}, as all-reduces would begin earlier."
     elif waiting_ns < 1:
