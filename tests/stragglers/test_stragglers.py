@@ -8,15 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from overlapscope.analysis import Analysis
 from overlapscope.breakdown.breakdown import compute_breakdown
 from overlapscope.breakdown.summary import summarize
 from overlapscope.stragglers.cycles import Cycles, build_cycles
 from overlapscope.stragglers.finding import Finding
-from overlapscope.stragglers.stragglers import Stragglers, find_all_findings, find_stragglers
+from overlapscope.stragglers.stragglers import SUSPICION_LEVEL, Stragglers, find_all_findings, find_stragglers
 from overlapscope.stragglers.text import (
     describe,
     describe_briefly,
@@ -59,13 +60,27 @@ def say(finding: Finding) -> str:
     return f"{describe(finding)}\n{describe_briefly(finding)}"
 
 
-@settings(max_examples=15)
-@given(seed=st.integers(0, 10_000), ranks=st.integers(2, 16), noise=st.floats(0, 0.05))
-@example(seed=0, ranks=2, noise=0.05)  # the quicker of two, phase by phase, would be quicker than both
-def test_in_a_healthy_job_nothing_is_named(seed: int, ranks: int, noise: float) -> None:
-    stragglers = judged(Job(steps=STEPS, ranks=ranks, noise=noise, seed=seed))
-    assert stragglers.findings == ()
-    assert "No straggler found" in describe_verdict(stragglers)
+@pytest.mark.parametrize("steps", [31, STEPS])
+def test_in_healthy_jobs_nobody_is_named_and_however_many_steps_there_are_few_are_suspected(steps: int) -> None:
+    """Chance alone makes a suspicion in a twentieth of all jobs at most, so that of these, always the same, few may be.
+
+    The quicker one of two ranks, phase by phase, would be quicker than both.
+    """
+    jobs = [Job(steps=steps, ranks=2 + seed % 4, noise=0.05 - 0.01 * (seed % 3), seed=seed) for seed in range(20)]
+    found = [judged(job) for job in jobs]
+    assert [each.findings for each in found if each.findings] == []
+    suspected = [each for each in found if each.suspect is not None]
+    assert len(suspected) <= binom.ppf(0.999, len(found), SUSPICION_LEVEL)
+    assert all(("No straggler found" in describe_verdict(each)) == (each.suspect is None) for each in found)
+
+
+def test_of_noise_that_chance_makes_one_sided_a_suspicion_says_how_probable_that_is() -> None:
+    """One of the few healthy jobs in which 150 steps are not enough."""
+    suspect = judged(Job(steps=STEPS, ranks=2, noise=0.05, seed=7013)).suspect
+    assert suspect is not None
+    assert (suspect.late_steps, suspect.steps) == (95, 148)
+    assert suspect.p_value == pytest.approx(0.0176, abs=1e-4)
+    assert suspect.needed_steps == 320
 
 
 @settings(max_examples=8)
@@ -113,13 +128,6 @@ def test_a_rank_that_is_named_is_not_suspected_as_well() -> None:
     job = noisy_job()
     job.slow_down(2, 0.3)
     assert judged(job).suspect is None
-
-
-@settings(max_examples=15)
-@given(seed=st.integers(0, 10_000), ranks=st.integers(2, 8))
-def test_the_more_steps_the_fewer_suspicions(seed: int, ranks: int) -> None:
-    """In a healthy job with noise of 5 %, a mean of 150 steps is too small to matter."""
-    assert judged(Job(steps=STEPS, ranks=ranks, noise=0.05, seed=seed)).suspect is None
 
 
 @settings(max_examples=10)
