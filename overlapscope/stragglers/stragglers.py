@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -22,7 +23,7 @@ from overlapscope.breakdown.spans import Float64Array
 from overlapscope.breakdown.summary import Summary
 from overlapscope.interval import Interval
 from overlapscope.machine.of_steps import collect_readings, contrast_late_ranks
-from overlapscope.stragglers.cycles import CAUSES, Cycles, lower_median
+from overlapscope.stragglers.cycles import CAUSES, Cycles
 from overlapscope.stragglers.delays import (
     MIN_COST_SHARE,
     MIN_DELAY_SHARE,
@@ -59,13 +60,11 @@ def by_rank(replay: Replay, hosts: dict[int, str], job: JobBreakdown | None) -> 
         unknown).
     """
     cycles = replay.cycles
-    last_ns = cycles.arrival_ns[:, :, -1]
-    lateness_ns = last_ns - lower_median(last_ns, axis=1)[:, None]
     return pd.DataFrame(
         {
             "rank": cycles.ranks,
             "host": [hosts.get(rank, "unknown") for rank in cycles.ranks.tolist()],
-            "lateness_ns": lateness_ns.mean(axis=0),
+            "lateness_ns": cycles.lateness_ns.mean(axis=0),
             "saving_ns": replay.savings_by_rank_ns().mean(axis=0),
             "critical_share": _critical_shares(cycles, job),
         }
@@ -129,9 +128,7 @@ def _critical_shares(cycles: Cycles, job: JobBreakdown | None) -> Float64Array:
     return shares
 
 
-def join_persistent(
-    findings: Sequence[Finding], usual: Replay, ranks: pd.DataFrame, step_time_ns: float
-) -> tuple[Finding, ...]:
+def join_persistent(findings: Sequence[Finding], usual: Replay, step_time_ns: float) -> tuple[Finding, ...]:
     """Make one finding of all the causes for which the same ranks are late in every step.
 
     Its lateness and its saving are those of these ranks in the tables: what they have of all causes together.
@@ -139,7 +136,6 @@ def join_persistent(
     Args:
         findings: What is found in all cycles.
         usual: Cycles of steady steps, of the tables.
-        ranks: Table of ``by_rank``.
         step_time_ns: Mean step time.
     """
     of_ranks: dict[tuple[int, ...], list[Finding]] = {}
@@ -150,7 +146,7 @@ def join_persistent(
     apart = [finding for finding in findings if not any(finding in parts for parts in of_ranks.values())]
     for late_ranks, parts in of_ranks.items():
         indices = np.searchsorted(usual.cycles.ranks, late_ranks).tolist()
-        lateness_ns = float(ranks["lateness_ns"].to_numpy()[indices].mean())
+        lateness_ns = float(usual.cycles.lateness_ns[:, indices].mean(axis=0).mean())
         if lateness_ns < MIN_DELAY_SHARE * step_time_ns:  # late for one cause, and early for another
             apart += parts
             continue
@@ -237,32 +233,69 @@ def find_costliest(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Stragglers:
-    """Result of the straggler analysis. The tables are of the steady steps."""
+    """Result of the straggler analysis. The tables, of the steady steps, are computed when they are first asked for."""
 
     cycles: Cycles
     usual: Replay
     """Replay of the cycles of steady steps; of all cycles if there are none."""
     findings: tuple[Finding, ...]
     """Findings, the one that adds most first."""
-    costliest: Suspect | None
-    """The rank that costs most, if it is in no finding."""
     step_time_ns: float
     """Mean step time."""
-    waiting: Interval
-    """Part of the mean step for which ranks wait for a straggler."""
-    saved_if_ranks_equal: MeanStep
-    """Saving if all ranks were like the median rank."""
-    saved_by_best_transfers: MeanStep
-    """Saving if every all-reduce had the best transfer observed for its bucket."""
-    by_rank: pd.DataFrame
-    by_host: pd.DataFrame
-    by_cause: pd.DataFrame
-    by_bucket: pd.DataFrame
+    summary: Summary
+    """Summary of the recording, whose mean step limits what can be saved."""
+    hosts: dict[int, str]
+    """Host of each rank."""
+
+    @property
+    def waiting(self) -> Interval:
+        """Return the part of the mean step for which ranks wait for a straggler."""
+        return self.summary.exposed_for["straggler"]
+
+    @cached_property
+    def costliest(self) -> Suspect | None:
+        """Find the rank that costs most, if it is in no finding."""
+        return find_costliest(self.usual, self.findings, self.by_rank, self.step_time_ns)
 
     @property
     def suspect(self) -> Suspect | None:
         """Return the rank that is probably late, if it is in no finding."""
         return self.costliest if self.costliest is not None and not self.costliest.is_chance else None
+
+    @cached_property
+    def saved_if_ranks_equal(self) -> MeanStep:
+        """Compute the saving if all ranks were like the median rank."""
+        return _cap_saving(compute_saving(self.usual, self.usual.ideal, self.usual.ideal_ns), self.summary)
+
+    @cached_property
+    def saved_by_best_transfers(self) -> MeanStep:
+        """Compute the saving if every all-reduce had the best transfer observed for its bucket."""
+        length_ns = self.usual.with_transfers_ns(self.usual.best_transfer_ns)
+        return _cap_saving(compute_saving(self.usual, self.usual.recorded, length_ns), self.summary)
+
+    @cached_property
+    def by_rank(self) -> pd.DataFrame:
+        """Tabulate the ranks."""
+        return self._cap_savings(by_rank(self.usual, self.hosts, self.summary.job_breakdown))
+
+    @cached_property
+    def by_host(self) -> pd.DataFrame:
+        """Tabulate the hosts."""
+        return self._cap_savings(by_host(self.usual, self.hosts))
+
+    @cached_property
+    def by_cause(self) -> pd.DataFrame:
+        """Tabulate the causes."""
+        return self._cap_savings(by_cause(self.usual))
+
+    @cached_property
+    def by_bucket(self) -> pd.DataFrame:
+        """Tabulate the all-reduces."""
+        return self._cap_savings(by_bucket(self.usual))
+
+    def _cap_savings(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Limit savings to the mean step: the replay's cycles may be of other steps, and longer."""
+        return table.assign(saving_ns=table["saving_ns"].clip(upper=self.step_time_ns))
 
 
 def find_stragglers(trace: Trace, cycles: Cycles, summary: Summary) -> Stragglers:
@@ -271,24 +304,14 @@ def find_stragglers(trace: Trace, cycles: Cycles, summary: Summary) -> Straggler
     is_steady = np.isin(cycles.steps, summary.steady.steps)
     usual = Replay(cycles.of(is_steady) if is_steady.any() else cycles)
     step_time_ns = summary.mean.step.value if summary.steps else float(usual.recorded_ns.mean())
-    ranks = _cap_savings(by_rank(usual, hosts, summary.job_breakdown), step_time_ns)
     found = find_all_findings(cycles, hosts, _read_slow_links(trace), step_time_ns)
-    findings = _add_machine(trace, join_persistent(found, usual, ranks, step_time_ns))
     return Stragglers(
         cycles=cycles,
         usual=usual,
-        findings=findings,
-        costliest=find_costliest(usual, findings, ranks, step_time_ns),
+        findings=_add_machine(trace, join_persistent(found, usual, step_time_ns)),
         step_time_ns=step_time_ns,
-        waiting=summary.exposed_for["straggler"],
-        saved_if_ranks_equal=_cap_saving(compute_saving(usual, usual.ideal, usual.ideal_ns), summary),
-        saved_by_best_transfers=_cap_saving(
-            compute_saving(usual, usual.recorded, usual.with_transfers_ns(usual.best_transfer_ns)), summary
-        ),
-        by_rank=ranks,
-        by_host=_cap_savings(by_host(usual, hosts), step_time_ns),
-        by_cause=_cap_savings(by_cause(usual), step_time_ns),
-        by_bucket=_cap_savings(by_bucket(usual), step_time_ns),
+        summary=summary,
+        hosts=hosts,
     )
 
 
@@ -307,11 +330,6 @@ def _add_machine(trace: Trace, findings: tuple[Finding, ...]) -> tuple[Finding, 
         )
         for finding in findings
     )
-
-
-def _cap_savings(table: pd.DataFrame, step_time_ns: float) -> pd.DataFrame:
-    """Limit savings to the mean step: the replay's cycles may be of other steps, and longer."""
-    return table.assign(saving_ns=table["saving_ns"].clip(upper=step_time_ns))
 
 
 def _cap_saving(saving: MeanStep, summary: Summary) -> MeanStep:
