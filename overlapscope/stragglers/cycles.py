@@ -180,12 +180,14 @@ def build_cycles(
     steps_of = RowsByRank(breakdown.rank)
     for index, rank in enumerate(ranks.tolist()):
         timeline, from_ns, until_ns = breakdown.timelines[rank], released_ns[:, index], last_arrival_ns[:, index]
-        local_ns[_BLOCK_CAUSES, :, index] = timeline.within(from_ns, until_ns)[:, _BLOCKS].T
-        if is_sharded:
-            exposed_ns[:, index] = timeline.within(from_ns, until_ns)[:, BLOCKS.index("exposed")]
-        # Copies into buckets count as backward here: that is when they happen.
         step_begin_ns = np.clip(_step_begins(breakdown, steps_of[rank], steps), from_ns, until_ns)
-        copied_in_ns = timeline.within(step_begin_ns, until_ns)[:, BLOCKS.index("bucket_copies")]
+        both_ns = timeline.within(np.concatenate([from_ns, step_begin_ns]), np.tile(until_ns, 2))
+        since_release_ns, since_begin_ns = np.split(both_ns, 2)
+        local_ns[_BLOCK_CAUSES, :, index] = since_release_ns[:, _BLOCKS].T
+        if is_sharded:
+            exposed_ns[:, index] = since_release_ns[:, BLOCKS.index("exposed")]
+        # Copies into buckets count as backward here: that is when they happen.
+        copied_in_ns = since_begin_ns[:, BLOCKS.index("bucket_copies")]
         local_ns[CAUSES.index("bucket_copies"), :, index] -= copied_in_ns
         local_ns[CAUSES.index("backward"), :, index] += copied_in_ns
     blocked_ns, broadcast_ns = _broadcasts(broadcast, steps, len(ranks))
@@ -276,9 +278,8 @@ def _step_begins(breakdown: Breakdown, own: Rows, steps: Int64Array) -> Int64Arr
         own: Rows of the rank in the breakdown.
     """
     index = np.searchsorted(breakdown.step[own], steps - 1)
-    begins_ns = np.append(breakdown.end_ns[own], 0)[index]
-    begins_ns[~np.isin(steps - 1, breakdown.step[own])] = 0
-    return begins_ns
+    is_known = np.append(breakdown.step[own], -1)[index] == steps - 1
+    return np.where(is_known, np.append(breakdown.end_ns[own], 0)[index], 0)
 
 
 def group_steps_by_kind(breakdown: Breakdown) -> dict[StepKind, Int64Array]:
