@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from overlapscope.diagnosis.collective_order import OrderSource, RecordedOrder
+from overlapscope.diagnosis.collective_order import OrderSource
 from overlapscope.diagnosis.evidence import Evidence, GroupOrder
 from overlapscope.diagnosis.flight_recorder import FlightRecorderDumps, read_dumps
-from overlapscope.diagnosis.from_recording import read_evidence
+from overlapscope.diagnosis.from_recording import read_order_and_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.order_view import OrderLanes
 from overlapscope.diagnosis.verdict import Verdict
 from overlapscope.errors import Problem
 from overlapscope.trace.collective_log import ProcessGroup
-from overlapscope.trace.collective_log_reader import open_collective_logs
-from overlapscope.trace.folders import find_rank_folders
+from overlapscope.trace.folders import find_rank_folders, has_collective_logs
 from overlapscope.trace.process_files import WatchdogReport, read_reports
 
 
@@ -55,10 +54,11 @@ class Diagnosis:
             offsets_ns: see the class.
         """
         folders = find_rank_folders(path)
-        source = RecordedOrder(open_collective_logs(folders))
-        if not source.groups() and not source.logs.problems:
+        if not any(map(has_collective_logs, folders.values())):
             return None
-        evidence, problems = read_evidence(path)
+        source, evidence, problems = read_order_and_evidence(path)
+        if not source.groups() and not source.logs.problems:  # they have just been made
+            return None
         return cls(source, evidence, problems, read_reports(folders), offsets_ns)
 
     @classmethod

@@ -159,13 +159,25 @@ def read_evidence(path: Path, progress: Progress | None = None) -> tuple[Evidenc
     Raises:
         OverlapScopeError: there is no recording.
     """
+    _, evidence, problems = read_order_and_evidence(path, progress)
+    return evidence, problems
+
+
+def read_order_and_evidence(
+    path: Path, progress: Progress | None = None
+) -> tuple[RecordedOrder, Evidence, list[Problem]]:
+    """Read the evidence, and return with it the order of collectives that it was taken from.
+
+    Raises:
+        OverlapScopeError: there is no recording.
+    """
     folders = _find_folders(path)
     left_out = find_misplaced(folders)
-    evidence, problems, lifetimes = _read_folders(path, _without(folders, left_out), left_out, progress)
+    source, evidence, problems, lifetimes = _read_folders(path, _without(folders, left_out), left_out, progress)
     if others := find_other_jobs(folders, lifetimes):
         left_out |= others
-        evidence, problems, _ = _read_folders(path, _without(folders, left_out), left_out, progress)
-    return evidence, problems
+        source, evidence, problems, _ = _read_folders(path, _without(folders, left_out), left_out, progress)
+    return source, evidence, problems
 
 
 def _without(folders: Mapping[int, Path], left_out: Mapping[int, Problem]) -> dict[int, Path]:
@@ -174,7 +186,7 @@ def _without(folders: Mapping[int, Path], left_out: Mapping[int, Problem]) -> di
 
 def _read_folders(
     path: Path, folders: dict[int, Path], left_out: Mapping[int, Problem], progress: Progress | None
-) -> tuple[Evidence, list[Problem], dict[int, Lifetime]]:
+) -> tuple[RecordedOrder, Evidence, list[Problem], dict[int, Lifetime]]:
     """Read the evidence in some of the folders of ranks.
 
     Args:
@@ -213,7 +225,7 @@ def _read_folders(
     if command is not None:
         evidence = replace(evidence, job_status=command.status, job_signal=command.signal_received)
     lifetimes = {rank: one.lifetime for rank, one in files.items() if one.lifetime is not None}
-    return evidence, problems, lifetimes
+    return source, evidence, problems, lifetimes
 
 
 def _find_folders(path: Path) -> dict[int, Path]:

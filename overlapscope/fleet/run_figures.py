@@ -9,10 +9,8 @@ from typing import Final
 
 from overlapscope.analysis import Analysis
 from overlapscope.breakdown.text import describe_summary
-from overlapscope.diagnosis.collective_order import RecordedOrder
 from overlapscope.diagnosis.diagnosis import Diagnosis
-from overlapscope.diagnosis.from_recording import read_evidence
-from overlapscope.trace.collective_log_reader import open_collective_logs
+from overlapscope.diagnosis.from_recording import read_order_and_evidence
 from overlapscope.trace.folders import find_rank_folders
 from overlapscope.trace.process_files import read_reports
 from overlapscope.trace.rank_folder import RankFolder
@@ -96,5 +94,4 @@ def _diagnose_joining(path: Path) -> Diagnosis | None:
     folders = find_rank_folders(path)
     if not any(RankFolder(folder).is_joining() for folder in folders.values()):
         return None
-    evidence, problems = read_evidence(path)
-    return Diagnosis(RecordedOrder(open_collective_logs(folders)), evidence, problems, read_reports(folders))
+    return Diagnosis(*read_order_and_evidence(path), read_reports(folders))
