@@ -32,6 +32,7 @@ from overlapscope.trace.clocks import (
     OffsetBounds,
     bounds_from_pings,
     compute_fix,
+    compute_fixes_by_part,
     drop_poor_fixes,
 )
 from overlapscope.trace.collective_arrival import compute_arrival_ns, occurrence_index
@@ -60,8 +61,10 @@ class CollectiveBounds:
     """
 
     bounds: OffsetBounds
-    all_reduces: pd.DataFrame
-    """Step and bucket of each all-reduce, in the order of ``bounds``."""
+    step: _Int64s
+    """Step of each all-reduce, in the order of ``bounds``."""
+    bucket: _Int64s
+    """Bucket of each all-reduce."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,25 +161,28 @@ def compute_offset_bounds(by_clock: Mapping[str, pd.DataFrame], clock: str, refe
     """Return bounds on the reference clock minus another clock, from all-reduces of both; None if there are none."""
     if clock not in by_clock or reference not in by_clock:
         return None
-    both = _join_all_reduces(by_clock[clock], by_clock[reference]).sort_values("end_ns", kind="stable")
-    if both.empty:
+    ours, theirs = _match_all_reduces(by_clock[clock], by_clock[reference])
+    if ours.empty:
         return None
-    arrival_ns, end_ns = both["arrival_ns"].to_numpy(), both["end_ns"].to_numpy()
+    order = np.argsort(ours["end_ns"].to_numpy(), kind="stable")
+    step, bucket, arrival_ns, end_ns = (
+        ours[name].to_numpy()[order] for name in ("step", "bucket", "arrival_ns", "end_ns")
+    )
     bounds = OffsetBounds(
         low_at_ns=end_ns,
-        low_ns=both["reference_arrival_ns"].to_numpy() - end_ns,
+        low_ns=theirs["arrival_ns"].to_numpy()[order] - end_ns,
         high_at_ns=arrival_ns,
-        high_ns=both["reference_end_ns"].to_numpy() - arrival_ns,
+        high_ns=theirs["end_ns"].to_numpy()[order] - arrival_ns,
     )
-    return CollectiveBounds(bounds=bounds, all_reduces=both[["step", "bucket"]])
+    return CollectiveBounds(bounds=bounds, step=step, bucket=bucket)
 
 
-def _join_all_reduces(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
-    """Return the all-reduces of both clocks, with ``reference_arrival_ns`` and ``reference_end_ns`` of the second."""
-    theirs = theirs.rename(columns={name: f"reference_{name}" for name in ("arrival_ns", "end_ns")})
+def _match_all_reduces(ours: pd.DataFrame, theirs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the rows of two clocks that are of the same all-reduces, in one order."""
     if len(ours) == len(theirs) and all((ours[name].to_numpy() == theirs[name].to_numpy()).all() for name in _MATCH):
-        return ours.assign(**{str(name): column.to_numpy() for name, column in theirs.drop(columns=_MATCH).items()})
-    return ours.merge(theirs, on=_MATCH)
+        return ours, theirs
+    both = ours.merge(theirs, on=_MATCH, suffixes=("", "_of_theirs"))
+    return both, both[["arrival_ns_of_theirs", "end_ns_of_theirs"]].set_axis(["arrival_ns", "end_ns"], axis=1)
 
 
 def tighten_by_kernel_ends(seen: CollectiveBounds, skew_ns: int) -> CollectiveBounds:
@@ -196,7 +202,8 @@ def tighten_by_kernel_ends(seen: CollectiveBounds, skew_ns: int) -> CollectiveBo
             high_at_ns=np.where(is_high_less, bounds.low_at_ns, bounds.high_at_ns),
             high_ns=np.minimum(bounds.high_ns, apart_ns + skew_ns),
         ),
-        all_reduces=seen.all_reduces,
+        step=seen.step,
+        bucket=seen.bucket,
     )
 
 
@@ -209,15 +216,15 @@ def find_worst_violation(clock: ClockMap, seen: CollectiveBounds) -> Violation |
     worst = int(np.argmax(early_ns))
     if early_ns[worst] <= 0:
         return None
-    step, bucket = seen.all_reduces.iloc[worst]
-    return Violation(step=int(step), bucket=int(bucket), early_ns=int(np.ceil(early_ns[worst])))
+    return Violation(step=int(seen.step[worst]), bucket=int(seen.bucket[worst]), early_ns=int(np.ceil(early_ns[worst])))
 
 
 def compute_fixes(seen: CollectiveBounds) -> list[Fix]:
     """Compute offsets along the recording from its all-reduces alone; none if these contradict each other."""
-    parts = np.array_split(np.arange(len(seen.bounds.low_ns)), min(_MAX_FIXES, len(seen.bounds.low_ns)))
-    fixes = [found for part in parts if (found := compute_fix(seen.bounds.part(part))) is not None]
-    if len(fixes) < len(parts):
+    count = len(seen.bounds.low_ns)
+    begins = np.array([part[0] for part in np.array_split(np.arange(count), min(_MAX_FIXES, count))])
+    fixes = compute_fixes_by_part(seen.bounds, begins)
+    if len(fixes) < len(begins):
         return []
     low_ns, high_ns = _bounds_from_fixes(fixes).at([each.own_ns for each in fixes])
     if np.any(low_ns > high_ns):

@@ -81,15 +81,6 @@ class OffsetBounds:
         high_ns = self.high_ns + _drift_ns(self.high_at_ns - moments_ns)
         return low_ns.max(axis=-1), high_ns.min(axis=-1)
 
-    def part(self, chosen: Any) -> OffsetBounds:
-        """Return some of the bounds, by index or mask."""
-        return OffsetBounds(
-            low_at_ns=self.low_at_ns[chosen],
-            low_ns=self.low_ns[chosen],
-            high_at_ns=self.high_at_ns[chosen],
-            high_ns=self.high_ns[chosen],
-        )
-
 
 def bounds_from_pings(pings: Sequence[Sequence[int]]) -> OffsetBounds:
     """Return the bounds that pings set.
@@ -119,10 +110,23 @@ def compute_fix(bounds: OffsetBounds) -> Fix | None:
     at 260. Ping 1 allows 930 to 1030, ping 2 allows 980 to 1040. The fix is at 230, the middle of ping 2, which is the
     tighter one: 979 to 1031, because each bound is widened by 1 ns for drift.
     """
-    tightest = int(np.argmin(bounds.high_ns - bounds.low_ns))
-    own_ns = int(bounds.low_at_ns[tightest] + bounds.high_at_ns[tightest]) // 2
-    low_ns, high_ns = map(int, bounds.at(own_ns))
-    return Fix(own_ns=own_ns, low_ns=low_ns, high_ns=high_ns) if low_ns <= high_ns else None
+    return next(iter(compute_fixes_by_part(bounds, np.zeros(1, dtype=np.int64))), None)
+
+
+def compute_fixes_by_part(bounds: OffsetBounds, begins: Int64s) -> list[Fix]:
+    """Compute the fix of each part of some bounds as ``compute_fix`` does, without those that contradict themselves.
+
+    Args:
+        begins: index of the first bound of each part, ascending from 0.
+    """
+    part = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(bounds.low_ns))))
+    tightest = np.lexsort((bounds.high_ns - bounds.low_ns, part))[begins]
+    own_ns = (bounds.low_at_ns[tightest] + bounds.high_at_ns[tightest]) // 2
+    at_ns = own_ns[part]
+    low_ns = np.maximum.reduceat(bounds.low_ns - _drift_ns(bounds.low_at_ns - at_ns), begins)
+    high_ns = np.minimum.reduceat(bounds.high_ns + _drift_ns(bounds.high_at_ns - at_ns), begins)
+    found = zip(own_ns.tolist(), low_ns.tolist(), high_ns.tolist(), strict=True)
+    return [Fix(own_ns=own, low_ns=low, high_ns=high) for own, low, high in found if low <= high]
 
 
 def drop_poor_fixes(fixes: Sequence[Fix]) -> list[Fix]:
