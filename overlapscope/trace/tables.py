@@ -163,9 +163,11 @@ def map_to_clocks(tables: Mapping[str, pd.DataFrame], clocks: Mapping[int, Clock
 
 
 def _map_table_to_clocks(table: pd.DataFrame, clocks: Mapping[int, ClockMap]) -> pd.DataFrame:
+    if table.empty:
+        return table
     rank = table["rank"].to_numpy()
     edges = [*np.flatnonzero(np.append(True, rank[1:] != rank[:-1])[: len(rank)]).tolist(), len(rank)]
-    moved = {name: table[name].fillna(0).to_numpy(np.int64, copy=True) for name in TIMES if name in table}
+    moved = {name: table[name].to_numpy(np.int64, copy=True, na_value=0) for name in TIMES if name in table}
     spans = [(begin, end, clocks.get(int(rank[begin]))) for begin, end in pairwise(edges)]
     for clock, of_clock in groupby(spans, key=lambda span: span[2]):  # ranks of one host share a map
         run_number = list(of_clock)
@@ -173,7 +175,9 @@ def _map_table_to_clocks(table: pd.DataFrame, clocks: Mapping[int, ClockMap]) ->
         for times_ns in moved.values() if clock is not None else ():
             times_ns[begin:end] = clock(times_ns[begin:end])
     columns = {
-        name: pd.Series(times_ns, dtype=table[name].dtype, index=table.index).where(table[name].notna())
+        name: times_ns
+        if isinstance(table[name].dtype, np.dtype)
+        else pd.arrays.IntegerArray(times_ns, table[name].isna().to_numpy())
         for name, times_ns in moved.items()
     }
     return table.assign(**columns)
@@ -343,11 +347,8 @@ def add_segment_content(segments: pd.DataFrame, rounds: Mapping[int, Rounds]) ->
     keys = zip(segments["rank"].tolist(), segments["segment"].tolist(), strict=True)
     found = [rounds[rank].get(number, _UNKNOWN) for rank, number in keys]
     names = ("bucket", "lane", "phase", "round", "rounds", "sent_to", "sent_bytes", "received_from", "received_bytes")
-    content = {
-        name: pd.Series(values, dtype="str" if name in ("phase", "sent_to", "received_from") else "int64")
-        for name, values in zip(names, zip(*found, strict=True) if found else [()] * len(names), strict=True)
-    }
-    return segments.assign(**content)[list(SEGMENT_COLUMNS)]
+    types = dict.fromkeys(names, "int64") | dict.fromkeys(("phase", "sent_to", "received_from"), "str")
+    return segments.assign(**_tabulate(found, types))[list(SEGMENT_COLUMNS)]
 
 
 def build_link_samples(rows: Mapping[int, list[LinkRow]]) -> pd.DataFrame:
@@ -356,10 +357,8 @@ def build_link_samples(rows: Mapping[int, list[LinkRow]]) -> pd.DataFrame:
     Args:
         rows: rows by rank.
     """
-    samples = pd.DataFrame(
-        list(chain.from_iterable(rows.values())), columns=["time_ns", *LINK_ENDPOINTS, *LINK_COUNTERS]
-    )
-    samples = samples.astype(dict.fromkeys(["time_ns", *LINK_COUNTERS], "int64") | dict.fromkeys(LINK_ENDPOINTS, "str"))
+    types = {"time_ns": "int64"} | dict.fromkeys(LINK_ENDPOINTS, "str") | dict.fromkeys(LINK_COUNTERS, "int64")
+    samples = _tabulate([*chain.from_iterable(rows.values())], types)
     samples.insert(0, "rank", np.repeat(np.array([*rows], dtype=np.int64), [len(own) for own in rows.values()]))
     return samples
 
@@ -486,16 +485,14 @@ def _user_collectives(files: Sequence[RankRecording]) -> pd.DataFrame:
 
 def _machine(files: Sequence[RankRecording]) -> pd.DataFrame:
     rows = [(one.rank, *reading) for one in files for reading in one.machine.readings]
-    return pd.DataFrame(rows, columns=list(MACHINE_COLUMNS)).astype(
-        {"rank": "int64", "time_ns": "int64", "since_ns": "int64", "source": "str", "name": "str", "value": "float64"}
+    return _tabulate(
+        rows, dict.fromkeys(MACHINE_COLUMNS, "int64") | {"source": "str", "name": "str", "value": "float64"}
     )
 
 
 def _machine_sources(files: Sequence[RankRecording]) -> pd.DataFrame:
     rows = [(one.rank, *source) for one in files for source in one.machine.sources]
-    return pd.DataFrame(rows, columns=list(MACHINE_SOURCE_COLUMNS)).astype(
-        dict.fromkeys(MACHINE_SOURCE_COLUMNS, "str") | {"rank": "int64"}
-    )
+    return _tabulate(rows, dict.fromkeys(MACHINE_SOURCE_COLUMNS, "str") | {"rank": "int64"})
 
 
 def _modes(files: Sequence[RankRecording]) -> pd.DataFrame:
@@ -504,8 +501,14 @@ def _modes(files: Sequence[RankRecording]) -> pd.DataFrame:
         for one in files
         for mode in one.modes
     ]
-    return pd.DataFrame(rows, columns=list(MODE_COLUMNS)).astype(
-        dict.fromkeys(MODE_COLUMNS, "int64") | {"detail": "str"}
+    return _tabulate(rows, dict.fromkeys(MODE_COLUMNS, "int64") | {"detail": "str"})
+
+
+def _tabulate(rows: Sequence[tuple[Any, ...]], types: Mapping[str, str]) -> pd.DataFrame:
+    """Return a table of rows, of which there may be none, with columns of these types."""
+    columns = zip(*rows, strict=True) if rows else [()] * len(types)
+    return pd.DataFrame(
+        {name: pd.Series(values, dtype=kind) for (name, kind), values in zip(types.items(), columns, strict=True)}
     )
 
 
