@@ -376,15 +376,17 @@ class _Pair:
         """Return True if the ends of a range with equal hashes show that batches, steps and names agree as well."""
         if self.first > end:
             return True
-        early = self.compared(self.first, min(end, self.first + _END_ENTRIES))
-        late = self.compared(max(self.first, end - _END_ENTRIES), end) if end > self.first + _END_ENTRIES else early
-        return _keep_offset(early, late) and self._names_agree(early, end)
+        early, late = (self.first, min(end, self.first + _END_ENTRIES)), (max(self.first, end - _END_ENTRIES), end)
+        return _keep_offset(self.compared(*early), self.compared(*late)) and self._names_agree(early, late)
 
-    def _names_agree(self, early: tuple[Compared, Compared], end: int) -> bool:
-        rows = [[self.entries.columns(r, n, n) for n in (self.first, end)] for r in (self.a, self.b)]
-        if not all(len(one) for of_rank in (*rows, [one["names"] for one in early]) for one in of_rank):
+    def _names_agree(self, early: tuple[int, int], late: tuple[int, int]) -> bool:
+        """Return True if names are the same from the first entry of one range to the last entry of another one."""
+        ranks = self.a, self.b
+        rows = [(self.entries.columns(r, *early)[:1], self.entries.columns(r, *late)[-1:]) for r in ranks]
+        ends = [early[0], late[1]]
+        if any([number for one in of_rank for number in one["number"].tolist()] != ends for of_rank in rows):
             return False
-        first_a, first_b = (one["names"][0] for one in early)
+        first_a, first_b = (self.entries.compared(r, *early)["names"][0] for r in ranks)
         since = [(last["names_hash"] - first["names_hash"])[0] for first, last in rows]
         return bool(first_a == first_b and since[0] == since[1])
 
