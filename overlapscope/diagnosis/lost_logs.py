@@ -15,7 +15,7 @@ from overlapscope.diagnosis.evidence import GroupOrder
 from overlapscope.errors import Problem
 from overlapscope.trace.collective_log_reader import CollectiveLogFile, CollectiveLogs
 from overlapscope.trace.folders import has_collective_logs
-from overlapscope.trace.regular_file import match_files
+from overlapscope.trace.regular_file import match_names
 from overlapscope.trace.schema import GROUP_PATTERN, POINT_TO_POINT_PATTERN, RANK_FILE, SIGNATURES_FILE
 
 _PREFIXES: Final = (GROUP_PATTERN.partition("*")[0], POINT_TO_POINT_PATTERN.partition("*")[0])
@@ -64,5 +64,5 @@ def _lacks_logs(folder: Path, damaged: Iterable[str]) -> bool:
 
 def _has_gap(folder: Path, pattern: str) -> bool:
     """Return whether the numbers of the logs, which count from 0, show that one is missing."""
-    numbers = {path.stem.rpartition("_")[2] for path in match_files(folder, pattern)}
+    numbers = {name.partition(".")[0].rpartition("_")[2] for name in match_names(folder, pattern)}
     return any(str(number) not in numbers for number in range(len(numbers)))

@@ -50,7 +50,7 @@ from overlapscope.errors import Problem
 from overlapscope.machine.evidence import summarize_log
 from overlapscope.trace.event_log import Records
 from overlapscope.trace.folders import find_recorded_ranks, has_collective_logs
-from overlapscope.trace.json_files import from_dict, read_dataclasses
+from overlapscope.trace.json_files import from_dict
 from overlapscope.trace.live_files import read_alive_file
 from overlapscope.trace.machine_log import read_machine_log
 from overlapscope.trace.manifest import Manifest
@@ -192,15 +192,12 @@ def _next_bucket(records: Records, backward: Any) -> int | None:
 
 def _latest_ns(records: Records, latest: Entry | None) -> int:
     """Return the time of the last activity of the training; 0 if there was none."""
-    own = records[~np.isin(records["kind"], _NON_PROGRESS_KINDS)]
-    times = [int(own["end_ns"].max())] if len(own) else [0]
+    kind = records["kind"]
+    is_progress = np.logical_and.reduce([kind != each for each in _NON_PROGRESS_KINDS])
+    times = [int(records["end_ns"].max(initial=0, where=is_progress))]
     if latest is not None:
         times += [latest.announced_ns, latest.completed_ns or 0]
     return max(times)
-
-
-_LATEST_RECORDS: Final = 2048
-"""Maximum number of records read from the end of the event log: several steps, even with one record per gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,14 +319,12 @@ def _add_files(
         settings=read_rank_settings(folder.path, begun.run if begun.has_joined else begun.joining, folder.problems),
         replicas=read_replicas(folder.path, folder.problems),
         hyperparameters=read_hyperparameters(folder.path, folder.problems),
-        unreduced=read_dataclasses(UnreducedStep, folder.path / UNREDUCED_FILE, folder.problems),
-        interrupted_backwards=read_dataclasses(
-            InterruptedBackward, folder.path / INTERRUPTED_BACKWARDS_FILE, folder.problems
-        ),
+        unreduced=folder.read_dataclasses(UnreducedStep, UNREDUCED_FILE),
+        interrupted_backwards=folder.read_dataclasses(InterruptedBackward, INTERRUPTED_BACKWARDS_FILE),
         caught=read_caught_errors(folder.path, folder.problems, rank=end.rank, pid=_int(begun.where.get("pid"), -1)),
-        created_groups=read_dataclasses(CreatedGroup, folder.path / CREATED_GROUPS_FILE, folder.problems),
-        non_finite=read_dataclasses(NonFiniteGradients, folder.path / NON_FINITE_FILE, folder.problems),
-        loop=next(iter(read_dataclasses(LoopFacts, folder.path / LOOP_FACTS_FILE, folder.problems)), LoopFacts()),
+        created_groups=folder.read_dataclasses(CreatedGroup, CREATED_GROUPS_FILE),
+        non_finite=folder.read_dataclasses(NonFiniteGradients, NON_FINITE_FILE),
+        loop=next(iter(folder.read_dataclasses(LoopFacts, LOOP_FACTS_FILE)), LoopFacts()),
         no_sync_since=None if left.off_since is not None else _no_sync_since(left.records),
         off_since=left.off_since,
         world_size=_int(again.get("world_size"), world_size) if isinstance(world_size, int) else None,
@@ -380,7 +375,7 @@ class _LeftFiles:
 def _read_left(folder: RankFolder) -> _LeftFiles:
     """Read in an order in which what is read later may only be newer, because the rank may continue meanwhile."""
     unready = read_unready_parameters(folder.path, folder.manifest, folder.problems)  # before its phase, in the records
-    records = folder.latest_events(_LATEST_RECORDS)  # before the stall, which is over if something happened since
+    records = folder.latest_events()  # before the stall, which is over if something happened since
     return _LeftFiles(
         unready=unready,
         records=records,
@@ -613,8 +608,8 @@ def _was_launched(parameter: UnreadyParameter, records: Records) -> bool:
 def _no_sync_since(records: Records) -> int | None:
     """Return the value of ``RankEvidence.no_sync_since``."""
     over = records["step"][records["kind"] == Kind.STEP]
-    is_pass = (records["kind"] == Kind.PHASE) & (records["index"] == Phase.BACKWARD) & np.isin(records["step"], over)
-    passes = records[is_pass]
+    passes = records[(records["kind"] == Kind.PHASE) & (records["index"] == Phase.BACKWARD)]
+    passes = passes[np.isin(passes["step"], over)]
     reduced = passes["step"][(passes["flags"] & Flag.NO_SYNC) == 0]
     later = passes["step"][passes["step"] > reduced.max()] if len(reduced) else passes["step"]
     return int(later.min()) if len(later) else None

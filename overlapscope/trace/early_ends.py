@@ -10,7 +10,7 @@ from overlapscope.errors import Problem
 from overlapscope.trace.folders import attempt_number, find_sibling_attempts
 from overlapscope.trace.json_files import read_dataclass, read_json
 from overlapscope.trace.process_files import read_exits
-from overlapscope.trace.regular_file import match_files
+from overlapscope.trace.regular_file import match_files, parse_once
 from overlapscope.trace.schema import JOINING_FILE
 
 EARLY_END_PATTERN: Final = "early_end_*.json"
@@ -43,7 +43,9 @@ class EarlyEnd:
 
 def find_run_folder(attempt: Path) -> Path:
     """Return the folder of the run to which an attempt belongs: early ends of all attempts are there."""
-    return attempt.resolve().parent if attempt_number(attempt) else attempt
+    return parse_once(
+        "folder of the run", attempt, lambda: attempt.resolve().parent if attempt_number(attempt) else attempt
+    )
 
 
 def has_early_ends(attempt: Path) -> bool:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from overlapscope.errors import NotClosed, OverlapScopeError, Problem
 from overlapscope.text import count_of
-from overlapscope.trace.regular_file import open_regular_file
+from overlapscope.trace.regular_file import open_regular_file, parse_once
 from overlapscope.trace.ring_log import RingLog, SlotStore, find_last_in_order, read_header_and_size
 from overlapscope.trace.schema import (
     CHECKED_RECORD,
@@ -264,6 +264,10 @@ def read_log(path: Path) -> tuple[LogHeader, Records, list[Problem]]:
 
 def count_record_bytes(path: Path) -> int:
     """Return the size of the part of a log that holds records; 0 if unreadable. Files of open logs are larger."""
+    return parse_once("bytes of records", path, partial(_count_record_bytes, path))
+
+
+def _count_record_bytes(path: Path) -> int:
     try:
         with open_regular_file(path) as file:
             header, size = read_header_and_size(file.fileno(), path, LogHeader.unpack)

@@ -15,11 +15,12 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeGuard, cast
 
 from overlapscope.errors import OverlapScopeError
-from overlapscope.trace.regular_file import match_files
+from overlapscope.trace.regular_file import match_names, parse_once
 from overlapscope.trace.schema import (
     ENDED_FILE,
     EVENTS_FILE,
@@ -109,8 +110,9 @@ def restart_folder(first: Path, number: int) -> Path:
 
 def attempt_number(path: Path) -> int:
     """Return the number of an attempt from the name of its folder; 0 is the first attempt."""
-    number = path.resolve().name.removeprefix(_PREFIX)
-    return int(number) if number.isdecimal() and path.resolve().name.startswith(_PREFIX) else 0
+    name = path.resolve().name
+    number = name.removeprefix(_PREFIX)
+    return int(number) if name.startswith(_PREFIX) and number.isdecimal() else 0
 
 
 def find_attempts(first: Path) -> list[Path]:
@@ -163,7 +165,7 @@ def find_rank_folders(path: Path) -> dict[int, Path]:
         OverlapScopeError: no such folder, or no recording in it.
     """
     try:
-        return _rank_folders_in(path)
+        return dict(parse_once("rank folders", path, partial(_rank_folders_in, path)))
     except OSError as error:
         raise OverlapScopeError(f"{path}: can't be read ({error.strerror})") from None
 
@@ -198,7 +200,7 @@ def _is_rank_folder(folder: Path) -> bool:
 
 def has_collective_logs(folder: Path) -> bool:
     """Return whether a rank left a collective log, if only of sends and receives, as a parameter server does."""
-    return bool(match_files(folder, GROUP_PATTERN, POINT_TO_POINT_PATTERN))
+    return bool(match_names(folder, GROUP_PATTERN, POINT_TO_POINT_PATTERN))
 
 
 def has_finished_recording(folder: Path) -> bool:
@@ -209,7 +211,7 @@ def has_finished_recording(folder: Path) -> bool:
 def parse_expected_ranks(run: dict[str, Any]) -> tuple[int, ...]:
     """Return the ranks that train together, according to one rank's ``run.json``."""
     ranks = run.get("ranks")
-    if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
+    if isinstance(ranks, list) and {*map(type, ranks)} <= {int}:  # of a thousand ranks on each of a thousand
         return tuple(ranks)
     return ranks_in_world(run.get("world_size", 0))
 

@@ -127,7 +127,7 @@ def read_json(path: Path, problems: list[Problem]) -> dict[str, Any]:
 def _read_object(path: Path) -> tuple[dict[str, Any], Problem | None]:
     try:
         data = read_regular_file(path)
-        content = parse_json_text(data)
+        content = parse_once("JSON text", path, partial(parse_json_text, data))
     except (OSError, ValueError) as error:
         return {}, _unreadable(path, error)
     if not isinstance(content, dict):
@@ -160,7 +160,7 @@ def _read_listed(manifest: str) -> dict[str, Any]:
 @lru_cache(maxsize=64)
 def _listed_in(manifest: str, _mtime_ns: int, _size: int) -> dict[str, Any]:
     try:
-        files = parse_json_text(read_regular_file(Path(manifest)))["files"]
+        files = parse_once("JSON text", manifest, lambda: parse_json_text(read_regular_file(Path(manifest))))["files"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     return files if isinstance(files, dict) else {}

@@ -7,7 +7,6 @@ was killed.
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
@@ -52,18 +51,20 @@ class Manifest:
 
     def is_damaged(self, name: str) -> bool:
         """Return whether a listed file is missing, truncated or changed."""
-        return name in self.files and self._damage(name) is not None
+        return name in self.files and self._find_damage(name) is not None
 
     def report(self, problems: list[Problem]) -> None:
         """Report listed files that are missing or changed, unless they already have a problem."""
-        reported_paths = {problem.message.partition(": ")[0] for problem in problems}
-        for name in self.files:
-            path = f"{self._folder}/{name}"  # of every file of every rank: strings are quicker
-            if path not in reported_paths and (damage := self._damage(name)) is not None:
-                problems.append(Problem("error", f"{path}: {damage}"))
+        damaged = parse_once("damaged files", self._folder, self._find_damaged)
+        reported_paths = {problem.message.partition(": ")[0] for problem in problems} if damaged else set()
+        problems += [
+            Problem("error", f"{path}: {damage}") for path, damage in damaged.items() if path not in reported_paths
+        ]
 
-    def _damage(self, name: str) -> str | None:
-        return parse_once("damage", f"{self._folder}/{name}", partial(self._find_damage, name))
+    def _find_damaged(self) -> dict[str, str]:
+        """Return what is wrong with listed files, by path."""
+        found = ((name, self._find_damage(name)) for name in self.files)
+        return {f"{self._folder}/{name}": damage for name, damage in found if damage is not None}
 
     def _find_damage(self, name: str) -> str | None:
         path, mark = self._folder / name, self.files[name]
@@ -90,7 +91,7 @@ class Manifest:
 
 def _is_in_a_folder(name: str) -> bool:
     """Return whether this is a plain file name, and not a path that leads elsewhere."""
-    return name not in ("", "..") and Path(name).name == name and "\0" not in name
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
 def _is_ring(name: str) -> bool:

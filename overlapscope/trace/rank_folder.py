@@ -5,7 +5,6 @@ Analyses build tables from them (``tables``), and diagnosis the state of the ran
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from overlapscope.trace.collective_log import AWAITED, ENTRY_DTYPE, Entries
 from overlapscope.trace.collective_log_reader import CollectiveLogFile
 from overlapscope.trace.event_log import RECORD_DTYPE, Records, is_closed, read_latest_records, read_log
 from overlapscope.trace.folders import has_collective_logs, has_finished_recording
-from overlapscope.trace.json_files import read_json, read_lines
+from overlapscope.trace.json_files import read_dataclasses, read_json, read_lines
 from overlapscope.trace.live_files import read_ready_times_ns
 from overlapscope.trace.machine_log import MachineLog, read_machine_log
 from overlapscope.trace.manifest import Manifest
@@ -36,7 +35,7 @@ from overlapscope.trace.process_files import (
     read_stall_snapshot,
 )
 from overlapscope.trace.recording_modes import BegunMode, read_begun_modes
-from overlapscope.trace.regular_file import match_files, read_regular_file
+from overlapscope.trace.regular_file import has_file, match_files, parse_once, read_regular_file, remember
 from overlapscope.trace.schema import (
     CALL_SITES_FILE,
     CLOCK_FILE,
@@ -80,6 +79,9 @@ LINK_COUNTERS: Final = [
 ]
 """Counters start with the connection; the delivery rate is the last one that the kernel has measured."""
 
+_LATEST_RECORDS: Final = 2048
+"""Maximum number of records read from the end of the event log: several steps, even with one record per gradient."""
+
 _USER_ROLE: Final = re.compile(rb'"role": ?"user"')
 """What the signatures of a rank with collectives of user code have in them."""
 
@@ -116,7 +118,7 @@ class RankFolder:
 
     def has(self, name: str) -> bool:
         """Return whether there is a file of this name; False if the folder may not be read."""
-        return os.path.exists(f"{self.path}/{name}")  # Path.exists raises an error then
+        return has_file(self.path, name)
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Return the content of a small JSON file; empty if it is missing or damaged."""
@@ -128,7 +130,11 @@ class RankFolder:
         Args:
             rows_of: returns the rows of one line's content.
         """
-        return read_lines(self.path / name, self.problems, rows_of)
+        return read_lines(self.path / name, self.problems, rows_of) if self.has(name) else []
+
+    def read_dataclasses(self, cls: type[Row], name: str) -> tuple[Row, ...]:
+        """Return what a JSON Lines file holds, a dataclass per line; nothing if it is missing."""
+        return read_dataclasses(cls, self.path / name, self.problems) if self.has(name) else ()
 
     def _read(self, name: str) -> bytes:
         """Return the content of a small file; empty if it can't be read."""
@@ -198,14 +204,23 @@ class RankFolder:
         """
         if self.has_only_collective_logs() or self.is_joining():
             return False, np.empty(0, dtype=RECORD_DTYPE)
-        header, records, found = read_log(self.path / EVENTS_FILE)
+        path = self.path / EVENTS_FILE
+        header, records, found = read_log(path)
         self.problems += found
+        if not found:
+            remember("latest records", path, (records[-_LATEST_RECORDS:].copy(), []))
         return header.closed, records
 
-    def latest_events(self, count: int) -> Records:
-        """Return the latest records of the event log; none if there is no log."""
+    def latest_events(self) -> Records:
+        """Return the latest records of the event log, of several steps; none if there is no log."""
+        records, found = parse_once("latest records", self.path / EVENTS_FILE, self._read_latest_events)
+        self.problems += found
+        return records
+
+    def _read_latest_events(self) -> tuple[Records, list[Problem]]:
+        found: list[Problem] = []
         is_over = has_finished_recording(self.path)
-        return read_latest_records(self.path / EVENTS_FILE, count, self.problems, is_over=is_over)
+        return read_latest_records(self.path / EVENTS_FILE, _LATEST_RECORDS, found, is_over=is_over), found
 
     def merge_incidents(self, records: Records) -> Records:
         """Merge the records of the event log and those that incident logs saved from being overwritten."""

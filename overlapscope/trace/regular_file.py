@@ -107,14 +107,31 @@ def parse_once(what: str, path: Path | str, parse: Callable[[], T]) -> T:
     return cast(T, memory.parsed[key])
 
 
+def remember(what: str, path: Path | str, value: object) -> None:
+    """Keep what has been made of a file, for ``parse_once``, where ``remember_small_files`` holds."""
+    if (memory := _memory.get()) is not None:
+        memory.parsed[what, str(path)] = value
+
+
+def has_file(folder: Path, name: str) -> bool:
+    """Return whether there is a file of this name; False if the folder may not be read."""
+    if _memory.get() is None:
+        return os.path.exists(f"{folder}/{name}")  # Path.exists raises an error then
+    return name in _list_names(folder)
+
+
 def match_files(folder: Path, *patterns: str) -> list[Path]:
-    """Return what is in a folder under names that match a pattern, in no particular order; nothing without a folder.
+    """Return what is in a folder under names that match a pattern, in no particular order; nothing without a folder."""
+    return [folder / name for name in match_names(folder, *patterns)]
+
+
+def match_names(folder: Path, *patterns: str) -> list[str]:
+    """Return the names in a folder that match a pattern.
 
     ``Path.glob`` takes several times as long, and is asked of each rank's folder again and again.
     """
     names = _list_names(folder)
-    matching = dict.fromkeys(chain.from_iterable(filter_names(names, pattern) for pattern in patterns))
-    return [folder / name for name in matching]
+    return list(dict.fromkeys(chain.from_iterable(filter_names(names, pattern) for pattern in patterns)))
 
 
 def _list_names(folder: Path) -> tuple[str, ...]:
