@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,6 +111,13 @@ def test_if_all_of_them_die_again_and_again_that_is_one_line() -> None:
         list(pool.map(die, [1, 2]))
 
 
+def test_without_dask_one_line_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    ran = overlapscope("fleet", write_recording(tmp_path, steps=3), "--dask", "tcp://127.0.0.1:9")
+    says = "overlapscope fleet: --dask needs Dask: pip install 'overlapscope[dask]'\n"
+    assert (ran.returncode, ran.stdout, ran.stderr) == (1, "", says)
+
+
 @pytest.mark.slow
 def test_a_scheduler_that_is_not_there_is_one_line() -> None:
     at = "tcp://127.0.0.1:9"
@@ -122,7 +130,9 @@ def test_a_command_says_the_same_with_dask_as_without(tmp_path: Path) -> None:
     folder = write_recording(tmp_path / "traces", steps=12)
     with dask_cluster() as address:
         on_dask = overlapscope("summary", folder, "--dask", address)
+        fleet = overlapscope("fleet", folder, "--json", "--dask", address)
     assert on_dask.stdout == overlapscope("summary", folder).stdout
+    assert fleet.stdout == overlapscope("fleet", folder, "--json", "--no-cache").stdout
     gone = overlapscope("summary", folder, "--dask", address)
     assert (gone.returncode, gone.stdout) == (1, "")
     assert gone.stderr.startswith(f"overlapscope summary: --dask {address}: no scheduler answers there")

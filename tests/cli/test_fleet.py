@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from overlapscope.interop.fleet_metrics import FAMILIES
 from overlapscope.lab.synth import SyntheticRun, write_recording
 from overlapscope.trace.schema import TABLES_FOLDER
 from tests.cli.command_line import Ran, overlapscope
 from tests.cli.test_json import documented
+from tests.interop.test_open_metrics import values_in
 
 Fleet = Callable[..., Ran]
 
@@ -71,7 +73,9 @@ def test_a_page_and_metrics_are_written_beside_what_is_printed(folder: Path, fle
     page, metrics = tmp_path / "fleet.html", tmp_path / "fleet.prom"
     ran = fleet(folder, "--html", page, "--metrics", metrics)
     assert ran.returncode == 0
-    assert 'overlapscope_fleet_late_runs{host="left"} 1' in metrics.read_text()
+    values = values_in(metrics.read_text(), FAMILIES)
+    assert values["overlapscope_fleet_late_runs"] == {(("host", "left"),): 1, (("host", "right"),): 0}
+    assert values["overlapscope_fleet_runs"][(("state", "unreadable"),)] == 1
     text = re.sub(r"<[^>]*>", "", page.read_text().partition("<main")[2])
     assert "right" not in text.partition("Hosts that are late")[2].partition("Devices")[0]
     assert "left" in text
