@@ -59,7 +59,8 @@ class RankTimeline:
             before_ns = np.zeros((len(near.owner) + 1, self.claimants + 1), dtype=np.int64)
             before_ns[np.arange(1, len(near.owner) + 1), near.owner] = np.diff(near.edges_ns)
             np.cumsum(before_ns, axis=0, out=before_ns)
-            shares_ns += near._until(end_ns, before_ns) - near._until(start_ns, before_ns)
+            until_ns = near._until(np.concatenate([start_ns, end_ns]), before_ns)
+            shares_ns += until_ns[len(start_ns) :] - until_ns[: len(start_ns)]
         shares_ns[:, -1] = end_ns - start_ns - shares_ns[:, :-1].sum(axis=1)
         return shares_ns
 
@@ -296,6 +297,7 @@ def _timelines(trace: Trace, waits: Waits) -> Iterator[tuple[int, RankTimeline]]
     others |= {"buffers": SpansByRank.of(buffers.assign(start_ns=compute_arrival_ns(buffers)))}
     ranks_and_edges = zip((waits.rank, waits.start_ns, waits.end_ns), _find_endless_waits(trace), strict=True)
     others |= {"exposed": SpansByRank(*(np.concatenate(columns) for columns in ranks_and_edges))}
+    others = {name: spans for name, spans in others.items() if spans.rows.ranks}
     for rank, device in zip(trace.ranks["rank"].tolist(), trace.ranks["device"].astype(str), strict=True):
         claims = _DEVICE_CLAIMS if device.startswith("cuda") else _HOST_CLAIMS
         phases_ns, own_phase = phases[rank], phase[phases.rows[rank]]

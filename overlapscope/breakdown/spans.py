@@ -146,14 +146,13 @@ class StepsByRank:
     """
 
     def __init__(self, rank: Int64Array, start_ns: Int64Array, end_ns: Int64Array) -> None:
-        self._number, self._rows_of = np.arange(len(rank)), RowsByRank(rank)
-        self._start_ns, self._end_ns = start_ns, end_ns
+        self._row = np.arange(len(rank))[sort_order(start_ns, rank)]
+        self._edges_ns, self._rows_of = np.stack([start_ns, end_ns])[:, self._row], RowsByRank(rank[self._row])
 
     def of_rank(self, rank: int) -> tuple[Int64Array, Int64Array]:
         """Return the rows (n,) of the steps of a rank by time, and their starts and ends (2, n)."""
         own = self._rows_of[rank]
-        row = self._number[own][np.argsort(self._start_ns[own], kind="stable")]
-        return row, np.stack([self._start_ns[row], self._end_ns[row]])
+        return self._row[own], self._edges_ns[:, own]
 
     def cut(self, rank: int, spans_ns: Int64Array) -> StepParts:
         """Cut spans (2, n) of one rank at step boundaries.
