@@ -112,13 +112,14 @@ def find_patterns(
     of_persistent = persistent_significance or significance
     change = _find_level_change(series, max(significance, of_persistent))
     shift = None if change is None else _find_shift(series, change, steps, least_ns, significance)
-    episodes = _find_episodes(series, least_ns, significance)
+    baseline = estimate_baseline(series)
+    episodes = _find_episodes(series, baseline, least_ns, significance)
     if (lasting := _choose_lasting(shift, episodes)) is not None:
         found.append(lasting)
         rest = np.where(lasting.where, series - np.median(series[lasting.where]) + lasting.usual_ns, series)
     elif (persistent := _find_persistent(series, change, least_ns, of_persistent, others)) is not None:
         found.append(persistent)
-    usual_ns, sigma_ns = estimate_baseline(rest)
+    usual_ns, sigma_ns = baseline if rest is series else estimate_baseline(rest)
     delayed = rest > usual_ns + max(DELAY_SIGMAS * sigma_ns, least_ns)
     periodic = _find_periodic(delayed, steps, usual_ns, significance)
     if periodic is not None:
@@ -249,13 +250,18 @@ def _refine_change(series: Floats, change: int) -> int:
     return int(tried.argmin()) + _MIN_VALUES
 
 
-def _find_episodes(series: Floats, least_ns: float, significance: float) -> DelayPattern | None:
+def _find_episodes(
+    series: Floats, baseline: tuple[float, float], least_ns: float, significance: float
+) -> DelayPattern | None:
     """Return the pattern of a delay in one or more episodes of consecutive steps.
 
     Such a series has two levels that are far apart, changes from one to the other within one step, and its delayed
     values are in fewer runs than chance would form of as many values as are independent within the levels.
+
+    Args:
+        baseline: From ``estimate_baseline``.
     """
-    usual_ns, sigma_ns = estimate_baseline(series)
+    usual_ns, sigma_ns = baseline
     cut_ns = usual_ns + max(_FIRST_CUT_SIGMAS * sigma_ns, least_ns)
     for _ in range(2):  # the first threshold selects the delayed values roughly, and these define the levels
         delayed = series > cut_ns
