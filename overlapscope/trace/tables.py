@@ -126,11 +126,10 @@ class _RankedRecords:
         return {name: self[name] for name in ("model", "step", "plan_epoch")}
 
     def table(self, **columns: Any) -> pd.DataFrame:
-        frame = pd.DataFrame({"rank": self.rank} | columns)
-        for name, values in frame.items():
-            if values.dtype.kind == "u":
-                frame[name] = values.astype(np.int64)
-        return frame
+        signed = {
+            name: values.astype(np.int64) if values.dtype.kind == "u" else values for name, values in columns.items()
+        }
+        return pd.DataFrame({"rank": self.rank} | signed)
 
 
 def _by_kind(records: npt.NDArray[np.int64], rank: npt.NDArray[np.int64]) -> dict[Kind, _RankedRecords]:
