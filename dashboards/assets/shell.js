@@ -36,13 +36,36 @@ window.overlapscope = (() => {
     paintPlots()
   }
 
-  // Plots can't be redrawn for paper: the page keeps its width, and is scaled down.
+  // Chromium prints only the last strokes of what was drawn since printing began: as one image it is whole.
+  function makeImage(canvas) {
+    if (!canvas.width || !canvas.height) return
+    const context = canvas.getContext("2d")
+    context.save()
+    context.resetTransform()
+    context.globalCompositeOperation = "copy"
+    context.drawImage(canvas, 0, 0)
+    context.restore()
+  }
+
+  // Plots can't be laid out anew for paper: the page keeps its width, and is scaled down. Paper is light.
   const SHEET_PX = 718 // width of A4, upright, between usual margins
-  window.addEventListener("beforeprint", () => {
-    const {clientWidth, style} = document.documentElement
+  window.addEventListener("beforeprint", async () => {
+    const {clientWidth, dataset, style} = document.documentElement
     style.setProperty("--printed-width", `${clientWidth}px`)
     style.setProperty("--printed-zoom", Math.min(1, SHEET_PX / clientWidth))
+    if (dataset.theme === "light") return
+    dataset.theme = "light"
+    paintPlots()
+    // Plots pass colors on from promise to promise; paper waits for these, and for no frame.
+    for (let turn = 0; turn < 1000; turn++) await null
+    for (const view of window.Bokeh?.index.roots ?? []) {
+      if (!view.canvas_view) continue
+      view.request_paint()
+      view.paint()
+      for (const layer of [view.canvas_view.primary, view.canvas_view.overlays]) makeImage(layer.canvas)
+    }
   })
+  window.addEventListener("afterprint", apply)
 
   // A list of values is that many entries of one name. isNew: adds an entry to the history, so that going back undoes it.
   function setAddress(entries, {isNew = false} = {}) {

@@ -107,12 +107,17 @@ def test_on_paper_a_page_goes_on_to_its_end_and_nothing_is_cut_off_at_the_right(
     assert page.evaluate(CUT.replace("innerWidth", "719").replace("clientWidth + 1", "clientWidth + 2")) == []
 
 
-def test_on_paper_the_lanes_stay_beside_their_names_and_below_their_axis(open_page: OpenPage, ordered: str) -> None:
-    page = ready(open_page(f"{ordered}timeline"))
+def test_on_light_paper_the_lanes_stay_beside_their_names_and_below_their_axis(
+    open_page: OpenPage, ordered: str
+) -> None:
+    page = ready(open_page(f"{ordered}timeline", "dark"))
     page.emulate_media(media="print")
     page.wait_for_function(f"""({BOXES})().every(([name, axis, lanes]) =>
       name.top < lanes.bottom && name.right <= lanes.left + 1 && Math.abs(axis.right - lanes.right) <= 1)""")
     expect(page.locator(".tools")).to_be_hidden()
+    for event, theme in (("beforeprint", "light"), ("afterprint", "dark")):
+        page.evaluate(f"dispatchEvent(new Event('{event}'))")
+        expect(page.locator("html")).to_have_attribute("data-theme", theme)
 
 
 def test_pointing_at_a_trend_moves_nothing(open_page: OpenPage, ordered: str) -> None:
