@@ -42,7 +42,6 @@ with tempfile.TemporaryDirectory() as made:
     shutil.move(Path(made, f"rank_{rank}"), os.environ["OVERLAPSCOPE_TRACE"])
 raise SystemExit(rank)
 """
-JOB = {"SLURM_JOB_ID": "12"}
 
 
 @pytest.fixture
@@ -67,7 +66,7 @@ def record(folder: Path, *options: object) -> Ran:
 
 def record_rank(folder: Path, rank: int, *options: object) -> Ran:
     playing = [sys.executable, "-c", RANK, rank]
-    return overlapscope("record", "--join", "-o", folder, *options, "--", *playing, **JOB)
+    return overlapscope("record", "--join", "-o", folder, *options, "--", *playing, SLURM_JOB_ID="12")
 
 
 def test_names_are_on_the_terminal_and_in_no_file_but_the_owners(private: Path, tmp_path: Path) -> None:
@@ -86,6 +85,7 @@ def test_names_are_on_the_terminal_and_in_no_file_but_the_owners(private: Path, 
     assert names.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_hosts_with_one_key_record_into_one_folder(
     private: Path, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
