@@ -71,7 +71,12 @@ SETUPS: Final[dict[str, list[Claim]]] = {
         ("several GPUs, several hosts with GPUs", UNKNOWN, "", "[Clocks](clocks.md)"),
         ("ROCm", UNKNOWN, "compared with the headers of HIP 7.1", "[Clocks](clocks.md)"),
         ("MPI, UCC, other devices than CUDA", UNKNOWN, "", ""),
-        ("Linux on aarch64", UNKNOWN, "the workflow *wheels* builds there", "`.ci/wheels`"),
+        (
+            "Linux on aarch64",
+            UNKNOWN,
+            "no training yet; the code in C passed its own tests in QEMU 7.2, and the workflow *wheels* builds there",
+            "`.ci/wheels`, `tests/instrumented_ddp/native`",
+        ),
         ("macOS, Windows", UNKNOWN, "", ""),
     ],
     "With what": [
