@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 MARGIN_PX = 12
 CAPTION_PX = 22
 TEXTS = {
-    "": {"breakdown": "forward", "step-time": "Step time", "exposed": "mean, and all ranks", "overlap-ratio": "100 %"},
+    "": {"breakdown": "forward", "step-time": "Step time", "exposed": "range of the ranks", "overlap-ratio": "100 %"},
     "timeline": {"breakdown": "Mean of all ranks", "timeline": "rank 2"},
     "buckets": {"breakdown": "Predicted", "sizes": "best size", "steps": "A step as it was, and as it would be"},
     "stragglers": {"breakdown": "All-reduces at their best", "ranks-by-step": "Lateness"},
