@@ -347,7 +347,7 @@ def add_segment_content(segments: pd.DataFrame, rounds: Mapping[int, Rounds]) ->
     found = [rounds[rank].get(number, _UNKNOWN) for rank, number in keys]
     names = ("bucket", "lane", "phase", "round", "rounds", "sent_to", "sent_bytes", "received_from", "received_bytes")
     types = dict.fromkeys(names, "int64") | dict.fromkeys(("phase", "sent_to", "received_from"), "str")
-    return segments.assign(**_tabulate(found, types))[list(SEGMENT_COLUMNS)]
+    return pd.concat([segments, _tabulate(found, types)], axis=1)[list(SEGMENT_COLUMNS)]
 
 
 def build_link_samples(rows: Mapping[int, list[LinkRow]]) -> pd.DataFrame:
@@ -505,7 +505,7 @@ def _modes(files: Sequence[RankRecording]) -> pd.DataFrame:
 
 def _tabulate(rows: Sequence[tuple[Any, ...]], types: Mapping[str, str]) -> pd.DataFrame:
     """Return a table of rows, of which there may be none, with columns of these types."""
-    columns = zip(*rows, strict=True) if rows else [()] * len(types)
+    columns: Iterable[tuple[Any, ...]] = zip(*rows, strict=True) if rows else [()] * len(types)
     return pd.DataFrame(
         {name: pd.Series(values, dtype=kind) for (name, kind), values in zip(types.items(), columns, strict=True)}
     )
