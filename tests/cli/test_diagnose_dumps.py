@@ -70,7 +70,7 @@ def test_judges_the_dumps_that_can_be_read(tmp_path: Path, capsys: pytest.Captur
         (tmp_path / f"trace_{rank}").write_bytes(dump[: len(dump) // 2] if rank == 1 else dump)
     assert main(["diagnose", str(tmp_path)]) == 1
     printed = capsys.readouterr()
-    assert "rank 1, which left no dump" in printed.out
+    assert "Rank 1, which left no dump" in printed.out
     assert f"error: {tmp_path / 'trace_1'}: refused " in printed.err
 
 
