@@ -100,7 +100,7 @@ def test_the_steps_that_are_shown_are_named_and_others_can_be_asked_for(open_pag
         steps.fill("5:10")
         steps.press("Enter")
         expect(page.locator(".basis")).to_contain_text("Means of 5 steps")
-        page.get_by_role("link", name="Stragglers").click()
+        page.get_by_role("link", name="Stragglers", exact=True).click()
         expect(steps).to_have_value("5:10")
         page.get_by_role("button", name="All steps").click()
         expect(page.locator("#news")).to_be_hidden()

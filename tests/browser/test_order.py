@@ -130,7 +130,7 @@ def test_a_side_leads_to_its_step_on_the_timeline(open_page, faulty):
 
 def test_the_overview_says_it_too_and_leads_there(open_page, faulty):
     page = open_page(faulty.removesuffix("order"))
-    page.locator(".banner.error").get_by_role("link").click()
+    page.locator("h1.verdict").get_by_role("link").click()
     page.wait_for_url("**/order")
 
 
