@@ -21,7 +21,7 @@ else:
 FAULTY_RANK = 1
 FAULT_STEP = 12
 STEPS = 40
-LONG = 300  # steps for faults that end nothing, so that they are found while the job runs
+LONG = 1500  # steps for faults that end nothing: on a busy machine looks at replicas are rarer than one in 300
 BATCH_SIZE = 128
 FEATURES = 32
 CLASSES = 10
