@@ -25,7 +25,7 @@
 
   // What is on the page may have more than the markup, at its end.
   function patch(live, before, after) {
-    if (before.isEqualNode(after) && !after.querySelector?.("[data-asked]")) return
+    if (before.isEqualNode(after) && !after.matches?.("[data-asked], :has([data-asked])")) return
     if (live.nodeName !== before.nodeName || before.nodeName !== after.nodeName) throw new Error("another element")
     if (!isElement(after)) {
       live.nodeValue = after.nodeValue

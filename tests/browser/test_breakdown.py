@@ -112,7 +112,7 @@ def test_what_is_worth_doing_is_what_stragglers_and_recommend_say(
     open_page: OpenPage, straggling: Served, say: Say
 ) -> None:
     page, (finding,) = open_page(straggling.url), say("stragglers")["findings"]
-    expect(page.locator("#worth[aria-busy]")).to_have_count(0)
+    expect(page.locator("#worth [aria-busy]")).to_have_count(0)
     first = page.locator("#worth li").first
     expect(first).to_contain_text(spaced(finding["sentence"].partition(". Fixing this would save")[0]))
     saving = finding["saving"]["step_ns"]
