@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import secrets
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
     from overlapscope.trace.confidential.pseudonyms import Pseudonyms
 
 _KEY_BYTES: Final = 32
+
+
+def add_names_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--names``, for the file that ``write_names`` writes."""
+    parser.add_argument(
+        "--names", type=Path, metavar="FILE", help="new file for the name behind each pseudonym, for you alone"
+    )
 
 
 def refuse_unfit_files(folder: Path, names: Path | None, key: Path | None) -> None:

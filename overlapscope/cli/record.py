@@ -41,6 +41,7 @@ from overlapscope.cli.arguments import parse_positive_int, strip_dashes
 from overlapscope.cli.child_process import ReceivedSignal
 from overlapscope.cli.confidential_job import ConfidentialJob
 from overlapscope.cli.metrics_process import metrics_writer, remove_stale
+from overlapscope.cli.pseudonym_files import add_names_argument
 from overlapscope.errors import OverlapScopeError
 from overlapscope.text import count_of, format_bytes, rank_list
 from overlapscope.trace.environment import DEFAULT_STALL_TIMEOUT_S, DETAILS, ON_INCIDENT, add_startup_hook
@@ -111,9 +112,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--confidential", action="store_true", help="record pseudonyms in place of names; see docs/confidential.md"
     )
-    parser.add_argument(
-        "--names", type=Path, metavar="FILE", help="new file for the name behind each pseudonym, for you alone"
-    )
+    add_names_argument(parser)
     parser.add_argument(
         "--key",
         type=Path,

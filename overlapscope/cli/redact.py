@@ -21,7 +21,7 @@ from typing import Final
 
 from overlapscope.cli.arguments import parse_folder
 from overlapscope.cli.output_file import refuse_existing
-from overlapscope.cli.pseudonym_files import make_key, read_key, refuse_unfit_files, write_names
+from overlapscope.cli.pseudonym_files import add_names_argument, make_key, read_key, refuse_unfit_files, write_names
 from overlapscope.errors import OverlapScopeError, make_printable
 from overlapscope.text import count_of
 
@@ -32,9 +32,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.add_argument("traces", type=parse_folder, help="folder that 'overlapscope record -o' wrote")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="COPY", help="folder to create")
-    parser.add_argument(
-        "--names", type=Path, metavar="FILE", help="new file for the name behind each pseudonym, for you alone"
-    )
+    add_names_argument(parser)
     parser.add_argument(
         "--key",
         type=Path,
