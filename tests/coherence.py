@@ -135,15 +135,15 @@ def _of_stragglers(analysis: Analysis) -> Iterator[str]:
     step_ns, verdict = found.step_time_ns, describe_verdict(found)
     if analysis.summary.steps and not _near(step_ns, analysis.summary.mean.step.value):
         yield "stragglers: another step than the summary's"
-    for name, saving in (
-        ("equal ranks", found.saved_if_ranks_equal),
-        ("best transfers", found.saved_by_best_transfers),
-        *((f"finding {number}", finding.saving) for number, finding in enumerate(found.findings)),
+    for name, saving, of_ns in (
+        ("equal ranks", found.saved_if_ranks_equal, step_ns),
+        ("best transfers", found.saved_by_best_transfers, step_ns),
+        *((f"finding {number}", finding.saving, finding.step_ns) for number, finding in enumerate(found.findings)),
     ):
-        yield from _of_intervals({"step": saving.step}, f"stragglers: {name}", most=1.01 * step_ns)
+        yield from _of_intervals({"step": saving.step}, f"stragglers: {name}", most=1.01 * of_ns)
         if not _near(sum(each.value for each in saving.blocks.values()), saving.step.value):
             yield f"stragglers: blocks of what {name} saves don't sum to it"
-        if saving.step.value < -MIN_COST_SHARE * step_ns:
+        if saving.step.value < -MIN_COST_SHARE * of_ns:
             yield f"stragglers: {name} would save {format_ns(saving.step.value)}"
     rows = {int(row["rank"]): row for row in found.by_rank.to_dict("records")}
     for finding in found.findings:
@@ -290,11 +290,10 @@ def _possible_steps_ns(analysis: Analysis, shortest: float, longest: float) -> t
 
 
 def _of_improvements(analysis: Analysis, advice: Advice) -> Iterator[str]:
-    step_ns = analysis.summary.mean.step.value
     for each in find_improvements(analysis, advice):
-        yield from _of_intervals({each.what: each.saves}, "improvements", least=0, most=step_ns)
-        if not 0 < each.share <= 1:
-            yield f"improvements: {each.what} saves {each.share:.1%}"
+        yield from _of_intervals({each.what: each.saves}, "improvements", least=0, most=each.step_ns)
+        if each.saves.value <= 0:
+            yield f"improvements: {each.what} saves {each.saves.value}"
 
 
 def _of_pages(content: ReportContent) -> Iterator[str]:

@@ -47,9 +47,10 @@ class Improvement:
     what: str
     """A sentence without its full stop."""
     saves: Interval
-    """Saving in nanoseconds per mean step; of a delay in some steps, a mean over all that were compared."""
-    share: float
-    """Saving as a share of the time of these steps."""
+    """Saving in nanoseconds per step."""
+    step_ns: float
+    """Mean time of the steps that the saving is a mean over: the mean step; of a delay in some steps, that of all that
+    were compared, outliers too."""
     link: str
     """Page of the app that has the evidence, with its query."""
     evidence: str
@@ -75,7 +76,7 @@ def _findings(analysis: Analysis) -> Iterator[Improvement]:
         yield Improvement(
             what=describe_delay(finding),
             saves=finding.saving.step,
-            share=finding.saving_share,
+            step_ns=finding.step_ns,
             link=f"timeline?step={finding.worst_step}" + (f"&rank={finding.ranks[0]}" if finding.ranks else ""),
             evidence=f"step {finding.worst_step}, its worst",
         )
@@ -98,7 +99,7 @@ def _blocks(analysis: Analysis) -> Iterator[Improvement]:
         yield Improvement(
             what=way,
             saves=saves,
-            share=saves.value / analysis.summary.mean.step.value,
+            step_ns=analysis.summary.mean.step.value,
             link=f"timeline?step={step}&rank={rank}",
             evidence=f"step {step}, the longest {BLOCK_LABELS[block]}",
         )
@@ -124,7 +125,7 @@ def _sharding(analysis: Analysis) -> Iterator[Improvement]:
         yield Improvement(
             what=f"{capitalize(describe_change(best))} ({format_memory(best)})",
             saves=best.gain.times(advice.step_ns.value),
-            share=best.gain.value,
+            step_ns=advice.step_ns.value,
             link="timeline",
             evidence="when parameters are gathered",
         )
@@ -141,7 +142,7 @@ def _buckets(advice: Advice | None) -> Iterator[Improvement]:
         yield Improvement(
             what=format_advised_setting(found),
             saves=found.gain.times(found.now.step_ns.value),
-            share=found.gain.value,
+            step_ns=found.now.step_ns.value,
             link="buckets",
             evidence="the step time of every bucket size",
         )
@@ -150,7 +151,7 @@ def _buckets(advice: Advice | None) -> Iterator[Improvement]:
         yield Improvement(
             what=f"Buckets of different sizes, {len(found.free.buckets)} of them: the best plan of all",
             saves=gain.times(found.now.step_ns.value),
-            share=gain.value,
+            step_ns=found.now.step_ns.value,
             link="buckets?plan=best",
             evidence="the best plan",
         )

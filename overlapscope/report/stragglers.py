@@ -329,6 +329,7 @@ def _collect_finding(finding: Finding) -> dict[str, Any]:
         "delay_ns": finding.delay_ns,
         "lateness_ns": finding.lateness_ns,
         "saving": _collect_saving(finding.saving),
+        "step_ns": finding.step_ns,
         "saving_share": finding.saving_share,
         "machine": finding.machine,
     }

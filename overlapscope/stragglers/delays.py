@@ -281,5 +281,5 @@ def _make_finding(replay: Replay, delay: _Delay, hosts: dict[int, str]) -> Findi
         delay_ns=float(late_ns[where].mean()),
         added_ns=float((replay.ideal_except_ns(delay.indices, excess) - replay.ideal_ns).mean()),
         saving=saving,
-        saving_share=saving.step.value / float(replay.recorded_ns.mean()),
+        step_ns=float(replay.recorded_ns.mean()),
     )

@@ -99,12 +99,17 @@ class Finding:
     saving: MeanStep
     """Saving per step, on average over the compared steps; of ranks that are late in every step, over the steady ones.
     The interval is unknown with fewer than three delayed steps."""
-    saving_share: float
-    """Saving as a share of the time of these steps."""
+    step_ns: float
+    """Mean time of the steps that the saving is a mean over."""
     lateness_ns: float | None = None
     """Mean lateness of ranks that are late in every step, whatever its causes; None of anything else."""
     machine: tuple[MachineEvidence, ...] = ()
     """What the machine said of the late ranks in the delayed steps, the most telling first."""
+
+    @property
+    def saving_share(self) -> float:
+        """Return the saving as a share of the time of the steps that it is a mean over."""
+        return self.saving.step.value / self.step_ns
 
     @property
     def saving_in_delayed_steps(self) -> Interval:

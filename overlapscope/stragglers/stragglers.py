@@ -160,7 +160,7 @@ def join_persistent(findings: Sequence[Finding], usual: Replay, step_time_ns: fl
                 delay_ns=sum(part.delay_ns for part in parts),
                 added_ns=sum(part.added_ns for part in parts),
                 saving=saving,
-                saving_share=saving.step.value / step_time_ns,
+                step_ns=step_time_ns,
                 lateness_ns=lateness_ns,
             )
         )

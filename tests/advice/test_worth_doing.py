@@ -6,6 +6,7 @@ import pytest
 
 from overlapscope.advice.worth_doing import find_improvements
 from overlapscope.analysis import Analysis
+from overlapscope.report.improvements import tabulate_improvements
 from tests.simulated_job import MS, Job
 
 STEPS = 100
@@ -47,6 +48,18 @@ def test_a_rank_that_waits_for_data_is_named_and_not_data_as_such() -> None:
     first, *others = found_in(job)
     assert first[0].startswith("Rank 1 arrives")
     assert not any("Have data ready" in what for what, _ in others)
+
+
+def test_a_delay_in_few_steps_saves_time_and_share_of_all_steps_with_the_outliers() -> None:
+    job = Job(steps=STEPS, noise=0.02)
+    job.local_ns["data_wait"][[20, 41, 67, 90], 2] += 800 * MS
+    analysis = Analysis(job.run())
+    (found,), stragglers = find_improvements(analysis, None), analysis.stragglers
+    assert stragglers is not None
+    assert found.saves.value == pytest.approx(4 * 800 * MS / 99, rel=0.1)
+    assert found.step_ns == pytest.approx(analysis.summary.mean.step.value + found.saves.value, rel=0.1)
+    (row,) = tabulate_improvements([found]).rows
+    assert row["share"] == stragglers.findings[0].saving_share == found.saves.value / found.step_ns
 
 
 def test_buffers_are_worth_it_if_their_broadcast_takes_time() -> None:
