@@ -1,8 +1,9 @@
 """Print where the step time of a recording goes and how much communication is hidden.
 
-Shows the run, the breakdown of a step (blocks that sum to the mean step time, and what the job waited for), the means
-of each rank, its first and last steps, and a one-sentence verdict. Outlier steps are excluded. Problems with
-the files go to stderr, one per line; the exit code is 1 if any part of the recording is missing or unreadable.
+Shows the run, a one-sentence verdict, the straggler if there is one, the breakdown of a step (blocks that sum to the
+mean step time, and what the job waited for), the means of each rank, and its first and last steps. Outlier steps are
+excluded. Problems with the files go to stderr, one per line; the exit code is 1 if any part of the recording is missing
+or unreadable.
 
 With --json the output is one JSON object, which docs/json.md describes. Times are nanoseconds, named *_ns; a ratio or
 an end of an interval that is unknown is null.
@@ -31,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
     with Progress() as progress:
         analysis = read_analysis(args, progress, with_cycles=False)
+        progress.begin("looking for stragglers")
         report = build_summary_report(analysis)
     print_report(report, as_json=args.json)
     return report_problems(analysis.trace)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -17,12 +18,14 @@ from overlapscope.breakdown.text import (
     describe_summary,
     describe_uncounted_ranks,
 )
+from overlapscope.chunked_analysis import ChunkedAnalysis
 from overlapscope.diagnosis.attempts import read_attempts
 from overlapscope.interval import Interval
 from overlapscope.report.communication import build_communication_sections, collect_communication
 from overlapscope.report.diagnosis import collect_attempts
 from overlapscope.report.machine import build_machine_sections, collect_machine
 from overlapscope.report.report import INDENT, Column, Number, Report, Row, Section, Table, list_rows
+from overlapscope.stragglers.text import describe_headline, describe_verdict
 from overlapscope.text import Value, count_of, format_interval_ns, format_ns, format_share
 from overlapscope.trace.description import (
     CONFIDENTIAL,
@@ -51,10 +54,11 @@ _MEANS: Final = (
 def build_summary_report(analysis: Analysis) -> Report:
     """Build the report from the analysis of a recording."""
     trace, summary = analysis.trace, analysis.summary
+    breakdown = build_breakdown_section(summary)
     return Report(
         facts=(describe_recording(trace),),
         sections=(
-            build_breakdown_section(summary),
+            replace(breakdown, notes=(*_describe_stragglers(analysis), *breakdown.notes)),
             *build_communication_sections(summary),
             *build_machine_sections(analysis.machine),
         ),
@@ -86,6 +90,16 @@ def build_breakdown_section(summary: Summary) -> Section:
             _tabulate_steps(summary),
         ),
     )
+
+
+def _describe_stragglers(analysis: Analysis) -> Iterator[str]:
+    """Yield what is said of stragglers on one line, as the Overview page says it; of too large a recording, where."""
+    if not analysis.summary.steps:
+        return
+    if (found := analysis.stragglers) is not None:
+        yield describe_headline(found) or describe_verdict(found)
+    elif isinstance(analysis, ChunkedAnalysis):
+        yield "'overlapscope stragglers' says whether ranks wait for a straggler."
 
 
 def _describe_basis(summary: Summary) -> str:
