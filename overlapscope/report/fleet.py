@@ -203,7 +203,8 @@ def build_models_section(fleet: Fleet) -> Section:
 
 def _note_earlier_weeks(fleet: Fleet) -> tuple[str, ...]:
     earlier = len(fleet.weeks) - _MAX_WEEKS
-    return (f"--json has {count_of(earlier, 'earlier week')}.",) if earlier > 0 else ()
+    left_out = f"{count_of(earlier, 'earlier week')} left out: 'overlapscope fleet --json' has them."
+    return (left_out,) if earlier > 0 else ()
 
 
 def build_verdicts_section(fleet: Fleet) -> Section:
@@ -232,6 +233,7 @@ def build_verdicts_section(fleet: Fleet) -> Section:
                         "runs": each.runs,
                         **{format_week(week): each.by_week.get(week, 0) for week in weeks},
                         "is_fault": int(each.is_fault),
+                        "is_healthy": int(each.kind == "healthy"),
                     }
                     for each in fleet.verdicts
                 ),
