@@ -32,6 +32,7 @@ def tabulate_improvements(improvements: Sequence[Improvement]) -> Table:
             for each in improvements
         ),
         notes=(
-            "Savings are of each change alone, per mean step; of delays in some steps, per step of all, outliers included.",
+            "Savings are of each change alone, per mean step; of delays in some steps, per step of all, outliers "
+            "included.",
         ),
     )
