@@ -197,7 +197,7 @@ def test_what_is_refused_is_one_line_and_nothing_is_written(
     golden: Callable[[str, str], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if command in ("calibrate", "demo", "lab") and find_spec("torch") is None:
+    if command in ("calibrate", "demo", "lab", "record") and find_spec("torch") is None:
         pytest.skip("without torch it is the first thing that is missing")
     monkeypatch.setattr(lab_cluster, "find_missing_requirement", lambda _: None)
     monkeypatch.delattr(lab_cluster, "make_linked_hosts")
