@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from overlapscope.pages import OpenedRecording
 
-__version__ = "0.2.0"
+__version__ = "1.0.0"
 
 
 def open(path: Path | str, steps: tuple[int, int] | None = None) -> OpenedRecording:  # noqa: A001 - as in ov.open("traces/")
