@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from overlapscope.breakdown.breakdown import Breakdown, compute_breakdown
-from overlapscope.breakdown.steady_steps import find_first_step_after_warm_up
+from overlapscope.breakdown.steady_steps import find_first_step_after_warm_up, find_steps_without_end
 from overlapscope.breakdown.summary import Summary, summarize
 from overlapscope.machine.of_steps import MachineSummary
 from overlapscope.stragglers.cycles import Cycles, build_cycles
@@ -28,7 +28,7 @@ class Analysis:
     @cached_property
     def summary(self) -> Summary:
         """Summarize that breakdown."""
-        return summarize(self.trace, self.breakdown)
+        return summarize(self.trace, self.breakdown, find_steps_without_end(self.trace))
 
     @cached_property
     def machine(self) -> MachineSummary:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -10,7 +10,7 @@ import pandas as pd
 from bokeh.document import Document
 
 from dashboards.pages.area import render_area
-from dashboards.pages.breakdown import build_breakdown_context
+from dashboards.pages.breakdown import StepBar, build_breakdown_context
 from dashboards.pages.rank_choice import RankChoice, choose_ranks, suggest_ranks
 from dashboards.pages.shell import (
     QueryArguments,
@@ -159,7 +159,7 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
     if has_only_collectives(snapshot.trace):
         _build_unavailable(document, snapshot)
         return
-    whole = snapshot.lanes.timeline(snapshot.trace.ranks["rank"].tolist()[:1])  # any rank: steps are common to all
+    whole = _get_timeline(snapshot, snapshot.trace.ranks["rank"].tolist()[:1])  # any rank: steps are common to all
     incident = find_incident(snapshot)
     view = (
         parse_view(whole, arguments)
@@ -176,7 +176,7 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         if incident is None or snapshot.is_live
         else describe_ends(snapshot.diagnosis, _list_unfinished(whole, snapshot))
     )
-    plot = TimelinePlot(snapshot, snapshot.lanes.timeline(choice.shown), view, _layout_ranks(choice), ends)
+    plot = TimelinePlot(snapshot, _get_timeline(snapshot, choice.shown), view, _layout_ranks(choice), ends)
     timeline = plot.shown.timeline
     connect_ranks(plot, snapshot, is_plain=is_plain)
     if not is_plain:
@@ -214,6 +214,10 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
     )
 
 
+def _get_timeline(snapshot: Snapshot, ranks: Sequence[int]) -> Timeline:
+    return snapshot.lanes.timeline(ranks, is_over=not snapshot.is_live)
+
+
 def _sorted_step(arguments: QueryArguments, seen: int | None) -> int | None:
     """Return the step by whose lateness ranks are sorted: that of ``?sorted=…``, else the one seen."""
     asked = get_number(arguments, "sorted")
@@ -235,7 +239,7 @@ def connect_ranks(plot: TimelinePlot, snapshot: Snapshot, *, is_plain: bool) -> 
         step = _sorted_step(arguments, int(asked["step"][0]))
         lateness_ns = {} if step is None or snapshot.cycles is None else snapshot.cycles.lateness_of(step)
         choice = choose_ranks(snapshot.trace.ranks, arguments, lateness_ns)
-        plot.show_ranks(snapshot.lanes.timeline(choice.shown), _layout_ranks(choice))
+        plot.show_ranks(_get_timeline(snapshot, choice.shown), _layout_ranks(choice))
         markup = _render_gutter(choice, plot.layout, step, lateness_ns, is_plain=is_plain)
         # Last, because the browser waits for it, and then has the rows.
         gutter.data = {"markup": [markup], "note": [choice.note], "sorted_step": [step]}
@@ -322,7 +326,10 @@ def _render_breakdown(summary: Summary, step: int) -> str:
     """Return the bars of the mean step and of this one."""
     this = summary.step(step)
     others = [(f"Step {step}", this)] if this is not None else []
-    return render_fragment("breakdown.html", **build_breakdown_context(summary, *others))
+    context = build_breakdown_context(summary, *others)
+    if this is None and context["bars"]:
+        context["bars"].append(StepBar(title=f"Step {step}, unfinished", step="", pieces=()))
+    return render_fragment("breakdown.html", **context)
 
 
 def _build_step_strip(summary: Summary, timeline: Timeline, fit: View) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from overlapscope.breakdown.spans import Int64Array, merge_intervals
+from overlapscope.breakdown.steady_steps import find_steps_without_end
 from overlapscope.trace.recording import Trace
 from overlapscope.trace.tables import PHASE_NAMES
 
@@ -285,7 +286,7 @@ class Timeline:
     length_ns: int
     """Length of the timeline."""
     steps: pd.DataFrame
-    """step, start_ns, end_ns: from the start on the first rank to the end on the last one."""
+    """step, start_ns, end_ns: from the start on the first rank to the end on the last one, or of the recording."""
     step_starts: Callable[[int], pd.DataFrame]
     """Return step, start_ns and is_finished of a rank's steps."""
     unfinished_of: Callable[[int], pd.DataFrame]
@@ -316,17 +317,30 @@ class LaneCache:
         self._lanes: dict[tuple[int, str], Lane] = {}
         self._starts: dict[int, pd.DataFrame] = {}
 
-    def timeline(self, ranks: Sequence[int]) -> Timeline:
-        """Return the timeline of some ranks, from top to bottom; its steps and its length are those of all ranks."""
+    def timeline(self, ranks: Sequence[int], *, is_over: bool = False) -> Timeline:
+        """Return the timeline of some ranks; its steps and its length are those of all ranks.
+
+        Args:
+            ranks: Ranks from top to bottom.
+            is_over: True to include steps that no rank finished, as none will.
+        """
         return Timeline(
             ranks=tuple(ranks),
             lanes=LaneSequence(tuple(ranks), self._lane_of),
             begin_ns=self._begin_ns,
             length_ns=max(1, self._end_ns - self._begin_ns),
-            steps=self._bounds_of_steps,
+            steps=self._bounds_of_begun_steps if is_over else self._bounds_of_steps,
             step_starts=self._step_starts,
             unfinished_of=self._unfinished_of,
         )
+
+    @cached_property
+    def _bounds_of_begun_steps(self) -> pd.DataFrame:
+        phases = _select_aligned(self._trace, self._trace.phases)
+        without_end = phases[phases["step"].isin(find_steps_without_end(self._trace))]
+        begun = without_end.groupby("step", as_index=False).agg(start_ns=("start_ns", "min"))
+        begun = begun.assign(start_ns=begun["start_ns"] - self._begin_ns, end_ns=self._end_ns - self._begin_ns)
+        return pd.concat([self._bounds_of_steps, begun], ignore_index=True)
 
     def _lane_of(self, rank: int, name: str) -> Lane:
         if (rank, name) not in self._lanes:

@@ -6,7 +6,8 @@ counted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -173,6 +174,33 @@ def select_steady_rows(
         ),
         excluded_ranks=tuple(np.setdiff1d(every_rank, ranks).tolist()),
     )
+
+
+def find_steps_without_end(trace: Trace) -> tuple[int, ...]:
+    """Return the steps after the last finished one that some rank began, as when the job was killed in one.
+
+    Empty if the recording goes on beyond the steps that were read. What ranks do after their last step, such as asking
+    for another batch, begins none: a forward or a reduction does.
+    """
+    if trace.extent != "all" or trace.steps.empty:
+        return ()
+    begun = (
+        trace.phases.loc[trace.phases["phase"] == "forward", "step"],
+        trace.collectives.loc[trace.collectives["bucket"] >= 0, "step"],
+    )
+    steps = np.unique(np.concatenate([each.to_numpy(np.int64) for each in begun]))
+    return tuple(steps[steps > trace.steps["step"].max()].tolist())
+
+
+def exclude_steps_without_end(steady: SteadySteps, steps: Sequence[int]) -> SteadySteps:
+    """Return the same with steps that no rank finished among the unfinished ones."""
+    if not steps:
+        return steady
+    known = next((each.steps for each in steady.excluded if each.why == "unfinished"), ())
+    others = [each for each in steady.excluded if each.why != "unfinished"]
+    unfinished = ExcludedSteps(why="unfinished", steps=(*known, *steps), block=None)
+    excluded = sorted((*others, unfinished), key=lambda each: EXCLUSION_REASONS.index(each.why))
+    return replace(steady, excluded=tuple(excluded))
 
 
 def find_ranks_with_most_steps(rank: Int64Array) -> Int64Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal
@@ -16,7 +17,11 @@ from overlapscope.breakdown.critical_path import JobBreakdown, compute_job_break
 from overlapscope.breakdown.drift import Drift, find_drift
 from overlapscope.breakdown.means import MeanStep, compute_mean_step, mean_with_ci
 from overlapscope.breakdown.own_communication import find_own_communication
-from overlapscope.breakdown.steady_steps import SteadySteps, select_steady_steps
+from overlapscope.breakdown.steady_steps import (
+    SteadySteps,
+    exclude_steps_without_end,
+    select_steady_steps,
+)
 from overlapscope.breakdown.waits import REASONS
 from overlapscope.interval import Interval
 from overlapscope.trace.communication import ImportedCommunication, OwnCommunication, read_imported_communication
@@ -194,9 +199,14 @@ class Summary:
         return means.reset_index()
 
 
-def summarize(trace: Trace, breakdown: Breakdown) -> Summary:
-    """Summarize a recording."""
-    steady = select_steady_steps(trace, breakdown)
+def summarize(trace: Trace, breakdown: Breakdown, without_end: Sequence[int] = ()) -> Summary:
+    """Summarize a recording.
+
+    Args:
+        breakdown: Breakdown of the recording or of some of its steps.
+        without_end: Steps that were begun and that no rank finished.
+    """
+    steady = exclude_steps_without_end(select_steady_steps(trace, breakdown), without_end)
     summary = summarize_table(tabulate_breakdown(breakdown), steady, compute_job_breakdown(trace, breakdown, steady))
     return add_other_communication(summary, trace)
 

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from overlapscope.analysis import Analysis
 from overlapscope.breakdown.breakdown import compute_breakdown
+from overlapscope.breakdown.lanes import LaneCache
 from overlapscope.breakdown.steady_steps import SteadySteps, select_steady_steps
 from overlapscope.trace.recording import read_trace
 from tests.breakdown.recordings import Rows, recording
@@ -109,6 +111,24 @@ def test_steps_that_a_rank_did_not_finish_are_kept_apart() -> None:
     steps += [{"rank": 1} | {name: step[name] for name in ("step", "start_ns", "end_ns")} for step in steps[:-1]]
     trace = recording(steps=steps)
     assert reasons(select_steady_steps(trace, compute_breakdown(trace)))["unfinished"] == (8,)
+
+
+def test_steps_that_a_rank_began_and_none_finished_are_among_them() -> None:
+    steps = [
+        {"rank": rank, "step": step, "start_ns": 9 * step, "end_ns": 9 * step + 9}
+        for rank in (0, 1)
+        for step in range(9)
+    ]
+    begun = [
+        {"rank": rank, "step": 9, "start_ns": 81, "end_ns": 83, "phase": name}
+        for rank, name in ((0, "data_wait"), (1, "forward"))
+    ]
+    trace = recording(steps=steps, phases=begun)
+    assert reasons(Analysis(trace).summary.steady)["unfinished"] == (9,)
+    assert LaneCache(trace).timeline([0], is_over=True).steps.iloc[-1].tolist() == [9, 81, 83]
+    for other in (replace(trace, phases=trace.phases[:1]), replace(trace, extent="chosen")):
+        assert "unfinished" not in reasons(Analysis(other).summary.steady)
+        assert LaneCache(other).timeline([0], is_over=True).steps["step"].max() == 8
 
 
 @pytest.mark.parametrize("count", range(4))

@@ -107,6 +107,17 @@ def test_the_timeline_opens_where_the_job_failed(step, goes_on):
     assert shown.end > whole.length_ns if goes_on else shown.end == end
 
 
+@pytest.mark.parametrize(("is_live", "last_step"), [(False, 11), (True, 10)])
+def test_the_timeline_has_the_step_that_no_rank_finished_once_none_will(is_live, last_step):
+    trace = Job(steps=12).run()
+    snapshot = Snapshot(replace(trace, steps=trace.steps[trace.steps["step"] < 11].reset_index(drop=True)))
+    snapshot.diagnosis, snapshot.is_live = None, is_live
+    document = Document()
+    timeline.build(document, snapshot, {"step": [b"11"]})
+    assert document.template_variables["last_step"] == last_step
+    assert ("Step 11, unfinished" in document.template_variables["breakdown"]) == (not is_live)
+
+
 @pytest.mark.parametrize("route", sorted(ROUTES))
 def test_every_route_builds_a_page_that_loads_nothing_from_elsewhere(snapshot, route):
     document = Document()
