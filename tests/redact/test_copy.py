@@ -39,7 +39,7 @@ SECRET = st.text(string.ascii_lowercase + "äß✓", min_size=6, max_size=9).map
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Recordings of real jobs: of two ranks that trained, and of three with a fault that the watchdog has seen."""
     folder = tmp_path_factory.mktemp("recorded")
-    with tarfile.open(DATA / "0.2.0.tar.xz") as archive:
+    with tarfile.open(DATA / "1.0.0.tar.xz") as archive:
         archive.extractall(folder, filter="data")
     for name in ("healthy", "missing-branch"):
         redact(folder / name, folder / f"copy of {name}")
