@@ -51,13 +51,13 @@ _SUMMARIES: Final[dict[Limit, str]] = {
     "host loop": "{host_loop} of {step} ({host_loop_share}) is spent in the training loop between an update and "
     "the next forward, and {exposed} ({exposed_share}) waiting for communication{late}; {ratio} of "
     "communication{of_gradients} is hidden.",
-    "nothing": "{ratio} of communication{of_gradients} is hidden; only {exposed} of {step} ({exposed_share}) is "
-    "spent waiting for the rest{little}.",
-    "communication": "{ratio} of communication{of_gradients} is hidden; {exposed} of {step} ({exposed_share}) "
-    "is spent waiting for the rest. Communication{of_gradients} takes {communication} and compute {compute}, so not "
-    "all of it can be hidden.",
-    "exposed": "{ratio} of communication{of_gradients} is hidden; {exposed} of {step} ({exposed_share}) is "
-    "spent waiting for the rest{late}.",
+    "nothing": "{ratio} of communication{of_gradients} is hidden; the rest takes only {exposed} of {step} "
+    "({exposed_share}){little}.",
+    "communication": "{ratio} of communication{of_gradients} is hidden; the rest takes {exposed} of {step} "
+    "({exposed_share}). Communication{of_gradients} takes {communication} and compute {compute}, so not all of it can "
+    "be hidden.",
+    "exposed": "{ratio} of communication{of_gradients} is hidden; the rest takes {exposed} of {step} "
+    "({exposed_share}){late}.",
 }
 _NO_IMPORTED_STEPS: Final = (
     "The profiles are not of DistributedDataParallel: their steps have no phases, only what ran is known."
