@@ -123,7 +123,7 @@ def describe_saving(finding: Finding, *, has_interval: bool = True) -> str:
     interval = "" if math.isnan(saving.low) or not has_interval else f" (90 %: {format_interval_ns(saving)})"
     share, delayed = format_share(finding.saving_share), len(finding.steps)
     if finding.pattern.kind == "persistent":
-        return f"{format_ns(saving.value)} a step{interval}, {share} of its time"
+        return f"{format_ns(saving.value)}{interval}, {share} of each step"
     where = "once" if delayed == 1 else f"in each of {delayed:,} steps"
     return (
         f"{format_ns(saving.value)} {where}{interval}, {share} of the time of all {len(finding.pattern.where):,} steps"
@@ -136,7 +136,7 @@ def _describe_fix(finding: Finding, *, has_interval: bool = True) -> str:
     if not are_others_late:
         return f"Fixing this would save {saving}."
     little = "nothing" if finding.saving.step.value < 1 else f"only {saving}"
-    return f"Fixing this alone would save {little}, as others are late as well."
+    return f"Fixing this alone would save {little}, as some other rank is late as well."
 
 
 def describe_machine(finding: Finding) -> list[str]:
