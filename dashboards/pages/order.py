@@ -130,6 +130,8 @@ def _describe_position(one: RankEvidence) -> str:
     parts: list[str] = [] if one.liveness == "unknown" else [one.liveness]
     if one.unrecorded_because is not None:
         parts.append(format_recorded_until(one))
+    elif one.liveness == "ended":
+        parts += [f"{one.steps_done} steps done"] if one.steps_done else []
     elif one.failure is not None:
         site = f" at {one.failure.call_site}" if one.failure.call_site else ""
         parts.append(f"{one.failure.type}{site}")

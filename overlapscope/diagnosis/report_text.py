@@ -33,7 +33,7 @@ _NOT_SHOWN: Final = "..."
 _NOTHING: Final = (_NEVER_LAUNCHED, _NOT_YET_LAUNCHED, _NOT_SHOWN)
 _PATH_PARTS: Final = 2
 _LASTING_DAMAGE: Final[dict[FaultKind, str]] = {
-    "swapped collectives": "results are wrong",
+    "swapped collectives": "what depends on these results is wrong",
     "step behind": "results are wrong",
     "batch skipped": "averages are of batches that don't belong together",
     "not reduced": "results are wrong",

@@ -15,7 +15,7 @@ from bokeh.document import Document
 
 from dashboards.app import ROUTES
 from dashboards.pages import order, overview
-from dashboards.pages.order import list_code_lines, render_number_details
+from dashboards.pages.order import list_code_lines, list_rank_positions, render_number_details
 from dashboards.pages.shell import format_code
 from dashboards.plots.browser_rpc import BrowserRpc
 from dashboards.plots.order import OrderPlot
@@ -335,6 +335,12 @@ def test_a_fault_that_stops_nothing_is_said_to_have_gone_on(tmp_path):
     for verdict, step in ((silent, 2), (replace(silent, kind="stuck"), 9)):
         ranks = {0: RankEvidence(rank=0, position=RankPosition(step=step))}
         assert describe_lasting_damage(verdict, replace(found.evidence, ranks=ranks)) == ""
+    swapped = describe_lasting_damage(replace(silent, kind="swapped collectives"), at_end)
+    assert "what depends on these results is wrong from step 2 on" in swapped
+    ended = {0: RankEvidence(rank=0, liveness="ended", steps_done=9, position=RankPosition(step=9))}
+    assert list_rank_positions(replace(found.evidence, ranks=ended, expected_ranks=())) == [
+        ("Rank 0", "ended, 9 steps done")
+    ]
 
 
 def test_a_number_of_another_log_is_not_marked_in_this_one(snapshot):
