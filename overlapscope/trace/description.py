@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from math import ceil
 from typing import TYPE_CHECKING, Any, Final
+
+from overlapscope.text import format_ns
 
 if TYPE_CHECKING:
     from overlapscope.trace.recording import Trace
@@ -96,5 +97,5 @@ def describe_clocks(trace: Trace) -> str:
     if unaligned:
         return f"{unaligned} of {len(trace.ranks)} ranks not aligned"
     if trace.clock_error_ns:
-        return f"aligned to ±{ceil(trace.clock_error_ns / 1000)} µs"
+        return f"aligned to ±{format_ns(trace.clock_error_ns)}"
     return "one shared clock"

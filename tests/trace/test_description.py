@@ -76,7 +76,7 @@ def test_ranks_that_are_aligned_are_so_to_within_an_error(tmp_path: Path) -> Non
     write_ranks(tmp_path, ["a", "b"])
     burst = {"reference": "a", "best": [[0, 11_500, 23_000]]}
     (rank_folder(tmp_path, 1) / CLOCK_FILE).write_text(json.dumps(burst) + "\n")
-    assert describe_clocks(read_trace(tmp_path)) == "aligned to ±12 µs"
+    assert describe_clocks(read_trace(tmp_path)) == "aligned to ±11.5 µs"
 
 
 def test_ranks_that_are_not_aligned_are_counted(tmp_path: Path) -> None:
