@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from overlapscope.breakdown.arrivals import Arrival, find_arrival
@@ -155,21 +156,23 @@ def _find_origin(trace: Trace, begin_ns: int, row: pd.Series[Any]) -> tuple[int,
 
 def find_step_start_ns(trace: Trace, rank: int, step: int) -> int | None:
     """Return when the first rank began a step, of those on one clock with ``rank``; None if that was not recorded."""
-    of_step = trace.steps[trace.steps["step"].to_numpy() == step]
-    together = trace.aligned_ranks if rank in trace.aligned_ranks else (rank,)
-    starts_ns = of_step.loc[of_step["rank"].isin(together), "start_ns"]
-    return None if starts_ns.empty else int(starts_ns.min())
+    aligned = trace.aligned_ranks
+    together = aligned if rank in aligned else (rank,)
+    ranks, steps, starts_ns = (trace.steps[name].to_numpy() for name in ("rank", "step", "start_ns"))
+    of_step = steps == step
+    found_ns = starts_ns[of_step][np.isin(ranks[of_step], together)]
+    return int(found_ns.min()) if len(found_ns) else None
 
 
 def _plan_of(trace: Trace, row: pd.Series[Any]) -> pd.DataFrame:
     plans = trace.plans
-    plan = plans[(plans["model"] == row["model"]) & (plans["plan_epoch"] == row["plan_epoch"])]
-    if plan.empty:
+    plan = plans[(plans["model"].to_numpy() == row["model"]) & (plans["plan_epoch"].to_numpy() == row["plan_epoch"])]
+    hashes = plan["plan_hash"].unique()
+    if len(hashes) <= 1:
         return plan
     # Ranks that disagree have different plans of one epoch; a record holds the first 32 bits of the hash of its own.
-    hashes = plan["plan_hash"].drop_duplicates()
     own = [text for text in hashes if int(text[:8], 16) == row.get("plan_hash")]
-    return plan[plan["plan_hash"] == (own[0] if own else hashes.iloc[0])]
+    return plan[plan["plan_hash"] == (own[0] if own else hashes[0])]
 
 
 def _bucket(trace: Trace, row: pd.Series[Any]) -> dict[str, Any]:

@@ -220,7 +220,8 @@ def find_arrival(trace: Trace, row: pd.Series[Any]) -> Arrival | None:
     """
     table = trace.collectives
     same = np.logical_and.reduce([table[name].to_numpy() == row[name] for name in ("step", "bucket", "model")])
-    found = compute_arrivals(match_collectives(replace(trace, collectives=table[same & (table["op"] == row["op"])])))
+    matched = match_collectives(replace(trace, collectives=table[same & (table["op"] == row["op"])]))
+    found = compute_arrivals(matched)
     own = found[(found["rank"] == row["rank"]) & (found["end_ns"] == row["end_ns"])]
     if own.empty:
         return None
@@ -231,7 +232,7 @@ def find_arrival(trace: Trace, row: pd.Series[Any]) -> Arrival | None:
         transfer_ns=int(first["transfer_ns"]),
         algbw_bytes_per_s=float(first["algbw_bytes_per_s"]),
         busbw_bytes_per_s=float(first["busbw_bytes_per_s"]),
-        clock_error_ns=trace.clock_error_ns,
+        clock_error_ns=matched.clock_error_ns,
     )
 
 

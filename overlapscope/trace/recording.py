@@ -99,7 +99,7 @@ class Trace:
     @property
     def aligned_ranks(self) -> tuple[int, ...]:
         """Return the ranks whose times can be compared with each other, to within ``clock_error_ns``."""
-        return tuple(self.ranks.loc[self.ranks["clock"] != "none", "rank"].tolist())
+        return tuple(self.ranks["rank"].to_numpy()[self.ranks["clock"].to_numpy() != "none"].tolist())
 
     @property
     def clock_offsets_ns(self) -> dict[int, float]:
