@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from dashboards.app import ROUTES
+from dashboards.pages import overview
 from tests.browser.conftest import OpenPage
 from tests.browser.test_layout import ordered, ready
 
@@ -14,7 +15,15 @@ pytestmark = pytest.mark.browser
 __all__ = ["ordered"]
 
 
-@pytest.mark.parametrize("route", sorted(ROUTES))
+@pytest.mark.parametrize(
+    "route",
+    [
+        # A plot alone is one of a page's.
+        pytest.param(route, marks=[pytest.mark.nightly] if route.startswith("/plots/") else [])
+        for route, build in sorted(ROUTES.items())
+        if route == "/" or build is not overview.build
+    ],
+)
 def test_a_page_has_one_main_one_first_heading_and_names_for_its_plots(
     open_page: OpenPage, ordered: str, route: str
 ) -> None:

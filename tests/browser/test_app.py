@@ -57,13 +57,17 @@ def communication_middle_px(page: Page) -> float:
     return label["y"] + label["height"] / 2 - lanes["y"]
 
 
-def test_the_overview_answers_where_the_step_time_goes(open_page, address):
+def test_the_overview_answers_where_the_step_time_goes_and_the_header_leads_from_page_to_page(open_page, address):
     page = open_page(address)
     expect(page.locator(".verdict")).to_contain_text("is hidden")
     expect(page.locator(".headlines")).to_contain_text("10.0 ms")
     ranks = page.locator("section", has=page.get_by_role("heading", name="Ranks")).locator("tbody tr")
     expect(ranks).to_have_count(2)
     page.wait_for_function("Bokeh.documents[0]?.is_idle")
+    page.get_by_role("link", name="Timeline").click()
+    expect(page.locator("#status")).to_contain_text("spans in view")
+    page.get_by_role("link", name="Overview").click()
+    expect(page.locator(".verdict")).to_be_visible()
 
 
 def test_a_block_leads_to_the_step_in_which_it_is_longest(open_page, address):
@@ -88,15 +92,7 @@ def test_pointing_at_a_trend_reads_a_step_and_a_click_opens_it(open_page, addres
     assert length(page) < 12_000_000
 
 
-def test_the_header_leads_from_page_to_page(open_page, address):
-    page = open_page(address)
-    page.get_by_role("link", name="Timeline").click()
-    expect(page.locator("#status")).to_contain_text("spans in view")
-    page.get_by_role("link", name="Overview").click()
-    expect(page.locator(".verdict")).to_be_visible()
-
-
-def test_the_wheel_zooms_time_around_the_pointer(open_page, address):
+def test_wheel_keys_and_dragging_zoom_and_pan_and_a_double_click_shows_all(open_page, address):
     page = open_timeline(open_page, f"{address}timeline?step=7")
     before = length(page)
     x, y = place_of(page, BUCKET_1_OF_STEP_7, 60)
@@ -106,9 +102,6 @@ def test_the_wheel_zooms_time_around_the_pointer(open_page, address):
     start, end = shown_range(page)
     assert start < BUCKET_1_OF_STEP_7 < end
 
-
-def test_keys_zoom_pan_and_show_all(open_page, address):
-    page = open_timeline(open_page, f"{address}timeline")
     page.keyboard.press("0")
     page.wait_for_function(f"{LANES}.x_range.end - {LANES}.x_range.start > 3e8")
     whole = shown_range(page)
@@ -124,11 +117,9 @@ def test_keys_zoom_pan_and_show_all(open_page, address):
     page.keyboard.press("0")
     assert shown_range(page) == whole
 
-
-def test_dragging_pans_and_a_double_click_shows_all(open_page, address):
-    page = open_timeline(open_page, f"{address}timeline?step=10")
+    page.keyboard.press("w")
+    page.keyboard.press("w")
     before = shown_range(page)
-    x, y = place_of(page, sum(before) / 2, 60)
     page.mouse.move(x, y)
     page.mouse.down()
     page.mouse.move(x - 150, y, steps=5)
@@ -140,7 +131,7 @@ def test_dragging_pans_and_a_double_click_shows_all(open_page, address):
     page.wait_for_function(f"{LANES}.x_range.end - {LANES}.x_range.start > 3e8")
 
 
-def test_pointing_at_a_bucket_shows_its_parameter(open_page, address):
+def test_pointing_at_a_bucket_shows_its_parameter_and_covers_no_span_in_a_window_of_any_size(open_page, address):
     page = open_timeline(open_page, f"{address}timeline?step=7")
     page.mouse.move(*place_of(page, BUCKET_1_OF_STEP_7, communication_middle_px(page)))
     tip = page.locator("#tip")
@@ -148,18 +139,17 @@ def test_pointing_at_a_bucket_shows_its_parameter(open_page, address):
     expect(tip).to_contain_text("All-reduce · bucket 1")
     expect(tip).to_contain_text("body.1.weight")
     expect(tip).to_contain_text("16 MB of float32")
+    expect(tip).to_contain_text("launched at")
+    box, lanes = (page.locator(name).bounding_box() for name in ("#tip", "#lanes"))
+    assert box is not None
+    assert lanes is not None
+    assert box["y"] >= lanes["y"] + lanes["height"] or box["y"] + box["height"] <= lanes["y"]
     page.mouse.move(5, 5)
     expect(tip).to_be_hidden()
-
-
-def test_what_is_known_of_a_span_covers_no_span(open_page, address):
-    page = open_timeline(open_page, f"{address}timeline?step=7")
+    page.set_viewport_size({"width": 800, "height": 600})
+    page.wait_for_function("Bokeh.documents[0].get_model_by_name('view').data.width_px[0] < 700")
     page.mouse.move(*place_of(page, BUCKET_1_OF_STEP_7, communication_middle_px(page)))
-    expect(page.locator("#tip")).to_contain_text("launched at")
-    tip, lanes = (page.locator(name).bounding_box() for name in ("#tip", "#lanes"))
-    assert tip is not None
-    assert lanes is not None
-    assert tip["y"] >= lanes["y"] + lanes["height"] or tip["y"] + tip["height"] <= lanes["y"]
+    expect(tip).to_contain_text("bucket 1")
 
 
 def test_the_step_picker_goes_to_a_step_and_to_its_neighbors(open_page, address):
@@ -205,18 +195,10 @@ def test_the_theme_follows_the_system_until_it_is_chosen_and_is_kept_then(open_p
     expect(html).to_have_attribute("data-theme", "dark")
 
 
-def test_the_view_is_right_after_the_window_changed_its_size(open_page, address):
-    page = open_timeline(open_page, f"{address}timeline?step=7")
-    page.set_viewport_size({"width": 800, "height": 600})
-    page.wait_for_function("Bokeh.documents[0].get_model_by_name('view').data.width_px[0] < 700")
-    page.mouse.move(*place_of(page, BUCKET_1_OF_STEP_7, communication_middle_px(page)))
-    expect(page.locator("#tip")).to_contain_text("bucket 1")
-
-
 def test_a_plot_alone_has_its_own_address(open_page, address):
     page = open_timeline(open_page, f"{address}plots/timeline")
     expect(page.locator("header")).to_have_count(0)
-    page = open_page(f"{address}plots/overlap_ratio")
+    page.goto(f"{address}plots/overlap_ratio")
     expect(page.locator(".trend")).to_be_visible()
     page.wait_for_function("Bokeh.documents[0]?.is_idle")
 

@@ -41,9 +41,15 @@ def train(trace: str, plan: str | None) -> list[list[str]]:
     return [[names[number] for number in bucket] for bucket in model.bucket_plan.buckets]
 
 
-def test_a_probed_training_is_advised_and_takes_the_plan_that_it_is_given(tmp_path):
-    run_ranks(train, 2, str(tmp_path / "probed"), None)
-    trace = read_trace(tmp_path / "probed")
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recommending") / "probed"
+    run_ranks(train, 2, str(folder), None)
+    return folder
+
+
+def test_a_probed_training_is_advised_and_takes_the_plan_that_it_is_given(probed, tmp_path):
+    trace = read_trace(probed)
     advice = advise(Analysis(trace))
     found, observations = advice.recommendation, advice.fitted.observations
     assert len(set(observations.plan.tolist())) > 2, "several plans were probed"
@@ -57,8 +63,7 @@ def test_a_probed_training_is_advised_and_takes_the_plan_that_it_is_given(tmp_pa
     assert trained == wanted
 
 
-def test_the_command_reads_it(tmp_path):
-    run_ranks(train, 2, str(tmp_path), None)
-    ran = overlapscope("recommend", tmp_path)
+def test_the_command_reads_it(probed):
+    ran = overlapscope("recommend", probed)
     assert ran.returncode == 0, ran.stderr
     assert "16 gradients of 1.13 MB" in ran.stdout

@@ -76,7 +76,7 @@ def test_the_parts_of_a_real_step_add_up(tmp_path):
     assert job.ns.sum(axis=1).tolist() == (job.end_ns - job.start_ns).tolist()
 
 
-KILLS = 4
+KILLS = 2
 TRAINING_TO_BE_KILLED = ROOT / "tests" / "cluster" / "training_to_be_killed.py"
 
 

@@ -129,6 +129,6 @@ def ranks() -> Iterator[Ranks]:
 
 
 @given(model=random_models())
-@settings(max_examples=25, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 def test_gradients_and_buckets_are_those_of_stock(ranks: Ranks, model: RandomModel) -> None:
     assert ranks.call(differences_from_stock, model) == [[], []]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import datetime
+from functools import cache
 from html import unescape
 from pathlib import Path
 
@@ -70,21 +71,33 @@ RECORDINGS: dict[str, Callable[[Path], Path]] = {
 }
 
 
-@pytest.fixture(params=RECORDINGS)
-def any_report(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return report(RECORDINGS[request.param](tmp_path / "traces"))
+Reported = Callable[[str], tuple[Snapshot, str]]
 
 
-def test_it_loads_nothing_and_every_link_leads_to_a_place_in_it(any_report: str) -> None:
-    assert len(any_report) < 3_000_000
-    any_report = any_report.replace(load_bokeh_js(), "")  # that it loads nothing, tests/browser/test_report.py says
-    assert "http://" not in any_report.replace("http://www.w3.org/2000/svg", "")
-    assert "https://" not in any_report
-    assert " src=" not in any_report
-    assert "static/js" not in any_report
-    links = [link for link in re.findall(r' href="([^"]*)"', any_report) if not link.startswith("data:image/svg")]
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Reported:
+    """Gives one of the recordings and its report, the same to all tests."""
+
+    @cache
+    def make(kind: str) -> tuple[Snapshot, str]:
+        snapshot = RecordingCache(RECORDINGS[kind](tmp_path_factory.mktemp("report") / "traces")).latest()
+        return snapshot, render_html_report(snapshot, NOW)
+
+    return make
+
+
+@pytest.mark.parametrize("kind", RECORDINGS)
+def test_it_loads_nothing_and_every_link_leads_to_a_place_in_it(reported: Reported, kind: str) -> None:
+    _, page = reported(kind)
+    assert len(page) < 3_000_000
+    page = page.replace(load_bokeh_js(), "")  # that it loads nothing, tests/browser/test_report.py says
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in page
+    assert " src=" not in page
+    assert "static/js" not in page
+    links = [link for link in re.findall(r' href="([^"]*)"', page) if not link.startswith("data:image/svg")]
     assert links, "the header has some"
-    ids = re.findall(r' id="([^"]*)"', any_report)
+    ids = re.findall(r' id="([^"]*)"', page)
     assert {link.removeprefix("#") for link in links} <= set(ids)
     assert len(ids) == len(set(ids))
 
@@ -97,9 +110,9 @@ def test_it_says_nothing_of_the_folder_but_its_name(tmp_path: Path) -> None:
     assert "Ada's run & more: 2 of 4 ranks" in unescape(page)
 
 
-def test_it_says_when_and_with_what_it_was_recorded_and_made(tmp_path: Path) -> None:
-    snapshot = RecordingCache(write_recording(tmp_path / "traces")).latest()
-    facts, page = dict(list_report_facts(snapshot.trace, NOW)), words(render_html_report(snapshot, NOW))
+def test_it_says_when_and_with_what_it_was_recorded_and_made(reported: Reported) -> None:
+    snapshot, made = reported("steps")
+    facts, page = dict(list_report_facts(snapshot.trace, NOW)), words(made)
     assert facts["recorded with"] == "overlapscope 0.1.0, python 3.11.7, torch 2.13.0"
     assert facts["DDP arguments of GPT"] == "bucket_cap_mb=None"
     assert "02 Jan 2030, 03:04" in facts["report"]
@@ -107,9 +120,9 @@ def test_it_says_when_and_with_what_it_was_recorded_and_made(tmp_path: Path) -> 
         assert f"{label} {value}" in page
 
 
-def test_it_has_the_sentences_and_figures_of_the_pages(tmp_path: Path) -> None:
-    snapshot = RecordingCache(straggling(tmp_path / "traces")).latest()
-    page = words(render_html_report(snapshot, NOW))
+def test_it_has_the_sentences_and_figures_of_the_pages(reported: Reported) -> None:
+    snapshot, made = reported("a straggler")
+    page = words(made)
     assert snapshot.stragglers is not None
     for section in (snapshot.breakdown_section, build_stragglers_section(snapshot.stragglers)):
         assert section.headline in page
@@ -118,7 +131,7 @@ def test_it_has_the_sentences_and_figures_of_the_pages(tmp_path: Path) -> None:
     ranks = overview.build_ranks_table(snapshot.trace, snapshot.breakdown_section)
     for row in (*ranks.format_rows(), *tabulate_findings(snapshot.stragglers).format_rows()):
         assert " ".join(row[:2]) in page
-    assert chapters(render_html_report(snapshot, NOW)) == [
+    assert chapters(made) == [
         *("overview", "timeline", "stragglers", "buckets", "order"),
         "about",
     ]
@@ -159,9 +172,8 @@ def test_the_typical_step_is_the_one_closest_to_the_mean(tmp_path: Path) -> None
     assert 8 < summary.typical_step < 16
 
 
-def test_links_to_steps_that_are_not_in_it_are_text(tmp_path: Path) -> None:
-    snapshot: Snapshot = RecordingCache(straggling(tmp_path / "traces")).latest()
-    page = render_html_report(snapshot, NOW)
+def test_links_to_steps_that_are_not_in_it_are_text(reported: Reported) -> None:
+    snapshot, page = reported("a straggler")
     (step, rank, longest_ns) = snapshot.summary.longest["forward"]
     where = f"{format_ns(longest_ns)} in step {step} of rank {rank}"
     lead = ' href="#timeline"' if step == snapshot.summary.typical_step else ""
@@ -169,12 +181,11 @@ def test_links_to_steps_that_are_not_in_it_are_text(tmp_path: Path) -> None:
     assert "timeline?" not in page
 
 
-def test_a_fault_comes_first(tmp_path: Path) -> None:
-    folder = write_recording(tmp_path / "traces", ranks=3, steps=12)
-    assert chapters(report(folder))[0] == "overview"
-    page = report(faulty(folder))
-    assert chapters(page)[0] == "order"
+def test_a_fault_comes_first(reported: Reported, tmp_path: Path) -> None:
+    assert chapters(reported("steps")[1])[0] == "overview"
+    folder = faulty(write_recording(tmp_path / "traces", ranks=3, steps=12))
     figures, snapshot = ReportFigures(), RecordingCache(folder).latest()
+    assert chapters(render_html_report(snapshot, NOW))[0] == "order"
     assert snapshot.diagnosis is not None
     figures.add_order(snapshot, snapshot.diagnosis)
     texts = [each.data_source.data.get("text", ()) for each in figures.models["order"].renderers]
@@ -182,12 +193,12 @@ def test_a_fault_comes_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["nothing but collectives", "Flight Recorder dumps"])
-def test_without_steps_it_has_the_order_and_nothing_about_steps(kind: str, tmp_path: Path) -> None:
-    assert chapters(report(RECORDINGS[kind](tmp_path / "traces"))) == ["order", "about"]
+def test_without_steps_it_has_the_order_and_nothing_about_steps(reported: Reported, kind: str) -> None:
+    assert chapters(reported(kind)[1]) == ["order", "about"]
 
 
-def test_a_file_may_load_nothing(tmp_path: Path) -> None:
-    page = report(write_recording(tmp_path / "traces", steps=12))
+def test_a_file_may_load_nothing(reported: Reported) -> None:
+    _, page = reported("steps")
     policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
     assert policy is not None
     assert policy.start() < page.index("<script"), "what comes before is not held by it"

@@ -114,7 +114,7 @@ def test_a_collection_while_the_log_grows_does_not_lock_up(log, monkeypatch):
 def trained(traces) -> Trace:
     model = DistributedDataParallel(nn.Linear(4, 2), trace=traces)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
+    for _ in range(2):
         model(torch.randn(8, 4)).sum().backward()
         gc.collect()
         optimizer.step()
@@ -128,7 +128,7 @@ def test_a_pause_belongs_to_the_step_whose_work_it_delays(traces):
     """After the optimizer that is the next step, although no forward has begun it."""
     before = list(gc.callbacks)
     found = trained(traces).pauses
-    assert list(found["step"]) == [0, 1, 1, 2, 2, 3]
+    assert list(found["step"]) == [0, 1, 1, 2]
     assert set(found["generation"]) == {2}
     assert (found["start_ns"] < found["end_ns"]).all()
     assert gc.callbacks == before
