@@ -34,6 +34,9 @@ SWEPT = {
 }
 """One after the other: a sweep, and what is made of it."""
 AT_NIGHT = {
+    "device_step_time": "--device cpu --models tiny --seconds 0 --steps 2 --ways ours-recorded",
+    "collective_ends": "--steps 2",
+    "compare": "FOLDER --pairs 1 --steps 25 --link loopback",
     "step_time": "--models tiny --rounds 1 --steps 3 --threads",
     "drift": "--models tiny --steps 10 --healthy-steps 6 --loops with_own_buffers --faults other-weights",
     "clock_recovery": "--runs 1 --seconds 2",
@@ -59,11 +62,8 @@ AT_NIGHT = {
     "timeline": "--spans 2000 --ranks 2 --seconds 0.2",
 }
 IN_CI = {
-    "collective_ends": "--steps 2",
     "collective_hooks": "--rounds 1 --collectives 20",
     "collective_log": "--pairs 1",
-    "compare": "FOLDER --pairs 1 --steps 25 --link loopback",
-    "device_step_time": "--device cpu --models tiny --seconds 0 --steps 2 --ways ours-recorded",
     "diagnose": "--ranks 4 --collectives 2000",
     "false_alarms": "--recordings 2 --ranks 2 --steps 30 --delay 0.1",
     "fault_table": "--ranks 2 failed-rank",

@@ -25,6 +25,7 @@ ARGUMENTS: Final = (
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
+    "--renderer-process-limit=1",  # one for all pages, which then compile Bokeh once
     "--disable-quic",
     "--no-first-run",
     "--disable-background-networking",

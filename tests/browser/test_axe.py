@@ -93,7 +93,7 @@ def test_no_page_has_a_finding(open_page: OpenPage, table: str, folder: Path) ->
             expect(page.locator(".save-menu:popover-open")).to_be_visible()
         found += find(page, "light")
         if "timeline" in path:
-            found += find(page, "dark")
+            found += find(page, "dark", COLOR_RULES)
         else:
             page.set_viewport_size({"width": 390, "height": 800})
             page.wait_for_function("document.documentElement.clientWidth === 390")

@@ -83,7 +83,7 @@ def test_a_narrow_time_axis_has_fewer_labels(open_page: OpenPage, ordered: str) 
     page.wait_for_function(f"{ticks} < 5")
 
 
-@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize("path", [*PAGES[:2], *(pytest.param(path, marks=pytest.mark.nightly) for path in PAGES[2:])])
 def test_on_paper_a_page_goes_on_to_its_end_and_nothing_is_cut_off_at_the_right(
     open_page: OpenPage, ordered: str, path: str
 ) -> None:
@@ -165,7 +165,9 @@ def test_the_slider_of_sizes_shows_every_choice_that_is_a_size(open_page: OpenPa
         page.wait_for_function(agrees)
 
 
-@pytest.mark.parametrize("path", ["", "stragglers", "buckets", "order"])
+@pytest.mark.parametrize(
+    "path", ["", "order", *(pytest.param(path, marks=pytest.mark.nightly) for path in ("stragglers", "buckets"))]
+)
 def test_keys_scroll_the_document_below_its_header(open_page: OpenPage, ordered: str, path: str) -> None:
     page = ready(open_page(ordered + path))
     for key, there in (

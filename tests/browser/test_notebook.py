@@ -26,7 +26,7 @@ from tests.synthetic import write_straggling_recording
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(
         importlib.util.find_spec("jupyterlab") is None, reason="JupyterLab is not installed: pip install '.[notebook]'"
     ),

@@ -37,7 +37,7 @@ def written(folder: Path) -> Path:
     return output
 
 
-@pytest.fixture(params=["light", "dark"])
+@pytest.fixture(params=["light", pytest.param("dark", marks=pytest.mark.nightly)])
 def page(request: pytest.FixtureRequest, browser: Browser, written: Path) -> Iterator[Page]:
     """The report; the test fails if it asks for anything but itself, or logs an error."""
     context = browser.new_context(viewport={"width": 1300, "height": 800}, color_scheme=request.param, offline=True)

@@ -91,7 +91,10 @@ def rgb(color: str) -> tuple[int, ...]:
 
 @pytest.mark.parametrize(
     ("path", "theme"),
-    [*((path, "light") for path in TEXTS), ("timeline", "dark"), pytest.param("", "dark", marks=pytest.mark.nightly)],
+    [
+        *(("", "light"), ("timeline", "dark"), ("buckets", "light"), ("order", "light")),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in (("stragglers", "light"), ("", "dark"))),
+    ],
 )
 def test_every_figure_is_saved_as_it_is_seen(
     open_page: OpenPage, table: str, tmp_path: Path, path: str, theme: ThemeName

@@ -45,7 +45,7 @@ def test_figures_say_what_holds_and_are_drawn_if_a_folder_is_given(tmp_path: Pat
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_only_the_ranks_know_is_refused_by_them_in_one_line(tmp_path: Path):
     ran = subprocess.run(
         [*COMMAND, "lab", "run", "breakdown", "--backend", "foo", "-o", str(tmp_path)],

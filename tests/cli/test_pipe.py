@@ -56,7 +56,7 @@ def test_what_is_found_goes_to_stderr_and_the_exit_code_all_the_same(tmp_path: P
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_fault_is_run_to_its_end(tmp_path: Path) -> None:
     assert run_for_nobody("lab", "fault", "failed-rank", "--ranks", 2, "-o", tmp_path) == (0, "")
 

@@ -118,7 +118,7 @@ def test_a_recording_is_read_from_an_s3_server(recording: Path, bucket: dict[str
         assert (there.returncode, there.stderr) == (0, "")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_read_their_ranges_from_an_s3_server(
     recording: Path, bucket: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,7 +70,7 @@ def test_hugging_face_trainer(tmp_path: Path) -> None:
     check_recording(tmp_path / "traces", parameters=parameters, steps=8)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.cluster
 def test_accelerate(tmp_path: Path) -> None:
     parameters = train_with_both_classes("train_with_accelerate.py", tmp_path)

@@ -94,7 +94,13 @@ def state_after_training(bucket_cap_mb: str | None, options: dict[str, bool]) ->
     return [parameter.flatten().tolist() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("option", [None, "gradient_as_bucket_view", "find_unused_parameters", "static_graph"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("gradient_as_bucket_view", "static_graph"),
+        *(pytest.param(option, marks=pytest.mark.nightly) for option in (None, "find_unused_parameters")),
+    ],
+)
 def test_two_ranks_come_to_the_same_parameters_to_the_bit(option):
     options = {option: True} if option else {}
     assert run_ranks(state_after_training, 2, "auto", options) == run_ranks(state_after_training, 2, None, options)

@@ -52,7 +52,13 @@ def findings_in(case: str, folder: Path) -> tuple[Finding, ...]:
     return stragglers.findings
 
 
-@pytest.mark.parametrize("case", ["slow_compute_and_slow_data", "gc_pauses", "pause", "slow_compute_later"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "slow_compute_and_slow_data",
+        *(pytest.param(case, marks=pytest.mark.nightly) for case in ("gc_pauses", "pause", "slow_compute_later")),
+    ],
+)
 def test_every_fault_is_named_and_nobody_else_is_blamed(case: str, tmp_path: Path) -> None:
     findings = findings_in(case, tmp_path)
     for fault in CASES[case]:

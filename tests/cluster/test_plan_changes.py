@@ -30,6 +30,8 @@ SUBJECTS = (
     "unused_parameters",
 )
 """Files of scenarios, in ``tests.cluster.same_as_stock``."""
+BY_DAY = ("backward_passes", "parameter_kinds", "static_graph", "uneven_inputs", "unused_parameters")
+"""Those that differ most in which gradients come when."""
 
 
 def restless(*args: Any, **kwargs: Any) -> DistributedDataParallel:
@@ -38,7 +40,9 @@ def restless(*args: Any, **kwargs: Any) -> DistributedDataParallel:
     return model
 
 
-@pytest.mark.parametrize("subject", SUBJECTS)
+@pytest.mark.parametrize(
+    "subject", [pytest.param(name, marks=[] if name in BY_DAY else [pytest.mark.nightly]) for name in SUBJECTS]
+)
 def test_results_are_stocks_to_the_bit_with_another_plan_after_every_reduction(subject):
     assert run_ranks(differences_of_values, 2, subject, restless) == [[], []]
 

@@ -61,7 +61,13 @@ def probing_of(trace: Path) -> dict:
     return model["probing"]
 
 
-@pytest.mark.parametrize("option", [None, "gradient_as_bucket_view", "find_unused_parameters", "static_graph"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        *(None, "find_unused_parameters"),
+        *(pytest.param(option, marks=pytest.mark.nightly) for option in ("gradient_as_bucket_view", "static_graph")),
+    ],
+)
 def test_two_ranks_come_to_the_same_parameters_to_the_bit(tmp_path, option):
     options = {option: True} if option else {}
     probed = run_ranks(state_after_training, 2, str(tmp_path / "probed"), True, options)

@@ -99,7 +99,11 @@ def test_the_strategy_that_the_documents_show_comes_to_what_stocks_ddp_comes_to(
 @pytest.mark.parametrize(
     ("strategy", "subject"),
     [
-        *(("ring", subject) for subject in SUBJECTS),
+        *(
+            # Of the others "bucketed" is tried too.
+            pytest.param("ring", name, marks=[pytest.mark.nightly] if name in ("static_graph", "uneven_inputs") else [])
+            for name in SUBJECTS
+        ),
         *(("bucketed", subject) for subject in ("static_graph", "uneven_inputs", "unused_parameters")),
         *((strategy, "several_models") for strategy in ("double_tree", "round_robin")),
     ],

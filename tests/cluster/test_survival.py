@@ -190,7 +190,9 @@ def train_with_each_fault(traces: str, kind: str) -> dict[str, tuple[State, list
     return ended
 
 
-@pytest.mark.parametrize("kind", BY_KIND)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.nightly] if kind == "stock" else []) for kind in BY_KIND]
+)
 def test_whatever_fails_on_one_rank_the_training_comes_to_the_same_and_says_what_is_lost(tmp_path, kind):
     ranks = run_ranks(train_with_each_fault, 2, str(tmp_path), kind)
     unharmed, nothing_said = ranks[0][""]

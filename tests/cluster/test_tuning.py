@@ -34,31 +34,39 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.slow
-def test_both_classes_take_a_setting_and_compute_the_same(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
+def run(folder: Path, setting: DDPSetting, *, calibrates: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
+    """Train once with a setting: what is recorded of both models, and their sums."""
+    script = folder / "train.py"
     script.write_text(TRAINING)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    runs = TuningRuns(tmp_path, command, steps=100)
+    runs = TuningRuns(folder, command, steps=100)
+    trace = runs.run("run", Trial(setting=setting, calibrates=calibrates), lambda *_: None).trace
+    (output,) = folder.glob(f"*/{OUTPUT_FILE}")
+    models = list(trace.run["models"])
+    assert len(models) == 2
+    return models, output.read_text().split()[-2:]
 
-    def run(name: str, setting: DDPSetting, *, calibrates: bool = False) -> list[dict[str, Any]]:
-        models = runs.run(name, Trial(setting=setting, calibrates=calibrates), lambda *_: None).trace.run["models"]
-        assert len(models) == 2
-        return list(models)
 
-    for model in run("own", DDPSetting(), calibrates=True):
+@pytest.mark.slow
+def test_both_classes_take_a_setting_and_compute_the_same(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("own")
+    models, own = run(folder, DDPSetting(), calibrates=True)
+    for model in models:
         assert model["ddp_arguments"]["bucket_cap_mb"] == 0.05
         assert model["trial"] == {"given": ["bucket_cap_mb"]}
-    assert read_calibration(tmp_path / "1_own" / CALIBRATION_FILE).world_size == 2
-    for model in run("changed", DDPSetting(caps_mb=(1.0,), bucket_views=True)):
+    (calibration,) = folder.glob(f"*/{CALIBRATION_FILE}")
+    assert read_calibration(calibration).world_size == 2
+    models, changed = run(tmp_path_factory.mktemp("changed"), DDPSetting(caps_mb=(1.0,), bucket_views=True))
+    for model in models:
         assert model["ddp_arguments"]["bucket_cap_mb"] == 1.0
         assert model["ddp_arguments"]["gradient_as_bucket_view"] is True
-    for model in run("rounded", DDPSetting(compression="fp16")):
-        assert model["comm_hook"] == "fp16_compress_hook"
-    own, changed, rounded = ((tmp_path / name / OUTPUT_FILE).read_text().split()[-2:] for name in runs_of(tmp_path))
     assert own == changed
+
+
+@pytest.mark.nightly
+def test_both_classes_round_gradients(tmp_path_factory: pytest.TempPathFactory) -> None:
+    _, own = run(tmp_path_factory.mktemp("own"), DDPSetting())
+    models, rounded = run(tmp_path_factory.mktemp("rounded"), DDPSetting(compression="fp16"))
+    for model in models:
+        assert model["comm_hook"] == "fp16_compress_hook"
     assert own != rounded
-
-
-def runs_of(folder: Path) -> list[str]:
-    return sorted(each.name for each in folder.iterdir() if each.is_dir())

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.fault_table --ranks 2`` (or 3, or 4) runs all of them with any number of ranks, and says how soon
 the verdict comes. Here it is three ranks, and a fault of each family with two, where nobody may be blamed for a
-disagreement, and with four. A few are quick enough for everybody to run.
+disagreement, and with four. A few are quick enough for everybody to run; what repeats another's kind runs at night.
 """
 
 from __future__ import annotations
@@ -18,15 +18,26 @@ OF_EACH_FAMILY = {"missing-branch", "different-collectives", "interleaved-groups
 QUICK = {"missing-branch", "killed-in-backward"}
 """Those with which the README's test command holds verdicts to the truth."""
 
-MARKS = {2: pytest.mark.slow, DEFAULT_WORLD_SIZE: pytest.mark.slow, 4: pytest.mark.nightly}
+AT_NIGHT = {
+    *("reordered-parameters", "different-find-unused", "different-static-graph"),
+    *("caught-in-backward", "frozen-in-training", "no-sync-on-one-rank"),
+    *("flipped-bit", "other-learning-rate", "other-optimizer-state"),
+    *("different-sizes", "different-dtypes", "asynchronous-error", "evaluation-with-barrier", "group-on-one-rank"),
+    *("caught-exception", "dead-data-worker", "killed-for-memory"),
+    *("other-names", "accumulated-gradients", "closure", "jitter", "own-statistics", "scaled-loss"),
+}
+"""Those of whose kind, and of whose way to be recognized, another one is run before."""
+
+
+def mark(fault: Fault, world_size: int) -> list[pytest.MarkDecorator]:
+    """Say when a fault is run."""
+    if world_size == DEFAULT_WORLD_SIZE and fault.name in QUICK:
+        return []
+    return [pytest.mark.nightly if world_size == 4 or fault.name in AT_NIGHT else pytest.mark.slow]
+
 
 CASES = [
-    pytest.param(
-        fault,
-        world_size,
-        id=f"{fault.name}-{world_size}",
-        marks=[] if world_size == DEFAULT_WORLD_SIZE and fault.name in QUICK else [MARKS[world_size]],
-    )
+    pytest.param(fault, world_size, id=f"{fault.name}-{world_size}", marks=mark(fault, world_size))
     for world_size in (2, 3, 4)
     for fault in FAULTS
     if world_size in fault.world_sizes and (world_size == DEFAULT_WORLD_SIZE or fault.name in OF_EACH_FAMILY)
