@@ -31,6 +31,8 @@ _MIN_SPREAD: Final = 0.12
 """Minimum share of the step time that the height of the plot covers: less would exaggerate differences."""
 _MAX_SPREAD: Final = 1.5
 """Step times above the fastest by more than this multiple of it are outside the plot."""
+_ENOUGH_ROOM: Final = 0.45
+"""Share of the axis that a label needs to the left of its mark, on a phone."""
 
 
 def compute_size_range_mb(curve: Curve) -> Range:
@@ -76,14 +78,14 @@ def build_mark_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
         if x_mb is not None:
             names.setdefault((x_mb, index), []).append(name)
 
-    add(_find_cap_mb(curve, curve.fastest), curve.fastest, "best size")
-    present, default = curve.special["present"], curve.special["default"]
+    best, present, default = _find_best(curve), curve.special["present"], curve.special["default"]
+    add(find_axis_mb(curve, best), best, "best size")
     if curve.options == Options():
         add(_DEFAULT_MB if present == default else _find_cap_mb(curve, present), present, "now")
     # Above the curve or below it, as a cap of 25 without that first bucket gives another plan.
-    is_on_curve = curve.index_of_cap(_DEFAULT_MB) == default
-    add(_DEFAULT_MB, default, "DDP's default" if is_on_curve else "DDP's default (1, then 25)")
-    is_right = [np.log(x / sizes_mb[0]) > 0.7 * np.log(sizes_mb[1] / sizes_mb[0]) for x, _ in names]
+    is_named = best == default or curve.index_of_cap(_DEFAULT_MB) == default
+    add(_DEFAULT_MB, default, "default" if is_named else "default (1, then 25)")
+    is_right = [_compute_position(x, sizes_mb) > _ENOUGH_ROOM for x, _ in names]
     return {
         "x": [x for x, _ in names],
         "y": [float(curve.predicted_ns[index]) for _, index in names],
@@ -91,19 +93,19 @@ def build_mark_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
         "align": ["right" if right else "left" for right in is_right],
         "x_offset": [-9 if right else 9 for right in is_right],
         # Below the best there is no line that the label could hide.
-        "y_offset": [12 if index == curve.fastest else -11 for _, index in names],
+        "y_offset": [12 if index == best else -11 for _, index in names],
     }
 
 
 def build_best_plan_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
-    """Return the best plan if no single size gives it, labeled at the side where the best size is not."""
+    """Return the best plan if no single size gives it, labeled at the side that the best size leaves free."""
     index = curve.special["best"]
     if index < len(curve.sizes) or index == curve.special["default"]:
         return {name: [] for name in BEST_PLAN_COLUMNS}
-    best_mb = _find_cap_mb(curve, curve.fastest)
-    is_left = best_mb is None or best_mb > np.sqrt(sizes_mb[0] * sizes_mb[1])
+    best_mb = find_axis_mb(curve, _find_best(curve))
+    is_left = best_mb is None or _compute_position(best_mb, sizes_mb) > 1 - _ENOUGH_ROOM / 2
     at = (sizes_mb[0], "left", 6) if is_left else (sizes_mb[1], "right", -6)
-    row = (*at, float(curve.predicted_ns[index]), "best plan, unequal buckets")
+    row = (*at, float(curve.predicted_ns[index]), "best plan")
     return {name: [value] for name, value in zip(BEST_PLAN_COLUMNS, row, strict=True)}
 
 
@@ -120,6 +122,16 @@ def build_measured_columns(curve: Curve) -> dict[str, Any]:
 def find_axis_mb(curve: Curve, index: int) -> float | None:
     """Return the position of a plan on the size axis in MB: of the default its cap, None if no size gives it."""
     return _DEFAULT_MB if index == curve.special["default"] else _find_cap_mb(curve, index)
+
+
+def _compute_position(size_mb: float, sizes_mb: Range) -> float:
+    """Return where a size is on the axis, from 0 to 1."""
+    return float(np.log(size_mb / sizes_mb[0]) / np.log(sizes_mb[1] / sizes_mb[0]))
+
+
+def _find_best(curve: Curve) -> int:
+    """Return the index of the best size: DDP's default if none is better by enough, as the advice has it."""
+    return curve.special["default"] if curve.is_default_best else curve.fastest
 
 
 def _find_cap_mb(curve: Curve, index: int) -> float | None:

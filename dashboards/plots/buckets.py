@@ -10,6 +10,7 @@ from bokeh.models import (
     CustomJS,
     CustomJSTickFormatter,
     FixedTicker,
+    NoOverlap,
     Range1d,
 )
 from bokeh.plotting import figure
@@ -77,6 +78,7 @@ def draw_curve(
     )
     plot.background_fill_alpha = plot.border_fill_alpha = 0
     plot.xaxis.ticker = FixedTicker(ticks=_SIZES_MB)
+    plot.xaxis.major_label_policy = NoOverlap(min_distance=8)
     plot.xaxis.formatter = CustomJSTickFormatter(code=_SIZE_LABELS)
     plot.yaxis.ticker = BasicTicker(desired_num_ticks=5)
     plot.yaxis.formatter = CustomJSTickFormatter(code=read_asset("time_ticks.js"))
