@@ -64,7 +64,7 @@ def format_ns(time_ns: float | None) -> str:
     if time_ns is None or math.isnan(time_ns):
         return UNKNOWN
     for unit, ns in _NS_PER:
-        if abs(time_ns) >= ns:
+        if abs(time_ns) >= 0.9995 * ns:  # from there on it rounds to 1.00
             return f"{_significant(time_ns / ns)} {unit}"
     return f"{time_ns:.0f} ns"
 

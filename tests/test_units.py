@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlapscope.text import format_count, format_step_ns, format_value, use_no_break_spaces
+from overlapscope.text import format_count, format_ns, format_step_ns, format_value, use_no_break_spaces
 
 GLUE = "\N{NO-BREAK SPACE}"
 
@@ -29,6 +29,16 @@ def test_counts_have_three_digits_from_ten_thousand_on() -> None:
         "25.6 k",
         "4.19 M",
         "12.3 G",
+    ]
+
+
+def test_a_time_that_rounds_to_one_of_the_next_unit_has_that_unit() -> None:
+    assert [format_ns(ns) for ns in (999_499, 999_500, 1_000_000, 999.4, 999.6)] == [
+        "999 µs",
+        "1.00 ms",
+        "1.00 ms",
+        "999 ns",
+        "1.00 µs",
     ]
 
 
