@@ -113,7 +113,7 @@ def compare_sides(sides: Sequence[OrderSide], offsets_ns: Mapping[int, float]) -
 
 
 def _times(sides: Sequence[OrderSide], offsets_ns: Mapping[int, float]) -> list[ComparisonLine]:
-    """Return when each side announced, launched and completed it, relative to the first announcement."""
+    """Return when each side announced, launched and ended it, relative to the first announcement."""
 
     def moments(side: OrderSide, state: str) -> list[float | None]:
         pairs = [(offsets_ns.get(rank), entry) for rank, entry in zip(side.ranks, side.entries, strict=False)]
@@ -124,9 +124,10 @@ def _times(sides: Sequence[OrderSide], offsets_ns: Mapping[int, float]) -> list[
     if not announced:
         return []
     begin_ns = min(announced)
+    has_failed = any(entry.state == "failed" for side in sides for entry in side.entries)
     return [
         ComparisonLine(
-            label=state,
+            label="ended" if state == "completed" and has_failed else state,
             values=tuple(_span(moments(side, state), begin_ns) if side.entries else "" for side in sides),
             differs=False,
         )

@@ -19,7 +19,15 @@ from overlapscope.diagnosis.order_view import (
     compare_sides,
     group_into_sides,
 )
-from overlapscope.trace.collective_log import ENTRY_BYTES, HEADER_BYTES, REACHED, UNREACHED, ProcessGroup, Signature
+from overlapscope.trace.collective_log import (
+    ENTRY_BYTES,
+    FAILED,
+    HEADER_BYTES,
+    REACHED,
+    UNREACHED,
+    ProcessGroup,
+    Signature,
+)
 from overlapscope.trace.collective_log_reader import open_collective_logs
 from overlapscope.trace.folders import find_rank_folders
 from tests.ordered import Collective, all_reduce, bucket, steps, write_order
@@ -296,6 +304,12 @@ def test_times_count_from_the_first_announcement_on_one_clock():
 def test_what_never_happened_is_said():
     values = values_of({0: entry(bucket(0)), 1: entry(bucket(0), took_ms=None), 2: entry(all_reduce(), took_ms=None)})
     assert values["launched"] == ("+0, 1 never", "never")
+
+
+def test_what_failed_ended_and_did_not_complete():
+    values = values_of({0: replace(entry(bucket(0)), flags=FAILED), 1: None})
+    assert values["ended"] == ("+2.00 ms", "")
+    assert "completed" not in values
 
 
 def test_times_of_ranks_whose_clocks_are_not_known_are_left_out():
