@@ -140,7 +140,7 @@ def _draw_bars(axes: Axes, chart: StackedBarChart, colors: Colors, tips: dict[st
     axes.margins(x=0.3)
     axes.set_xlim(left=0)
     axes.grid(axis="x", color=colors["grid"])
-    axes.xaxis.set_major_formatter(lambda value, _: _label(value, "ns"))
+    axes.xaxis.set_major_formatter(lambda value, _: _tick(value, "ns"))
     present = [name for name in BLOCKS if any(bar.parts_ns.get(name, 0.0) > 0 for bar in chart.bars)]
     if present:
         axes.legend(
@@ -195,10 +195,10 @@ def _draw_lines(axes: Axes, chart: LineChart, colors: Colors, tips: dict[str, st
     axes.set_xlabel(chart.x_label, fontsize=9, color=colors["muted"])
     if chart.is_log:
         xs = sorted({x for line in chart.lines for x in line.x})
-        axes.set_xticks(xs, [_label(x, chart.x_unit) for x in xs])
+        axes.set_xticks(xs, [_tick(x, chart.x_unit) for x in xs])
         axes.minorticks_off()
     else:
-        axes.xaxis.set_major_formatter(lambda value, _: _label(value, chart.x_unit))
+        axes.xaxis.set_major_formatter(lambda value, _: _tick(value, chart.x_unit))
     _time_axis(axes, chart.y_label, chart.y_unit, colors)
     if ends := [end for line in chart.lines for end in _ends_of(line)]:
         axes.set_ylim(top=1.05 * max(ends) or 1.0)
@@ -238,7 +238,13 @@ def _time_axis(axes: Axes, label: str, unit: Unit, colors: Colors) -> None:
     axes.set_ylim(bottom=0)
     axes.set_ylabel(label, fontsize=9, color=colors["muted"])
     axes.grid(axis="y", color=colors["grid"])
-    axes.yaxis.set_major_formatter(lambda value, _: _label(value, unit))
+    axes.yaxis.set_major_formatter(lambda value, _: _tick(value, unit))
+
+
+def _tick(value: float, unit: Unit) -> str:
+    """Return the label of a round value on an axis: ``5 s``, where a measurement would be ``5.00 s``."""
+    number, space, of = _label(value, unit).partition(" ")
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number}{space}{of}"
 
 
 def _label(value: float, unit: Unit) -> str:

@@ -97,6 +97,15 @@ def test_a_point_says_its_numbers():
     assert {"measured: 1, 1.00 ms", "measured: 4, 3.00 ms", "predicted: 8, 4.00 ms"} <= set(tips.values())
 
 
+def test_an_axis_has_round_numbers_without_the_zeros_of_a_measurement():
+    axes, _ = drawn(LINES)
+    assert [axes.yaxis.get_major_formatter()(value, None) for value in (0, 50 * MS, 1200 * MS)] == [
+        "0",
+        "50 ms",
+        "1.2 s",
+    ]
+
+
 def test_predictions_are_dashed_and_hollow():
     axes, tips = drawn(LINES)
     (line,) = [each for each in axes.lines if each.get_linestyle() == "--"]
