@@ -547,7 +547,7 @@ def gaps_text(gaps: Sequence[RecordingGap]) -> str:
     """Say what is missing or damaged: the end of a sentence."""
     parts = "; ".join(gap.what for gap in gaps[:_MAX_GAPS])
     rest = f"; and {len(gaps) - _MAX_GAPS} more" if len(gaps) > _MAX_GAPS else ""
-    return f"part of the recording is missing or damaged: {parts}{rest}."
+    return f"the recording is incomplete: {parts}{rest}."
 
 
 def gap_advice(gaps: Sequence[RecordingGap]) -> tuple[str, ...]:
