@@ -39,7 +39,7 @@ _BEST: Final = {
 }
 """How the best transfer is found, by whether all-reduces run one by one."""
 _BEST_TRANSFERS: Final = {False: "all-reduces at their best", True: "communication at its best"}
-"""Labels by whether parameters are sharded."""
+"""Labels by whether ranks wait for each other several times in a step."""
 
 
 def build_stragglers_report(analysis: Analysis) -> Report:
@@ -137,7 +137,7 @@ def _list_numbers(stragglers: Stragglers) -> Iterator[Number]:
         ("equal_ranks", describe_equal_ranks(stragglers.cycles), stragglers.saved_if_ranks_equal.step.value),
         (
             "best_transfers",
-            _BEST_TRANSFERS[stragglers.cycles.is_sharded],
+            _BEST_TRANSFERS[stragglers.cycles.has_inner_waits],
             stragglers.saved_by_best_transfers.step.value,
         ),
     ):
@@ -186,7 +186,7 @@ def _tabulate_what_ifs(stragglers: Stragglers) -> Table:
     recorded_ns = stragglers.step_time_ns
     cases = (
         (describe_equal_ranks(stragglers.cycles), stragglers.saved_if_ranks_equal.step),
-        (_BEST_TRANSFERS[stragglers.cycles.is_sharded], stragglers.saved_by_best_transfers.step),
+        (_BEST_TRANSFERS[stragglers.cycles.has_inner_waits], stragglers.saved_by_best_transfers.step),
     )
     rows: list[Row] = [{"case": "as recorded", "step": recorded_ns}]
     for case, saves in cases:

@@ -8,10 +8,11 @@ are not.
 A cycle is identified by the step whose gradients it reduces; its optimizer phase is that of the step before. For cycles
 of S steps, R ranks and K all-reduces a step, times are nanoseconds, and arrivals and ends count from ``begin_ns``.
 
-Where parameters are sharded, ranks wait for each other at every gather and reduction, as often as units are exchanged.
-Then all of a step's collectives count as one (K = 1): a rank arrives when what it does between them, without its waits,
-is over, and the transfer is the rest. A rank that is late in one unit can't hide behind another one that is late in
-another unit, so the saving found for it is the least that it saves.
+Where parameters are sharded, ranks wait for each other at every gather and reduction, as often as units are exchanged;
+where gradients are accumulated without ``no_sync()``, in every backward of a step. Then all of a step's collectives
+count as one (K = 1): a rank arrives when what it does between them, without its waits, is over, and the transfer is the
+rest. A rank that is late in one of them can't hide behind another one that is late in another, so the saving found for
+it is the least that it saves.
 
 Example: the last all-reduce of step 6 ends at 100 ns on both of two ranks, and that of step 7 at 250 ns. Rank 0 arrives
 at the latter at 180 ns and rank 1 at 220 ns. Cycle 7 begins at 100 ns and lasts 150 ns on both ranks, the local times
@@ -105,8 +106,8 @@ class Cycles:
     """(S, R) Time that the broadcast of buffers takes once rank and root have arrived; 0 in steps without one."""
     clock_error_ns: float
     """Maximum error of a time difference between two ranks."""
-    is_sharded: bool = False
-    """True if one all-reduce stands for all collectives of sharded parameters."""
+    has_inner_waits: bool = False
+    """True if ranks wait for each other several times in a step: one all-reduce stands for all collectives."""
     is_serial: bool = False
     """True if each all-reduce that is queued begins when the one before it ends."""
 
@@ -159,9 +160,9 @@ def build_cycles(
     matched = breakdown.matched
     ranks = matched.ranks
     reduced, broadcast = _select_awaited(matched), matched.of(matched.op == OPS.index("broadcast"))
-    is_sharded = bool((reduced.op != OPS.index("all_reduce")).any())
     kinds = _group_by_kind(reduced)
     usual = find_most_common_kind({kind: len(steps) for kind, steps in kinds.items()}) if usual is None else usual
+    has_inner_waits = bool((reduced.op != OPS.index("all_reduce")).any()) or _repeats_buckets(usual)
     steps = kinds.get(usual, np.zeros(0, dtype=np.int64))
     steps = steps[np.isin(steps - 1, reduced.step) & (steps > first_step)]
     if len(ranks) < 2 or not len(steps):
@@ -184,7 +185,7 @@ def build_cycles(
         both_ns = timeline.within(np.concatenate([from_ns, step_begin_ns]), np.tile(until_ns, 2))
         since_release_ns, since_begin_ns = np.split(both_ns, 2)
         local_ns[_BLOCK_CAUSES, :, index] = since_release_ns[:, _BLOCKS].T
-        if is_sharded:
+        if has_inner_waits:
             exposed_ns[:, index] = since_release_ns[:, BLOCKS.index("exposed")]
         # Copies into buckets count as backward here: that is when they happen.
         copied_in_ns = since_begin_ns[:, BLOCKS.index("bucket_copies")]
@@ -193,7 +194,7 @@ def build_cycles(
     blocked_ns, broadcast_ns = _broadcasts(broadcast, steps, len(ranks))
     blocked_ns += exposed_ns
     local_ns[CAUSES.index("inter_phase")] += last_arrival_ns - begin_ns[:, None] - blocked_ns - local_ns.sum(axis=0)
-    if is_sharded:
+    if has_inner_waits:
         last = latest.bucket[shape[1] - 1 : shape[1]], latest.bytes[: shape[1]].sum(keepdims=True)
         arrival_ns, end_ns = (last_arrival_ns - exposed_ns)[:, :, None], end_ns[:, -1:]
         last_arrival_ns = arrival_ns[:, :, -1]
@@ -214,7 +215,7 @@ def build_cycles(
         end_ns=finished_ns,
         broadcast_ns=broadcast_ns,
         clock_error_ns=matched.clock_error_ns,
-        is_sharded=is_sharded,
+        has_inner_waits=has_inner_waits,
         is_serial=_is_serial(trace, reduced),
     )
 
@@ -235,6 +236,12 @@ def _select_awaited(matched: MatchedCollectives) -> MatchedCollectives:
     is_all_reduce = matched.op == OPS.index("all_reduce")
     is_shard = np.isin(matched.op, [OPS.index("reduce_scatter"), OPS.index("all_gather")]) & (matched.bucket >= 0)
     return matched.of(is_all_reduce | is_shard)
+
+
+def _repeats_buckets(kind: StepKind) -> bool:
+    """Return whether a step reduces a bucket several times, as without ``no_sync()`` in each backward."""
+    buckets = [one for one in kind if one[0] >= 0]
+    return len(set(buckets)) < len(buckets)
 
 
 def get_cause_indices(group: str) -> list[int]:

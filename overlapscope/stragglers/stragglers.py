@@ -115,7 +115,7 @@ def by_bucket(replay: Replay) -> pd.DataFrame:
             "saving_ns": savings_ns,
             "busbw_bytes_per_s": busbw,
         }
-    ).iloc[: 0 if cycles.is_sharded else None]
+    ).iloc[: 0 if cycles.has_inner_waits else None]
 
 
 def _critical_shares(cycles: Cycles, job: JobBreakdown | None) -> Float64Array:
@@ -358,7 +358,7 @@ def find_all_findings(
     """
     replay = Replay(cycles)
     findings = find_delays(replay, hosts, step_time_ns)
-    if not cycles.missing_ranks and not cycles.is_sharded:
+    if not cycles.missing_ranks and not cycles.has_inner_waits:
         findings += find_slow_transfers(replay, step_time_ns)
     findings += [make_link_finding(replay, link) for link in links if is_limiting(replay, link)]
     worth_it = [finding for finding in findings if _is_worth_reporting(finding, step_time_ns)]

@@ -46,6 +46,26 @@ def test_local_time_does_not_hold_what_a_rank_waits_for_others() -> None:
     assert (cycles.end_ns[:, -1] == (37 + 15 + 2) * MS).all(), "everybody's cycle is as long as that of rank 1"
 
 
+def test_without_no_sync_ranks_wait_in_each_backward_and_local_time_holds_none_of_it() -> None:
+    job = Job(ranks=2, steps=12)
+    job.local_ns["data_wait"][:, 1] += 15 * MS
+    job.local_ns["optimizer"][1::2] = 0  # every second backward accumulates
+    trace = job.run()
+    ends = trace.steps.groupby(["rank", trace.steps["step"] // 2])
+    cycles = cycles_in(
+        replace(
+            trace,
+            steps=ends.agg({"start_ns": "min", "end_ns": "max", "is_light": "first"}).reset_index(),
+            phases=trace.phases.assign(step=trace.phases["step"] // 2),
+            collectives=trace.collectives.assign(step=trace.collectives["step"] // 2),
+        )
+    )
+    np.testing.assert_array_equal(own(cycles, "data_wait"), [[4 * MS, 34 * MS]] * 5)
+    np.testing.assert_array_equal(own(cycles, "inter_phase"), [[2 * MS, 2 * MS]] * 5)
+    np.testing.assert_array_equal(cycles.lateness_ns, [[0, 30 * MS]] * 5)
+    np.testing.assert_array_equal(cycles.end_ns[:, -1], job.cycle_times_ns[1:].reshape(5, 2).sum(axis=1))
+
+
 def test_garbage_collection_is_taken_out_of_the_phase_it_interrupts() -> None:
     """Also in the optimizer, which is recorded under the step before."""
     job = Job(steps=8, gc=[(1, 3, "forward", 40 * MS), (2, 5, "optimizer", 30 * MS), (0, 4, "data_wait", 20 * MS)])
