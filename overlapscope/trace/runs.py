@@ -1,7 +1,7 @@
 """Runs in folders, at any depth: their names, and the tags and notes that users attach to them.
 
-A run is a recording with all its attempts, or a folder of Flight Recorder dumps. Links to folders are not followed, so
-that nothing outside of the given folders is shown.
+A run is a recording with all its attempts, or a folder of Flight Recorder dumps. Links to folders are not followed, and
+a run with a link out of the given folders is left out, so that nothing outside of them is shown.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -176,8 +177,11 @@ def find_runs(folders: Sequence[Path]) -> FoundRuns:
         prefix = f"{label}/" if len(folders) > 1 else ""
         for path in _run_folders(root, left_out):
             name = label if path == root else prefix + path.relative_to(root).as_posix()
-            later = (each for each in find_attempts(path) if each == path or not _has_outside_link(root, each))
-            runs.setdefault(path, FoundRun(name=name, path=path, attempts=tuple(later) or (path,)))
+            outside = {each: _find_outside_link(root, each) for each in (path, *find_attempts(path))}
+            left_out += [_link_text(root, link) for link in outside.values() if link]
+            if not outside[path]:
+                attempts = tuple(each for each in find_attempts(path) if not outside[each])
+                runs.setdefault(path, FoundRun(name=name, path=path, attempts=attempts or (path,)))
     return FoundRuns(runs=tuple(sorted(runs.values(), key=lambda run: run.name)), left_out=tuple(left_out))
 
 
@@ -203,9 +207,9 @@ def _run_folders(root: Path, left_out: list[str]) -> Iterator[Path]:
             return
         links, folders = _scan(folder, left_out)
         outside = [name for name in links if not _is_in(root, folder / name)]
-        left_out += [f"{folder / name}: a link out of {root}, which is not followed" for name in outside]
+        left_out += [_link_text(root, folder / name) for name in outside]
         own = list(filter(_is_of_a_recording, links + folders))
-        if not set(own) & set(outside) and (_is_begun(folder, own) or holds_dumps(folder)):
+        if not any(map(_is_read, outside)) and (_is_begun(folder, own) or holds_dumps(folder)):
             yield folder
         inner = [folder / name for name in folders if not _is_internal_folder(name)]
         if depth < MAX_DEPTH:
@@ -246,8 +250,33 @@ def _is_internal_folder(name: str) -> bool:
     return _is_of_a_recording(name) or name in (TABLES_FOLDER, WATCHDOG_FOLDER) or name.startswith(".")
 
 
-def _has_outside_link(root: Path, attempt: Path) -> bool:
-    return any(path.is_symlink() and not _is_in(root, path) for path in (attempt, *attempt.glob("rank_*")))
+def _find_outside_link(root: Path, attempt: Path) -> Path | None:
+    """Return a link out of a folder that who reads an attempt would follow; None if there is none.
+
+    A server may be allowed to read what the user who made the link may not.
+    """
+    ranks = [path for path in attempt.glob("rank_*") if is_rank_folder_name(path.name)]
+    beside = (link for link in _links(attempt) if not ranks or _is_read(link.name))
+    links = chain([attempt] if attempt.is_symlink() else [], beside, *map(_links, (*ranks, attempt / TABLES_FOLDER)))
+    return next((link for link in links if not _is_in(root, link)), None)
+
+
+def _links(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return [folder / entry.name for entry in entries if entry.is_symlink()]
+    except OSError:
+        return []
+
+
+def _is_read(name: str) -> bool:
+    """Return whether reading a recording opens what has this name beside its ranks."""
+    is_folder = _is_of_a_recording(name) or name in (TABLES_FOLDER, WATCHDOG_FOLDER)
+    return is_folder or name.endswith((".json", ".jsonl"))
+
+
+def _link_text(root: Path, link: Path) -> str:
+    return f"{link}: a link out of {root}, which is not followed"
 
 
 def _is_in(root: Path, path: Path) -> bool:

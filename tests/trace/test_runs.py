@@ -101,6 +101,19 @@ def test_links_out_of_the_folder_are_not_followed_and_that_is_said(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("link", ["rank_0/stall.json", "exits_host_1.jsonl", "tables", "restart_1/rank_0/stall.json"])
+def test_a_run_with_a_file_that_is_a_link_out_of_the_folder_is_left_out(tmp_path, link):
+    (secret := tmp_path / "secret").mkdir()
+    run = recording(tmp_path / "traces" / "run")
+    recording(run / "restart_1")
+    (run / "model.pt").symlink_to(secret)  # nothing that is read
+    assert [len(one.attempts) for one in find_runs([tmp_path / "traces"]).runs] == [2]
+    (run / link).symlink_to(secret)
+    found = find_runs([tmp_path / "traces"])
+    assert [len(one.attempts) for one in found.runs] == ([1] if link.startswith("restart_1") else [])
+    assert str(run / link) in {text.partition(":")[0] for text in found.left_out}
+
+
 def test_an_attempt_with_a_rank_outside_is_left_out(tmp_path):
     outside = recording(tmp_path / "outside")
     job = recording(tmp_path / "traces" / "job")
