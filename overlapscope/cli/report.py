@@ -7,7 +7,8 @@ The HTML has everything in it: it opens from disk, without a server and without 
 step, what is worth doing, the typical step as a timeline to zoom, stragglers, bucket sizes and the order of
 collectives; if something is wrong with the job, that comes first.
 
-With --format md it is a short text in Markdown, to paste into an issue. It goes to stdout unless -o names a file.
+With --format md, or -o FILE.md, it is a short text in Markdown, to paste into an issue. It goes to stdout unless -o
+names a file.
 
 An existing file is not overwritten. Problems with the recording go to stderr, one per line; the exit code is 1 if any
 part of it is missing or unreadable.
@@ -41,18 +42,19 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         choices=("html", "md"),
-        default="html",
-        help="output format, HTML or Markdown (default: %(default)s)",
+        help="output format, HTML or Markdown (default: html, or md if FILE ends with .md)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the report; return 1 if a part of the recording could not be read."""
-    output: Path | None = args.output or (_DEFAULT_OUTPUT if args.format == "html" else None)
+    is_named_md = args.output is not None and args.output.suffix == ".md"
+    form = args.format or ("md" if is_named_md else "html")
+    output: Path | None = args.output or (_DEFAULT_OUTPUT if form == "html" else None)
     if output is not None:
         refuse_existing(output)
     with Progress() as progress:
-        text, trace = pages.render_report(args.traces, args.format, datetime.now(), args.steps, progress)
+        text, trace = pages.render_report(args.traces, form, datetime.now(), args.steps, progress)
     if output is None:
         print(text, end="")
     else:

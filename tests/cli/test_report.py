@@ -43,7 +43,7 @@ def test_markdown_goes_to_stdout_or_to_a_file(folder: Path, tmp_path: Path) -> N
     ran = overlapscope("report", folder, "--format", "md")
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.startswith("# OverlapScope: traces\n")
-    overlapscope("report", folder, "--format", "md", "-o", tmp_path / "report.md")
+    overlapscope("report", folder, "-o", tmp_path / "report.md")
     written = (tmp_path / "report.md").read_text()
     assert written.splitlines()[:-1] == ran.stdout.splitlines()[:-1], "but for the minute in which it was made"
 
