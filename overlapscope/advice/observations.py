@@ -110,6 +110,7 @@ MAX_RANKS: Final = 8
 MAX_CYCLES: Final = 48
 """Maximum number of steps used of each plan, the latest. More add no information."""
 RECORD_AGAIN: Final = "record 20 steps or more with overlapscope record, best with --probe-buckets"
+_REDUCE_ONCE: Final = "run all backwards of a step but its last one under no_sync(), and record again"
 
 
 def find_reduced_models(trace: Trace) -> list[int]:
@@ -167,9 +168,11 @@ def extract_observations(trace: Trace) -> Observations:
     is_complete = cycles.is_complete
     cycles = cycles.of(is_complete)
     if len(cycles.steps) < MIN_CYCLES:
+        is_repeated = clocked.collectives.duplicated(["rank", "step", "bucket"]).any()
+        what_to_do = _REDUCE_ONCE if is_repeated else RECORD_AGAIN
         raise OverlapScopeError(
             f"{trace.path}: only {count_of(len(cycles.steps), 'step')} after the first {WARM_UP_STEPS} with every "
-            f"bucket reduced once on all ranks, one after the other, and {MIN_CYCLES} are needed: {RECORD_AGAIN}"
+            f"bucket reduced once on all ranks, one after the other, and {MIN_CYCLES} are needed: {what_to_do}"
         )
     return observations_from_cycles(
         cycles,

@@ -255,6 +255,7 @@ def test_what_is_missing_is_said_in_a_sentence(golden: Callable[[str, str], None
         _two_ranks(plans=_two_ranks().plans.iloc[:0]),
         _two_ranks(collectives=_two_ranks().collectives.iloc[:0]),
         recording(Job(ranks=2, steps=4)),
+        _two_ranks(collectives=pd.concat([_two_ranks().collectives] * 2, ignore_index=True)),
         _two_ranks(run=hook),
         _two_ranks(run={"world_size": 2}, ranks=_two_ranks().ranks.iloc[:1]),
     ):
