@@ -204,10 +204,11 @@ def _stall_advice(one: RankEvidence, reason: WaitReason | None, *, is_live: bool
             "If that work rightly takes so long: do it before the others have to wait for it, or give the process "
             "group a longer timeout."
         )
-    if is_live:
+    if one.stacks:
+        then = "" if is_live else " then"
+        yield f"Look at its stacks{then}: stall.json and stacks_*.txt in rank_{one.rank} of the recording."
+    elif is_live:
         yield "Look at that rank's stacks, or run py-spy dump on its process."
-    elif one.stacks:
-        yield f"Look at its stacks then: stall.json and stacks_*.txt in rank_{one.rank} of the recording."
     else:
         yield "If it happens again, look at that rank's stacks while it lasts: py-spy dump on its process."
 
