@@ -57,6 +57,7 @@ NOT_RUN = {
     "python supervise.py": "trains: tests/cli/test_handover.py",
     "python train_with_ray.py": "needs Ray: tests/clients/test_recipes.py",
     "python3 -m venv": "installs, as .ci/run does",
+    "scancel ": "needs Slurm",
     "source ": "of the environment that tests run in",
     "srun ": "needs Slurm",
     "ssh ": "needs another host",
