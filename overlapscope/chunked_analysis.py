@@ -28,9 +28,11 @@ from overlapscope.breakdown.critical_path import (
 )
 from overlapscope.breakdown.spans import Int64Array
 from overlapscope.breakdown.steady_steps import (
+    exclude_steps_without_end,
     find_first_step_after_warm_up,
     find_light_steps,
     find_ranks_with_most_steps,
+    find_steps_without_end,
     hash_active_plans,
     select_steady_rows,
 )
@@ -78,6 +80,8 @@ class _Chunk:
     cycles: Cycles | None
     usual: StepKind
     """What the steps in ``cycles`` reduce."""
+    without_end: tuple[int, ...]
+    """Steps that were begun and that no rank finished; only the last range has any."""
 
 
 class ChunkedAnalysis(Analysis):
@@ -129,6 +133,7 @@ class ChunkedAnalysis(Analysis):
             find_light_steps(steps),
             ranks_with_most,
         )
+        steady = exclude_steps_without_end(steady, chunks[-1].without_end)
         job = _join_jobs([chunk.job for chunk in chunks if chunk.job])
         self.summary = add_other_communication(summarize_table(figures, steady, job), self.trace)
         cycles = [chunk.cycles for chunk in chunks if chunk.cycles and chunk.usual == usual]
@@ -237,6 +242,7 @@ def _analyze_chunk(task: _ChunkTask) -> _Chunk:
         job=None if job is None else _select_job_steps(job, task.steps),
         cycles=cycles,
         usual=usual,
+        without_end=find_steps_without_end(trace),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +88,14 @@ def test_processes_come_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     here = in_pieces(folder, monkeypatch, 700)
     with processes() as workers:
         assert_same(analyze_recording(folder, workers, silent, silent), here)
+
+
+def test_a_step_that_no_rank_finished_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = job_of(4, 2, broadcasts=False).run()
+    finished = trace.steps[trace.steps["step"] < 39].reset_index(drop=True)
+    folder = write_logs(replace(trace, steps=finished), tmp_path / "job")
+    excluded = in_pieces(folder, monkeypatch, 700).summary.steady.excluded
+    assert [each.steps for each in excluded if each.why == "unfinished"] == [(39,)]
 
 
 def test_damaged_tables_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
