@@ -9,10 +9,10 @@ A cycle is identified by the step whose gradients it reduces; its optimizer phas
 of S steps, R ranks and K all-reduces a step, times are nanoseconds, and arrivals and ends count from ``begin_ns``.
 
 Where parameters are sharded, ranks wait for each other at every gather and reduction, as often as units are exchanged;
-where gradients are accumulated without ``no_sync()``, in every backward of a step. Then all of a step's collectives
-count as one (K = 1): a rank arrives when what it does between them, without its waits, is over, and the transfer is the
-rest. A rank that is late in one of them can't hide behind another one that is late in another, so the saving found for
-it is the least that it saves.
+where gradients are accumulated without ``no_sync()``, or several models are trained, in every backward of a step. Then
+all of a step's collectives count as one (K = 1): a rank arrives when what it does between them, without its waits, is
+over, and the transfer is the rest. A rank that is late in one of them can't hide behind another one that is late in
+another, so the saving found for it is the least that it saves.
 
 Example: the last all-reduce of step 6 ends at 100 ns on both of two ranks, and that of step 7 at 250 ns. Rank 0 arrives
 at the latter at 180 ns and rank 1 at 220 ns. Cycle 7 begins at 100 ns and lasts 150 ns on both ranks, the local times
@@ -239,8 +239,11 @@ def _select_awaited(matched: MatchedCollectives) -> MatchedCollectives:
 
 
 def _repeats_buckets(kind: StepKind) -> bool:
-    """Return whether a step reduces a bucket several times, as without ``no_sync()`` in each backward."""
-    buckets = [one for one in kind if one[0] >= 0]
+    """Return whether a step reduces several times: in each backward, as without ``no_sync()``, or several models.
+
+    Each model has a bucket 0.
+    """
+    buckets = [bucket for bucket, _ in kind if bucket >= 0]
     return len(set(buckets)) < len(buckets)
 
 

@@ -46,18 +46,20 @@ def test_local_time_does_not_hold_what_a_rank_waits_for_others() -> None:
     assert (cycles.end_ns[:, -1] == (37 + 15 + 2) * MS).all(), "everybody's cycle is as long as that of rank 1"
 
 
-def test_without_no_sync_ranks_wait_in_each_backward_and_local_time_holds_none_of_it() -> None:
+@pytest.mark.parametrize("is_other_model", [False, True])
+def test_where_ranks_wait_in_each_backward_local_time_holds_none_of_it(is_other_model: bool) -> None:
     job = Job(ranks=2, steps=12)
     job.local_ns["data_wait"][:, 1] += 15 * MS
-    job.local_ns["optimizer"][1::2] = 0  # every second backward accumulates
+    job.local_ns["optimizer"][1::2] = 0  # two backwards a step, without no_sync() or of two models
     trace = job.run()
+    bytes_ = trace.collectives["bytes"] + 4 * is_other_model * (trace.collectives["step"] % 2)
     ends = trace.steps.groupby(["rank", trace.steps["step"] // 2])
     cycles = cycles_in(
         replace(
             trace,
             steps=ends.agg({"start_ns": "min", "end_ns": "max", "is_light": "first"}).reset_index(),
             phases=trace.phases.assign(step=trace.phases["step"] // 2),
-            collectives=trace.collectives.assign(step=trace.collectives["step"] // 2),
+            collectives=trace.collectives.assign(step=trace.collectives["step"] // 2, bytes=bytes_),
         )
     )
     np.testing.assert_array_equal(own(cycles, "data_wait"), [[4 * MS, 34 * MS]] * 5)
