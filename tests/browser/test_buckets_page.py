@@ -122,6 +122,7 @@ def test_pointing_at_the_curve_and_the_plan_reads_them(open_page, address):
         expect(tip).to_contain_text(text)
 
 
+@pytest.mark.nightly
 def test_dark_mode_paints_curve_and_steps_in_their_own_colors(open_page, address):
     painted = []
     for theme in ("light", "dark"):

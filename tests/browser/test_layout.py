@@ -59,7 +59,13 @@ def ready(page: Page) -> Page:
     return page
 
 
-@pytest.mark.parametrize("path", [*PAGES, "buckets?plan=present"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("", "timeline", "stragglers", "order", "buckets?plan=present"),
+        pytest.param("buckets", marks=pytest.mark.nightly),
+    ],
+)
 def test_nothing_is_cut_off_and_nothing_is_beside_or_below_the_page(
     open_page: OpenPage, ordered: str, path: str
 ) -> None:

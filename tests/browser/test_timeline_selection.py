@@ -29,13 +29,25 @@ def choose_bucket_1_of_step_7(page: Page) -> None:
     expect(page.locator("#selection")).to_be_visible()
 
 
-def test_it_opens_on_a_typical_step(open_page, address):
+def test_it_opens_on_a_typical_step_and_leads_to_others_by_its_strip_and_lists_its_keys(open_page, address):
     page = open_timeline(open_page, f"{address}timeline")
     assert length(page) < 12 * MS
     expect(page.locator("#status")).not_to_contain_text("shade")
+    box = page.locator("#strip").bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + box["width"] * 0.85, box["y"] + box["height"] / 2)
+    page.wait_for_function(f"{LANES}.x_range.start > 2e8")
+    assert length(page) < 12 * MS
+    window = page.locator("#window").bounding_box()
+    assert window is not None
+    assert window["x"] + window["width"] / 2 == pytest.approx(box["x"] + box["width"] * 0.85, abs=3)
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_hidden()
 
 
-def test_a_click_pins_what_is_known_of_a_span_on_every_rank(open_page, address):
+def test_a_click_pins_outlines_and_copies_what_is_known_of_a_span_on_every_rank(open_page, address):
     page = open_timeline(open_page, f"{address}timeline?step=7")
     choose_bucket_1_of_step_7(page)
     panel = page.locator("#selection")
@@ -51,6 +63,14 @@ def test_a_click_pins_what_is_known_of_a_span_on_every_rank(open_page, address):
     )
     page.mouse.move(5, 5)
     expect(panel).to_be_visible()
+    page.wait_for_function(f"{OUTLINES}.left.length === 10")
+    assert page.evaluate(f"Array.from({OUTLINES}.line_width).filter((width) => width > 2).length") == 1
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    text = page.evaluate("navigator.clipboard.readText()")
+    assert text.startswith("All-reduce · bucket 1 of step 7 on rank 0\nrank\t0\n")
+    assert "body.1.weight" in text
 
 
 def test_what_was_clicked_stays_in_sight_beside_the_panel(open_page, address):
@@ -64,13 +84,6 @@ def test_what_was_clicked_stays_in_sight_beside_the_panel(open_page, address):
     panel_px, lane_px = page.locator("#selection").bounding_box(), label.bounding_box()
     assert lane_px["y"] + lane_px["height"] <= panel_px["y"]
     assert page.locator(".rank").first.bounding_box()["height"] == height_px, "a selection shrinks nothing"
-
-
-def test_all_of_a_chosen_bucket_is_outlined_on_every_rank(open_page, address):
-    page = open_timeline(open_page, f"{address}timeline?step=7")
-    choose_bucket_1_of_step_7(page)
-    page.wait_for_function(f"{OUTLINES}.left.length === 10")
-    assert page.evaluate(f"Array.from({OUTLINES}.line_width).filter((width) => width > 2).length") == 1
 
 
 def test_a_selection_is_cleared_by_escape_a_button_or_a_click_elsewhere(open_page, address):
@@ -179,17 +192,6 @@ def test_the_selection_is_in_the_address_for_others_and_back_undoes_it(open_page
     assert "span=0-communication-7-1" in page.url
 
 
-def test_the_selection_is_copied_as_text(open_page, address):
-    page = open_timeline(open_page, f"{address}timeline?step=7")
-    choose_bucket_1_of_step_7(page)
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.get_by_role("button", name="Copy").click()
-    expect(page.get_by_role("button", name="Copied")).to_be_visible()
-    text = page.evaluate("navigator.clipboard.readText()")
-    assert text.startswith("All-reduce · bucket 1 of step 7 on rank 0\nrank\t0\n")
-    assert "body.1.weight" in text
-
-
 def test_r_measures_between_two_clicks_or_along_a_drag_until_escape(open_page, address):
     page = open_timeline(open_page, f"{address}timeline?step=7")
     before = shown_range(page)
@@ -217,18 +219,6 @@ def test_r_measures_between_two_clicks_or_along_a_drag_until_escape(open_page, a
     expect(page.locator("#selection")).to_be_visible()
 
 
-def test_a_click_on_the_strip_goes_there(open_page, address):
-    page = open_timeline(open_page, f"{address}timeline?step=7")
-    box = page.locator("#strip").bounding_box()
-    assert box is not None
-    page.mouse.click(box["x"] + box["width"] * 0.85, box["y"] + box["height"] / 2)
-    page.wait_for_function(f"{LANES}.x_range.start > 2e8")
-    assert length(page) < 12 * MS
-    window = page.locator("#window").bounding_box()
-    assert window is not None
-    assert window["x"] + window["width"] / 2 == pytest.approx(box["x"] + box["width"] * 0.85, abs=3)
-
-
 def test_slash_finds_a_parameter_and_chooses_it(open_page, address):
     page = open_timeline(open_page, f"{address}timeline?step=7")
     page.keyboard.press("/")
@@ -242,14 +232,6 @@ def test_slash_finds_a_parameter_and_chooses_it(open_page, address):
     page.locator("#search").fill("no such layer")
     page.keyboard.press("Enter")
     expect(page.locator("#search-note")).to_have_text("Nothing here is called 'no such layer'.")
-
-
-def test_a_question_mark_lists_the_keys(open_page, address):
-    page = open_timeline(open_page, f"{address}timeline")
-    page.keyboard.press("?")
-    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
-    page.keyboard.press("Escape")
-    expect(page.get_by_role("dialog", name="Keys")).to_be_hidden()
 
 
 def test_another_page_and_back_leads_to_the_same_place(open_page, address):

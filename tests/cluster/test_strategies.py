@@ -39,6 +39,7 @@ SUBJECTS = (
     "unused_parameters",
 )
 """Files of scenarios, in ``tests.cluster.same_as_stock``."""
+BY_DAY = ("backward_passes", "several_models", "unused_parameters")
 SMALL_BUCKETS_MB = 0.005
 
 
@@ -99,11 +100,7 @@ def test_the_strategy_that_the_documents_show_comes_to_what_stocks_ddp_comes_to(
 @pytest.mark.parametrize(
     ("strategy", "subject"),
     [
-        *(
-            # Of the others "bucketed" is tried too.
-            pytest.param("ring", name, marks=[pytest.mark.nightly] if name in ("static_graph", "uneven_inputs") else [])
-            for name in SUBJECTS
-        ),
+        *(pytest.param("ring", name, marks=[] if name in BY_DAY else [pytest.mark.nightly]) for name in SUBJECTS),
         *(("bucketed", subject) for subject in ("static_graph", "uneven_inputs", "unused_parameters")),
         *((strategy, "several_models") for strategy in ("double_tree", "round_robin")),
     ],

@@ -24,7 +24,8 @@ AT_NIGHT = {
     *("flipped-bit", "other-learning-rate", "other-optimizer-state"),
     *("different-sizes", "different-dtypes", "asynchronous-error", "evaluation-with-barrier", "group-on-one-rank"),
     *("caught-exception", "dead-data-worker", "killed-for-memory"),
-    *("other-names", "accumulated-gradients", "closure", "jitter", "own-statistics", "scaled-loss"),
+    *("different-bucket-caps", "slow-checkpoint", "other-names", "accumulated-gradients", "closure", "jitter"),
+    *("own-statistics", "scaled-loss"),
 }
 """Those of whose kind, and of whose way to be recognized, another one is run before."""
 
