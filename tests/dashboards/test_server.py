@@ -62,8 +62,16 @@ def test_a_closed_tab_gives_its_memory_back(tmp_path: Path, monkeypatch: pytest.
         assert server.server.get_sessions() == []
 
 
-async def open_and_leave(port: int, code: int | None) -> None:
-    """Be a browser that has opened a page and leaves it with a code, or whose line breaks."""
+def open_and_leave(port: int, code: int | None) -> None:
+    """Be a browser that has opened a page and leaves it with a code, or whose line breaks.
+
+    In a thread of its own: Playwright leaves a loop running in that of the tests.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, _open_and_leave(port, code)).result()
+
+
+async def _open_and_leave(port: int, code: int | None) -> None:
     token = generate_jwt_token(generate_session_id())
     page = await websocket_connect(f"ws://127.0.0.1:{port}/ws", subprotocols=["bokeh", token])
     assert "ACK" in str(await page.read_message())
@@ -81,9 +89,9 @@ def test_a_page_that_is_left_is_forgotten_before_one_whose_line_broke(
     serve, often = pn.serve, {"check_unused_sessions_milliseconds": 50}
     monkeypatch.setattr(pn, "serve", lambda pages, **options: serve(pages, **{**options, **often}))
     with running(RunIndex([write_recording(tmp_path / "traces", steps=5)])) as server:
-        asyncio.run(open_and_leave(server.port, None))
+        open_and_leave(server.port, None)
         (broken,) = server.server.get_sessions()
-        asyncio.run(open_and_leave(server.port, 1001))
+        open_and_leave(server.port, 1001)
         until = time.monotonic() + 60
         while (broken.connection_count or len(server.server.get_sessions()) > 1) and time.monotonic() < until:
             time.sleep(0.05)
@@ -104,7 +112,7 @@ def test_one_client_can_not_use_up_pages_connections_or_memory(tmp_path: Path, m
                 statuses.append(server.get("/order").status)
         assert statuses == [200, 200, 503]
         with pytest.raises(AssertionError, match="ACK"):
-            asyncio.run(open_and_leave(server.port, None))
+            open_and_leave(server.port, None)
         assert server.get("/tables/steps.csv").status == 200
         assert len(server.server.get_sessions()) == 2
         with socket.create_connection(("127.0.0.1", server.port), timeout=60) as raw:
