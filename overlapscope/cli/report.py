@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from overlapscope import pages
 from overlapscope.cli.arguments import add_steps_argument, parse_folder
@@ -49,7 +49,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the report; return 1 if a part of the recording could not be read."""
     is_named_md = args.output is not None and args.output.suffix == ".md"
-    form = args.format or ("md" if is_named_md else "html")
+    form: Literal["html", "md"] = args.format or ("md" if is_named_md else "html")
     output: Path | None = args.output or (_DEFAULT_OUTPUT if form == "html" else None)
     if output is not None:
         refuse_existing(output)
