@@ -16,7 +16,7 @@ import numpy as np
 from overlapscope.breakdown.spans import Int64Array
 from overlapscope.stragglers.cycles import BLAMABLE_GROUPS, CAUSE_GROUPS, CAUSES, Cycles, get_cause_indices
 from overlapscope.stragglers.finding import Finding, compute_saving
-from overlapscope.stragglers.location_test import independent_share, run_location_test
+from overlapscope.stragglers.location_test import LocationTest, independent_share, run_location_test
 from overlapscope.stragglers.patterns import DelayPattern, count_runs, find_patterns
 from overlapscope.stragglers.replay import Replay, Times, median_ns
 
@@ -92,6 +92,17 @@ def compute_overall_excess(local_ns: Int64Array) -> Int64Array:
     return excess_over_peers(local_ns[causes].sum(axis=0))
 
 
+def run_overall_test(overall_ns: Int64Array, index: int) -> LocationTest:
+    """Test whether a rank is later than its peers, all its own causes together.
+
+    Args:
+        overall_ns: From ``compute_overall_excess``.
+        index: Index of the rank.
+    """
+    series = overall_ns[:, index].astype(np.float64)
+    return run_location_test(series, independent_share(series, tried=overall_ns.shape[1]))
+
+
 def keep_rank_specific(
     pattern: DelayPattern, series_ns: Int64Array, index: int, cycles: Cycles, step_time_ns: float
 ) -> DelayPattern | None:
@@ -159,8 +170,7 @@ def find_delays(replay: Replay, hosts: dict[int, str], step_time_ns: float) -> l
     overall_ns = compute_overall_excess(replay.recorded.local_ns)
     is_late = np.zeros(len(replay.cycles.ranks), dtype=bool)
     for index in _find_candidate_ranks(overall_ns, step_time_ns):
-        series = overall_ns[:, index].astype(np.float64)
-        test = run_location_test(series, independent_share(series))
+        test = run_overall_test(overall_ns, index)
         is_late[index] = test.p_value <= get_overall_level(len(replay.cycles.ranks))
     for group in BLAMABLE_GROUPS:
         series_ns = excess_over_peers(replay.recorded.local_ns[get_cause_indices(group)].sum(axis=0))

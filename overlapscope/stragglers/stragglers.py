@@ -31,9 +31,9 @@ from overlapscope.stragglers.delays import (
     compute_overall_excess,
     find_delays,
     get_overall_level,
+    run_overall_test,
 )
 from overlapscope.stragglers.finding import Finding, SlowLink, compute_saving
-from overlapscope.stragglers.location_test import independent_share, run_location_test
 from overlapscope.stragglers.replay import Replay
 from overlapscope.stragglers.transfers import (
     find_slow_links,
@@ -214,8 +214,7 @@ def find_costliest(
     is_small = saving_ns < MIN_COST_SHARE * step_time_ns or lateness_ns < MIN_DELAY_SHARE * step_time_ns
     if is_small or any(rank in finding.ranks for finding in findings):
         return None
-    series = compute_overall_excess(replay.recorded.local_ns)[:, index].astype(np.float64)
-    test = run_location_test(series, independent_share(series))
+    test = run_overall_test(compute_overall_excess(replay.recorded.local_ns), index)
     p_value = min(1.0, test.p_value * count)
     is_chance = p_value > SUSPICION_LEVEL
     ratio = 0.0 if is_chance else (ndtri(get_overall_level(count)) / ndtri(test.p_value)) ** 2
