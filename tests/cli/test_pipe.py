@@ -40,7 +40,9 @@ def test_what_is_printed_from_its_own_knowledge(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("verb", ["recommend", "stragglers", "summary"])
 def test_what_is_printed_of_a_recording(tmp_path: Path, verb: str) -> None:
-    assert run_for_nobody(verb, write_recording(tmp_path, ranks=2, steps=30)) == (0, "")
+    code, said = run_for_nobody(verb, write_recording(tmp_path, ranks=2, steps=30))
+    assert code == 0
+    assert all(line.endswith(" ...") for line in said.splitlines()), "no more than progress, on a slow machine"
 
 
 def test_what_is_printed_of_the_order_of_collectives(tmp_path: Path) -> None:

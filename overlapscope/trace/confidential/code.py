@@ -20,6 +20,7 @@ from overlapscope.trace.confidential.public_words import (
 )
 
 _PYTHON: Final = re.compile(r"python3\.\d+")
+_SINGLE_FILE_PACKAGE: Final = re.compile(r"/(?:site|dist)-packages/[^/]+$")
 _TYPED_IN: Final = ("<string>", "<stdin>", "??")
 _PHRASES: Final = re.compile(
     r"out of memory|can'?t allocate memory|cannot allocate memory|time[d]? ?out"
@@ -89,7 +90,10 @@ def _hide_folder(pseudonyms: Pseudonyms, part: str) -> str:
 
 def _hide_last(pseudonyms: Pseudonyms, last: str, file: str) -> str:
     stem, dot, end = last.rpartition(".")
-    hidden = ("_" if last.startswith("_") else "") + pseudonyms.hide("file", file)
+    if _SINGLE_FILE_PACKAGE.search(file):  # of one name, wherever it is installed
+        hidden = _hide_folder(pseudonyms, stem or last)
+    else:
+        hidden = ("_" if last.startswith("_") else "") + pseudonyms.hide("file", file)
     if not (dot and stem):
         return hidden
     return f"{hidden}.{end if end in ENDS_OF_PATHS else 0 if end.isdecimal() else 'other'}"

@@ -6,7 +6,7 @@ import string
 import traceback
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from overlapscope.diagnosis.evidence import CallSite, Failure
@@ -34,6 +34,7 @@ FILE = st.sampled_from(["<string>", "<stdin>", "<frozen runpy>", "<ipython-input
 
 
 @given(st.lists(FILE, max_size=5))
+@example(["/dist-packages/zqalone", "/PIL/dist-packages/zqalone"])
 def test_a_file_is_whose_it_was(files: list[str]) -> None:
     pseudonyms = Pseudonyms(b"key")
     hidden = [hide_file(pseudonyms, file) for file in files]
