@@ -25,7 +25,7 @@ AT_NIGHT = {
     *("different-sizes", "different-dtypes", "asynchronous-error", "evaluation-with-barrier", "group-on-one-rank"),
     *("caught-exception", "dead-data-worker", "killed-for-memory"),
     *("different-bucket-caps", "slow-checkpoint", "other-names", "accumulated-gradients", "closure", "jitter"),
-    *("own-statistics", "scaled-loss"),
+    *("own-statistics", "scaled-loss", "stopped-in-backward", "missing-branch", "wrong-world-size"),
 }
 """Those of whose kind, and of whose way to be recognized, another one is run before."""
 
