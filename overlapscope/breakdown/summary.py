@@ -17,6 +17,7 @@ from overlapscope.breakdown.critical_path import JobBreakdown, compute_job_break
 from overlapscope.breakdown.drift import Drift, find_drift
 from overlapscope.breakdown.means import MeanStep, compute_mean_step, mean_with_ci
 from overlapscope.breakdown.own_communication import find_own_communication
+from overlapscope.breakdown.spans import Int64Array
 from overlapscope.breakdown.steady_steps import (
     SteadySteps,
     exclude_steps_without_end,
@@ -229,6 +230,13 @@ def add_other_communication(summary: Summary, trace: Trace) -> Summary:
         has_others=(has_other_groups or len(trace.user_collectives) > 0) and not gathers_parameters,
         own=None if is_little and not has_other_groups else own,
     )
+
+
+def summarize_only(summary: Summary, steps: Int64Array) -> Summary:
+    """Summarize those of the steady steps of a recording that are among some steps."""
+    steady = summary.steady
+    among = replace(steady, is_steady=steady.is_steady & np.isin(steady.finished, steps))
+    return summarize_table(summary.figures, among, summary.job_breakdown)
 
 
 def summarize_table(figures: pd.DataFrame, steady: SteadySteps, job: JobBreakdown | None) -> Summary:

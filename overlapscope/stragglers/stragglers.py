@@ -20,7 +20,7 @@ from scipy.special import ndtri
 from overlapscope.breakdown.critical_path import JobBreakdown
 from overlapscope.breakdown.means import MeanStep
 from overlapscope.breakdown.spans import Float64Array
-from overlapscope.breakdown.summary import Summary
+from overlapscope.breakdown.summary import Summary, summarize_only
 from overlapscope.interval import Interval
 from overlapscope.machine.of_steps import collect_readings, contrast_late_ranks
 from overlapscope.stragglers.cycles import CAUSES, Cycles
@@ -242,7 +242,7 @@ class Stragglers:
     step_time_ns: float
     """Mean step time."""
     summary: Summary
-    """Summary of the recording, whose mean step limits what can be saved."""
+    """Summary of the recording, or of the steps compared, whose mean step limits what can be saved."""
     hosts: dict[int, str]
     """Host of each rank."""
 
@@ -297,9 +297,21 @@ class Stragglers:
         return table.assign(saving_ns=table["saving_ns"].clip(upper=self.step_time_ns))
 
 
+_MOST_STEPS: Final = 0.9
+"""Share of the steady steps from which the mean step of all of them is also that of those compared."""
+
+
 def find_stragglers(trace: Trace, cycles: Cycles, summary: Summary) -> Stragglers:
-    """Find the stragglers in the cycles of a recording."""
+    """Find the stragglers in the cycles of a recording.
+
+    Args:
+        summary: Summary of the recording. If the cycles are of far fewer steps, as where others have more backwards,
+            the mean step is that of the steps compared.
+    """
     hosts = get_hosts(trace)
+    is_compared = np.isin(summary.steady.steps, cycles.steps)
+    if is_compared.any() and is_compared.mean() < _MOST_STEPS:
+        summary = summarize_only(summary, cycles.steps)
     is_steady = np.isin(cycles.steps, summary.steady.steps)
     usual = Replay(cycles.of(is_steady) if is_steady.any() else cycles)
     step_time_ns = summary.mean.step.value if summary.steps else float(usual.recorded_ns.mean())

@@ -51,6 +51,21 @@ def judged(job: Job) -> Stragglers:
     return find_stragglers(trace, cycles_in(trace), summarize(trace, compute_breakdown(trace)))
 
 
+def test_the_mean_step_is_of_the_steps_compared_if_many_others_reduce_otherwise() -> None:
+    job = noisy_job()
+    job.local_ns["forward"][::3] //= 4
+    job.local_ns["backward"][:, 1] += 10 * MS
+    trace = job.run()
+    bytes_ = trace.collectives["bytes"] + 4 * (trace.collectives["step"] % 3 == 0)
+    trace = replace(trace, collectives=trace.collectives.assign(bytes=bytes_))
+    summary = summarize(trace, compute_breakdown(trace))
+    found = find_stragglers(trace, cycles_in(trace), summary)
+    assert set(found.usual.cycles.steps % 3) == {1, 2}
+    assert found.step_time_ns > 1.05 * summary.mean.step.value
+    (finding,) = found.findings
+    assert finding.step_ns == pytest.approx(found.usual.recorded_ns.mean(), rel=0.02)
+
+
 def only_finding(job: Job) -> Finding:
     (finding,) = judged(job).findings
     return finding
