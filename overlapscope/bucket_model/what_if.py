@@ -97,6 +97,9 @@ def _is_last_bucket_alone(plan: Buckets, work: ComputeTimes, costs: Costs) -> bo
 ChangeKind = Literal["compression", "fewer reductions", "bucket views", "twice the bandwidth", "more ranks"]
 """Kinds of changes. ``compression``: a hook that sends gradients as fp16 or bf16. ``fewer reductions``: ``no_sync``."""
 
+_LESS_WORK: Final[tuple[ChangeKind, ...]] = ("compression", "bucket views", "twice the bandwidth")
+"""Kinds that only take work away. That can't make a step longer, but in a schedule with several lanes it may (Graham,
+Bounds on multiprocessing timing anomalies, 1969)."""
 _NCCL: Final[tuple[Algorithm, ...]] = ("ring", "tree")
 """Algorithms of NCCL, which uses the faster one."""
 _GLOO: Final[tuple[Algorithm, ...]] = ("ring",)
@@ -192,6 +195,8 @@ class _BestSize:
         # Not another plan that is slower than today's, because DDP's default is preferred to gains of less than 1 %.
         row = min(self._find_best(steps_ns), self._row, key=lambda row: float(steps_ns[row]))
         step_ns = float(steps_ns[row])
+        if kind in _LESS_WORK:
+            step_ns = min(step_ns, self.step_ns)
         gain = 1 - step_ns / self.step_ns
         cap_mb = self._cap_mb(row)
         return WhatIf(kind=kind, number=number, algorithm=algorithm, step_ns=step_ns, gain=gain, cap_mb=cap_mb)
