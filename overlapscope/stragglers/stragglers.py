@@ -297,8 +297,10 @@ class Stragglers:
         return table.assign(saving_ns=table["saving_ns"].clip(upper=self.step_time_ns))
 
 
-_MOST_STEPS: Final = 0.9
-"""Share of the steady steps from which the mean step of all of them is also that of those compared."""
+_FEW_LEFT_OUT: Final = 2
+"""Number of steady steps, and share of them, that may be left out of a comparison whose mean step is still that of all:
+the first one always is."""
+_SMALL_SHARE_LEFT_OUT: Final = 0.1
 
 
 def find_stragglers(trace: Trace, cycles: Cycles, summary: Summary) -> Stragglers:
@@ -310,7 +312,8 @@ def find_stragglers(trace: Trace, cycles: Cycles, summary: Summary) -> Straggler
     """
     hosts = get_hosts(trace)
     is_compared = np.isin(summary.steady.steps, cycles.steps)
-    if is_compared.any() and is_compared.mean() < _MOST_STEPS:
+    left_out = int((~is_compared).sum())
+    if is_compared.any() and left_out > max(_FEW_LEFT_OUT, _SMALL_SHARE_LEFT_OUT * len(is_compared)):
         summary = summarize_only(summary, cycles.steps)
     is_steady = np.isin(cycles.steps, summary.steady.steps)
     usual = Replay(cycles.of(is_steady) if is_steady.any() else cycles)
