@@ -66,6 +66,14 @@ def test_the_mean_step_is_of_the_steps_compared_if_many_others_reduce_otherwise(
     assert finding.step_ns == pytest.approx(found.usual.recorded_ns.mean(), rel=0.02)
 
 
+@pytest.mark.parametrize("steps", [2, 4, 9, 12])
+def test_in_a_short_recording_the_mean_step_is_that_of_the_summary(steps: int) -> None:
+    """Though its first step is not compared."""
+    trace = Job(steps=steps, noise=0.02).run()
+    summary = summarize(trace, compute_breakdown(trace))
+    assert find_stragglers(trace, cycles_in(trace), summary).step_time_ns == summary.mean.step.value
+
+
 def only_finding(job: Job) -> Finding:
     (finding,) = judged(job).findings
     return finding
