@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -72,19 +73,11 @@ def build_mark_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
 
     The current setting is only on the curve of the job as it is.
     """
+    best = _find_best(curve)
     names: dict[tuple[float, int], list[str]] = {}
-
-    def add(x_mb: float | None, index: int, name: str) -> None:
+    for x_mb, index, name in _list_marks(curve, best):
         if x_mb is not None:
             names.setdefault((x_mb, index), []).append(name)
-
-    best, present, default = _find_best(curve), curve.special["present"], curve.special["default"]
-    add(find_axis_mb(curve, best), best, "best size")
-    if curve.options == Options():
-        add(_DEFAULT_MB if present == default else _find_cap_mb(curve, present), present, "now")
-    # Above the curve or below it, as a cap of 25 without that first bucket gives another plan.
-    is_named = best == default or curve.index_of_cap(_DEFAULT_MB) == default
-    add(_DEFAULT_MB, default, "default" if is_named else "default (1, then 25)")
     is_right = [_compute_position(x, sizes_mb) > _ENOUGH_ROOM for x, _ in names]
     return {
         "x": [x for x, _ in names],
@@ -95,6 +88,17 @@ def build_mark_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:
         # Below the best there is no line that the label could hide.
         "y_offset": [12 if index == best else -11 for _, index in names],
     }
+
+
+def _list_marks(curve: Curve, best: int) -> Iterator[tuple[float | None, int, str]]:
+    """Yield the size of each mark, None if it is on no axis, with its plan and its name."""
+    present, default = curve.special["present"], curve.special["default"]
+    yield find_axis_mb(curve, best), best, "best size"
+    if curve.options == Options():
+        yield _DEFAULT_MB if present == default else _find_cap_mb(curve, present), present, "now"
+    # Above the curve or below it, as a cap of 25 without that first bucket gives another plan.
+    is_named = best == default or curve.index_of_cap(_DEFAULT_MB) == default
+    yield _DEFAULT_MB, default, "default" if is_named else "default (1, then 25)"
 
 
 def build_best_plan_columns(curve: Curve, sizes_mb: Range) -> dict[str, Any]:

@@ -114,13 +114,7 @@ def compare_sides(sides: Sequence[OrderSide], offsets_ns: Mapping[int, float]) -
 
 def _times(sides: Sequence[OrderSide], offsets_ns: Mapping[int, float]) -> list[ComparisonLine]:
     """Return when each side announced, launched and ended it, relative to the first announcement."""
-
-    def moments(side: OrderSide, state: str) -> list[float | None]:
-        pairs = [(offsets_ns.get(rank), entry) for rank, entry in zip(side.ranks, side.entries, strict=False)]
-        times_ns = [(offset_ns, getattr(entry, f"{state}_ns")) for offset_ns, entry in pairs if offset_ns is not None]
-        return [None if time_ns is None else time_ns + offset_ns for offset_ns, time_ns in times_ns]
-
-    announced = [time_ns for side in sides for time_ns in moments(side, "announced") if time_ns]
+    announced = [time_ns for side in sides for time_ns in _moments(side, "announced", offsets_ns) if time_ns]
     if not announced:
         return []
     begin_ns = min(announced)
@@ -128,11 +122,18 @@ def _times(sides: Sequence[OrderSide], offsets_ns: Mapping[int, float]) -> list[
     return [
         ComparisonLine(
             label="ended" if state == "completed" and has_failed else state,
-            values=tuple(_span(moments(side, state), begin_ns) if side.entries else "" for side in sides),
+            values=tuple(_span(_moments(side, state, offsets_ns), begin_ns) if side.entries else "" for side in sides),
             differs=False,
         )
         for state in ("announced", "launched", "completed")
     ]
+
+
+def _moments(side: OrderSide, state: str, offsets_ns: Mapping[int, float]) -> list[float | None]:
+    """Return when the ranks of a side came to a state; None for never, and nothing of those on another clock."""
+    pairs = [(offsets_ns.get(rank), entry) for rank, entry in zip(side.ranks, side.entries, strict=False)]
+    times_ns = [(offset_ns, getattr(entry, f"{state}_ns")) for offset_ns, entry in pairs if offset_ns is not None]
+    return [None if time_ns is None else time_ns + offset_ns for offset_ns, time_ns in times_ns]
 
 
 def _span(times_ns: Sequence[float | None], begin_ns: float) -> str:
