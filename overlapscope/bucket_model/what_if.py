@@ -98,8 +98,9 @@ ChangeKind = Literal["compression", "fewer reductions", "bucket views", "twice t
 """Kinds of changes. ``compression``: a hook that sends gradients as fp16 or bf16. ``fewer reductions``: ``no_sync``."""
 
 _LESS_WORK: Final[tuple[ChangeKind, ...]] = ("compression", "bucket views", "twice the bandwidth")
-"""Kinds that only take work away. That can't make a step longer, but in a schedule with several lanes it may (Graham,
+"""Kinds that only take work away: no job is slower for that, though a schedule with several lanes may be (Graham,
 Bounds on multiprocessing timing anomalies, 1969)."""
+
 _NCCL: Final[tuple[Algorithm, ...]] = ("ring", "tree")
 """Algorithms of NCCL, which uses the faster one."""
 _GLOO: Final[tuple[Algorithm, ...]] = ("ring",)

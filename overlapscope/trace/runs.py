@@ -177,10 +177,11 @@ def find_runs(folders: Sequence[Path]) -> FoundRuns:
         prefix = f"{label}/" if len(folders) > 1 else ""
         for path in _run_folders(root, left_out):
             name = label if path == root else prefix + path.relative_to(root).as_posix()
-            outside = {each: _find_outside_link(root, each) for each in (path, *find_attempts(path))}
+            begun = find_attempts(path)
+            outside = {each: _find_outside_link(root, each) for each in dict.fromkeys((path, *begun))}
             left_out += [_link_text(root, link) for link in outside.values() if link]
             if not outside[path]:
-                attempts = tuple(each for each in find_attempts(path) if not outside[each])
+                attempts = tuple(each for each in begun if not outside[each])
                 runs.setdefault(path, FoundRun(name=name, path=path, attempts=attempts or (path,)))
     return FoundRuns(runs=tuple(sorted(runs.values(), key=lambda run: run.name)), left_out=tuple(left_out))
 
