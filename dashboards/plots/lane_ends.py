@@ -40,7 +40,10 @@ def describe_ends(diagnosis: Diagnosis | None, step_starts: Mapping[int, frozens
             texts.setdefault(rank, []).append(f"rank {rank} raised {evidence.failure.type} here")
         elif rank in diagnosis.verdict.named and rank in step_starts and evidence.position is not None:
             where = _FOLDERS.sub("", format_position(evidence.position))
-            texts.setdefault(rank, []).append(f"rank {rank}: {where}")
+            if rank in texts:  # the step has been said
+                where = where.replace(f" of step {step}", "").removeprefix(f"in step {step}").removeprefix(", ")
+            if where:
+                texts.setdefault(rank, []).append(f"rank {rank}: {where}")
     return {rank: "; ".join(parts) for rank, parts in texts.items()}
 
 

@@ -84,6 +84,8 @@ class Summary:
     """True if nothing more will be recorded."""
     has_others: bool = False
     """True if there are collectives beside those of buckets and buffers."""
+    has_one_bucket: bool = False
+    """True if all gradients of a step are in one bucket, so that none is reduced before backward has computed all."""
 
     @property
     def ranks(self) -> int:
@@ -224,10 +226,13 @@ def add_other_communication(summary: Summary, trace: Trace) -> Summary:
     if summary.steps or trace.has_only_collectives:  # else no step has finished yet
         own = find_own_communication(trace, summary.steady.steps)
     has_other_groups = own is not None and own.has_other_groups
+    reduced = trace.collectives[buckets & trace.collectives["step"].isin(summary.steady.steps)]
     is_little = summary.steps > 0 and summary.share_of(summary.mean.blocks["collectives"]) < LITTLE_EXPOSED_SHARE
     return replace(
         summary,
         has_others=(has_other_groups or len(trace.user_collectives) > 0) and not gathers_parameters,
+        has_one_bucket=len(reduced[["model", "bucket", "op"]].drop_duplicates()) == 1
+        and "all_reduce" in set(reduced["op"]),
         own=None if is_little and not has_other_groups else own,
     )
 

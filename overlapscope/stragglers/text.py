@@ -64,6 +64,8 @@ _ARRIVES_LATE_AS_IT: Final = {
 }
 _MUCH_SHARE: Final = 0.05
 """Share of the step from which a saving is worth a word though chance explains it."""
+_LIKELY_CHANCE: Final = 0.3
+"""Probability of such a delay by chance from which nothing speaks for another cause."""
 _MIN_PART_SHARE: Final = 0.1
 """Minimum share of a delay for a phase to be mentioned."""
 
@@ -177,7 +179,8 @@ def _describe_chance(stragglers: Stragglers) -> str:
     if rank is None or rank.saving_ns < _MUCH_SHARE * stragglers.step_time_ns:
         return ""
     often = f"in {rank.late_steps} of {rank.steps} steps, by {format_ns(rank.lateness_ns)} on average"
-    return f" Rank {rank.rank} is later {often}, which may be chance ({format_p_value(rank.p_value)})."
+    chance = "which may be chance" if rank.p_value < _LIKELY_CHANCE else "as chance alone would have it"
+    return f" Rank {rank.rank} is later {often}, {chance} ({format_p_value(rank.p_value)})."
 
 
 def describe_headline(stragglers: Stragglers) -> str:

@@ -25,8 +25,9 @@ def summary(
     loop: float = 0,
     rest: float = 0,
     steps: int = 10,
+    buckets: int = 2,
 ) -> Summary:
-    """So many equal steps of one rank, in milliseconds; an all-reduce ends with the finalize that waits for it."""
+    """So many equal steps of one rank, in milliseconds; all-reduces end with the finalize that waits for them."""
     rows: dict[str, Rows] = {"steps": [], "phases": [], "collectives": []}
     now_ns = 0
     for step in range(steps):
@@ -38,7 +39,8 @@ def summary(
             rows["phases"].append(place | {"phase": phase, "start_ns": start_ns, "end_ns": now_ns})
         if hidden or exposed:
             launch_ns = now_ns - round((exposed + hidden) * MS)
-            rows["collectives"].append(place | {"launch_ns": launch_ns, "ready_ns": launch_ns, "end_ns": now_ns})
+            times = {"launch_ns": launch_ns, "ready_ns": launch_ns, "end_ns": now_ns}
+            rows["collectives"] += [place | times | {"bucket": bucket, "op": "all_reduce"} for bucket in range(buckets)]
         rows["phases"].append(place | {"phase": "optimizer", "start_ns": now_ns, "end_ns": now_ns})  # at once
         now_ns += round(rest * MS)
         rows["steps"].append(place | {"start_ns": begin_ns, "end_ns": now_ns})
@@ -52,6 +54,8 @@ CASES: dict[str, tuple[dict[str, float], Limit]] = {
     "some exposed": ({"compute": 44, "hidden": 8, "exposed": 3.1, "rest": 0.9}, "exposed"),
     "little exposed": ({"compute": 49, "rest": 0.97, "hidden": 9.97, "exposed": 0.03}, "nothing"),
     "bound by communication": ({"compute": 20, "hidden": 10, "exposed": 40}, "communication"),
+    "one bucket": ({"compute": 44, "exposed": 6, "buckets": 1}, "exposed"),
+    "one bucket, bound by communication": ({"compute": 20, "exposed": 40, "buckets": 1}, "communication"),
     "data": ({"compute": 40, "data_wait": 55, "hidden": 5, "exposed": 5}, "data wait"),
     "training loop": ({"compute": 40, "loop": 55, "hidden": 5, "exposed": 5}, "host loop"),
     "data and yet more communication": (

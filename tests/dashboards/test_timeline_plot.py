@@ -391,6 +391,10 @@ def test_the_end_of_a_rank_that_is_suspected_and_raised_nothing_tells_where_it_w
     verdict, ranks = SimpleNamespace(step=12, named=(9,)), {3: stuck, 9: stuck}
     diagnosis = SimpleNamespace(is_incident=True, verdict=verdict, evidence=SimpleNamespace(ranks=ranks))
     assert describe_ends(diagnosis, {3: frozenset(), 9: frozenset()}) == {9: "rank 9: in forward of step 12"}
+    ends = describe_ends(diagnosis, {9: frozenset({12})})
+    assert ends == {9: "step 12: never finished; rank 9: in forward"}, "the step is said once"
+    stuck.position = RankPosition(step=12)
+    assert describe_ends(diagnosis, {9: frozenset({12})}) == {9: "step 12: never finished"}
 
 
 def test_of_steps_that_begin_close_to_each_other_the_last_has_a_label():

@@ -318,7 +318,7 @@ def models_differ(
         for ranks, class_name, count, frozen in contents
     ]
     if is_order:
-        evidence.append("They hold the same parameters in a different order.")
+        evidence.append("The ranks hold the same parameters in a different order.")
         advice = "Register parameters and modules in an order that does not depend on the process: no set(), no hash()."
     else:
         advice = "Build the model from the same configuration on all ranks, and freeze the same parameters on all."

@@ -30,7 +30,7 @@ def not_finite(
     if last_update > first.step:
         updates, when = f"an update of steps {first.step} to {last_update}", f"step {first.step}"
     where = "all ranks" if is_everywhere else rank_list(origins)
-    evidence = [f"They were so before they were averaged with the others', from bucket {first.bucket} on."]
+    evidence = [f"These gradients were {value_of(first)} before they were averaged, from bucket {first.bucket} on."]
     if finite:
         evidence.append(f"On {rank_list(finite)} gradients were finite in that step, where they were looked at.")
     if unknown:

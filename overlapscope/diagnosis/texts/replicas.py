@@ -183,7 +183,7 @@ def differ(
         sentence = f"Before the first step {what}, and DDP did not make them equal (init_sync=False)."
     else:
         since = _since_text(difference, *steps)
-        sentence = f"The replicas differ since {since}: {what}.{f' {_setting_text(setting)}' if setting else ''}"
+        sentence = f"The replicas differ since {since}: {what}.{f' {_setting_text(setting, steps)}' if setting else ''}"
     return {
         "sentence": sentence,
         "alternative": "; or ".join(_alternatives(compared, difference)),
@@ -209,16 +209,21 @@ def _since_text(difference: ReplicaDifference, earliest: int | None, latest: int
     return f"step {earliest}" if earliest == latest else f"a step from {earliest} to {latest}"
 
 
-def _setting_text(setting: HyperparameterDifference) -> str:
+def _setting_text(setting: HyperparameterDifference, replicas_differ: tuple[int | None, int]) -> str:
     values = join_and([f"{value:g} on {rank_list(ranks)}" for value, ranks in setting.values[::-1]])
     since = f" since step {setting.step}" if setting.is_since_then else f" in step {setting.step}"
+    if setting.is_since_then and replicas_differ == (setting.step, setting.step):
+        since = " since then"
     return f"The {setting.name} of {setting.class_name} is {values}{since}."
 
 
 def _evidence(compared: ComparedReplicas, difference: ReplicaDifference, *, are_settings_equal: bool) -> list[str]:
     notes = []
+    these = plural(difference.names, "This parameter", "These parameters")
     if difference.equal_step is not None:
-        them = "They were" if difference.is_at_once else "The first of them was"
+        them = f"{these} {plural(difference.names, 'was', 'were')}"
+        if not difference.is_at_once:
+            them = "The first of these parameters was"
         notes.append(
             f"{them} bitwise equal at the beginning of step {difference.equal_step}, and not at that of step "
             f"{difference.differs_step}."
@@ -228,7 +233,8 @@ def _evidence(compared: ComparedReplicas, difference: ReplicaDifference, *, are_
         notes.append(f"{len(others):,} {have} not been compared since step {difference.differs_step}.")
     buckets = sorted({compared.buckets[name] for name in difference.names if name in compared.buckets})
     if buckets:
-        notes.append(f"They are in {plural(buckets, 'bucket', 'buckets')} {format_ranks(buckets)}.")
+        are = plural(difference.names, "is", "are")
+        notes.append(f"{these} {are} in {plural(buckets, 'bucket', 'buckets')} {format_ranks(buckets)}.")
     if are_settings_equal and difference.differs_at:
         notes.append("The settings of the optimizers (learning rate and others) are the same on all ranks.")
     if unknown := sorted(set(compared.ranks).difference(*difference.sides)):

@@ -251,7 +251,7 @@ def all_inside(
         reached: whether devices have reached it.
         on_device: True if devices execute it, while hosts run ahead.
     """
-    evidence = ["They agree on all collectives up to there, so no rank's order is at fault."]
+    evidence = ["The ranks agree on all collectives up to there, so no rank's order is at fault."]
     is_reached_by_none = set(reached) == {False}
     if on_device:
         progress = "A device that is still busy with earlier work looks the same: hosts run ahead."
