@@ -150,11 +150,12 @@ def describe_machine(finding: Finding) -> list[str]:
 
 def describe_verdict(stragglers: Stragglers) -> str:
     """Return the headline of the whole analysis."""
-    if stragglers.findings:
-        return describe(stragglers.findings[0])
     waiting_ns, step_ns = stragglers.waiting.value, stragglers.step_time_ns
+    found = [describe(finding) for finding in stragglers.findings[:1]]
     if stragglers.suspect is not None:
-        return _describe_suspect(stragglers.suspect, step_ns)
+        found.append(_describe_suspect(stragglers.suspect, step_ns))
+    if found:
+        return " ".join(found)
     if math.isnan(waiting_ns):
         return "No straggler found."
     step = f"{format_step_ns(step_ns)} ({format_share(waiting_ns / step_ns)})"
