@@ -165,6 +165,8 @@ def parse_call_site(content: dict[str, Any]) -> CallSite | None:
 WaitReason = Literal["data loader", "thread", "process", "socket", "file", "torch.distributed"]
 
 _FRAME: Final = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
+_Frame = tuple[str, int, str]
+"""File, line and function."""
 _THREAD: Final = re.compile(r"^(Current thread|Thread) 0x")
 
 _LOADERS: Final = re.compile(
@@ -228,12 +230,27 @@ def has_begun_next_iteration(stacks: str, of_backward: CallSite | None) -> bool 
     return None if line is None else line < of_backward.line
 
 
-def _main_thread(stacks: str) -> list[tuple[str, int, str]]:
-    """Return file, line and function of its frames, the innermost first; faulthandler writes this thread last."""
-    frames: list[tuple[str, int, str]] = []
+def find_callbacks(stacks: str) -> list[CallSite]:
+    """Return the innermost line of each thread that runs Python and was not started by it: a backend's, in a callback.
+
+    Those that Python has started begin in its module ``threading``.
+    """
+    *others, _ = _threads(stacks) or [[]]
+    innermost = [thread[0] for thread in others if thread and not thread[-1][0].endswith("/threading.py")]
+    return [CallSite(file=file, line=line, function=function) for file, line, function in innermost]
+
+
+def _main_thread(stacks: str) -> list[_Frame]:
+    """Return its frames, the innermost first; faulthandler writes this thread last."""
+    return (_threads(stacks) or [[]])[-1]
+
+
+def _threads(stacks: str) -> list[list[_Frame]]:
+    """Return the frames of each thread, the innermost first."""
+    threads: list[list[_Frame]] = []
     for text in stacks.splitlines():
         if _THREAD.match(text):
-            frames = []
-        elif frame := _FRAME.match(text):
-            frames.append((frame["file"], int(frame["line"]), frame["function"]))
-    return frames
+            threads.append([])
+        elif threads and (frame := _FRAME.match(text)):
+            threads[-1].append((frame["file"], int(frame["line"]), frame["function"]))
+    return threads

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from overlapscope.diagnosis.process_state import find_user_line, find_wait_reason
+from overlapscope.diagnosis.process_state import find_callbacks, find_user_line, find_wait_reason
 
 SCRIPT = """
 import faulthandler, sys, threading, time
@@ -40,6 +40,17 @@ def test_lines_of_libraries_are_passed_over() -> None:
     assert find_wait_reason(text.replace("in __next__", "in __del__")) is None, "its destructor waits for no data"
     assert find_wait_reason(text.replace("torch/utils/data", "mine")) == "thread"
     assert find_wait_reason("") is None
+
+
+def test_a_thread_that_python_did_not_start_is_in_a_callback() -> None:
+    thread, frame = "Thread 0x00007f (most recent call first):\n", '  File "{}", line {} in {}\n'
+    callback = frame.format("/home/me/hook.py", 7, "reduce_again") + frame.format("/home/me/hook.py", 3, "then")
+    waiting = frame.format("/home/me/work.py", 9, "run") + frame.format("/usr/lib/python3.11/threading.py", 1002, "_b")
+    main = frame.format("/home/me/train.py", 12, "main")
+    assert [*map(str, find_callbacks("\n".join(thread + each for each in (callback, "", waiting, main))))] == [
+        "/home/me/hook.py:7 (reduce_again)"
+    ]
+    assert find_callbacks("") == find_callbacks(thread + main) == []
 
 
 def test_without_stacks_there_is_no_line() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from overlapscope.diagnosis.evidence import Entry, GroupOrder, RankEvidence
 from overlapscope.diagnosis.failures import is_timeout
-from overlapscope.diagnosis.process_state import find_wait_reason
+from overlapscope.diagnosis.process_state import find_callbacks, find_wait_reason
 from overlapscope.diagnosis.rules.replicas import find_unreduced_gradients
 from overlapscope.diagnosis.stall_timeout import is_busy
 from overlapscope.diagnosis.text import loop_step
@@ -219,10 +219,18 @@ def _all_inside(facts: Facts) -> Verdict | None:
     group, entry = held_up[stuck[0]]
     if {(other.name, open_.number) for other, open_ in held_up.values()} != {(group.name, entry.number)}:
         return None
-    reached = {entry.is_reached for _, entry in held_up.values()}
+    on_device = runs_on_device(group)
+    words = text.all_inside(
+        group,
+        entry,
+        {entry.is_reached for _, entry in held_up.values()},
+        {} if on_device else {rank: find_callbacks(facts.ranks[rank].stacks) for rank in stuck},
+        on_device=on_device,
+        alternative=_alternative(facts),
+    )
     return Verdict(
         kind="stuck",
-        **text.all_inside(group, entry, reached, on_device=runs_on_device(group), alternative=_alternative(facts)),
+        **words,
         concerned=tuple(stuck),
         **_collective(group, entry),
         windows=_windows_with(group, {rank: held_up[rank][1] for rank in stuck[:8]}),

@@ -48,6 +48,10 @@ _LOOK_AT_KERNELS: Final = (
 )
 _LOOK_AT_LOADER: Final = "Look at the data loader of that rank: its workers, its storage, a lock."
 _LOOK_AT_NETWORK: Final = "Look at the network between the hosts, and at the backend's own log (NCCL_DEBUG=INFO)."
+_LET_CALLBACKS_RETURN: Final = (
+    "Let no callback of a future wait for a collective: while it does, its thread completes none. With a hook of "
+    "torch's, have one bucket (a larger bucket_cap_mb)."
+)
 MAY_RECOVER: Final = "a single slow operation looks the same from here"
 MIGHT_HAVE_RECOVERED: Final = "a single slow operation looks the same, and the job may have been ended too early"
 
@@ -243,12 +247,19 @@ def device_behind(
 
 
 def all_inside(
-    group: GroupOrder, entry: Entry, reached: Collection[bool | None], *, on_device: bool, alternative: str
+    group: GroupOrder,
+    entry: Entry,
+    reached: Collection[bool | None],
+    callbacks: Mapping[int, Sequence[CallSite]],
+    *,
+    on_device: bool,
+    alternative: str,
 ) -> VerdictText:
     """Describe a collective that all ranks have launched and that does not complete.
 
     Args:
         reached: whether devices have reached it.
+        callbacks: lines at which threads of the backend are, by rank.
         on_device: True if devices execute it, while hosts run ahead.
     """
     evidence = ["The ranks agree on all collectives up to there, so no rank's order is at fault."]
@@ -260,12 +271,22 @@ def all_inside(
         elif is_reached_by_none:
             progress = "No device has reached it: each is still busy with earlier work."
         evidence.append(progress)
+    advice = _LOOK_AT_KERNELS if is_reached_by_none else _LOOK_AT_NETWORK
+    if any(callbacks.values()):
+        lines = dict.fromkeys(
+            str(site).rpartition("site-packages/")[2] for sites in callbacks.values() for site in sites
+        )
+        on = rank_list([rank for rank, sites in callbacks.items() if sites])
+        evidence.append(
+            f"On {on} threads of the backend, which complete collectives, are in callbacks: {join_and([*lines])}."
+        )
+        advice = _LET_CALLBACKS_RETURN
     return {
         "sentence": f"All ranks that left a log have launched collective {entry.number} of {group_text(group)}"
         f"{in_step(entry)}, and it never completed: {_entry_text(entry)}.",
         "alternative": alternative,
         "evidence": tuple(evidence),
-        "advice": (_LOOK_AT_KERNELS if is_reached_by_none else _LOOK_AT_NETWORK,),
+        "advice": (advice,),
     }
 
 
