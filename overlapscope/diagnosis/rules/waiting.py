@@ -206,11 +206,7 @@ def _device_verdict(facts: Facts, ranks: tuple[int, ...], wait: Wait) -> Verdict
 
 def _all_inside(facts: Facts) -> Verdict | None:
     """Return a verdict if all ranks are in the same collective and it does not complete."""
-    stuck = [
-        rank
-        for rank in facts.blocked
-        if facts.is_stuck(rank) and not (facts.is_device_busy(rank) and facts.is_only_slow(rank))
-    ]
+    stuck = _find_stuck(facts)
     if len(stuck) < len(facts.ranks) or not stuck:
         return None
     held_up = {rank: facts.first_open(rank) for rank in stuck}
@@ -219,22 +215,25 @@ def _all_inside(facts: Facts) -> Verdict | None:
     group, entry = held_up[stuck[0]]
     if {(other.name, open_.number) for other, open_ in held_up.values()} != {(group.name, entry.number)}:
         return None
-    on_device = runs_on_device(group)
-    words = text.all_inside(
-        group,
-        entry,
-        {entry.is_reached for _, entry in held_up.values()},
-        {} if on_device else {rank: find_callbacks(facts.ranks[rank].stacks) for rank in stuck},
-        on_device=on_device,
-        alternative=_alternative(facts),
-    )
+    reached = {entry.is_reached for _, entry in held_up.values()}
+    callbacks = {rank: find_callbacks(facts.ranks[rank].stacks) for rank in stuck}
     return Verdict(
         kind="stuck",
-        **words,
+        **text.all_inside(
+            group, entry, reached, callbacks, on_device=runs_on_device(group), alternative=_alternative(facts)
+        ),
         concerned=tuple(stuck),
         **_collective(group, entry),
         windows=_windows_with(group, {rank: held_up[rank][1] for rank in stuck[:8]}),
     )
+
+
+def _find_stuck(facts: Facts) -> list[int]:
+    return [
+        rank
+        for rank in facts.blocked
+        if facts.is_stuck(rank) and not (facts.is_device_busy(rank) and facts.is_only_slow(rank))
+    ]
 
 
 def _all_in_messages(facts: Facts, held_up: Mapping[int, tuple[GroupOrder, Entry]]) -> Verdict | None:

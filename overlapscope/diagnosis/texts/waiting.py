@@ -272,7 +272,7 @@ def all_inside(
             progress = "No device has reached it: each is still busy with earlier work."
         evidence.append(progress)
     advice = _LOOK_AT_KERNELS if is_reached_by_none else _LOOK_AT_NETWORK
-    if any(callbacks.values()):
+    if any(callbacks.values()) and not on_device:
         lines = dict.fromkeys(
             str(site).rpartition("site-packages/")[2] for sites in callbacks.values() for site in sites
         )
