@@ -57,6 +57,10 @@ class BegunMode:
         return dump_json_line(asdict(self))
 
 
+_MIX: Final = 0x9E3779B1
+"""The golden ratio as 32 bits, odd: multiplied by it, the upper bits depend on all bits of a number."""
+
+
 def is_full_step(step: int, every: int) -> bool:
     """Return whether a step is recorded in full: one in each ``every``.
 
@@ -70,7 +74,8 @@ def is_full_step(step: int, every: int) -> bool:
     if every <= 1:
         return every != OFF
     block, position = divmod(step, every)
-    return position == zlib.crc32(block.to_bytes(8, "little")) % every
+    # The checksum alone is linear in its bits: along some periods it would be even more often than odd.
+    return position == (zlib.crc32(block.to_bytes(8, "little")) * _MIX >> 24) % every
 
 
 def read_control(path: Path) -> list[RecordingMode]:

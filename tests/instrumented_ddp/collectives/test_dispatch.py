@@ -64,7 +64,9 @@ def test_an_operator_that_a_later_torch_adds_is_named():
 def test_on_a_rank_that_only_gives_to_a_gather_it_runs_where_its_tensor_is(observer):
     device = torch.device("meta")  # not the host, where what has no tensor runs
     assert dist.group.WORLD is not None
-    torch.ops.c10d.gather_([[]], [torch.ones(2, device=device)], dist.group.WORLD.boxed(), 1, True, -1)
+    gather = torch.ops.c10d.gather_.default
+    rest = (1, True, -1) if any(each.name == "async_op" for each in gather._schema.arguments) else (1, -1)
+    gather([[]], [torch.ones(2, device=device)], dist.group.WORLD.boxed(), *rest)
     assert [(call.op, call.peer, call.device) for call in observer.calls] == [("gather", 1, device)]
     assert observer.errors == []
 
