@@ -85,7 +85,7 @@ class Summary:
     has_others: bool = False
     """True if there are collectives beside those of buckets and buffers."""
     has_one_bucket: bool = False
-    """True if all gradients of a step are in one bucket, so that none is reduced before backward has computed all."""
+    """True if all gradients of a step are in one bucket."""
 
     @property
     def ranks(self) -> int:
@@ -133,6 +133,11 @@ class Summary:
     def waits_for_stragglers(self) -> bool:
         """Return True if most of the exposed communication is a wait for a later rank."""
         return self.exposed_for["straggler"].value > self.mean.blocks["exposed"].value / 2
+
+    @property
+    def is_held_back_by_one_bucket(self) -> bool:
+        """Return True if most of the communication is exposed as none can begin before backward has computed all."""
+        return self.has_one_bucket and self.overlap_ratio < 0.5 and not self.waits_for_stragglers
 
     @property
     def limit(self) -> Limit:

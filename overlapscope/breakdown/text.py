@@ -53,19 +53,18 @@ _SUMMARIES: Final[dict[Limit, str]] = {
     "communication{of_gradients} is hidden.",
     "nothing": "{ratio} of communication{of_gradients} is hidden; the rest takes only {exposed} of {step} "
     "({exposed_share}){little}.",
-    "communication": "{ratio} of communication{of_gradients} is hidden; the rest takes {exposed} of {step} "
+    "communication": "{ratio} of communication{of_gradients} is hidden{one_bucket}; the rest takes {exposed} of {step} "
     "({exposed_share}). Communication{of_gradients} takes {communication} and compute {compute}, so not all of it can "
-    "be hidden.{one_bucket}",
-    "exposed": "{ratio} of communication{of_gradients} is hidden; the rest takes {exposed} of {step} "
-    "({exposed_share}){late}.{one_bucket}",
+    "be hidden.",
+    "exposed": "{ratio} of communication{of_gradients} is hidden{one_bucket}; the rest takes {exposed} of {step} "
+    "({exposed_share}){late}.",
 }
 _NO_IMPORTED_STEPS: Final = (
     "The profiles are not of DistributedDataParallel: their steps have no phases, only what ran is known."
 )
 _OTHERS: Final = "Other collectives ran alone for {} of the step, which is not counted as waiting."
 _LATE: Final = ", {straggler} of it until the last rank arrives"
-
-_ONE_BUCKET: Final = " All gradients are in one bucket, so none is reduced before backward has computed the last."
+_ONE_BUCKET: Final = ", as all gradients are in one bucket"
 
 
 def describe_summary(summary: Summary) -> str:
@@ -83,7 +82,7 @@ def describe_summary(summary: Summary) -> str:
     facts["of_gradients"] = " of gradients" if summary.has_others else ""
     others_ns = summary.others_exposed_ns
     has_long_others = others_ns >= LITTLE_EXPOSED_SHARE * summary.mean.step.value
-    facts["one_bucket"] = _ONE_BUCKET if summary.has_one_bucket and not summary.waits_for_stragglers else ""
+    facts["one_bucket"] = _ONE_BUCKET if summary.is_held_back_by_one_bucket else ""
     facts["little"] = "" if has_long_others else ", so there is little left to gain"
     sentence = _SUMMARIES[summary.limit].format_map(facts)
     return f"{sentence} {_OTHERS.format(format_ns(others_ns))}" if has_long_others else sentence
