@@ -396,10 +396,10 @@ class Recorder(EventSink):
         self.steps.on_update_start()
         self._on_update_start(optimizer, self.steps.step)
 
-    def _update_ends(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+    def _update_ends(self, optimizer: torch.optim.Optimizer, has_closure: bool, is_inner: bool) -> None:
         if has_closure and not self.log.closed:
             self._find_unreduced(optimizer)
-        self.steps.on_update_end(optimizer)
+        self.steps.on_update_end(optimizer, is_inner=is_inner)
 
     def _find_unreduced(self, optimizer: torch.optim.Optimizer) -> None:
         """Record which of its gradients an optimizer takes as they are on this rank."""

@@ -32,14 +32,14 @@ class OptimizerHooks:
 
     Args:
         begins: called before an update with the optimizer, and whether it was given a closure.
-        ends: called after the update with the same.
+        ends: called after the update with the same, and whether it is a part of another one's, which goes on.
         on_error: called with internal errors.
     """
 
     def __init__(
         self,
         begins: Callable[[torch.optim.Optimizer, bool], None],
-        ends: Callable[[torch.optim.Optimizer, bool], None],
+        ends: Callable[[torch.optim.Optimizer, bool, bool], None],
         on_error: Callable[[Exception], None],
     ) -> None:
         self._begins = begins
@@ -47,6 +47,8 @@ class OptimizerHooks:
         self._parameters = WeakIdKeyDictionary()
         self._is_relevant: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
         self._has_optimizer: bool | None = None
+        self._open: list[int] = []
+        """Optimizers whose ``step`` has been called: the outer one, as ``ZeroRedundancyOptimizer``, steps others."""
         self._hooks = [
             register_optimizer_step_pre_hook(never_raising(self._before_step, on_error)),
             register_optimizer_step_post_hook(never_raising(self._after_step, on_error)),
@@ -77,12 +79,19 @@ class OptimizerHooks:
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._updates_our_parameters(optimizer):
+            self._close_update(optimizer)  # if the last one has raised
             self._begins(optimizer, _has_closure(args, kwargs))
+            self._open.append(id(optimizer))
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._updates_our_parameters(optimizer):
-            self._ends(optimizer, _has_closure(args, kwargs))
+            self._close_update(optimizer)
+            self._ends(optimizer, _has_closure(args, kwargs), bool(self._open))
             self._has_optimizer = True
+
+    def _close_update(self, optimizer: torch.optim.Optimizer) -> None:
+        if id(optimizer) in self._open:
+            del self._open[self._open.index(id(optimizer)) :]
 
     def _updates_our_parameters(self, optimizer: torch.optim.Optimizer) -> bool:
         known = self._is_relevant.get(optimizer)
@@ -290,10 +299,14 @@ class StepTracker(Steps):
         self._closure_has_run = False
         self.enter(Phase.OPTIMIZER)
 
-    def on_update_end(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that an optimizer step has ended."""
+    def on_update_end(self, optimizer: torch.optim.Optimizer, *, is_inner: bool = False) -> None:
+        """Note that an optimizer step has ended.
+
+        Args:
+            is_inner: it is a part of another optimizer's, which goes on.
+        """
         self.leave(Phase.OPTIMIZER)
-        self._is_updating = False
+        self._is_updating = is_inner
         self._has_updated = True
         if not self._iterations.knows(optimizer):
             self._expect_optimizers(optimizer)
@@ -301,6 +314,8 @@ class StepTracker(Steps):
         # Of several optimizers it may not be the last one of this step: the next forward tells.
         self._position.has_partly_updated = self._iterations.has_several
         self._position.has_updated = not self._position.has_partly_updated
+        if is_inner:
+            self.enter(Phase.OPTIMIZER)
         self._update_position()
 
     def _expect_optimizers(self, optimizer: torch.optim.Optimizer) -> None:

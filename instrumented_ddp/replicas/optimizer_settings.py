@@ -87,13 +87,21 @@ class _SettingsHistory:
         self._changes: deque[HyperparameterChange] = deque(maxlen=_MAX_CHANGES)
 
     def on_update_start(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        groups = optimizer.param_groups
+        try:
+            self._follow(optimizer.param_groups, step)
+        except (TypeError, KeyError, IndexError):  # a setting is no number any more, or gone
+            self._getters.clear()
+            self._parts.clear()
+            self._before = []
+            self.key += "?"  # what is no longer followed is not compared
+        self._updates += 1
+
+    def _follow(self, groups: list[dict[str, Any]], step: int) -> None:
         now = [getter(group) for getter, group in zip(self._getters, groups, strict=False) if getter is not None]
         if now != self._before:
-            self._before = now
             values = tuple(_number(groups[index][name], part) for index, name, part in self._parts)
             self._changes.append(HyperparameterChange(update=self._updates, step=step, values=values))
-        self._updates += 1
+            self._before = now
 
     def summarize(self) -> OptimizerHyperparameters:
         return OptimizerHyperparameters(

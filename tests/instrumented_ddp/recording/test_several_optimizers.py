@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
+
 import torch
 
-from tests.instrumented_ddp.recording.lone_training import backward, make_model, recorded
+from tests.instrumented_ddp.recording.lone_training import backward, make_model, phases_by_step, recorded
 
 
 def test_an_iteration_of_a_gan_is_one_step(traces) -> None:
@@ -65,3 +68,39 @@ def test_models_trained_one_after_the_other_have_a_step_for_each_iteration(trace
         train()
     backward(kept)
     assert sorted(recorded(kept, traces).steps["step"]) == list(range(60))
+
+
+def test_what_an_optimizer_does_around_the_one_that_it_steps_is_a_part_of_the_update(traces) -> None:
+    class Outer(torch.optim.Optimizer):  # as ZeroRedundancyOptimizer, which sends what has been updated
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            super().__init__(inner.param_groups, {})
+            self.inner = inner
+
+        def step(self) -> None:  # type: ignore[override]
+            self.inner.step()
+            time.sleep(0.01)
+
+    model = make_model(traces)
+    optimizer = Outer(torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(3):
+        backward(model)
+        optimizer.step()
+    trace = recorded(model, traces)
+    assert phases_by_step(trace)[2] == ["loop", "forward", "backward", "finalize", *3 * ["optimizer"]]
+    last = trace.phases[trace.phases["phase"] == "optimizer"].groupby("step").last()
+    assert (last["end_ns"] - last["start_ns"] >= 10_000_000).all()
+
+
+def test_an_update_that_has_raised_is_not_the_one_around_the_next(traces) -> None:
+    model = make_model(traces)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        backward(model)
+        if step == 1:
+            optimizer.param_groups[0]["lr"] = None
+            with suppress(TypeError):
+                optimizer.step()
+            optimizer.param_groups[0]["lr"] = 0.1
+        optimizer.step()
+    phases = phases_by_step(recorded(model, traces))
+    assert [phases[step].count("optimizer") for step in range(3)] == [1, 2, 1]

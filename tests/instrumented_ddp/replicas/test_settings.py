@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,6 +41,13 @@ def test_a_schedule_that_changes_every_step_stays_small(tmp_path: Path) -> None:
     (one,) = written(tmp_path / "a", torch.optim.SGD(parameters(3)), [0.1 / (1 + update) for update in range(5000)])
     assert len(one.changes) == 512
     assert one.changes[-1].update == 4999
+
+
+def test_a_setting_that_is_no_number_any_more_ends_the_comparison(tmp_path: Path) -> None:
+    rates: dict[int, list[Any]] = {0: [0.1, None, 0.1, 0.1], 1: [0.1, 0.1, 0.1, 0.2]}
+    known = {rank: written(tmp_path / str(rank), torch.optim.SGD(parameters(3)), one) for rank, one in rates.items()}
+    assert known[0][0].updates == 4
+    assert compare_hyperparameters(known) == (False, ())
 
 
 def test_the_first_update_with_another_setting_is_found(tmp_path: Path) -> None:
