@@ -322,6 +322,8 @@ class DistributedDataParallel(DeferredUpdatesDDP):
             return
         if self.require_backward_grad_sync or replica.unreduced_updates:
             replica.on_forward_start(reducer.reductions, self.recorder.steps.step, reducer.hooks.updates.finish)
+        else:
+            replica.on_accumulating_forward(reducer.reductions)
 
     def _will_be_reduced(self) -> bool:
         """Return whether the forward that begins will be reduced, on all ranks."""

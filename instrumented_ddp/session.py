@@ -86,6 +86,8 @@ class Session:
         """True if only the environment requested this session."""
         self.is_recording = True
         """True until the session is closed or recording is disabled."""
+        self.has_unknown_buckets = False
+        """True if a model of torch's class has buckets that torch does not tell: its all-reduces are no loop's own."""
         self._closed = False
         self._disable_lock = threading.Lock()
         self._pid = os.getpid()

@@ -63,6 +63,10 @@ class FingerprintedReplica:
         self._disable_recording = disable_recording
         self._is_closed = False
         self._is_on_host = tensors[0].device.type == "cpu"
+        trained = [tensor for tensor in tensors if tensor.requires_grad]
+        self._watched = [trained[0], trained[len(trained) // 2], trained[-1]] if trained else []
+        self._accumulated: tuple[int, list[int]] = (-1, [])
+        """Number of reductions at the latest forward under ``no_sync()``, and the versions of the watched tensors."""
         self._rows = HostRows(tensors, parts) if self._is_on_host else DeviceRows(tensors, parts)
         self._schedule = FingerprintSchedule(part_numbers)
         self.unreduced_updates = 0
@@ -99,12 +103,17 @@ class FingerprintedReplica:
         """Note an update with gradients that were not reduced. From then on forwards that are not count as well."""
         self.unreduced_updates += 1
 
+    def on_accumulating_forward(self, reductions: int) -> None:
+        """Note that a forward under ``no_sync()`` begins: what is reduced later is computed with these parameters."""
+        self._accumulated = reductions, [tensor._version for tensor in self._watched]
+
     def on_forward_start(self, reductions: int, step: int, finish_updates: Callable[[], None] = lambda: None) -> None:
         """Take the fingerprints that are due, when no update of the parameters is in progress.
 
         Called as a forward begins that will be reduced, or, if the forward makes updates, as it ends. Of several
         forwards after the same reduction the last one counts: its gradients are those that are reduced next, on all
-        ranks, whatever one of them has run in between.
+        ranks, whatever one of them has run in between. None does if all parameters have changed since a forward whose
+        gradients are added to its own: sharpness-aware loops move them by the gradients of each rank, and back.
 
         Args:
             reductions: number of reductions so far.
@@ -120,13 +129,18 @@ class FingerprintedReplica:
         self._cost.start()
         if reductions != self._current_reduction:
             self._find_due(reductions)
-        if self._taken_now and self._can_take():
+        if self._taken_now and self._can_take() and not self._has_moved(reductions):
             self._cost.stop()
             finish_updates()
             self._cost.start()
             self._take(self._taken_now, step)
         self._cost.stop()
         self._ended_ns = time.perf_counter_ns()
+
+    def _has_moved(self, reductions: int) -> bool:
+        of_reductions, versions = self._accumulated
+        pairs = zip(self._watched, versions, strict=False)
+        return bool(versions) and of_reductions == reductions and all(one._version != before for one, before in pairs)
 
     def _find_due(self, reductions: int) -> None:
         passed = reductions - self._current_reduction

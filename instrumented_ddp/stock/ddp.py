@@ -390,6 +390,7 @@ class StockDDPObserver:
             number, parameters, specs = self._described.pop(ddp)
             if any(spec.is_sparse for spec in specs):  # torch can't hand out the buckets of such a reducer
                 _log.warning(_SPARSE, self._session.rank)
+                self._session.has_unknown_buckets = True
                 return
             recorder = self._session.record(ddp.process_group, ddp.device)
             if recorder is None:
@@ -466,6 +467,8 @@ class StockDDPObserver:
             return
         if ddp.require_backward_grad_sync or replica.unreduced_updates:
             replica.on_forward_start(model.reductions, recorder.steps.step)
+        else:
+            replica.on_accumulating_forward(model.reductions)
 
     def end_forward(self, original: Method, ddp: TorchDDP, output: Any) -> Any:
         """Wrap ``_post_forward`` to record the end of a forward."""

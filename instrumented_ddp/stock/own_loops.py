@@ -87,7 +87,9 @@ class OwnLoopObserver:
     @property
     def is_learning(self) -> bool:
         """Return whether the user's collectives are compared with gradients."""
-        return self._session.is_recording and (bool(self._models) or not self._session.position.has_phases)
+        if not self._session.is_recording or self._session.has_unknown_buckets:
+            return False
+        return bool(self._models) or not self._session.position.has_phases
 
     # -- what the loop reduces -----------------------------------------------------------------------------------
 

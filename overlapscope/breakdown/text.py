@@ -42,8 +42,8 @@ _MOST_NUMBERS: Final = 4
 _SUMMARIES: Final[dict[Limit, str]] = {
     "no step": "No step has finished yet, so there is nothing to measure.",
     "no step ended": "No step was finished, so there is nothing to measure.",
-    "not recorded": "No steps were recorded: no training with DistributedDataParallel or fully_shard was seen, and no "
-    "update with gradients that the job's own collectives had reduced.",
+    "not recorded": "No steps were recorded: no training with DistributedDataParallel (torch's own: without sparse "
+    "gradients) or fully_shard was seen, and no update with gradients that the job's own collectives had reduced.",
     "no common step": "No step has been finished by all ranks, so there are no means.",
     "no communication": "No gradient communication was recorded in {step}, so there is no overlap to measure.",
     "data wait": "{data_wait} of {step} ({data_wait_share}) is spent waiting for data, and {exposed} "

@@ -318,6 +318,11 @@ def comparison_notes(one: ComparedReplicas, model: str) -> list[str]:
         notes.append(f"Parameters of {model} differ between ranks, as {why}.")
     elif one.latest_step is not None:
         notes += _equal_notes(one, model)
+    elif one.at_end is not None and not one.at_end.differing:
+        notes.append(
+            f"Parameters of {model} could be compared when the recording ended only: they are the same on "
+            f"{rank_list(one.ranks)}."
+        )
     if one.was_different is not None:
         first, last = one.was_different
         notes.append(f"They differed from step {first} to step {last}, and were made equal again.")

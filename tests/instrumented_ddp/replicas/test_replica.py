@@ -156,3 +156,16 @@ def test_gradients_and_random_numbers_are_left_alone(module: nn.Module) -> None:
     assert len(replica.passes()) == 2
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_parameters_that_are_moved_between_the_passes_of_a_step_are_not_compared(module: nn.Module) -> None:
+    replica, rows = make_replica(module, Clock())
+    replica.on_accumulating_forward(0)
+    with torch.no_grad():
+        for parameter in module.parameters():  # as sharpness-aware minimization does
+            parameter += 1
+    replica.on_forward_start(0, 0)
+    assert rows.taken == 0
+    replica.on_accumulating_forward(1)
+    replica.on_forward_start(1, 1)
+    assert rows.taken > 0
