@@ -27,8 +27,9 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, replace
 from multiprocessing import util
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any, Final
 
 import torch
@@ -94,11 +95,15 @@ class CaughtErrors:
         """Return those that the main thread has caught."""
         return tuple(one for one in self.latest if not one.thread and not one.process)
 
-    def note(self, error: BaseException, how: HowCaught) -> None:
-        """Note an exception that does not end this process. Never raises."""
+    def note(self, error: BaseException, how: HowCaught, *, is_printed: bool = False) -> None:
+        """Note an exception that does not end this process. Never raises.
+
+        Args:
+            is_printed: it may have been noted where it was handled, a moment ago.
+        """
         thread = threading.current_thread()
         if not thread.name.startswith(OUR_THREADS):
-            self._note_once(error, how, thread)
+            self._note_once(error, how, thread, is_printed=is_printed)
 
     def note_being_handled(self) -> None:
         """Note what the main thread is handling at this moment. Called on another thread. Never raises."""
@@ -109,14 +114,20 @@ class CaughtErrors:
                 self._note_once(error, "caught", threading.main_thread(), is_seen=True)
 
     def _note_once(
-        self, error: BaseException, how: HowCaught, thread: threading.Thread, *, is_seen: bool = False
+        self,
+        error: BaseException,
+        how: HowCaught,
+        thread: threading.Thread,
+        *,
+        is_seen: bool = False,
+        is_printed: bool = False,
     ) -> None:
         if not self._is_open or getattr(self._noting, "is_active", False):
             return
         self._noting.is_active = True  # a traceback is formatted below, and a signal handler may come here as well
         try:
             if isinstance(error, Exception) and type(error).__name__ not in _ON_PURPOSE:
-                self._note(error, how, thread, is_seen=is_seen)
+                self._note(error, how, thread, is_seen=is_seen, is_printed=is_printed)
         except Exception:
             return
         finally:
@@ -136,7 +147,9 @@ class CaughtErrors:
             with self._lock:
                 self._write()
 
-    def _note(self, error: Exception, how: HowCaught, thread: threading.Thread, *, is_seen: bool) -> None:
+    def _note(
+        self, error: Exception, how: HowCaught, thread: threading.Thread, *, is_seen: bool, is_printed: bool
+    ) -> None:
         frames = list_traceback_frames(error.__traceback__)
         where = [(frame.f_code.co_filename, line) for frame, line in frames[:1]]
         key = type(error), thread.ident if how == "thread" else None, *where
@@ -146,7 +159,7 @@ class CaughtErrors:
             known = self._known.pop(key, None)
             if known is None:
                 known = _Known(_describe(error, how, step, thread, self._loop, is_child=is_child))
-            known.note(id(error), how, step, now_ns, is_seen=is_seen)
+            known.note(id(error), how, step, now_ns, is_seen=is_seen, is_printed=is_printed)
             self._known[key] = known
             if len(self._known) > _MAX_ERRORS:
                 self._known.pop(next(iter(self._known)))
@@ -185,7 +198,7 @@ class CaughtErrors:
         @functools.wraps(before)
         def handle(logger: logging.Logger, record: logging.LogRecord) -> None:
             if isinstance(record.exc_info, tuple) and record.exc_info[1] is not None:
-                self.note(record.exc_info[1], "caught")
+                self.note(record.exc_info[1], "caught", is_printed=True)
             before(logger, record)
 
         return handle
@@ -195,7 +208,7 @@ class CaughtErrors:
         def init(of: Any, kind: Any, error: Any, *args: Any, **kwargs: Any) -> None:
             is_chained = kwargs.get("_seen") is not None
             if not is_chained and isinstance(error, BaseException):
-                self.note(error, "caught")
+                self.note(error, _ENDS.get(_find_outermost(error), "caught"), is_printed=True)
             before(of, kind, error, *args, **kwargs)
 
         return init
@@ -250,11 +263,14 @@ class _Known:
         self._object = 0
         """Identity of the exception that was noted last. Later ones may have the same."""
 
-    def note(self, identity: int, how: HowCaught, step: int | None, now_ns: int, *, is_seen: bool) -> None:
+    def note(
+        self, identity: int, how: HowCaught, step: int | None, now_ns: int, *, is_seen: bool, is_printed: bool
+    ) -> None:
         """Note that it passes through a place, or is seen where it is handled."""
         if is_seen and identity == self._object:
             return
-        is_printed_again = how == "caught" and identity == self._object and now_ns - self.error.last_ns < _SAME_NS
+        is_recent = now_ns - self.error.last_ns < _SAME_NS or how in _ENDS.values()
+        is_printed_again = is_printed and identity == self._object and is_recent
         self._object = identity
         if not (is_printed_again and how in self._ways):
             self._ways[how] += 1
@@ -268,6 +284,19 @@ class _Known:
             last_step=step,
             last_ns=now_ns,
         )
+
+
+_ENDS: Final[dict[CodeType | None, HowCaught]] = {
+    threading.Thread._bootstrap_inner.__code__: "thread",  # type: ignore[attr-defined]
+    BaseProcess._bootstrap.__code__: "process",  # type: ignore[attr-defined]
+}
+"""What has ended with an exception that is printed, by the outermost code that it has come through. From Python 3.13 on
+that is all that is seen of the end of a process."""
+
+
+def _find_outermost(error: BaseException) -> CodeType | None:
+    trace = error.__traceback__
+    return None if trace is None else trace.tb_frame.f_code
 
 
 _HOW: Final[tuple[HowCaught, ...]] = ("caught", "backward", "forward", "future", "process", "thread")
