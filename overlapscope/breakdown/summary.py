@@ -34,6 +34,12 @@ LITTLE_EXPOSED_SHARE: Final = 0.02
 LONG_BEFORE_FORWARD_SHARE: Final = 0.2
 """Share of the step from which the data loader, or other code of the loop, is worth fixing before communication."""
 
+MOSTLY_EXPOSED_RATIO: Final = 0.25
+"""Overlap ratio below which communication counts as exposed for one reason."""
+
+LARGE_SHARE: Final = 0.2
+"""Share of the step from which a block that is neither compute of the model nor communication of gradients is said."""
+
 Limit = Literal[
     "no step",
     "no step ended",
@@ -136,8 +142,19 @@ class Summary:
 
     @property
     def is_held_back_by_one_bucket(self) -> bool:
-        """Return True if most of the communication is exposed as none can begin before backward has computed all."""
-        return self.has_one_bucket and self.overlap_ratio < 0.5 and not self.waits_for_stragglers
+        """Return True if hardly any communication is hidden, as none can begin before backward has computed all."""
+        return self.has_one_bucket and self.overlap_ratio < MOSTLY_EXPOSED_RATIO and not self.waits_for_stragglers
+
+    @property
+    def largest_other(self) -> str | None:
+        """Return the largest block that is neither before the forward, nor the model, nor what it waits for.
+
+        None if it takes less than ``LARGE_SHARE`` of the step.
+        """
+        said = {"data_wait", "host_loop", "forward", "backward", "exposed", "unattributed"}
+        shares = {name: self.share_of(each) for name, each in self.mean.blocks.items() if name not in said}
+        largest = max(shares, key=shares.__getitem__)
+        return largest if shares[largest] >= LARGE_SHARE else None
 
     @property
     def limit(self) -> Limit:

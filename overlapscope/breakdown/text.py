@@ -62,6 +62,15 @@ _SUMMARIES: Final[dict[Limit, str]] = {
 _NO_IMPORTED_STEPS: Final = (
     "The profiles are not of DistributedDataParallel: their steps have no phases, only what ran is known."
 )
+_LARGE: Final = {
+    "buffers": "The broadcast of buffers takes",
+    "inter_phase": "What runs between phases, such as the loss and clipping, takes",
+    "bucket_copies": "Copies of gradients take",
+    "optimizer": "The optimizer takes",
+    "evaluation": "Evaluation takes",
+    "collectives": "The script's own collectives take",
+    "gc": "Garbage collection takes",
+}
 _OTHERS: Final = "Other collectives ran alone for {} of the step, which is not counted as waiting."
 _LATE: Final = ", {straggler} of it until the last rank arrives"
 _ONE_BUCKET: Final = ", as all gradients are in one bucket"
@@ -83,9 +92,15 @@ def describe_summary(summary: Summary) -> str:
     others_ns = summary.others_exposed_ns
     has_long_others = others_ns >= LITTLE_EXPOSED_SHARE * summary.mean.step.value
     facts["one_bucket"] = _ONE_BUCKET if summary.is_held_back_by_one_bucket else ""
-    facts["little"] = "" if has_long_others else ", so there is little left to gain"
-    sentence = _SUMMARIES[summary.limit].format_map(facts)
-    return f"{sentence} {_OTHERS.format(format_ns(others_ns))}" if has_long_others else sentence
+    facts["little"] = (
+        "" if has_long_others or summary.largest_other is not None else ", so there is little left to gain"
+    )
+    said = [_SUMMARIES[summary.limit].format_map(facts)]
+    if (large := summary.largest_other) is not None:
+        said.append(f"{_LARGE[large]} {facts[large]} ({facts[f'{large}_share']}).")
+    if has_long_others:
+        said.append(_OTHERS.format(format_ns(others_ns)))
+    return " ".join(said)
 
 
 def describe_drift(drift: Drift) -> str:

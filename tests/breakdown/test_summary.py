@@ -23,6 +23,7 @@ def summary(
     exposed: float = 0,
     data_wait: float = 0,
     loop: float = 0,
+    optimizer: float = 0,
     rest: float = 0,
     steps: int = 10,
     buckets: int = 2,
@@ -41,7 +42,8 @@ def summary(
             launch_ns = now_ns - round((exposed + hidden) * MS)
             times = {"launch_ns": launch_ns, "ready_ns": launch_ns, "end_ns": now_ns}
             rows["collectives"] += [place | times | {"bucket": bucket, "op": "all_reduce"} for bucket in range(buckets)]
-        rows["phases"].append(place | {"phase": "optimizer", "start_ns": now_ns, "end_ns": now_ns})  # at once
+        start_ns, now_ns = now_ns, now_ns + round(optimizer * MS)
+        rows["phases"].append(place | {"phase": "optimizer", "start_ns": start_ns, "end_ns": now_ns})
         now_ns += round(rest * MS)
         rows["steps"].append(place | {"start_ns": begin_ns, "end_ns": now_ns})
     trace = recording(**rows, ranks=1)
@@ -56,6 +58,7 @@ CASES: dict[str, tuple[dict[str, float], Limit]] = {
     "bound by communication": ({"compute": 20, "hidden": 10, "exposed": 40}, "communication"),
     "one bucket": ({"compute": 44, "exposed": 6, "buckets": 1}, "exposed"),
     "one bucket, bound by communication": ({"compute": 20, "exposed": 40, "buckets": 1}, "communication"),
+    "large optimizer": ({"compute": 40, "hidden": 5, "exposed": 5, "optimizer": 15}, "exposed"),
     "data": ({"compute": 40, "data_wait": 55, "hidden": 5, "exposed": 5}, "data wait"),
     "training loop": ({"compute": 40, "loop": 55, "hidden": 5, "exposed": 5}, "host loop"),
     "data and yet more communication": (
