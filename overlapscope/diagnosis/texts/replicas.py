@@ -343,17 +343,16 @@ def _own_values_note(one: ComparedReplicas, names: Sequence[str]) -> str:
 def _equal_notes(one: ComparedReplicas, model: str) -> list[str]:
     is_equal_at_end = one.at_end is not None and not one.at_end.differing
     notes = [
-        f"{count_of(one.tensors, 'parameter')} of {model} {'is' if one.tensors == 1 else 'are'} "
-        f"the same on "
+        f"{count_of(one.tensors, 'parameter')} of {model} {'is' if one.tensors == 1 else 'are'} the same on "
         f"{rank_list(one.ranks)} in {one.moments:,} comparisons, the latest at the beginning of step "
         f"{one.latest_step}{', and when the recording ended' if is_equal_at_end else ''}."
     ]
     if one.at_end is not None and one.at_end.differing:
         names = one.at_end.differing
+        meant = f"{one.comm_hook} means them to differ, " if one.comm_hook else ""
         notes.append(
             f"When the recording ended, {len(names):,} of them ({first_few(names)}) {plural(names, 'was', 'were')} not "
-            f"the same on {sides_text(one.ranks, one.at_end.sides)}: either the last updates differ, or what "
-            f"came after "
-            "them is not done on all ranks, such as loading the best checkpoint."
+            f"the same on {sides_text(one.ranks, one.at_end.sides)}: either {meant}the last updates differ, or "
+            "what came after them is not done on all ranks, such as loading the best checkpoint."
         )
     return notes
