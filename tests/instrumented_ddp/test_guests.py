@@ -78,7 +78,7 @@ def test_a_group_that_is_gone_leaves_no_file_open(traces: Path) -> None:
         dist.destroy_process_group(group)
         del group
         open_files.append(len(os.listdir("/proc/self/fd")))
-    assert len(set(open_files[1:])) == 1, open_files
+    assert max(open_files[2:]) <= open_files[1], open_files
     assert len(list((traces / "rank_0").glob("group_*.log"))) == 4
 
 
