@@ -65,6 +65,7 @@ class FingerprintedReplica:
         self._is_on_host = tensors[0].device.type == "cpu"
         trained = [tensor for tensor in tensors if tensor.requires_grad]
         self._watched = [trained[0], trained[len(trained) // 2], trained[-1]] if trained else []
+        """The first, the middle and the last trained parameter: if these have all been changed, all have."""
         self._accumulated: tuple[int, list[int]] = (-1, [])
         """Number of reductions at the latest forward under ``no_sync()``, and the versions of the watched tensors."""
         self._rows = HostRows(tensors, parts) if self._is_on_host else DeviceRows(tensors, parts)

@@ -150,6 +150,12 @@ UNEVEN = replace(
 )
 STILL = StillParameters(rank=1, names=("head.bias", "head.weight"), step=12, is_since_start=False)
 HARMLESS_NAN = replace(SPOILED, weights_after=())
+IN_CALLBACK = (
+    "Thread 0x00007f (most recent call first):\n"
+    '  File "/venv/lib/python3.11/site-packages/torch/distributed/hook.py", line 611 in compute\n'
+    "\nThread 0x00007e (most recent call first):\n"
+    '  File "/home/me/train.py", line 42 in main\n'
+)
 SEEN = ReportedVerdict(rank=0, time_ns=1, kind="stopped", sentence="Rank 1 is stopped.", blamed=(1,))
 PIPELINE = (group({0: (entry(1, Signature(op="send", peer=1, elements=4, dtype="float32")),)}, ranks=(0, 1)),)
 
@@ -802,6 +808,14 @@ CASES: dict[str, list[Case]] = {
             "all are in it",
             "step 2, collective 9, likely",
             job(*(rank(n, step=2) for n in range(3)), groups=[group(dict.fromkeys(range(3), WAITING))]),
+        ),
+        Case(
+            "all are in it, and callbacks hold the backend's threads",
+            "step 2, collective 9, likely",
+            job(
+                *(rank(n, step=2, stacks=IN_CALLBACK) for n in range(3)),
+                groups=[group(dict.fromkeys(range(3), WAITING))],
+            ),
         ),
         Case(
             "all hosts have launched it",
