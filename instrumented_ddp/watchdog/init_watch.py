@@ -23,7 +23,7 @@ from typing import Any, Final
 from instrumented_ddp.collectives.call_sites import describe_frame, find_user_frame
 from instrumented_ddp.recording.console import log_to_stderr
 from instrumented_ddp.recording.metadata import collect_environment, collect_versions, find_attempt_folder
-from overlapscope.diagnosis.evidence import STARTING, CallSite
+from overlapscope.diagnosis.evidence import JOINING, STARTING, CallSite
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.report_text import format_report
@@ -234,10 +234,12 @@ def _report(folder: Path, rank: int, reports: ReportLog | None, *, is_reporter: 
     except OverlapScopeError:
         return None
     has_joined = {
-        each for each, one in evidence.ranks.items() if one.position is None or one.position.phase != STARTING
+        each
+        for each, one in evidence.ranks.items()
+        if one.position is None or one.position.phase not in (STARTING, JOINING)
     }
-    is_before_joining = verdict.kind in _EARLY_ENDS and not has_joined & set(verdict.blamed)
-    if verdict.kind not in ("never started", "wrong world size") and not (is_before_joining and verdict.blamed):
+    is_before_joining = verdict.kind in _EARLY_ENDS and not has_joined & set(verdict.blamed or verdict.concerned)
+    if verdict.kind not in ("never started", "wrong world size") and not is_before_joining:
         return None
     message = format_report(verdict, evidence)
     if is_reporter:

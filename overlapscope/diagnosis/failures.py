@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Final
+from ipaddress import ip_address
+from typing import Final, NamedTuple
 
 from overlapscope.diagnosis.evidence import Failure, RankEvidence
 from overlapscope.trace.user_code import is_library_file
@@ -28,6 +29,16 @@ _DISAGREEMENT: Final = "DDP expects same model across all ranks"
 _MEMORY_ERRORS: Final = ("MemoryError", "OutOfMemoryError")
 _OUT_OF_MEMORY: Final = re.compile(r"out of memory|can'?t allocate memory|cannot allocate memory", re.IGNORECASE)
 _TIMEOUT: Final = re.compile(r"time[d]? ?out", re.IGNORECASE)
+_UNREACHABLE_RANK: Final = re.compile(
+    r"connectFullMesh.*?remote=\[(?P<host>[^\]]+)\](?::(?P<port>\d+))?"
+    r"|\bConnect to (?P<nccl_host>[^\s<]+)<(?P<nccl_port>\d+)>",
+    re.DOTALL,
+)
+"""In gloo's messages (transport/tcp), and in NCCL's (misc/socket.cc)."""
+_UNREACHABLE_STORE: Final = re.compile(
+    r"client socket has .*?(?:connect to|address of) \(\[?(?P<host>[^,\]]+)\]?, (?P<port>\d+)\)", re.DOTALL
+)
+"""In c10d's (torch/csrc/distributed/c10d/socket.cpp)."""
 
 
 def is_consequence(failure: Failure | None) -> bool:
@@ -65,6 +76,35 @@ def is_memory_failure(failure: Failure | None) -> bool:
     if failure is None:
         return False
     return failure.type.rpartition(".")[2] in _MEMORY_ERRORS or _OUT_OF_MEMORY.search(failure.message) is not None
+
+
+class UnreachableAddress(NamedTuple):
+    """An address that a rank could not connect to."""
+
+    host: str
+    port: str
+    """Empty if unknown."""
+    is_store: bool
+    """True if it is that of the store, else of another rank, which had given it: so that one had started."""
+
+    @property
+    def is_loopback(self) -> bool:
+        """Return True if each host takes it for its own."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def find_unreachable_address(failure: Failure | None) -> UnreachableAddress | None:
+    """Return the address to which a rank could not connect, if it failed because of that."""
+    if failure is None or not _is_backend_error(failure):
+        return None
+    if found := _UNREACHABLE_RANK.search(failure.message):
+        host, port = found["host"] or found["nccl_host"], found["port"] or found["nccl_port"]
+        return UnreachableAddress(host, port or "", is_store=False)
+    found = _UNREACHABLE_STORE.search(failure.message)
+    return UnreachableAddress(found["host"], found["port"], is_store=True) if found else None
 
 
 def _with_earlier(failure: Failure | None) -> Iterator[Failure]:

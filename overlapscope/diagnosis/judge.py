@@ -12,7 +12,8 @@ The rules run in a fixed order. The first that finds something wins, unless the 
 4. Processes. A signal from outside that ended all ranks explains how they ended, unless one had failed or the job had
    hung before. An exception counts unless it is of the kind that another rank's end causes, and so does an exit status
    that indicates an error, unless the launcher had signaled the process before; then a stopped process; one that
-   holds the GIL; one that is gone, unless the others waited for it until they gave up: then it was still there.
+   holds the GIL; an address that can't be reached, unless a rank is known to have been killed; one that is gone, unless
+   the others waited for it until they gave up: then it was still there.
 5. Who waits for whom. A cycle means that groups are interleaved; otherwise the rank that waits for nobody is after an
    exception that did not end it, at the end of its data, in its data loader, or wherever its position says.
 6. What does harm without stopping anything: NaN in the weights, gradients that were not reduced, then replicas that
@@ -76,6 +77,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     processes.find_error_exit,
     processes.find_stopped_process,
     processes.find_gil_holder,
+    start.find_unreachable,
     processes.find_killed_process,
     groups.find_missing_new_group_call,
     groups.find_interleaved_groups,

@@ -19,6 +19,7 @@ from overlapscope.diagnosis.evidence import (
     ExitCall,
     Failure,
     InterruptedBackward,
+    Liveness,
     ModelParameters,
     NonFiniteGradients,
     RankEvidence,
@@ -90,6 +91,25 @@ from tests.ordered import all_reduce, bucket
 GIB = 1024**3
 BAD_LABEL = Failure(type="ValueError", message="no such label\nsecond line", call_site=site(40))
 NO_MEMORY = Failure(type="torch.OutOfMemoryError", message="CUDA out of memory.", call_site=site(7))
+NO_STORE = Failure(
+    type="torch.distributed.DistNetworkError",
+    message="The client socket has timed out after 20000ms while trying to connect to (node0, 29500).",
+    call_site=site(4),
+)
+LOOPBACK = Failure(
+    type="RuntimeError",
+    message="Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:152] timed out "
+    "connecting: SO_ERROR: Connection refused, remote=[127.0.1.1]:10143$0",
+    call_site=site(4),
+)
+NO_ROUTE = Failure(
+    type="torch.distributed.DistBackendError",
+    message="NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled system error (run with "
+    "NCCL_DEBUG=INFO for details), NCCL version 2.27.3\nncclSystemError: System call (e.g. socket, malloc) or external "
+    "library call failed or device error.\nLast error:\nsocketStartConnect: Connect to 10.0.0.7<41235> failed : "
+    "No route to host",
+    call_site=site(4),
+)
 UNFINISHED = Failure(type="RuntimeError", message="Expected to have finished reduction ...", call_site=site(30))
 PARAMETERS = tuple((name, (4, 4), "float32") for name in ("left.weight", "right.weight"))
 BUFFERS = Signature(op="broadcast", elements=9, dtype="float32", role="buffers")
@@ -225,6 +245,15 @@ def dumps(*launched: int, world: int | None = None, is_waiting: bool = True, **m
 
 def failed(failure: Failure, **more: Any) -> Evidence:
     return job(rank(0, "failed", failure=CLOSED), rank(1, "failed", **({"step": 3, "failure": failure} | more)))
+
+
+def unconnected(
+    failure: Failure, other: Liveness = "unknown", *, hosts: tuple[str, str] = ("", ""), world: int = 2
+) -> Evidence:
+    """Rank 0 fails in init_process_group, where rank 1 waits unless it has failed by itself or is gone."""
+    first = rank(0, "failed", phase=JOINING, failure=failure, host=hosts[0])
+    error = BAD_LABEL if other == "failed" else None
+    return job(first, rank(1, other, phase=JOINING, failure=error, host=hosts[1]), world=world)
 
 
 def exited(status: int, call: ExitCall | None) -> Evidence:
@@ -983,6 +1012,12 @@ CASES: dict[str, list[Case]] = {
             exited(1, ExitCall(status=1, call_site=site(9), text="no such data set: /x\nsee the manual")),
         ),
         Case("a status without a word", "rank 1, step 2", exited(3, None)),
+        Case("the store can't be reached", "", unconnected(NO_STORE, world=3)),
+        Case("each host's own address", "", unconnected(LOOPBACK, hosts=("node0", "node1"))),
+        Case("each host's own address, with the folders of one host", "likely", unconnected(LOOPBACK, world=3)),
+        Case("another rank can't be reached", "", unconnected(NO_ROUTE)),
+        Case("its own error is the cause", "rank 1", unconnected(NO_ROUTE, "failed")),
+        Case("another rank can't be reached, and one is gone", "likely", unconnected(NO_ROUTE, "gone")),
     ],
     "never started": [
         Case("two of four", "likely", job(rank(0, phase=None), rank(1, phase=None), world=4)),
@@ -1004,7 +1039,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "wrong world size": [
         Case("on one rank", "rank 1", job(*(rank(n, world_size=size) for n, size in enumerate((3, 2, 3))))),
-        Case("a rank beyond it", "rank 2", job(rank(0, world_size=2), rank(2, world_size=2))),
+        Case("a rank beyond it", "rank 2", job(rank(0, world_size=2), rank(2, world_size=2, pid=7))),
         Case(
             "in a second init_process_group, which one rank alone got past",
             "rank 1",

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from overlapscope.diagnosis.evidence import JOINING, STARTING, CallSite, Failure, RankEvidence
 from overlapscope.diagnosis.failures import (
+    find_unreachable_address,
     has_own_failure,
     is_consequence,
     is_disagreement,
@@ -272,7 +273,8 @@ def _may_have_been_killed(one: RankEvidence) -> bool:
 
 
 def _reports_dead_peer(one: RankEvidence) -> bool:
-    return is_consequence(one.failure) and not is_timeout(one.failure) and not is_interrupted(one.failure)
+    is_other = is_timeout(one.failure) or is_interrupted(one.failure) or find_unreachable_address(one.failure)
+    return is_consequence(one.failure) and not is_other
 
 
 def _first_to_die(facts: Facts, gone: tuple[int, ...]) -> tuple[int, ...]:

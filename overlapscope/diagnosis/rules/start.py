@@ -1,10 +1,11 @@
-"""Rules for faults before the first step: missing ranks, or different world sizes."""
+"""Rules for faults before the first step: missing ranks, different world sizes, or addresses that can't be reached."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from overlapscope.diagnosis.evidence import STARTING, CallSite, RankEvidence
+from overlapscope.diagnosis.evidence import STARTING, CallSite, Failure, RankEvidence
+from overlapscope.diagnosis.failures import UnreachableAddress, find_unreachable_address, is_consequence
 from overlapscope.diagnosis.text import loop_step
 from overlapscope.diagnosis.texts import processes as text
 from overlapscope.diagnosis.verdict import Verdict, known_sites
@@ -25,7 +26,7 @@ def find_wrong_world_size(facts: Facts) -> Verdict | None:
             rank
             for size, ranks in world_sizes.items()
             for rank in ranks
-            if rank >= size and call == 1 and facts.ranks[rank].pid
+            if rank >= size and call == 1 and facts.ranks[rank].pid > 0
         ]
         if len(world_sizes) > 1 or beyond:
             return _world_size_verdict(facts, call, world_sizes, beyond)
@@ -52,6 +53,8 @@ def find_never_started(facts: Facts) -> Verdict | None:
     # A folder that is not here is no evidence on its own: those of other hosts have to be copied.
     is_known = bool(observed) or reported is not None or facts.evidence.is_live
     if not gone or not facts.ranks or facts.is_from_dumps:
+        return None
+    if not is_known and _find_unreachable(facts):
         return None
     others = tuple(rank for rank in facts.world if rank not in gone)
     return Verdict(
@@ -114,6 +117,43 @@ def find_slow_start(facts: Facts) -> Verdict | None:
             call_sites=known_sites({rank: position.call_site}),
         )
     return None
+
+
+def find_unreachable(facts: Facts) -> Verdict | None:
+    """Find ranks that failed because they could not connect to the store, or to another rank."""
+    unreachable = _find_unreachable(facts)
+    if not unreachable or any(map(_was_killed, facts.ranks.values())):
+        return None
+    address, failure = min(unreachable.values(), key=lambda found: found[1].time_ns)
+    failed = [rank for rank, (other, _) in unreachable.items() if other.is_store == address.is_store]
+    rest = [rank for rank, one in sorted(facts.ranks.items()) if rank not in failed and is_consequence(one.failure)]
+    hosts = {one.host for one in facts.ranks.values()} - {""}
+    return Verdict(
+        kind="failed",
+        **text.unreachable(
+            failed,
+            address,
+            failure,
+            consequences=[facts.ranks[rank] for rank in rest],
+            missing=facts.missing,
+            gone=facts.ranks_with_liveness("gone"),
+            is_on_several_hosts=len(hosts) > 1,
+        ),
+        concerned=(*failed, *rest),
+        call_sites=known_sites({rank: _line(facts.ranks[rank]) for rank in failed}),
+    )
+
+
+def _was_killed(one: RankEvidence) -> bool:
+    return one.exit_status is not None and one.exit_status < 0 and not one.was_signaled
+
+
+def _find_unreachable(facts: Facts) -> dict[int, tuple[UnreachableAddress, Failure]]:
+    return {
+        rank: (address, one.failure)
+        for rank, one in sorted(facts.ranks.items())
+        if one.failure is not None and (address := find_unreachable_address(one.failure)) is not None
+    }
 
 
 def _line(one: RankEvidence | None) -> CallSite | None:

@@ -18,6 +18,7 @@ from overlapscope.diagnosis.evidence import (
     RankPosition,
     RecordingGap,
 )
+from overlapscope.diagnosis.failures import UnreachableAddress
 from overlapscope.diagnosis.text import (
     at_line,
     collective_text,
@@ -34,6 +35,19 @@ from overlapscope.text import capitalize, rank_list
 
 _LESS_MEMORY: Final = "Use a smaller batch, accumulate gradients, or checkpoint activations."
 _FIX_FIRST: Final = "Fix this exception; the other ranks' errors are consequences."
+_NAME_INTERFACE: Final = (
+    "Set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME on each host to the interface that connects them (see 'ip address')."
+)
+_LOOK_UP_HOST: Final = (
+    "Without it, gloo takes the address of the host's own name: 'getent hosts $(hostname)' must not print 127.0.0.1 or "
+    "127.0.1.1, which come from /etc/hosts."
+)
+_SAME_STORE: Final = "Compare MASTER_ADDR and MASTER_PORT, or --rdzv-endpoint of torchrun, on all hosts."
+_REACH_STORE: Final = (
+    "Was rank 0 started, or the torchrun that keeps the store? Does its name stand for the right address on the host "
+    "that failed ('getent hosts NAME'), and does a firewall let the port through?"
+)
+_LOOK_AT_THE_OTHER: Final = "Look for a rank that ended at that time: its address can't be reached either."
 _FIX_ALIKE: Final = "Fix this exception: each rank raised it by itself, at the same line."
 _TORCH_SOURCE_PREFIX: Final = re.compile(r"^\[[^\]]+\.(cc|cpp|h|hpp):\d+\]\s*")
 """Prefix of messages, such as ``[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553]``, that is of no use."""
@@ -338,6 +352,49 @@ def never_started(
             f"No collective with {rank_list(ranks)} has completed on any other rank.",
         ),
         "advice": ("Look at the launcher's output on that host: was the process started, and did it fail on import?",),
+    }
+
+
+def unreachable(
+    ranks: Sequence[int],
+    address: UnreachableAddress,
+    failure: Failure,
+    *,
+    consequences: Sequence[RankEvidence],
+    missing: Sequence[int],
+    gone: Sequence[int],
+    is_on_several_hosts: bool,
+) -> VerdictText:
+    """Describe ranks that could not connect to an address.
+
+    Args:
+        failure: what ended the first of them.
+        consequences: other ranks, which failed because of that.
+        missing: ranks that left nothing.
+        gone: ranks that have ended, nobody knows when.
+        is_on_several_hosts: True if it is known that the job is.
+    """
+    where = f"{address.host}:{address.port}" if address.port else address.host
+    start = f"{capitalize(rank_list(ranks))} failed{at_line(failure.call_site)}: no connection to"
+    alternative = ""
+    if address.is_store:
+        sentence = f"{start} {where}, the store through which ranks find each other."
+        advice = [_SAME_STORE, _REACH_STORE]
+    elif address.is_loopback and (is_on_several_hosts or missing):
+        sentence = (
+            f"{start} another rank, which has given the address {address.host}: each host takes that for its own."
+        )
+        advice = [_NAME_INTERFACE, _LOOK_UP_HOST]
+        alternative = "" if is_on_several_hosts else "that rank was on the same host, and had ended"
+    else:
+        sentence = f"{start} another rank at {where}."
+        advice = [_LOOK_AT_THE_OTHER, _NAME_INTERFACE]
+        alternative = f"{rank_list(gone)} had ended before" if gone else ""
+    return {
+        "sentence": sentence,
+        "alternative": alternative,
+        "evidence": (f"{failure.type}: {_first_line(failure.message)}", *_failed_as_result(consequences)),
+        "advice": tuple(advice),
     }
 
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from instrumented_ddp.watchdog import init_watch as module
 from instrumented_ddp.watchdog.init_watch import watch_rendezvous
+from overlapscope.trace.clocks import host_now_ns
+from overlapscope.trace.early_ends import EarlyEnd
 from overlapscope.trace.environment import TRACE_VARIABLE
+from overlapscope.trace.json_files import write_json
 from overlapscope.trace.process_files import read_reports
 from overlapscope.trace.schema import JOINING_FILE, REJOINING_FILE, REPORTS_FILE, SIGNATURES_FILE, rank_folder
 
 LONG_S = 30.0
+UNREACHABLE = "Gloo connectFullMesh failed with [...] SO_ERROR: Connection refused, remote=[127.0.0.1]:31643$1"
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +55,19 @@ def test_a_rank_that_comes_late_was_not_called_missing_for_good(trace: Path) -> 
     assert verdict["certainty"] == "likely"
     (report,) = read_reports({0: rank_folder(trace, 0)})
     assert report.retracted_ns is not None
+
+
+def test_another_rank_that_failed_in_its_own_call_is_told_while_this_one_waits(trace: Path) -> None:
+    first = {"rank": 1, "world_size": 2, "host": "node1", "pid": 7, "boot_id": "b", "time_ns": 1}
+    failure = {"type": "RuntimeError", "message": UNREACHABLE, "traceback": "", "frames": (), "exit_frames": ()}
+    with watch_rendezvous(init_process_group, (), {"rank": 0, "world_size": 2}):
+        rank_folder(trace, 1).mkdir()
+        write_json(rank_folder(trace, 1) / JOINING_FILE, first)
+        ended = EarlyEnd(**(first | failure | {"exit_status": None, "exit_text": "", "time_ns": host_now_ns()}))
+        write_json(trace / "early_end_node1_7.json", asdict(ended))
+        verdict = wait_for_report(trace)
+    assert (verdict["kind"], verdict["certainty"]) == ("failed", "certain")
+    assert (verdict["blamed"], verdict["suspected"], verdict["concerned"]) == ([], [], [1])
 
 
 def give_up(trace: Path) -> None:
