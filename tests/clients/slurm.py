@@ -1,10 +1,13 @@
-"""A Slurm of one node, on this machine, for one test: Debian's ``slurm-wlm``, with files in a folder of its own."""
+"""A Slurm on this machine, for one test: Debian's ``slurm-wlm``, whose nodes are simulated hosts.
+
+Each node has its own network, host name and disk; they share all else, as nodes do with a file system for all.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,14 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from overlapscope.lab.network.hosts import Hosts, make_cluster
 from tests.clients.launch import TIME_LIMIT_S
+from tests.cluster.hosts import why_unavailable
 
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sinfo")
 _CONFIGURATION = """
-ClusterName=one
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={controller_port}
-SlurmdPort={node_port}
+ClusterName=simulated
+SlurmctldHost=node0({controller})
 SlurmUser=root
 AuthType=auth/none
 CredType=cred/none
@@ -33,14 +36,23 @@ SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 ReturnToService=2
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool_%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd_%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
-NodeName=localhost NodeHostname={host} NodeAddr=127.0.0.1 CPUs=4 State=UNKNOWN
+SlurmdLogFile={folder}/slurmd_%n.log
+{nodes}
 PartitionName=all Nodes=ALL Default=YES State=UP
 """
+_BOOT = """
+set -e
+hostname {name}
+mount --bind {folder}/hosts /etc/hosts
+mkdir -p {folder}/disk_{name} {folder}/spool_{name}
+mount --bind {folder}/disk_{name} {folder}/disk
+exec "$@"
+"""
+"""What makes a namespace a node, before a program runs in it."""
 
 
 def why_not() -> str:
@@ -48,7 +60,7 @@ def why_not() -> str:
     missing = [name for name in _PROGRAMS if shutil.which(name) is None]
     if missing:
         return f"no {', '.join(missing)}: apt-get install slurm-wlm"
-    return "" if os.geteuid() == 0 else "slurmd starts tasks as root"
+    return "slurmd starts tasks as root" if os.geteuid() else why_unavailable() or ""
 
 
 @dataclass(frozen=True)
@@ -56,72 +68,76 @@ class Cluster:
     """A cluster that takes jobs."""
 
     folder: Path
-    environment: Mapping[str, str]
+    hosts: Hosts
+
+    @property
+    def disk(self) -> Path:
+        """Return the folder that is another one on each node."""
+        return self.folder / "disk"
 
     def submit(
         self, options: Sequence[object], job: Sequence[object], cwd: Path, environment: Mapping[str, str]
-    ) -> str:
-        """Run a job to its end; what it printed.
-
-        Raises:
-            AssertionError: it failed.
-        """
+    ) -> tuple[int, str]:
+        """Run a job to its end; its exit code, and what it printed."""
         output = self.folder / "output.txt"
-        command = ["sbatch", "--wait", "--output", output, *options, *job]
-        ran = subprocess.run(
-            [*map(str, command)],
+        ran = self._run("sbatch", "--wait", "--output", output, *options, *job, cwd=cwd, environment=environment)
+        return ran.returncode, ran.stderr + (output.read_text() if output.exists() else "")
+
+    def wait_until_idle(self) -> None:
+        """Wait until all nodes take jobs."""
+        until_s = time.monotonic() + 30
+        while time.monotonic() < until_s:
+            if set(self._run("sinfo", "--noheader", "--Node", "--format", "%t").stdout.split()) == {"idle"}:
+                return
+            time.sleep(0.5)
+        logs = "".join(log.read_text() for log in self.folder.glob("*.log"))
+        raise TimeoutError(f"a node did not come up: {logs}")
+
+    def _run(
+        self, *command: object, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*self.hosts.command(0), *map(str, command)],
             cwd=cwd,
-            env={**self.environment, **environment},
+            env=os.environ | {"SLURM_CONF": str(self.folder / "slurm.conf")} | dict(environment or {}),
             capture_output=True,
             text=True,
             timeout=TIME_LIMIT_S,
         )
-        said = output.read_text() if output.exists() else ""
-        assert ran.returncode == 0, ran.stderr + said
-        return said
 
 
 @contextmanager
-def start_cluster(folder: Path) -> Iterator[Cluster]:
-    """Start a controller and a node."""
-    for name in ("state", "spool"):
+def start_cluster(folder: Path, nodes: int) -> Iterator[Cluster]:
+    """Start a controller, on the first node, and the nodes."""
+    for name in ("state", "disk"):
         (folder / name).mkdir(parents=True)
-    ports = _free_ports(2)
-    text = _CONFIGURATION.format(host=socket.gethostname(), folder=folder, controller_port=ports[0], node_port=ports[1])
-    (folder / "slurm.conf").write_text(text)
-    environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
-    commands = (["slurmctld", "-D"], ["slurmd", "-D", "-N", "localhost"])
-    daemons = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for command in commands
-    ]
-    try:
-        _wait_until_idle(folder, environment)
-        yield Cluster(folder, environment)
-    finally:
-        for daemon in reversed(daemons):
-            daemon.terminate()
-        for daemon in daemons:
-            daemon.wait(30)
-
-
-def _wait_until_idle(folder: Path, environment: Mapping[str, str]) -> None:
-    until_s = time.monotonic() + 60
-    while time.monotonic() < until_s:
-        ran = subprocess.run(["sinfo", "--noheader", "--format", "%t"], env=environment, capture_output=True, text=True)
-        if ran.stdout.strip() == "idle":
-            return
-        time.sleep(0.5)
-    logs = "".join(log.read_text() for log in folder.glob("*.log"))
-    raise TimeoutError(f"the node did not come up: {logs}")
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+    with make_cluster(nodes) as hosts:
+        addresses = {f"node{node}": hosts.address(node) for node in range(nodes)}
+        lines = [f"NodeName={name} NodeAddr={address} CPUs=4 State=UNKNOWN" for name, address in addresses.items()]
+        (folder / "slurm.conf").write_text(
+            _CONFIGURATION.format(folder=folder, controller=hosts.address(0), nodes="\n".join(lines))
+        )
+        named = [f"{address} {name}\n" for name, address in addresses.items()]
+        (folder / "hosts").write_text("".join(["127.0.0.1 localhost\n", *named]))
+        daemons = []
+        try:
+            for command, node in [("slurmctld -D", 0), *((f"slurmd -D -N node{node}", node) for node in range(nodes))]:
+                boot = _BOOT.format(name=f"node{node}", folder=shlex.quote(str(folder)))
+                # `ip netns exec` would hide the control groups, which slurmd asks for.
+                enter = ["nsenter", f"--net=/run/netns/{hosts.namespaces[node]}", "unshare", "--mount", "--uts"]
+                daemons.append(
+                    subprocess.Popen(
+                        [*enter, "sh", "-c", boot, "sh", *command.split()],
+                        env=os.environ | {"SLURM_CONF": str(folder / "slurm.conf")},
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                    )
+                )
+            cluster = Cluster(folder, hosts)
+            cluster.wait_until_idle()
+            yield cluster
+        finally:
+            for daemon in reversed(daemons):
+                daemon.terminate()
+            for daemon in daemons:
+                daemon.wait(30)

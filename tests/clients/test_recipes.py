@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,12 @@ import yaml
 from jsonschema import validate
 
 from overlapscope.diagnosis.attempts import Attempt, read_attempt
+from overlapscope.diagnosis.failures import find_unreachable_address
+from overlapscope.lab.network.hosts import INTERFACE
 from overlapscope.trace.recording import read_trace
 from tests.cli.command_line import COMMAND, REPOSITORY
 from tests.clients.launch import QUIET_AND_OFFLINE, TIME_LIMIT_S, TORCHRUN, record, run
-from tests.clients.slurm import Cluster, start_cluster, why_not
+from tests.clients.slurm import start_cluster, why_not
 from tests.cluster.test_unchanged_scripts import WITH_DDP
 
 RECIPES = REPOSITORY / "examples" / "recipes"
@@ -63,26 +64,29 @@ def programs(tmp_path: Path) -> str:
     return os.pathsep.join([str(folder), os.environ["PATH"]])
 
 
-@pytest.fixture
-def slurm(tmp_path: Path) -> Iterator[Cluster]:
-    """A node that takes jobs."""
-    with start_cluster(tmp_path / "slurm") as cluster:
-        yield cluster
-
-
 @pytest.mark.nightly
 @pytest.mark.cluster
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-def test_slurm_collects_what_two_tasks_have_recorded(tmp_path: Path, programs: str, slurm: Cluster) -> None:
+@pytest.mark.parametrize(("nodes", "interface"), [(1, "lo"), (2, INTERFACE), (2, "lo")])
+def test_slurm_collects_what_its_nodes_have_recorded(tmp_path: Path, programs: str, nodes: int, interface: str) -> None:
+    """Also if they fail: with gloo's addresses of the wrong interface, two nodes can't reach each other."""
     (tmp_path / "train.py").write_text(WITH_DDP.format(package="torch.nn.parallel"))
-    own = QUIET_AND_OFFLINE | {"PATH": programs, "PYTHONPATH": str(REPOSITORY), "SLURM_TMPDIR": str(tmp_path)}
-    options = ["--nodes", "1", "--ntasks-per-node", "2"]
-    said = slurm.submit(options, [RECIPES / "slurm.sbatch", "train.py"], tmp_path, own)
+    own = QUIET_AND_OFFLINE | {"PATH": programs, "PYTHONPATH": str(REPOSITORY), "GLOO_SOCKET_IFNAME": interface}
+    with start_cluster(tmp_path / "slurm", nodes) as slurm:
+        options = ["--nodes", nodes, "--ntasks-per-node", 2 // nodes]
+        job = [RECIPES / "slurm.sbatch", "train.py"]
+        code, said = slurm.submit(options, job, tmp_path, own | {"SLURM_TMPDIR": str(slurm.disk)})
     (traces,) = (tmp_path / "traces").iterdir()
-    attempt = healthy_attempt(traces, ranks=2)
+    attempt = read_attempt(traces)
     assert attempt.verdict.sentence in said
     assert len(list(traces.glob("exits_*"))) >= 2
-    assert not list(tmp_path.glob("overlapscope-*"))
+    assert not list((tmp_path / "slurm").glob("disk*/overlapscope-*"))
+    is_connected = nodes == 1 or interface == INTERFACE
+    assert (code == 0, attempt.verdict.kind) == (is_connected, "healthy" if is_connected else "failed"), said
+    if is_connected:
+        assert set(read_trace(traces).ranks["host"]) == {f"node{node}" for node in range(nodes)}
+    else:
+        assert find_unreachable_address(next(iter(attempt.evidence.ranks.values())).failure).is_loopback
 
 
 @pytest.mark.parametrize("script", sorted(RECIPES.glob("*.sbatch")), ids=lambda script: script.name)
