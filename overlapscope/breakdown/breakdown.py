@@ -240,9 +240,9 @@ def tabulate_breakdown(breakdown: Breakdown) -> pd.DataFrame:
     """
     blocks_ns = {f"{name}_ns": breakdown.ns[:, index] for index, name in enumerate(BLOCKS)}
     for_reason_ns = np.zeros(len(REASONS) * len(breakdown.rank), dtype=np.int64)
-    np.add.at(
-        for_reason_ns, breakdown.waits.reason * np.int64(len(breakdown.rank)) + breakdown.wait_row, breakdown.wait_ns
-    )
+    # Before numpy 2, an array of 8 bits times a number of 64 has 8 bits.
+    reason = breakdown.waits.reason.astype(np.int64)
+    np.add.at(for_reason_ns, reason * len(breakdown.rank) + breakdown.wait_row, breakdown.wait_ns)
     hidden_ns = breakdown.hidden_ns.sum(axis=1)
     communication_ns = hidden_ns + blocks_ns["exposed_ns"]
     nothing = np.full(len(hidden_ns), np.nan)
