@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -171,11 +172,13 @@ def find_rank_folders(path: Path) -> dict[int, Path]:
 
 
 def _rank_folders_in(path: Path) -> dict[int, Path]:
-    if not path.exists():
+    try:
+        mode = path.stat().st_mode  # Path.exists() is silent about permissions from Python 3.14 on
+    except (FileNotFoundError, NotADirectoryError):
         raise OverlapScopeError(
             f"{path}: no such folder; record one with 'overlapscope record -o {path} -- torchrun ...'"
-        )
-    if not path.is_dir():
+        ) from None
+    if not stat.S_ISDIR(mode):
         raise OverlapScopeError(f"{path}: this is a file; give the folder that 'overlapscope record -o' wrote")
     found = [folder for folder in path.glob("rank_*") if _is_rank_folder(folder)]
     if found:
