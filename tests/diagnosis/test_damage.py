@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from overlapscope.cli.main import main
@@ -34,7 +34,7 @@ from overlapscope.trace.schema import (
     SIGNATURES_FILE,
     rank_folder,
 )
-from tests.damage import DAMAGES, DEPTH, Damage
+from tests.damage import DAMAGES, DEPTH, Damage, delete, empty_rank, swap
 from tests.ordered import BEGIN_NS, end, fail, steps, write_order
 
 GUILTY = 1
@@ -75,6 +75,7 @@ def test_the_job_as_it_is(jobs: tuple[Path, Path]) -> None:
 
 
 @given(seed=st.integers(0, 2**32), damages=st.lists(st.sampled_from(DAMAGES), min_size=1, max_size=3))
+@example(seed=18235, damages=[delete, empty_rank, swap])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_damage_accuses_another_rank(
     jobs: tuple[Path, Path], tmp_path: Path, seed: int, damages: list[Damage]
