@@ -89,7 +89,7 @@ def draw_curve(
         paint(grid, grid_line_color="grid")
     band = plot.varea(x="x", y1="low", y2="high", source=curve, fill_alpha=0.17)
     paint(band.glyph, fill_color="accent")
-    best = plot.hspan(y="y", source=free, line_width=1.5, line_dash=[6, 4])
+    best = plot.hspan(y="y", source=free, line_width=1.5, line_dash="6 4")
     paint(best.glyph, line_color="hidden")
     name = plot.text(
         x="x", y="y", text="text", source=free, text_align="align", x_offset="x_offset", y_offset=9, **SMALL_TEXT
@@ -157,7 +157,7 @@ def draw_steps(
     for source in ready:
         plot.segment(x0="x", x1="x", y0="top", y1="bottom", source=source, line_color=color, line_width=3)
     for source in ends:
-        line = plot.segment(x0="x", x1="x", y0="top", y1="bottom", source=source, line_width=1.5, line_dash=[4, 3])
+        line = plot.segment(x0="x", x1="x", y0="top", y1="bottom", source=source, line_width=1.5, line_dash="4 3")
         paint(line.glyph, line_color="ink")
         text = plot.text(x="x", y="y", text="text", source=source, x_offset=-6, text_align="right", **SMALL_TEXT)
         paint(text.glyph, text_color="ink")

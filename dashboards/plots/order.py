@@ -75,7 +75,7 @@ def draw_order(
     for side in ("left", "right"):
         edge = plot.vspan(x=side, source=band, line_width=1.5, level="overlay")
         paint(edge.glyph, line_color="exposed")
-    empty = plot.quad(**EDGES, source=missing, fill_color=None, line_width=1, line_dash=[3, 3])
+    empty = plot.quad(**EDGES, source=missing, fill_color=None, line_width=1, line_dash="3 3")
     paint(empty.glyph, line_color="faint")
 
     mapper = LinearColorMapper(low=-0.5, high=len(CATEGORIES) - 0.5)
@@ -93,7 +93,7 @@ def draw_order(
         hatch_scale=8,
         hatch_weight=1.5,
     )
-    begins = plot.vspan(x="x", source=steps, line_width=1, level="glyph", line_dash=[2, 3])
+    begins = plot.vspan(x="x", source=steps, line_width=1, level="glyph", line_dash="2 3")
     paint(begins.glyph, line_color="muted")
     # Not everybody can distinguish red from some of the colors, so a line in the page's background color surrounds it.
     for role, width in (("surface", 5.5), ("exposed", 2.5)):
@@ -130,7 +130,7 @@ def draw_numbers(number_range: Range1d, *, steps: ColumnDataSource, band: Column
         code="return Number.isInteger(tick) && tick > 0 ? '#' + tick.toLocaleString('en-US') : ''"
     )
     style_axis(axis)
-    begins = plot.vspan(x="x", source=steps, line_width=1, line_dash=[2, 3])
+    begins = plot.vspan(x="x", source=steps, line_width=1, line_dash="2 3")
     paint(begins.glyph, line_color="muted")
     first_divergence = plot.quad(
         left="left", right="right", top=AXIS_HEIGHT_PX, bottom=0, source=band, fill_alpha=0.16, line_color=None

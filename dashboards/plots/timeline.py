@@ -113,7 +113,7 @@ def draw_lanes(
     draw_unfinished(plot, unfinished)
     draw_spans(plot, exposed)
     begins = plot.segment(
-        x0="x", x1="x", y0="top", y1="bottom", source=step_lines, line_width=1, level="overlay", line_dash=[2, 3]
+        x0="x", x1="x", y0="top", y1="bottom", source=step_lines, line_width=1, level="overlay", line_dash="2 3"
     )
     paint(begins.glyph, line_color="faint")
     draw_span_text(plot, labels)
@@ -154,7 +154,7 @@ def draw_axis(time_range: Range1d, step_lines: ColumnDataSource, ideal_ends: Col
     plot = draw_time_axis(time_range, "axis", AXIS_HEIGHT_PX, tools=[_make_crosshair()])
     numbers = plot.text(x="x", y=0.5, text="label", source=step_lines, x_offset=4, **SMALL_TEXT)
     paint(numbers.glyph, text_color="muted")
-    begins = plot.vspan(x="x", source=step_lines, line_width=1, line_dash=[2, 3])
+    begins = plot.vspan(x="x", source=step_lines, line_width=1, line_dash="2 3")
     paint(begins.glyph, line_color="faint")
     gains = plot.text(x="x", y=0.5, text="label", source=ideal_ends, x_offset=-5, text_align="right", **SMALL_TEXT)
     paint(gains.glyph, text_color="accent")
