@@ -25,8 +25,8 @@ sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 # Every run looks at other examples, so fewer of them at a time find as much over the days. Tests that say how many
 # they look at are those whose examples are dear.
-settings.register_profile("without a deadline", deadline=None, max_examples=12)
-settings.register_profile("gate", deadline=None, max_examples=12, derandomize=True)  # .ci/run
+settings.register_profile("without a deadline", deadline=None, max_examples=8)
+settings.register_profile("gate", deadline=None, max_examples=8, derandomize=True)  # .ci/run
 settings.register_profile("thorough", deadline=None, max_examples=100)  # .ci/matrix
 settings.load_profile("without a deadline")
 

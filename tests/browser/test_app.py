@@ -77,6 +77,7 @@ def test_a_block_leads_to_the_step_in_which_it_is_longest(open_page, address):
     expect(page.locator("#status")).to_contain_text("in view")
 
 
+@pytest.mark.slow
 def test_pointing_at_a_trend_reads_a_step_and_a_click_opens_it(open_page, address):
     page = open_page(address)
     page.wait_for_function("Bokeh.documents[0]?.is_idle")
@@ -164,6 +165,7 @@ def test_the_step_picker_goes_to_a_step_and_to_its_neighbors(open_page, address)
     wait_for_step(page, 12)
 
 
+@pytest.mark.slow
 def test_the_address_restores_the_view_and_floods_no_history(open_page, address):
     page = open_timeline(open_page, f"{address}timeline?step=5")
     entries = page.evaluate("history.length")
@@ -182,6 +184,7 @@ def test_the_address_restores_the_view_and_floods_no_history(open_page, address)
     assert shown_range(again) == pytest.approx((start, end), abs=2)
 
 
+@pytest.mark.slow
 def test_the_theme_follows_the_system_until_it_is_chosen_and_is_kept_then(open_page, address):
     page = open_timeline(open_page, f"{address}timeline", theme="dark")
     html = page.locator("html")
@@ -216,6 +219,7 @@ def test_a_folder_without_a_recording_gives_a_page_that_says_so_until_there_is_o
         expect(page.locator(".verdict")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_reload_shows_the_steps_recorded_since(open_page, tmp_path):
     folder = tmp_path / "traces"
     write_recording(folder, ranks=1, steps=4)
@@ -228,6 +232,7 @@ def test_a_reload_shows_the_steps_recorded_since(open_page, tmp_path):
         expect(page.locator(".basis")).to_contain_text("Means of 17 steps")
 
 
+@pytest.mark.slow
 def test_the_labels_of_many_ranks_stand_beside_their_lanes(open_page, tmp_path):
     with served(write_recording(tmp_path / "traces", ranks=24, steps=2), tmp_path / "server.log") as url:
         page = open_timeline(open_page, f"{url}timeline")

@@ -14,7 +14,9 @@ __all__ = ["ordered"]
 FIGURES = {"stragglers": "heatmap", "order": "order", "buckets": "steps"}
 
 
-@pytest.mark.parametrize("route", [pytest.param("stragglers", marks=pytest.mark.nightly), "order", "buckets"])
+@pytest.mark.parametrize(
+    "route", ["order", *(pytest.param(page, marks=pytest.mark.nightly) for page in ("stragglers", "buckets"))]
+)
 def test_a_zoom_is_found_again_and_back_undoes_it(open_page: OpenPage, ordered: str, route: str) -> None:
     figure = f"Bokeh.documents[0].get_model_by_name('{FIGURES[route]}')"
     length = f"({figure}.x_range.end - {figure}.x_range.start)"

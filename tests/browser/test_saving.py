@@ -92,8 +92,11 @@ def rgb(color: str) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("path", "theme"),
     [
-        *(("", "light"), ("timeline", "dark"), ("buckets", "light"), ("order", "light")),
-        *(pytest.param(*case, marks=pytest.mark.nightly) for case in (("stragglers", "light"), ("", "dark"))),
+        *(("", "light"), ("timeline", "dark"), ("buckets", "light")),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in (("stragglers", "light"), ("", "dark"), ("order", "light"))
+        ),
     ],
 )
 def test_every_figure_is_saved_as_it_is_seen(

@@ -97,8 +97,11 @@ def state_after_training(bucket_cap_mb: str | None, options: dict[str, bool]) ->
 @pytest.mark.parametrize(
     "option",
     [
-        *("gradient_as_bucket_view", "static_graph"),
-        *(pytest.param(option, marks=pytest.mark.nightly) for option in (None, "find_unused_parameters")),
+        "static_graph",
+        *(
+            pytest.param(option, marks=pytest.mark.nightly)
+            for option in (None, "find_unused_parameters", "gradient_as_bucket_view")
+        ),
     ],
 )
 def test_two_ranks_come_to_the_same_parameters_to_the_bit(option):

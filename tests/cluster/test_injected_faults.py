@@ -70,6 +70,7 @@ def test_in_a_healthy_training_nobody_is_blamed(tmp_path: Path) -> None:
     assert blaming(findings_in("none", tmp_path)) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(why_unavailable() is not None, reason=f"no network namespaces: {why_unavailable()}")
 def test_a_slow_link_is_named_by_its_two_ends(tmp_path: Path) -> None:
     """And no rank is blamed for it, although all of them communicate for longer."""

@@ -64,8 +64,11 @@ def probing_of(trace: Path) -> dict:
 @pytest.mark.parametrize(
     "option",
     [
-        *(None, "find_unused_parameters"),
-        *(pytest.param(option, marks=pytest.mark.nightly) for option in ("gradient_as_bucket_view", "static_graph")),
+        "find_unused_parameters",
+        *(
+            pytest.param(option, marks=pytest.mark.nightly)
+            for option in (None, "gradient_as_bucket_view", "static_graph")
+        ),
     ],
 )
 def test_two_ranks_come_to_the_same_parameters_to_the_bit(tmp_path, option):

@@ -80,6 +80,7 @@ KILLS = 2
 TRAINING_TO_BE_KILLED = ROOT / "tests" / "cluster" / "training_to_be_killed.py"
 
 
+@pytest.mark.slow
 def test_a_rank_killed_at_a_random_moment_leaves_a_log_that_ends_at_most_one_record_before(tmp_path):
     chance = random.Random(4)
     with subprocess.Popen(

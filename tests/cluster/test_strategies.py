@@ -66,7 +66,7 @@ def train(strategy: str | Strategy | None, steps: int = 6) -> Weights:
     return [parameter.detach().numpy().copy() for parameter in net.parameters()]
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 3, pytest.param(4, marks=pytest.mark.nightly)])
 def test_all_ranks_come_to_what_stocks_ddp_comes_to_and_to_the_same_bits(
     ranks_of_module: Callable[[int], Ranks], world_size: int
 ) -> None:

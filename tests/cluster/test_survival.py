@@ -123,6 +123,7 @@ OF_RING = {
     "an entry has ended": (CollectiveLogWriter, "completed"),
 }
 BY_KIND = {"ours": CALLBACKS, "stock": CALLBACKS | OF_STOCK, "ring": OF_RING, "fsdp": OF_FSDP}
+BY_DAY = ("ours", "fsdp")
 FAILS_LATER = {"the records of a later plan"}
 """From the second call on."""
 SILENT = {"a line", "names", "the position in the data", "the module is taken", "whether the module was bypassed"}
@@ -191,7 +192,7 @@ def train_with_each_fault(traces: str, kind: str) -> dict[str, tuple[State, list
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.nightly] if kind == "stock" else []) for kind in BY_KIND]
+    "kind", [pytest.param(kind, marks=[] if kind in BY_DAY else [pytest.mark.nightly]) for kind in BY_KIND]
 )
 def test_whatever_fails_on_one_rank_the_training_comes_to_the_same_and_says_what_is_lost(tmp_path, kind):
     ranks = run_ranks(train_with_each_fault, 2, str(tmp_path), kind)

@@ -47,25 +47,27 @@ def run(folder: Path, setting: DDPSetting, *, calibrates: bool = False) -> tuple
     return models, output.read_text().split()[-2:]
 
 
+CHANGED = DDPSetting(caps_mb=(1.0,), bucket_views=True)
+
+
 @pytest.mark.slow
-def test_both_classes_take_a_setting_and_compute_the_same(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("own")
-    models, own = run(folder, DDPSetting(), calibrates=True)
-    for model in models:
-        assert model["ddp_arguments"]["bucket_cap_mb"] == 0.05
-        assert model["trial"] == {"given": ["bucket_cap_mb"]}
-    (calibration,) = folder.glob(f"*/{CALIBRATION_FILE}")
-    assert read_calibration(calibration).world_size == 2
-    models, changed = run(tmp_path_factory.mktemp("changed"), DDPSetting(caps_mb=(1.0,), bucket_views=True))
+def test_both_classes_take_a_setting_and_links_are_measured(tmp_path: Path) -> None:
+    models, _ = run(tmp_path, CHANGED, calibrates=True)
     for model in models:
         assert model["ddp_arguments"]["bucket_cap_mb"] == 1.0
         assert model["ddp_arguments"]["gradient_as_bucket_view"] is True
-    assert own == changed
+    (calibration,) = tmp_path.glob(f"*/{CALIBRATION_FILE}")
+    assert read_calibration(calibration).world_size == 2
 
 
 @pytest.mark.nightly
-def test_both_classes_round_gradients(tmp_path_factory: pytest.TempPathFactory) -> None:
-    _, own = run(tmp_path_factory.mktemp("own"), DDPSetting())
+def test_a_setting_computes_the_same_unless_it_rounds_gradients(tmp_path_factory: pytest.TempPathFactory) -> None:
+    models, own = run(tmp_path_factory.mktemp("own"), DDPSetting())
+    for model in models:
+        assert model["ddp_arguments"]["bucket_cap_mb"] == 0.05
+        assert model["trial"] == {"given": ["bucket_cap_mb"]}
+    _, changed = run(tmp_path_factory.mktemp("changed"), CHANGED)
+    assert own == changed
     models, rounded = run(tmp_path_factory.mktemp("rounded"), DDPSetting(compression="fp16"))
     for model in models:
         assert model["comm_hook"] == "fp16_compress_hook"

@@ -45,6 +45,7 @@ def test_many_users_share_one_reading(tmp_path: Path, monkeypatch: pytest.Monkey
     assert read == [folder]
 
 
+@pytest.mark.slow
 def test_a_closed_tab_gives_its_memory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve = pn.serve
     soon = {"check_unused_sessions_milliseconds": 50, "unused_session_lifetime_milliseconds": 50}

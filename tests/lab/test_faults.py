@@ -26,6 +26,8 @@ AT_NIGHT = {
     *("caught-exception", "dead-data-worker", "killed-for-memory"),
     *("different-bucket-caps", "slow-checkpoint", "other-names", "accumulated-gradients", "closure", "jitter"),
     *("own-statistics", "scaled-loss", "stopped-in-backward", "missing-branch", "wrong-world-size"),
+    *("different-accumulation", "different-broadcast-buffers", "different-roots", "missing-member"),
+    *("swapped-layers", "two-models", "unused-branch"),
 }
 """Those of whose kind, and of whose way to be recognized, another one is run before."""
 
@@ -34,7 +36,7 @@ def mark(fault: Fault, world_size: int) -> list[pytest.MarkDecorator]:
     """Say when a fault is run."""
     if world_size == DEFAULT_WORLD_SIZE and fault.name in QUICK:
         return []
-    return [pytest.mark.nightly if world_size == 4 or fault.name in AT_NIGHT else pytest.mark.slow]
+    return [pytest.mark.nightly if world_size != DEFAULT_WORLD_SIZE or fault.name in AT_NIGHT else pytest.mark.slow]
 
 
 CASES = [

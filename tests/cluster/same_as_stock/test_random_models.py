@@ -128,6 +128,7 @@ def ranks() -> Iterator[Ranks]:
         yield ranks
 
 
+@pytest.mark.slow
 @given(model=random_models())
 @settings(max_examples=10, derandomize=True)
 def test_gradients_and_buckets_are_those_of_stock(ranks: Ranks, model: RandomModel) -> None:

@@ -68,7 +68,7 @@ def ranks_of() -> Iterator[Callable[[str, int], Ranks]]:
 
 def mark(number: int) -> list[pytest.MarkDecorator]:
     """When a scenario is run that needs ranks of its own, which takes seconds."""
-    return [] if number == 0 else [pytest.mark.slow if number < 4 else pytest.mark.nightly]
+    return [] if number == 0 else [pytest.mark.slow if number < 2 else pytest.mark.nightly]
 
 
 @pytest.mark.parametrize(
