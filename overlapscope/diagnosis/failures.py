@@ -13,7 +13,8 @@ from overlapscope.trace.user_code import is_library_file
 _BACKEND_ERRORS: Final = ("RuntimeError", "ConnectionError", "TimeoutError")
 _PEER_ERRORS: Final = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (closed|timeout)|remote (process|peer)"
-    r"|by peer|time[d]? ?out|ncclRemoteError|ncclSystemError|recvBytes|sendBytes|watchdog|abort|process group.*shut",
+    r"|by peer|connectFullMesh|time[d]? ?out|ncclRemoteError|ncclSystemError|recvBytes|sendBytes|watchdog|abort"
+    r"|process group.*shut",
     re.IGNORECASE,
 )
 _FRAMES: Final = re.compile(r'^ +File "(.+)", line \d+, in .+(?:\n +(.*))?', re.MULTILINE)
@@ -30,11 +31,14 @@ _MEMORY_ERRORS: Final = ("MemoryError", "OutOfMemoryError")
 _OUT_OF_MEMORY: Final = re.compile(r"out of memory|can'?t allocate memory|cannot allocate memory", re.IGNORECASE)
 _TIMEOUT: Final = re.compile(r"time[d]? ?out", re.IGNORECASE)
 _UNREACHABLE_RANK: Final = re.compile(
-    r"connectFullMesh.*?remote=\[(?P<host>[^\]]+)\](?::(?P<port>\d+))?"
+    r"connectFullMesh(?:.*?remote=\[(?P<host>[^\]]+)\](?::(?P<port>\d+))?)?"
+    r"|\bconnect \[(?P<old_host>[^\]]+)\]:(?P<old_port>\d+)"
     r"|\bConnect to (?P<nccl_host>[^\s<]+)<(?P<nccl_port>\d+)>",
     re.DOTALL,
 )
-"""In gloo's messages (transport/tcp), and in NCCL's (misc/socket.cc)."""
+"""In gloo's messages (transport/tcp), of which older ones name no address, and in NCCL's (misc/socket.cc)."""
+_HOSTS: Final = ("host", "old_host", "nccl_host")
+_PORTS: Final = ("port", "old_port", "nccl_port")
 _UNREACHABLE_STORE: Final = re.compile(
     r"client socket has .*?(?:connect to|address of) \(\[?(?P<host>[^,\]]+)\]?, (?P<port>\d+)\)", re.DOTALL
 )
@@ -82,8 +86,8 @@ class UnreachableAddress(NamedTuple):
     """An address that a rank could not connect to."""
 
     host: str
+    """Empty if unknown, like the port."""
     port: str
-    """Empty if unknown."""
     is_store: bool
     """True if it is that of the store, else of another rank, which had given it: so that one had started."""
 
@@ -101,8 +105,8 @@ def find_unreachable_address(failure: Failure | None) -> UnreachableAddress | No
     if failure is None or not _is_backend_error(failure):
         return None
     if found := _UNREACHABLE_RANK.search(failure.message):
-        host, port = found["host"] or found["nccl_host"], found["port"] or found["nccl_port"]
-        return UnreachableAddress(host, port or "", is_store=False)
+        host, port = (next(filter(None, found.group(*names)), "") for names in (_HOSTS, _PORTS))
+        return UnreachableAddress(host, port, is_store=False)
     found = _UNREACHABLE_STORE.search(failure.message)
     return UnreachableAddress(found["host"], found["port"], is_store=True) if found else None
 

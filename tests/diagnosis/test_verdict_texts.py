@@ -110,6 +110,14 @@ NO_ROUTE = Failure(
     "No route to host",
     call_site=site(4),
 )
+NO_ADDRESS = "Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error"
+ONE_DEVICE = Failure(
+    type="torch.distributed.DistBackendError",
+    message="NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1691, invalid usage (run with "
+    "NCCL_DEBUG=WARN for details), NCCL version 2.19.3\nncclInvalidUsage: This usually reflects invalid usage of NCCL "
+    "library.\nLast error:\nDuplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000",
+    call_site=site(4),
+)
 UNFINISHED = Failure(type="RuntimeError", message="Expected to have finished reduction ...", call_site=site(30))
 PARAMETERS = tuple((name, (4, 4), "float32") for name in ("left.weight", "right.weight"))
 BUFFERS = Signature(op="broadcast", elements=9, dtype="float32", role="buffers")
@@ -248,12 +256,17 @@ def failed(failure: Failure, **more: Any) -> Evidence:
 
 
 def unconnected(
-    failure: Failure, other: Liveness = "unknown", *, hosts: tuple[str, str] = ("", ""), world: int = 2
+    failure: Failure,
+    other: Liveness = "unknown",
+    *,
+    error: Failure = BAD_LABEL,
+    hosts: tuple[str, str] = ("", ""),
+    world: int = 2,
 ) -> Evidence:
     """Rank 0 fails in init_process_group, where rank 1 waits unless it has failed by itself or is gone."""
     first = rank(0, "failed", phase=JOINING, failure=failure, host=hosts[0])
-    error = BAD_LABEL if other == "failed" else None
-    return job(first, rank(1, other, phase=JOINING, failure=error, host=hosts[1]), world=world)
+    second = rank(1, other, phase=JOINING, failure=error if other == "failed" else None, host=hosts[1])
+    return job(first, second, world=world)
 
 
 def exited(status: int, call: ExitCall | None) -> Evidence:
@@ -1016,6 +1029,12 @@ CASES: dict[str, list[Case]] = {
         Case("each host's own address", "", unconnected(LOOPBACK, hosts=("node0", "node1"))),
         Case("each host's own address, with the folders of one host", "likely", unconnected(LOOPBACK, world=3)),
         Case("another rank can't be reached", "", unconnected(NO_ROUTE)),
+        Case(
+            "another rank can't be reached, of an unknown address",
+            "",
+            unconnected(replace(LOOPBACK, message=NO_ADDRESS)),
+        ),
+        Case("two ranks of one device", "", unconnected(ONE_DEVICE, "failed", error=ONE_DEVICE)),
         Case("its own error is the cause", "rank 1", unconnected(NO_ROUTE, "failed")),
         Case("another rank can't be reached, and one is gone", "likely", unconnected(NO_ROUTE, "gone")),
     ],

@@ -48,9 +48,16 @@ _REACH_STORE: Final = (
     "that failed ('getent hosts NAME'), and does a firewall let the port through?"
 )
 _LOOK_AT_THE_OTHER: Final = "Look for a rank that ended at that time: its address can't be reached either."
+_OWN_DEVICE: Final = (
+    "Give each rank a device of its own before the first collective, as with "
+    "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))."
+)
 _FIX_ALIKE: Final = "Fix this exception: each rank raised it by itself, at the same line."
 _TORCH_SOURCE_PREFIX: Final = re.compile(r"^\[[^\]]+\.(cc|cpp|h|hpp):\d+\]\s*")
 """Prefix of messages, such as ``[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553]``, that is of no use."""
+_NCCL_ERROR: Final = re.compile(r"^(nccl\w+): (.*?) *\nLast error: *\n(.*?) *$", re.MULTILINE)
+"""As torch writes it (NCCLUtils.cpp), below a line with its version and where in torch it was noticed."""
+_DUPLICATE_DEVICE: Final = "Duplicate GPU detected"
 _MAX_CAUSE_LENGTH: Final = 300
 _MAX_CONSEQUENCE_LENGTH: Final = 200
 _MIN_SILENCE_NS: Final = 1_000_000_000
@@ -76,9 +83,12 @@ def failed(
         memory: ranks whose memory is shown.
         is_alike: True if all ranks of the job raised it by themselves, at one line.
     """
-    message = _first_line(failure.message)
+    message = _main_line(failure.message)
     explanation = truncate_words(f"{failure.type}: {message}" if message else failure.type, _MAX_CAUSE_LENGTH)
     how = "ran out of memory" if is_memory else "failed"
+    advice = _LESS_MEMORY if is_memory else _FIX_ALIKE if is_alike and len(ranks) > 1 else _FIX_FIRST
+    if _DUPLICATE_DEVICE in message:
+        advice = _OWN_DEVICE
     sentence = (
         f"{capitalize(rank_list(ranks))} {how}{_in_step(one, failure.call_site)}{at_line(failure.call_site)}: "
         f"{explanation}"
@@ -86,7 +96,7 @@ def failed(
     return {
         "sentence": _end_sentence(sentence),
         "evidence": (*_failed_as_result(consequences), *_memory_in_use(memory)),
-        "advice": (_LESS_MEMORY if is_memory else _FIX_ALIKE if is_alike and len(ranks) > 1 else _FIX_FIRST,),
+        "advice": (advice,),
     }
 
 
@@ -262,7 +272,7 @@ def _failed_as_result(ranks: Sequence[RankEvidence]) -> list[str]:
     if not ranks:
         return []
     failure = ranks[0].failure
-    message = _TORCH_SOURCE_PREFIX.sub("", _first_line(failure.message if failure else ""))
+    message = _TORCH_SOURCE_PREFIX.sub("", _main_line(failure.message if failure else ""))
     who = capitalize(rank_list(one.rank for one in ranks))
     return [f"{who} failed as a result: {truncate_words(message, _MAX_CONSEQUENCE_LENGTH)}"]
 
@@ -273,6 +283,13 @@ def _memory_in_use(ranks: Sequence[RankEvidence]) -> list[str]:
         for one in ranks
         if one.rss_bytes and one.memory_limit_bytes
     ]
+
+
+def _main_line(message: str) -> str:
+    """Return the line of an exception's message that says most: of NCCL's, what torch calls its last error."""
+    if found := _NCCL_ERROR.search(message):
+        return f"{found[1]}: {found[3] or found[2]}"
+    return _first_line(message)
 
 
 def _first_line(text: str) -> str:
@@ -374,11 +391,11 @@ def unreachable(
         gone: ranks that have ended, nobody knows when.
         is_on_several_hosts: True if it is known that the job is.
     """
-    where = f"{address.host}:{address.port}" if address.port else address.host
+    where = f" at {address.host}:{address.port}".removesuffix(":") if address.host else ""
     start = f"{capitalize(rank_list(ranks))} failed{at_line(failure.call_site)}: no connection to"
     alternative = ""
     if address.is_store:
-        sentence = f"{start} {where}, the store through which ranks find each other."
+        sentence = f"{start} the store{where}, through which ranks find each other."
         advice = [_SAME_STORE, _REACH_STORE]
     elif address.is_loopback and (is_on_several_hosts or missing):
         sentence = (
@@ -387,13 +404,13 @@ def unreachable(
         advice = [_NAME_INTERFACE, _LOOK_UP_HOST]
         alternative = "" if is_on_several_hosts else "that rank was on the same host, and had ended"
     else:
-        sentence = f"{start} another rank at {where}."
-        advice = [_LOOK_AT_THE_OTHER, _NAME_INTERFACE]
+        sentence = f"{start} another rank{where}."
+        advice = [_LOOK_AT_THE_OTHER, _NAME_INTERFACE, *([] if where else [_LOOK_UP_HOST])]
         alternative = f"{rank_list(gone)} had ended before" if gone else ""
     return {
         "sentence": sentence,
         "alternative": alternative,
-        "evidence": (f"{failure.type}: {_first_line(failure.message)}", *_failed_as_result(consequences)),
+        "evidence": (f"{failure.type}: {_main_line(failure.message)}", *_failed_as_result(consequences)),
         "advice": tuple(advice),
     }
 
