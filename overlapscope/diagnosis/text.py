@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -11,6 +12,7 @@ from overlapscope.diagnosis.evidence import (
     UNKNOWN_STEP,
     CallSite,
     Entry,
+    Failure,
     GroupOrder,
     RankEvidence,
     RankPosition,
@@ -19,6 +21,8 @@ from overlapscope.text import capitalize, rank_list
 from overlapscope.trace.collective_log import Signature
 from overlapscope.trace.schema import NO_BUCKET
 
+_NCCL_ERROR: Final = re.compile(r"^(nccl\w+): (.*?) *\nLast error: *\n(.*?) *$", re.MULTILINE)
+"""As torch writes it (NCCLUtils.cpp), below a line with its version and where in torch it was noticed."""
 _MOST_NAMES: Final = 3
 _MAX_POSITIONS: Final = 4
 _PHASES: Final = {
@@ -106,6 +110,19 @@ def format_round(signature: Signature) -> str:
     if signature.rounds > 1:
         return f"round {signature.round} of {signature.rounds} ({signature.phase})"
     return signature.phase or f"round {signature.round}"
+
+
+def exception_text(failure: Failure) -> str:
+    """Format an exception: its type, and the line of its message that says most."""
+    line = main_line(failure.message)
+    return f"{failure.type}: {line}" if line else failure.type
+
+
+def main_line(message: str) -> str:
+    """Return the line of an exception's message that says most: of NCCL's, what it calls its last error."""
+    if found := _NCCL_ERROR.search(message):
+        return f"{found[1]}: {found[3] or found[2]}"
+    return message.strip().partition("\n")[0]
 
 
 def at_line(site: CallSite | None) -> str:

@@ -9,6 +9,7 @@ from overlapscope.diagnosis.evidence import CaughtError, RankEvidence
 from overlapscope.diagnosis.text import (
     at_line,
     collective_text,
+    exception_text,
     format_position,
     format_seconds,
     group_text,
@@ -125,6 +126,4 @@ def _is_elsewhere(error: CaughtError) -> bool:
 
 
 def _message(error: CaughtError) -> str:
-    first_line = error.failure.message.strip().partition("\n")[0]
-    what = f"{error.failure.type}: {first_line}" if first_line else error.failure.type
-    return truncate_words(what, _MAX_LENGTH).removesuffix(".")
+    return truncate_words(exception_text(error.failure), _MAX_LENGTH).removesuffix(".")

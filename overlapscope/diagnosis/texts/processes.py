@@ -22,10 +22,12 @@ from overlapscope.diagnosis.failures import UnreachableAddress
 from overlapscope.diagnosis.text import (
     at_line,
     collective_text,
+    exception_text,
     format_position,
     format_positions,
     format_seconds,
     in_step,
+    main_line,
     plural,
     truncate_words,
 )
@@ -55,8 +57,6 @@ _OWN_DEVICE: Final = (
 _FIX_ALIKE: Final = "Fix this exception: each rank raised it by itself, at the same line."
 _TORCH_SOURCE_PREFIX: Final = re.compile(r"^\[[^\]]+\.(cc|cpp|h|hpp):\d+\]\s*")
 """Prefix of messages, such as ``[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553]``, that is of no use."""
-_NCCL_ERROR: Final = re.compile(r"^(nccl\w+): (.*?) *\nLast error: *\n(.*?) *$", re.MULTILINE)
-"""As torch writes it (NCCLUtils.cpp), below a line with its version and where in torch it was noticed."""
 _DUPLICATE_DEVICE: Final = "Duplicate GPU detected"
 _MAX_CAUSE_LENGTH: Final = 300
 _MAX_CONSEQUENCE_LENGTH: Final = 200
@@ -83,11 +83,10 @@ def failed(
         memory: ranks whose memory is shown.
         is_alike: True if all ranks of the job raised it by themselves, at one line.
     """
-    message = _main_line(failure.message)
-    explanation = truncate_words(f"{failure.type}: {message}" if message else failure.type, _MAX_CAUSE_LENGTH)
+    explanation = truncate_words(exception_text(failure), _MAX_CAUSE_LENGTH)
     how = "ran out of memory" if is_memory else "failed"
     advice = _LESS_MEMORY if is_memory else _FIX_ALIKE if is_alike and len(ranks) > 1 else _FIX_FIRST
-    if _DUPLICATE_DEVICE in message:
+    if _DUPLICATE_DEVICE in failure.message:
         advice = _OWN_DEVICE
     sentence = (
         f"{capitalize(rank_list(ranks))} {how}{_in_step(one, failure.call_site)}{at_line(failure.call_site)}: "
@@ -141,10 +140,8 @@ def _exit_cause(call: ExitCall | None) -> str:
     if call is None:
         return ""
     if (caught := call.caught) is not None:
-        what = f"{caught.type}: {caught.message.strip().partition(chr(10))[0]}".rstrip(": ")
-        return (
-            f", after catching {truncate_words(what, _MAX_CAUSE_LENGTH).removesuffix('.')}{at_line(caught.call_site)}"
-        )
+        what = truncate_words(exception_text(caught), _MAX_CAUSE_LENGTH).removesuffix(".")
+        return f", after catching {what}{at_line(caught.call_site)}"
     text = _first_line(call.text)
     return f": {truncate_words(text, _MAX_CAUSE_LENGTH).removesuffix('.')}" if text else ""
 
@@ -272,7 +269,7 @@ def _failed_as_result(ranks: Sequence[RankEvidence]) -> list[str]:
     if not ranks:
         return []
     failure = ranks[0].failure
-    message = _TORCH_SOURCE_PREFIX.sub("", _main_line(failure.message if failure else ""))
+    message = _TORCH_SOURCE_PREFIX.sub("", main_line(failure.message if failure else ""))
     who = capitalize(rank_list(one.rank for one in ranks))
     return [f"{who} failed as a result: {truncate_words(message, _MAX_CONSEQUENCE_LENGTH)}"]
 
@@ -283,13 +280,6 @@ def _memory_in_use(ranks: Sequence[RankEvidence]) -> list[str]:
         for one in ranks
         if one.rss_bytes and one.memory_limit_bytes
     ]
-
-
-def _main_line(message: str) -> str:
-    """Return the line of an exception's message that says most: of NCCL's, what torch calls its last error."""
-    if found := _NCCL_ERROR.search(message):
-        return f"{found[1]}: {found[3] or found[2]}"
-    return _first_line(message)
 
 
 def _first_line(text: str) -> str:
@@ -410,7 +400,7 @@ def unreachable(
     return {
         "sentence": sentence,
         "alternative": alternative,
-        "evidence": (f"{failure.type}: {_main_line(failure.message)}", *_failed_as_result(consequences)),
+        "evidence": (exception_text(failure), *_failed_as_result(consequences)),
         "advice": tuple(advice),
     }
 
