@@ -1035,6 +1035,11 @@ CASES: dict[str, list[Case]] = {
             unconnected(replace(LOOPBACK, message=NO_ADDRESS)),
         ),
         Case("two ranks of one device", "", unconnected(ONE_DEVICE, "failed", error=ONE_DEVICE)),
+        Case(
+            "another one has not come yet",
+            "rank 1",
+            job(rank(0, phase=JOINING), rank(1, "failed", phase=JOINING, failure=BAD_LABEL), world=3, is_live=True),
+        ),
         Case("its own error is the cause", "rank 1", unconnected(NO_ROUTE, "failed")),
         Case("another rank can't be reached, and one is gone", "likely", unconnected(NO_ROUTE, "gone")),
     ],

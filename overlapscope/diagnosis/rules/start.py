@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from overlapscope.diagnosis.evidence import STARTING, CallSite, Failure, RankEvidence
-from overlapscope.diagnosis.failures import UnreachableAddress, find_unreachable_address, is_consequence
+from overlapscope.diagnosis.failures import (
+    UnreachableAddress,
+    find_unreachable_address,
+    has_own_failure,
+    is_consequence,
+)
 from overlapscope.diagnosis.text import loop_step
 from overlapscope.diagnosis.texts import processes as text
 from overlapscope.diagnosis.verdict import Verdict, known_sites
@@ -53,6 +58,9 @@ def find_never_started(facts: Facts) -> Verdict | None:
     # A folder that is not here is no evidence on its own: those of other hosts have to be copied.
     is_known = bool(observed) or reported is not None or facts.evidence.is_live
     if not gone or not facts.ranks or facts.is_from_dumps:
+        return None
+    # If a rank has failed by itself, others may still be on their way, or were ended because of that.
+    if not observed and any(map(has_own_failure, facts.ranks.values())):
         return None
     if not is_known and _find_unreachable(facts):
         return None
