@@ -166,6 +166,9 @@ class LaneLabel:
 def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, is_plain: bool = False) -> None:
     """Fill a document with the page, for the group, ranks and number in the query."""
     diagnosis = snapshot.diagnosis
+    if diagnosis is not None and not diagnosis.groups and diagnosis.verdict.is_fault and not is_plain:
+        render(document, "order_fault.html", title="Order", trace=snapshot.trace, **_build_top(snapshot, diagnosis))
+        return
     if diagnosis is None or not diagnosis.groups:
         verdict = diagnosis.verdict if diagnosis else None
         render(
@@ -194,9 +197,7 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         trace=snapshot.trace,
         roots=[plot.root, plot.axis],
         is_plain=is_plain,
-        further_problems=diagnosis.problems,
-        attempts=format_other_attempts(snapshot.attempts, snapshot.trace.path),
-        **build_verdict_context(diagnosis),
+        **_build_top(snapshot, diagnosis),
         groups=[(each.name, format_group(each)) for each in diagnosis.groups],
         group_name=group.name,
         lanes_note=note,
@@ -214,6 +215,15 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         other_colors=OTHER_COLORS,
         **({} if is_plain or must_be_quick else build_breakdown_context(snapshot.summary)),
     )
+
+
+def _build_top(snapshot: Snapshot, diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return what the page begins with, as template variables."""
+    return {
+        "further_problems": diagnosis.problems,
+        "attempts": format_other_attempts(snapshot.attempts, snapshot.trace.path),
+        **build_verdict_context(diagnosis),
+    }
 
 
 def connect_details(

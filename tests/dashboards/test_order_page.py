@@ -25,7 +25,8 @@ from overlapscope.cli.main import main
 from overlapscope.diagnosis.evidence import CallSite, RankEvidence, RankPosition
 from overlapscope.diagnosis.order_view import Window
 from overlapscope.diagnosis.report_text import describe_lasting_damage
-from overlapscope.trace.schema import REPORTS_FILE, rank_folder
+from overlapscope.trace.json_files import write_json
+from overlapscope.trace.schema import JOINING_FILE, REPORTS_FILE, rank_folder
 from tests.dashboards.test_pages import words
 from tests.ordered import BEGIN_NS, Collective, all_reduce, bucket, end, steps, write_order
 from tests.synthetic import write_recording
@@ -121,6 +122,20 @@ def test_of_an_incomplete_recording_it_says_what_the_command_says(tmp_path, gone
     assert "Cannot tell" in page
     assert 'class="kind healthy"' not in page
     assert snapshot.diagnosis.is_incident
+
+
+def test_of_a_job_that_failed_before_its_first_collective_it_has_the_verdict(tmp_path):
+    for rank in range(2):
+        rank_folder(tmp_path, rank).mkdir()
+        began = {"rank": rank, "world_size": 2, "host": "a", "pid": 7 + rank, "boot_id": "b", "time_ns": 1}
+        write_json(rank_folder(tmp_path, rank) / JOINING_FILE, began)
+    failure = {"type": "ModuleNotFoundError", "message": "No module named 'x'", "traceback": "", "frames": []}
+    exit_ = {"exit_status": None, "exit_text": "", "exit_frames": []}
+    write_json(tmp_path / "early_end_a_8.json", began | failure | exit_ | {"time_ns": 2})
+    _, page = build(RecordingCache(tmp_path).latest())
+    assert 'class="kind fault">Failed' in page
+    assert "Rank 1 failed in init_process_group" in page.partition("<h1")[2].partition("</h1>")[0]
+    assert "No order of collectives" in page
 
 
 def test_if_all_collective_logs_are_damaged_it_says_so(tmp_path):
