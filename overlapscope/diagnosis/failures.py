@@ -33,14 +33,14 @@ _TIMEOUT: Final = re.compile(r"time[d]? ?out", re.IGNORECASE)
 _UNREACHABLE_RANK: Final = re.compile(
     r"connectFullMesh(?:.*?remote=\[(?P<host>[^\]]+)\](?::(?P<port>\d+))?)?"
     r"|\bconnect \[(?P<old_host>[^\]]+)\]:(?P<old_port>\d+)"
-    r"|\bConnect to (?P<nccl_host>[^\s<]+)<(?P<nccl_port>\d+)>",
+    r"|\bsocket\w+Connect\b(?:: Connect to (?P<nccl_host>[^\s<]+)<(?P<nccl_port>\d+)>)?",
     re.DOTALL,
 )
-"""In gloo's messages (transport/tcp), of which older ones name no address, and in NCCL's (misc/socket.cc)."""
+"""In gloo's messages (transport/tcp) and NCCL's (misc/socket.cc); older ones and copies without names lack the address."""
 _HOSTS: Final = ("host", "old_host", "nccl_host")
 _PORTS: Final = ("port", "old_port", "nccl_port")
 _UNREACHABLE_STORE: Final = re.compile(
-    r"client socket has .*?(?:connect to|address of) \(\[?(?P<host>[^,\]]+)\]?, (?P<port>\d+)\)", re.DOTALL
+    r"client socket has\b(?:.*?(?:connect to|address of) \(\[?(?P<host>[^,\]]+)\]?, (?P<port>\d+)\))?", re.DOTALL
 )
 """In c10d's (torch/csrc/distributed/c10d/socket.cpp)."""
 
@@ -108,7 +108,7 @@ def find_unreachable_address(failure: Failure | None) -> UnreachableAddress | No
         host, port = (next(filter(None, found.group(*names)), "") for names in (_HOSTS, _PORTS))
         return UnreachableAddress(host, port, is_store=False)
     found = _UNREACHABLE_STORE.search(failure.message)
-    return UnreachableAddress(found["host"], found["port"], is_store=True) if found else None
+    return UnreachableAddress(found["host"] or "", found["port"] or "", is_store=True) if found else None
 
 
 def _with_earlier(failure: Failure | None) -> Iterator[Failure]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import string
 import tarfile
@@ -17,9 +18,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from overlapscope.analysis import Analysis
+from overlapscope.diagnosis.evidence import Failure
+from overlapscope.diagnosis.failures import find_unreachable_address, is_consequence
 from overlapscope.errors import OverlapScopeError
 from overlapscope.redact.logs import DAMAGED
 from overlapscope.trace.collective_log import CollectiveLogHeader
+from overlapscope.trace.confidential.code import hide_message
+from overlapscope.trace.confidential.pseudonyms import Pseudonyms
 from overlapscope.trace.json_files import dump_json_line, parse_json_text, read_json, write_json
 from overlapscope.trace.manifest import Manifest
 from overlapscope.trace.process_files import write_exit
@@ -27,6 +32,7 @@ from overlapscope.trace.recording import Trace, read_trace
 from overlapscope.trace.regular_file import match_files
 from overlapscope.trace.schema import ENDED_FILE, HEADER_BYTES, MANIFEST_FILE, RUN_FILE, SIGNATURES_FILE, rank_folder
 from tests import damage
+from tests.diagnosis.test_verdict_texts import LOOPBACK, NO_ROUTE, NO_STORE
 from tests.ordered import all_reduce, end, fail, steps, write_order
 from tests.redact.copies import facts_of, find_verdict, read_bytes, redact
 from tests.synthetic import write_recording, write_straggling_recording
@@ -264,3 +270,14 @@ def test_files_that_are_not_as_we_write_them_are_damage_in_the_copy(tmp_path: Pa
     copied = rank_folder(tmp_path / "copy", 0)
     assert (copied / "group_0.log").read_bytes() == DAMAGED
     assert all(map(Manifest(copied, []).is_damaged, (SIGNATURES_FILE, "group_0.log")))
+
+
+@pytest.mark.parametrize("failure", [NO_STORE, LOOPBACK, NO_ROUTE])
+def test_what_could_not_be_connected_to_is_known_without_its_address(failure: Failure) -> None:
+    copy = replace(failure, message=hide_message(Pseudonyms(b"key"), failure.message))
+    assert not re.search("node0|10.0.0.7", copy.message)
+    original, found = find_unreachable_address(failure), find_unreachable_address(copy)
+    assert original is not None
+    assert found is not None
+    assert (found.is_store, found.is_loopback) == (original.is_store, original.is_loopback)
+    assert is_consequence(copy)

@@ -26,7 +26,8 @@ _PHRASES: Final = re.compile(
     r"out of memory|can'?t allocate memory|cannot allocate memory|time[d]? ?out"
     r"|connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket (?:closed|timeout)"
     r"|remote (?:process|peer)|by peer|ncclRemoteError|ncclSystemError|recvBytes|sendBytes|watchdog|abort"
-    r"|process group|shut|DDP expects same model across all ranks|Expected to have finished reduction",
+    r"|process group|shut|DDP expects same model across all ranks|Expected to have finished reduction"
+    r"|connectFullMesh|remote=\[(?:127(?:\.\d+){3}|::1)\]|socket\w+Connect\b|client socket has|Duplicate GPU detected",
     re.IGNORECASE,
 )
 _FRAME: Final = re.compile(r'(?P<indent> +)File "(?P<file>.+)", line (?P<line>\d+)(?P<comma>,?) in (?P<function>.+)')
