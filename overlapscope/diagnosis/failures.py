@@ -36,7 +36,7 @@ _UNREACHABLE_RANK: Final = re.compile(
     r"|\bsocket\w+Connect\b(?:: Connect to (?P<nccl_host>[^\s<]+)<(?P<nccl_port>\d+)>)?",
     re.DOTALL,
 )
-"""In gloo's messages (transport/tcp) and NCCL's (misc/socket.cc); older ones and copies without names lack the address."""
+"""In gloo's messages (transport/tcp) and NCCL's (misc/socket.cc), of which older and hidden ones lack the address."""
 _HOSTS: Final = ("host", "old_host", "nccl_host")
 _PORTS: Final = ("port", "old_port", "nccl_port")
 _UNREACHABLE_STORE: Final = re.compile(
