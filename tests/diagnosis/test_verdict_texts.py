@@ -110,6 +110,10 @@ NO_ROUTE = Failure(
     "No route to host",
     call_site=site(4),
 )
+PORT_IN_USE = (
+    "The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, "
+    "name: EADDRINUSE, message: address already in use"
+)
 NO_ADDRESS = "Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error"
 ONE_DEVICE = Failure(
     type="torch.distributed.DistBackendError",
@@ -1035,6 +1039,7 @@ CASES: dict[str, list[Case]] = {
             unconnected(replace(LOOPBACK, message=NO_ADDRESS)),
         ),
         Case("two ranks of one device", "", unconnected(ONE_DEVICE, "failed", error=ONE_DEVICE)),
+        Case("a port that is taken", "rank 1", failed(replace(NO_STORE, message=PORT_IN_USE), phase=JOINING)),
         Case(
             "another one has not come yet",
             "rank 1",

@@ -50,14 +50,16 @@ _REACH_STORE: Final = (
     "that failed ('getent hosts NAME'), and does a firewall let the port through?"
 )
 _LOOK_AT_THE_OTHER: Final = "Look for a rank that ended at that time: its address can't be reached either."
-_OWN_DEVICE: Final = (
-    "Give each rank a device of its own before the first collective, as with "
-    "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))."
-)
+_KNOWN_CAUSES: Final = {
+    "Duplicate GPU detected": "Give each rank a device of its own before the first collective, as with "
+    "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])).",
+    "server socket has failed to listen": "Another process has that port, perhaps of a job that was not ended "
+    "('ss -ltnp' names it): end it, or give another MASTER_PORT.",
+}
+"""What to do about an exception, by a phrase of its message: NCCL's and c10d's."""
 _FIX_ALIKE: Final = "Fix this exception: each rank raised it by itself, at the same line."
 _TORCH_SOURCE_PREFIX: Final = re.compile(r"^\[[^\]]+\.(cc|cpp|h|hpp):\d+\]\s*")
 """Prefix of messages, such as ``[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553]``, that is of no use."""
-_DUPLICATE_DEVICE: Final = "Duplicate GPU detected"
 _MAX_CAUSE_LENGTH: Final = 300
 _MAX_CONSEQUENCE_LENGTH: Final = 200
 _MIN_SILENCE_NS: Final = 1_000_000_000
@@ -86,8 +88,7 @@ def failed(
     explanation = truncate_words(exception_text(failure), _MAX_CAUSE_LENGTH)
     how = "ran out of memory" if is_memory else "failed"
     advice = _LESS_MEMORY if is_memory else _FIX_ALIKE if is_alike and len(ranks) > 1 else _FIX_FIRST
-    if _DUPLICATE_DEVICE in failure.message:
-        advice = _OWN_DEVICE
+    advice = next((known for phrase, known in _KNOWN_CAUSES.items() if phrase in failure.message), advice)
     sentence = (
         f"{capitalize(rank_list(ranks))} {how}{_in_step(one, failure.call_site)}{at_line(failure.call_site)}: "
         f"{explanation}"

@@ -27,7 +27,8 @@ _PHRASES: Final = re.compile(
     r"|connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket (?:closed|timeout)"
     r"|remote (?:process|peer)|by peer|ncclRemoteError|ncclSystemError|recvBytes|sendBytes|watchdog|abort"
     r"|process group|shut|DDP expects same model across all ranks|Expected to have finished reduction"
-    r"|connectFullMesh|remote=\[(?:127(?:\.\d+){3}|::1)\]|socket\w+Connect\b|client socket has|Duplicate GPU detected",
+    r"|connectFullMesh|remote=\[(?:127(?:\.\d+){3}|::1)\]|socket\w+Connect\b|client socket has|Duplicate GPU detected"
+    r"|server socket has failed to listen",
     re.IGNORECASE,
 )
 _FRAME: Final = re.compile(r'(?P<indent> +)File "(?P<file>.+)", line (?P<line>\d+)(?P<comma>,?) in (?P<function>.+)')
