@@ -273,7 +273,8 @@ def _may_have_been_killed(one: RankEvidence) -> bool:
 
 
 def _reports_dead_peer(one: RankEvidence) -> bool:
-    is_other = is_timeout(one.failure) or is_interrupted(one.failure) or find_unreachable_address(one.failure)
+    has_never_met = not one.steps_done and find_unreachable_address(one.failure)
+    is_other = is_timeout(one.failure) or is_interrupted(one.failure) or has_never_met
     return is_consequence(one.failure) and not is_other
 
 

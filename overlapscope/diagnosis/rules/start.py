@@ -157,10 +157,13 @@ def _was_killed(one: RankEvidence) -> bool:
 
 
 def _find_unreachable(facts: Facts) -> dict[int, tuple[UnreachableAddress, Failure]]:
+    """Return what ranks could not connect to; not after their first step, when it is rather because a rank has died."""
     return {
         rank: (address, one.failure)
         for rank, one in sorted(facts.ranks.items())
-        if one.failure is not None and (address := find_unreachable_address(one.failure)) is not None
+        if one.failure is not None
+        and not one.steps_done
+        and (address := find_unreachable_address(one.failure)) is not None
     }
 
 
