@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,3 +142,7 @@ def start_cluster(folder: Path, nodes: int) -> Iterator[Cluster]:
                 daemon.terminate()
             for daemon in daemons:
                 daemon.wait(30)
+            for node in range(nodes):  # of a job that hangs
+                for pid in hosts.processes(node):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
