@@ -166,18 +166,8 @@ class LaneLabel:
 def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, is_plain: bool = False) -> None:
     """Fill a document with the page, for the group, ranks and number in the query."""
     diagnosis = snapshot.diagnosis
-    if diagnosis is not None and not diagnosis.groups and diagnosis.verdict.is_fault and not is_plain:
-        render(document, "order_fault.html", title="Order", trace=snapshot.trace, **_build_top(snapshot, diagnosis))
-        return
     if diagnosis is None or not diagnosis.groups:
-        verdict = diagnosis.verdict if diagnosis else None
-        render(
-            document,
-            "problem.html",
-            title="Order",
-            trace=snapshot.trace,
-            **build_unavailable_context(snapshot.trace, verdict),
-        )
+        _render_without_order(document, snapshot, is_plain=is_plain)
         return
     group = parse_group(diagnosis, arguments)
     lanes = diagnosis.lanes(group)
@@ -215,6 +205,16 @@ def build(document: Document, snapshot: Snapshot, arguments: QueryArguments, *, 
         other_colors=OTHER_COLORS,
         **({} if is_plain or must_be_quick else build_breakdown_context(snapshot.summary)),
     )
+
+
+def _render_without_order(document: Document, snapshot: Snapshot, *, is_plain: bool) -> None:
+    """Fill a document with what went wrong, as far as it is known, or with why there is nothing to show."""
+    diagnosis, trace = snapshot.diagnosis, snapshot.trace
+    if diagnosis is not None and diagnosis.verdict.is_fault and not is_plain:
+        render(document, "order_fault.html", title="Order", trace=trace, **_build_top(snapshot, diagnosis))
+        return
+    reason = build_unavailable_context(trace, diagnosis.verdict if diagnosis else None)
+    render(document, "problem.html", title="Order", trace=trace, **reason)
 
 
 def _build_top(snapshot: Snapshot, diagnosis: Diagnosis) -> dict[str, Any]:

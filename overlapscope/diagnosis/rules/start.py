@@ -59,10 +59,7 @@ def find_never_started(facts: Facts) -> Verdict | None:
     is_known = bool(observed) or reported is not None or facts.evidence.is_live
     if not gone or not facts.ranks or facts.is_from_dumps:
         return None
-    # If a rank has failed by itself, others may still be on their way, or were ended because of that.
-    if not observed and any(map(has_own_failure, facts.ranks.values())):
-        return None
-    if not is_known and _find_unreachable(facts):
+    if _is_explained(facts, is_observed=bool(observed), is_known=is_known):
         return None
     others = tuple(rank for rank in facts.world if rank not in gone)
     return Verdict(
@@ -79,6 +76,13 @@ def find_never_started(facts: Facts) -> Verdict | None:
         concerned=(*gone, *others),
         call_sites=known_sites({rank: _line(facts.ranks.get(rank)) for rank in others[:1]}),
     )
+
+
+def _is_explained(facts: Facts, *, is_observed: bool, is_known: bool) -> bool:
+    """Return True if ranks failed by themselves, so that others may still be on their way, or were ended for that."""
+    if not is_observed and any(map(has_own_failure, facts.ranks.values())):
+        return True
+    return not is_known and bool(_find_unreachable(facts))
 
 
 def _reported(facts: Facts) -> tuple[int, ...] | None:
