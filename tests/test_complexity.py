@@ -23,7 +23,6 @@ def parse_sources() -> dict[str, ast.Module]:
     return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in paths}
 
 
-@pytest.mark.slow
 def test_no_function_is_too_complex_and_no_exception_is_needless() -> None:
     radon = pytest.importorskip("radon.complexity")
     found = {}

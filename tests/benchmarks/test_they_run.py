@@ -59,6 +59,11 @@ AT_NIGHT = {
     "thousand_ranks": "--ranks 16 --steps 30 --times 1 --seconds 0.1",
     "tune": "FOLDER --models tiny --link loopback --steps 20 --rounds 1 --seconds 1",
     "tuning_power": "--tunings 2 --steps 30",
+    "fleet_chance": "--fleets 2 --with-cause 1",
+    "import_traces": "--mb 1 --ranks 1",
+    "links": "--samples 1",
+    "plan_search": "--plans 10 --parameters 20 --cycles 2 --ranks 2",
+    "rounds": "--turns 1",
     "timeline": "--spans 2000 --ranks 2 --seconds 0.2",
 }
 IN_CI = {
@@ -67,11 +72,6 @@ IN_CI = {
     "diagnose": "--ranks 4 --collectives 2000",
     "false_alarms": "--recordings 2 --ranks 2 --steps 30 --delay 0.1",
     "fault_table": "--ranks 2 failed-rank",
-    "fleet_chance": "--fleets 2 --with-cause 1",
-    "import_traces": "--mb 1 --ranks 1",
-    "links": "--samples 1",
-    "plan_search": "--plans 10 --parameters 20 --cycles 2 --ranks 2",
-    "rounds": "--turns 1",
     "watchdog": "--models tiny --pairs 1 --starts 1 --block-s 0.1 --warm-up-s 0.1",
 }
 IN_BROWSER = {"app", "bucket_page", "live_app", "thousand_ranks", "timeline"}

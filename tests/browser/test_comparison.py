@@ -103,6 +103,7 @@ def test_ranges_of_one_run_are_compared_from_its_pages(open_page: OpenPage, tabl
     assert is_drawn(page)
 
 
+@pytest.mark.nightly
 def test_any_of_the_steps_that_differ_most_is_drawn_by_click_and_keys_and_found_again(
     open_page: OpenPage, table: str
 ) -> None:

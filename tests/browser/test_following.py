@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 LIBRARY = "**/static/js/bokeh.min.js"
 HEADER_PX = 110
-RANKS = 32
+RANKS = 24
 LOW_WINDOW: ViewportSize = {"width": 1300, "height": 500}
 """One in which so many ranks have to be scrolled."""
 

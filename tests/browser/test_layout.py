@@ -142,6 +142,7 @@ def test_pointing_at_a_trend_moves_nothing(open_page: OpenPage, ordered: str) ->
     assert page.evaluate(places) == before
 
 
+@pytest.mark.nightly
 def test_the_thumb_of_the_lanes_is_where_they_are_from_the_beginning(open_page: OpenPage, ordered: str) -> None:
     page = open_page(ordered)
     for width in (1000, 1600):

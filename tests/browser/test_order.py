@@ -134,6 +134,7 @@ def test_the_overview_says_it_too_and_leads_there(open_page, faulty):
     page.wait_for_url("**/order")
 
 
+@pytest.mark.nightly
 def test_dark_mode_paints_lanes_in_their_own_colors(open_page, faulty):
     palettes = []
     for theme in ("light", "dark"):

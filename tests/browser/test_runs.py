@@ -111,6 +111,7 @@ def test_a_run_is_opened_with_its_pages_and_back_leads_to_the_table_as_it_was(op
     assert names(page) == ["nightly/timeline"]
 
 
+@pytest.mark.nightly
 def test_an_odd_name_is_opened_and_leads_back(open_page, table):
     page = open_table(open_page, table)
     page.get_by_role("link", name="odd #1 ?<b>&", exact=True).click()

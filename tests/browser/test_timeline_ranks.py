@@ -137,6 +137,7 @@ def test_ranks_are_sorted_by_lateness_pinned_and_folded_by_host_and_back_undoes_
         wait_for_step(page, 7)
 
 
+@pytest.mark.nightly
 def test_the_ideal_is_drawn_and_taken_away_and_remembered(open_page, address):
     page = open_timeline(open_page, f"{address}timeline?step=7")
     expect(page.locator(".legend .ideal")).to_be_hidden()

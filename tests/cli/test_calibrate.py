@@ -19,7 +19,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 @pytest.mark.parametrize(
     "launcher",
     [
-        pytest.param(["--nproc", "2"], id="alone", marks=pytest.mark.slow),
+        pytest.param(["--nproc", "2"], id="alone", marks=pytest.mark.nightly),
         pytest.param(["--", *TORCHRUN], id="launcher", marks=pytest.mark.nightly),
     ],
 )

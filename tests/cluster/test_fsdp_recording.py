@@ -93,7 +93,7 @@ def of_step(trace: Trace, step: int) -> pd.DataFrame:
     return trace.collectives.query("rank == 0 and bucket >= 0 and step == @step")
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_groups_are_gathered_before_forward_and_backward_and_reduced_once(tmp_path: Path, world_size: int) -> None:
     recorded = run_ranks(plain, world_size, str(tmp_path))
     assert recorded == run_ranks(plain, world_size, "")

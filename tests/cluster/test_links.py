@@ -45,6 +45,7 @@ def test_the_host_that_sends_slowly_is_named_first_by_its_link(tmp_path, hosts, 
     assert first["bytes"] / (first["busy_ns"] / 1e9) < 1.1 * RATE_BYTES_PER_S, "the link lets no more through"
 
 
+@pytest.mark.nightly
 def test_among_links_that_are_alike_none_is_blamed(tmp_path):
     """One may seem slow on a machine that is busy; but all-reduces don't take as long as it would need."""
     trace = training_of(tmp_path, 4, steps=100, slow_host=None)

@@ -39,7 +39,7 @@ SUBJECTS = (
     "unused_parameters",
 )
 """Files of scenarios, in ``tests.cluster.same_as_stock``."""
-BY_DAY = ("backward_passes", "several_models", "unused_parameters")
+BY_DAY = ("backward_passes", "several_models")
 SMALL_BUCKETS_MB = 0.005
 
 

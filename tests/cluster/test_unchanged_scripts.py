@@ -100,7 +100,7 @@ def test_a_script_with_ddp_is_recorded_once_whosever_ddp_it_is(tmp_path: Path, p
     assert not any(traces.iterdir())
 
 
-@pytest.mark.parametrize("method", ["spawn", pytest.param("fork", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_ranks_that_a_script_starts_itself_are_recorded_and_it_is_not(tmp_path: Path, method: str) -> None:
     traces, script = tmp_path / "traces", script_in(tmp_path, WITH_SPAWN)
     ran = record(traces, sys.executable, script, method, tmp_path / "rendezvous")
