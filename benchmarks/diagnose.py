@@ -34,6 +34,7 @@ from overlapscope.trace.collective_log import (
     group_file,
     hashed_step,
 )
+from overlapscope.trace.collective_log_reader import compute_entry_checks
 from overlapscope.trace.event_log import EventLogWriter
 from overlapscope.trace.schema import EVENTS_FILE, SIGNATURES_FILE, Kind, Phase, pack_body
 from tests.ordered import bucket, make_folder
@@ -59,6 +60,7 @@ def entries_of_rank(collectives: int, left_out_step: int | None) -> Entries:
     rows["announced_ns"] = BEGIN_NS + number * (STEP_NS // BUCKETS)
     rows["launched_ns"] = rows["announced_ns"] + 10_000
     rows["completed_ns"] = rows["announced_ns"] + 5_000_000
+    rows["check"] = compute_entry_checks(rows)
     return rows
 
 

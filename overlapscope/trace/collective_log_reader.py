@@ -70,15 +70,14 @@ def verify_entries(entries: Entries) -> tuple[Entries, npt.NDArray[np.bool_]]:
     if is_intact.all():
         return entries, is_intact
     entries = entries.copy()
-    for entry_index in np.flatnonzero(~is_intact):
-        for times, flag in _UNFINISHED_UPDATES:
-            before = entries[entry_index : entry_index + 1].copy()
-            for name in times:
-                before[name] = 0
-            before["flags"] &= ~np.uint8(flag)
-            if _is_intact(before)[0]:
-                entries[entry_index], is_intact[entry_index] = before[0], True
-                break
+    for times, flag in _UNFINISHED_UPDATES:
+        damaged = np.flatnonzero(~is_intact)
+        before = entries[damaged]
+        for name in times:
+            before[name] = 0
+        before["flags"] &= ~np.uint8(flag)
+        is_undone = _is_intact(before)
+        entries[damaged[is_undone]], is_intact[damaged[is_undone]] = before[is_undone], True
     return entries, is_intact
 
 
