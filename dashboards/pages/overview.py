@@ -50,7 +50,7 @@ def build(document: Document, snapshot: Snapshot, _arguments: QueryArguments) ->
         incident=None if context["fault"] else find_incident(snapshot),
         roots=[plot.root for plot in plots],
         plots=plots,
-        has_order=snapshot.diagnosis is not None,
+        has_order=snapshot.diagnosis is not None and bool(snapshot.diagnosis.groups),
         has_events=snapshot.diagnosis is None or not has_only_collectives(snapshot.trace),
         remarks=() if snapshot.diagnosis is None else snapshot.diagnosis.verdict.remarks,
         attempts=format_other_attempts(snapshot.attempts, snapshot.trace.path),

@@ -132,10 +132,14 @@ def test_of_a_job_that_failed_before_its_first_collective_it_has_the_verdict(tmp
     failure = {"type": "ModuleNotFoundError", "message": "No module named 'x'", "traceback": "", "frames": []}
     exit_ = {"exit_status": None, "exit_text": "", "exit_frames": []}
     write_json(tmp_path / "early_end_a_8.json", began | failure | exit_ | {"time_ns": 2})
-    _, page = build(RecordingCache(tmp_path).latest())
+    snapshot = RecordingCache(tmp_path).latest()
+    _, page = build(snapshot)
     assert 'class="kind fault">Failed' in page
     assert "Rank 1 failed in init_process_group" in page.partition("<h1")[2].partition("</h1>")[0]
     assert "No order of collectives" in page
+    document = Document()
+    overview.build(document, snapshot, {})
+    assert "No collective was recorded" in words(document)
 
 
 def test_if_all_collective_logs_are_damaged_it_says_so(tmp_path):

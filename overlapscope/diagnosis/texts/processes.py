@@ -382,7 +382,8 @@ def unreachable(
         gone: ranks that have ended, nobody knows when.
         is_on_several_hosts: True if it is known that the job is.
     """
-    where = f" at {address.host}:{address.port}".removesuffix(":") if address.host else ""
+    host = f"[{address.host}]" if ":" in address.host else address.host  # of IPv6
+    where = f" at {host}:{address.port}".removesuffix(":") if host else ""
     start = f"{capitalize(rank_list(ranks))} failed{at_line(failure.call_site)}: no connection to"
     alternative = ""
     if address.is_store:
