@@ -18,6 +18,7 @@ _PEER_ERRORS: Final = re.compile(
     re.IGNORECASE,
 )
 _FRAMES: Final = re.compile(r'^ +File "(.+)", line \d+, in .+(?:\n +(.*))?', re.MULTILINE)
+_RAISES: Final = re.compile(r"(?:^|[:;] *)raise\b")
 _TORCHS_OWN: Final = re.compile(r"/(torch|instrumented_ddp)/")
 _HANDLING: Final = re.compile(
     r"^(?:During handling of the above exception, another exception occurred"
@@ -145,4 +146,4 @@ def _may_come_from_c10d(failure: Failure) -> bool:
     if _TORCHS_OWN.search(file):
         return "/torch/utils/data/" not in file
     is_pythons = failure.type.rpartition(".")[2] in ("ConnectionError", "TimeoutError")
-    return not is_library_file(file) and not is_pythons and not source.startswith("raise ")
+    return not is_library_file(file) and not is_pythons and not _RAISES.search(source)

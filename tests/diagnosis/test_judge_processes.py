@@ -141,6 +141,7 @@ OF_A_WORK = 'Traceback (most recent call last):\n  File "/home/me/train.py", lin
         ("TimeoutError", OF_A_FILE_SERVER, "failed"),
         ("ConnectionError", OF_A_SOCKET, "failed"),
         ("RuntimeError", OF_A_FILE_SERVER, "failed"),
+        ("RuntimeError", OF_A_FILE_SERVER.replace("    raise", "    if late: raise"), "failed"),
         ("RuntimeError", OF_A_WORK, "cannot tell"),
     ],
 )

@@ -39,6 +39,7 @@ _KEPT_LINES: Final = re.compile(
     r"|  <no Python frame>|  Garbage-collecting|  \.\.\."
     r"|Timeout \(\d+:\d+:\d+(?:\.\d+)?\)!|"
 )
+_RAISES: Final = re.compile(r"(?:^|[:;]) *raise\b")
 _THREAD: Final = re.compile(r"(Current thread|Thread) (0x[0-9a-f]+)")
 _FATAL: Final = re.compile(
     r"Fatal Python error: (?:Aborted|Segmentation fault|Bus error|Illegal instruction|Floating point exception)?"
@@ -123,7 +124,7 @@ def hide_stacks(pseudonyms: Pseudonyms, text: str) -> str:
 
 
 def _hide_source(line: str) -> str:
-    return "    raise ..." if line.lstrip().startswith("raise ") else "    ..."
+    return "    raise ..." if _RAISES.search(line) else "    ..."
 
 
 def _hide_line(pseudonyms: Pseudonyms, line: str) -> str | None:
