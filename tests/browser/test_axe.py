@@ -22,12 +22,14 @@ from tests.synthetic import write_straggling_recording
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 RUN = "runs/whole/-/"
-PAGES = (
-    *("", RUN, *(RUN + page for page in ("timeline", "buckets", "stragglers", "order"))),
-    *("runs/faulty/-/order", "runs/faulty/-/stragglers", "runs/gone/-/", f"{RUN}plots/timeline"),
+PAGES = ("", *(RUN + page for page in ("", "timeline", "order")))
+"""The table of runs, and what most people see of a run."""
+OTHER_PAGES = (
+    *(RUN + page for page in ("buckets", "stragglers", "plots/timeline")),
+    *("runs/faulty/-/order", "runs/faulty/-/stragglers", "runs/gone/-/"),
     *("docs/glossary", "compare?base=whole&new=faulty&new=gone"),
 )
-"""The table of runs, all pages of a run, a fault, two that say why there is nothing, a plot alone, and a document."""
+"""More pages of a run and a plot alone, a fault, two that say why there is nothing, and a document."""
 FILES = ("report.html", "comparison.html")
 COLOR_RULES = ("color-contrast", "link-in-text-block")
 """All of axe's that look at colors, which is what a theme changes."""
@@ -76,11 +78,18 @@ def find(page: Page, theme: str, rules: Sequence[str] = ()) -> list[Finding]:
     ]
 
 
-def test_no_page_has_a_finding(open_page: OpenPage, table: str, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("pages", "files"),
+    [(PAGES, FILES[:1]), pytest.param(OTHER_PAGES, FILES[1:], marks=pytest.mark.nightly)],
+    ids=["what_is_seen_most", "others"],
+)
+def test_no_page_has_a_finding(
+    open_page: OpenPage, table: str, folder: Path, pages: Sequence[str], files: Sequence[str]
+) -> None:
     page = open_page(table)
     expect(page.locator("body")).to_have_attribute("data-ready", "yes")
     found = []
-    for path in PAGES:
+    for path in pages:
         if path:
             page.goto(table + path)
             expect(page.locator("main[aria-busy=true]")).to_have_count(0, timeout=60_000)
@@ -101,7 +110,7 @@ def test_no_page_has_a_finding(open_page: OpenPage, table: str, folder: Path) ->
             page.wait_for_function("document.documentElement.clientWidth === 390")
             found += find(page, "dark", COLOR_RULES + SIZE_RULES)
             page.set_viewport_size({"width": 1300, "height": 800})
-    for file in FILES:
+    for file in files:
         page.goto((folder.parent / file).as_uri())
         found += find(page, "light") + find(page, "dark", COLOR_RULES)
     assert found == []

@@ -103,6 +103,7 @@ def open_banner_and_scroll(page: Page) -> None:
     page.locator("#ranks").evaluate("(ranks) => ranks.scrollTo(0, 150)")
 
 
+@pytest.mark.nightly
 def test_scroll_open_details_selection_and_focus_stay(open_page: OpenPage, tmp_path: Path) -> None:
     recording = write_live_recording(tmp_path / "traces", ranks=RANKS, steps=10, close=False)
     (recording / "rank_1" / MACHINE_FILE).write_text("[]\n")  # so that there is something to say

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
     ("address", "place"),
     [
         ("timeline?step=5", "#status"),
-        ("stragglers?figure=wait", "#heatmap"),
+        pytest.param("stragglers?figure=wait", "#heatmap", marks=pytest.mark.nightly),
         pytest.param("", ".verdict", marks=pytest.mark.nightly),
     ],
 )

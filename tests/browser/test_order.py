@@ -101,6 +101,7 @@ def test_keys_move_the_cell_and_jump_to_differences_and_the_address_keeps_it(ope
     wait_for_cell(page, 1, DIVERGENCE)
 
 
+@pytest.mark.nightly
 def test_a_number_and_a_step_can_be_gone_to(open_page, faulty):
     page = open_order(open_page, faulty)
     page.locator("#number").fill("5")

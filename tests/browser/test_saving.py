@@ -130,6 +130,7 @@ def test_every_figure_is_saved_as_it_is_seen(
         assert not step or step.removeprefix("-").replace("-", " ") in texts[0]
 
 
+@pytest.mark.nightly
 def test_every_table_on_every_page_is_at_its_address_and_a_click_saves_it(
     open_page: OpenPage, folder: Path, table: str, tmp_path: Path
 ) -> None:
