@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -37,7 +38,7 @@ SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 ReturnToService=2
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool_%n
+SlurmdSpoolDir={spool}/%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd_%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -49,7 +50,7 @@ _BOOT = """
 set -e
 hostname {name}
 mount --bind {folder}/hosts /etc/hosts
-mkdir -p {folder}/disk_{name} {folder}/spool_{name}
+mkdir -p {folder}/disk_{name} {spool}/{name}
 mount --bind {folder}/disk_{name} {folder}/disk
 exec "$@"
 """
@@ -112,18 +113,19 @@ def start_cluster(folder: Path, nodes: int) -> Iterator[Cluster]:
     """Start a controller, on the first node, and the nodes."""
     for name in ("state", "disk"):
         (folder / name).mkdir(parents=True)
-    with make_cluster(nodes) as hosts:
+    # Sockets are in the spool, whose path must be short: that of a test with workers is too long.
+    with make_cluster(nodes) as hosts, tempfile.TemporaryDirectory(prefix="slurm-") as spool:
         addresses = {f"node{node}": hosts.address(node) for node in range(nodes)}
         lines = [f"NodeName={name} NodeAddr={address} CPUs=4 State=UNKNOWN" for name, address in addresses.items()]
         (folder / "slurm.conf").write_text(
-            _CONFIGURATION.format(folder=folder, controller=hosts.address(0), nodes="\n".join(lines))
+            _CONFIGURATION.format(folder=folder, spool=spool, controller=hosts.address(0), nodes="\n".join(lines))
         )
         named = [f"{address} {name}\n" for name, address in addresses.items()]
         (folder / "hosts").write_text("".join(["127.0.0.1 localhost\n", *named]))
         daemons = []
         try:
             for command, node in [("slurmctld -D", 0), *((f"slurmd -D -N node{node}", node) for node in range(nodes))]:
-                boot = _BOOT.format(name=f"node{node}", folder=shlex.quote(str(folder)))
+                boot = _BOOT.format(name=f"node{node}", folder=shlex.quote(str(folder)), spool=shlex.quote(spool))
                 # `ip netns exec` would hide the control groups, which slurmd asks for.
                 enter = ["nsenter", f"--net=/run/netns/{hosts.namespaces[node]}", "unshare", "--mount", "--uts"]
                 daemons.append(

@@ -86,7 +86,9 @@ def test_slurm_collects_what_its_nodes_have_recorded(tmp_path: Path, programs: s
     if is_connected:
         assert set(read_trace(traces).ranks["host"]) == {f"node{node}" for node in range(nodes)}
     else:
-        assert find_unreachable_address(next(iter(attempt.evidence.ranks.values())).failure).is_loopback
+        # Of one of them, as it may be ended before it fails by itself.
+        addresses = [find_unreachable_address(one.failure) for one in attempt.evidence.ranks.values()]
+        assert any(address is not None and address.is_loopback for address in addresses)
 
 
 @pytest.mark.parametrize("script", sorted(RECIPES.glob("*.sbatch")), ids=lambda script: script.name)

@@ -37,7 +37,7 @@ def test_steps_leave_nothing_in_memory(wrapper: str, native: str, tmp_path: Path
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert ended.returncode == 0, ended.stderr
     measured = json.loads(ended.stdout.splitlines()[-1])
