@@ -42,6 +42,7 @@ from overlapscope.trace.schema import (
     REPLICAS_FILE,
     SIGNATURES_FILE,
     STACKS_PATTERN,
+    STAGED_PATTERN,
     TABLES_FOLDER,
     FileKind,
 )
@@ -117,7 +118,7 @@ def _name_in_copy(name: str, pseudonyms: Pseudonyms) -> tuple[str, str] | None:
 
 def _copy_rank(source: Path, target: Path, pseudonyms: Pseudonyms, left_out: set[str]) -> None:
     found = {path: kind for path in sorted(source.iterdir()) if (kind := _find_kind(path.name)) and path.is_file()}
-    left_out |= {path.name for path in source.iterdir() if path not in found}
+    left_out |= {path.name for path in source.iterdir() if path not in found and not _is_draft(path.name)}
     is_text = {path: kind.name in RULES for path, kind in found.items()}
     for path in [path for path in found if is_text[path]]:
         _copy_text(path, target / path.name, found[path].name, pseudonyms)
@@ -127,6 +128,11 @@ def _copy_rank(source: Path, target: Path, pseudonyms: Pseudonyms, left_out: set
         _copy_binary(path, target / path.name, found[path], pseudonyms, signatures, tensors)
     if (source / MANIFEST_FILE).exists():
         _copy_manifest(source, target)
+
+
+def _is_draft(name: str) -> bool:
+    """Return True for what was about to replace a file when its process was killed."""
+    return fnmatchcase(name, STAGED_PATTERN) and _find_kind(Path(name).stem) is not None
 
 
 def _find_kind(name: str) -> FileKind | None:

@@ -257,6 +257,14 @@ def test_a_field_of_a_later_version_is_left_out_and_named(tmp_path: Path) -> Non
     assert not (rank_folder(tmp_path / "copy", 0) / SIGNATURES_FILE).exists()
 
 
+def test_what_a_rank_was_writing_when_it_was_killed_is_in_no_copy_and_nobody_is_told(tmp_path: Path) -> None:
+    write_recording(tmp_path / "job", ranks=1)
+    for name in (RUN_FILE, "zqfile"):
+        (rank_folder(tmp_path / "job", 0) / f"{name}.part").touch()
+    assert redact(tmp_path / "job", tmp_path / "copy").left_out == ("zqfile.part",)
+    assert not [*(tmp_path / "copy").rglob("*.part")]
+
+
 def test_files_that_are_not_as_we_write_them_are_damage_in_the_copy(tmp_path: Path) -> None:
     write_order(tmp_path / "job", {0: steps(2), 1: steps(2)})
     end(tmp_path / "job", (0, 1))
