@@ -33,7 +33,7 @@ def find_job(command: Sequence[str], variables: Mapping[str, str] = os.environ) 
     Raises:
         OverlapScopeError: nothing names it.
     """
-    given = _read_options(command)
+    given = _read_options(command, _OPTIONS)
     known = {name: given.get(name) or variables.get(f"PET_{name.upper()}", "") for name in _OPTIONS}
     if number := variables.get("SLURM_JOB_ID"):
         return f"Slurm job {number}"
@@ -50,13 +50,20 @@ def find_job(command: Sequence[str], variables: Mapping[str, str] = os.environ) 
     )
 
 
-def _read_options(command: Sequence[str]) -> dict[str, str]:
-    """Return the values of torchrun's options that say where its processes meet."""
+def count_awaited_nodes(command: Sequence[str], variables: Mapping[str, str] = os.environ) -> int:
+    """Return how many nodes a command's torchrun waits for before it starts a rank: the least of ``--nnodes``."""
+    given = _read_options(command, ("nnodes",)).get("nnodes") or variables.get("PET_NNODES", "")
+    least = given.partition(":")[0]
+    return int(least) if least.isdecimal() else 1
+
+
+def _read_options(command: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Return the values of some of torchrun's options."""
     found: dict[str, str] = {}
     for word, following in zip(command, [*command[1:], ""], strict=True):
         option, is_joined, value = word.partition("=")
         name = option.removeprefix("--").replace("-", "_")
-        if option.startswith("--") and name in _OPTIONS:
+        if option.startswith("--") and name in names:
             found.setdefault(name, value if is_joined else following)  # later ones may be the script's
     return found
 

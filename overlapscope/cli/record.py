@@ -150,7 +150,13 @@ def run(args: argparse.Namespace) -> int:
             until_finished.enter_context(metrics_writer(folder, args.metrics))
         with child_process.run_in_foreground(command, add_startup_hook(environment)) as (child, received):
             child.wait()
-        ended = EndedCommand(program=command[0], pid=child.pid, status=child.returncode, received=received)
+        ended = EndedCommand(
+            program=command[0],
+            pid=child.pid,
+            status=child.returncode,
+            received=received,
+            awaited_nodes=joined_job.count_awaited_nodes(command),
+        )
         return finish_recording(
             folder,
             ended,
@@ -199,6 +205,8 @@ class EndedCommand:
     """Exit status of the command; -N if signal N killed it."""
     received: Sequence[ReceivedSignal]
     """Signals that this process received and that were meant for the command."""
+    awaited_nodes: int = 1
+    """Number of nodes that it waits for before it starts a rank."""
 
 
 def finish_recording(
@@ -232,7 +240,7 @@ def finish_recording(
         if not is_joined:
             recording_folder.clear(folder)
             remove_if_empty(folder)
-        print_status(_describe_nothing(ended.program, code))
+        print_status(_describe_nothing(ended, code))
         return code or 1
     with suppress(OSError):  # the disk is full
         signal_received, signaled_at_ns = ended.received[0] if ended.received else (None, None)
@@ -278,11 +286,13 @@ def _describe_recorded(recorded: recording_folder.RecordingSize, folder: Path) -
     )
 
 
-def _describe_nothing(program: str, code: int) -> str:
+def _describe_nothing(ended: EndedCommand, code: int) -> str:
     how = f"ended with exit code {code}" if code else "succeeded"
+    nodes = ended.awaited_nodes
+    hint = f"; before {nodes} nodes have come (--nnodes) torchrun starts no rank: start it on each" if nodes > 1 else ""
     return (
-        f"nothing was recorded: '{program}' {how}, and no Python process it started called "
-        f"torch.distributed.init_process_group with overlapscope installed"
+        f"nothing was recorded: '{ended.program}' {how}, and no Python process it started called "
+        f"torch.distributed.init_process_group with overlapscope installed{hint}"
     )
 
 

@@ -140,7 +140,14 @@ def test_nothing_recorded_is_a_failure_with_a_reason_and_no_empty_folder(
     assert ran.returncode == code
     assert len(ran.stderr.splitlines()) == 1
     assert "nothing was recorded" in ran.stderr
+    assert "nodes" not in ran.stderr
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("option", [["--nnodes", "3"], ["--nnodes=3:4"]])
+def test_where_nothing_is_recorded_it_is_said_how_many_nodes_were_waited_for(tmp_path: Path, option: list[str]) -> None:
+    ran = overlapscope("record", "-o", tmp_path / "a", "--", *exits_with(1), *option)
+    assert "before 3 nodes" in ran.stderr
 
 
 RESTARTED = """
