@@ -92,10 +92,10 @@ def rgb(color: str) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("path", "theme"),
     [
-        *(("", "light"), ("timeline", "dark"), ("buckets", "light")),
+        *(("", "light"), ("timeline", "dark")),
         *(
             pytest.param(*case, marks=pytest.mark.nightly)
-            for case in (("stragglers", "light"), ("", "dark"), ("order", "light"))
+            for case in (("stragglers", "light"), ("", "dark"), ("order", "light"), ("buckets", "light"))
         ),
     ],
 )

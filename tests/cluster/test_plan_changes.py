@@ -30,7 +30,7 @@ SUBJECTS = (
     "unused_parameters",
 )
 """Files of scenarios, in ``tests.cluster.same_as_stock``."""
-BY_DAY = ("backward_passes", "parameter_kinds", "static_graph", "uneven_inputs")
+BY_DAY = ("backward_passes", "static_graph", "uneven_inputs")
 """Those that differ most in which gradients come when."""
 
 

@@ -123,6 +123,7 @@ WITH_CAUGHT_ERROR = WITH_DDP.format(package="torch.nn.parallel").replace(
 )
 
 
+@pytest.mark.nightly
 def test_a_rank_that_catches_its_error_and_exits_is_named_and_the_one_that_torchrun_ended_is_not(
     tmp_path: Path,
 ) -> None:
