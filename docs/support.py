@@ -40,7 +40,7 @@ SETUPS: Final[dict[str, list[Claim]]] = {
             "[Frameworks](frameworks.md)",
         ),
         ("Hugging Face Trainer, accelerate", TESTED, "", "`tests/clients/test_clients.py`"),
-        ("Lightning", WORKS, "2 CPU cores, torch 2.13; in the row `nightly`", "`tests/clients/test_clients.py`"),
+        ("Lightning", TESTED, "in the row `nightly`", "`tests/clients/test_clients.py`"),
         (
             "distributed autograd over RPC; sparse metadata",
             REFUSED,
