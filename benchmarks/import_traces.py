@@ -42,11 +42,11 @@ NUMBERS: Final = ("correlation", "External id", "Record function id", "Ev Idx")
 """What is told apart by them."""
 
 
-def write_trace(path: Path, size_bytes: int, rank: int) -> int:
+def write_trace(path: Path, size_bytes: int, rank: int, ranks: int) -> int:
     """Write a trace of about this size; returns its exact size."""
     content = json.loads(gzip.decompress(SOURCE.read_bytes()))
     events = content.pop("traceEvents")
-    content["distributedInfo"] |= {"rank": rank}
+    content["distributedInfo"] |= {"rank": rank, "world_size": ranks}
     times = [event["ts"] for event in events if event["ph"] == "X" and event["cat"] != "Trace"]
     lasts_us = max(times) - min(times) + 1e6
     with path.open("w") as file:
@@ -90,7 +90,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as temporary:
                 folder = Path(temporary)
                 files = [folder / f"rank{rank}.json" for rank in range(ranks)]
-                total_mb = sum(write_trace(file, int(mb * 1e6), rank) for rank, file in enumerate(files)) / 1e6
+                total_mb = sum(write_trace(file, int(mb * 1e6), rank, ranks) for rank, file in enumerate(files)) / 1e6
                 commands = {
                     "import": [sys.executable, "-c", PROGRAM, "import", *map(str, files), "-o", f"{folder}/out"]
                 }

@@ -60,7 +60,7 @@ AT_NIGHT = {
     "tune": "FOLDER --models tiny --link loopback --steps 20 --rounds 1 --seconds 1",
     "tuning_power": "--tunings 2 --steps 30",
     "fleet_chance": "--fleets 2 --with-cause 1",
-    "import_traces": "--mb 1 --ranks 1",
+    "import_traces": "--mb 1 --ranks 3",
     "links": "--samples 1",
     "plan_search": "--plans 10 --parameters 20 --cycles 2 --ranks 2",
     "rounds": "--turns 1",
