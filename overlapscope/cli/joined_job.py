@@ -6,6 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,8 @@ from overlapscope.trace.schema import ENDED_FILE, JOB_FILE, rank_folder
 
 _OPTIONS: Final = ("rdzv_id", "rdzv_endpoint", "master_addr", "master_port")
 """Options of torchrun that are the same on all hosts of a job; their variables begin with ``PET_``."""
+_TORCHRUN: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+_BEFORE_SCRIPT: Final = ("-m", "--module", "--no-python", "--no_python")
 _DEFAULT_PORT: Final = "29500"
 _NO_ID: Final = ("", "none")
 """torchrun's default is the word."""
@@ -51,8 +54,12 @@ def find_job(command: Sequence[str], variables: Mapping[str, str] = os.environ) 
 
 
 def count_awaited_nodes(command: Sequence[str], variables: Mapping[str, str] = os.environ) -> int:
-    """Return how many nodes a command's torchrun waits for before it starts a rank: the least of ``--nnodes``."""
-    given = _read_options(command, ("nnodes",)).get("nnodes") or variables.get("PET_NNODES", "")
+    """Return how many nodes a torchrun waits for before it starts a rank, the least of ``--nnodes``; 1 for others."""
+    begin = next((index for index, word in enumerate(command) if Path(word).name in _TORCHRUN), None)
+    if begin is None:
+        return 1
+    own = [*takewhile(lambda word: not word.endswith(".py") and word not in _BEFORE_SCRIPT, command[begin:])]
+    given = _read_options(own, ("nnodes",)).get("nnodes") or variables.get("PET_NNODES", "")
     least = given.partition(":")[0]
     return int(least) if least.isdecimal() else 1
 

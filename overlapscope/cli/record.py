@@ -288,8 +288,8 @@ def _describe_recorded(recorded: recording_folder.RecordingSize, folder: Path) -
 
 def _describe_nothing(ended: EndedCommand, code: int) -> str:
     how = f"ended with exit code {code}" if code else "succeeded"
-    nodes = ended.awaited_nodes
-    hint = f"; before {nodes} nodes have come (--nnodes) torchrun starts no rank: start it on each" if nodes > 1 else ""
+    is_waiting = code != 0 and ended.awaited_nodes > 1
+    hint = f"; torchrun starts no rank before it runs on {ended.awaited_nodes} nodes (--nnodes)" if is_waiting else ""
     return (
         f"nothing was recorded: '{ended.program}' {how}, and no Python process it started called "
         f"torch.distributed.init_process_group with overlapscope installed{hint}"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from overlapscope.cli.joined_job import count_awaited_nodes
 from overlapscope.cli.record import describe_recorders
 from overlapscope.trace.recording import read_trace
 from tests.cli.command_line import COMMAND, REPOSITORY, overlapscope, overlapscope_process
@@ -144,10 +145,28 @@ def test_nothing_recorded_is_a_failure_with_a_reason_and_no_empty_folder(
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("option", [["--nnodes", "3"], ["--nnodes=3:4"]])
-def test_where_nothing_is_recorded_it_is_said_how_many_nodes_were_waited_for(tmp_path: Path, option: list[str]) -> None:
-    ran = overlapscope("record", "-o", tmp_path / "a", "--", *exits_with(1), *option)
-    assert "before 3 nodes" in ran.stderr
+@pytest.mark.parametrize(
+    ("words", "nodes"),
+    [
+        (["torchrun", "--nnodes", "3", "train.py"], 3),
+        (["python", "-m", "torch.distributed.run", "--nnodes=3:4", "train.py", "--nnodes", "5"], 3),
+        (["torchrun", "--nproc-per-node", "2", "train.py", "--nnodes", "5"], 1),
+        (["torchrun", "--nproc-per-node", "2", "-m", "train", "--nnodes", "5"], 1),
+        (["python", "launch.py", "--nnodes", "5"], 1),
+        (["start_jobs", "--nnodes", "5"], 1),
+    ],
+)
+def test_only_torchruns_own_option_says_how_many_nodes_it_waits_for(words: list[str], nodes: int) -> None:
+    assert count_awaited_nodes(words, {}) == nodes
+    assert count_awaited_nodes(["torchrun", "train.py"], {"PET_NNODES": "2"}) == 2
+
+
+def test_where_nothing_is_recorded_it_is_said_how_many_nodes_were_waited_for(tmp_path: Path) -> None:
+    failing = tmp_path / "torchrun"
+    failing.write_text("#!/bin/sh\nexit 1\n")
+    failing.chmod(0o755)
+    ran = overlapscope("record", "-o", tmp_path / "a", "--", failing, "--nnodes", 3, "train.py")
+    assert "3 nodes" in ran.stderr
 
 
 RESTARTED = """
