@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from typing import Final, NamedTuple
 
 from overlapscope.diagnosis.evidence import Failure, RankEvidence
-from overlapscope.trace.user_code import is_library_file
+from overlapscope.trace.user_code import RAISES, is_library_file
 
 _BACKEND_ERRORS: Final = ("RuntimeError", "ConnectionError", "TimeoutError")
 _PEER_ERRORS: Final = re.compile(
@@ -18,7 +18,6 @@ _PEER_ERRORS: Final = re.compile(
     re.IGNORECASE,
 )
 _FRAMES: Final = re.compile(r'^ +File "(.+)", line \d+, in .+(?:\n +(.*))?', re.MULTILINE)
-_RAISES: Final = re.compile(r"(?:^|[:;] *)raise\b")
 _TORCHS_OWN: Final = re.compile(r"/(torch|instrumented_ddp)/")
 _HANDLING: Final = re.compile(
     r"^(?:During handling of the above exception, another exception occurred"
@@ -146,4 +145,4 @@ def _may_come_from_c10d(failure: Failure) -> bool:
     if _TORCHS_OWN.search(file):
         return "/torch/utils/data/" not in file
     is_pythons = failure.type.rpartition(".")[2] in ("ConnectionError", "TimeoutError")
-    return not is_library_file(file) and not is_pythons and not _RAISES.search(source)
+    return not is_library_file(file) and not is_pythons and not RAISES.search(source)

@@ -27,6 +27,8 @@ SKIPPED_PACKAGES: Final = frozenset(
 """Top-level packages whose frames are never the user's, wherever they are installed: torch, training frameworks,
 libraries that are called by user code, and ours."""
 
+RAISES: Final = re.compile(r"(?:^|[:;]) *raise\b")
+"""A source line that raises an exception, also behind a condition."""
 _LIBRARIES: Final = re.compile(
     rf"/(site|dist)-packages/(?!instrumented_ddp/examples/)({'|'.join(sorted(SKIPPED_PACKAGES))})/"
     r"|(?<!/tests)/instrumented_ddp/(?!examples/)"

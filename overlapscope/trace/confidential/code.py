@@ -18,6 +18,7 @@ from overlapscope.trace.confidential.public_words import (
     PARTS_OF_NAMES,
     PARTS_OF_PATHS,
 )
+from overlapscope.trace.user_code import RAISES
 
 _PYTHON: Final = re.compile(r"python3\.\d+")
 _SINGLE_FILE_PACKAGE: Final = re.compile(r"/(?:site|dist)-packages/[^/]+$")
@@ -39,7 +40,6 @@ _KEPT_LINES: Final = re.compile(
     r"|  <no Python frame>|  Garbage-collecting|  \.\.\."
     r"|Timeout \(\d+:\d+:\d+(?:\.\d+)?\)!|"
 )
-_RAISES: Final = re.compile(r"(?:^|[:;]) *raise\b")
 _THREAD: Final = re.compile(r"(Current thread|Thread) (0x[0-9a-f]+)")
 _FATAL: Final = re.compile(
     r"Fatal Python error: (?:Aborted|Segmentation fault|Bus error|Illegal instruction|Floating point exception)?"
@@ -124,7 +124,7 @@ def hide_stacks(pseudonyms: Pseudonyms, text: str) -> str:
 
 
 def _hide_source(line: str) -> str:
-    return "    raise ..." if _RAISES.search(line) else "    ..."
+    return "    raise ..." if RAISES.search(line) else "    ..."
 
 
 def _hide_line(pseudonyms: Pseudonyms, line: str) -> str | None:
