@@ -432,6 +432,7 @@ window.overlapscope.startTimeline = (plot, minViewNs) => {
     chosen = {...NOTHING, span: name[0]}
     rememberSoon()
     selection = {from: from_ns[0], to: to_ns[0], name: name[0]}
+    showPanel()
     tip.leave()
     if (isOther && lane[0] % LANES_OF_A_RANK && !plot.rows.data.is_expanded[Math.floor(lane[0] / LANES_OF_A_RANK)]) {
       toggleRank(plot.rows.data.rank[Math.floor(lane[0] / LANES_OF_A_RANK)])
@@ -462,6 +463,7 @@ window.overlapscope.startTimeline = (plot, minViewNs) => {
     view.schedule()
   }
 
+  // Its content comes before the selection or the area whose it is.
   const showPanel = () => {
     panel.show(plot.panel.data.markup[0])
     element("selection").scrollIntoView({block: "nearest"}) // in a narrow window it is below the lanes
@@ -496,7 +498,6 @@ window.overlapscope.startTimeline = (plot, minViewNs) => {
   on(plot.gutter, "data", ranksCame)
   on(plot.selection, "data", selected)
   if (plot.panel) {
-    on(plot.panel, "data", showPanel)
     on(plot.area, "data", showArea)
     on(plot.breakdown, "data", () => (element("head").innerHTML = plot.breakdown.data.markup[0]))
   }
@@ -585,7 +586,6 @@ window.overlapscope.startTimeline = (plot, minViewNs) => {
   window.overlapscope.paintPlots()
   labelToggle()
   showRows()
-  if (plot.panel?.data.markup.length) showPanel()
   if (plot.selection.data.name.length) selected()
   if (plot.area.data.id.length) showArea()
   view.schedule()

@@ -176,6 +176,30 @@ def test_f_zooms_to_the_selection_and_back_undoes_it(open_page, address):
     expect(page.locator("#selection")).to_be_visible()
 
 
+PRESS_F_ONCE_THE_PANEL_IS_SHOWN = """new MutationObserver((_, observer) => {
+  if (document.getElementById("selection").hidden) return
+  observer.disconnect()
+  document.dispatchEvent(new KeyboardEvent("keydown", {key: "f", bubbles: true}))
+}).observe(document.getElementById("selection"), {attributes: true})"""
+
+
+def test_keys_know_the_selection_as_soon_as_its_panel_is_shown(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline?step=7")
+    page.evaluate(PRESS_F_ONCE_THE_PANEL_IS_SHOWN)
+    choose_bucket_1_of_step_7(page)
+    page.wait_for_function(f"{LANES}.x_range.end - {LANES}.x_range.start < 3e6")
+
+
+def test_what_was_selected_before_is_selected_again(open_page, address):
+    page = open_timeline(open_page, f"{address}timeline?step=7")
+    for _ in range(2):
+        choose_bucket_1_of_step_7(page)
+        page.wait_for_function(f"{OUTLINES}.left.length === 10")
+        page.keyboard.press("Escape")
+        expect(page.locator("#selection")).to_be_hidden()
+        page.wait_for_function(f"{OUTLINES}.left.length === 0")
+
+
 def test_the_selection_is_in_the_address_for_others_and_back_undoes_it(open_page, address):
     page = open_timeline(open_page, f"{address}timeline?step=7")
     page.wait_for_function("location.search.includes('from=')")
