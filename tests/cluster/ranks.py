@@ -84,10 +84,10 @@ class Ranks:
             RuntimeError: a rank died.
             TimeoutError: a rank gave no result in ``TIME_LIMIT_S``.
         """
-        if not self._ranks:
-            self._start()
         results: list[Any] = [RuntimeError("not called")]
         try:
+            if not self._ranks:
+                self._start()
             for pipe, _ in self._ranks:
                 pipe.send((worker, args))
                 if is_last:
@@ -120,6 +120,9 @@ class Ranks:
             process.start()
             theirs.close()
             self._ranks.append((ours, process))
+        # One that is done before another has connected to it would be gone for that one.
+        for rank, (pipe, _) in enumerate(self._ranks):
+            _result_of(rank, pipe)
 
 
 def _result_of(rank: int, pipe: Connection) -> Any:
@@ -142,6 +145,7 @@ def _rank_main(
     torch.set_num_threads(1)
     tempfile.tempdir = folder
     dist.init_process_group(backend, init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)
+    pipe.send("connected")
     with suppress(EOFError):  # the other end is closed
         while task := pipe.recv():
             worker, args = task
