@@ -294,7 +294,7 @@ class LocalRankMonitor:
             listening: endpoints at which this process accepts connections.
         """
         known = self._collectives.signatures
-        return make_snapshot(
+        snapshot = make_snapshot(
             self.evidence(with_models=with_models, with_replicas=with_replicas),
             self._logs,
             signature_of=lambda number: known[number - 1] if 0 < number <= len(known) else None,
@@ -302,6 +302,10 @@ class LocalRankMonitor:
             differences=differences,
             listening=listening,
         )
+        # Since the last look, which may be several messages ago, this rank may have launched what is in the snapshot.
+        events_ns = (int(entry[name]) for entry in self._latest_entries() for name in ("announced_ns", "completed_ns"))
+        idle_ns = min(snapshot.evidence.idle_ns or 0, host_now_ns() - max(events_ns, default=0))
+        return replace(snapshot, evidence=replace(snapshot.evidence, idle_ns=idle_ns))
 
     def evidence(self, *, with_models: bool, with_replicas: bool = False) -> RankEvidence:
         """Return the evidence that the diagnosis rules need about this rank."""

@@ -20,6 +20,8 @@ import torch.distributed as dist
 from torch import nn
 
 from instrumented_ddp import DistributedDataParallel, IncidentError
+from instrumented_ddp.session import get_current_session
+from instrumented_ddp.watchdog.local_rank import LocalRankMonitor
 from overlapscope.diagnosis.from_recording import read_evidence
 from overlapscope.diagnosis.judge import judge
 from overlapscope.trace.environment import STALL_TIMEOUT_VARIABLE
@@ -243,6 +245,23 @@ def test_a_rank_that_evaluates_by_itself_is_slow_and_no_fault(tmp_path, evaluato
     assert line.startswith(f"Rank {evaluator} is late")
     assert f"step {FAULT_AT}" in line
     assert f"rank {1 - evaluator} has waited" in line
+
+
+def launch_after_a_look(trace: str) -> bool:
+    training = Training(trace)
+    training.step()
+    session = get_current_session()
+    monitor = LocalRankMonitor(session.collectives, session.models, session.replicas, session.caught)
+    monitor.look()
+    time.sleep(0.1)
+    before_ns = time.monotonic_ns()
+    training.step()
+    snapshot = monitor.snapshot({}, with_models=False, listening=())
+    return snapshot.evidence.idle_ns < time.monotonic_ns() - before_ns
+
+
+def test_a_rank_that_has_launched_since_its_watchdog_looked_was_not_idle(tmp_path):
+    assert run_ranks(launch_after_a_look, 2, str(tmp_path)) == [True, True]
 
 
 def stop_for_a_while(trace: str) -> None:
