@@ -318,7 +318,7 @@ class DistributedDataParallel(DeferredUpdatesDDP):
 
     def _take_fingerprints(self) -> None:
         replica, reducer = self._replica, self._reducer
-        if replica is None or self.recorder is None or not torch.is_grad_enabled() or self._join_config.enable:
+        if replica is None or self.recorder is None or not torch.is_grad_enabled():
             return
         if self.require_backward_grad_sync or replica.unreduced_updates:
             replica.on_forward_start(reducer.reductions, self.recorder.steps.step, reducer.hooks.updates.finish)

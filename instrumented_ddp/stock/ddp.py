@@ -463,7 +463,7 @@ class StockDDPObserver:
     def _compare(self, ddp: TorchDDP, model: StockModelObserver, recorder: Recorder) -> None:
         """Take fingerprints, if the forward that begins will be reduced on all ranks, or updates are not."""
         replica = self._replicas.get(ddp)
-        if replica is None or not torch.is_grad_enabled() or ddp._join_config.enable:
+        if replica is None or not torch.is_grad_enabled():
             return
         if ddp.require_backward_grad_sync or replica.unreduced_updates:
             replica.on_forward_start(model.reductions, recorder.steps.step)

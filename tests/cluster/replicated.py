@@ -159,8 +159,11 @@ def joined(kind: Kind) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(5):
         step(model, optimizer)
-    with model.join():
-        for _ in range(5 + 3 * dist.get_rank()):
+    for _ in range(2):
+        with model.join():
+            for _ in range(5 + 3 * dist.get_rank()):
+                step(model, optimizer)
+        for _ in range(3):
             step(model, optimizer)
 
 
@@ -265,18 +268,21 @@ HEALTHY: tuple[Callable[[Kind], None], ...] = (
 # -- faults ------------------------------------------------------------------------------------------------------------
 
 
-def faulty(kind: Kind, fault: Callable[[nn.Module, torch.optim.Optimizer], None], at: int, **arguments: Any) -> None:
+def faulty(
+    kind: Kind, fault: Callable[[nn.Module, torch.optim.Optimizer], None], at: int, *, is_uneven: bool = False
+) -> None:
     """One rank does something before the update of a step; before the first forward if that is -1."""
-    model = kind(net(), **arguments)
+    model = kind(net())
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1, momentum=0.9)
-    for number in range(-1, STEPS):
-        if number >= 0:
-            optimizer.zero_grad()
-            loss(model).backward()
-        if number == at and dist.get_rank() == FAULTY_RANK:
-            fault(model.module, optimizer)
-        if number >= 0:
-            optimizer.step()
+    with model.join(enable=is_uneven):
+        for number in range(-1, STEPS + dist.get_rank() * is_uneven):
+            if number >= 0:
+                optimizer.zero_grad()
+                loss(model).backward()
+            if number == at and dist.get_rank() == FAULTY_RANK:
+                fault(model.module, optimizer)
+            if number >= 0:
+                optimizer.step()
 
 
 def other_weights(module: nn.Module, _: torch.optim.Optimizer) -> None:
@@ -305,7 +311,8 @@ def healthy(kinds: tuple[Kind, ...]) -> None:
         for train in HEALTHY:
             for kind in kinds:
                 train(kind)
-        joined(kinds[0])  # after which ranks count other steps
+        for kind in kinds:
+            joined(kind)  # after which ranks count other steps
 
 
 def one_fault(kind: Kind, name: str) -> None:
@@ -313,9 +320,10 @@ def one_fault(kind: Kind, name: str) -> None:
     faults: dict[str, tuple[Callable[[nn.Module, torch.optim.Optimizer], None], int]] = {
         "other weights": (other_weights, -1),
         "other rate": (other_rate, FAULT_STEP),
+        "other rate under join": (other_rate, FAULT_STEP),
         "other state": (other_state, FAULT_STEP),
         "flipped bit": (flipped_bit, FAULT_STEP),
         "frozen": (flipped_bit_of_frozen, FAULT_STEP),
     }
     with at_any_cost(), suppress(KeyboardInterrupt):
-        faulty(kind, *faults[name])
+        faulty(kind, *faults[name], is_uneven=name.endswith("under join"))

@@ -46,8 +46,8 @@ def test_nothing_is_reported_of_healthy_loops(healthy: Path) -> None:
 def test_the_parameters_of_all_of_them_were_compared_at_every_step(healthy: Path) -> None:
     evidence, _ = read_evidence(healthy)
     averaged_on_purpose = [one for one in evidence.replicas if one.comm_hook]
-    # One of the loops has two models, one wraps its module twice, and one is run only once.
-    models = len(KINDS) * (len(replicated.HEALTHY) + 2) + 1
+    # One of the loops has two models, one wraps its module twice, and one is run last.
+    models = len(KINDS) * (len(replicated.HEALTHY) + 3)
     assert len(evidence.replicas) == models
     assert len(averaged_on_purpose) == len(KINDS)
     for one in evidence.replicas:
@@ -109,7 +109,9 @@ def difference_of(evidence: Evidence) -> ComparedReplicas:
 
 
 @pytest.mark.parametrize("ddp", KINDS)
-@pytest.mark.parametrize("fault", ["other weights", "other rate", "other state", "flipped bit", "frozen"])
+@pytest.mark.parametrize(
+    "fault", ["other weights", "other rate", "other rate under join", "other state", "flipped bit", "frozen"]
+)
 def test_a_fault_is_named_with_its_step_rank_and_parameters(ranks: Ranks, tmp_path: Path, ddp: str, fault: str) -> None:
     assert ranks.call(train_with_fault, tmp_path, ddp, fault) == [None] * 3
     evidence, _ = read_evidence(tmp_path)
@@ -119,7 +121,7 @@ def test_a_fault_is_named_with_its_step_rank_and_parameters(ranks: Ranks, tmp_pa
     assert verdict.certainty == ("likely" if fault == "frozen" else "certain")
     names = {"flipped bit": ("branch.weight",), "frozen": ("frozen",)}.get(fault)
     assert names in (None, verdict.parameters)
-    if fault == "other rate":
+    if fault.startswith("other rate"):
         assert "lr of SGD is 0.01" in verdict.sentence
     if fault == "other state":
         assert any("settings of the optimizers" in said for said in verdict.evidence)
