@@ -442,6 +442,7 @@ CASES: dict[str, list[Case]] = {
         Case("replicas are averaged now and then", "", differing(comm_hook="post_localSGD_hook")),
         Case("replicas had been made equal again before", "", differing(was_made_equal=True)),
         Case("replicas were made equal again", "", healthy_replicas(was_different=(3, 7))),
+        Case("replicas have nothing in common", "", healthy_replicas(tensors=0, moments=0, latest_step=None)),
         Case(
             "buffers differ",
             "",

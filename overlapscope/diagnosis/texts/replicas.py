@@ -323,6 +323,10 @@ def comparison_notes(one: ComparedReplicas, model: str) -> list[str]:
             f"Parameters of {model} could be compared when the recording ended only: they are the same on "
             f"{rank_list(one.ranks)}."
         )
+    elif one.at_end is None:
+        notes.append(
+            f"Parameters of {model} have not been compared: no two ranks have left fingerprints of the same step."
+        )
     if one.was_different is not None:
         first, last = one.was_different
         notes.append(f"They differed from step {first} to step {last}, and were made equal again.")
