@@ -10,7 +10,7 @@ from dashboards.pages import overview
 from tests.browser.conftest import OpenPage
 from tests.browser.test_layout import ordered, ready
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 __all__ = ["ordered"]
 
