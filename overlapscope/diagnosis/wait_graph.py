@@ -11,7 +11,7 @@ from overlapscope.diagnosis.evidence import Entry, Evidence, GroupOrder, RankEvi
 from overlapscope.diagnosis.failures import is_consequence, is_timeout
 from overlapscope.diagnosis.messages import find_messages_in_flight, is_answered, mark_failed
 from overlapscope.diagnosis.stall_timeout import BUSY_STALL_TIMEOUT_NS, is_busy, long_stall_timeout_ns, stall_timeout_ns
-from overlapscope.trace.collective_log import POINT_TO_POINT
+from overlapscope.trace.collective_log import POINT_TO_POINT, UNEVEN_INPUTS
 
 # Bucket sums that strategies build from sends and receives: the round in which a rank waits, and for whom.
 #
@@ -182,6 +182,12 @@ class Facts:
     def unrecorded(self) -> tuple[int, ...]:
         """Return ranks whose recording ended before they did: what they did afterwards is unknown."""
         return tuple(rank for rank, one in sorted(self.ranks.items()) if one.unrecorded_because is not None)
+
+    @cached_property
+    def has_uneven_inputs(self) -> bool:
+        """Return True if ranks are or were under ``join()``, as the latest entries of their logs show."""
+        windows = (window for group in self.evidence.groups for window in group.windows.values())
+        return any(entry.flags & UNEVEN_INPUTS for window in windows for entry in window)
 
     def is_uncertain(self, rank: int) -> bool:
         """Return True if a rank may have launched more than its logs show."""

@@ -154,9 +154,9 @@ def two_models_in_turn(kind: Kind) -> None:
                 parameter.requires_grad_(True)
 
 
-def joined(kind: Kind) -> None:
+def joined(kind: Kind, momentum: float = 0.0) -> None:
     model = kind(net())
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum)
     for _ in range(5):
         step(model, optimizer)
     for _ in range(2):

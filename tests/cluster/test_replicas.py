@@ -73,6 +73,26 @@ def train_with_fault(folder: Path, ddp: str, fault: str) -> None:
     dist.barrier()
 
 
+def train_with_momentum_after_join(folder: Path, ddp: str) -> None:
+    dist.barrier()
+    attach(folder)
+    with replicated.at_any_cost():
+        replicated.joined(KINDS[ddp], momentum=0.9)
+    session = get_current_session()
+    assert session is not None
+    session.close()
+    dist.barrier()
+
+
+@pytest.mark.parametrize("ddp", KINDS)
+def test_momentum_that_join_has_left_different_parts_replicas(ranks: Ranks, tmp_path: Path, ddp: str) -> None:
+    assert ranks.call(train_with_momentum_after_join, tmp_path, ddp) == [None] * 3
+    evidence, _ = read_evidence(tmp_path)
+    verdict = judge(evidence)
+    assert (verdict.kind, verdict.certainty) == ("replicas differ", "certain")
+    assert any("join()" in said for said in verdict.evidence)
+
+
 def train_and_change_at_the_end(folder: Path, ddp: str) -> None:
     dist.barrier()
     attach(folder)

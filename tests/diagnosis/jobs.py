@@ -25,7 +25,7 @@ from overlapscope.diagnosis.replica_drift import (
     OptimizerHyperparameters,
     ReplicaDifference,
 )
-from overlapscope.trace.collective_log import FAILED, REACHED, UNREACHED, Signature
+from overlapscope.trace.collective_log import FAILED, REACHED, UNEVEN_INPUTS, UNREACHED, Signature
 from tests.ordered import bucket
 
 CLOSED = Failure(
@@ -154,6 +154,7 @@ def failing(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
 
 
 ALIKE = group(dict.fromkeys(range(3), trained(9)))
+ALIKE_UNDER_JOIN = group(dict.fromkeys(range(3), tuple(replace(one, flags=UNEVEN_INPUTS) for one in trained(9))))
 ENDED = tuple(rank(number, "ended", step=3) for number in range(3))
 
 # Ranks that launched different things.

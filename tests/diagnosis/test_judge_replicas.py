@@ -25,6 +25,7 @@ from overlapscope.diagnosis.replica_drift import (
 from overlapscope.diagnosis.verdict import Verdict
 from tests.diagnosis.jobs import (
     ALIKE,
+    ALIKE_UNDER_JOIN,
     CLOSED,
     DIFFERENCE,
     DRIFTED,
@@ -194,6 +195,15 @@ def test_models_that_the_user_averages_need_no_reduction() -> None:
     for was_made_equal in (True, False):  # fingerprints may be taken between two averages alone
         averaged = replace(DRIFTED, difference=replace(DIFFERENCE, was_made_equal=was_made_equal))
         assert judge(job(*ranks, groups=[ALIKE], replicas=(averaged,))).kind == "healthy"
+
+
+def test_what_join_makes_equal_at_its_end_is_not_averaged_on_purpose() -> None:
+    """It leaves out the state of the optimizers."""
+    evidence = drifted(replace(DRIFTED, difference=replace(DIFFERENCE, was_made_equal=True)))
+    assert judge(evidence).kind == "healthy"
+    verdict = judge(replace(evidence, groups=(ALIKE_UNDER_JOIN,)))
+    assert (verdict.kind, verdict.certainty) == ("replicas differ", "certain")
+    assert len(verdict.advice) == 2
 
 
 def test_updates_without_any_reduction_are_certain_once_they_have_ended_apart() -> None:

@@ -38,6 +38,7 @@ from overlapscope.trace.collective_log import Signature
 from tests.diagnosis.jobs import (
     AGAIN,
     ALIKE,
+    ALIKE_UNDER_JOIN,
     BEFORE,
     BEFORE_SECOND,
     CLOSED,
@@ -775,6 +776,7 @@ CASES: dict[str, list[Case]] = {
             differing(processors={"EPYC": (0, 2), "Xeon": (1,)}, comm_hook="my_hook"),
         ),
         Case("frozen parameters", "rank 1, step 12, likely", differing(kind="frozen")),
+        Case("under join()", "rank 1, step 12", replace(differing(), groups=(ALIKE_UNDER_JOIN,))),
         Case("when the recording ended", "rank 0, step 45, likely", at_end(equal_step=45)),
     ],
     "uneven inputs": [

@@ -161,7 +161,7 @@ def _are_equal_since(facts: Facts, one: UnreducedStep) -> bool:
 
 def find_replica_drift(facts: Facts) -> Verdict | None:
     """Find the first model whose parameters differ between ranks, unless they are made equal now and then."""
-    found = [one for one in _comparisons(facts) if _has_drifted(one)]
+    found = [one for one in _comparisons(facts) if _has_drifted(facts, one)]
     if not found:
         return None
     compared = min(found, key=lambda one: one.difference.differs_step)  # type: ignore[union-attr]
@@ -184,6 +184,7 @@ def find_replica_drift(facts: Facts) -> Verdict | None:
             setting,
             are_settings_equal=has_settings and not others,
             has_settings=has_settings,
+            has_uneven_inputs=facts.has_uneven_inputs,
         ),
         blamed=find_minority(difference.sides, len(compared.ranks)),
         concerned=tuple(sorted(chain.from_iterable(difference.sides))),
@@ -250,8 +251,9 @@ def _are_replicas(facts: Facts, one: ComparedReplicas) -> bool:
     return not one.is_outside or has_wrappers or is_usually_reduced(loops, one.model)
 
 
-def _has_drifted(one: ComparedReplicas) -> bool:
-    if one.difference is None or one.difference.was_made_equal:
+def _has_drifted(facts: Facts, one: ComparedReplicas) -> bool:
+    may_be_join = facts.has_uneven_inputs and not one.is_outside  # what makes them equal, at its end
+    if one.difference is None or (one.difference.was_made_equal and not may_be_join):
         return False
     if one.is_outside and one.difference.equal_at is None:  # perhaps never meant to be the same
         return False

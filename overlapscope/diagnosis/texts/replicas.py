@@ -165,6 +165,7 @@ def differ(
     *,
     are_settings_equal: bool,
     has_settings: bool,
+    has_uneven_inputs: bool,
 ) -> VerdictText:
     """Describe parameters that differ between ranks.
 
@@ -174,6 +175,7 @@ def differ(
         setting: a setting of an optimizer that explains it.
         are_settings_equal: True if the settings of the optimizers are known to be the same.
         has_settings: True if the settings are known.
+        has_uneven_inputs: True if ranks are or were under ``join()``.
     """
     is_since_start = steps[0] is None and difference.differs_at == 0
     what = _difference_text(compared, difference, model, is_past=is_since_start)
@@ -184,12 +186,24 @@ def differ(
     else:
         since = _since_text(difference, *steps)
         sentence = f"The replicas differ since {since}: {what}.{f' {_setting_text(setting, steps)}' if setting else ''}"
+    may_be_join = has_uneven_inputs and setting is None and not is_since_start and len(difference.names) > 1
+    evidence = _evidence(compared, difference, are_settings_equal=are_settings_equal)
     return {
         "sentence": sentence,
         "alternative": "; or ".join(_alternatives(compared, difference)),
-        "evidence": tuple(_evidence(compared, difference, are_settings_equal=are_settings_equal)),
-        "advice": (_advice(difference, setting, has_settings=has_settings),),
+        "evidence": (*evidence, _STATE_AFTER_JOIN) if may_be_join else tuple(evidence),
+        "advice": (*[_ADVICE_ON_JOIN] * may_be_join, _advice(difference, setting, has_settings=has_settings)),
     }
+
+
+_STATE_AFTER_JOIN: Final = (
+    "Ranks have used join(), which makes parameters equal at its end, but not the state of optimizers, as momentum or "
+    "Adam's averages: a rank with fewer batches makes fewer updates, and its later ones differ."
+)
+_ADVICE_ON_JOIN: Final = (
+    "Give all ranks equally many batches; or use ZeroRedundancyOptimizer under Join([model, optimizer]), which updates "
+    "the state of a joined rank, too."
+)
 
 
 def _difference_text(compared: ComparedReplicas, difference: ReplicaDifference, model: str, *, is_past: bool) -> str:
