@@ -161,6 +161,13 @@ FAULTS: Final[tuple[Fault, ...]] = (
         patience_s=_SILENT_FAULT_TIMEOUT_S,
     ),
     Fault(
+        name="state-after-join",
+        kinds=("replicas differ",),
+        stock="silent: weights drift apart",
+        has_line=False,
+        patience_s=_SILENT_FAULT_TIMEOUT_S,
+    ),
+    Fault(
         name="flipped-bit",
         kinds=("replicas differ",),
         stock="silent: a weight differs",

@@ -19,6 +19,7 @@ from overlapscope.diagnosis.evidence import (
 )
 from overlapscope.diagnosis.judge import judge
 from overlapscope.diagnosis.wait_graph import Facts
+from overlapscope.trace.collective_log import UNEVEN_INPUTS
 from tests.diagnosis.jobs import (
     CLOSED,
     HELD_UP,
@@ -177,6 +178,14 @@ def test_a_rank_that_goes_on_is_late_and_no_reason_to_raise_an_alarm() -> None:
     verdict = judge(waiting_for(3.1, late))
     assert (verdict.kind, verdict.is_fault) == ("slow", False)
     assert judge(waiting_for(2.9, late)).kind == "healthy"
+
+
+@pytest.mark.parametrize("flags", [0, UNEVEN_INPUTS])
+def test_after_join_a_later_step_is_no_sign_of_having_gone_on_without_a_collective(flags: int) -> None:
+    ahead = [replace(one, step=one.step + 5, flags=flags) for one in trained(9)]
+    waits = [replace(one, flags=flags) for one in trained(10, is_waiting=True)]
+    verdict = judge(job(rank(0, "gone", step=8), rank(1, "gone", step=3), groups=[group({0: ahead, 1: waits})]))
+    assert (verdict.kind == "missing collective") == (flags == 0)
 
 
 def test_who_goes_on_may_be_waited_for_by_way_of_others() -> None:

@@ -21,7 +21,7 @@ QUICK = {"missing-branch", "killed-in-backward"}
 AT_NIGHT = {
     *("reordered-parameters", "different-find-unused", "different-static-graph"),
     *("caught-in-backward", "frozen-in-training", "no-sync-on-one-rank"),
-    *("flipped-bit", "other-learning-rate", "other-optimizer-state"),
+    *("flipped-bit", "other-learning-rate", "other-optimizer-state", "state-after-join"),
     *("different-sizes", "different-dtypes", "asynchronous-error", "evaluation-with-barrier", "group-on-one-rank"),
     *("caught-exception", "dead-data-worker", "killed-for-memory"),
     *("different-bucket-caps", "slow-checkpoint", "other-names", "accumulated-gradients", "closure", "jitter"),

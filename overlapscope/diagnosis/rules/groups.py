@@ -13,7 +13,7 @@ from overlapscope.diagnosis.text import is_recreated, loop_step
 from overlapscope.diagnosis.texts import collectives as text
 from overlapscope.diagnosis.verdict import Verdict, known_sites
 from overlapscope.diagnosis.wait_graph import Facts, Wait, find_minority
-from overlapscope.trace.collective_log import FAILED
+from overlapscope.trace.collective_log import FAILED, UNEVEN_INPUTS
 
 
 def find_missing_new_group_call(facts: Facts) -> Verdict | None:
@@ -198,6 +198,8 @@ def _left_out_of(facts: Facts, group: GroupOrder) -> Verdict | None:
     if not entries or any(entry.state == "completed" for entry in entries.values()):
         return None
     first = min(entries, key=lambda rank: entries[rank].announced_ns)
+    if entries[first].flags & UNEVEN_INPUTS:  # each rank counts steps of its own
+        return None
     late = tuple(rank for rank, reached in latest.items() if reached < number)
     steps = 1 if any(entry.flags & FAILED for entry in entries.values()) else _STEPS_LEFT_BEHIND
     gone_on = tuple(rank for rank in late if _newest_step(facts, rank) >= entries[first].step + steps)
