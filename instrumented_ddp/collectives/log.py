@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 import torch
@@ -50,6 +51,27 @@ from overlapscope.trace.schema import EVENTS_FILE, NO_CALL_SITE
 _log = logging.getLogger(__name__)
 
 _IN_BACKWARD: Final = ("bucket", "bitmap", "hook")
+_OF_USERS_CODE: Final = ("user", "join")
+"""Roles of collectives that the user's loop waits for beside those of its backward."""
+_JOIN: Final = CollectiveRole(role="join")
+_LAUNCHING_MODULES: Final = (
+    "torch.distributed.c10d_logger",
+    "torch.distributed.distributed_c10d",
+    "torch.distributed.utils",
+)
+_JOINING_FUNCTIONS: Final = {
+    "torch.distributed.algorithms.join": (
+        "notify_join_context",
+        "_get_num_nonjoined_procs",
+        "_notify_procs_to_terminate",
+    ),
+    "torch.nn.parallel.distributed": (
+        "_check_global_requires_backward_grad_sync",
+        "_find_common_rank",
+        "_sync_final_model",
+    ),
+}
+"""Functions of torch that launch the collectives of ``join()``, by module."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -183,7 +205,7 @@ class CollectiveRecorder:
             return None
         if launch is not None and launch.launched is not None and (known := self._find_known(call, launch)) is not None:
             return self._enter(call, launch, known.log, known.number, known.signature, self.position.backward_call_site)
-        purpose = get_group_role(call.group) or (None if launch is None or launch.is_users else launch.purpose)
+        purpose = _find_purpose(call, launch)
         call_site, names = self._find_call_site_and_names(call, purpose)
         self.before_collective()
         log = self._log_of(call)
@@ -230,7 +252,7 @@ class CollectiveRecorder:
         call_site: int,
     ) -> AnnouncedCollective:
         position, is_on_host = self.position, call.device.type == "cpu"
-        is_users = signature.role == "user"
+        is_users = signature.role in _OF_USERS_CODE
         is_on_main_thread = not is_users or threading.current_thread() is threading.main_thread()
         # A wait of another thread, such as one that writes a checkpoint, does not block the training.
         is_awaited = call.is_awaited and is_users and is_on_host and is_on_main_thread
@@ -394,6 +416,22 @@ class CollectiveRecorder:
         with suppress(ValueError):
             self.logs.remove(log)
             self.entries_of_destroyed_groups += log.latest
+
+
+def _find_purpose(call: Call, launch: Launch | None) -> CollectiveRole | None:
+    """Return the purpose of a collective; None if it is the user's."""
+    declared = get_group_role(call.group)
+    if declared is not None or launch is not None:
+        return declared if launch is None or launch.is_users else declared or launch.purpose
+    return _JOIN if _is_of_join(call.caller) else None
+
+
+def _is_of_join(frame: FrameType | None) -> bool:
+    """Return whether ``join()`` launches a collective: by the nearest frame, which is the same on all ranks."""
+    while frame is not None and frame.f_globals.get("__name__") in _LAUNCHING_MODULES:
+        frame = frame.f_back
+    module = "" if frame is None else frame.f_globals.get("__name__", "")
+    return frame is not None and frame.f_code.co_name in _JOINING_FUNCTIONS.get(module, ())
 
 
 def _wait_for_end(work: dist.Work) -> tuple[int, bool]:

@@ -30,6 +30,8 @@ from overlapscope.trace.json_files import read_lines
 from overlapscope.trace.recording import Trace
 from overlapscope.trace.schema import CREATED_GROUPS_FILE, NO_BUCKET, SIGNATURES_FILE
 
+_JOIN: Final = "join"
+_OWN_ROLES: Final = ("user", _JOIN)
 _LOOKED_AT: Final = 32
 """Number of ranks about that are looked at to see whether the script has collectives at all."""
 _MOST_ENTRIES: Final = 2_000_000
@@ -56,7 +58,7 @@ def find_own_communication(trace: Trace, steps: Int64Array) -> OwnCommunication 
     except OverlapScopeError:  # on remote storage there are tables only
         return None
     some = [*folders][:: 1 + len(folders) // _LOOKED_AT]
-    if not any(read_lines(folders[rank] / SIGNATURES_FILE, [], _find_role).count("user") for rank in some):
+    if not any({*read_lines(folders[rank] / SIGNATURES_FILE, [], _find_role)} & {*_OWN_ROLES} for rank in some):
         return None
     logs = open_collective_logs(folders)
     read = [one for group, files in logs.groups.items() if (one := _read_group(trace, logs, group, files)) is not None]
@@ -90,7 +92,7 @@ class _ReadGroup:
     is_on_host: bool
     """True if it is known when they ended."""
     entries: pd.DataFrame
-    """Columns: rank, number, op, bytes, step, arrival_ns, end_ns, is_awaited; times of each rank's clock."""
+    """Columns: rank, number, op, is_join, bytes, step, arrival_ns, end_ns, is_awaited; times of each rank's clock."""
     first_steps: Mapping[int, int]
     """By rank, the first step of which no entry has been overwritten."""
 
@@ -108,7 +110,7 @@ def _read_group(
         numbers = set(np.unique(entries["signature"]).tolist())
         known = {number: one for number, one in logs.signatures(rank).items() if number in numbers}
         has_buckets |= any(one.bucket != NO_BUCKET for one in known.values())
-        own = [number for number, one in known.items() if one.role == "user" and (one.op, one.bytes) not in by_hand]
+        own = [number for number, one in known.items() if one.role in _OWN_ROLES and (one.op, one.bytes) not in by_hand]
         parts.append(_tabulate(rank, entries[np.isin(entries["signature"], own)], known))
     table = pd.concat(parts, ignore_index=True)
     if table.empty:
@@ -135,6 +137,7 @@ def _tabulate(rank: int, entries: Entries, signatures: Mapping[int, Signature]) 
             "rank": rank,
             "number": entries["number"].astype(np.int64),
             "op": [one.op for one in of_entry],
+            "is_join": [one.role == _JOIN for one in of_entry],
             "bytes": np.array([one.bytes for one in of_entry], dtype=np.int64),
             "step": entries["step"].astype(np.int64),
             "arrival_ns": entries["announced_ns"].astype(np.int64),
@@ -157,8 +160,8 @@ def _compare_ranks(one: _ReadGroup, steps: Int64Array, trace: Trace) -> pd.DataF
     """Return the collectives of some steps: how long each took, and for how long its rank waited for the last one.
 
     Returns:
-        rank, op, share (one over the number of steps of the rank that are counted), bytes, time_ns, awaited_ns,
-        wait_ns, last_rank (-1 if none was clearly the last); NaN where it is unknown.
+        rank, op, is_join, share (one over the number of steps of the rank that are counted), bytes, time_ns,
+        awaited_ns, wait_ns, last_rank (-1 if none was clearly the last); NaN where it is unknown.
     """
     table = one.entries
     share = {rank: 1 / max(1, int((steps >= first).sum())) for rank, first in one.first_steps.items()}
@@ -197,9 +200,9 @@ def _share_clock(trace: Trace, ranks: Sequence[int]) -> bool:
 
 
 def _summarize(table: pd.DataFrame, groups: Mapping[str, Sequence[ProcessGroup]]) -> tuple[GroupCommunication, ...]:
-    """Return means of ranks by title of the group and operation, those that take longest first."""
+    """Return means of ranks by title of the group and operation, those that take longest first; of join() apart."""
     found = []
-    for (title, op), own in table.groupby(["title", "op"], sort=False):
+    for (title, op, is_join), own in table.groupby(["title", "op", "is_join"], sort=False):
         sums = own[["bytes", "time_ns", "awaited_ns", "wait_ns"]].mul(own["share"], axis=0).assign(count=own["share"])
         mean = sums.groupby(own["rank"]).sum().mean()
         is_known = own[["time_ns", "wait_ns"]].notna().all()
@@ -210,6 +213,7 @@ def _summarize(table: pd.DataFrame, groups: Mapping[str, Sequence[ProcessGroup]]
                 group=str(title),
                 op=str(op),
                 is_bucket=False,
+                is_join=bool(is_join),
                 ranks=own["rank"].nunique(),
                 count=float(mean["count"]),
                 bytes=float(mean["bytes"]),

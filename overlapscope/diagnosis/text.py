@@ -38,6 +38,7 @@ _ROLES: Final = {
     "construction": "DDP's check at construction",
     "plan": "the bucket plan",
     "bitmap": "the bitmap of used parameters",
+    "join": "join()",
 }
 
 _KIND_LABELS: Final = {"waits for data": "Stuck in the data loader"}

@@ -75,7 +75,7 @@ def _describe_own(found: OwnCommunication, summary: Summary) -> str:
     of = f" of {format_step_ns(step_ns)}{share}" if step_ns else " an update" if found.steps else ""
     waits = "" if longest.wait_ns is None else f", {format_ns(longest.wait_ns)} of it until the last rank has come"
     return (
-        f"Of the script's own collectives, {longest.op} in {_name_groups((longest,))} takes longest: "
+        f"Of the script's own collectives, {_describe_op(longest)} in {_name_groups((longest,))} takes longest: "
         f"{format_ns(longest.time_ns)}{of}{waits}."
     )
 
@@ -129,7 +129,7 @@ def _tabulate_groups(
     rows = [
         {
             "group": _describe_group(one),
-            "op": one.op,
+            "op": _describe_op(one),
             "count": f"{one.count / per:.4g}",
             "bytes": one.bytes / one.count if one.bytes else None,
             "time": _divide_ns(one.time_ns, per),
@@ -158,6 +158,10 @@ def _tabulate_groups(
 
 def _divide_ns(time_ns: float | None, per: int) -> float | None:
     return None if time_ns is None else time_ns / per
+
+
+def _describe_op(one: GroupCommunication) -> str:
+    return f"{one.op} of join()" if one.is_join else one.op
 
 
 def _describe_group(one: GroupCommunication) -> str:

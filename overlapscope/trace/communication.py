@@ -38,6 +38,8 @@ class GroupCommunication:
     """Number of groups with this description."""
     members: int = 0
     """Number of ranks of each; 0 if unknown."""
+    is_join: bool = False
+    """True for those of ``join()``, in which ranks count who still has inputs."""
 
 
 @dataclass(frozen=True, kw_only=True)

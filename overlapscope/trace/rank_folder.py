@@ -82,8 +82,8 @@ LINK_COUNTERS: Final = [
 _LATEST_RECORDS: Final = 2048
 """Maximum number of records read from the end of the event log: several steps, even with one record per gradient."""
 
-_USER_ROLE: Final = re.compile(rb'"role": ?"user"')
-"""What the signatures of a rank with collectives of user code have in them."""
+_USER_ROLE: Final = re.compile(rb'"role": ?"(user|join)"')
+"""What the signatures of a rank with collectives of user code, or of ``join()``, have in them."""
 
 LinkRow = tuple[Any, ...]
 """Time, ``LINK_ENDPOINTS`` and ``LINK_COUNTERS`` of one connection."""

@@ -103,6 +103,16 @@ def test_what_no_line_awaits_says_nothing_of_it(tmp_path: Path) -> None:
     assert one.wait_ns == pytest.approx(2 * LATE_US / 2 * US)
 
 
+def test_those_of_join_are_apart_and_waited_for_as_well(tmp_path: Path) -> None:
+    of_join = replace(TENSOR, role="join", names=())
+    write_order(tmp_path, {rank: order(rank, signature=of_join) for rank in (0, 1)})
+    (one,) = find(tmp_path).groups
+    assert (one.op, one.is_join) == ("all_reduce", True)
+    assert len(read_trace(tmp_path).user_collectives) == 2 * 2 * STEPS
+    own = {rank: [*order(rank), *order(rank, signature=of_join)] for rank in (0, 1)}
+    assert {one.is_join for one in find(write_order(tmp_path / "both", own)).groups} == {True, False}
+
+
 def test_sends_and_receives_have_times_and_nobody_to_wait_for(tmp_path: Path) -> None:
     send = Signature(op="send", dtype="float32", elements=100, bytes=400, peer=1)
     write_order(

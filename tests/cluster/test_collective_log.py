@@ -192,6 +192,7 @@ def test_a_rank_that_has_joined_shadows_the_others_and_still_agrees_with_them(tm
     flags = [int(entry["flags"]) for _, entry in joined.of_role("bucket")]
     assert flags == 3 * [UNEVEN_INPUTS] + 2 * [UNEVEN_INPUTS | SHADOW]
     assert joined.entries["hash"].tolist() == training.entries["hash"].tolist()
+    assert {one.role for one in joined.signatures} == {"construction", "buffers", "bucket", "plan", "join"}
 
 
 def one_rank_skips(traces: str, what: str) -> None:

@@ -155,7 +155,9 @@ _COMMUNICATION: Final = record(
                 {
                     "group": description,
                     "op": word,
-                    **_of(number, "is_bucket", "ranks", "count", "bytes", "time_ns", "exposed_ns", "wait_ns"),
+                    **_of(
+                        number, "is_bucket", "is_join", "ranks", "count", "bytes", "time_ns", "exposed_ns", "wait_ns"
+                    ),
                     **_of(number, "groups", "members"),
                     "last_ranks": by(word, numbers),
                 }
