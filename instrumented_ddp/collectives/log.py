@@ -420,9 +420,11 @@ class CollectiveRecorder:
 
 def _find_purpose(call: Call, launch: Launch | None) -> CollectiveRole | None:
     """Return the purpose of a collective; None if it is the user's."""
-    declared = get_group_role(call.group)
-    if declared is not None or launch is not None:
-        return declared if launch is None or launch.is_users else declared or launch.purpose
+    of_group = get_group_role(call.group)
+    if of_group is not None:
+        return of_group
+    if launch is not None:
+        return None if launch.is_users else launch.purpose
     return _JOIN if _is_of_join(call.caller) else None
 
 
@@ -430,8 +432,7 @@ def _is_of_join(frame: FrameType | None) -> bool:
     """Return whether ``join()`` launches a collective: by the nearest frame, which is the same on all ranks."""
     while frame is not None and frame.f_globals.get("__name__") in _LAUNCHING_MODULES:
         frame = frame.f_back
-    module = "" if frame is None else frame.f_globals.get("__name__", "")
-    return frame is not None and frame.f_code.co_name in _JOINING_FUNCTIONS.get(module, ())
+    return frame is not None and frame.f_code.co_name in _JOINING_FUNCTIONS.get(frame.f_globals.get("__name__", ""), ())
 
 
 def _wait_for_end(work: dist.Work) -> tuple[int, bool]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -63,25 +65,26 @@ def ranks() -> object:
         yield ranks
 
 
-def train_with_fault(folder: Path, ddp: str, fault: str) -> None:
+@contextmanager
+def recorded(folder: Path) -> Iterator[None]:
+    """Record what is trained inside, on ranks that stay for other recordings."""
     dist.barrier()
     attach(folder)
-    replicated.one_fault(KINDS[ddp], fault)
+    yield
     session = get_current_session()
     assert session is not None
     session.close()
     dist.barrier()
+
+
+def train_with_fault(folder: Path, ddp: str, fault: str) -> None:
+    with recorded(folder):
+        replicated.one_fault(KINDS[ddp], fault)
 
 
 def train_with_momentum_after_join(folder: Path, ddp: str) -> None:
-    dist.barrier()
-    attach(folder)
-    with replicated.at_any_cost():
+    with recorded(folder), replicated.at_any_cost():
         replicated.joined(KINDS[ddp], momentum=0.9)
-    session = get_current_session()
-    assert session is not None
-    session.close()
-    dist.barrier()
 
 
 @pytest.mark.parametrize("ddp", KINDS)
@@ -94,21 +97,16 @@ def test_momentum_that_join_has_left_different_parts_replicas(ranks: Ranks, tmp_
 
 
 def train_and_change_at_the_end(folder: Path, ddp: str) -> None:
-    dist.barrier()
-    attach(folder)
-    model = KINDS[ddp](replicated.net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(6):
-        optimizer.zero_grad()
-        replicated.loss(model).backward()
-        optimizer.step()
-    if dist.get_rank() == replicated.FAULTY_RANK:
-        with torch.no_grad():
-            model.module.branch.bias[0] += 1
-    session = get_current_session()
-    assert session is not None
-    session.close()
-    dist.barrier()
+    with recorded(folder):
+        model = KINDS[ddp](replicated.net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(6):
+            optimizer.zero_grad()
+            replicated.loss(model).backward()
+            optimizer.step()
+        if dist.get_rank() == replicated.FAULTY_RANK:
+            with torch.no_grad():
+                model.module.branch.bias[0] += 1
 
 
 @pytest.mark.parametrize("ddp", KINDS)

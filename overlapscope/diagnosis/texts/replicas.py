@@ -186,13 +186,16 @@ def differ(
     else:
         since = _since_text(difference, *steps)
         sentence = f"The replicas differ since {since}: {what}.{f' {_setting_text(setting, steps)}' if setting else ''}"
-    may_be_join = has_uneven_inputs and setting is None and not is_since_start and len(difference.names) > 1
     evidence = _evidence(compared, difference, are_settings_equal=are_settings_equal)
+    advice = [_advice(difference, setting, has_settings=has_settings)]
+    if has_uneven_inputs and setting is None and not is_since_start and len(difference.names) > 1:
+        evidence.append(_STATE_AFTER_JOIN)
+        advice.insert(0, _ADVICE_ON_JOIN)
     return {
         "sentence": sentence,
         "alternative": "; or ".join(_alternatives(compared, difference)),
-        "evidence": (*evidence, _STATE_AFTER_JOIN) if may_be_join else tuple(evidence),
-        "advice": (*[_ADVICE_ON_JOIN] * may_be_join, _advice(difference, setting, has_settings=has_settings)),
+        "evidence": tuple(evidence),
+        "advice": tuple(advice),
     }
 
 
